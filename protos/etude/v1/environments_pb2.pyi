@@ -1,0 +1,330 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Isolation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ISOLATION_UNSPECIFIED: _ClassVar[Isolation]
+    ISOLATION_WEAK: _ClassVar[Isolation]
+    ISOLATION_MODERATE: _ClassVar[Isolation]
+    ISOLATION_STRONG: _ClassVar[Isolation]
+
+class ToolErrorKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TOOL_ERROR_KIND_UNSPECIFIED: _ClassVar[ToolErrorKind]
+    TOOL_ERROR_KIND_TOOL: _ClassVar[ToolErrorKind]
+    TOOL_ERROR_KIND_TIMEOUT: _ClassVar[ToolErrorKind]
+    TOOL_ERROR_KIND_INVALID: _ClassVar[ToolErrorKind]
+ISOLATION_UNSPECIFIED: Isolation
+ISOLATION_WEAK: Isolation
+ISOLATION_MODERATE: Isolation
+ISOLATION_STRONG: Isolation
+TOOL_ERROR_KIND_UNSPECIFIED: ToolErrorKind
+TOOL_ERROR_KIND_TOOL: ToolErrorKind
+TOOL_ERROR_KIND_TIMEOUT: ToolErrorKind
+TOOL_ERROR_KIND_INVALID: ToolErrorKind
+
+class WorkspaceSource(_message.Message):
+    __slots__ = ("uri",)
+    URI_FIELD_NUMBER: _ClassVar[int]
+    uri: str
+    def __init__(self, uri: _Optional[str] = ...) -> None: ...
+
+class LaunchBatchRequest(_message.Message):
+    __slots__ = ("run_id", "idempotency_key", "template", "workspace", "count", "toolset", "ttl_seconds", "queue_timeout_seconds")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    WORKSPACE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    TOOLSET_FIELD_NUMBER: _ClassVar[int]
+    TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    idempotency_key: str
+    template: str
+    workspace: WorkspaceSource
+    count: int
+    toolset: str
+    ttl_seconds: int
+    queue_timeout_seconds: int
+    def __init__(self, run_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., template: _Optional[str] = ..., workspace: _Optional[_Union[WorkspaceSource, _Mapping]] = ..., count: _Optional[int] = ..., toolset: _Optional[str] = ..., ttl_seconds: _Optional[int] = ..., queue_timeout_seconds: _Optional[int] = ...) -> None: ...
+
+class Lease(_message.Message):
+    __slots__ = ("lease_id", "endpoint", "agent_token", "control_token", "expires_unix_ms", "isolation", "driver", "queued_ms", "start_ms")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    AGENT_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_FIELD_NUMBER: _ClassVar[int]
+    DRIVER_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_MS_FIELD_NUMBER: _ClassVar[int]
+    START_MS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    endpoint: str
+    agent_token: str
+    control_token: str
+    expires_unix_ms: int
+    isolation: Isolation
+    driver: str
+    queued_ms: int
+    start_ms: int
+    def __init__(self, lease_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., agent_token: _Optional[str] = ..., control_token: _Optional[str] = ..., expires_unix_ms: _Optional[int] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., driver: _Optional[str] = ..., queued_ms: _Optional[int] = ..., start_ms: _Optional[int] = ...) -> None: ...
+
+class LaunchFailure(_message.Message):
+    __slots__ = ("reason", "message")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    message: str
+    def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class LaunchBatchResponse(_message.Message):
+    __slots__ = ("index", "lease", "failure")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    lease: Lease
+    failure: LaunchFailure
+    def __init__(self, index: _Optional[int] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., failure: _Optional[_Union[LaunchFailure, _Mapping]] = ...) -> None: ...
+
+class RenewLeasesRequest(_message.Message):
+    __slots__ = ("lease_ids", "ttl_seconds")
+    LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    lease_ids: _containers.RepeatedScalarFieldContainer[str]
+    ttl_seconds: int
+    def __init__(self, lease_ids: _Optional[_Iterable[str]] = ..., ttl_seconds: _Optional[int] = ...) -> None: ...
+
+class RenewLeasesResponse(_message.Message):
+    __slots__ = ("missing_lease_ids",)
+    MISSING_LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    missing_lease_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, missing_lease_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ReleaseLeasesRequest(_message.Message):
+    __slots__ = ("lease_ids",)
+    LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    lease_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lease_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ReleaseLeasesResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("node_id", "endpoint", "driver", "isolation", "slots", "held", "draining")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    DRIVER_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    endpoint: str
+    driver: str
+    isolation: Isolation
+    slots: int
+    held: _containers.RepeatedCompositeFieldContainer[HeldLease]
+    draining: bool
+    def __init__(self, node_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., slots: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., draining: _Optional[bool] = ...) -> None: ...
+
+class HeldLease(_message.Message):
+    __slots__ = ("lease", "idempotency_key", "index", "run_id", "request_digest")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    lease: Lease
+    idempotency_key: str
+    index: int
+    run_id: str
+    request_digest: str
+    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ..., idempotency_key: _Optional[str] = ..., index: _Optional[int] = ..., run_id: _Optional[str] = ..., request_digest: _Optional[str] = ...) -> None: ...
+
+class HeartbeatResponse(_message.Message):
+    __slots__ = ("close_lease_ids",)
+    CLOSE_LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    close_lease_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, close_lease_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class OpenEnvironmentsRequest(_message.Message):
+    __slots__ = ("leases", "template", "workspace", "toolset")
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    WORKSPACE_FIELD_NUMBER: _ClassVar[int]
+    TOOLSET_FIELD_NUMBER: _ClassVar[int]
+    leases: _containers.RepeatedCompositeFieldContainer[HeldLease]
+    template: str
+    workspace: WorkspaceSource
+    toolset: str
+    def __init__(self, leases: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., template: _Optional[str] = ..., workspace: _Optional[_Union[WorkspaceSource, _Mapping]] = ..., toolset: _Optional[str] = ...) -> None: ...
+
+class OpenEnvironmentsResponse(_message.Message):
+    __slots__ = ("outcomes",)
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    outcomes: _containers.RepeatedCompositeFieldContainer[LaunchBatchResponse]
+    def __init__(self, outcomes: _Optional[_Iterable[_Union[LaunchBatchResponse, _Mapping]]] = ...) -> None: ...
+
+class CloseEnvironmentsRequest(_message.Message):
+    __slots__ = ("lease_ids",)
+    LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    lease_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lease_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CloseEnvironmentsResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ToolCall(_message.Message):
+    __slots__ = ("call_id", "name", "arguments_json")
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    call_id: str
+    name: str
+    arguments_json: str
+    def __init__(self, call_id: _Optional[str] = ..., name: _Optional[str] = ..., arguments_json: _Optional[str] = ...) -> None: ...
+
+class ToolResult(_message.Message):
+    __slots__ = ("call_id", "content", "is_error", "error", "wall_ms", "cpu_ms", "omitted_bytes")
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    IS_ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    WALL_MS_FIELD_NUMBER: _ClassVar[int]
+    CPU_MS_FIELD_NUMBER: _ClassVar[int]
+    OMITTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    call_id: str
+    content: bytes
+    is_error: bool
+    error: ToolErrorKind
+    wall_ms: int
+    cpu_ms: int
+    omitted_bytes: int
+    def __init__(self, call_id: _Optional[str] = ..., content: _Optional[bytes] = ..., is_error: _Optional[bool] = ..., error: _Optional[_Union[ToolErrorKind, str]] = ..., wall_ms: _Optional[int] = ..., cpu_ms: _Optional[int] = ..., omitted_bytes: _Optional[int] = ...) -> None: ...
+
+class RunTurnRequest(_message.Message):
+    __slots__ = ("lease_id", "agent_token", "calls")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    AGENT_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    agent_token: str
+    calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
+    def __init__(self, lease_id: _Optional[str] = ..., agent_token: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ...) -> None: ...
+
+class RunTurnResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[ToolResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[ToolResult, _Mapping]]] = ...) -> None: ...
+
+class DiffRequest(_message.Message):
+    __slots__ = ("lease_id", "control_token")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    control_token: str
+    def __init__(self, lease_id: _Optional[str] = ..., control_token: _Optional[str] = ...) -> None: ...
+
+class DiffResponse(_message.Message):
+    __slots__ = ("chunk",)
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    chunk: bytes
+    def __init__(self, chunk: _Optional[bytes] = ...) -> None: ...
+
+class WorkspaceFile(_message.Message):
+    __slots__ = ("path", "content", "executable")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    EXECUTABLE_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    content: bytes
+    executable: bool
+    def __init__(self, path: _Optional[str] = ..., content: _Optional[bytes] = ..., executable: _Optional[bool] = ...) -> None: ...
+
+class WorkspaceDiff(_message.Message):
+    __slots__ = ("written", "deleted")
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    written: _containers.RepeatedCompositeFieldContainer[WorkspaceFile]
+    deleted: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, written: _Optional[_Iterable[_Union[WorkspaceFile, _Mapping]]] = ..., deleted: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GradeRequest(_message.Message):
+    __slots__ = ("lease_id", "control_token", "chunk")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    control_token: str
+    chunk: bytes
+    def __init__(self, lease_id: _Optional[str] = ..., control_token: _Optional[str] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+
+class GradeJob(_message.Message):
+    __slots__ = ("diff", "artefacts", "files", "command", "timeout_seconds", "reward_path")
+    DIFF_FIELD_NUMBER: _ClassVar[int]
+    ARTEFACTS_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REWARD_PATH_FIELD_NUMBER: _ClassVar[int]
+    diff: WorkspaceDiff
+    artefacts: _containers.RepeatedScalarFieldContainer[str]
+    files: _containers.RepeatedCompositeFieldContainer[WorkspaceFile]
+    command: str
+    timeout_seconds: int
+    reward_path: str
+    def __init__(self, diff: _Optional[_Union[WorkspaceDiff, _Mapping]] = ..., artefacts: _Optional[_Iterable[str]] = ..., files: _Optional[_Iterable[_Union[WorkspaceFile, _Mapping]]] = ..., command: _Optional[str] = ..., timeout_seconds: _Optional[int] = ..., reward_path: _Optional[str] = ...) -> None: ...
+
+class GradeResponse(_message.Message):
+    __slots__ = ("exit_code", "output", "reward_file", "timed_out")
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    REWARD_FILE_FIELD_NUMBER: _ClassVar[int]
+    TIMED_OUT_FIELD_NUMBER: _ClassVar[int]
+    exit_code: int
+    output: bytes
+    reward_file: bytes
+    timed_out: bool
+    def __init__(self, exit_code: _Optional[int] = ..., output: _Optional[bytes] = ..., reward_file: _Optional[bytes] = ..., timed_out: _Optional[bool] = ...) -> None: ...
+
+class WatchPoolRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchPoolResponse(_message.Message):
+    __slots__ = ("sequence", "nodes", "slots", "leased", "waiting", "granted_total", "expired_total", "driver", "isolation", "acquire_p50_ms", "acquire_p99_ms")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DRIVER_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_FIELD_NUMBER: _ClassVar[int]
+    ACQUIRE_P50_MS_FIELD_NUMBER: _ClassVar[int]
+    ACQUIRE_P99_MS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    nodes: int
+    slots: int
+    leased: int
+    waiting: int
+    granted_total: int
+    expired_total: int
+    driver: str
+    isolation: Isolation
+    acquire_p50_ms: int
+    acquire_p99_ms: int
+    def __init__(self, sequence: _Optional[int] = ..., nodes: _Optional[int] = ..., slots: _Optional[int] = ..., leased: _Optional[int] = ..., waiting: _Optional[int] = ..., granted_total: _Optional[int] = ..., expired_total: _Optional[int] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., acquire_p50_ms: _Optional[int] = ..., acquire_p99_ms: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,92 @@
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ReplicaState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REPLICA_STATE_UNSPECIFIED: _ClassVar[ReplicaState]
+    REPLICA_STATE_LOADING: _ClassVar[ReplicaState]
+    REPLICA_STATE_SERVING: _ClassVar[ReplicaState]
+    REPLICA_STATE_CATCHING_UP: _ClassVar[ReplicaState]
+    REPLICA_STATE_NOT_READY: _ClassVar[ReplicaState]
+REPLICA_STATE_UNSPECIFIED: ReplicaState
+REPLICA_STATE_LOADING: ReplicaState
+REPLICA_STATE_SERVING: ReplicaState
+REPLICA_STATE_CATCHING_UP: ReplicaState
+REPLICA_STATE_NOT_READY: ReplicaState
+
+class PolicyVersion(_message.Message):
+    __slots__ = ("epoch", "number")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    number: int
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
+class PolicySpan(_message.Message):
+    __slots__ = ("sampled", "context", "start", "end")
+    SAMPLED_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    sampled: PolicyVersion
+    context: PolicyVersion
+    start: int
+    end: int
+    def __init__(self, sampled: _Optional[_Union[PolicyVersion, _Mapping]] = ..., context: _Optional[_Union[PolicyVersion, _Mapping]] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+
+class WeightStatus(_message.Message):
+    __slots__ = ("replica", "state", "live", "manifest_sha256", "last_pause_seconds", "last_commit_seconds", "reason", "message")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_SHA256_FIELD_NUMBER: _ClassVar[int]
+    LAST_PAUSE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LAST_COMMIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    replica: str
+    state: ReplicaState
+    live: PolicyVersion
+    manifest_sha256: bytes
+    last_pause_seconds: float
+    last_commit_seconds: float
+    reason: str
+    message: str
+    def __init__(self, replica: _Optional[str] = ..., state: _Optional[_Union[ReplicaState, str]] = ..., live: _Optional[_Union[PolicyVersion, _Mapping]] = ..., manifest_sha256: _Optional[bytes] = ..., last_pause_seconds: _Optional[float] = ..., last_commit_seconds: _Optional[float] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class GetWeightStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetWeightStatusResponse(_message.Message):
+    __slots__ = ("status",)
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    status: WeightStatus
+    def __init__(self, status: _Optional[_Union[WeightStatus, _Mapping]] = ...) -> None: ...
+
+class WatchWeightStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchWeightStatusResponse(_message.Message):
+    __slots__ = ("status",)
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    status: WeightStatus
+    def __init__(self, status: _Optional[_Union[WeightStatus, _Mapping]] = ...) -> None: ...
+
+class CommitVersionRequest(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: PolicyVersion
+    def __init__(self, version: _Optional[_Union[PolicyVersion, _Mapping]] = ...) -> None: ...
+
+class CommitVersionResponse(_message.Message):
+    __slots__ = ("status",)
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    status: WeightStatus
+    def __init__(self, status: _Optional[_Union[WeightStatus, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""What every part needs: API models, blob store, wire, errors, telemetry."""

@@ -1,0 +1,109 @@
+"""What all three kinds share: the model base, rules, metadata, conditions."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.alias_generators import to_camel
+
+GROUP = "etude.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+DECIMAL = r"^[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?$"
+
+Name = Annotated[str, Field(min_length=1, max_length=40, pattern=NAME)]
+"""An RFC 1035 label short enough for every child's name."""
+
+Uri = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^(file|s3)://")]
+Fraction = Annotated[str, Field(min_length=1, max_length=32, pattern=DECIMAL)]
+"""A non-negative decimal as text: floats do not survive every JSON encoder unchanged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One cross-field rule, said twice: in CEL for the API server, in Python for everyone else."""
+
+    cel: str
+    holds: Callable[..., bool]
+    message: str
+    field_path: str = ""
+    """Relative to the model, with a leading dot, as CRDs want it."""
+
+
+class Model(BaseModel):
+    """A frozen object of the API that refuses unknown fields and broken rules."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        use_attribute_docstrings=True,
+    )
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+    @model_validator(mode="after")
+    def _rules_hold(self) -> Self:
+        for rule in self.rules:
+            if not rule.holds(self):
+                raise ValueError(
+                    f"{rule.field_path}: {rule.message}" if rule.field_path else rule.message
+                )
+        return self
+
+    def to_json(self) -> dict[str, object]:
+        """This object as Kubernetes shows it: camelCase, absent fields left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def number(text: str) -> float:
+    """A decimal string of the API as a float."""
+    return float(Decimal(text))
+
+
+class ObjectMeta(BaseModel):
+    """The part of Kubernetes' object metadata that we read."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", alias_generator=to_camel, validate_by_name=True
+    )
+
+    name: Name
+    namespace: str = "default"
+    uid: str = ""
+    generation: int = 0
+    resource_version: str = ""
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    labels: Mapping[str, str] = Field(default_factory=dict)
+    annotations: Mapping[str, str] = Field(default_factory=dict)
+    finalizers: tuple[str, ...] = ()
+
+
+class Condition(Model):
+    """One observed fact about an object, as Kubernetes writes it."""
+
+    type: Annotated[str, Field(max_length=64)]
+    """Name of the fact."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
+    reason: Annotated[str, Field(max_length=64)]
+    """Stable PascalCase code, listed in the reasons reference."""
+    message: Annotated[str, Field(max_length=2048)] = ""
+    """A sentence for people."""
+    observed_generation: Annotated[int, Field(ge=0)] = 0
+    """Generation of the spec that this was observed for."""
+    last_transition_time: Annotated[str, Field(max_length=64)] = ""
+    """When status last changed, RFC 3339."""
+
+
+class NameRef(Model):
+    """A reference to an object of the same namespace."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253)]
+    """Its metadata.name."""

@@ -1,0 +1,78 @@
+"""EnvPool: environments of one kind, handed out as leases."""
+
+from enum import StrEnum
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from etude.common.api.meta import Model, Name, Rule
+
+
+class Trust(StrEnum):
+    """Who may have written what runs in a template."""
+
+    TRUSTED = "Trusted"
+    UNTRUSTED = "Untrusted"
+
+
+class IsolationLevel(StrEnum):
+    """The weakest wall that a pool accepts."""
+
+    MICRO_VM = "MicroVM"
+    SANDBOX = "Sandbox"
+    PROCESS = "Process"
+
+
+class Template(Model):
+    """What an environment of this pool starts from."""
+
+    name: Name
+    """Name that tasks ask for."""
+    trust: Trust = Trust.UNTRUSTED
+    """Untrusted templates are refused by drivers whose isolation is weak."""
+
+
+class Isolation(Model):
+    """How environments are kept apart."""
+
+    minimum: IsolationLevel = IsolationLevel.MICRO_VM
+    """Weakest acceptable wall; a pool never silently gets less."""
+    driver: Literal["Auto", "Process"] = "Auto"
+    """Driver by name, or the strongest one present that meets the minimum."""
+
+
+class LeasePolicy(Model):
+    """How environments are handed out."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.heartbeatSeconds * 2 <= self.ttlSeconds",
+            holds=lambda s: s.heartbeat_seconds * 2 <= s.ttl_seconds,
+            message="heartbeatSeconds must be at most half of ttlSeconds",
+            field_path=".heartbeatSeconds",
+        ),
+    )
+
+    ttl_seconds: Annotated[int, Field(ge=10, le=86_400)] = 900
+    """A lease ends after this unless renewed; keep it longer than a trainer restart."""
+    heartbeat_seconds: Annotated[int, Field(ge=1, le=3_600)] = 30
+    """How often holders renew."""
+    max_queue: Annotated[int, Field(ge=1, le=100_000)] = 10_000
+    """Environments that may wait; more are refused with a retry hint."""
+    queue_timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = 600
+    """Longest wait for a slot."""
+
+
+class EnvPoolSpec(Model):
+    """What a pool should be."""
+
+    templates: Annotated[tuple[Template, ...], Field(min_length=1, max_length=64)]
+    """Templates that this pool serves."""
+    isolation: Isolation = Field(default_factory=Isolation)
+    """How environments are kept apart."""
+    replicas: Annotated[int, Field(ge=0, le=1_000)] = 1
+    """Environment nodes."""
+    slots_per_replica: Annotated[int, Field(ge=1, le=1_024)] = 64
+    """Environments that one node runs at once."""
+    lease: LeasePolicy = Field(default_factory=LeasePolicy)
+    """How environments are handed out."""

@@ -1,0 +1,59 @@
+"""How every part dials another; nobody builds a channel elsewhere."""
+
+import json
+
+import grpc
+
+CHUNK_BYTES = 1 << 20
+"""Largest piece of a stream: a bigger message blocks the event loop while it is serialised."""
+
+MAX_MESSAGE_BYTES = 4 << 20
+
+CONTROL_DEADLINE_S = 10.0
+"""Deadline of calls that only read or change small state."""
+
+_IDEMPOTENT = [
+    {"service": "etude.v1.RewardService", "method": "Score"},
+    {"service": "etude.v1.WeightService", "method": "GetWeightStatus"},
+    {"service": "etude.v1.WeightService", "method": "CommitVersion"},
+    {"service": "etude.v1.EnvBrokerService", "method": "RenewLeases"},
+    {"service": "etude.v1.EnvBrokerService", "method": "ReleaseLeases"},
+    {"service": "etude.v1.RunService", "method": "Command"},
+]
+
+_SERVICE_CONFIG = json.dumps(
+    {
+        "methodConfig": [
+            {
+                "name": _IDEMPOTENT,
+                "retryPolicy": {
+                    "maxAttempts": 4,
+                    "initialBackoff": "0.2s",
+                    "maxBackoff": "5s",
+                    "backoffMultiplier": 2,
+                    "retryableStatusCodes": ["UNAVAILABLE"],
+                },
+            }
+        ],
+        "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1},
+    }
+)
+
+_OPTIONS: list[tuple[str, int | str]] = [
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.service_config", _SERVICE_CONFIG),
+]
+
+
+def dial(target: str) -> grpc.aio.Channel:
+    """A long-lived channel to host:port; connects on first use and reconnects by itself."""
+    return grpc.aio.insecure_channel(target, options=_OPTIONS)
+
+
+def chunks(data: bytes) -> list[bytes]:
+    """Data cut for a stream; empty data is one empty chunk, so that a receiver sees an end."""
+    return [data[i : i + CHUNK_BYTES] for i in range(0, len(data), CHUNK_BYTES)] or [b""]
