@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
-
-from typing_extensions import override
 from urllib.parse import unquote, urlparse
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PermissionDeniedError
 from obstore.store import LocalStore, ObjectStore, S3Store
+from typing_extensions import override
 
 from etude.common.errors import EtudeError, Problem, StoreError, UserError
 
@@ -172,17 +171,16 @@ class _translated:  # noqa: N801 - reads as a verb at the call
         return None
 
     def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
-        match error:
-            case None | EtudeError():
-                return
-            case AlreadyExistsError():
-                raise ExistsError(self._where) from error
-            case NotFoundError() | FileNotFoundError():
-                raise MissingError(self._where) from error
-            case PermissionDeniedError():
-                raise StoreError(f"{self._where}: permission denied: {error}") from error
-            case BaseError() | OSError():
-                raise StoreError(f"{self._where}: {error}") from error
+        if error is None or isinstance(error, EtudeError):
+            return
+        if isinstance(error, AlreadyExistsError):
+            raise ExistsError(self._where) from error
+        if isinstance(error, NotFoundError | FileNotFoundError):
+            raise MissingError(self._where) from error
+        if isinstance(error, PermissionDeniedError):
+            raise StoreError(f"{self._where}: permission denied: {error}") from error
+        if isinstance(error, BaseError | OSError):
+            raise StoreError(f"{self._where}: {error}") from error
 
 
 def open_store(url: str, *, endpoint: str | None = None, region: str | None = None) -> Store:
@@ -230,7 +228,7 @@ def probe(store: Store) -> None:
     try:
         store.create(key, b"etude")
     except ExistsError:
-        pass  # noqa: S110 - this refusal is what the probe asks for
+        pass
     else:
         raise StoreError(f"{store.url} overwrote an object on create: it needs conditional puts")
     if store.get_range(key, 1, 3) != b"tud" or key not in {o.key for o in store.list("probe/")}:

@@ -16,6 +16,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
+from typing_extensions import override
 
 from etude.common.channels import MAX_MESSAGE_BYTES
 from etude.common.errors import EtudeError, FullError, InvalidFieldError
@@ -55,6 +56,7 @@ def rich_status(error: EtudeError) -> status_pb2.Status:
 class _Errors(grpc.aio.ServerInterceptor):
     """Answers our errors with their status, and everything else with an id that is in the log."""
 
+    @override
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
@@ -116,7 +118,7 @@ async def _abort(method: str, error: Exception, context: Any) -> None:  # noqa: 
         status = rich_status(InvalidFieldError("request", str(error)))
     else:
         incident = uuid.uuid4().hex[:12]
-        log.exception("incident %s in %s", incident, method, exc_info=error)
+        log.error("incident %s in %s", incident, method, exc_info=error)
         status = status_pb2.Status(
             code=grpc.StatusCode.INTERNAL.value[0],
             message=f"internal error, see incident {incident} in the log",
@@ -172,7 +174,6 @@ class Server:
 @contextlib.contextmanager
 def shutdown_signals(stop: asyncio.Event) -> Iterator[None]:
     """SIGTERM and SIGINT set the event instead of killing the process."""
-
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)

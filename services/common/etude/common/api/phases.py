@@ -1,0 +1,190 @@
+"""Phases: the training stages of a run."""
+
+from enum import StrEnum
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, JsonValue
+
+from etude.common.api.meta import Fraction, Model, Name, Rule, Uri
+
+
+class PhaseType(StrEnum):
+    """What a phase does."""
+
+    CONTINUED_PRETRAINING = "ContinuedPretraining"
+    SUPERVISED_FINE_TUNING = "SupervisedFineTuning"
+    REINFORCEMENT_LEARNING = "ReinforcementLearning"
+
+
+class AsyncMode(StrEnum):
+    """How far sampling may run ahead of training."""
+
+    SYNC = "Sync"
+    ONE_STEP_OFF = "OneStepOff"
+    FULLY_ASYNC = "FullyAsync"
+
+
+class Dataset(Model):
+    """Transcripts to learn from."""
+
+    name: Name
+    """Shown in metrics."""
+    uri: Uri
+    """A JSON-lines file: {"messages": […]} per line for chats, {"text": …} for plain text."""
+    context_weight: Fraction = "0"
+    """Loss weight of tokens that the assistant did not write; its own have 1."""
+
+
+class TaskSet(Model):
+    """Tasks to work on."""
+
+    name: Name
+    """Shown in metrics."""
+    uri: Uri
+    """A folder of task folders in Harbor layout."""
+    environment: Name
+    """Entry of roles.environments in which these tasks run."""
+
+
+class Optimizer(Model):
+    """AdamW and its learning-rate schedule."""
+
+    learning_rate: Fraction
+    """Peak learning rate."""
+    schedule: Literal["Constant", "Linear", "Cosine", "WarmupStableDecay"] = "Constant"
+    """Shape after warm-up."""
+    warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Steps of linear warm-up."""
+    decay_start: Fraction = "0.6"
+    """WarmupStableDecay: share of the phase at which the decay starts."""
+    final_fraction: Fraction = "0"
+    """Share of the peak that is left at the end."""
+    weight_decay: Fraction = "0"
+    """Decoupled decay, not applied to norms and biases."""
+    gradient_clip: Fraction = "1"
+    """Largest global gradient norm."""
+    beta1: Fraction = "0.9"
+    """Decay of the first moment."""
+    beta2: Fraction = "0.95"
+    """Decay of the second moment."""
+
+
+class Algorithm(Model):
+    """How rewards become gradients."""
+
+    name: Literal["DrGRPO", "GRPO", "RLOO"] = "DrGRPO"
+    """See the algorithms reference."""
+    group_size: Annotated[int, Field(ge=2, le=1_024)] = 8
+    """Rollouts per prompt."""
+    prompts_per_step: Annotated[int, Field(ge=1, le=4_096)] = 16
+    """Groups per optimiser step."""
+    parameters: dict[str, JsonValue] = Field(default_factory=dict, max_length=64)
+    """Checked against the algorithm's own model; an unknown key is refused."""
+
+
+class AsyncLimits(Model):
+    """How far sampling may run ahead of training."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="(self.mode == 'Sync') == (self.maxStalenessVersions == 0)",
+            holds=lambda s: (s.max_staleness_versions == 0) == (s.mode == AsyncMode.SYNC),
+            message="mode Sync needs maxStalenessVersions 0, every other mode at least 1",
+            field_path=".maxStalenessVersions",
+        ),
+        Rule(
+            cel="self.mode != 'OneStepOff' || self.maxStalenessVersions == 1",
+            holds=lambda s: s.mode != AsyncMode.ONE_STEP_OFF or s.max_staleness_versions == 1,
+            message="mode OneStepOff needs maxStalenessVersions 1; use FullyAsync for more",
+            field_path=".maxStalenessVersions",
+        ),
+    )
+
+    mode: AsyncMode = AsyncMode.SYNC
+    """Sync trains only on the newest version."""
+    max_staleness_versions: Annotated[int, Field(ge=0, le=64)] = 0
+    """No trained token is older than this many versions."""
+
+
+class RolloutPolicy(Model):
+    """Limits of one rollout, and what happens to failed ones."""
+
+    toolset: Literal["Standard", "Compact"] = "Standard"
+    """System prompt, tools and how their results read; Compact suits very small policies."""
+    max_concurrent: Annotated[int, Field(ge=1, le=65_536)] = 64
+    """Rollouts in flight."""
+    max_turns: Annotated[int, Field(ge=1, le=1_024)] = 64
+    """Turns of one rollout."""
+    max_turn_tokens: Annotated[int, Field(ge=1, le=131_072)] = 4_096
+    """Tokens sampled in one turn."""
+    max_tokens: Annotated[int, Field(ge=16, le=1_048_576)] = 32_768
+    """Tokens of a whole transcript, tool output included."""
+    timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = 1_800
+    """Wall time of one rollout."""
+    retries: Annotated[int, Field(ge=0, le=3)] = 1
+    """Repeats after a platform fault, before the rollout is masked."""
+    max_infra_failure_percent: Annotated[int, Field(ge=0, le=100)] = 30
+    """Share of masked rollouts in a step above which the run stops."""
+
+
+class Phase(Model):
+    """One training stage."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.type != 'ReinforcementLearning' || (has(self.tasks) && has(self.algorithm))",
+            holds=lambda s: not s.is_rl or (s.tasks is not None and s.algorithm is not None),
+            message="a ReinforcementLearning phase needs tasks and algorithm",
+        ),
+        Rule(
+            cel="self.type != 'ReinforcementLearning' || (!has(self.data) && !has(self.batchSize))",
+            holds=lambda s: not s.is_rl or (s.data is None and s.batch_size is None),
+            message="a ReinforcementLearning phase has no data and no batchSize:"
+            " use tasks and algorithm.promptsPerStep",
+        ),
+        Rule(
+            cel="self.type == 'ReinforcementLearning'"
+            " || (has(self.data) && !has(self.tasks) && !has(self.algorithm)"
+            " && !has(self.asyncLimits) && !has(self.rollout))",
+            holds=lambda s: (
+                s.is_rl
+                or (
+                    s.data is not None
+                    and s.tasks is None
+                    and s.algorithm is None
+                    and s.async_limits is None
+                    and s.rollout is None
+                )
+            ),
+            message="a supervised phase needs data"
+            " and has no tasks, algorithm, asyncLimits or rollout",
+        ),
+    )
+
+    name: Name
+    """Unique within the run."""
+    type: PhaseType
+    """What this phase does."""
+    max_steps: Annotated[int, Field(ge=1, le=10_000_000)]
+    """Optimiser steps after which the phase ends."""
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    """Fixes the order of data and tasks, also after a restart."""
+    optimizer: Optimizer
+    """AdamW and its schedule."""
+    batch_size: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    """Supervised phases: sequences per step; 12 unless set."""
+    data: Annotated[tuple[Dataset, ...], Field(min_length=1, max_length=32)] | None = None
+    """Supervised phases: transcripts."""
+    tasks: Annotated[tuple[TaskSet, ...], Field(min_length=1, max_length=64)] | None = None
+    """Reinforcement learning: tasks, each used at most once per run."""
+    algorithm: Algorithm | None = None
+    """Reinforcement learning: how rewards become gradients."""
+    async_limits: AsyncLimits | None = None
+    """Reinforcement learning: Sync unless set."""
+    rollout: RolloutPolicy | None = None
+    """Reinforcement learning: limits of one rollout."""
+
+    @property
+    def is_rl(self) -> bool:
+        """Whether this phase samples."""
+        return self.type == PhaseType.REINFORCEMENT_LEARNING

@@ -1,0 +1,118 @@
+"""Roles: the processes of a run, their size and settings."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, JsonValue
+
+from etude.common.api.meta import Fraction, Model, Name, NameRef, Rule
+from etude.common.api.pool import EnvPoolSpec
+
+
+class EnvVar(Model):
+    """One environment variable."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+    """Its name."""
+    value: Annotated[str, Field(max_length=4_096)] = ""
+    """Its value; secrets belong into a Secret."""
+
+
+class RoleSpec(Model):
+    """Size and placement of one role's pods."""
+
+    image: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    """Container image; the chart's default unless set."""
+    gpus_per_replica: Annotated[int, Field(ge=0, le=64)] = 0
+    """Whole GPUs per pod."""
+    cpu: Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?m?$")] | None = None
+    """CPU request per pod, a Kubernetes quantity."""
+    memory: Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(Ki|Mi|Gi|Ti)?$")] | None = None
+    """Memory request and limit per pod, a Kubernetes quantity."""
+    env: Annotated[tuple[EnvVar, ...], Field(max_length=128)] = ()
+    """Extra environment variables."""
+    node_selector: dict[str, str] = Field(default_factory=dict, max_length=64)
+    """Labels that a node must carry."""
+    termination_grace_period_seconds: Annotated[int, Field(ge=1, le=86_400)] = 60
+    """Time to end in order before a pod is killed."""
+
+
+class TrainerRole(RoleSpec):
+    """The run's controller, rollout workers and learner ranks."""
+
+    learner_ranks: Annotated[int, Field(ge=1, le=1_024)] = 1
+    """Data-parallel learner processes."""
+    rollout_workers: Annotated[int, Field(ge=1, le=1_024)] = 1
+    """Processes that drive rollouts."""
+    threads_per_rank: Annotated[int, Field(ge=1, le=256)] = 1
+    """CPU threads of each learner rank."""
+    micro_batch_tokens: Annotated[int, Field(ge=64, le=10_000_000)] = 8_192
+    """Padded tokens of one forward and backward pass."""
+
+
+class InferenceRole(RoleSpec):
+    """The engines that serve the policy."""
+
+    replicas: Annotated[int, Field(ge=1, le=1_024)] = 1
+    """Engines, each behind its own address."""
+    max_model_len: Annotated[int, Field(ge=16, le=1_048_576)] = 32_768
+    """Longest prompt plus completion, in tokens."""
+    max_concurrent: Annotated[int, Field(ge=1, le=4_096)] = 64
+    """Requests that one engine runs at once."""
+    kv_cache_mib: Annotated[int, Field(ge=16, le=1_048_576)] | None = None
+    """CPU engines: memory of the KV cache; 1 GiB unless set."""
+
+
+class EnvironmentRole(Model):
+    """Environments of this run: an existing pool, or one made for it."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="has(self.poolRef) != has(self.poolTemplate)",
+            holds=lambda s: (s.pool_ref is None) != (s.pool_template is None),
+            message="give exactly one of poolRef and poolTemplate",
+        ),
+    )
+
+    name: Name
+    """Name that task sets refer to."""
+    pool_ref: NameRef | None = None
+    """An EnvPool of the same namespace."""
+    pool_template: EnvPoolSpec | None = None
+    """A pool owned by the run and deleted with it."""
+    template: Name
+    """Template of the pool in which this run's tasks start."""
+
+
+class RewardFunction(Model):
+    """One part of the rubric."""
+
+    name: Name
+    """Name of this part in records and curves."""
+    function: Literal["Verifier", "LengthPenalty", "BrokenCalls", "Unfinished"]
+    """See the rewards reference."""
+    weight: Fraction = "1"
+    """Share in the sum; penalties are subtracted."""
+    parameters: dict[str, JsonValue] = Field(default_factory=dict, max_length=32)
+    """Checked against the function's own model; an unknown key is refused."""
+    timeout_seconds: Annotated[int, Field(ge=1, le=3_600)] = 300
+    """Limit of one evaluation."""
+
+
+class RewardsRole(RoleSpec):
+    """The service that scores finished rollouts."""
+
+    functions: Annotated[tuple[RewardFunction, ...], Field(min_length=1, max_length=32)]
+    """The rubric."""
+
+
+class Roles(Model):
+    """The processes of a run."""
+
+    trainer: TrainerRole = Field(default_factory=TrainerRole)
+    """Controller, rollout workers and learner ranks."""
+    inference: InferenceRole | None = None
+    """Engines; needed by reinforcement learning."""
+    environments: Annotated[tuple[EnvironmentRole, ...], Field(max_length=32)] = ()
+    """Environment pools; needed by reinforcement learning."""
+    rewards: RewardsRole | None = None
+    """Reward service; needed by reinforcement learning."""
