@@ -1,22 +1,26 @@
-.PHONY: help demo test check fix protos docs bench testbed test-long system-deps buf
+# Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
+# dependencies come by themselves.
+.PHONY: help demo test test-long check fix protos docs bench testbed system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
 RUN    = $(UV) run --no-sync
+SEED  ?= 0
+ROOT  := $(shell [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo yes)
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 .tools/bin/uv:
 	python3 -m pip install --quiet --disable-pip-version-check --target .tools uv
-	@echo '*' > .tools/.gitignore
+	@echo '*' > .tools/.gitignore # else ruff lints uv's own Python files
 
 $(READY): pyproject.toml uv.lock | $(filter .tools/%,$(UV))
 	$(UV) sync --locked --extra $(EXTRA)
 	@rm -f .venv/.ready-* && touch $@
 
-protos: $(READY) ## regenerate the committed stubs
-	$(RUN) python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos --grpc_python_out=protos --mypy_grpc_out=protos protos/etude/v1/*.proto
+demo: $(READY) ## train a small policy on this machine and watch it get better (SEED=0)
+	$(RUN) etude demo --seed $(SEED)
 
 check: $(READY) ## format, lint, types, import rules
 	$(RUN) ruff format --check .
@@ -28,5 +32,29 @@ fix: $(READY) ## format and repair what can be repaired
 	$(RUN) ruff format .
 	$(RUN) ruff check --fix .
 
-test: $(READY) ## unit, contract, integration
-	$(RUN) pytest
+test: $(READY) $(if $(ROOT),system-deps) ## unit, contract, integration; cluster tests where Go and the rights are present
+	$(RUN) python hack/testbed/build.py --if-possible
+	$(RUN) pytest tests/unit tests/contract tests/integration tests/cluster
+
+test-long: $(READY) ## what takes longer: the demo on three seeds, kill -9 of each role
+	$(RUN) pytest tests/e2e --timeout=3600
+
+testbed: $(READY) ## build and start a real control plane and node, and run the cluster tests on it
+	$(RUN) python hack/testbed/build.py
+	ETUDE_REQUIRE=cluster $(RUN) pytest tests/cluster
+
+protos: $(READY) ## regenerate the committed stubs
+	$(RUN) python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos --grpc_python_out=protos --mypy_grpc_out=protos protos/etude/v1/*.proto
+
+docs: $(READY) ## regenerate CRDs and reference pages
+	$(RUN) python -m etude.common.api.crd
+	$(RUN) python -m etude.common.api.reference
+
+bench: $(READY) ## one table of ratios per claim
+	@for script in bench/*.py; do $(RUN) python $$script || exit 1; done
+
+system-deps: ## Debian packages for the cluster tests (as root)
+	bash hack/system-deps.sh
+
+buf: ## lint the wire and look for breaking changes (needs Node)
+	.ci/buf
