@@ -1,0 +1,1 @@
+"""The trainer: one controller, its rollout workers and its learner ranks."""

@@ -1,0 +1,155 @@
+"""What one optimiser step is given, and what it answers.
+
+Free of torch, so that the controller builds batches without loading it.
+Shapes: T tokens of one sequence, R rollouts of one batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etude.common.errors import EtudeError, InvalidFieldError
+from etude.v1 import rollout_pb2
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+Bools = NDArray[np.bool_]
+
+
+class NonFiniteLossError(EtudeError):
+    """The loss or its gradient was NaN or infinite; the step was not applied."""
+
+    reason = "NonFiniteLoss"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisedSequence:
+    """One transcript or text to imitate."""
+
+    token_ids: Ints
+    """[T]"""
+    weights: Floats
+    """Loss weight of predicting each token; the first is never predicted. [T]"""
+
+    def __post_init__(self) -> None:
+        _same_length("weights", self.token_ids, self.weights)
+        if not np.isfinite(self.weights).all() or (self.weights < 0).any():
+            raise InvalidFieldError("weights", "must be finite and not negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySequence:
+    """One link of a rollout, exactly as it was sampled."""
+
+    token_ids: Ints
+    """[T]"""
+    loss_mask: Bools
+    """True where the policy sampled the token. [T]"""
+    sampler_logprobs: Floats
+    """Recorded at sampling; read only where the mask is true. [T]"""
+    rollout: int
+    """Its rollout's place in the batch's rewards."""
+
+    def __post_init__(self) -> None:
+        _same_length("loss_mask", self.token_ids, self.loss_mask)
+        _same_length("sampler_logprobs", self.token_ids, self.sampler_logprobs)
+        if self.loss_mask[0]:
+            raise InvalidFieldError("loss_mask[0]", "the first token has no context to predict it")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyBatch:
+    """The groups that one optimiser step consumes."""
+
+    sequences: tuple[PolicySequence, ...]
+    """Links of all valid rollouts, in any order."""
+    rewards: NDArray[np.float64]
+    """One per rollout; not read where invalid. [R]"""
+    groups: NDArray[np.int64]
+    """Which rollouts are siblings: equal numbers are one group. [R]"""
+    valid: Bools
+    """False for a rollout that a platform fault masked: it has no part in anything. [R]"""
+
+    def __post_init__(self) -> None:
+        if not self.rewards.shape == self.groups.shape == self.valid.shape:
+            raise InvalidFieldError("rewards, groups, valid", "must have one entry per rollout")
+        if not np.isfinite(self.rewards[self.valid]).all():
+            raise InvalidFieldError("rewards", "must be finite where valid")
+        for index, sequence in enumerate(self.sequences):
+            if not 0 <= sequence.rollout < len(self.rewards):
+                raise InvalidFieldError(
+                    f"sequences[{index}].rollout",
+                    f"{sequence.rollout} is outside [0, {len(self.rewards)})",
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one optimiser step did. Means and shares are over trained tokens of all ranks."""
+
+    loss: float
+    grad_norm: float
+    """Before clipping."""
+    tokens: int
+    """Tokens that went through the model, padding left out."""
+    trained_tokens: int
+    """Tokens with a part in the loss."""
+    learning_rate: float
+    entropy: float = 0.0
+    """Nats per token; policy steps only, as are the three below."""
+    mismatch_mean: float = 0.0
+    """Mean of |trainer - sampler log-prob|, trainer before the update."""
+    mismatch_max: float = 0.0
+    clip_fraction: float = 0.0
+    """Share of tokens whose importance ratio was clipped."""
+    weight_digest: str
+    """BLAKE3 of the fp32 weights after the step."""
+    seconds: float
+    extra: Mapping[str, float] = field(default_factory=dict)
+    """Further figures of the algorithm, for metrics only."""
+
+
+def links_of(rollout: rollout_pb2.Rollout, *, index: int) -> tuple[PolicySequence, ...]:
+    """The links of a rollout as it came over the wire.
+
+    Args:
+        rollout: with at least one link.
+        index: its place in the batch.
+    """
+    return tuple(
+        PolicySequence(
+            token_ids=np.asarray(link.token_ids, dtype=np.int32),
+            loss_mask=np.frombuffer(link.loss_mask, dtype=np.uint8) != 0,
+            sampler_logprobs=np.asarray(link.sampler_logprobs, dtype=np.float32),
+            rollout=index,
+        )
+        for link in rollout.links
+    )
+
+
+def check_vocabulary(
+    sequences: Sequence[SupervisedSequence | PolicySequence], *, size: int
+) -> None:
+    """Refuse token ids that the model has no embedding for.
+
+    Raises:
+        InvalidFieldError: naming the first such sequence, token and id.
+    """
+    for index, sequence in enumerate(sequences):
+        ids = sequence.token_ids
+        wrong = np.flatnonzero((ids < 0) | (ids >= size))
+        if wrong.size:
+            raise InvalidFieldError(
+                f"sequences[{index}].token_ids[{wrong[0]}]",
+                f"{ids[wrong[0]]} is outside the vocabulary of {size}",
+            )
+
+
+def _same_length(name: str, token_ids: Ints, other: NDArray[Any]) -> None:
+    if token_ids.ndim != 1 or token_ids.size == 0:
+        raise InvalidFieldError("token_ids", f"must be one row of tokens, got {token_ids.shape}")
+    if other.shape != token_ids.shape:
+        raise InvalidFieldError(name, f"has shape {other.shape}, token_ids {token_ids.shape}")
