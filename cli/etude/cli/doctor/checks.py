@@ -1,0 +1,190 @@
+"""The checks of `etude doctor`: each answers pass, warn or fail, with a fix."""
+
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from etude.common.blobs import open_store, probe
+from etude.common.errors import EtudeError
+
+NEED_MEMORY_GIB = 6
+"""Measured peak of the demo's processes together, rounded up."""
+NEED_DISK_GIB = 2
+
+
+class Verdict(StrEnum):
+    """How one check went."""
+
+    PASS = "pass"  # noqa: S105 - a verdict, no password
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The outcome of one check."""
+
+    name: str
+    verdict: Verdict
+    detail: str
+    fix: str = ""
+
+
+def python_version() -> Finding:
+    """Whether this interpreter is one that the lock was made for."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    good = (3, 11) <= sys.version_info[:2] < (3, 14)
+    return Finding(
+        name="python",
+        verdict=Verdict.PASS if good else Verdict.FAIL,
+        detail=version,
+        fix="" if good else "use Python 3.11, 3.12 or 3.13",
+    )
+
+
+def cores() -> Finding:
+    """Whether sampling and training can run side by side."""
+    count = len(os.sched_getaffinity(0))
+    return Finding(
+        name="cores",
+        verdict=Verdict.PASS if count >= 2 else Verdict.WARN,
+        detail=f"{count} usable",
+        fix="" if count >= 2 else "the demo works on one core, about twice as slowly",
+    )
+
+
+def memory() -> Finding:
+    """Whether the demo's processes fit."""
+    fields = dict(
+        line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line
+    )
+    free_gib = int(fields["MemAvailable"].split()[0]) / 2**20
+    good = free_gib >= NEED_MEMORY_GIB
+    return Finding(
+        name="memory",
+        verdict=Verdict.PASS if good else Verdict.WARN,
+        detail=f"{free_gib:.1f} GiB free, the demo uses about {NEED_MEMORY_GIB} GiB",
+        fix="" if good else "close other programs",
+    )
+
+
+def disk(folder: Path) -> Finding:
+    """Whether the run folder's disk has room for checkpoints."""
+    free_gib = shutil.disk_usage(folder).free / 2**30
+    good = free_gib >= NEED_DISK_GIB
+    return Finding(
+        name="disk",
+        verdict=Verdict.PASS if good else Verdict.FAIL,
+        detail=f"{free_gib:.1f} GiB free in {folder}",
+        fix="" if good else "give --dir a folder on a larger disk",
+    )
+
+
+def store(folder: Path) -> Finding:
+    """Whether the folder store keeps its promises on this file system."""
+    try:
+        probe(open_store(f"file://{folder.resolve()}"))
+    except (EtudeError, OSError) as error:
+        return Finding(
+            name="object store",
+            verdict=Verdict.FAIL,
+            detail=str(error),
+            fix="use a local file system, or an S3 endpoint in spec.storage",
+        )
+    return Finding(name="object store", verdict=Verdict.PASS, detail="create-only puts work")
+
+
+def packages() -> Finding:
+    """Whether the role dependencies are installed."""
+    missing = [n for n in ("torch", "vllm", "ray", "kopf") if importlib.util.find_spec(n) is None]
+    return Finding(
+        name="packages",
+        verdict=Verdict.FAIL if missing else Verdict.PASS,
+        detail=f"missing: {', '.join(missing)}" if missing else "torch, vllm, ray, kopf",
+        fix="run `make demo`, or uv sync --locked --extra cpu" if missing else "",
+    )
+
+
+def engine_plugin() -> Finding:
+    """Whether vLLM will find our weight transfer engine."""
+    found = any(p.name == "etude" for p in entry_points(group="vllm.general_plugins"))
+    return Finding(
+        name="engine plugin",
+        verdict=Verdict.PASS if found else Verdict.FAIL,
+        detail="registered" if found else "vLLM does not see the entry point",
+        fix="" if found else "reinstall: uv sync --locked --extra cpu --reinstall-package etude",
+    )
+
+
+def namespaces() -> Finding:
+    """Whether sandboxes of the process driver can be walled off."""
+    flags = ["--user", "--map-root-user", "--mount", "--pid", "--net", "--fork"]
+    tool = shutil.which("unshare")
+    command = [tool or "unshare", *flags, "true"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding(
+            name="namespaces",
+            verdict=Verdict.WARN,
+            detail=str(error),
+            fix="install util-linux, so that this can be checked",
+        )
+    good = done.returncode == 0
+    return Finding(
+        name="namespaces",
+        verdict=Verdict.PASS if good else Verdict.FAIL,
+        detail="user, mount, pid and network" if good else done.stderr.strip(),
+        fix="" if good else "sysctl -w kernel.unprivileged_userns_clone=1, or run as root",
+    )
+
+
+def loopback() -> Finding:
+    """Whether processes can reach each other."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            address = server.getsockname()
+            socket.create_connection(address, timeout=2).close()
+    except OSError as error:
+        return Finding(
+            name="loopback",
+            verdict=Verdict.FAIL,
+            detail=str(error),
+            fix="allow connections to 127.0.0.1",
+        )
+    return Finding(name="loopback", verdict=Verdict.PASS, detail="127.0.0.1 answers")
+
+
+def kubectl() -> Finding:
+    """Whether a cluster could be used from here."""
+    tool = shutil.which("kubectl")
+    return Finding(
+        name="kubectl",
+        verdict=Verdict.PASS if tool else Verdict.WARN,
+        detail=tool or "not found; needed only for clusters",
+        fix="" if tool else "install kubectl",
+    )
+
+
+def all_checks(folder: Path) -> list[Callable[[], Finding]]:
+    """The checks in the order they are printed."""
+    return [
+        python_version,
+        cores,
+        memory,
+        lambda: disk(folder),
+        lambda: store(folder),
+        packages,
+        engine_plugin,
+        namespaces,
+        loopback,
+        kubectl,
+    ]

@@ -1,0 +1,21 @@
+"""Two examples for each verb, shown at the end of its help."""
+
+EXAMPLES = {
+    "demo": ("etude demo", "etude demo --seed 1 --dir runs/second"),
+    "run": ("etude run examples/demo/rlrun.yaml", "etude run mine.yaml --dir runs/mine --detach"),
+    "watch": ("etude watch demo", "etude watch runs/mine --plain"),
+    "stop": ("etude stop demo", "etude stop runs/mine --now"),
+    "logs": ("etude logs demo", "etude logs demo --role inference --follow"),
+    "report": ("etude report demo", "etude report runs/mine --open"),
+    "doctor": ("etude doctor", "etude doctor --dir /big/disk --json"),
+    "lint": ("etude lint examples/demo/rlrun.yaml", "etude lint manifests/*.yaml"),
+    "serve": ("etude serve runs/demo/model", "curl -s localhost:8000/v1/models"),
+    "generate": ("etude tasks generate runs/inputs", "etude tasks generate small --train 32"),
+    "show": ("etude tasks show runs/inputs/tasks/train/000000", "etude tasks show my-task"),
+    "verify": ("etude tasks verify runs/inputs/tasks/train --limit 20", "etude tasks verify mine"),
+}
+
+
+def epilog(verb: str) -> str:
+    """The examples of a verb as the last paragraph of its help."""
+    return "Examples:\n\n" + "\n\n".join(f"  {line}" for line in EXAMPLES[verb])

@@ -1,0 +1,36 @@
+"""`etude doctor`: can this machine run it, and if not, what to do."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from etude.cli.output import Exit, console
+
+
+def doctor(
+    *,
+    folder: Annotated[Path, typer.Option("--dir", help="Where runs would be kept.")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per check.")] = False,
+) -> None:
+    """Check this machine: interpreter, memory, disk, sandboxes, store, packages."""
+    from etude.cli.doctor.checks import Verdict, all_checks
+
+    folder.mkdir(parents=True, exist_ok=True)
+    findings = [check() for check in all_checks(folder)]
+    if as_json:
+        for f in findings:
+            row = {"name": f.name, "verdict": f.verdict, "detail": f.detail, "fix": f.fix}
+            console().print(json.dumps(row), soft_wrap=True)
+    else:
+        table = Table(box=None, pad_edge=False)
+        colours = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red"}
+        for title in ("", "check", "found", "fix"):
+            table.add_column(title)
+        for f in findings:
+            table.add_row(f"[{colours[f.verdict]}]{f.verdict}[/]", f.name, f.detail, f.fix)
+        console().print(table)
+    if any(f.verdict == Verdict.FAIL for f in findings):
+        raise SystemExit(Exit.NO)

@@ -1,0 +1,27 @@
+"""`etude lint`: the API server's verdict, offline."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from etude.cli.output import Exit, problem, say
+
+
+def lint(
+    files: Annotated[list[Path], typer.Argument(help="Manifests: RLRun, EnvPool or Checkpoint.")],
+) -> None:
+    """Check manifests without a cluster: file, line, field, reason and fix for each problem."""
+    from etude.common.api.lint import lint_text
+
+    found = 0
+    for path in files:
+        if not path.is_file():
+            raise problem("NotFound", what="no such file", where=str(path), fix="check the path")
+        for finding in lint_text(path.read_text(), name=str(path)):
+            found += 1
+            say(finding.text())
+    if found:
+        say(f"{found} problem{'s' if found > 1 else ''}")
+        raise SystemExit(Exit.INVALID)
+    say(f"{len(files)} file{'s' if len(files) > 1 else ''} checked, nothing to fix")

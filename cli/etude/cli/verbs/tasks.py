@@ -1,0 +1,52 @@
+"""`etude tasks`: make, look at and verify tasks."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Make, look at and verify tasks.")
+
+
+def _run(module: str, *arguments: str) -> None:
+    # The environments part is never imported here: it is another process, as in a cluster.
+    done = subprocess.run([sys.executable, "-m", module, *arguments], check=False)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+
+
+@app.command()
+def generate(
+    out: Annotated[Path, typer.Argument(help="Folder to create.")],
+    *,
+    seed: Annotated[int, typer.Option(help="Everything follows from it.")] = 0,
+    train: Annotated[int, typer.Option(help="Tasks to train on.")] = 640,
+    held_out: Annotated[int, typer.Option(help="Tasks to measure on.")] = 256,
+    traces: Annotated[int, typer.Option(help="Demonstrations for the warm-up.")] = 8_000,
+) -> None:
+    """Write the demo's seeded task set: model folder, tasks, demonstrations."""
+    _run(
+        "etude.envserver.tasks.generate",
+        *("--out", str(out), "--seed", str(seed), "--rl", str(train)),
+        *("--held-out", str(held_out), "--traces", str(traces)),
+    )
+
+
+@app.command()
+def show(
+    task: Annotated[Path, typer.Argument(help="A task folder in Harbor layout.")],
+) -> None:
+    """Print a task as its author sees it: instruction, files, tests, solution."""
+    _run("etude.envserver.tasks.show", str(task))
+
+
+@app.command()
+def verify(
+    folder: Annotated[Path, typer.Argument(help="A task folder, or a folder of them.")],
+    *,
+    limit: Annotated[int, typer.Option(help="Check at most this many; 0 means all.")] = 0,
+) -> None:
+    """Prove each task in a real sandbox: its solution scores 1, doing nothing scores 0."""
+    _run("etude.envserver.tasks.verify", str(folder), "--limit", str(limit))

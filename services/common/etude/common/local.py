@@ -1,0 +1,82 @@
+"""What the local runtime leaves in a run folder for the command line to read."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, JsonValue, ValidationError
+
+from etude.common.api.meta import Model
+
+FILE = "local.json"
+
+
+class LocalPod(Model):
+    """One pod of the run as a process of this machine."""
+
+    name: str
+    """Pod name, the same as in a cluster."""
+    role: str
+    """trainer, inference, rewards, broker or node."""
+    state: str
+    """Pending, Starting, Ready, BackOff or Stopped."""
+    restarts: int = 0
+    """Times that the process was started again in this attempt."""
+    pid: int | None = None
+    """Process id while it runs."""
+    ports: dict[str, int] = Field(default_factory=dict)
+    """Loopback port behind each named container port."""
+    log: str = ""
+    """Log file of the present attempt, relative to the run folder."""
+    message: str = ""
+    """Why it is not ready, if something is wrong."""
+
+
+class LocalState(Model):
+    """The newest state of a run on this machine; overwritten at most twice a second."""
+
+    pid: int
+    """Process id of the runtime; the run is stopped when it is gone."""
+    updated_unix_ms: Annotated[int, Field(ge=0)]
+    """When this was written."""
+    run: dict[str, JsonValue]
+    """The RLRun object with its status, exactly as an API server would show it."""
+    pools: tuple[dict[str, JsonValue], ...] = ()
+    """The EnvPool objects of the run."""
+    pods: tuple[LocalPod, ...] = ()
+    """Its processes."""
+    events: tuple[str, ...] = ()
+    """Newest happenings, oldest first, at most 20, each one line that starts with the time."""
+
+
+def write_state(folder: Path, state: LocalState) -> None:
+    """Replace the state file atomically."""
+    partial = folder / f"{FILE}.partial"
+    partial.write_text(state.model_dump_json(by_alias=True))
+    partial.replace(folder / FILE)
+
+
+def read_state(folder: Path) -> LocalState | None:
+    """The newest state, or None where no run was started or the file is not readable yet."""
+    try:
+        return LocalState.model_validate_json((folder / FILE).read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def is_running(state: LocalState) -> bool:
+    """Whether the runtime that wrote this still lives."""
+    try:
+        os.kill(state.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def status_of(manifest: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
+    """The status of an object, empty before the first pass."""
+    status = manifest.get("status")
+    return status if isinstance(status, dict) else {}
