@@ -1,0 +1,145 @@
+"""Parameters of the algorithms, as phases[].algorithm of a run gives them."""
+
+import math
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, JsonValue, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from etude.common.api.meta import Model
+
+
+def _number(low: float, high: float, *, or_zero: bool = False) -> BeforeValidator:
+    """Accept a number or its decimal text within a range, and name the range if refused."""
+    allowed = f"{'0 or ' if or_zero else ''}a number from {low:g} to {high:g}"
+
+    def check(value: object) -> float:
+        number = math.nan
+        if isinstance(value, int | float | str) and not isinstance(value, bool):
+            try:
+                number = float(value)
+            except (ValueError, OverflowError) as cause:
+                raise ValueError(f"{value!r} is not {allowed}") from cause
+        if not (low <= number <= high or (or_zero and number == 0)):
+            raise ValueError(f"{value!r} is not {allowed}")
+        return number
+
+    return BeforeValidator(check, json_schema_input_type=float | str)
+
+
+ClipLow = Annotated[float, _number(1e-4, 1)]
+ClipHigh = Annotated[float, _number(1e-4, 1e3)]
+LossScale = Annotated[float, _number(1e-3, 1e7)]
+Bound = Annotated[float, _number(1e-3, 1e3)]
+
+
+class Correction(Model):
+    """What to do about tokens that older weights, or other arithmetic, sampled.
+
+    rho is exp(trainer - sampler log-prob), with the trainer's weights before the update.
+    """
+
+    kind: Literal["None", "TIS", "IcePop", "SequenceMaskTIS"] = "None"
+    """None takes the importance ratio to the sampler itself, so that the clip bounds it. TIS
+    multiplies by min(rho, high); IcePop by rho within [low, high], else 0; SequenceMaskTIS by rho
+    where the geometric mean of the rollout's rho is within [low, high], else 0."""
+    low: Bound | None = None
+    """Lower bound, for IcePop and SequenceMaskTIS."""
+    high: Bound | None = None
+    """Upper bound, for every kind but None."""
+
+    @model_validator(mode="after")
+    def _bounds_fit_kind(self) -> Self:
+        needed = {"None": (), "TIS": ("high",)}.get(self.kind, ("low", "high"))
+        for name, value in (("low", self.low), ("high", self.high)):
+            if (value is not None) != (name in needed):
+                verb = "needs" if name in needed else "ignores"
+                raise ValueError(f"kind {self.kind} {verb} {name}")
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise ValueError(f"low {self.low:g} is not below high {self.high:g}")
+        return self
+
+
+class Parameters(Model):
+    """What every algorithm understands."""
+
+    kl_coefficient: Annotated[float, _number(1e-9, 10, or_zero=True)] = 0.0
+    """Weight of the divergence from the weights at the start of the phase, which is subtracted
+    from each token's advantage."""
+    correction: Correction = Field(default_factory=Correction)
+    """What to do about tokens that older weights sampled."""
+    group_filter: Literal["None", "NonZeroAdvantage"] = "NonZeroAdvantage"
+    """NonZeroAdvantage leaves groups of equal rewards out of the forward pass, but not out of any
+    total; with klCoefficient, their divergence is not counted."""
+
+
+class _Clipped(Parameters):
+    @model_validator(mode="after")
+    def _clip_has_effect(self) -> Self:
+        given = self.model_fields_set & {"clip_low", "clip_high"}
+        if given and self.correction.kind != "None":
+            raise ValueError(
+                f"clipLow and clipHigh are ignored with correction {self.correction.kind}: with one"
+                " update per batch the ratio to the trainer's own weights is 1"
+            )
+        return self
+
+
+class DrGRPOParameters(_Clipped):
+    """Advantage R - group mean; clipped ratio; constant denominator."""
+
+    clip_low: ClipLow = 0.2
+    """The importance ratio is clipped below 1 - clipLow."""
+    clip_high: ClipHigh = 0.28
+    """The importance ratio is clipped above 1 + clipHigh."""
+    loss_scale: LossScale | None = None
+    """What the summed loss of a rollout is divided by; rollout.maxTokens unless set."""
+
+
+class GRPOParameters(_Clipped):
+    """Advantage (R - group mean) / standard deviation; clipped ratio; mean over rollouts."""
+
+    clip_low: ClipLow = 0.2
+    """The importance ratio is clipped below 1 - clipLow."""
+    clip_high: ClipHigh = 0.2
+    """The importance ratio is clipped above 1 + clipHigh."""
+
+
+class RLOOParameters(Parameters):
+    """Advantage R - mean of the siblings; plain policy gradient; constant denominator."""
+
+    loss_scale: LossScale | None = None
+    """What the summed loss of a rollout is divided by; rollout.maxTokens unless set."""
+
+
+PARAMETERS: Mapping[str, type[Parameters]] = MappingProxyType(
+    {"DrGRPO": DrGRPOParameters, "GRPO": GRPOParameters, "RLOO": RLOOParameters}
+)
+"""Model of each algorithm's parameters, by the algorithm's name in a manifest."""
+
+
+def check_algorithm(name: str, parameters: Mapping[str, JsonValue]) -> Parameters:
+    """The parameters as their model, defaults filled in.
+
+    Raises:
+        ValueError: no such algorithm, or parameters that it does not have, ignores or does not
+            accept; the message names them all, and the range of each.
+    """
+    model = PARAMETERS.get(name)
+    if model is None:
+        raise ValueError(f"algorithm.name: {name!r} is not one of {', '.join(PARAMETERS)}")
+    try:
+        return model.model_validate(dict(parameters))
+    except ValidationError as cause:
+        known = [field.alias or key for key, field in model.model_fields.items()]
+        found = "; ".join(_sentence(name, known, error) for error in cause.errors())
+        raise ValueError(found) from cause
+
+
+def _sentence(name: str, known: Iterable[str], error: ErrorDetails) -> str:
+    path = ".".join(("algorithm.parameters", *(str(part) for part in error["loc"])))
+    if error["type"] == "extra_forbidden" and len(error["loc"]) == 1:
+        return f"{path}: {name} has no such parameter; it has {', '.join(known)}"
+    return f"{path}: {error['msg'].removeprefix('Value error, ')}"
