@@ -1,0 +1,55 @@
+"""The three kinds as whole objects: metadata, spec, status."""
+
+from typing import ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from etude.common.api.checkpoint import CheckpointSpec
+from etude.common.api.meta import API_VERSION, Model, ObjectMeta
+from etude.common.api.pool import EnvPoolSpec
+from etude.common.api.run import RLRunSpec
+from etude.common.api.status import CheckpointStatus, EnvPoolStatus, RLRunStatus
+
+
+class Resource(Model):
+    """An object of our group as the API server returns it."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
+
+    api_version: Literal["etude.dev/v1alpha1"] = API_VERSION
+    """Version of this form of the object."""
+    metadata: ObjectMeta
+    """Name, namespace and what the API server adds."""
+
+
+class RLRun(Resource):
+    """One post-training run, from a model folder to a better policy."""
+
+    kind: Literal["RLRun"] = "RLRun"
+    """RLRun."""
+    spec: RLRunSpec
+    """What the run should be; the user's."""
+    status: RLRunStatus = Field(default_factory=RLRunStatus)
+    """What was observed; the operator's."""
+
+
+class EnvPool(Resource):
+    """Environments of one kind, handed out as leases."""
+
+    kind: Literal["EnvPool"] = "EnvPool"
+    """EnvPool."""
+    spec: EnvPoolSpec
+    """What the pool should be; the user's."""
+    status: EnvPoolStatus = Field(default_factory=EnvPoolStatus)
+    """What was observed; the operator's."""
+
+
+class Checkpoint(Resource):
+    """One complete, verified state of a run in the object store."""
+
+    kind: Literal["Checkpoint"] = "Checkpoint"
+    """Checkpoint."""
+    spec: CheckpointSpec
+    """What the checkpoint is; written by the operator, or by a user for an import."""
+    status: CheckpointStatus = Field(default_factory=CheckpointStatus)
+    """What was observed; the operator's."""

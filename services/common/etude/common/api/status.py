@@ -1,0 +1,305 @@
+"""What the operator observed, for each of the three kinds."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from etude.common.api.meta import Condition, Model
+
+Figure = Annotated[str, Field(max_length=32, pattern=r"^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?$")]
+"""A decimal as text; may be negative."""
+
+Time = Annotated[str, Field(max_length=64)]
+"""RFC 3339, UTC."""
+
+Short = Annotated[str, Field(max_length=253)]
+Count = Annotated[int, Field(ge=0)]
+Conditions = Annotated[tuple[Condition, ...], Field(max_length=16)]
+
+
+class Status(Model):
+    """A status that tolerates fields which a newer operator wrote."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
+
+
+class StepStatus(Status):
+    """Progress inside the active phase."""
+
+    current: Count = 0
+    """Finished optimiser steps of the phase."""
+    target: Count = 0
+    """Steps after which the phase ends."""
+    text: Annotated[str, Field(max_length=64)] = ""
+    """Both, as kubectl shows them: 12/60."""
+
+
+class RewardStatus(Status):
+    """Reward of the newest steps."""
+
+    mean: Figure
+    """Mean over the rollouts of the last step."""
+    ewma: Figure
+    """Exponentially weighted mean over steps."""
+
+
+class StalenessStatus(Status):
+    """Versions between sampling and training, over the rollouts of the last step."""
+
+    p50: Figure
+    """Median."""
+    max: Count
+    """Largest."""
+
+
+class RolloutStatus(Status):
+    """An account of every rollout."""
+
+    in_flight: Count = 0
+    """Running now."""
+    completed: Count = 0
+    """Finished and scored."""
+    trained: Count = 0
+    """Part of a finished step."""
+    masked: Count = 0
+    """Left out of training after a platform fault."""
+    retried: Count = 0
+    """Repeated after a platform fault."""
+    dropped: Count = 0
+    """Finished but never trained, with a reason in the journal."""
+
+
+class RoleStatus(Status):
+    """The pods of one role."""
+
+    name: Annotated[str, Field(max_length=63)]
+    """trainer, inference or rewards."""
+    desired: Count
+    """Pods wanted now."""
+    ready: Count
+    """Pods of the current attempt that answer their readiness probe."""
+    attempt: Count = 0
+    """Value of status.attempt when this role was last started anew."""
+
+
+class EnvironmentStatus(Status):
+    """The environments of one entry of roles.environments."""
+
+    name: Annotated[str, Field(max_length=63)]
+    """Name in roles.environments."""
+    pool: Annotated[str, Field(max_length=63)]
+    """EnvPool that serves it."""
+    ready: bool = False
+    """Whether the pool is Available."""
+    driver: Annotated[str, Field(max_length=63)] = ""
+    """Driver that runs them."""
+    isolation: Literal["Weak", "Moderate", "Strong", ""] = ""
+    """Strength of the wall around each."""
+    leased: Count = 0
+    """Leases that are held, by all runs."""
+
+
+class CheckpointSummary(Status):
+    """The newest checkpoint that is Ready."""
+
+    name: Short
+    """Its metadata.name."""
+    step: Count
+    """Optimiser steps in it, over all phases."""
+    time: Time
+    """When it was verified."""
+
+
+class Restarts(Status):
+    """Restarts after failures."""
+
+    total: Count = 0
+    """Since the run was created."""
+    counted: Count = 0
+    """Since the last resetAfterSteps clean steps; compared with maxRestarts."""
+    by_role: dict[str, int] = Field(default_factory=dict, max_length=8)
+    """Since the run was created, by role."""
+    phase: Annotated[str, Field(max_length=63)] = ""
+    """Active phase when clean steps were last counted from."""
+    step: Count = 0
+    """Step of that phase from which clean steps are counted."""
+
+
+class Failure(Status):
+    """The newest failure of a pod or of the controller."""
+
+    time: Time
+    """When it was seen."""
+    role: Annotated[str, Field(max_length=63)]
+    """Role that failed."""
+    pod: Short = ""
+    """Pod that failed; empty when the controller reported it."""
+    reason: Annotated[str, Field(max_length=64)]
+    """Reason code."""
+    exit_code: int | None = None
+    """Exit code of the container."""
+    message: Annotated[str, Field(max_length=1024)] = ""
+    """Last words."""
+
+
+class Intent(Status):
+    """What the operator has decided and is carrying out; written before the first action."""
+
+    type: Literal["Suspend", "Restart", "Fail", "Complete"]
+    """The decision."""
+    reason: Annotated[str, Field(max_length=64)]
+    """Reason code, which becomes that of the condition."""
+    message: Annotated[str, Field(max_length=1024)] = ""
+    """A sentence for people."""
+    role: Annotated[str, Field(max_length=63)] = ""
+    """Restart: the role."""
+    generation: Count = 0
+    """Generation of the spec that it was decided for."""
+    attempt: Count = 0
+    """Attempt that it belongs to."""
+    since: Time
+    """When it was decided."""
+
+
+class ReportPosition(Status):
+    """How far the controller's checkpoints and events have been taken over."""
+
+    epoch: Count = 0
+    """Incarnation of the controller."""
+    sequence: Count = 0
+    """Its last report that needs no replay."""
+
+
+class ActiveTime(Status):
+    """How long the run has held pods."""
+
+    seconds: Annotated[float, Field(ge=0)] = 0
+    """Up to the last suspension or end."""
+    since: Time | None = None
+    """Start of the present stretch; absent while there are no pods."""
+
+
+class Resolved(Status):
+    """Defaults as they were at acceptance, so that an upgrade of the operator changes no run."""
+
+    image: Annotated[str, Field(max_length=512)]
+    """Image of roles that name none."""
+
+
+class RLRunStatus(Status):
+    """What was observed of a run."""
+
+    observed_generation: Count = 0
+    """Generation of the spec that this status is about."""
+    phase: Annotated[str, Field(max_length=32)] = ""
+    """One word, derived from the conditions; nothing is decided by it."""
+    conditions: Conditions = ()
+    """Facts, each with a reason."""
+    active_phase: Annotated[str, Field(max_length=63)] = ""
+    """Name of the training phase that the controller is in."""
+    step: StepStatus | None = None
+    """Progress inside the active phase."""
+    reward: RewardStatus | None = None
+    """Reward of the newest steps; absent before reinforcement learning."""
+    eval_success: Figure | None = None
+    """Success on held-out tasks at the last evaluation."""
+    policy_version: Count = 0
+    """Newest published version."""
+    staleness: StalenessStatus | None = None
+    """Age of what was trained on."""
+    tokens_per_second: Figure | None = None
+    """Tokens sampled or trained per second, by phase."""
+    ettr: Figure | None = None
+    """Seconds of steps that were kept, as a share of the time with pods."""
+    rollouts: RolloutStatus | None = None
+    """An account of every rollout."""
+    roles: Annotated[tuple[RoleStatus, ...], Field(max_length=8)] = ()
+    """Pods by role."""
+    environments: Annotated[tuple[EnvironmentStatus, ...], Field(max_length=32)] = ()
+    """Pools by environment."""
+    last_checkpoint: CheckpointSummary | None = None
+    """Where a resume starts."""
+    start_time: Time | None = None
+    """When the run was accepted."""
+    completion_time: Time | None = None
+    """When it became Complete or Failed."""
+    last_step_time: Time | None = None
+    """When the newest step finished."""
+    active: ActiveTime = Field(default_factory=ActiveTime)
+    """How long the run has held pods."""
+    attempt: Count = 0
+    """Grows by one with every restart of a role."""
+    restarts: Restarts = Field(default_factory=Restarts)
+    """Restarts after failures."""
+    last_failure: Failure | None = None
+    """The newest failure."""
+    intent: Intent | None = None
+    """What the operator is carrying out."""
+    reported: ReportPosition = Field(default_factory=ReportPosition)
+    """How far the controller's checkpoints and events have been taken over."""
+    resolved: Resolved | None = None
+    """Defaults pinned at acceptance."""
+
+
+class Slots(Status):
+    """Environments of a pool by state."""
+
+    idle: Count = 0
+    """Free."""
+    leased: Count = 0
+    """Held."""
+    queued: Count = 0
+    """Asked for and waiting."""
+
+
+class LeaseStatus(Status):
+    """How leases are doing."""
+
+    granted_total: Count = 0
+    """Leases ever granted."""
+    expired_total: Count = 0
+    """Leases that ended because nobody renewed them."""
+    acquire_p50_ms: Count = 0
+    """Median time from request to lease."""
+    acquire_p99_ms: Count = 0
+    """99th percentile of it."""
+
+
+class EnvPoolStatus(Status):
+    """What was observed of a pool."""
+
+    observed_generation: Count = 0
+    """Generation of the spec that this status is about."""
+    phase: Annotated[str, Field(max_length=32)] = ""
+    """One word, derived from the conditions; nothing is decided by it."""
+    conditions: Conditions = ()
+    """Facts, each with a reason."""
+    replicas: Count = 0
+    """Nodes that exist."""
+    ready_replicas: Count = 0
+    """Nodes that answer their readiness probe."""
+    selector: Annotated[str, Field(max_length=253)] = ""
+    """Label selector of the nodes, for the scale subresource."""
+    slots: Slots | None = None
+    """Environments by state."""
+    leases: LeaseStatus | None = None
+    """How leases are doing."""
+    driver: Annotated[str, Field(max_length=63)] = ""
+    """Driver that the nodes run."""
+    isolation: Literal["Weak", "Moderate", "Strong", ""] = ""
+    """Strength of the wall around each environment."""
+    resolved: Resolved | None = None
+    """Defaults pinned at acceptance."""
+
+
+class CheckpointStatus(Status):
+    """What was observed of a checkpoint."""
+
+    observed_generation: Count = 0
+    """Generation of the spec that this status is about."""
+    phase: Annotated[str, Field(max_length=32)] = ""
+    """One word, derived from the conditions; nothing is decided by it."""
+    conditions: Conditions = ()
+    """Facts, each with a reason."""
+    verified_time: Time | None = None
+    """When its objects were found complete."""
