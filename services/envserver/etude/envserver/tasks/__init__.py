@@ -1,0 +1,1 @@
+"""Tasks: folders in Harbor layout, and the seeded generator of the demo's set."""
