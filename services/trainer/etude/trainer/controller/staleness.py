@@ -1,0 +1,83 @@
+"""Bounded staleness: which groups may start, and which may be trained next.
+
+Everything counts in positions: the number of batches trained into a version along the accepted
+chain. With P groups per step and a bound of S, admission lets at most P·(D + 1) groups ever have a
+deadline of D or earlier, so a schedule without a late group exists; the batch rule keeps it
+reachable.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Due(NamedTuple):
+    """A live group and the last position of the trainer at which it may still be trained."""
+
+    group_id: str
+    deadline: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StalenessBound:
+    """The whole of asynchrony; Sync is the bound 0."""
+
+    groups_per_step: int
+    max_staleness: int
+    """Positions between the oldest version that touched a token and the trainer's at its batch."""
+
+    def __post_init__(self) -> None:
+        if self.groups_per_step < 1:
+            raise ValueError(f"groups_per_step must be >= 1, got {self.groups_per_step}")
+        if self.max_staleness < 0:
+            raise ValueError(f"max_staleness must be >= 0, got {self.max_staleness}")
+
+    def can_admit(self, groups: int, *, serving: int) -> bool:
+        """Whether one more group may start.
+
+        Args:
+            groups: groups trained and groups live; dropped ones do not count.
+            serving: position of the oldest version that a replica in rotation still serves.
+        """
+        return groups < self.groups_per_step * (serving + self.max_staleness + 1)
+
+    def deadline(self, oldest: int) -> int:
+        """Last position of the trainer at which a group may be trained.
+
+        Args:
+            oldest: oldest position that touched its tokens; before there are any, the serving one.
+        """
+        return oldest + self.max_staleness
+
+    def is_late(self, deadline: int, *, trainer: int) -> bool:
+        """Whether a group can no longer be trained within the bound."""
+        return deadline < trainer
+
+    def pick(
+        self, ready: Sequence[Due], unfinished: Sequence[Due], *, trainer: int
+    ) -> list[str] | None:
+        """The groups of the next batch, earliest deadline first; None means wait.
+
+        Args:
+            ready: groups whose rollouts are all scored and which are not late.
+            unfinished: groups that are still running.
+            trainer: position of the trainer.
+        """
+        by_deadline = sorted(ready, key=lambda due: due.deadline)
+        if len(by_deadline) < self.groups_per_step:
+            return None
+        batch = by_deadline[: self.groups_per_step]
+        rest = sorted(due.deadline for due in [*by_deadline[self.groups_per_step :], *unfinished])
+        if not self._is_reachable(rest, trainer=trainer):
+            return None
+        return [due.group_id for due in batch]
+
+    def _is_reachable(self, deadlines: Sequence[int], *, trainer: int) -> bool:
+        """Whether the batches after this one can take every group in time. Deadlines ascend."""
+        due = 0
+        for deadline, same in itertools.groupby(deadlines):
+            due += sum(1 for _ in same)
+            if due > self.groups_per_step * max(0, deadline - trainer):
+                return False
+        return True
