@@ -1,0 +1,255 @@
+"""The controller's durable log: appended in order, acknowledged once it is in the store."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from etude.common.blobs import MAX_CREATE_BYTES, ExistsError, Store
+from etude.common.errors import CorruptError, FencedError, StoreError
+from etude.common.weights import is_fenced
+from etude.trainer.controller import segments
+from etude.v1 import journal_pb2
+
+log = logging.getLogger(__name__)
+
+JOURNAL = "journal/"
+
+LINGER_S = 0.25
+"""How long a record that nobody waits for may wait for company: objects cost a round trip each."""
+
+PATIENCE_S = 600.0
+"""How long an unreachable store is tried: rollouts go on meanwhile, up to what may be admitted."""
+
+_ROOM = MAX_CREATE_BYTES - 4_096
+"""Bytes of records in one segment; header and commit need the rest."""
+
+
+def segment_key(epoch: int, first: int) -> str:
+    """Key of the segment whose first record has this sequence."""
+    return f"{JOURNAL}{epoch:06d}/{first:012d}.wal"
+
+
+class _Frame(NamedTuple):
+    sequence: int
+    data: bytes
+
+
+@dataclass(slots=True)
+class Journal:
+    """One epoch's log. Append from the event loop only; run() owns all writing."""
+
+    store: Store
+    run_uid: str
+    epoch: int
+    next_sequence: int
+    patience_s: float = PATIENCE_S
+    trouble: str = ""
+    """What the store last refused; empty while it works."""
+    _queue: list[_Frame] = field(default_factory=list)
+    _durable: int = field(init=False)
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _work: asyncio.Event = field(default_factory=asyncio.Event)
+    _urgent: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._durable = self.next_sequence - 1
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequence of the newest record, durable or not."""
+        return self.next_sequence - 1
+
+    def append(self, record: journal_pb2.JournalRecord) -> int:
+        """Queue a record; returns its sequence. Await durable() before acting on it."""
+        record.sequence = self.next_sequence
+        self._queue.append(_Frame(record.sequence, segments.encode_record(record)))
+        self.next_sequence += 1
+        self._work.set()
+        return record.sequence
+
+    async def durable(self, sequence: int | None = None) -> None:
+        """Wait until the record, and thereby all before it, is in the store. Newest if None."""
+        wanted = self.last_sequence if sequence is None else sequence
+        self._urgent.set()
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._durable >= wanted)
+
+    async def run(self) -> None:
+        """Write until cancelled.
+
+        Raises:
+            StoreError: the store stayed away longer than the patience.
+            FencedError: a newer controller took over; nothing was acknowledged since.
+        """
+        while True:
+            await self._work.wait()
+            try:
+                async with asyncio.timeout(LINGER_S):
+                    await self._urgent.wait()
+            except TimeoutError:
+                pass
+            self._urgent.clear()
+            self._work.clear()
+            while self._queue:
+                await self._flush()
+
+    async def _flush(self) -> None:
+        frames = self._take()
+        first, last = frames[0].sequence, frames[-1].sequence
+        data = segments.encode_segment(
+            self.run_uid, self.epoch, first=first, frames=[frame.data for frame in frames]
+        )
+        await self._put(segment_key(self.epoch, first), data)
+        async with self._changed:
+            self._durable = last
+            self._changed.notify_all()
+
+    def _take(self) -> list[_Frame]:
+        count = size = 0
+        while count < len(self._queue):
+            size += len(self._queue[count].data)
+            if count and size > _ROOM:
+                break
+            count += 1
+        taken, self._queue = self._queue[:count], self._queue[count:]
+        return taken
+
+    async def _put(self, key: str, data: bytes) -> None:
+        pause_s, waited_s = 0.2, 0.0
+        while True:
+            try:
+                await asyncio.to_thread(_create, self.store, key, data)
+                fenced = await asyncio.to_thread(is_fenced, self.store, self.epoch)
+            except StoreError as error:
+                if waited_s >= self.patience_s:
+                    raise
+                self.trouble = str(error)
+                log.warning("journal %s not written, trying again: %s", key, error)
+                await asyncio.sleep(pause_s)
+                waited_s += pause_s
+                pause_s = min(2 * pause_s, 10.0)
+                continue
+            self.trouble = ""
+            # A successor claims its epoch before it reads this log. So a segment that was there
+            # before the claim is read, and of one that came later nothing is acknowledged.
+            if fenced:
+                raise FencedError(f"epoch {self.epoch + 1} was opened: this controller stops")
+            return
+
+
+def _create(store: Store, key: str, data: bytes) -> None:
+    try:
+        store.create(key, data)
+    except ExistsError:
+        # A create whose reply was lost took effect; anything else is another writer.
+        if store.get(key) != data:
+            raise FencedError(f"{store.url}/{key}: another controller writes here") from None
+
+
+class Recovered(NamedTuple):
+    """What the epochs before left behind."""
+
+    epoch: int
+    """Epoch of the newest record; 0 for an empty journal."""
+    last_sequence: int
+    """Sequence of the newest record; 0 for an empty journal."""
+    records: list[journal_pb2.JournalRecord]
+    """In order; those before the sequence that was asked for are left out."""
+
+
+class _Stretch(NamedTuple):
+    """The part of one epoch's log that counts."""
+
+    epoch: int
+    firsts: list[int]
+    """First sequences of its segments, ascending."""
+    last: int | None
+    """Last accepted sequence, as the next epoch's OPEN names it; None for the newest epoch."""
+
+
+def recover(store: Store, *, run_uid: str, before_epoch: int, since: int) -> Recovered:
+    """Read the accepted records of all epochs below one.
+
+    Args:
+        store: the run's store.
+        run_uid: records of another run are refused.
+        before_epoch: the epoch that the caller claimed; nothing of it may exist yet.
+        since: first sequence of interest.
+
+    Raises:
+        CorruptError: a segment is damaged, missing, or of another run.
+    """
+    listing = _listing(store)
+    newest = max((epoch for epoch in listing if epoch < before_epoch), default=0)
+    stretches: list[_Stretch] = []
+    epoch, last = newest, None
+    while epoch:
+        firsts = [f for f in listing.get(epoch, []) if last is None or f <= last]
+        if not firsts:
+            raise CorruptError(f"{store.url}/{JOURNAL}{epoch:06d}/ has no segment up to {last}")
+        stretches.append(_Stretch(epoch, firsts, last))
+        if firsts[0] <= since:
+            break
+        opened = _opening(store, run_uid, epoch, firsts[0])
+        epoch, last = opened.previous_epoch, opened.previous_sequence
+    records: list[journal_pb2.JournalRecord] = []
+    end = 0
+    for stretch in reversed(stretches):
+        for segment in _segments(store, run_uid, stretch, since):
+            end = _checked(segment, stretch, end, store)
+            records += [r for r in segment.records if r.sequence >= since]
+    return Recovered(newest, end, records)
+
+
+def _listing(store: Store) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for info in store.list(JOURNAL):
+        parts = info.key.removeprefix(JOURNAL).removesuffix(".wal").split("/")
+        if len(parts) == 2 and all(part.isascii() and part.isdigit() for part in parts):
+            found.setdefault(int(parts[0]), []).append(int(parts[1]))
+    return found
+
+
+def _opening(store: Store, run_uid: str, epoch: int, first: int) -> journal_pb2.JournalOpen:
+    record = _read(store, run_uid, epoch, first).records[0]
+    if record.WhichOneof("body") != "open" or record.open.epoch != epoch:
+        raise CorruptError(f"{store.url}/{segment_key(epoch, first)} does not open its epoch")
+    if record.open.previous_epoch >= epoch:
+        raise CorruptError(f"{store.url}/{segment_key(epoch, first)}: previous epoch is not older")
+    return record.open
+
+
+def _segments(
+    store: Store, run_uid: str, stretch: _Stretch, since: int
+) -> Iterator[segments.Segment]:
+    # The last segment is read in any case: it says where the epoch ends.
+    for first, following in zip(stretch.firsts, [*stretch.firsts[1:], None], strict=True):
+        if following is None or following > since:
+            yield _read(store, run_uid, stretch.epoch, first)
+
+
+def _read(store: Store, run_uid: str, epoch: int, first: int) -> segments.Segment:
+    key = segment_key(epoch, first)
+    where = f"{store.url}/{key}"
+    segment = segments.decode_segment(store.get(key), where=where)
+    if (segment.epoch, segment.first) != (epoch, first):
+        raise CorruptError(f"{where} holds epoch {segment.epoch} from record {segment.first}")
+    if segment.run_uid != run_uid:
+        raise CorruptError(f"{where} belongs to run {segment.run_uid}, not to {run_uid}")
+    return segment
+
+
+def _checked(segment: segments.Segment, stretch: _Stretch, end: int, store: Store) -> int:
+    """The end of the log after this segment, which must follow what was read before.
+
+    Raises:
+        CorruptError: it does not.
+    """
+    where = f"{store.url}/{segment_key(segment.epoch, segment.first)}"
+    if end and segment.first != end + 1:
+        raise CorruptError(f"{where}: records {end + 1} to {segment.first - 1} are missing")
+    if stretch.last is not None and segment.last > stretch.last:
+        raise CorruptError(f"{where}: goes beyond the accepted record {stretch.last}")
+    return segment.last

@@ -1,0 +1,146 @@
+"""The bytes of one journal segment.
+
+    segment   header record+ commit
+    header    "ETWL" | u16 format | u32 epoch | u64 first sequence | u16 length, run uid | u32 crc
+    record    u32 length | u32 crc | u8 kind | u64 sequence | payload (JournalRecord)
+    commit    a record of kind 255; its payload: u64 first sequence | u32 count | u32 crc of records
+
+Little-endian; every crc is CRC-32 as in zlib, which the standard library computes at memory speed.
+A segment is one create-only object: it exists whole or not at all, so whatever does not decode to
+its end is damage and refused.
+"""
+
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from etude.common.errors import CorruptError
+from etude.v1 import journal_pb2
+
+MAGIC = b"ETWL"
+FORMAT = 1
+COMMIT_KIND = 255
+MAX_RECORD_BYTES = 16 << 20
+
+_HEADER = struct.Struct("<4sHIQH")
+_RECORD = struct.Struct("<IIBQ")
+_COMMIT = struct.Struct("<QII")
+_CRC = struct.Struct("<I")
+
+COMMIT_BYTES = _RECORD.size + _COMMIT.size
+
+
+class Segment(NamedTuple):
+    """What one object of the journal holds."""
+
+    run_uid: str
+    epoch: int
+    records: list[journal_pb2.JournalRecord]
+
+    @property
+    def first(self) -> int:
+        """Sequence of the first record."""
+        return self.records[0].sequence
+
+    @property
+    def last(self) -> int:
+        """Sequence of the last record."""
+        return self.records[-1].sequence
+
+
+def encode_record(record: journal_pb2.JournalRecord) -> bytes:
+    """One record, framed.
+
+    Raises:
+        ValueError: the record has no body, or is larger than a segment may be.
+    """
+    kind = record.WhichOneof("body")
+    if kind is None:
+        raise ValueError("a journal record needs a body")
+    number = record.DESCRIPTOR.fields_by_name[kind].number
+    return _framed(number, record.sequence, record.SerializeToString())
+
+
+def _framed(kind: int, sequence: int, payload: bytes) -> bytes:
+    if len(payload) > MAX_RECORD_BYTES:
+        raise ValueError(f"a record of {len(payload)} bytes exceeds {MAX_RECORD_BYTES}")
+    crc = zlib.crc32(payload, zlib.crc32(struct.pack("<BQ", kind, sequence)))
+    return _RECORD.pack(len(payload), crc, kind, sequence) + payload
+
+
+def encode_segment(run_uid: str, epoch: int, *, first: int, frames: Sequence[bytes]) -> bytes:
+    """A whole segment from framed records whose sequences follow each other."""
+    uid = run_uid.encode()
+    header = _HEADER.pack(MAGIC, FORMAT, epoch, first, len(uid)) + uid
+    body = b"".join(frames)
+    commit = _COMMIT.pack(first, len(frames), zlib.crc32(body))
+    last = first + len(frames) - 1
+    return header + _CRC.pack(zlib.crc32(header)) + body + _framed(COMMIT_KIND, last, commit)
+
+
+def decode_segment(data: bytes, *, where: str) -> Segment:
+    """The records of a segment, every byte checked.
+
+    Raises:
+        CorruptError: naming the object and the offset.
+    """
+    view = memoryview(data)
+    epoch, first, uid, offset = _header(view, where)
+    records: list[journal_pb2.JournalRecord] = []
+    start = offset
+    while True:
+        kind, sequence, payload, end = _frame(view, offset, where)
+        if kind == COMMIT_KIND:
+            expected = _COMMIT.pack(first, len(records), zlib.crc32(view[start:offset]))
+            if bytes(payload) != expected or end != len(data) or not records:
+                raise CorruptError(f"{where}: the commit at byte {offset} does not match")
+            return Segment(uid, epoch, records)
+        if sequence != first + len(records):
+            raise CorruptError(f"{where}: sequence {sequence} at byte {offset} is out of order")
+        records.append(_parsed(kind, sequence, payload, f"{where}: record at byte {offset}"))
+        offset = end
+
+
+def _header(view: memoryview, where: str) -> tuple[int, int, str, int]:
+    if len(view) < _HEADER.size:
+        raise CorruptError(f"{where}: {len(view)} bytes are no journal segment")
+    magic, version, epoch, first, length = _HEADER.unpack_from(view)
+    end = _HEADER.size + length
+    if magic != MAGIC or version != FORMAT or len(view) < end + _CRC.size:
+        raise CorruptError(f"{where}: not a journal segment of format {FORMAT}")
+    if _CRC.unpack_from(view, end) != (zlib.crc32(view[:end]),):
+        raise CorruptError(f"{where}: the header is damaged")
+    return epoch, first, bytes(view[_HEADER.size : end]).decode(), end + _CRC.size
+
+
+def _frame(view: memoryview, offset: int, where: str) -> tuple[int, int, memoryview, int]:
+    if offset + _RECORD.size > len(view):
+        raise CorruptError(f"{where}: ends at byte {len(view)} without a commit")
+    length, crc, kind, sequence = _RECORD.unpack_from(view, offset)
+    start = offset + _RECORD.size
+    # The length is hostile until the checksum holds: it never leads beyond the data.
+    if length > MAX_RECORD_BYTES or start + length > len(view):
+        raise CorruptError(f"{where}: the record at byte {offset} is damaged")
+    payload = view[start : start + length]
+    if zlib.crc32(payload, zlib.crc32(struct.pack("<BQ", kind, sequence))) != crc:
+        raise CorruptError(f"{where}: the record at byte {offset} is damaged")
+    return kind, sequence, payload, start + length
+
+
+def _parsed(kind: int, sequence: int, payload: memoryview, where: str) -> journal_pb2.JournalRecord:
+    record = journal_pb2.JournalRecord()
+    try:
+        record.ParseFromString(bytes(payload))
+    except DecodeError as cause:
+        raise CorruptError(f"{where}: {cause}") from cause
+    body = record.WhichOneof("body")
+    if (
+        body is None
+        or record.DESCRIPTOR.fields_by_name[body].number != kind
+        or record.sequence != sequence
+    ):
+        raise CorruptError(f"{where}: frame and content disagree")
+    return record
