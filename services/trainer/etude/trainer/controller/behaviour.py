@@ -1,0 +1,103 @@
+"""Habits that show in a rollout's tool calls: reading before editing, testing after it."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from etude.v1 import rollout_pb2
+
+EDITS = frozenset({"search_replace", "write_file", "delete_file"})
+READS = frozenset({"read_file"})
+TERMINAL = "run_terminal"
+
+_TEST_COMMAND = re.compile(r"\b(pytest|unittest|minitest)\b")
+_TEST_FAILED = re.compile(r"^FAILED\b|\b[1-9][0-9]* (failed|error)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behaviour:
+    """Habits of a set of rollouts; a share is None where it has no denominator."""
+
+    rollouts: int
+    with_edit: int
+    """Rollouts with at least one edit call, whether or not it applied."""
+    read_before_edit: float | None
+    """Of those with an edit: the first edit comes in a later turn than a read of that file."""
+    tests_after_edit: float | None
+    """Of those with an edit: tests run after the last edit."""
+    edits_after_failed_test: float | None
+    """Of those whose tests failed after an edit: another edit follows."""
+    edit_error_rate: float | None
+    """Of all edit calls: refused by the tool."""
+    malformed_per_rollout: float
+
+
+class _Habits(NamedTuple):
+    """One rollout; None where the question does not arise."""
+
+    edits: int
+    failed_edits: int
+    read_before_edit: bool | None
+    tests_after_edit: bool | None
+    edits_after_failed_test: bool | None
+    malformed: int
+
+
+def behaviour(rollouts: Iterable[Sequence[rollout_pb2.CallRecord]]) -> Behaviour:
+    """The habits of rollouts, each given as its calls in the order they were made."""
+    habits = [_habits(calls) for calls in rollouts]
+    edits = sum(h.edits for h in habits)
+    return Behaviour(
+        rollouts=len(habits),
+        with_edit=sum(h.edits > 0 for h in habits),
+        read_before_edit=_share(h.read_before_edit for h in habits),
+        tests_after_edit=_share(h.tests_after_edit for h in habits),
+        edits_after_failed_test=_share(h.edits_after_failed_test for h in habits),
+        edit_error_rate=sum(h.failed_edits for h in habits) / edits if edits else None,
+        malformed_per_rollout=sum(h.malformed for h in habits) / max(1, len(habits)),
+    )
+
+
+def _share(answers: Iterable[bool | None]) -> float | None:
+    known = [answer for answer in answers if answer is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _habits(calls: Sequence[rollout_pb2.CallRecord]) -> _Habits:
+    sound = [call for call in calls if not call.is_malformed]
+    edits = [place for place, call in enumerate(sound) if call.name in EDITS]
+    malformed = len(calls) - len(sound)
+    if not edits:
+        return _Habits(0, 0, None, None, None, malformed)
+    first = sound[edits[0]]
+    path = _argument(first, "path")
+    tests = [place for place, call in enumerate(sound) if _runs_tests(call)]
+    failed = [p for p in tests if p > edits[0] and _TEST_FAILED.search(sound[p].result)]
+    return _Habits(
+        edits=len(edits),
+        failed_edits=sum(sound[place].is_error for place in edits),
+        # Calls of one turn are written before any of them is answered: a read beside the edit
+        # informed nothing.
+        read_before_edit=any(
+            call.name in READS and call.turn < first.turn and _argument(call, "path") == path
+            for call in sound
+        ),
+        tests_after_edit=any(place > edits[-1] for place in tests),
+        edits_after_failed_test=edits[-1] > failed[0] if failed else None,
+        malformed=malformed,
+    )
+
+
+def _runs_tests(call: rollout_pb2.CallRecord) -> bool:
+    return call.name == TERMINAL and bool(_TEST_COMMAND.search(_argument(call, "command")))
+
+
+def _argument(call: rollout_pb2.CallRecord, name: str) -> str:
+    try:
+        arguments = json.loads(call.arguments_json or "{}")
+    except ValueError:
+        return ""
+    value = arguments.get(name, "") if isinstance(arguments, dict) else ""
+    return value.strip() if isinstance(value, str) else ""

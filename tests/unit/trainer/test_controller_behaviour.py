@@ -1,0 +1,81 @@
+"""Habits are read off tool calls."""
+
+import json
+
+from etude.trainer.controller.behaviour import behaviour
+from etude.v1.rollout_pb2 import CallRecord
+
+
+def call(
+    turn: int, name: str, result: str = "", *, error: bool = False, **arguments: str
+) -> CallRecord:
+    return CallRecord(
+        turn=turn, name=name, arguments_json=json.dumps(arguments), result=result, is_error=error
+    )
+
+
+READ = call(0, "read_file", "text", path="a.py")
+EDIT = call(1, "search_replace", "ok", path="a.py")
+PASS = call(2, "run_terminal", "3 passed", command="pytest -q")
+FAIL = call(2, "run_terminal", "FAILED test_x\n1 failed", command="pytest -q")
+
+
+def test_an_edit_after_reading_that_file_counts() -> None:
+    assert behaviour([[READ, EDIT]]).read_before_edit == 1.0
+
+
+def test_reading_another_file_or_in_the_same_turn_does_not_count() -> None:
+    other = call(0, "read_file", path="b.py")
+    beside = call(1, "read_file", path="a.py")
+    assert behaviour([[other, EDIT], [beside, EDIT]]).read_before_edit == 0.0
+
+
+def test_tests_count_only_after_the_last_edit() -> None:
+    again = call(3, "search_replace", "ok", path="a.py")
+    assert behaviour([[EDIT, PASS]]).tests_after_edit == 1.0
+    assert behaviour([[EDIT, PASS, again]]).tests_after_edit == 0.0
+
+
+def test_tests_in_the_turn_of_the_edit_count_when_they_come_after_it() -> None:
+    beside = call(1, "run_terminal", "3 passed", command="pytest -q")
+    assert behaviour([[EDIT, beside]]).tests_after_edit == 1.0
+    assert behaviour([[beside, EDIT]]).tests_after_edit == 0.0
+
+
+def test_another_command_is_no_test_run() -> None:
+    assert behaviour([[EDIT, call(2, "run_terminal", command="ls")]]).tests_after_edit == 0.0
+
+
+def test_editing_again_is_judged_only_after_tests_failed_behind_an_edit() -> None:
+    again = call(3, "search_replace", "ok", path="a.py")
+    early = call(0, "run_terminal", "1 failed", command="pytest -q")
+    assert behaviour([[EDIT, FAIL, again]]).edits_after_failed_test == 1.0
+    assert behaviour([[EDIT, FAIL]]).edits_after_failed_test == 0.0
+    assert behaviour([[early, EDIT, PASS]]).edits_after_failed_test is None
+
+
+def test_a_count_of_zero_failures_is_a_pass() -> None:
+    passed = call(2, "run_terminal", "3 passed, 0 failed", command="pytest")
+    assert behaviour([[EDIT, passed]]).edits_after_failed_test is None
+
+
+def test_refused_edits_and_malformed_calls_are_counted() -> None:
+    refused = call(1, "search_replace", "Error: old_string not found", error=True, path="a.py")
+    broken = CallRecord(turn=0, name="", is_malformed=True, is_error=True)
+    found = behaviour([[READ, refused, EDIT], [broken]])
+    assert found.edit_error_rate == 0.5
+    assert found.malformed_per_rollout == 0.5
+    assert found.with_edit == 1
+
+
+def test_without_edits_shares_are_unknown() -> None:
+    found = behaviour([[READ], []])
+    assert found.read_before_edit is None
+    assert found.tests_after_edit is None
+    assert found.edit_error_rate is None
+    assert behaviour([]).malformed_per_rollout == 0.0
+
+
+def test_arguments_that_are_no_object_do_no_harm() -> None:
+    odd = CallRecord(turn=0, name="read_file", arguments_json="[1")
+    assert behaviour([[odd, EDIT]]).read_before_edit == 0.0
