@@ -7,7 +7,7 @@ from enum import IntEnum
 
 from rich.console import Console
 
-from etude.common.errors import EtudeError, Problem, UserError
+from etude.common.errors import EtudeError, UserError
 
 
 class Exit(IntEnum):
@@ -33,11 +33,6 @@ def say(text: str) -> None:
     """One line for people."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
-
-
-def problem(reason: str, *, what: str, where: str, fix: str) -> UserError:
-    """An error that a user can put right."""
-    return UserError(Problem(reason=reason, what=what, where=where, fix=fix))
 
 
 @contextmanager

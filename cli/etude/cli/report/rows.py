@@ -1,9 +1,7 @@
-"""Reading a run's metrics rows into curves."""
+"""From a run's record to the points of curves."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 Row = Mapping[str, Any]
@@ -19,34 +17,6 @@ class Curve:
     as_points: bool = False
 
 
-def read_rows(folder: Path) -> list[Row]:
-    """All rows of metrics.jsonl; a torn last line is left out."""
-    path = folder / "metrics.jsonl"
-    if not path.exists():
-        return []
-    rows: list[Row] = []
-    for line in path.read_bytes().split(b"\n"):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return latest(rows)
-
-
-def latest(rows: Iterable[Row]) -> list[Row]:
-    """One row per step and evaluation: after a resume the later row replaces the earlier one."""
-    kept: dict[tuple[object, ...], Row] = {}
-    for position, row in enumerate(rows):
-        kind = row.get("kind")
-        if kind in {"step", "eval"}:
-            kept[kind, row.get("phase"), row.get("step"), row.get("name")] = row
-        else:
-            kept[kind, position] = row
-    return sorted(kept.values(), key=lambda row: float(row.get("time_s", 0)))
-
-
 def steps(rows: Iterable[Row], *, rl: bool) -> list[Row]:
     """Optimiser steps of the sampled phases, or of the supervised ones."""
     return [r for r in rows if r.get("kind") == "step" and ("reward_mean" in r) == rl]
@@ -55,6 +25,11 @@ def steps(rows: Iterable[Row], *, rl: bool) -> list[Row]:
 def evaluations(rows: Iterable[Row]) -> list[Row]:
     """Evaluations in order."""
     return [r for r in rows if r.get("kind") == "eval"]
+
+
+def versions(rows: Iterable[Row]) -> list[Row]:
+    """Published versions in order."""
+    return [r for r in rows if r.get("kind") == "version"]
 
 
 def curve(rows: Sequence[Row], field: str, label: str, *, as_points: bool = False) -> Curve:

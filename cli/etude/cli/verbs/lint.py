@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from etude.cli.output import Exit, problem, say
+from etude.cli.output import Exit, say
+from etude.common.errors import Problem, UserError
 
 
 def lint(
@@ -17,7 +18,9 @@ def lint(
     found = 0
     for path in files:
         if not path.is_file():
-            raise problem("NotFound", what="no such file", where=str(path), fix="check the path")
+            raise UserError(
+                Problem("NotFound", what="no such file", where=str(path), fix="check the path")
+            )
         for finding in lint_text(path.read_text(), name=str(path)):
             found += 1
             say(finding.text())

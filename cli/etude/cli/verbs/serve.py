@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from etude.cli.output import problem
+from etude.common.errors import Problem, UserError
 
 
 def serve(
@@ -17,11 +17,13 @@ def serve(
 ) -> None:
     """Serve a checkpoint's model folder to any OpenAI client."""
     if not (model / "config.json").is_file():
-        raise problem(
-            "NotFound",
-            what="holds no config.json, so it is no model folder",
-            where=str(model),
-            fix="give the folder that a run exported, for example runs/demo/model",
+        raise UserError(
+            Problem(
+                "NotFound",
+                what="holds no config.json, so it is no model folder",
+                where=str(model),
+                fix="give the folder that a run exported, for example runs/demo/model",
+            )
         )
     arguments = ["-m", "etude.inference.serve", "--model", str(model.resolve())]
     os.execv(sys.executable, [sys.executable, *arguments, "--port", str(port)])  # noqa: S606

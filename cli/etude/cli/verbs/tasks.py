@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from etude.cli.examples import epilog
+
 app = typer.Typer(no_args_is_help=True, help="Make, look at and verify tasks.")
 
 
@@ -17,7 +19,7 @@ def _run(module: str, *arguments: str) -> None:
         raise SystemExit(done.returncode)
 
 
-@app.command()
+@app.command(epilog=epilog("generate"))
 def generate(
     out: Annotated[Path, typer.Argument(help="Folder to create.")],
     *,
@@ -34,7 +36,7 @@ def generate(
     )
 
 
-@app.command()
+@app.command(epilog=epilog("show"))
 def show(
     task: Annotated[Path, typer.Argument(help="A task folder in Harbor layout.")],
 ) -> None:
@@ -42,7 +44,7 @@ def show(
     _run("etude.envserver.tasks.show", str(task))
 
 
-@app.command()
+@app.command(epilog=epilog("verify"))
 def verify(
     folder: Annotated[Path, typer.Argument(help="A task folder, or a folder of them.")],
     *,

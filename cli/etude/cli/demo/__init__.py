@@ -1,0 +1,1 @@
+"""The one-command demo: its inputs, its targets, its verdict."""

@@ -1,0 +1,68 @@
+"""What the demo works on: a generated model folder, tasks and demonstrations."""
+
+import json
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+
+from etude.cli.output import say
+from etude.common.errors import Problem, UserError
+
+PREFIX = Path("inputs") / "etude" / "demo"
+"""Where s3://etude/demo/… of the manifest lies inside a local run folder."""
+
+
+def manifest() -> Path:
+    """The demo's RLRun, from the repository or from the installed package.
+
+    Raises:
+        UserError: neither holds it.
+    """
+    packaged = Path(str(resources.files("etude.cli"))) / "rlrun.yaml"
+    in_repository = Path(__file__).parents[4] / "examples" / "demo" / "rlrun.yaml"
+    for path in (packaged, in_repository):
+        if path.is_file():
+            return path
+    raise UserError(
+        Problem(
+            "NotFound",
+            what="the demo's manifest is not installed",
+            where=str(in_repository),
+            fix="run from a clone of the repository",
+        )
+    )
+
+
+def prepare(folder: Path, seed: int) -> None:
+    """Generate the inputs of one seed, unless they are complete already.
+
+    Raises:
+        UserError: the folder holds another seed's run, or the generator failed.
+    """
+    target = folder / PREFIX
+    facts = target / "facts.json"
+    if facts.is_file():
+        found = json.loads(facts.read_text()).get("seed")
+        if found == seed:
+            return
+        raise UserError(
+            Problem(
+                "Conflict",
+                what=f"holds the demo of seed {found}, not {seed}",
+                where=str(folder),
+                fix=f"etude demo --seed {seed} --dir {folder}-{seed}",
+            )
+        )
+    say(f"generating tasks, demonstrations and tokenizer into {target}")
+    command = [sys.executable, "-m", "etude.envserver.tasks.generate"]
+    done = subprocess.run([*command, "--out", str(target), "--seed", str(seed)], check=False)
+    if done.returncode or not facts.is_file():
+        raise UserError(
+            Problem(
+                "Internal",
+                what=f"the generator ended with {done.returncode}",
+                where=str(target),
+                fix="see its output above",
+            )
+        )

@@ -1,0 +1,36 @@
+"""`etude`: entry point of the command line."""
+
+from collections.abc import Callable
+
+import typer
+
+from etude.cli.examples import epilog
+from etude.cli.output import explained
+from etude.cli.verbs import demo, doctor, lint, logs, report, run, serve, tasks
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    help="Reinforcement-learning post-training of coding agents, on a laptop or a cluster.",
+)
+VERBS: dict[str, Callable[..., None]] = {
+    "demo": demo.demo,
+    "run": run.run,
+    "watch": run.watch,
+    "stop": run.stop,
+    "logs": logs.logs,
+    "report": report.report,
+    "doctor": doctor.doctor,
+    "lint": lint.lint,
+    "serve": serve.serve,
+}
+for name, verb in VERBS.items():
+    app.command(name, epilog=epilog(name))(verb)
+app.add_typer(tasks.app, name="tasks")
+
+
+def main() -> None:
+    """Run one verb."""
+    with explained():
+        app()

@@ -1,0 +1,83 @@
+"""`etude demo`: the whole platform on one machine, in minutes."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from etude.cli import runs
+from etude.cli.output import Exit, console, say
+from etude.cli.verbs.report import write_report
+from etude.cli.verbs.run import follow
+
+
+def demo(
+    *,
+    seed: Annotated[int, typer.Option(help="Data, tasks, weights and order follow from it.")] = 0,
+    folder: Annotated[Path | None, typer.Option("--dir", help="Run folder; runs/demo.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a field: spec.path=value.")
+    ] = None,
+    plain: Annotated[bool, typer.Option(help="Lines instead of a picture.")] = False,
+) -> None:
+    """Warm a small policy up, train it with reinforcement learning, and show that it got better."""
+    from etude.cli.demo import inputs
+    from etude.cli.procs import PeakMemory
+
+    started_s = time.time()
+    target = folder or runs.ROOT / ("demo" if seed == 0 else f"demo-{seed}")
+    inputs.prepare(target, seed)
+    seeds = [f"spec.model.seed={seed}"]
+    seeds += [f"spec.phases.{index}.seed={seed}" for index in range(3)]
+    process = runs.start(inputs.manifest(), target, [*seeds, *(settings or [])])
+    runs.await_state(process, target)
+    memory = PeakMemory(process.pid)
+    code = follow(process, target, as_lines=plain, on_look=memory.look)
+    if code:
+        raise SystemExit(code)
+    _show(target, started_s=started_s, peak_gib=memory.peak_bytes / 2**30)
+
+
+def _show(folder: Path, *, started_s: float, peak_gib: float) -> None:
+    from etude.cli.demo.audit import lost_rollouts
+
+    from etude.cli.demo.verdict import outcome
+    from etude.common.record import FolderRecord, latest
+
+    ended_s = time.time()
+    rows = latest(FolderRecord(folder).rows())
+    result = outcome(
+        rows,
+        started_s=started_s,
+        ended_s=ended_s,
+        lost=lost_rollouts(folder),
+        peak_rss_gib=peak_gib,
+    )
+    (folder / "demo.json").write_text(json.dumps(asdict(result), indent=2) + "\n")
+    _print_habits(folder, rows)
+    say(f"report: {write_report(folder)}")
+    misses = result.misses()
+    for miss in misses:
+        say(f"missed: {miss}")
+    console().print(result.line(), soft_wrap=True)
+    if misses:
+        raise SystemExit(Exit.NO)
+
+
+def _print_habits(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    from etude.cli.report.page import habits
+
+    facts = json.loads((folder / "inputs/etude/demo/facts.json").read_text())
+    say(f"the demonstrators themselves succeed in {facts['demonstrators_success']:.2f}")
+    grid = habits(rows)
+    if grid is None:
+        return
+    table = Table("habit on held-out tasks", *grid.columns, box=None, pad_edge=False)
+    for line in grid.rows:
+        table.add_row(line.label, *line.values)
+    console(to_stderr=True).print(table)

@@ -1,0 +1,40 @@
+"""`etude report`: the pictures and the page of a run."""
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from etude.cli import runs
+from etude.cli.output import say
+
+
+def report(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or its name.")],
+    *,
+    open_page: Annotated[bool, typer.Option("--open", help="Show it in a browser.")] = False,
+) -> None:
+    """Draw the curves of a run and write report/index.html beside them."""
+    page = write_report(runs.folder_of(name))
+    say(f"wrote {page}")
+    if open_page:
+        webbrowser.open(page.resolve().as_uri())
+
+
+def write_report(folder: Path) -> Path:
+    """Write report/index.html and its pictures; returns the page."""
+    from etude.cli.report.charts import charts, png
+    from etude.cli.report.page import render
+    from etude.common.record import FolderRecord, latest
+
+    target = folder / "report"
+    target.mkdir(exist_ok=True)
+    record = FolderRecord(folder)
+    rows = latest(record.rows())
+    pictures = charts(rows)
+    for chart in pictures:
+        (target / f"{chart.name}.png").write_bytes(png(chart))
+    page = target / "index.html"
+    page.write_text(render(folder.name, record, rows, pictures))
+    return page

@@ -1,0 +1,181 @@
+"""`etude run`, `watch`, `stop`: a run on this machine from start to end."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+import yaml
+from rich.live import Live
+
+from etude.cli import runs
+from etude.cli.live import picture, plain
+from etude.cli.output import Exit, console, say
+from etude.cli.views import Viewer
+from etude.common.errors import Problem, UserError
+from etude.common.local import is_running, read_state
+
+REDRAWS_PER_SECOND = 2
+PLAIN_INTERVAL_S = 10.0
+LOOK_INTERVAL_S = 5.0
+"""Measuring the memory of some thirty processes costs about 10 ms."""
+
+
+def run(
+    file: Annotated[Path, typer.Argument(help="Manifest of one RLRun.")],
+    *,
+    folder: Annotated[Path | None, typer.Option("--dir", help="Run folder; runs/NAME.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a field: spec.path=value.")
+    ] = None,
+    detach: Annotated[bool, typer.Option(help="Return once the run has started.")] = False,
+    plain_log: Annotated[bool, typer.Option("--plain", help="Lines instead of a picture.")] = False,
+) -> None:
+    """Run a manifest on this machine; run it again to resume. Ctrl-C saves and stops."""
+    if not file.is_file():
+        raise UserError(
+            Problem("NotFound", what="no such file", where=str(file), fix="check the path")
+        )
+    target = folder or runs.ROOT / _name(file)
+    process = runs.start(file, target, settings or [])
+    state = runs.await_state(process, target)
+    if detach:
+        say(f"started in process {state.pid}; etude watch {target}; etude stop {target}")
+        return
+    raise SystemExit(follow(process, target, as_lines=plain_log))
+
+
+def watch(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or its name.")],
+    *,
+    plain_log: Annotated[bool, typer.Option("--plain", help="Lines instead of a picture.")] = False,
+) -> None:
+    """Watch a run of this machine; Ctrl-C ends the watching, not the run."""
+    folder = runs.folder_of(name)
+    state = read_state(folder)
+    if state is None or not is_running(state):
+        _draw_once(folder)
+        return
+    _show(folder, as_lines=plain_log, is_over=lambda: not is_running(state))
+
+
+def stop(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or its name.")],
+    *,
+    now: Annotated[bool, typer.Option(help="Do not save a checkpoint first.")] = False,
+) -> None:
+    """Save a checkpoint and stop a run of this machine; run it again to resume."""
+    folder = runs.folder_of(name)
+    state = read_state(folder)
+    if state is None or not is_running(state):
+        say(f"{folder} is not running")
+        return
+    runs.ask_to_stop(state, now=now)
+    say("stopping" if now else "saving a checkpoint, then stopping")
+    while is_running(state):
+        time.sleep(0.2)
+    _draw_once(folder)
+
+
+def follow(
+    process: subprocess.Popen[bytes],
+    folder: Path,
+    *,
+    as_lines: bool,
+    on_look: Callable[[], None] | None = None,
+) -> int:
+    """Show a run until it ends; the first Ctrl-C asks it to save and stop, the second to stop.
+
+    Args:
+        process: the local runtime.
+        folder: its run folder.
+        as_lines: a plain log even on a terminal.
+        on_look: called every few seconds, for measurements beside the run.
+
+    Returns:
+        The exit code for the verb.
+    """
+    interrupts = 0
+
+    def interrupted(_number: int, _frame: FrameType | None) -> None:
+        nonlocal interrupts
+        interrupts += 1
+        process.send_signal(signal.SIGTERM)
+        say("\nsaving a checkpoint, then stopping; Ctrl-C again stops at once")
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        watched = _Watched(process, on_look)
+        _show(folder, as_lines=as_lines, is_over=watched.is_over)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    code = process.wait()
+    if interrupts:
+        say(f"stopped; run it again to resume: etude run {folder}/run.yaml --dir {folder}")
+        return Exit.INTERRUPTED
+    if code:
+        say(runs.last_words(folder / "logs" / "runtime.log"))
+    return code
+
+
+@dataclass(slots=True)
+class _Watched:
+    """Asks whether the runtime has ended, and lets a measurement look now and then."""
+
+    process: subprocess.Popen[bytes]
+    on_look: Callable[[], None] | None
+    _next_look: float = 0.0
+
+    def is_over(self) -> bool:
+        if self.on_look is not None and time.monotonic() >= self._next_look:
+            self.on_look()
+            self._next_look = time.monotonic() + LOOK_INTERVAL_S
+        return self.process.poll() is not None
+
+
+def _show(folder: Path, *, as_lines: bool, is_over: Callable[[], bool]) -> None:
+    viewer = Viewer(folder)
+    screen = console()
+    if as_lines or not screen.is_terminal:
+        _show_lines(viewer, is_over)
+        return
+    with Live(console=screen, refresh_per_second=REDRAWS_PER_SECOND) as live:
+        while not is_over():
+            live.update(picture(viewer.view()))
+            time.sleep(1 / REDRAWS_PER_SECOND)
+        live.update(picture(viewer.view()))
+
+
+def _show_lines(viewer: Viewer, is_over: Callable[[], bool]) -> None:
+    shown = ""
+    last = 0.0
+    while not is_over():
+        line = plain(viewer.view())
+        if line != shown and time.monotonic() - last >= PLAIN_INTERVAL_S:
+            say(line)
+            shown, last = line, time.monotonic()
+        time.sleep(0.5)
+    say(plain(viewer.view()))
+
+
+def _name(file: Path) -> str:
+    try:
+        return str(yaml.safe_load(file.read_text())["metadata"]["name"])
+    except (yaml.YAMLError, KeyError, TypeError) as cause:
+        raise UserError(
+            Problem(
+                "InvalidSpec",
+                what="is no manifest with a metadata.name",
+                where=str(file),
+                fix=f"etude lint {file}",
+            )
+        ) from cause
+
+
+def _draw_once(folder: Path) -> None:
+    console().print(picture(Viewer(folder).view()))
