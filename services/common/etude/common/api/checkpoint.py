@@ -36,6 +36,7 @@ class CheckpointSpec(Model):
             cel="self.deletionPolicy != 'Delete' || has(self.runRef)",
             holds=lambda s: s.deletion_policy != "Delete" or s.run_ref is not None,
             message="deletionPolicy Delete needs a runRef: imported data is never deleted by us",
+            fix="set deletionPolicy: Retain",
             field_path=".deletionPolicy",
         ),
     )
@@ -58,5 +59,7 @@ class CheckpointSpec(Model):
     """Pinned checkpoints are never collected."""
     deletion_policy: Literal["Retain", "Delete"] = "Delete"
     """Whether the data goes when the object goes."""
-    metrics: dict[str, str] = Field(default_factory=dict, max_length=32)
+    metrics: dict[str, Annotated[str, Field(max_length=64)]] = Field(
+        default_factory=dict, max_length=32
+    )
     """Figures of the run at this step, as text."""

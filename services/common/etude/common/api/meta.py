@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic_core import CoreSchema, core_schema
 
 GROUP = "etude.dev"
 VERSION = "v1alpha1"
@@ -22,6 +23,11 @@ Uri = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^(file|s3):/
 Fraction = Annotated[str, Field(min_length=1, max_length=32, pattern=DECIMAL)]
 """A non-negative decimal as text: floats do not survive every JSON encoder unchanged."""
 
+LabelValue = Annotated[
+    str, Field(max_length=63, pattern=r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$")
+]
+"""A value of a Kubernetes label."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
@@ -30,8 +36,20 @@ class Rule:
     cel: str
     holds: Callable[..., bool]
     message: str
+    fix: str
+    """What to type instead, for `etude lint`."""
     field_path: str = ""
     """Relative to the model, with a leading dot, as CRDs want it."""
+
+
+class BrokenRulesError(ValueError):
+    """Every rule that one object breaks, at once."""
+
+    def __init__(self, rules: tuple[Rule, ...]) -> None:
+        super().__init__(
+            "; ".join(f"{r.field_path}: {r.message}" if r.field_path else r.message for r in rules)
+        )
+        self.rules = rules
 
 
 class Model(BaseModel):
@@ -49,16 +67,56 @@ class Model(BaseModel):
 
     @model_validator(mode="after")
     def _rules_hold(self) -> Self:
-        for rule in self.rules:
-            if not rule.holds(self):
-                raise ValueError(
-                    f"{rule.field_path}: {rule.message}" if rule.field_path else rule.message
-                )
+        broken = tuple(rule for rule in self.rules if not rule.holds(self))
+        if broken:
+            raise BrokenRulesError(broken)
         return self
 
     def to_json(self) -> dict[str, object]:
         """This object as Kubernetes shows it: camelCase, absent fields left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class RepeatedError(ValueError):
+    """An item of a list has the key of an earlier one."""
+
+    def __init__(self, key: str, value: object, index: int) -> None:
+        super().__init__(f"{key} {value!r} is given twice")
+        self.key = key
+        self.index = index
+
+
+class UniqueBy:
+    """Marks a list whose items are told apart by one field, and refuses a repeated one."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def __get_pydantic_core_schema__(
+        self, source: type[Any], handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(
+            self._refuse_repeated,
+            handler(source),
+            metadata={
+                "pydantic_js_extra": {
+                    "x-kubernetes-list-type": "map",
+                    "x-kubernetes-list-map-keys": [self.key],
+                }
+            },
+        )
+
+    def _refuse_repeated(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
+        seen: set[object] = set()
+        for index, item in enumerate(items):
+            value = getattr(item, self.key)
+            if value in seen:
+                raise RepeatedError(self.key, value, index)
+            seen.add(value)
+        return items
+
+
+NAMED = UniqueBy("name")
 
 
 def number(text: str) -> float:

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, JsonValue
 
-from etude.common.api.meta import Fraction, Model, Name, Rule, Uri
+from etude.common.api.meta import NAMED, Fraction, Model, Name, Rule, Uri
 
 
 class PhaseType(StrEnum):
@@ -90,12 +90,14 @@ class AsyncLimits(Model):
             cel="(self.mode == 'Sync') == (self.maxStalenessVersions == 0)",
             holds=lambda s: (s.max_staleness_versions == 0) == (s.mode == AsyncMode.SYNC),
             message="mode Sync needs maxStalenessVersions 0, every other mode at least 1",
+            fix="set mode: FullyAsync, or maxStalenessVersions: 0",
             field_path=".maxStalenessVersions",
         ),
         Rule(
             cel="self.mode != 'OneStepOff' || self.maxStalenessVersions == 1",
             holds=lambda s: s.mode != AsyncMode.ONE_STEP_OFF or s.max_staleness_versions == 1,
             message="mode OneStepOff needs maxStalenessVersions 1; use FullyAsync for more",
+            fix="set maxStalenessVersions: 1, or mode: FullyAsync",
             field_path=".maxStalenessVersions",
         ),
     )
@@ -135,12 +137,14 @@ class Phase(Model):
             cel="self.type != 'ReinforcementLearning' || (has(self.tasks) && has(self.algorithm))",
             holds=lambda s: not s.is_rl or (s.tasks is not None and s.algorithm is not None),
             message="a ReinforcementLearning phase needs tasks and algorithm",
+            fix="add tasks: [{name, uri, environment}] and algorithm: {name: DrGRPO}",
         ),
         Rule(
             cel="self.type != 'ReinforcementLearning' || (!has(self.data) && !has(self.batchSize))",
             holds=lambda s: not s.is_rl or (s.data is None and s.batch_size is None),
             message="a ReinforcementLearning phase has no data and no batchSize:"
             " use tasks and algorithm.promptsPerStep",
+            fix="remove data and batchSize",
         ),
         Rule(
             cel="self.type == 'ReinforcementLearning'"
@@ -158,6 +162,7 @@ class Phase(Model):
             ),
             message="a supervised phase needs data"
             " and has no tasks, algorithm, asyncLimits or rollout",
+            fix="add data: [{name, uri}] and remove tasks, algorithm, asyncLimits and rollout",
         ),
     )
 
@@ -173,9 +178,9 @@ class Phase(Model):
     """AdamW and its schedule."""
     batch_size: Annotated[int, Field(ge=1, le=65_536)] | None = None
     """Supervised phases: sequences per step; 12 unless set."""
-    data: Annotated[tuple[Dataset, ...], Field(min_length=1, max_length=32)] | None = None
+    data: Annotated[tuple[Dataset, ...], Field(min_length=1, max_length=32), NAMED] | None = None
     """Supervised phases: transcripts."""
-    tasks: Annotated[tuple[TaskSet, ...], Field(min_length=1, max_length=64)] | None = None
+    tasks: Annotated[tuple[TaskSet, ...], Field(min_length=1, max_length=64), NAMED] | None = None
     """Reinforcement learning: tasks, each used at most once per run."""
     algorithm: Algorithm | None = None
     """Reinforcement learning: how rewards become gradients."""

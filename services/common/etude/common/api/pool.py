@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from etude.common.api.meta import Model, Name, Rule
+from etude.common.api.meta import NAMED, Model, Name, Rule
 
 
 class Trust(StrEnum):
@@ -49,6 +49,7 @@ class LeasePolicy(Model):
             cel="self.heartbeatSeconds * 2 <= self.ttlSeconds",
             holds=lambda s: s.heartbeat_seconds * 2 <= s.ttl_seconds,
             message="heartbeatSeconds must be at most half of ttlSeconds",
+            fix="lower heartbeatSeconds, or raise ttlSeconds",
             field_path=".heartbeatSeconds",
         ),
     )
@@ -66,7 +67,7 @@ class LeasePolicy(Model):
 class EnvPoolSpec(Model):
     """What a pool should be."""
 
-    templates: Annotated[tuple[Template, ...], Field(min_length=1, max_length=64)]
+    templates: Annotated[tuple[Template, ...], Field(min_length=1, max_length=64), NAMED]
     """Templates that this pool serves."""
     isolation: Isolation = Field(default_factory=Isolation)
     """How environments are kept apart."""

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, JsonValue
 
-from etude.common.api.meta import Fraction, Model, Name, NameRef, Rule
+from etude.common.api.meta import NAMED, Fraction, LabelValue, Model, Name, NameRef, Rule
 from etude.common.api.pool import EnvPoolSpec
 
 
@@ -28,9 +28,9 @@ class RoleSpec(Model):
     """CPU request per pod, a Kubernetes quantity."""
     memory: Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(Ki|Mi|Gi|Ti)?$")] | None = None
     """Memory request and limit per pod, a Kubernetes quantity."""
-    env: Annotated[tuple[EnvVar, ...], Field(max_length=128)] = ()
+    env: Annotated[tuple[EnvVar, ...], Field(max_length=128), NAMED] = ()
     """Extra environment variables."""
-    node_selector: dict[str, str] = Field(default_factory=dict, max_length=64)
+    node_selector: dict[str, LabelValue] = Field(default_factory=dict, max_length=64)
     """Labels that a node must carry."""
     termination_grace_period_seconds: Annotated[int, Field(ge=1, le=86_400)] = 60
     """Time to end in order before a pod is killed."""
@@ -70,6 +70,7 @@ class EnvironmentRole(Model):
             cel="has(self.poolRef) != has(self.poolTemplate)",
             holds=lambda s: (s.pool_ref is None) != (s.pool_template is None),
             message="give exactly one of poolRef and poolTemplate",
+            fix="keep poolRef for a pool that exists, poolTemplate for one of the run's own",
         ),
     )
 
@@ -101,7 +102,7 @@ class RewardFunction(Model):
 class RewardsRole(RoleSpec):
     """The service that scores finished rollouts."""
 
-    functions: Annotated[tuple[RewardFunction, ...], Field(min_length=1, max_length=32)]
+    functions: Annotated[tuple[RewardFunction, ...], Field(min_length=1, max_length=32), NAMED]
     """The rubric."""
 
 
@@ -112,7 +113,7 @@ class Roles(Model):
     """Controller, rollout workers and learner ranks."""
     inference: InferenceRole | None = None
     """Engines; needed by reinforcement learning."""
-    environments: Annotated[tuple[EnvironmentRole, ...], Field(max_length=32)] = ()
+    environments: Annotated[tuple[EnvironmentRole, ...], Field(max_length=32), NAMED] = ()
     """Environment pools; needed by reinforcement learning."""
     rewards: RewardsRole | None = None
     """Reward service; needed by reinforcement learning."""

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from etude.common.api.meta import Model, Name, NameRef, Rule, Uri
+from etude.common.api.meta import NAMED, Model, Name, NameRef, Rule, Uri
 from etude.common.api.phases import Phase, TaskSet
 from etude.common.api.roles import Roles
 
@@ -107,6 +107,7 @@ class RLRunSpec(Model):
             cel="self.phases.all(p, self.phases.exists_one(q, q.name == p.name))",
             holds=lambda s: len({p.name for p in s.phases}) == len(s.phases),
             message="phase names must be unique",
+            fix="rename one of the phases",
             field_path=".phases",
         ),
         Rule(
@@ -123,6 +124,7 @@ class RLRunSpec(Model):
             ),
             message="a ReinforcementLearning phase needs"
             " roles.inference, roles.environments and roles.rewards",
+            fix="add the roles that are missing; examples/demo/rlrun.yaml has all of them",
             field_path=".roles",
         ),
         Rule(
@@ -134,6 +136,7 @@ class RLRunSpec(Model):
                 for t in p.tasks or ()
             ),
             message="every tasks[].environment must name an entry of roles.environments",
+            fix="name an entry of roles.environments, or add one of that name",
             field_path=".phases",
         ),
         Rule(
@@ -143,6 +146,7 @@ class RLRunSpec(Model):
                 e.phase in {p.name for p in s.phases if p.is_rl} for e in s.evaluation
             ),
             message="every evaluation[].phase must name a ReinforcementLearning phase",
+            fix="name a phase of type ReinforcementLearning",
             field_path=".evaluation",
         ),
     )
@@ -161,7 +165,7 @@ class RLRunSpec(Model):
     """How policy versions travel."""
     checkpointing: Checkpointing = Field(default_factory=Checkpointing)
     """When states are saved."""
-    evaluation: Annotated[tuple[Evaluation, ...], Field(max_length=16)] = ()
+    evaluation: Annotated[tuple[Evaluation, ...], Field(max_length=16), NAMED] = ()
     """Measurements on held-out tasks."""
     failure_policy: FailurePolicy = Field(default_factory=FailurePolicy)
     """How often the run may restart."""

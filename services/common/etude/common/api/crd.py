@@ -1,0 +1,274 @@
+"""CustomResourceDefinitions, made from the API models."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from typing_extensions import override
+
+from etude.common.api.checkpoint import CheckpointSpec
+from etude.common.api.meta import GROUP, NAME, VERSION, Model
+from etude.common.api.pool import EnvPoolSpec
+from etude.common.api.run import RLRunSpec
+from etude.common.api.status import CheckpointStatus, EnvPoolStatus, RLRunStatus
+from etude.common.api.structural import VALIDATIONS, schema
+
+CHART_FOLDER = Path("helm/etude/files/crds")
+HEADER = "# Generated from etude.common.api by `python -m etude.common.api.crd`; do not edit.\n"
+
+
+class Column(NamedTuple):
+    """One column of `kubectl get`; a wide one shows only with `-o wide`."""
+
+    name: str
+    path: str
+    type: str = "string"
+    wide: bool = False
+
+
+class RootRule(NamedTuple):
+    """A rule about name or change, which only the API server can judge."""
+
+    cel: str
+    message: str
+    field_path: str = ""
+
+
+class Kind(NamedTuple):
+    """One kind of the group: its names, its models, and how kubectl shows it."""
+
+    name: str
+    plural: str
+    short: str
+    about: str
+    spec: type[Model]
+    status: type[Model]
+    columns: tuple[Column, ...]
+    selectable: tuple[str, ...] = ()
+    rules: tuple[RootRule, ...] = ()
+    scales: bool = False
+
+
+NAME_RULE = RootRule(
+    cel=f"self.metadata.name.matches('{NAME}') && size(self.metadata.name) <= 40",
+    message="metadata.name must be a lower-case RFC 1035 label of at most 40 characters:"
+    " the names of all children are made from it",
+)
+
+HOLDS_PODS = (
+    "has(oldSelf.status) && has(oldSelf.status.startTime)"
+    " && !(has(oldSelf.status.conditions) && oldSelf.status.conditions"
+    ".exists(c, c.type == 'Suspended' && c.status == 'True'))"
+)
+"""True from the start of a run until it is suspended. CRD rules have no variables."""
+
+
+def while_holding_pods(kept: str, *, what: str, field_path: str) -> RootRule:
+    """A rule that keeps one part of the spec while the run holds pods."""
+    return RootRule(
+        cel=f"!({HOLDS_PODS}) || {kept}",
+        message=f"{what} is immutable while the run holds pods:"
+        " set spec.suspend=true and wait for condition Suspended",
+        field_path=field_path,
+    )
+
+
+def unchanged(field: str) -> RootRule:
+    """A rule that keeps one field of the spec as it was created."""
+    return RootRule(
+        cel=f"self.spec.?{field} == oldSelf.spec.?{field}",
+        message=f"spec.{field} is immutable",
+        field_path=".spec",
+    )
+
+
+RLRUN = Kind(
+    name="RLRun",
+    plural="rlruns",
+    short="rlr",
+    about="One post-training run, from a model folder to a better policy.",
+    spec=RLRunSpec,
+    status=RLRunStatus,
+    selectable=(".status.phase",),
+    rules=(
+        NAME_RULE,
+        while_holding_pods(
+            "self.spec.model == oldSelf.spec.model", what="spec.model", field_path=".spec.model"
+        ),
+        while_holding_pods(
+            "self.spec.storage == oldSelf.spec.storage",
+            what="spec.storage",
+            field_path=".spec.storage",
+        ),
+        while_holding_pods(
+            "self.spec.phases.map(p, [p.name, p.type])"
+            " == oldSelf.spec.phases.map(p, [p.name, p.type])",
+            what="the list of phases, by name and type,",
+            field_path=".spec.phases",
+        ),
+    ),
+    columns=(
+        Column("Status", ".status.phase"),
+        Column("Phase", ".status.activePhase"),
+        Column("Step", ".status.step.text"),
+        Column("Reward", ".status.reward.ewma"),
+        Column("Policy", ".status.policyVersion"),
+        Column("Stale", ".status.staleness.max", "integer"),
+        Column("Ckpt", ".status.lastCheckpoint.time", "date"),
+        Column("Age", ".metadata.creationTimestamp", "date"),
+        Column("Ready", '.status.conditions[?(@.type=="Ready")].status', wide=True),
+        Column("Envs", ".status.rollouts.inFlight", "integer", wide=True),
+        Column("Attempt", ".status.attempt", "integer", wide=True),
+        Column("Reason", '.status.conditions[?(@.type=="Ready")].reason', wide=True),
+        Column("Progress", '.status.conditions[?(@.type=="Progressing")].reason', wide=True),
+    ),
+)
+
+CHECKPOINT = Kind(
+    name="Checkpoint",
+    plural="checkpoints",
+    short="ckpt",
+    about="One complete, verified state of a run in the object store.",
+    spec=CheckpointSpec,
+    status=CheckpointStatus,
+    selectable=(".spec.runRef.name", ".status.phase"),
+    rules=(unchanged("runRef"), unchanged("source"), unchanged("reason")),
+    columns=(
+        Column("Run", ".spec.runRef.name"),
+        Column("Step", ".spec.step", "integer"),
+        Column("Policy", ".spec.policyVersion", "integer"),
+        Column("Size", ".spec.sizeBytes", "integer"),
+        Column("Phase", ".status.phase"),
+        Column("Pinned", ".spec.pinned", "boolean"),
+        Column("Age", ".metadata.creationTimestamp", "date"),
+        Column("Reason", ".spec.reason", wide=True),
+        Column("URI", ".spec.source.uri", wide=True),
+    ),
+)
+
+ENV_POOL = Kind(
+    name="EnvPool",
+    plural="envpools",
+    short="envp",
+    about="Environments of one kind, handed out as leases.",
+    spec=EnvPoolSpec,
+    status=EnvPoolStatus,
+    rules=(NAME_RULE,),
+    scales=True,
+    columns=(
+        Column("Ready", ".status.readyReplicas", "integer"),
+        Column("Desired", ".spec.replicas", "integer"),
+        Column("Leased", ".status.slots.leased", "integer"),
+        Column("Idle", ".status.slots.idle", "integer"),
+        Column("Queued", ".status.slots.queued", "integer"),
+        Column("Age", ".metadata.creationTimestamp", "date"),
+        Column("Isolation", ".spec.isolation.minimum", wide=True),
+        Column("Driver", ".status.driver", wide=True),
+        Column("Reason", '.status.conditions[?(@.type=="Available")].reason', wide=True),
+    ),
+)
+
+KINDS = (RLRUN, CHECKPOINT, ENV_POOL)
+
+
+def definition(kind: Kind) -> dict[str, Any]:
+    """The CustomResourceDefinition of one kind."""
+    names = {
+        "kind": kind.name,
+        "listKind": f"{kind.name}List",
+        "plural": kind.plural,
+        "singular": kind.name.lower(),
+        "shortNames": [kind.short],
+        "categories": ["etude"],
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{kind.plural}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "names": names,
+            "scope": "Namespaced",
+            "versions": [_version(kind)],
+        },
+    }
+
+
+def _version(kind: Kind) -> dict[str, Any]:
+    subresources: dict[str, Any] = {"status": {}}
+    if kind.scales:
+        subresources["scale"] = {
+            "specReplicasPath": ".spec.replicas",
+            "statusReplicasPath": ".status.replicas",
+            "labelSelectorPath": ".status.selector",
+        }
+    version = {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "subresources": subresources,
+        "additionalPrinterColumns": [_column(column) for column in kind.columns],
+        "schema": {"openAPIV3Schema": _root(kind)},
+    }
+    if kind.selectable:
+        version["selectableFields"] = [{"jsonPath": path} for path in kind.selectable]
+    return version
+
+
+def _column(column: Column) -> dict[str, Any]:
+    shown = {"name": column.name, "type": column.type, "jsonPath": column.path}
+    return shown | {"priority": 1} if column.wide else shown
+
+
+def _root(kind: Kind) -> dict[str, Any]:
+    root: dict[str, Any] = {
+        "description": kind.about,
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {
+                "description": f"Version of this form of the object: {GROUP}/{VERSION}.",
+                "type": "string",
+            },
+            "kind": {"description": f"{kind.name}.", "type": "string"},
+            "metadata": {"type": "object"},
+            "spec": schema(kind.spec),
+            "status": schema(kind.status, defaults=False),
+        },
+    }
+    if kind.rules:
+        root[VALIDATIONS] = [
+            {"rule": rule.cel, "message": rule.message}
+            | ({"fieldPath": rule.field_path} if rule.field_path else {})
+            for rule in kind.rules
+        ]
+    return root
+
+
+class _Dumper(yaml.SafeDumper):
+    """YAML without anchors: a schema that two fields share is written twice."""
+
+    @override
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def text(kind: Kind) -> str:
+    """The definition as the chart ships it."""
+    return HEADER + yaml.dump(
+        definition(kind), Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True
+    )
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write one file per kind into the folder named, or into the chart."""
+    folder = Path(arguments[0]) if arguments else CHART_FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind in KINDS:
+        (folder / f"{kind.plural}.yaml").write_text(text(kind), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,271 @@
+"""The verdict of the API server and of the operator on a manifest, offline."""
+
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field, JsonValue, ValidationError
+
+from etude.common.api import algorithms, rewards, structural
+from etude.common.api.checkpoint import CheckpointSpec
+from etude.common.api.documents import Document, FieldPath, InvalidYamlError, Position, read
+from etude.common.api.meta import API_VERSION, GROUP, LabelValue, Model, Name
+from etude.common.api.pool import EnvPoolSpec
+from etude.common.api.run import RLRunSpec
+from etude.common.api.sentences import Sentence, dotted, nearest, sentences, shown
+
+SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+
+
+class Finding(NamedTuple):
+    """One problem of a file: where it is, what it is, how to put it right."""
+
+    file: str
+    position: Position
+    field: str
+    reason: str
+    what: str
+    fix: str
+
+    def text(self) -> str:
+        """Position, problem and way out, as the terminal shows them."""
+        where = f"{self.file}:{self.position.line}:{self.position.column}"
+        return f"{where}  {self.what}\n  fix: {self.fix}  [{self.reason}]"
+
+
+class Metadata(Model):
+    """Metadata that a user may write; the rest is refused like any unknown field."""
+
+    name: Name
+    """Name of the object, from which the names of all its children are made."""
+    namespace: Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")] = (
+        "default"
+    )
+    """Namespace of the object and its children."""
+    labels: dict[str, LabelValue] = Field(default_factory=dict)
+    """Labels of the object."""
+    annotations: dict[str, str] = Field(default_factory=dict)
+    """Annotations of the object."""
+    finalizers: tuple[str, ...] = ()
+    """Names of parties that clean up before the object goes."""
+    owner_references: tuple[dict[str, JsonValue], ...] = ()
+    """Objects whose deletion deletes this one."""
+    generate_name: str = ""
+    """Prefix of a generated name."""
+    uid: str = ""
+    """Set by the API server."""
+    resource_version: str = ""
+    """Set by the API server."""
+    creation_timestamp: str = ""
+    """Set by the API server."""
+    generation: int = 0
+    """Set by the API server."""
+    managed_fields: tuple[dict[str, JsonValue], ...] = ()
+    """Set by the API server."""
+    self_link: str = ""
+    """Ignored by the API server."""
+    deletion_timestamp: str = ""
+    """Set by the API server."""
+    deletion_grace_period_seconds: int = 0
+    """Set by the API server."""
+
+
+class CheckpointMetadata(Metadata):
+    """Metadata of a Checkpoint, whose name no child is made from."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253, pattern=SUBDOMAIN)]
+    """Name of the object."""
+
+
+class _Kind(NamedTuple):
+    metadata: type[Metadata]
+    spec: type[Model]
+
+
+KINDS: Mapping[str, _Kind] = {
+    "RLRun": _Kind(Metadata, RLRunSpec),
+    "Checkpoint": _Kind(CheckpointMetadata, CheckpointSpec),
+    "EnvPool": _Kind(Metadata, EnvPoolSpec),
+}
+TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
+
+
+def lint_file(path: Path) -> list[Finding]:
+    """Every problem of one manifest file.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    return lint_bytes(path.read_bytes(), name=str(path))
+
+
+def lint_text(text: str, *, name: str) -> list[Finding]:
+    """Every problem of a manifest's text, in the order of the file; name is shown before each."""
+    return lint_bytes(text.encode("utf-8", errors="surrogatepass"), name=name)
+
+
+def lint_bytes(data: bytes, *, name: str) -> list[Finding]:
+    """Every problem of a manifest's bytes, in the order of the file; name is shown before each.
+
+    Documents of other groups are left to their own tools.
+    """
+    try:
+        documents = read(data)
+    except InvalidYamlError as cause:
+        problem = cause.problem
+        return [Finding(name, problem.position, "", "InvalidYaml", problem.what, problem.fix)]
+    if not documents:
+        empty = Sentence((), "the file holds no object", f"start with apiVersion: {API_VERSION}")
+        return [Finding(name, Position(1, 1), "", "InvalidYaml", empty.what, empty.fix)]
+    return sorted(
+        (found for document in documents for found in _document(document, name)),
+        key=lambda finding: finding.position,
+    )
+
+
+def _document(document: Document, name: str) -> Iterator[Finding]:
+    for problem in document.problems:
+        yield Finding(name, problem.position, "", "InvalidYaml", problem.what, problem.fix)
+    value = document.value
+    if not isinstance(value, dict):
+        found: Iterator[tuple[str, Sentence]] = iter(
+            [("InvalidSpec", Sentence((), "an object is a mapping", "start with apiVersion:"))]
+        )
+    else:
+        found = _object(value)
+    for reason, sentence in found:
+        at = document.key_at if sentence.at_key else document.at
+        yield Finding(
+            name, at(sentence.path), dotted(sentence.path), reason, sentence.what, sentence.fix
+        )
+
+
+def _object(value: Mapping[str, JsonValue]) -> Iterator[tuple[str, Sentence]]:
+    named = _named_kind(value)
+    if named is None:
+        return
+    if isinstance(named, Sentence):
+        yield "InvalidSpec", named
+        return
+    kind = KINDS[named]
+    if value["apiVersion"] != API_VERSION:
+        what = f"apiVersion is {shown(value['apiVersion'])}, but {named} is in {API_VERSION}"
+        yield "InvalidSpec", Sentence(("apiVersion",), what, f"write apiVersion: {API_VERSION}")
+    for key in value:
+        if key not in TOP_LEVEL:
+            meant = nearest(key, TOP_LEVEL)
+            fix = f"did you mean {meant}?" if meant else "move it below spec, or remove it"
+            what = f"{key} is no field of {named}"
+            yield "InvalidSpec", Sentence((key,), what, fix, at_key=True)
+    for part, model in (("metadata", kind.metadata), ("spec", kind.spec)):
+        yield from (("InvalidSpec", each) for each in _part(value, part, model))
+    yield from (("InvalidParameters", each) for each in _parameters(value.get("spec")))
+
+
+def _named_kind(value: Mapping[str, JsonValue]) -> str | Sentence | None:
+    """The kind if it is one of ours, None if it is another group's, else what is wrong."""
+    for key in ("apiVersion", "kind"):
+        if not isinstance(value.get(key), str):
+            wanted = API_VERSION if key == "apiVersion" else " or ".join(KINDS)
+            return Sentence((key,), f"{key} is missing", f"add {key}: {wanted}")
+    kind = str(value["kind"])
+    if kind in KINDS:
+        return kind
+    if str(value["apiVersion"]).partition("/")[0] != GROUP:
+        return None
+    what = f"kind is {shown(kind)}, which is none of {', '.join(KINDS)}"
+    meant = nearest(kind, KINDS)
+    return Sentence(("kind",), what, f"did you mean {meant}?" if meant else f"write {API_VERSION}")
+
+
+def _part(value: Mapping[str, JsonValue], part: str, model: type[Model]) -> Iterator[Sentence]:
+    content = value.get(part)
+    if content is None:
+        yield Sentence((part,), f"{part} is missing", f"add {part}: with {_required(model)}")
+        return
+    yield from _refused(model, content, (part,))
+
+
+def _refused(model: type[Model], value: JsonValue, at: FieldPath) -> Iterator[Sentence]:
+    """What the model refuses of a value, as strictly as the API server does."""
+    try:
+        model.model_validate_json(
+            json.dumps(_without_nulls(value)), strict=True, by_alias=True, by_name=False
+        )
+    except ValidationError as cause:
+        for error in cause.errors():
+            yield from sentences(error, prefix=at, schema=_schema(model))
+
+
+@functools.cache
+def _schema(model: type[Model]) -> dict[str, Any]:
+    return structural.schema(model)
+
+
+def _required(model: type[Model]) -> str:
+    return ", ".join(_schema(model).get("required", ()))
+
+
+def _without_nulls(value: JsonValue) -> JsonValue:
+    """The value as the API server sees it: a field that is null is absent."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    return value
+
+
+def _parameters(spec: JsonValue) -> Iterator[Sentence]:
+    """What an algorithm or a reward function would refuse of its own parameters."""
+    for i, phase in enumerate(_items(spec, "phases")):
+        algorithm = _field(phase, "algorithm")
+        name = _field(algorithm, "name") or "DrGRPO"
+        yield from _of_owner(
+            algorithms.PARAMETERS, name, algorithm, ("spec", "phases", i, "algorithm")
+        )
+    for i, function in enumerate(_items(_field(_field(spec, "roles"), "rewards"), "functions")):
+        at = ("spec", "roles", "rewards", "functions", i)
+        yield from _of_owner(rewards.PARAMETERS, _field(function, "function"), function, at)
+
+
+def _of_owner(
+    models: Mapping[str, type[Model]], name: JsonValue, owner: JsonValue, at: FieldPath
+) -> Iterator[Sentence]:
+    given = _field(owner, "parameters")
+    if not isinstance(name, str) or name not in models or not isinstance(given, dict):
+        return
+    outer = (*at, "parameters")
+    for found in _refused(models[name], given, outer):
+        yield _better(found, name, owner, at) if found.path[:-1] == outer else found
+
+
+def _better(found: Sentence, name: str, owner: JsonValue, at: FieldPath) -> Sentence:
+    """Name the owner of an unknown parameter, and the place of one that sits one level up."""
+    if not found.at_key:
+        return found
+    key = str(found.path[-1])
+    what = f"{dotted(found.path)} is no parameter of {name}"
+    above = _siblings(at)
+    meant = nearest(key, above)
+    if meant is not None and meant != "parameters" and "did you mean" not in found.fix:
+        fix = f"did you mean {meant}? It sits one level up: {dotted((*at, meant))}"
+        return found._replace(what=what, fix=fix)
+    return found._replace(what=what)
+
+
+def _siblings(at: FieldPath) -> Sequence[str]:
+    node: Mapping[str, Any] = _schema(RLRunSpec)
+    for part in at[1:]:
+        node = node["items"] if isinstance(part, int) else node["properties"][part]
+    return list(node["properties"])
+
+
+def _field(value: JsonValue, key: str) -> JsonValue:
+    return value.get(key) if isinstance(value, dict) else None
+
+
+def _items(value: JsonValue, key: str) -> list[JsonValue]:
+    found = _field(value, key)
+    return found if isinstance(found, list) else []

@@ -1,0 +1,291 @@
+"""What pydantic refused, in the user's words and with a way out."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from pydantic_core import ErrorDetails
+
+from etude.common.api.documents import FieldPath
+from etude.common.api.meta import DECIMAL, NAME, BrokenRulesError, RepeatedError, Rule
+
+Schema = Mapping[str, Any]
+
+MAX_SHOWN = 60
+"""Characters of a value, and names of a list, are cut to keep a problem on one line."""
+
+PATTERNS: Mapping[str, str] = {
+    NAME: "lower-case letters, digits and '-', beginning with a letter",
+    DECIMAL: 'a decimal in quotes, such as "0.5" or "3e-3"',
+    r"^(file|s3)://": "s3://bucket/prefix or file:///folder",
+    r"^https?://": "an http:// or https:// URL",
+    r"^[0-9]+(\.[0-9]+)?m?$": 'a CPU quantity, such as "2" or 500m',
+    r"^[0-9]+(Ki|Mi|Gi|Ti)?$": "a memory quantity, such as 512Mi or 4Gi",
+    r"^[A-Za-z_][A-Za-z0-9_]*$": "letters, digits and '_', beginning with no digit",
+    r"^[0-9a-f]{64}$": "64 hexadecimal digits",
+}
+"""The patterns of the models in words."""
+
+TYPES = {
+    "string": "text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "array": "a list",
+    "object": "a mapping",
+}
+"""The types of a schema in words."""
+
+
+class Sentence(NamedTuple):
+    """One thing wrong with one field."""
+
+    path: FieldPath
+    what: str
+    fix: str
+    at_key: bool = False
+    """Whether the key is wrong rather than its value."""
+
+
+class _Case(NamedTuple):
+    """One refusal, beside the schema that it comes from."""
+
+    path: FieldPath
+    value: object
+    node: Schema
+    parent: Schema
+    limits: Mapping[str, Any]
+    root: Schema
+
+    @property
+    def key(self) -> str:
+        return str(self.path[-1]) if self.path else ""
+
+
+def sentences(error: ErrorDetails, *, prefix: FieldPath, schema: Schema) -> list[Sentence]:
+    """One pydantic error as one sentence, or as one for each broken rule.
+
+    Args:
+        error: an entry of `ValidationError.errors()`.
+        prefix: path of the model within its document.
+        schema: structural schema of the model, for what belongs where.
+    """
+    path = (*prefix, *error["loc"])
+    limits = error.get("ctx", {})
+    cause = limits.get("error")
+    if isinstance(cause, BrokenRulesError):
+        return [_broken(rule, path, error["input"]) for rule in cause.rules]
+    if isinstance(cause, RepeatedError):
+        where = (*path, cause.index, cause.key)
+        return [Sentence(where, f"{dotted(where)} repeats an earlier item: {cause}", "rename it")]
+    if error["type"] == "too_short" and len(error["input"]) >= limits["min_length"]:
+        return []  # the items are refused one by one; pydantic then counts the good ones too
+    case = _Case(
+        path,
+        error["input"],
+        _node(schema, error["loc"]),
+        _node(schema, error["loc"][:-1]),
+        limits,
+        schema,
+    )
+    return [_SAY.get(error["type"], _other)(case, error["msg"])]
+
+
+def _broken(rule: Rule, path: FieldPath, owner: object) -> Sentence:
+    """A broken rule at the field that it is about, with the value that breaks it."""
+    path = (*path, *filter(None, rule.field_path.split(".")))
+    value = owner.get(path[-1]) if rule.field_path and isinstance(owner, dict) else None
+    said = f" is {shown(value)}" if isinstance(value, str | int) else ""
+    return Sentence(path, f"{dotted(path)}{said}: {rule.message}", rule.fix)
+
+
+def dotted(path: FieldPath) -> str:
+    """A path as kubectl writes it: spec.phases[1].name."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.removeprefix(".")
+
+
+def nearest(word: str, known: Iterable[str], *, within: int = 2) -> str | None:
+    """The known word that was probably meant: equal but for case, or a few edits away."""
+    ranked = sorted((distance(word.lower(), other.lower()), other) for other in known)
+    if ranked and ranked[0][0] <= min(within, max(len(word) // 2, 1)):
+        return ranked[0][1]
+    return None
+
+
+def distance(one: str, other: str) -> int:
+    """Insertions, deletions and replacements that turn one word into the other (Levenshtein)."""
+    previous = list(range(len(other) + 1))
+    for i, left in enumerate(one, start=1):
+        current = [i]
+        for j, right in enumerate(other, start=1):
+            replaced = previous[j - 1] + (left != right)
+            current.append(min(previous[j] + 1, current[-1] + 1, replaced))
+        previous = current
+    return previous[-1]
+
+
+def shown(value: object) -> str:
+    """A value as JSON, cut to a line."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
+
+
+def described(node: Schema) -> str:
+    """What a field takes, from its schema: `a whole number from 1 to 64`."""
+    if "enum" in node:
+        return "one of " + ", ".join(map(str, node["enum"]))
+    if "properties" in node:
+        needed = ", ".join(node.get("required", ()))
+        return f"a mapping with {needed}" if needed else "a mapping"
+    words = PATTERNS.get(node.get("pattern", ""), TYPES.get(node.get("type", ""), "a value"))
+    low, high = node.get("minimum"), node.get("maximum")
+    if low is not None and high is not None:
+        return f"{words} from {low} to {high}"
+    if low is not None:
+        return f"{words} of at least {low}"
+    return words
+
+
+def _node(schema: Schema, path: Iterable[str | int]) -> Schema:
+    for part in path:
+        if isinstance(part, int):
+            schema = schema.get("items", {})
+        else:
+            open_map = schema.get("additionalProperties", {})
+            schema = schema.get("properties", {}).get(part, open_map)
+    return schema
+
+
+def _missing(case: _Case, _: str) -> Sentence:
+    about = case.node.get("description", "").rstrip(".")
+    fix = f"add {case.key}: {described(case.node)}" + (f" ({about})" if about else "")
+    return Sentence(case.path, f"{dotted(case.path)} is missing", fix)
+
+
+def _unknown(case: _Case, _: str) -> Sentence:
+    siblings = case.parent.get("properties", {})
+    owner = dotted(case.path[:-1]) or "the object"
+    what = f"{dotted(case.path)} is no field of {owner}"
+    meant = nearest(case.key, siblings)
+    if meant is not None:
+        return Sentence(case.path, what, f"did you mean {meant}?", at_key=True)
+    elsewhere = [path for path in _paths(case.root) if path[-1].lower() == case.key.lower()]
+    if elsewhere:
+        homes = " or ".join("spec." + ".".join(path) for path in elsewhere[:3])
+        return Sentence(case.path, what, f"it belongs at {homes}", at_key=True)
+    names = ", ".join(sorted(siblings))
+    fix = f"remove it; {owner} has {names}" if len(names) <= 2 * MAX_SHOWN else "remove it"
+    return Sentence(case.path, what, fix, at_key=True)
+
+
+def _paths(node: Schema, at: tuple[str, ...] = ()) -> Iterable[tuple[str, ...]]:
+    """Every field path below a schema, lists shown by `[]` after their name."""
+    for name, child in node.get("properties", {}).items():
+        yield (*at, name)
+        yield from _paths(child, (*at, name))
+    if "items" in node and at:
+        yield from _paths(node["items"], (*at[:-1], at[-1] + "[]"))
+
+
+def _wrong_type(case: _Case, _: str) -> Sentence:
+    wanted = described(case.node)
+    what = f"{dotted(case.path)} is {_kind(case.value)}, but takes {wanted}"
+    return Sentence(case.path, what, _retyped(case, wanted))
+
+
+def _kind(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool() | int() | float():
+            return f"{shown(value)} without quotes"
+        case str():
+            return f"the text {shown(value)}"
+        case list() | tuple():
+            return "a list"
+        case _:
+            return "a mapping"
+
+
+def _retyped(case: _Case, wanted: str) -> str:
+    """How to write the same value with the type that is wanted."""
+    type_ = case.node.get("type")
+    if type_ == "string" and isinstance(case.value, int | float | bool):
+        return f'write {case.key}: "{shown(case.value)}"'
+    plain = case.value.strip() if isinstance(case.value, str) else ""
+    if type_ in {"integer", "number"} and plain.isdecimal():
+        return f"write {case.key}: {plain}"
+    if type_ == "array" and isinstance(case.value, dict):
+        return f"write a list: {case.key}: [{{…}}], or '- ' before the first field"
+    return f"write {case.key}: {wanted}"
+
+
+def _bound(word: str, limit: str) -> Callable[[_Case, str], Sentence]:
+    def say(case: _Case, _: str) -> Sentence:
+        bound = case.limits[limit]
+        what = f"{dotted(case.path)} is {shown(case.value)}; the {word} is {bound}"
+        return Sentence(case.path, what, f"set {case.key} to {described(case.node)}")
+
+    return say
+
+
+def _length(word: str, unit: str) -> Callable[[_Case, str], Sentence]:
+    def say(case: _Case, _: str) -> Sentence:
+        limit = case.limits["min_length" if word == "few" else "max_length"]
+        size = len(case.value) if isinstance(case.value, str | list | tuple | dict) else 0
+        side = "least" if word == "few" else "most"
+        what = f"{dotted(case.path)} has {size} {unit}; the {side} is {limit}"
+        fix = f"give at {side} {limit} {unit}"
+        return Sentence(case.path, what, fix)
+
+    return say
+
+
+def _pattern(case: _Case, _: str) -> Sentence:
+    pattern = str(case.limits["pattern"])
+    wanted = PATTERNS.get(pattern, f"text that matches {pattern}")
+    what = f"{dotted(case.path)} is {shown(case.value)}, which is not {wanted}"
+    return Sentence(case.path, what, f"write {wanted}")
+
+
+def _choice(case: _Case, _: str) -> Sentence:
+    allowed = [str(value) for value in case.node.get("enum", ())]
+    allowed = allowed or str(case.limits["expected"]).split("'")[1::2]
+    what = f"{dotted(case.path)} is {shown(case.value)}, which is none of {', '.join(allowed)}"
+    meant = nearest(case.value, allowed) if isinstance(case.value, str) else None
+    fix = f"did you mean {meant}?" if meant else f"write one of {', '.join(allowed)}"
+    return Sentence(case.path, what, fix)
+
+
+def _other(case: _Case, message: str) -> Sentence:
+    words = message.removeprefix("Value error, ")
+    path = dotted(case.path)
+    what = words if words.startswith(path) else f"{path}: {words}"
+    return Sentence(case.path, what, f"change {case.key or dotted(case.path[:-1])}")
+
+
+_SAY: Mapping[str, Callable[[_Case, str], Sentence]] = {
+    "missing": _missing,
+    "extra_forbidden": _unknown,
+    **dict.fromkeys(
+        (
+            *("int_type", "float_type", "string_type", "bool_type", "model_type", "dict_type"),
+            *("tuple_type", "list_type", "int_from_float", "model_attributes_type"),
+        ),
+        _wrong_type,
+    ),
+    "greater_than_equal": _bound("least", "ge"),
+    "less_than_equal": _bound("most", "le"),
+    "greater_than": _bound("exclusive lower limit", "gt"),
+    "less_than": _bound("exclusive upper limit", "lt"),
+    "string_too_short": _length("few", "characters"),
+    "string_too_long": _length("many", "characters"),
+    "too_short": _length("few", "items"),
+    "too_long": _length("many", "items"),
+    "string_pattern_mismatch": _pattern,
+    "enum": _choice,
+    "literal_error": _choice,
+}
