@@ -1,0 +1,1 @@
+"""The control plane: events in, pure decisions, applied objects out."""

@@ -1,0 +1,313 @@
+"""What should exist: pure functions from a run or a pool to its children."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from etude.common.api.kinds import EnvPool, RLRun
+from etude.common.api.meta import API_VERSION
+from etude.common.api.pool import IsolationLevel
+from etude.common.api.roles import EnvironmentRole, RoleSpec
+from etude.common.files import ResolvedPool, ResolvedRun
+from etude.operator import names
+from etude.operator.manifests import Manifest, stamped
+from etude.operator.pods import SPEC_FOLDER, Plan, base_env, env, field_env, pod_spec
+from etude.operator.workloads import head, service, stateful_set
+
+PORTS: Mapping[str, Mapping[str, int]] = {
+    names.TRAINER: {"grpc": 7000},
+    names.INFERENCE: {"grpc": 7010, "http": 7011},
+    names.BROKER: {"grpc": 7020},
+    names.NODE: {"grpc": 7030},
+    names.REWARDS: {"grpc": 7040},
+}
+COMMANDS: Mapping[str, tuple[str, ...]] = {
+    names.TRAINER: ("etude-trainer",),
+    names.INFERENCE: ("etude-inference",),
+    names.REWARDS: ("etude-rewards",),
+    names.BROKER: ("etude-envserver", "broker"),
+    names.NODE: ("etude-envserver", "node"),
+}
+ENVSERVER = "envserver"
+"""Name of the image that brokers and nodes share."""
+
+BROKER_GRACE_S = 30
+NODE_GRACE_S = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Platform:
+    """What the operator was installed with; the same for every run."""
+
+    images: Mapping[str, str] = field(default_factory=dict)
+    """Default image of trainer, inference, rewards and envserver."""
+    has_shared_files: bool = False
+    """Whether file:// means the same folder in every role: true on one machine."""
+    allows_weak_isolation: bool = False
+    """Whether pools may ask for isolation.minimum Process."""
+    traces_file: str | None = None
+    """File for trace spans that every role can append to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunShape:
+    """Which pods of a run should exist now."""
+
+    images: Mapping[str, str]
+    """Default images, as they were when the run was accepted."""
+    attempts: Mapping[str, int] = field(default_factory=dict)
+    """By role; 0 unless the role was restarted."""
+    is_running: bool = True
+    """False keeps the objects and releases the pods."""
+
+
+def run_children(run: RLRun, shape: RunShape, platform: Platform) -> list[Manifest]:
+    """Everything that a run owns except its checkpoints, in the order to apply it."""
+    children = [_run_map(run), *own_pools(run, is_running=shape.is_running)]
+    if run.spec.roles.inference is not None:
+        children.append(_engine_budget(run))
+    for role, replicas in roles(run).items():
+        pods = replicas if shape.is_running else 0
+        plan = _run_plan(run, role, shape, platform)
+        labels = {**run_labels(run), names.ROLE: role}
+        name = names.child(run.metadata.name, role)
+        attempt = shape.attempts.get(role, 0)
+        children += [
+            service(run, name, labels, PORTS[role]),
+            stateful_set(run, name, labels, plan, replicas=pods, attempt=attempt),
+        ]
+    return [stamped(child) for child in children]
+
+
+def pool_children(
+    pool: EnvPool, ordinals: tuple[int, ...], images: Mapping[str, str], platform: Platform
+) -> list[Manifest]:
+    """The broker of a pool, and the nodes with the given ordinals, in the order to apply them."""
+    labels = pool_labels(pool)
+    name = names.child(pool.metadata.name, names.BROKER)
+    broker_labels = {**labels, names.ROLE: names.BROKER}
+    plan = _pool_plan(pool, names.BROKER, images, platform)
+    brokers = 1 if pool.spec.replicas else 0
+    children = [
+        _pool_map(pool),
+        service(pool, name, broker_labels, PORTS[names.BROKER]),
+        stateful_set(pool, name, broker_labels, plan, replicas=brokers, attempt=0),
+        *(_node(pool, ordinal, images, platform) for ordinal in ordinals),
+    ]
+    return [stamped(child) for child in children]
+
+
+def own_pools(run: RLRun, *, is_running: bool) -> list[Manifest]:
+    """The pools that the run owns; without nodes while the run holds no pods."""
+    return [
+        _own_pool(run, role, is_running=is_running)
+        for role in run.spec.roles.environments
+        if role.pool_template is not None
+    ]
+
+
+def pool_name(run: RLRun, role: EnvironmentRole) -> str:
+    """The pool that serves one of the run's environments."""
+    if role.pool_ref is not None:
+        return role.pool_ref.name
+    return names.own_pool(run.metadata.name, role.name)
+
+
+def roles(run: RLRun) -> dict[str, int]:
+    """Pods per role while the run is running."""
+    wanted = {names.TRAINER: 1}
+    if run.spec.roles.inference is not None:
+        wanted[names.INFERENCE] = run.spec.roles.inference.replicas
+    if run.spec.roles.rewards is not None:
+        wanted[names.REWARDS] = 1
+    return wanted
+
+
+def role_spec(run: RLRun, role: str) -> RoleSpec:
+    """The part of the spec about one role.
+
+    Raises:
+        KeyError: the run has no such role.
+    """
+    specs = {
+        names.TRAINER: run.spec.roles.trainer,
+        names.INFERENCE: run.spec.roles.inference,
+        names.REWARDS: run.spec.roles.rewards,
+    }
+    spec = specs[role]
+    if spec is None:
+        raise KeyError(role)
+    return spec
+
+
+def run_labels(run: RLRun) -> dict[str, str]:
+    """Labels of everything that a run owns."""
+    return {names.MANAGED_BY: names.OURS, names.RUN: run.metadata.name}
+
+
+def pool_labels(pool: EnvPool) -> dict[str, str]:
+    """Labels of everything that a pool owns; those of its run too, when it has one."""
+    labels = {names.MANAGED_BY: names.OURS, names.POOL: pool.metadata.name}
+    run = pool.metadata.labels.get(names.RUN)
+    return labels | {names.RUN: run} if run else labels
+
+
+def node_name(pool: str, ordinal: int) -> str:
+    """The pod of one environment node."""
+    return names.pod(names.child(pool, names.NODE), ordinal)
+
+
+def _run_map(run: RLRun) -> Manifest:
+    resolved = ResolvedRun(
+        name=run.metadata.name,
+        namespace=run.metadata.namespace,
+        uid=run.metadata.uid,
+        generation=run.metadata.generation,
+        spec=run.spec,
+    )
+    data = {"run.json": _json(resolved.to_json())}
+    name = names.child(run.metadata.name, "run")
+    return {**head(run, "v1", "ConfigMap", name, run_labels(run)), "data": data}
+
+
+def _pool_map(pool: EnvPool) -> Manifest:
+    # Replicas are the pool's business alone: a scale must not change what its pods read.
+    resolved = ResolvedPool(
+        name=pool.metadata.name,
+        namespace=pool.metadata.namespace,
+        uid=pool.metadata.uid,
+        spec=pool.spec.model_copy(update={"replicas": 1}),
+    )
+    data = {"pool.json": _json(resolved.to_json())}
+    name = names.child(pool.metadata.name, "pool")
+    return {**head(pool, "v1", "ConfigMap", name, pool_labels(pool)), "data": data}
+
+
+def _own_pool(run: RLRun, role: EnvironmentRole, *, is_running: bool) -> Manifest:
+    template = role.pool_template
+    assert template is not None, f"{role.name} refers to a pool"  # noqa: S101 - our own mistake
+    spec = template.to_json()
+    if not is_running:
+        spec["replicas"] = 0
+    name = names.own_pool(run.metadata.name, role.name)
+    return {**head(run, API_VERSION, "EnvPool", name, run_labels(run)), "spec": spec}
+
+
+def _engine_budget(run: RLRun) -> Manifest:
+    labels = {**run_labels(run), names.ROLE: names.INFERENCE}
+    spec = {
+        "minAvailable": max(1, roles(run)[names.INFERENCE] - 1),
+        "selector": {"matchLabels": labels},
+    }
+    name = names.child(run.metadata.name, names.INFERENCE)
+    return {**head(run, "policy/v1", "PodDisruptionBudget", name, labels), "spec": spec}
+
+
+def _run_plan(run: RLRun, role: str, shape: RunShape, platform: Platform) -> Plan:
+    spec = role_spec(run, role)
+    secret = run.spec.storage.secret_ref
+    return Plan(
+        role=role,
+        image=spec.image or shape.images[role],
+        command=COMMANDS[role],
+        ports=PORTS[role],
+        spec_map=names.child(run.metadata.name, "run"),
+        env=[
+            *base_env(PORTS[role], attempt=shape.attempts.get(role, 0)),
+            env("ETUDE_RUN_FILE", f"{SPEC_FOLDER}/run.json"),
+            *_traces(platform),
+            *_peers(run, role),
+            *(env(item.name, item.value) for item in spec.env),
+        ],
+        cpu=spec.cpu,
+        memory=spec.memory,
+        gpus=spec.gpus_per_replica,
+        secret=secret.name if secret is not None else None,
+        node_selector=spec.node_selector,
+        grace_s=spec.termination_grace_period_seconds,
+        shared_memory=role in {names.TRAINER, names.INFERENCE},
+    )
+
+
+def _peers(run: RLRun, role: str) -> list[Manifest]:
+    """Where one role finds the others."""
+    match role:
+        case names.TRAINER:
+            return [*_engines(run), *_brokers(run), *_rewards(run)]
+        case names.INFERENCE:
+            return [env("ETUDE_HTTP_PORT", str(PORTS[names.INFERENCE]["http"]))]
+        case _:
+            return _brokers(run)
+
+
+def _engines(run: RLRun) -> list[Manifest]:
+    workload = names.child(run.metadata.name, names.INFERENCE)
+    port = PORTS[names.INFERENCE]["grpc"]
+    replicas = roles(run).get(names.INFERENCE, 0)
+    targets = [names.address(workload, port, ordinal) for ordinal in range(replicas)]
+    return [env("ETUDE_INFERENCE_TARGETS", ",".join(targets))] if targets else []
+
+
+def _rewards(run: RLRun) -> list[Manifest]:
+    if run.spec.roles.rewards is None:
+        return []
+    workload = names.child(run.metadata.name, names.REWARDS)
+    port = PORTS[names.REWARDS]["grpc"]
+    return [env("ETUDE_REWARDS_TARGET", names.address(workload, port))]
+
+
+def _brokers(run: RLRun) -> list[Manifest]:
+    """Where the leases of each environment come from, by the environment's name."""
+    port = PORTS[names.BROKER]["grpc"]
+    targets = {
+        role.name: names.address(names.child(pool_name(run, role), names.BROKER), port)
+        for role in run.spec.roles.environments
+    }
+    return [env("ETUDE_BROKERS", _json(targets))] if targets else []
+
+
+def _pool_plan(pool: EnvPool, role: str, images: Mapping[str, str], platform: Platform) -> Plan:
+    variables = [
+        *base_env(PORTS[role], attempt=0),
+        env("ETUDE_POOL_FILE", f"{SPEC_FOLDER}/pool.json"),
+        *_traces(platform),
+    ]
+    if role == names.NODE:
+        broker = names.child(pool.metadata.name, names.BROKER)
+        variables += [
+            field_env("ETUDE_POD_IP", "status.podIP"),
+            env("ETUDE_ADVERTISE", f"$(ETUDE_POD_IP):{PORTS[names.NODE]['grpc']}"),
+            env("ETUDE_BROKER_TARGET", names.address(broker, PORTS[names.BROKER]["grpc"])),
+        ]
+        if accepts_weak_isolation(pool, platform):
+            variables.append(env("ETUDE_ALLOW_WEAK_ISOLATION", "1"))
+    return Plan(
+        role=role,
+        image=images[ENVSERVER],
+        command=COMMANDS[role],
+        ports=PORTS[role],
+        spec_map=names.child(pool.metadata.name, "pool"),
+        env=variables,
+        grace_s=NODE_GRACE_S if role == names.NODE else BROKER_GRACE_S,
+    )
+
+
+def accepts_weak_isolation(pool: EnvPool, platform: Platform) -> bool:
+    """Whether both the pool and the platform say that a process is wall enough."""
+    asks = pool.spec.isolation.minimum == IsolationLevel.PROCESS
+    return asks and platform.allows_weak_isolation
+
+
+def _node(pool: EnvPool, ordinal: int, images: Mapping[str, str], platform: Platform) -> Manifest:
+    labels = {**pool_labels(pool), names.ROLE: names.NODE}
+    plan = _pool_plan(pool, names.NODE, images, platform)
+    name = node_name(pool.metadata.name, ordinal)
+    return {**head(pool, "v1", "Pod", name, labels), "spec": pod_spec(plan)}
+
+
+def _traces(platform: Platform) -> list[Manifest]:
+    return [] if platform.traces_file is None else [env("ETUDE_TRACES_FILE", platform.traces_file)]
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)

@@ -1,0 +1,161 @@
+"""Kubernetes objects as dicts: what they are called, who owns them, what two of them share."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+from etude.common.api.meta import API_VERSION
+from etude.operator import names
+
+Manifest = dict[str, Any]
+
+
+class Resource(NamedTuple):
+    """How the API server calls a kind."""
+
+    api_version: str
+    plural: str
+
+
+RESOURCES: Mapping[str, Resource] = {
+    "RLRun": Resource(API_VERSION, "rlruns"),
+    "EnvPool": Resource(API_VERSION, "envpools"),
+    "Checkpoint": Resource(API_VERSION, "checkpoints"),
+    "Pod": Resource("v1", "pods"),
+    "Service": Resource("v1", "services"),
+    "ConfigMap": Resource("v1", "configmaps"),
+    "StatefulSet": Resource("apps/v1", "statefulsets"),
+    "Job": Resource("batch/v1", "jobs"),
+    "PodDisruptionBudget": Resource("policy/v1", "poddisruptionbudgets"),
+    "Event": Resource("events.k8s.io/v1", "events"),
+    "Lease": Resource("coordination.k8s.io/v1", "leases"),
+}
+
+
+class Ref(NamedTuple):
+    """The identity of an object."""
+
+    kind: str
+    namespace: str
+    name: str
+
+
+def ref(manifest: Manifest) -> Ref:
+    """The identity of this object."""
+    metadata = manifest["metadata"]
+    return Ref(manifest["kind"], metadata.get("namespace", "default"), metadata["name"])
+
+
+def uid(manifest: Manifest) -> str:
+    """The uid that the API server gave, empty before."""
+    text: str = manifest["metadata"].get("uid", "")
+    return text
+
+
+def resource_version(manifest: Manifest) -> int:
+    """The object's version as a number, 0 before the API server gave one."""
+    return int(manifest["metadata"].get("resourceVersion", 0) or 0)
+
+
+def labels(manifest: Manifest) -> Mapping[str, str]:
+    """The object's labels."""
+    found: Mapping[str, str] = manifest["metadata"].get("labels") or {}
+    return found
+
+
+def is_deleting(manifest: Manifest) -> bool:
+    """Whether the object has been asked to go."""
+    return bool(manifest["metadata"].get("deletionTimestamp"))
+
+
+def controller_uid(manifest: Manifest) -> str:
+    """The uid of the object that controls this one, or nothing."""
+    for owner in manifest["metadata"].get("ownerReferences") or ():
+        if owner.get("controller"):
+            owner_uid: str = owner["uid"]
+            return owner_uid
+    return ""
+
+
+def condition(manifest: Manifest, kind: str) -> Mapping[str, Any]:
+    """One condition of the object's status, empty when it is not there."""
+    for item in manifest.get("status", {}).get("conditions") or ():
+        if item["type"] == kind:
+            found: Mapping[str, Any] = item
+            return found
+    return {}
+
+
+def is_true(manifest: Manifest, kind: str) -> bool:
+    """Whether this condition of the object holds."""
+    return condition(manifest, kind).get("status") == "True"
+
+
+def of_kind(manifests: Sequence[Manifest], kind: str) -> Iterator[Manifest]:
+    """Those of one kind."""
+    return (m for m in manifests if m["kind"] == kind)
+
+
+def digest(manifest: Manifest) -> str:
+    """What a manifest says, as 16 hexadecimal digits."""
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def stamped(manifest: Manifest) -> Manifest:
+    """The manifest with a digest of itself in an annotation."""
+    metadata = manifest["metadata"]
+    annotations = {**metadata.get("annotations", {}), names.APPLIED: digest(manifest)}
+    return {**manifest, "metadata": {**metadata, "annotations": annotations}}
+
+
+def covers(live: object, desired: object, *, path: str = "") -> bool:
+    """Whether the live object says everything that the desired one says.
+
+    Defaults that the API server filled in do not matter; quantities are compared by value; lists
+    of named things are matched by name.
+    """
+    if isinstance(desired, Mapping):
+        return isinstance(live, Mapping) and all(
+            key in live and covers(live[key], value, path=f"{path}.{key}")
+            for key, value in desired.items()
+        )
+    if isinstance(desired, list):
+        return isinstance(live, list) and _list_covers(live, desired, path)
+    if ".resources." in path and isinstance(desired, str) and isinstance(live, str):
+        return quantity(live) == quantity(desired)
+    return live == desired
+
+
+_MERGE_KEYS = ("name", "mountPath", "containerPort", "type", "uid")
+
+
+def _list_covers(live: list[Any], desired: list[Any], path: str) -> bool:
+    key = next((k for k in _MERGE_KEYS if desired and all(_has(item, k) for item in desired)), None)
+    if key is None:
+        return len(live) == len(desired) and all(
+            covers(theirs, ours, path=path) for theirs, ours in zip(live, desired, strict=True)
+        )
+    by_key = {item[key]: item for item in live if _has(item, key)}
+    return all(
+        item[key] in by_key and covers(by_key[item[key]], item, path=path) for item in desired
+    )
+
+
+def _has(item: object, key: str) -> bool:
+    return isinstance(item, Mapping) and key in item
+
+
+_QUANTITY = re.compile(r"^([0-9.]+(?:[eE][-+]?[0-9]+)?)(m|k|[KMGTP]i?|)$")
+_SCALES = {"": Decimal(1), "m": Decimal("0.001"), "k": Decimal(1000), "K": Decimal(1000)}
+_SCALES |= {f"{unit}i": Decimal(1024) ** (i + 1) for i, unit in enumerate("KMGTP")}
+_SCALES |= {unit: Decimal(1000) ** (i + 2) for i, unit in enumerate("MGTP")}
+
+
+def quantity(text: str) -> Decimal | str:
+    """A Kubernetes quantity as a number; text that is none stays text."""
+    match = _QUANTITY.match(text)
+    return Decimal(match[1]) * _SCALES[match[2]] if match else text

@@ -1,0 +1,60 @@
+"""Every name, label, annotation and finalizer that the operator writes."""
+
+import hashlib
+
+MANAGED_BY = "app.kubernetes.io/managed-by"
+INSTANCE = "app.kubernetes.io/instance"
+COMPONENT = "app.kubernetes.io/component"
+OURS = "etude"
+
+RUN = "etude.dev/run"
+POOL = "etude.dev/pool"
+ROLE = "etude.dev/role"
+ATTEMPT = "etude.dev/attempt"
+
+APPLIED = "etude.dev/applied"
+"""Digest of what we applied last, so that a field that we stop sending is noticed."""
+
+CHECKPOINT_DATA = "etude.dev/checkpoint-data"
+"""Finalizer of checkpoints whose data goes with them."""
+
+TRAINER = "trainer"
+INFERENCE = "inference"
+REWARDS = "rewards"
+BROKER = "broker"
+NODE = "node"
+JANITOR = "janitor"
+
+RUN_FIELD_MANAGER = "etude/rlrun"
+POOL_FIELD_MANAGER = "etude/envpool"
+CHECKPOINT_FIELD_MANAGER = "etude/checkpoint"
+
+MAX_NAME = 40
+
+
+def child(owner: str, role: str) -> str:
+    """A workload, Service or ConfigMap of a run or pool."""
+    return f"{owner}-{role}"
+
+
+def pod(workload: str, ordinal: int) -> str:
+    """A pod as a StatefulSet names it."""
+    return f"{workload}-{ordinal}"
+
+
+def address(workload: str, port: int, ordinal: int = 0) -> str:
+    """A pod of a workload behind its headless Service, from the same namespace."""
+    return f"{pod(workload, ordinal)}.{workload}:{port}"
+
+
+def own_pool(run: str, environment: str) -> str:
+    """The pool that a run owns for one of its environments, short enough for its own children."""
+    name = f"{run}-{environment}"
+    if len(name) <= MAX_NAME:
+        return name
+    return f"{name[:33]}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+
+
+def checkpoint(run: str, *, step: int, manifest_digest: str) -> str:
+    """A checkpoint: the same state is registered under the same name however often it is told."""
+    return f"{run}-s{step:08d}-{manifest_digest[:6]}"

@@ -1,0 +1,151 @@
+"""Pod templates that pass the restricted Pod Security standard."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from etude.operator.manifests import Manifest
+
+PROBE_PORT = 8080
+SPEC_FOLDER = "/etc/etude"
+SCRATCH_FOLDER = "/scratch"
+USER_ID = 10_001
+
+START_LIMIT_S = 600
+"""Importing a training stack or an engine on a busy machine may take minutes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What differs between the pods of our roles."""
+
+    role: str
+    image: str
+    command: tuple[str, ...]
+    ports: Mapping[str, int]
+    """Named container ports; the probe port comes by itself."""
+    spec_map: str
+    """ConfigMap that is mounted at SPEC_FOLDER."""
+    env: Sequence[Manifest] = ()
+    cpu: str | None = None
+    memory: str | None = None
+    gpus: int = 0
+    secret: str | None = None
+    """Secret whose keys become environment variables."""
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    grace_s: int = 60
+    shared_memory: bool = False
+    """Whether its processes exchange data through /dev/shm."""
+
+
+def env(name: str, value: str) -> Manifest:
+    """One environment variable; the API server drops an empty value, so we never send it."""
+    return {"name": name, "value": value} if value else {"name": name}
+
+
+def field_env(name: str, path: str) -> Manifest:
+    """An environment variable with a fact about the pod."""
+    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+
+
+def base_env(ports: Mapping[str, int], *, attempt: int) -> list[Manifest]:
+    """What every role is told about itself."""
+    return [
+        env("ETUDE_HOST", "0.0.0.0"),  # noqa: S104 - inside the pod's own network namespace
+        env("ETUDE_PORT", str(ports["grpc"])),
+        env("ETUDE_PROBE_PORT", str(PROBE_PORT)),
+        field_env("ETUDE_POD", "metadata.name"),
+        env("ETUDE_ATTEMPT", str(attempt)),
+        env("ETUDE_SCRATCH", SCRATCH_FOLDER),
+        env("HOME", SCRATCH_FOLDER),
+    ]
+
+
+def pod_spec(plan: Plan) -> Manifest:
+    """The pod spec of one role."""
+    spec: Manifest = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": plan.grace_s,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER_ID,
+            "runAsGroup": USER_ID,
+            "fsGroup": USER_ID,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(plan)],
+        "volumes": [_volume(name, plan.spec_map) for name in _mounts(plan)],
+    }
+    if plan.node_selector:
+        spec["nodeSelector"] = dict(plan.node_selector)
+    return spec
+
+
+def _container(plan: Plan) -> Manifest:
+    ports = {**plan.ports, "probe": PROBE_PORT}
+    container: Manifest = {
+        "name": plan.role,
+        "image": plan.image,
+        "command": list(plan.command),
+        "env": list(plan.env),
+        "ports": [
+            {"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()
+        ],
+        "startupProbe": _probe("/livez", period_s=2, failures=START_LIMIT_S // 2),
+        "livenessProbe": _probe("/livez", period_s=10, failures=12),
+        "readinessProbe": _probe("/readyz", period_s=2, failures=5),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [_mount(name, path) for name, path in _mounts(plan).items()],
+    }
+    if plan.secret is not None:
+        container["envFrom"] = [{"secretRef": {"name": plan.secret}}]
+    resources = _resources(plan)
+    if resources:
+        container["resources"] = resources
+    return container
+
+
+def _probe(path: str, *, period_s: int, failures: int) -> Manifest:
+    return {
+        "httpGet": {"path": path, "port": PROBE_PORT},
+        "periodSeconds": period_s,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }
+
+
+def _resources(plan: Plan) -> Manifest:
+    requests: Manifest = {}
+    limits: Manifest = {}
+    if plan.cpu is not None:
+        requests["cpu"] = plan.cpu
+    if plan.memory is not None:
+        requests["memory"] = limits["memory"] = plan.memory
+    if plan.gpus:
+        requests["nvidia.com/gpu"] = limits["nvidia.com/gpu"] = str(plan.gpus)
+    return {name: part for name, part in (("requests", requests), ("limits", limits)) if part}
+
+
+def _mounts(plan: Plan) -> dict[str, str]:
+    mounts = {"spec": SPEC_FOLDER, "scratch": SCRATCH_FOLDER, "tmp": "/tmp"}  # noqa: S108 - its own
+    return mounts | {"shm": "/dev/shm"} if plan.shared_memory else mounts  # noqa: S108 - its own
+
+
+def _mount(name: str, path: str) -> Manifest:
+    mount: Manifest = {"name": name, "mountPath": path}
+    return mount | {"readOnly": True} if name == "spec" else mount
+
+
+def _volume(name: str, spec_map: str) -> Manifest:
+    match name:
+        case "spec":
+            return {"name": name, "configMap": {"name": spec_map}}
+        case "shm":
+            return {"name": name, "emptyDir": {"medium": "Memory"}}
+        case _:
+            return {"name": name, "emptyDir": {}}

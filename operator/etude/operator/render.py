@@ -1,0 +1,62 @@
+"""Prints the manifests that a run or pool would become, for review and GitOps."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from etude.common.api.kinds import EnvPool, RLRun
+from etude.common.errors import Problem, UserError
+from etude.operator import desired
+from etude.operator.desired import Platform, RunShape
+from etude.operator.manifests import Manifest
+
+EXIT_INVALID = 4
+
+
+def rendered(manifest: Manifest, platform: Platform) -> Iterator[Manifest]:
+    """Everything that would be applied for one object, the children of its own pools included.
+
+    Raises:
+        ValueError: the object is no RLRun and no EnvPool, or is not valid.
+    """
+    match manifest.get("kind"):
+        case "RLRun":
+            run = RLRun.model_validate(manifest)
+            for child in desired.run_children(run, RunShape(images=platform.images), platform):
+                yield child
+                if child["kind"] == "EnvPool":
+                    yield from rendered(child, platform)
+        case "EnvPool":
+            pool = EnvPool.model_validate(manifest)
+            ordinals = tuple(range(pool.spec.replicas))
+            yield from desired.pool_children(pool, ordinals, platform.images, platform)
+        case other:
+            raise ValueError(f"kind {other!r} has no children: give an RLRun or an EnvPool")
+
+
+def main() -> None:
+    """Render one file to standard output."""
+    parser = argparse.ArgumentParser(prog="python -m etude.operator.render", description=__doc__)
+    parser.add_argument("-f", "--file", type=Path, required=True, help="manifest of a run or pool")
+    parser.add_argument("--registry", default="etude", help="prefix of the role images")
+    parser.add_argument("--tag", default="latest", help="tag of the role images")
+    options = parser.parse_args()
+    roles = ("trainer", "inference", "rewards", "envserver")
+    images = {role: f"{options.registry}/{role}:{options.tag}" for role in roles}
+    try:
+        documents = list(yaml.safe_load_all(options.file.read_text()))
+        made = [m for d in documents if d for m in rendered(d, Platform(images=images))]
+    except (OSError, ValidationError, ValueError, yaml.YAMLError) as cause:
+        fix = f"etude lint {options.file} names each field that is wrong"
+        error = UserError(Problem("InvalidSpec", str(cause), str(options.file), fix))
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(EXIT_INVALID) from cause
+    yaml.safe_dump_all(made, sys.stdout, sort_keys=False)
+
+
+if __name__ == "__main__":
+    main()

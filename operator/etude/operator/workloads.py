@@ -1,0 +1,76 @@
+"""Services and StatefulSets, the same for every role."""
+
+from collections.abc import Mapping
+
+from etude.common.api.kinds import EnvPool, RLRun
+from etude.common.api.meta import API_VERSION
+from etude.operator import names
+from etude.operator.manifests import Manifest
+from etude.operator.pods import Plan, pod_spec
+
+
+def service(
+    owner: RLRun | EnvPool, name: str, labels: Mapping[str, str], ports: Mapping[str, int]
+) -> Manifest:
+    """A headless Service: one name per pod, no balancing in between."""
+    spec = {
+        "clusterIP": "None",
+        "selector": dict(labels),
+        # Peers dial each other while they start: an engine gets its weights before it is ready.
+        "publishNotReadyAddresses": True,
+        "ports": [
+            {"name": port, "port": number, "targetPort": number, "protocol": "TCP"}
+            for port, number in ports.items()
+        ],
+    }
+    return {**head(owner, "v1", "Service", name, labels), "spec": spec}
+
+
+def stateful_set(
+    owner: RLRun | EnvPool,
+    name: str,
+    labels: Mapping[str, str],
+    plan: Plan,
+    *,
+    replicas: int,
+    attempt: int,
+) -> Manifest:
+    """A role as a StatefulSet that changes nothing on its own."""
+    spec = {
+        "serviceName": name,
+        "replicas": replicas,
+        "podManagementPolicy": "Parallel",
+        # An update of the operator or of the spec restarts nothing by itself.
+        "updateStrategy": {"type": "OnDelete"},
+        "selector": {"matchLabels": dict(labels)},
+        "template": {
+            "metadata": {"labels": {**labels, names.ATTEMPT: str(attempt)}},
+            "spec": pod_spec(plan),
+        },
+    }
+    return {**head(owner, "apps/v1", "StatefulSet", name, labels), "spec": spec}
+
+
+def head(
+    owner: RLRun | EnvPool, api_version: str, kind: str, name: str, labels: Mapping[str, str]
+) -> Manifest:
+    """Kind, name, labels and owner of a child."""
+    return {
+        "apiVersion": api_version,
+        "kind": kind,
+        "metadata": {
+            "name": name,
+            "namespace": owner.metadata.namespace,
+            "labels": dict(labels),
+            "ownerReferences": [
+                {
+                    "apiVersion": API_VERSION,
+                    "kind": owner.kind,
+                    "name": owner.metadata.name,
+                    "uid": owner.metadata.uid,
+                    "controller": True,
+                    "blockOwnerDeletion": True,
+                }
+            ],
+        },
+    }
