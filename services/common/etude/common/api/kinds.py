@@ -1,6 +1,6 @@
 """The three kinds as whole objects: metadata, spec, status."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -9,6 +9,12 @@ from etude.common.api.meta import API_VERSION, Model, ObjectMeta
 from etude.common.api.pool import EnvPoolSpec
 from etude.common.api.run import RLRunSpec
 from etude.common.api.status import CheckpointStatus, EnvPoolStatus, RLRunStatus
+
+
+class CheckpointMeta(ObjectMeta):
+    """Metadata of a checkpoint, whose name is longer than its run's."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253)]
 
 
 class Resource(Model):
@@ -49,6 +55,8 @@ class Checkpoint(Resource):
 
     kind: Literal["Checkpoint"] = "Checkpoint"
     """Checkpoint."""
+    metadata: CheckpointMeta
+    """Name, namespace and what the API server adds."""
     spec: CheckpointSpec
     """What the checkpoint is; written by the operator, or by a user for an import."""
     status: CheckpointStatus = Field(default_factory=CheckpointStatus)

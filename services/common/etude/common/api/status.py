@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from etude.common.api.meta import Condition, Model
+from etude.common.api.meta import Condition, Model, UniqueBy
 
 Figure = Annotated[str, Field(max_length=32, pattern=r"^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?$")]
 """A decimal as text; may be negative."""
@@ -14,7 +14,7 @@ Time = Annotated[str, Field(max_length=64)]
 
 Short = Annotated[str, Field(max_length=253)]
 Count = Annotated[int, Field(ge=0)]
-Conditions = Annotated[tuple[Condition, ...], Field(max_length=16)]
+Conditions = Annotated[tuple[Condition, ...], Field(max_length=16), UniqueBy("type")]
 
 
 class Status(Model):
@@ -182,8 +182,10 @@ class ActiveTime(Status):
 class Resolved(Status):
     """Defaults as they were at acceptance, so that an upgrade of the operator changes no run."""
 
-    image: Annotated[str, Field(max_length=512)]
-    """Image of roles that name none."""
+    images: dict[str, Annotated[str, Field(max_length=512)]] = Field(
+        default_factory=dict, max_length=8
+    )
+    """Image of each role that names none."""
 
 
 class RLRunStatus(Status):
