@@ -1,0 +1,85 @@
+"""A checkpoint is complete and verified, or it is not there."""
+
+import pytest
+
+from etude.common import checkpoints
+from etude.common.blobs import MemoryStore, MissingError
+from etude.common.checkpoints import CheckpointManifest
+from etude.common.errors import CorruptError
+
+RUN = "run-uid"
+
+
+def write(store: MemoryStore, step: int) -> checkpoints.StoredCheckpoint:
+    prefix = checkpoints.prefix_of(step)
+    for key in ("learner/weights.bin", "controller.json"):
+        store.put(prefix + key, f"{key} at {step}".encode() * 50)
+    return checkpoints.commit(
+        store,
+        CheckpointManifest(
+            run=RUN,
+            step=step,
+            phase="rl",
+            phase_step=step,
+            epoch=1,
+            policy_version=step,
+            reason="Scheduled",
+            objects=[
+                checkpoints.described(store, prefix, key)
+                for key in ("learner/weights.bin", "controller.json")
+            ],
+        ),
+    )
+
+
+def test_the_newest_checkpoint_is_found_and_reads_back() -> None:
+    store = MemoryStore()
+    write(store, 10)
+    newest = write(store, 20)
+    assert checkpoints.newest_verified(store, run=RUN, problems=[]) == newest
+    assert newest.manifest.size_bytes > 0
+
+
+def test_without_a_manifest_there_is_no_checkpoint() -> None:
+    store = MemoryStore()
+    store.put("checkpoints/000000000010/learner/weights.bin", b"half of it")
+    assert checkpoints.newest_verified(store, run=RUN, problems=[]) is None
+    with pytest.raises(MissingError):
+        checkpoints.read(store, 10)
+
+
+@pytest.mark.parametrize("harm", ["flip", "truncate", "delete", "torn manifest"])
+def test_a_damaged_checkpoint_is_passed_over_and_named(harm: str) -> None:
+    store = MemoryStore()
+    older = write(store, 10)
+    write(store, 20)
+    key = "checkpoints/000000000020/learner/weights.bin"
+    match harm:
+        case "flip":
+            store.objects[key] = b"X" + store.objects[key][1:]
+        case "truncate":
+            store.objects[key] = store.objects[key][:-1]
+        case "delete":
+            del store.objects[key]
+        case _:
+            store.objects["checkpoints/000000000020/manifest.json"] = b'{"format": 1'
+    problems: list[str] = []
+    assert checkpoints.newest_verified(store, run=RUN, problems=problems) == older
+    assert len(problems) == 1
+    assert "000000000020" in problems[0]
+
+
+def test_another_runs_checkpoint_is_not_mistaken_for_ours() -> None:
+    store = MemoryStore()
+    write(store, 10)
+    with pytest.raises(CorruptError, match="of run run-uid"):
+        checkpoints.read(store, 10, run="other")
+
+
+def test_deletion_takes_the_manifest_first_and_then_everything() -> None:
+    store = MemoryStore()
+    write(store, 10)
+    write(store, 20)
+    checkpoints.delete(store, 10)
+    assert checkpoints.steps(store) == [20]
+    assert not [key for key in store.objects if "000000000010" in key]
