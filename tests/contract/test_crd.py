@@ -82,7 +82,7 @@ def test_schemas_are_structural(version: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("version", SCHEMAS)
-def test_every_rule_has_a_message_and_points_at_a_field_that_exists(version: dict[str, Any]) -> None:
+def test_every_rule_has_a_message_and_points_at_a_field(version: dict[str, Any]) -> None:
     parts = described_parts(version)
     parts[""] = version["schema"]["openAPIV3Schema"]
     for path, node in parts.items():
