@@ -1,0 +1,143 @@
+"""Tool calls in a completion's text: found, read, written back.
+
+    CALL = <tool_call><function=NAME>(<parameter=P>text</parameter>)*</function></tool_call>
+
+One newline after an opening tag, before a closing tag and between parameters is layout, not value.
+A value may hold anything but <tool_call> and </tool_call>; it ends at the first </parameter> that
+is followed by another parameter or by the end of the function. Every other use of these six tags
+is a malformed call: it is kept as data, so that the policy can be shown what was wrong.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+_TAG = re.compile(r"</?tool_call>|<function=|</function>|<parameter=|</parameter>")
+_BOUNDARY = re.compile(r"</?tool_call>")
+_FUNCTION = re.compile(r"<function=([^<>\s]+)>")
+_PARAMETER = re.compile(r"\n?<parameter=([^<>\s]+)>")
+_VALUE_END = re.compile(r"</parameter>(?=\n?<parameter=|\Z)")
+_OPEN, _CLOSE, _FUNCTION_CLOSE = "<tool_call>", "</tool_call>", "</function>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One well-formed call. Whether such a tool exists is for the toolset to say."""
+
+    name: str
+    arguments: Mapping[str, object]
+    """Text for each argument when it came from a completion, any JSON value from the wire."""
+    raw: str = field(default="", compare=False)
+    start: int = field(default=0, compare=False)
+    """Where raw begins in the parsed text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Malformed:
+    """Something that was meant as a call and is none."""
+
+    reason: str
+    """For the policy: what is wrong, in a few words."""
+    raw: str = field(default="", compare=False)
+    start: int = field(default=0, compare=False)
+
+
+class Parsed(NamedTuple):
+    """A completion's text, taken apart without loss: message plus each call's raw text."""
+
+    calls: tuple[Call | Malformed, ...]
+    message: str
+    """What stands outside of calls."""
+
+
+def parse(text: str) -> Parsed:
+    """Split a completion's text into its calls and the message around them, in linear time."""
+    calls: list[Call | Malformed] = []
+    message: list[str] = []
+    at = 0
+    while tag := _TAG.search(text, at):
+        start = tag.start()
+        message.append(text[at:start])
+        at = _end_of_attempt(text, start)
+        calls.append(_read(text[start:at], start))
+    message.append(text[at:])
+    return Parsed(tuple(calls), "".join(message))
+
+
+def render(name: str, arguments: Mapping[str, str]) -> str:
+    """The text that `parse` reads as this call; values must not hold <tool_call> tags."""
+    parameters = "".join(
+        f"<parameter={key}>{_guarded(arguments[key])}</parameter>" for key in arguments
+    )
+    return f"<tool_call><function={name}>{parameters}</function></tool_call>"
+
+
+def from_json(name: str, arguments_json: str) -> Call | Malformed:
+    """A call as it travels on the wire: a tool's name and one JSON object."""
+    try:
+        arguments = json.loads(arguments_json, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        return Malformed(reason=f"the arguments are not JSON: {error}", raw=arguments_json)
+    if not isinstance(arguments, dict):
+        return Malformed(reason="the arguments are not a JSON object", raw=arguments_json)
+    return Call(name=name, arguments=arguments, raw=arguments_json)
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _guarded(value: str) -> str:
+    # A value's own newline at either end would be taken for layout.
+    return f"\n{value}\n" if value.startswith("\n") or value.endswith("\n") else value
+
+
+def _end_of_attempt(text: str, start: int) -> int:
+    inside = start + len(_OPEN) if text.startswith(_OPEN, start) else start
+    boundary = _BOUNDARY.search(text, inside)
+    if boundary is None:
+        return len(text)
+    return boundary.end() if boundary[0] == _CLOSE else boundary.start()
+
+
+def _read(raw: str, start: int) -> Call | Malformed:
+    if not raw.startswith(_OPEN):
+        return _malformed(raw, start, "a tag outside of <tool_call>")
+    if not raw.endswith(_CLOSE):
+        return _malformed(raw, start, "<tool_call> without </tool_call>")
+    body = _trimmed(raw[len(_OPEN) : -len(_CLOSE)])
+    function = _FUNCTION.match(body)
+    if function is None or not body.endswith(_FUNCTION_CLOSE):
+        return _malformed(raw, start, "<tool_call> must hold one <function=NAME>…</function>")
+    arguments: dict[str, object] = {}
+    wrong = _fill(arguments, _trimmed(body[function.end() : -len(_FUNCTION_CLOSE)]))
+    if wrong:
+        return _malformed(raw, start, wrong)
+    return Call(name=function[1], arguments=arguments, raw=raw, start=start)
+
+
+def _fill(arguments: dict[str, object], text: str) -> str:
+    """Put the parameters of one function into the dict; a reason when they do not parse."""
+    at = 0
+    while at < len(text):
+        opening = _PARAMETER.match(text, at)
+        if opening is None:
+            return "text between parameters"
+        closing = _VALUE_END.search(text, opening.end())
+        if closing is None:
+            return f"<parameter={opening[1]}> without </parameter>"
+        if opening[1] in arguments:
+            return f"parameter {opening[1]} is given twice"
+        arguments[opening[1]] = _trimmed(text[opening.end() : closing.start()])
+        at = closing.end()
+    return ""
+
+
+def _trimmed(text: str) -> str:
+    return text.removeprefix("\n").removesuffix("\n")
+
+
+def _malformed(raw: str, start: int, reason: str) -> Malformed:
+    return Malformed(reason=reason, raw=raw, start=start)

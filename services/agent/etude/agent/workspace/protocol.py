@@ -1,0 +1,169 @@
+"""The workspace protocol: names, faults and values that every workspace shares."""
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar, NamedTuple, Protocol
+
+import grpc
+
+from etude.agent.patterns import FileMatches, GrepQuery
+from etude.common.errors import EtudeError, UnavailableError
+
+HOME = "/workspace"
+"""Where the sandbox shows the workspace; absolute paths below it name workspace files."""
+MAX_FILE_BYTES = 8 << 20
+MAX_FILES = 100_000
+MAX_DEPTH = 64
+_MAX_NAME_BYTES = 255
+_MAX_PATH_BYTES = 1024
+_ORIGINALS_BYTES = 16 << 20
+
+
+class PathFault(StrEnum):
+    """Why a path could not be used; the value is what the policy reads."""
+
+    NO_SUCH_FILE = "no such file"
+    IS_A_FOLDER = "is a folder"
+    NOT_A_FOLDER = "a part of the path is not a folder"
+    NOT_A_FILE = "is not a regular file"
+    OUTSIDE = "is outside of the workspace"
+    BAD_NAME = "is not a usable path"
+    LINK = "is a symbolic link, which file tools do not follow"
+    TOO_LARGE = f"is larger than {MAX_FILE_BYTES >> 20} MiB, the limit of file tools"
+    TOO_MANY = f"holds more than {MAX_FILES} files, the limit of file tools"
+    DENIED = "permission denied"
+    NO_SPACE = "no space left"
+
+
+class WorkspaceError(EtudeError):
+    """Something about a path that the policy caused and can read."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+    reason: ClassVar[str] = "InvalidPath"
+
+    def __init__(self, fault: PathFault, path: str) -> None:
+        super().__init__(f"{path or '.'}: {fault.value}")
+        self.fault = fault
+        self.path = path
+
+
+class WorkspaceLostError(UnavailableError):
+    """The workspace itself is gone or broken: a platform fault, never the policy's."""
+
+
+class FileKind(StrEnum):
+    """What a name in a folder stands for."""
+
+    FILE = "file"
+    FOLDER = "folder"
+    OTHER = "other"
+
+
+class FileInfo(NamedTuple):
+    """One name of a workspace."""
+
+    path: str
+    kind: FileKind
+    size: int
+    """Bytes of a file, else 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecResult:
+    """What one command did."""
+
+    output: bytes
+    """Both streams; of a long output its beginning and its end."""
+    exit_code: int
+    timed_out: bool = False
+    cpu_ms: int = 0
+    dropped_bytes: int = 0
+    """Bytes left out of the middle of output."""
+    dropped_lines: int = 0
+
+
+Runner = Callable[[str, float], Awaitable[ExecResult]]
+"""Runs a shell command in the workspace, at most so many seconds."""
+
+
+@dataclass(slots=True)
+class Originals:
+    """Files as they were before a tool first changed them, for telling new lints from old."""
+
+    _kept: dict[str, bytes] = field(default_factory=dict)
+    _bytes: int = 0
+
+    def keep(self, path: str, data: bytes) -> None:
+        """Remember a file's content, empty if it did not exist; only the first call counts."""
+        if path not in self._kept and self._bytes + len(data) <= _ORIGINALS_BYTES:
+            self._kept[path] = data
+            self._bytes += len(data)
+
+    def before(self, path: str, present: bytes) -> bytes:
+        """The content before the first change; the present one where nothing was kept."""
+        return self._kept.get(path, present)
+
+
+class Workspace(Protocol):
+    """Files and shell of one environment; paths are relative, with forward slashes.
+
+    File methods raise WorkspaceError for what the policy can put right, PatternError for a bad
+    pattern, and WorkspaceLostError when the platform failed. Lists are sorted by the bytes of the
+    path; glob and grep leave out hidden names unless a pattern asks for them.
+    """
+
+    originals: Originals
+
+    async def read(self, path: str) -> bytes: ...
+    async def write(self, path: str, data: bytes) -> None: ...
+    async def stat(self, path: str) -> FileInfo: ...
+    async def list(self, path: str) -> Sequence[FileInfo]: ...
+    async def glob(self, pattern: str) -> Sequence[str]: ...
+    async def grep(self, query: GrepQuery) -> Sequence[FileMatches]: ...
+    async def delete(self, path: str) -> None: ...
+    async def exec(self, command: str, *, timeout_s: float) -> ExecResult: ...
+    async def hashes(self) -> dict[str, str]: ...
+
+
+def relative(path: str) -> str:
+    """The path inside the workspace, "" for its root; parent references are resolved by name.
+
+    Raises:
+        WorkspaceError: the path leaves the workspace or is no possible name.
+    """
+    inside = path.removeprefix(HOME).lstrip("/") if (path + "/").startswith(HOME + "/") else path
+    segments: list[str] = []
+    for segment in inside.split("/"):
+        if segment == ".." and segments:
+            segments.pop()
+        elif segment == ".." or inside.startswith("/"):
+            raise WorkspaceError(PathFault.OUTSIDE, shown(path))
+        elif segment not in {"", "."}:
+            segments.append(segment)
+    clean = "/".join(segments)
+    if not _is_possible(clean, segments):
+        raise WorkspaceError(PathFault.BAD_NAME, shown(path))
+    return clean
+
+
+def shown(path: str) -> str:
+    """A path as an error message can carry it."""
+    return path[:200].encode("utf-8", "replace").decode().replace("\0", "\\0")
+
+
+def _is_possible(path: str, segments: Iterable[str]) -> bool:
+    try:
+        num_bytes = len(path.encode())
+    except UnicodeEncodeError:
+        return False
+    fits = num_bytes <= _MAX_PATH_BYTES and path.count("/") < MAX_DEPTH
+    return fits and "\0" not in path and all(len(s.encode()) <= _MAX_NAME_BYTES for s in segments)
+
+
+def parents(path: str) -> Iterator[str]:
+    """The folders above a path, outermost first, without the root."""
+    at = path.find("/")
+    while at >= 0:
+        yield path[:at]
+        at = path.find("/", at + 1)
