@@ -1,0 +1,251 @@
+"""Offline audit of a recorded journal: every accepted rollout is accounted for, none counts twice.
+
+It shares no code with the journal's writer, so that a mistake there cannot hide itself.
+"""
+
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from etude.v1 import journal_pb2 as pb
+
+JOURNAL = "journal/"
+
+
+class Finding(NamedTuple):
+    """One broken invariant."""
+
+    invariant: str
+    """I1 conservation, I2 uniqueness, I3 staleness, I4 order of steps, log: the log itself."""
+    what: str
+
+
+@dataclass(slots=True)
+class Audit:
+    """The account that the journal gives, and what is wrong with it."""
+
+    accepted: int = 0
+    trained: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    queued: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Group:
+    task_id: str
+    rollouts: dict[str, pb.JournalRollout] = field(default_factory=dict)
+    dropped: set[str] = field(default_factory=set)
+    step: tuple[str, int] | None = None
+    is_dropped: bool = False
+
+    def left(self) -> list[str]:
+        return [name for name in self.rollouts if name not in self.dropped]
+
+
+def audit(
+    objects: Mapping[str, bytes],
+    *,
+    acknowledged: Collection[str] = (),
+    max_staleness: int | None = None,
+) -> Audit:
+    """Judge a run by the objects below its journal prefix.
+
+    Args:
+        objects: key to content.
+        acknowledged: rollout ids that were acknowledged, kept by somebody else than the controller.
+        max_staleness: bound of the sampled phase; unset leaves staleness unchecked.
+    """
+    records, broken = _accepted_records(objects)
+    judge = _Judge(max_staleness=max_staleness)
+    judge.result.findings += broken
+    for record in records:
+        judge.see(record)
+    judge.close(acknowledged)
+    return judge.result
+
+
+@dataclass(slots=True)
+class _Judge:
+    max_staleness: int | None
+    result: Audit = field(default_factory=Audit)
+    groups: dict[str, _Group] = field(default_factory=dict)
+    tasks: set[str] = field(default_factory=set)
+    owner: dict[str, str] = field(default_factory=dict)
+    batches: dict[tuple[str, int], list[str]] = field(default_factory=dict)
+    stepped: set[tuple[str, int]] = field(default_factory=set)
+    versions: dict[tuple[int, int], int] = field(default_factory=dict)
+    starts: dict[str, int] = field(default_factory=dict)
+    sequence: int = 0
+
+    def find(self, invariant: str, what: str) -> None:
+        self.result.findings.append(Finding(invariant, what))
+
+    def see(self, record: pb.JournalRecord) -> None:
+        if record.sequence != self.sequence + 1:
+            self.find("log", f"record {record.sequence} follows {self.sequence}")
+        self.sequence = record.sequence
+        match record.WhichOneof("body"):
+            case "admit":
+                self.admit(record.admit)
+            case "rollout":
+                self.rollout(record.rollout)
+            case "drop":
+                self.drop(record.drop)
+            case "batch":
+                self.batch(record.batch)
+            case "step":
+                self.step(record.step)
+            case "published":
+                self.published(record.published)
+            case _:
+                pass
+
+    def admit(self, body: pb.JournalAdmit) -> None:
+        if body.task_id in self.tasks or body.group_id in self.groups:
+            self.find("I2", f"task {body.task_id} was admitted twice")
+        self.tasks.add(body.task_id)
+        self.groups.setdefault(body.group_id, _Group(body.task_id))
+
+    def rollout(self, body: pb.JournalRollout) -> None:
+        name, group_id = body.rollout.rollout_id, body.rollout.group_id
+        group = self.groups.get(group_id)
+        if group is None:
+            self.find("I1", f"rollout {name} belongs to group {group_id}, never admitted")
+        elif name in self.owner:
+            self.find("I2", f"rollout {name} was accepted twice")
+        else:
+            self.owner[name] = group_id
+            group.rollouts[name] = body
+            if group.step or group.is_dropped:
+                self.find("I1", f"rollout {name} was accepted after its group had ended")
+
+    def drop(self, body: pb.JournalDrop) -> None:
+        group = self.groups.get(body.group_id)
+        names = [body.rollout_id] if body.rollout_id else group.left() if group else []
+        if group is None or group.step or group.is_dropped:
+            self.find("I1", f"group {body.group_id} was dropped, but it was not queued")
+            return
+        for name in names:
+            if name not in group.rollouts or name in group.dropped:
+                self.find("I1", f"rollout {name} was dropped, but it was not queued")
+            group.dropped.add(name)
+            self.result.dropped[body.reason] += 1
+        group.is_dropped = not body.rollout_id
+
+    def batch(self, body: pb.JournalBatch) -> None:
+        step, names = (body.phase, body.step), list(body.group_ids)
+        if step in self.batches:
+            if self.batches[step] != names:
+                self.find("I4", f"step {step} was batched again with other groups")
+            return
+        last = max((n for phase, n in self.batches if phase == body.phase), default=0)
+        if body.step != last + 1:
+            self.find("I4", f"batch {body.step} of {body.phase} follows batch {last}")
+        self.batches[step] = names
+        if self.versions:
+            newest = max(self.versions.values())
+            self.starts.setdefault(body.phase, newest - (body.step - 1))
+        for name in names:
+            self.train(name, step)
+
+    def train(self, name: str, step: tuple[str, int]) -> None:
+        group = self.groups.get(name)
+        if group is None or group.is_dropped or not group.rollouts:
+            self.find("I1", f"step {step} trains group {name}, which is not queued")
+            return
+        if group.step is not None:
+            self.find("I2", f"group {name} is trained in {group.step} and in {step}")
+            return
+        group.step = step
+        for rollout_id in group.left():
+            body = group.rollouts[rollout_id]
+            if body.reward.WhichOneof("result") != "reward":
+                self.find("I1", f"step {step} trains {rollout_id}, which has no reward")
+            self.result.trained += 1
+            self.check_staleness(body, step)
+
+    def check_staleness(self, body: pb.JournalRollout, step: tuple[str, int]) -> None:
+        if self.max_staleness is None or step[0] not in self.starts:
+            return
+        trainer = self.starts[step[0]] + step[1] - 1
+        oldest, newest = body.rollout.oldest, body.rollout.newest
+        name = body.rollout.rollout_id
+        for version in (oldest, newest):
+            if (version.epoch, version.number) not in self.versions:
+                self.find("I3", f"{name} used version {version.number}, not published before")
+                return
+        position = max(self.versions[oldest.epoch, oldest.number], self.starts[step[0]])
+        if trainer - position > self.max_staleness:
+            self.find("I3", f"{name} is {trainer - position} versions old in step {step}")
+
+    def step(self, body: pb.JournalStep) -> None:
+        step = (body.phase, body.step)
+        if any(phase == body.phase for phase, _ in self.batches) and step not in self.batches:
+            self.find("I4", f"step {step} has no batch")
+        self.stepped.add(step)
+
+    def published(self, body: pb.JournalPublished) -> None:
+        if self.versions and body.number <= max(number for _, number in self.versions):
+            self.find("I3", f"version {body.number} was published after a higher number")
+        self.versions[body.epoch, body.number] = body.step
+
+    def close(self, acknowledged: Collection[str]) -> None:
+        result = self.result
+        result.accepted = len(self.owner)
+        result.queued = sum(
+            len(g.left()) for g in self.groups.values() if g.step is None and not g.is_dropped
+        )
+        spent = result.trained + result.dropped.total() + result.queued
+        if result.accepted != spent:
+            self.find("I1", f"{result.accepted} accepted, {spent} trained, dropped or queued")
+        for name in sorted(set(acknowledged) - self.owner.keys()):
+            self.find("I1", f"rollout {name} was acknowledged and is lost")
+        last = {phase: max(n for p, n in self.batches if p == phase) for phase, _ in self.batches}
+        for step in self.batches:
+            if step not in self.stepped and step[1] < last[step[0]]:
+                self.find("I4", f"batch {step} was never trained, and later ones were")
+
+
+def _accepted_records(
+    objects: Mapping[str, bytes],
+) -> tuple[list[pb.JournalRecord], list[Finding]]:
+    """Records of the accepted chain of epochs, oldest first."""
+    epochs: dict[int, list[pb.JournalRecord]] = {}
+    findings: list[Finding] = []
+    for key in sorted(objects):
+        if not key.startswith(JOURNAL):
+            continue
+        try:
+            for record in _records(objects[key]):
+                epochs.setdefault(int(key.split("/")[1]), []).append(record)
+        except (ValueError, struct.error) as error:
+            findings.append(Finding("log", f"{key}: {error}"))
+    chain: list[list[pb.JournalRecord]] = []
+    epoch, last = max(epochs, default=0), None
+    while epoch in epochs:
+        mine = [r for r in epochs[epoch] if last is None or r.sequence <= last]
+        chain.append(mine)
+        head = mine[0].open if mine else pb.JournalOpen()
+        if not mine or mine[0].WhichOneof("body") != "open" or head.previous_epoch >= epoch:
+            findings.append(Finding("log", f"epoch {epoch} does not open with OPEN"))
+            break
+        epoch, last = head.previous_epoch, head.previous_sequence
+    return [record for part in reversed(chain) for record in part], findings
+
+
+def _records(data: bytes) -> Iterator[pb.JournalRecord]:
+    if data[:4] != b"ETWL":
+        raise ValueError("is no journal segment")
+    place = 20 + int.from_bytes(data[18:20], "little") + 4
+    while place < len(data):
+        length, crc = struct.unpack_from("<II", data, place)
+        end = place + 17 + length
+        if zlib.crc32(data[place + 8 : end]) != crc or end > len(data):
+            raise ValueError(f"the record at byte {place} is damaged")
+        if data[place + 8] != 255:
+            yield pb.JournalRecord.FromString(data[place + 17 : end])
+        place = end

@@ -1,0 +1,143 @@
+"""One group of sibling rollouts, from its admission to its batch."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from etude.common.errors import InvalidFieldError
+from etude.common.weights import VersionId
+from etude.trainer.batches import PolicyBatch, PolicySequence, links_of
+from etude.v1 import journal_pb2, rollout_pb2
+
+PositionOf = Callable[[VersionId], int | None]
+"""The position of a version along the accepted chain; None for one that was never published."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """A task that was admitted, and what its rollouts brought so far."""
+
+    group_id: str
+    phase: str
+    position: int
+    """In the phase's task order."""
+    task_id: str
+    seed: int
+    sequence: int
+    """Of its ADMIT record: a checkpoint that holds this group replays from here."""
+    finished: dict[int, journal_pb2.JournalRollout] = field(default_factory=dict)
+    """By index among its siblings."""
+    masked: set[int] = field(default_factory=set)
+    """Indices that a DROP took out."""
+    serving: int | None = None
+    """Oldest position that was served when its rollouts started; unset while none runs."""
+
+    def missing(self, size: int) -> list[int]:
+        """Indices that have no finished rollout yet."""
+        return [index for index in range(size) if index not in self.finished]
+
+    def faulty(self) -> list[int]:
+        """Indices without a reward that no DROP accounts for yet."""
+        return [
+            index
+            for index, record in sorted(self.finished.items())
+            if record.reward.WhichOneof("result") != "reward" and index not in self.masked
+        ]
+
+    def valid(self) -> list[int]:
+        """Indices that take part in training."""
+        return [index for index in sorted(self.finished) if index not in self.masked]
+
+    def oldest(self, position_of: PositionOf) -> int | None:
+        """Position of the oldest version that touched any token of a valid rollout."""
+        positions = [
+            position
+            for index in self.valid()
+            if (position := position_of(oldest_version(self.finished[index].rollout))) is not None
+        ]
+        return min(positions, default=None)
+
+
+def oldest_version(rollout: rollout_pb2.Rollout) -> VersionId:
+    """The oldest version that sampled a token, or whose cached context one attended to."""
+    return VersionId.from_proto(rollout.oldest)
+
+
+def check_rollout(
+    rollout: rollout_pb2.Rollout, *, vocab_size: int, position_of: PositionOf
+) -> None:
+    """Refuse a rollout that cannot be trained on, before it is acknowledged.
+
+    Raises:
+        InvalidFieldError: naming the field.
+    """
+    if not rollout.links:
+        raise InvalidFieldError("links", "a rollout that ended has at least one")
+    for place, link in enumerate(rollout.links):
+        _check_link(link, f"links[{place}]", vocab_size=vocab_size)
+        for span in link.spans:
+            for version in (span.sampled, span.context):
+                if position_of(VersionId.from_proto(version)) is None:
+                    known = VersionId.from_proto(version)
+                    raise InvalidFieldError(
+                        f"links[{place}].spans", f"version {known} was never published"
+                    )
+    if position_of(oldest_version(rollout)) is None:
+        raise InvalidFieldError("oldest", "names a version that was never published")
+
+
+def _check_link(link: rollout_pb2.Link, where: str, *, vocab_size: int) -> None:
+    tokens = len(link.token_ids)
+    if not tokens:
+        raise InvalidFieldError(f"{where}.token_ids", "is empty")
+    if len(link.loss_mask) != tokens or len(link.sampler_logprobs) != tokens:
+        raise InvalidFieldError(
+            where,
+            f"{tokens} tokens, {len(link.loss_mask)} mask bytes,"
+            f" {len(link.sampler_logprobs)} log-probs: lengths must be equal",
+        )
+    if min(link.token_ids) < 0 or max(link.token_ids) >= vocab_size:
+        raise InvalidFieldError(f"{where}.token_ids", f"an id is outside [0, {vocab_size})")
+    mask = np.frombuffer(link.loss_mask, dtype=np.uint8) != 0
+    logprobs = np.asarray(link.sampler_logprobs, dtype=np.float32)
+    if not np.isfinite(logprobs[mask]).all():
+        raise InvalidFieldError(f"{where}.sampler_logprobs", "not finite on a sampled token")
+    covered = sum(span.end - span.start for span in link.spans)
+    if covered < int(mask.sum()):
+        raise InvalidFieldError(f"{where}.spans", "do not cover the sampled tokens")
+
+
+def check_reward(record: journal_pb2.JournalRollout) -> None:
+    """Refuse a reward that is no usable number.
+
+    Raises:
+        InvalidFieldError: it is NaN, infinite, or beyond a million.
+    """
+    reward = record.reward.reward
+    if not math.isfinite(reward) or abs(reward) > 1e6:
+        raise InvalidFieldError("reward", f"{reward} is no usable number")
+
+
+def policy_batch(groups: Sequence[Group]) -> PolicyBatch:
+    """What the learner trains on: groups in this order, siblings by index."""
+    sequences: list[PolicySequence] = []
+    rewards: list[float] = []
+    siblings: list[int] = []
+    valid: list[bool] = []
+    for number, group in enumerate(groups):
+        for index in sorted(group.finished):
+            record = group.finished[index]
+            is_valid = index not in group.masked
+            if is_valid:
+                sequences += links_of(record.rollout, index=len(rewards))
+            rewards.append(record.reward.reward if is_valid else 0.0)
+            siblings.append(number)
+            valid.append(is_valid)
+    return PolicyBatch(
+        sequences=tuple(sequences),
+        rewards=np.asarray(rewards, dtype=np.float64),
+        groups=np.asarray(siblings, dtype=np.int64),
+        valid=np.asarray(valid, dtype=np.bool_),
+    )

@@ -1,0 +1,221 @@
+"""The account of every group and rollout: a fold over journal records, live and on resume alike."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from etude.common.errors import CorruptError
+from etude.common.weights import VersionId
+from etude.trainer.controller.groups import Group
+from etude.v1 import journal_pb2
+
+KEPT_VERSIONS = 256
+"""Versions whose positions are remembered: far more than any bound allows a token to be old."""
+
+DROP_REASONS = frozenset({"platform", "stale"})
+"""Why an accepted rollout is not trained; the closed list of the accounting."""
+
+
+class Step(NamedTuple):
+    """One optimiser step of one phase."""
+
+    phase: str
+    number: int
+
+
+class LedgerState(BaseModel):
+    """What a checkpoint keeps of the ledger; the journal has the rest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    consumed: list[str] = Field(default_factory=list)
+    """Ids of tasks that were admitted, in order: none of them is admitted again."""
+    cursors: dict[str, int] = Field(default_factory=dict)
+    """Next position of each phase's task order."""
+    live: dict[str, int] = Field(default_factory=dict)
+    """Groups that are neither trained nor dropped, and the sequence of their ADMIT."""
+    trained_groups: dict[str, int] = Field(default_factory=dict)
+    """Groups in batches, by phase."""
+    versions: list[tuple[int, int, int]] = Field(default_factory=list)
+    """Epoch, number and step of published versions, oldest first."""
+    accepted: int = 0
+    trained: int = 0
+    dropped: dict[str, int] = Field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Every change is a journal record: append it, then apply it."""
+
+    consumed: dict[str, None] = field(default_factory=dict)
+    cursors: Counter[str] = field(default_factory=Counter)
+    live: dict[str, Group] = field(default_factory=dict)
+    batches: dict[Step, list[Group]] = field(default_factory=dict)
+    """Batches whose groups are still at hand: not yet trained into the present weights."""
+    trained_groups: Counter[str] = field(default_factory=Counter)
+    versions: dict[VersionId, int] = field(default_factory=dict)
+    """Step at which each version was published: its position along the accepted chain.
+
+    A version of an abandoned epoch keeps its step, because the batches behind it are trained again
+    from the journal, in the same order, before anything else is."""
+    accepted: int = 0
+    trained: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def queued(self) -> int:
+        """Accepted rollouts that are neither trained nor dropped."""
+        return sum(len(group.valid()) for group in self.live.values())
+
+    def apply(self, record: journal_pb2.JournalRecord) -> None:
+        """Take one record into account.
+
+        Raises:
+            CorruptError: the record contradicts those before it.
+        """
+        match record.WhichOneof("body"):
+            case "admit":
+                self._admit(record.admit, record.sequence)
+            case "rollout":
+                self._rollout(record.rollout)
+            case "drop":
+                self._drop(record.drop)
+            case "batch":
+                self._batch(record.batch)
+            case "published":
+                body = record.published
+                self._published(VersionId(body.epoch, body.number), body.step)
+            case _:  # says nothing about groups
+                pass
+
+    def _admit(self, body: journal_pb2.JournalAdmit, sequence: int) -> None:
+        if body.task_id in self.consumed:
+            raise CorruptError(f"record {sequence}: task {body.task_id} was admitted before")
+        self.consumed[body.task_id] = None
+        self.cursors[body.phase] = max(self.cursors[body.phase], body.position + 1)
+        self.live[body.group_id] = _group(body, sequence)
+
+    def _rollout(self, body: journal_pb2.JournalRollout) -> None:
+        group = self.live.get(body.rollout.group_id)
+        if group is None or body.rollout.index in group.finished:
+            return  # delivered again: counted once
+        group.finished[body.rollout.index] = body
+        self.accepted += 1
+
+    def _drop(self, body: journal_pb2.JournalDrop) -> None:
+        group = self.live.get(body.group_id)
+        if group is None:
+            return
+        if body.rollout_id:
+            new = _named(group, body.rollout_id) - group.masked
+            group.masked |= new
+            self.dropped[body.reason] += len(new)
+            return
+        self.dropped[body.reason] += len(group.valid())
+        del self.live[body.group_id]
+
+    def _batch(self, body: journal_pb2.JournalBatch) -> None:
+        step = Step(body.phase, body.step)
+        missing = [group_id for group_id in body.group_ids if group_id not in self.live]
+        if missing:
+            raise CorruptError(f"step {step.number} of {step.phase} trains {missing[0]} again")
+        groups = [self.live.pop(group_id) for group_id in body.group_ids]
+        self.batches[step] = groups
+        self.trained += sum(len(group.valid()) for group in groups)
+        self.trained_groups[body.phase] += len(groups)
+
+    def _published(self, version: VersionId, step: int) -> None:
+        self.versions[version] = step
+        while len(self.versions) > KEPT_VERSIONS:
+            del self.versions[next(iter(self.versions))]
+
+    def forget(self, step: Step) -> list[Group]:
+        """Let go of a batch that is in the weights now."""
+        return self.batches.pop(step)
+
+    def state(self) -> LedgerState:
+        """What a checkpoint keeps.
+
+        Raises:
+            ValueError: a batch is not in the weights yet; the checkpoint would lose it.
+        """
+        if self.batches:
+            raise ValueError(f"{next(iter(self.batches))} is not trained yet")
+        return LedgerState(
+            consumed=list(self.consumed),
+            cursors=dict(self.cursors),
+            live={group.group_id: group.sequence for group in self.live.values()},
+            trained_groups=dict(self.trained_groups),
+            versions=[(v.epoch, v.number, step) for v, step in self.versions.items()],
+            accepted=self.accepted,
+            trained=self.trained,
+            dropped=dict(self.dropped),
+        )
+
+
+def resumed(
+    state: LedgerState, records: Iterable[journal_pb2.JournalRecord], *, sequence: int
+) -> Ledger:
+    """The ledger after a checkpoint and the records behind it.
+
+    Args:
+        state: as the checkpoint kept it.
+        records: accepted records in order, from the first ADMIT of a live group on.
+        sequence: newest record that the checkpoint knew.
+
+    Raises:
+        CorruptError: the records contradict the checkpoint or each other.
+    """
+    ledger = Ledger(
+        consumed=dict.fromkeys(state.consumed),
+        cursors=Counter(state.cursors),
+        trained_groups=Counter(state.trained_groups),
+        versions={VersionId(epoch, number): step for epoch, number, step in state.versions},
+        accepted=state.accepted,
+        trained=state.trained,
+        dropped=Counter(state.dropped),
+    )
+    seen: set[str] = set()
+    for record in records:
+        if record.WhichOneof("body") == "admit":
+            seen.add(record.admit.group_id)
+        if record.sequence <= sequence:
+            _refill(ledger, record, state)
+        else:
+            ledger.apply(record)
+    if lost := state.live.keys() - seen:
+        raise CorruptError(f"the journal does not hold group {min(lost)} of the checkpoint")
+    return ledger
+
+
+def _refill(ledger: Ledger, record: journal_pb2.JournalRecord, state: LedgerState) -> None:
+    """Content of groups that were live in the checkpoint; they are counted there already."""
+    match record.WhichOneof("body"):
+        case "admit" if record.admit.group_id in state.live:
+            ledger.live[record.admit.group_id] = _group(record.admit, record.sequence)
+        case "rollout" if record.rollout.rollout.group_id in ledger.live:
+            rollout = record.rollout.rollout
+            ledger.live[rollout.group_id].finished.setdefault(rollout.index, record.rollout)
+        case "drop" if record.drop.group_id in ledger.live and record.drop.rollout_id:
+            group = ledger.live[record.drop.group_id]
+            group.masked |= _named(group, record.drop.rollout_id)
+        case _:
+            pass
+
+
+def _named(group: Group, rollout_id: str) -> set[int]:
+    return {i for i, r in group.finished.items() if r.rollout.rollout_id == rollout_id}
+
+
+def _group(body: journal_pb2.JournalAdmit, sequence: int) -> Group:
+    return Group(
+        group_id=body.group_id,
+        phase=body.phase,
+        position=body.position,
+        task_id=body.task_id,
+        seed=body.seed,
+        sequence=sequence,
+    )
