@@ -1,14 +1,11 @@
-"""The order in which a phase uses its tasks: a keyed permutation, so the cursor is one integer."""
+"""The tasks of a phase in the order of its seed."""
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from etude.common.blobs import Store
 from etude.common.errors import Problem, UserError
-
-_ROUNDS = 4
-"""Luby and Rackoff: four rounds make a pseudo-random permutation of a keyed function."""
+from etude.trainer.order import permuted
 
 TASK_FILE = "task.toml"
 
@@ -23,37 +20,6 @@ class Task:
     """Its folder in Harbor layout."""
     environment: str
     """Entry of roles.environments in which it runs."""
-
-
-def permuted(index: int, *, size: int, seed: int) -> int:
-    """The place that a pseudo-random permutation of [0, size) gives to index.
-
-    Raises:
-        ValueError: the index is outside [0, size).
-
-    Source: balanced Feistel network with cycle walking, https://doi.org/10.1007/3-540-45760-7_9.
-    """
-    if not 0 <= index < size:
-        raise ValueError(f"index {index} is outside [0, {size})")
-    half = max(1, ((size - 1).bit_length() + 1) // 2)
-    place = _feistel(index, half=half, seed=seed)
-    while place >= size:  # the domain is at most four times too large
-        place = _feistel(place, half=half, seed=seed)
-    return place
-
-
-def _feistel(value: int, *, half: int, seed: int) -> int:
-    mask = (1 << half) - 1
-    left, right = value >> half, value & mask
-    for turn in range(_ROUNDS):
-        left, right = right, left ^ (derived_seed(seed, turn, right) & mask)
-    return left << half | right
-
-
-def derived_seed(seed: int, *parts: int | str) -> int:
-    """A seed of 63 bits for one purpose, from the seed of a whole phase."""
-    text = "\0".join([str(seed), *map(str, parts)]).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,149 @@
+"""Transcripts and texts to imitate, and which of them make up each supervised step."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+from urllib.parse import unquote, urlparse
+
+import numpy as np
+
+from etude.agent.chat import ChatFormat
+from etude.common.api.meta import number
+from etude.common.api.phases import Dataset, Phase
+from etude.common.api.run import Storage
+from etude.common.blobs import MissingError
+from etude.common.errors import InvalidFieldError, Problem, UserError
+from etude.common.files import store_for
+from etude.trainer.batches import SupervisedSequence
+from etude.trainer.order import derived_seed, permuted
+
+BUCKET_BATCHES = 8
+"""Batches among which sequences are sorted by length: it saves padding and keeps the draw fair."""
+
+DEFAULT_BATCH_SIZE = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corpus:
+    """The sequences of one phase; the batch of a step is a function of the seed and the step."""
+
+    sequences: tuple[SupervisedSequence, ...]
+    batch_size: int
+    seed: int
+
+    def batch(self, step: int) -> list[SupervisedSequence]:
+        """The sequences of a step, counted from 0; the data is gone through again and again."""
+        bucket, place = divmod(step, BUCKET_BATCHES)
+        size = self.batch_size * BUCKET_BATCHES
+        chosen = [self._at(position) for position in range(bucket * size, (bucket + 1) * size)]
+        chosen.sort(key=lambda sequence: sequence.token_ids.size)
+        # Short batches must not always come first.
+        turn = permuted(place, size=BUCKET_BATCHES, seed=derived_seed(self.seed, "bucket", bucket))
+        return chosen[turn * self.batch_size : (turn + 1) * self.batch_size]
+
+    def _at(self, position: int) -> SupervisedSequence:
+        turn, place = divmod(position, len(self.sequences))
+        seed = derived_seed(self.seed, "pass", turn)
+        return self.sequences[permuted(place, size=len(self.sequences), seed=seed)]
+
+
+def load_corpus(phase: Phase, *, chat: ChatFormat, context: int, storage: Storage) -> Corpus:
+    """Read and encode the data of a supervised phase.
+
+    Args:
+        phase: with data.
+        chat: the model's token layout.
+        context: longest sequence that the model takes; longer texts are cut, never transcripts.
+        storage: how to reach files in an object store.
+
+    Raises:
+        UserError: a file is missing, empty or has a bad line; it is named.
+    """
+    sequences: list[SupervisedSequence] = []
+    for dataset in phase.data or ():
+        reader = _Reader(dataset=dataset, chat=chat, context=context)
+        found = [
+            sequence
+            for line, text in enumerate(_lines(dataset.uri, storage), start=1)
+            for sequence in reader.read(text, line)
+        ]
+        if not found:
+            _refuse(dataset.uri, "holds no sequence")
+        sequences += found
+    batch_size = phase.batch_size or DEFAULT_BATCH_SIZE
+    return Corpus(sequences=tuple(sequences), batch_size=batch_size, seed=phase.seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reader:
+    """One dataset's lines into sequences."""
+
+    dataset: Dataset
+    chat: ChatFormat
+    context: int
+
+    def read(self, text: str, line: int) -> Iterator[SupervisedSequence]:
+        where = f"{self.dataset.uri} line {line}"
+        try:
+            row = json.loads(text)
+        except ValueError as cause:
+            _refuse(where, f"is no JSON: {cause}")
+        match row:
+            case {"messages": [_, *_] as messages}:
+                yield self._transcript(messages, where)
+            case {"text": str(body)} if body:
+                yield from self._text(body)
+            case _:
+                _refuse(where, 'has neither "messages" nor "text"')
+
+    def _transcript(
+        self, messages: Sequence[Mapping[str, object]], where: str
+    ) -> SupervisedSequence:
+        try:
+            ids, written = self.chat.encode_messages(messages)  # type: ignore[arg-type]  # hostile
+        except InvalidFieldError as cause:
+            _refuse(where, str(cause))
+        if len(ids) > self.context:
+            _refuse(where, f"has {len(ids)} tokens, and the model takes {self.context}")
+        weight = number(self.dataset.context_weight)
+        return SupervisedSequence(
+            token_ids=np.asarray(ids, dtype=np.int32),
+            weights=np.where(np.asarray(written), 1.0, weight).astype(np.float32),
+        )
+
+    def _text(self, body: str) -> Iterator[SupervisedSequence]:
+        ids = np.asarray([*self.chat.encode_text(body), self.chat.end_id], dtype=np.int32)
+        for start in range(0, len(ids), self.context):
+            piece = ids[start : start + self.context]
+            yield SupervisedSequence(token_ids=piece, weights=np.ones(len(piece), np.float32))
+
+
+def _lines(uri: str, storage: Storage) -> Iterator[str]:
+    try:
+        data = _content(uri, storage).decode()
+    except (MissingError, FileNotFoundError):
+        _refuse(uri, "is missing")
+    except UnicodeDecodeError as cause:
+        _refuse(uri, f"is no UTF-8: {cause}")
+    return (line for line in data.split("\n") if line.strip())
+
+
+def _content(uri: str, storage: Storage) -> bytes:
+    parts = urlparse(uri)
+    if parts.scheme == "file":
+        return Path(unquote(parts.path)).read_bytes()
+    folder, _, name = uri.rpartition("/")
+    return store_for(folder, storage).get(name)
+
+
+def _refuse(where: str, what: str) -> NoReturn:
+    raise UserError(
+        Problem(
+            reason="InvalidData",
+            what=what,
+            where=where,
+            fix='one JSON object per line: {"messages": […]} or {"text": "…"}',
+        )
+    )
