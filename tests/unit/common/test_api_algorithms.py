@@ -48,7 +48,7 @@ def test_clipping_beside_a_correction_is_refused_because_it_would_be_ignored() -
         ({"kind": "TIS", "low": 0.5, "high": 2}, "kind TIS ignores low"),
         ({"high": 2}, "kind None ignores high"),
         ({"kind": "IcePop", "low": 5, "high": 0.5}, "low 5 is not below high 0.5"),
-        ({"kind": "Tis", "high": 2}, "should be 'None', 'TIS', 'IcePop' or 'SequenceMaskTIS'"),
+        ({"kind": "Tis", "high": 2}, "should be 'None', 'TIS' or 'IcePop'"),
     ],
 )
 def test_bounds_that_do_not_fit_the_correction_are_refused(

@@ -41,12 +41,11 @@ class Correction(Model):
     rho is exp(trainer - sampler log-prob), with the trainer's weights before the update.
     """
 
-    kind: Literal["None", "TIS", "IcePop", "SequenceMaskTIS"] = "None"
+    kind: Literal["None", "TIS", "IcePop"] = "None"
     """None takes the importance ratio to the sampler itself, so that the clip bounds it. TIS
-    multiplies by min(rho, high); IcePop by rho within [low, high], else 0; SequenceMaskTIS by rho
-    where the geometric mean of the rollout's rho is within [low, high], else 0."""
+    multiplies by min(rho, high); IcePop by rho within [low, high], and by 0 elsewhere."""
     low: Bound | None = None
-    """Lower bound, for IcePop and SequenceMaskTIS."""
+    """Lower bound, for IcePop."""
     high: Bound | None = None
     """Upper bound, for every kind but None."""
 

@@ -1,0 +1,49 @@
+"""Dr. GRPO: no division by spread or length, so that neither can bias the gradient.
+
+A = R - group mean, the clipped ratio, and a constant denominator: with B rollouts,
+
+    loss = -1 / (B * lossScale) * sum over rollouts i and tokens t of
+            min(r_it A_i, clip(r_it, 1 - clipLow, 1 + clipHigh) A_i)
+
+Source: https://arxiv.org/abs/2503.20783.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from typing_extensions import override
+
+from etude.common.api.algorithms import DrGRPOParameters
+from etude.trainer import advantages as estimators
+from etude.trainer import aggregation, losses
+from etude.trainer.advantages import Flags, Groups, Reals
+from etude.trainer.aggregation import Counts
+from etude.trainer.algorithms.base import AlgorithmSteps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrGRPO(AlgorithmSteps):
+    """See the module."""
+
+    parameters: DrGRPOParameters
+    loss_scale: float
+
+    @override
+    def advantages(self, rewards: Reals, *, groups: Groups, valid: Flags) -> Reals:
+        return estimators.centred(rewards, groups=groups, valid=valid)
+
+    @override
+    def token_weights(self, trained: Counts) -> Reals:
+        return aggregation.constant(trained, scale=self.loss_scale)
+
+    @override
+    def surrogate(
+        self, logprobs: Tensor, *, anchor: Tensor, advantages: Tensor
+    ) -> losses.Surrogate:
+        return losses.ppo_clip(
+            logprobs,
+            anchor=anchor,
+            advantages=advantages,
+            low=self.parameters.clip_low,
+            high=self.parameters.clip_high,
+        )

@@ -1,0 +1,45 @@
+"""GRPO as published: advantages in units of the group's spread, a mean per rollout.
+
+Both divisions bias: the first favours nearly equal groups, the second short wrong answers.
+
+Source: https://arxiv.org/abs/2402.03300.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from typing_extensions import override
+
+from etude.common.api.algorithms import GRPOParameters
+from etude.trainer import advantages as estimators
+from etude.trainer import aggregation, losses
+from etude.trainer.advantages import Flags, Groups, Reals
+from etude.trainer.aggregation import Counts
+from etude.trainer.algorithms.base import AlgorithmSteps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GRPO(AlgorithmSteps):
+    """See the module."""
+
+    parameters: GRPOParameters
+
+    @override
+    def advantages(self, rewards: Reals, *, groups: Groups, valid: Flags) -> Reals:
+        return estimators.standardised(rewards, groups=groups, valid=valid)
+
+    @override
+    def token_weights(self, trained: Counts) -> Reals:
+        return aggregation.rollout_mean(trained)
+
+    @override
+    def surrogate(
+        self, logprobs: Tensor, *, anchor: Tensor, advantages: Tensor
+    ) -> losses.Surrogate:
+        return losses.ppo_clip(
+            logprobs,
+            anchor=anchor,
+            advantages=advantages,
+            low=self.parameters.clip_low,
+            high=self.parameters.clip_high,
+        )

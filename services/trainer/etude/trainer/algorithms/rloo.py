@@ -1,0 +1,38 @@
+"""RLOO: the mean of the siblings as baseline, which leaves the policy gradient unbiased.
+
+Source: https://arxiv.org/abs/2402.14740.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from typing_extensions import override
+
+from etude.common.api.algorithms import RLOOParameters
+from etude.trainer import advantages as estimators
+from etude.trainer import aggregation, losses
+from etude.trainer.advantages import Flags, Groups, Reals
+from etude.trainer.aggregation import Counts
+from etude.trainer.algorithms.base import AlgorithmSteps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RLOO(AlgorithmSteps):
+    """See the module."""
+
+    parameters: RLOOParameters
+    loss_scale: float
+
+    @override
+    def advantages(self, rewards: Reals, *, groups: Groups, valid: Flags) -> Reals:
+        return estimators.leave_one_out(rewards, groups=groups, valid=valid)
+
+    @override
+    def token_weights(self, trained: Counts) -> Reals:
+        return aggregation.constant(trained, scale=self.loss_scale)
+
+    @override
+    def surrogate(
+        self, logprobs: Tensor, *, anchor: Tensor, advantages: Tensor
+    ) -> losses.Surrogate:
+        return losses.policy_gradient(logprobs, anchor=anchor, advantages=advantages)

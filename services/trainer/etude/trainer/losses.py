@@ -1,0 +1,61 @@
+"""Surrogates: per token, what to minimise so that better rollouts become likelier.
+
+Shapes: N trained tokens.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+MAX_EXPONENT = 20.0
+"""Log-ratios are clamped to this size, so that no exponential overflows."""
+
+
+class Surrogate(NamedTuple):
+    """One value per token, and where the clip took its gradient away."""
+
+    values: Tensor
+    """[N]."""
+    clipped: Tensor
+    """[N], boolean."""
+
+
+def importance_ratio(logprobs: Tensor, anchor: Tensor) -> Tensor:
+    """exp(logprobs - anchor), kept finite. [N], [N] -> [N]."""
+    return (logprobs - anchor).clamp(-MAX_EXPONENT, MAX_EXPONENT).exp()
+
+
+def ppo_clip(
+    logprobs: Tensor, *, anchor: Tensor, advantages: Tensor, low: float, high: float
+) -> Surrogate:
+    """-min(r A, clip(r, 1 - low, 1 + high) A), r = exp(logprobs - anchor). [N].
+
+    Args:
+        logprobs: of the trainer, with gradient.
+        anchor: log-probs that r is relative to, without gradient.
+        advantages: one per token.
+        low: clip below 1 - low.
+        high: clip above 1 + high.
+
+    Source: PPO, https://arxiv.org/abs/1707.06347; two widths: DAPO, https://arxiv.org/abs/2503.14476.
+    """
+    ratio = importance_ratio(logprobs, anchor)
+    bounded = ratio.clamp(1 - low, 1 + high)
+    unclipped, clipped = ratio * advantages, bounded * advantages
+    return Surrogate(-torch.minimum(unclipped, clipped), clipped < unclipped)
+
+
+def policy_gradient(logprobs: Tensor, *, anchor: Tensor, advantages: Tensor) -> Surrogate:
+    """-r A log p, with r = exp(logprobs - anchor) as a constant. [N].
+
+    Args:
+        logprobs: log p, of the trainer, with gradient.
+        anchor: log-probs that r is relative to, without gradient.
+        advantages: one per token.
+
+    Source: REINFORCE with importance weights.
+    """
+    ratio = importance_ratio(logprobs.detach(), anchor)
+    never = torch.zeros_like(advantages, dtype=torch.bool)
+    return Surrogate(-ratio * advantages * logprobs, never)
