@@ -130,21 +130,30 @@ def links_of(rollout: rollout_pb2.Rollout, *, index: int) -> tuple[PolicySequenc
     )
 
 
-def check_vocabulary(
-    sequences: Sequence[SupervisedSequence | PolicySequence], *, size: int
+def check_sequences(
+    sequences: Sequence[SupervisedSequence | PolicySequence], *, vocabulary: int, context: int
 ) -> None:
-    """Refuse token ids that the model has no embedding for.
+    """Refuse what the model cannot read.
+
+    Args:
+        sequences: of one batch.
+        vocabulary: token ids that the model has an embedding for.
+        context: tokens of the longest sequence that it takes.
 
     Raises:
-        InvalidFieldError: naming the first such sequence, token and id.
+        InvalidFieldError: naming the first such sequence, and the token.
     """
     for index, sequence in enumerate(sequences):
         ids = sequence.token_ids
-        wrong = np.flatnonzero((ids < 0) | (ids >= size))
+        if ids.size > context:
+            raise InvalidFieldError(
+                f"sequences[{index}].token_ids", f"{ids.size} tokens, the model takes {context}"
+            )
+        wrong = np.flatnonzero((ids < 0) | (ids >= vocabulary))
         if wrong.size:
             raise InvalidFieldError(
                 f"sequences[{index}].token_ids[{wrong[0]}]",
-                f"{ids[wrong[0]]} is outside the vocabulary of {size}",
+                f"{ids[wrong[0]]} is outside the vocabulary of {vocabulary}",
             )
 
 

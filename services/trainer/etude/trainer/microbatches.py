@@ -1,0 +1,63 @@
+"""Rows as padded tensors.
+
+Shapes: B rows of a microbatch, T their padded length, N their trained tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from etude.trainer.rows import Row
+
+PAD = 0
+"""Any id would do: padding is on the right and never asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Microbatch:
+    """What one forward and backward pass sees."""
+
+    token_ids: Tensor
+    """[B, T]"""
+    rows: Tensor
+    """Row of each trained token. [N]"""
+    places: Tensor
+    """Its place in the row. [N]"""
+    weights: Tensor
+    """What it counts in the loss. [N]"""
+    advantages: Tensor
+    """Empty for supervised rows. [N]"""
+    sampler_logprobs: Tensor
+    """Empty for supervised rows. [N]"""
+
+
+def collate(rows: Sequence[Row], *, device: torch.device) -> Microbatch:
+    """The rows as one microbatch; no rows give a token that counts nothing.
+
+    Ranks meet in every pass, so a rank without work has to take part too.
+    """
+    token_ids = np.full((max(1, len(rows)), _longest(rows)), PAD, dtype=np.int64)
+    for index, row in enumerate(rows):
+        token_ids[index, : row.token_ids.size] = row.token_ids
+    return Microbatch(
+        token_ids=torch.from_numpy(token_ids).to(device),
+        rows=torch.tensor(
+            np.repeat(np.arange(len(rows)), [row.places.size for row in rows]), device=device
+        ),
+        places=_joined([row.places for row in rows], torch.int64, device),
+        weights=_joined([row.weights for row in rows], torch.float32, device),
+        advantages=_joined([row.advantages for row in rows], torch.float32, device),
+        sampler_logprobs=_joined([row.sampler_logprobs for row in rows], torch.float32, device),
+    )
+
+
+def _longest(rows: Sequence[Row]) -> int:
+    return max((row.token_ids.size for row in rows), default=1)
+
+
+def _joined(parts: Sequence[np.ndarray], dtype: torch.dtype, device: torch.device) -> Tensor:
+    whole = np.concatenate(parts) if parts else np.zeros(0)
+    return torch.from_numpy(whole).to(device=device, dtype=dtype)

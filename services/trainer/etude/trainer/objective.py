@@ -1,0 +1,108 @@
+"""What a microbatch adds to the loss, and what it tells about the update.
+
+Shapes: N trained tokens of one microbatch.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from etude.common.api.algorithms import Correction
+from etude.trainer import corrections, kl
+from etude.trainer.algorithms.base import AlgorithmSteps
+from etude.trainer.losses import MAX_EXPONENT, importance_ratio
+from etude.trainer.microbatches import Microbatch
+from etude.trainer.policy import TokenScores
+from etude.trainer.ranks import Ranks
+
+Objective = Callable[[TokenScores, Microbatch], Tensor]
+Reference = Callable[[Microbatch], Tensor]
+"""Log-probs of the reference weights. [N]."""
+
+
+def imitation(scores: TokenScores, microbatch: Microbatch) -> Tensor:
+    """Weighted cross-entropy."""
+    return -(microbatch.weights * scores.logprobs).sum()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyObjective:
+    """The loss of one policy step, microbatch by microbatch.
+
+    With one update per batch, the log-probs of the gradient pass are those before the update.
+    """
+
+    algorithm: AlgorithmSteps
+    reference: Reference | None
+    """Set when the divergence from the reference weights costs something."""
+    figures: dict[str, list[Tensor]] = field(default_factory=dict)
+    """What the trained tokens of this rank looked like, one value per token."""
+
+    def __call__(self, scores: TokenScores, microbatch: Microbatch) -> Tensor:
+        proximal, sampler = scores.logprobs.detach(), microbatch.sampler_logprobs
+        advantages = self._advantages(proximal, microbatch)
+        correction = token_weights(
+            proximal, sampler, correction=self.algorithm.parameters.correction
+        )
+        surrogate = self.algorithm.surrogate(
+            scores.logprobs,
+            anchor=sampler if correction is None else proximal,
+            advantages=advantages,
+        )
+        values = surrogate.values if correction is None else correction * surrogate.values
+        self._note("entropy", scores.entropy())
+        self._note("mismatch", (proximal - sampler).abs())
+        self._note("mismatch_k3", kl.k3((proximal - sampler).clamp(-MAX_EXPONENT, MAX_EXPONENT)))
+        self._note("clipped", surrogate.clipped)
+        if correction is not None:
+            self._note("correction", correction)
+        return (microbatch.weights * values).sum()
+
+    def summary(self, ranks: Ranks) -> dict[str, float]:
+        """Means over the trained tokens of all ranks, and the mismatch's tail; collective."""
+        names = ["entropy", "mismatch", "mismatch_k3", "clipped"]
+        names += ["correction"] if self.algorithm.parameters.correction.kind != "None" else []
+        names += ["reference_kl"] if self.reference is not None else []
+        values = {
+            name: ranks.joined(torch.cat([torch.zeros(0), *self.figures.get(name, ())]))
+            for name in names
+        }
+        means = {name: float(v.double().mean()) if len(v) else 0.0 for name, v in values.items()}
+        tail = values["mismatch"].sort().values
+        last = len(tail) - 1
+        return means | {
+            "mismatch_p99": float(tail[int(0.99 * last)]) if len(tail) else 0.0,
+            "mismatch_max": float(tail[last]) if len(tail) else 0.0,
+        }
+
+    def _advantages(self, proximal: Tensor, microbatch: Microbatch) -> Tensor:
+        if self.reference is None:
+            return microbatch.advantages
+        reference = self.reference(microbatch)
+        self._note("reference_kl", proximal - reference)
+        return microbatch.advantages - kl.penalty(
+            proximal, reference, coefficient=self.algorithm.parameters.kl_coefficient
+        )
+
+    def _note(self, name: str, values: Tensor) -> None:
+        self.figures.setdefault(name, []).append(values.detach().float().cpu())
+
+
+def token_weights(trainer: Tensor, sampler: Tensor, *, correction: Correction) -> Tensor | None:
+    """The correction's weight of each token; None where the ratio to the sampler does the work.
+
+    Raises:
+        ValueError: a bound is missing, which the parameters' own check excludes.
+    """
+    if correction.kind == "None":
+        return None
+    rho = importance_ratio(trainer, sampler)
+    match correction.kind, correction.low, correction.high:
+        case "TIS", None, float(high):
+            return corrections.truncated(rho, high=high)
+        case "IcePop", float(low), float(high):
+            return corrections.ice_pop(rho, low=low, high=high)
+        case _:
+            raise ValueError(f"{correction.kind} with low {correction.low}, high {correction.high}")

@@ -1,0 +1,107 @@
+"""The processes that train one set of weights together."""
+
+import datetime
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from etude.trainer.policy import Policy
+
+_TIMEOUT = datetime.timedelta(minutes=10)
+"""A rank that is gone for longer has died: its peers stop instead of waiting for ever."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """This process among its peers; every method is collective, and cheap when it is alone."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank writes what only one may write."""
+        return self.rank == 0
+
+    def shard(self, policy: Policy) -> None:
+        """Spread the parameters of a policy over all ranks, block by block (FSDP2)."""
+        policy.to(self.device)
+        if self.size == 1:
+            return
+        mesh = init_device_mesh(self.device.type, (self.size,))
+        names = set(policy.model._no_split_modules or ())
+        blocks = [module for module in policy.modules() if type(module).__name__ in names]
+        for module in (*blocks, policy):
+            fully_shard(module, mesh=mesh)
+        for module in policy.modules():
+            if isinstance(module, FSDPModule):
+                # Losses are weighted with totals of the whole batch: ranks add, never average.
+                module.set_gradient_divide_factor(1.0)
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over all ranks, elementwise."""
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def largest(self, values: Tensor) -> Tensor:
+        """The maximum over all ranks, elementwise."""
+        return self._reduced(values, dist.ReduceOp.MAX)
+
+    def joined(self, values: Tensor) -> Tensor:
+        """The one-dimensional tensors of all ranks, one after the other, on the CPU."""
+        if self.size == 1:
+            return values.cpu()
+        parts: list[Tensor] = [values] * self.size
+        dist.all_gather_object(parts, values.cpu())
+        return torch.cat(parts)
+
+    def _reduced(self, values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
+        if self.size > 1:
+            values = values.to(self.device, copy=True)
+            dist.all_reduce(values, operation)
+        return values.cpu()
+
+
+def join(*, rank: int, size: int, rendezvous: str) -> Ranks:
+    """Meet the other ranks; alone, there is nobody to meet."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if size > 1:
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(
+            backend, init_method=rendezvous, rank=rank, world_size=size, timeout=_TIMEOUT
+        )
+    return Ranks(rank=rank, size=size, device=device)
+
+
+def leave(ranks: Ranks) -> None:
+    """End the meeting, so that this process can end."""
+    if ranks.size > 1:
+        dist.destroy_process_group()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The complete tensor of which this rank may hold a shard; collective."""
+    if isinstance(tensor, DTensor):
+        full: Tensor = tensor.full_tensor()
+        return full
+    return tensor
+
+
+def fill(target: Tensor, value: Tensor) -> None:
+    """Overwrite a tensor, or this rank's shard of it, with a complete value; collective."""
+    with torch.no_grad():
+        if isinstance(target, DTensor):
+            value = distribute_tensor(
+                value.to(target.device), target.device_mesh, target.placements, src_data_rank=None
+            )
+        target.copy_(value)
+
+
+def parameters_by_name(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters in the order of their names, a tied one once under its first name."""
+    return dict(sorted(module.named_parameters()))

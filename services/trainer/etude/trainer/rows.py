@@ -1,0 +1,101 @@
+"""From a batch to what each predicted token counts in the loss, before any sharding.
+
+Shapes: T tokens and N predicted tokens of one row, R rollouts of one batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etude.trainer import advantages
+from etude.trainer.algorithms.base import AlgorithmSteps
+from etude.trainer.batches import Floats, Ints, PolicyBatch, PolicySequence, SupervisedSequence
+
+
+def _none() -> Floats:
+    return np.zeros(0, dtype=np.float32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One sequence and the tokens of it that are trained."""
+
+    token_ids: Ints
+    """[T]"""
+    places: NDArray[np.int64]
+    """Where the trained tokens are, each at least 1. [N]"""
+    weights: Floats
+    """What each trained token counts in the loss of the whole batch. [N]"""
+    advantages: Floats = field(default_factory=_none)
+    """Policy rows only. [N]"""
+    sampler_logprobs: Floats = field(default_factory=_none)
+    """Policy rows only. [N]"""
+
+
+class PolicyRows(NamedTuple):
+    """A policy batch in rows, and what was left out of it."""
+
+    rows: list[Row]
+    removed: int
+    """Trained tokens whose sampler log-prob was not finite."""
+    filtered: int
+    """Rollouts left out because their advantage is 0."""
+
+
+def supervised_rows(sequences: Sequence[SupervisedSequence]) -> list[Row]:
+    """Rows whose weights sum to 1 over the batch; sequences without weight are left out."""
+    total = sum(float(sequence.weights[1:].sum(dtype=np.float64)) for sequence in sequences)
+    rows = []
+    for sequence in sequences:
+        places = np.flatnonzero(sequence.weights[1:]) + 1
+        if places.size:
+            weights = (sequence.weights[places] / total).astype(np.float32)
+            rows.append(Row(token_ids=sequence.token_ids, places=places, weights=weights))
+    return rows
+
+
+def policy_rows(batch: PolicyBatch, algorithm: AlgorithmSteps) -> PolicyRows:
+    """Rows with their advantages; the denominators count every rollout that takes part.
+
+    A trained token whose sampler log-prob is NaN or infinite is removed: the sampler gave it no
+    probability, so nothing can be said about it.
+    """
+    part = advantages.taking_part(batch.groups, batch.valid)
+    values = algorithm.advantages(batch.rewards, groups=batch.groups, valid=batch.valid)
+    places = [_trained(sequence) for sequence in batch.sequences]
+    trained = np.zeros(len(batch.rewards), dtype=np.int64)
+    for sequence, own in zip(batch.sequences, places, strict=True):
+        trained[sequence.rollout] += own.size if part[sequence.rollout] else 0
+    weights = algorithm.token_weights(trained)
+    kept = part.copy()
+    if algorithm.parameters.group_filter == "NonZeroAdvantage":
+        kept &= values != 0
+    rows = [
+        _row(sequence, own, weight=weights[sequence.rollout], advantage=values[sequence.rollout])
+        for sequence, own in zip(batch.sequences, places, strict=True)
+        if kept[sequence.rollout] and own.size
+    ]
+    sampled = sum(int(s.loss_mask.sum()) for s in batch.sequences if part[s.rollout])
+    return PolicyRows(rows, sampled - int(trained.sum()), int((part & ~kept).sum()))
+
+
+def _trained(sequence: PolicySequence) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = np.flatnonzero(
+        sequence.loss_mask & np.isfinite(sequence.sampler_logprobs)
+    )
+    return found
+
+
+def _row(
+    sequence: PolicySequence, places: NDArray[np.int64], *, weight: float, advantage: float
+) -> Row:
+    return Row(
+        token_ids=sequence.token_ids,
+        places=places,
+        weights=np.full(places.size, weight, dtype=np.float32),
+        advantages=np.full(places.size, advantage, dtype=np.float32),
+        sampler_logprobs=sequence.sampler_logprobs[places],
+    )
