@@ -69,7 +69,11 @@ class UnfinishedParameters(Model):
     """1 for a rollout that a limit ended instead of the policy."""
 
 
-PARAMETERS: Mapping[str, type[Model]] = MappingProxyType(
+Parameters = (
+    VerifierParameters | LengthPenaltyParameters | BrokenCallsParameters | UnfinishedParameters
+)
+
+PARAMETERS: Mapping[str, type[Parameters]] = MappingProxyType(
     {
         "Verifier": VerifierParameters,
         "LengthPenalty": LengthPenaltyParameters,
@@ -80,7 +84,7 @@ PARAMETERS: Mapping[str, type[Model]] = MappingProxyType(
 """Model of each function's parameters, by the function's name in a manifest."""
 
 
-def check_function(function: str, parameters: Mapping[str, JsonValue]) -> Model:
+def check_function(function: str, parameters: Mapping[str, JsonValue]) -> Parameters:
     """The parameters as their model, defaults filled in.
 
     Raises:

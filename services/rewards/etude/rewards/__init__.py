@@ -1,0 +1,1 @@
+"""Rewards: finished rollouts in, numbers with their parts out."""

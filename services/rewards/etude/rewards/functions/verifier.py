@@ -1,0 +1,170 @@
+"""Hidden tests: what a rollout's changes are worth, and whose fault it is when they cannot tell."""
+
+import math
+import operator
+import re
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from blake3 import blake3
+from google.protobuf.message import DecodeError
+
+from etude.common.api.rewards import VerifierParameters
+from etude.rewards.faults import Fault, FaultReason
+from etude.rewards.functions import unfinished
+from etude.rewards.sandboxes import Answer, Job, Lost, Sandboxes
+from etude.v1 import environments_pb2, rollout_pb2
+
+VERSION = "1"
+MAX_REWARD_BYTES = 64 << 10
+CACHED_RESULTS = 65_536
+
+_NUMBER = re.compile(rb"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*")
+
+
+class Broken(NamedTuple):
+    """The verifier ran and left no valid reward."""
+
+    what: str
+
+
+Result = float | Broken | Lost
+
+
+def result(answer: Answer) -> Result:
+    """The reward file as data: one finite number from 0 to 1, or what is wrong with it."""
+    if isinstance(answer, Lost):
+        return answer
+    if answer.timed_out:
+        return Broken("the hidden tests did not end within their limit")
+    if not answer.HasField("reward_file"):
+        return Broken(f"no reward file was left: {_tail(answer.output)}")
+    return _number(answer.reward_file)
+
+
+def _number(data: bytes) -> float | Broken:
+    if len(data) > MAX_REWARD_BYTES:
+        return Broken(f"the reward file is larger than {MAX_REWARD_BYTES} bytes")
+    if not _NUMBER.fullmatch(data):
+        return Broken(f"the reward file holds no number: {_tail(data)}")
+    value = float(data)
+    if not (math.isfinite(value) and 0 <= value <= 1):
+        return Broken(f"the reward {value} is not from 0 to 1")
+    return value
+
+
+def _tail(data: bytes) -> str:
+    return repr(data[-200:].decode(errors="replace"))
+
+
+class _Key(NamedTuple):
+    """Same key, same reward: the grade is a function of nothing else."""
+
+    task: str
+    diff: str
+    version: str
+
+
+class _Submission(NamedTuple):
+    """What is graded of one rollout."""
+
+    digest: str
+    diff: environments_pb2.WorkspaceDiff
+
+
+def submission(diff: environments_pb2.WorkspaceDiff) -> _Submission:
+    """A diff in canonical order with its digest, so that equal changes are recognised."""
+    ordered = environments_pb2.WorkspaceDiff()
+    ordered.written.extend(sorted(diff.written, key=operator.attrgetter("path")))
+    ordered.deleted.extend(sorted(diff.deleted))
+    return _Submission(blake3(ordered.SerializeToString(deterministic=True)).hexdigest(), ordered)
+
+
+BASE = submission(environments_pb2.WorkspaceDiff())
+"""No change: the repository as the agent found it."""
+
+
+@dataclass(slots=True)
+class Verifier:
+    """Grades a group's distinct diffs, each once."""
+
+    parameters: VerifierParameters
+    sandboxes: Sandboxes
+    _known: OrderedDict[_Key, float | Broken] = field(default_factory=OrderedDict)
+
+    async def outcomes(
+        self, job: Job, task_digest: str, rollouts: Sequence[rollout_pb2.Rollout]
+    ) -> list[float | Fault]:
+        """What the hidden tests say about each rollout, in order.
+
+        A verifier that breaks on a rollout's changes is asked about the unmodified repository: if
+        it breaks there too the fault is the platform's, else the changes broke it, which is 0.
+        Otherwise a policy could learn to have its failures masked.
+        """
+        settled = [self._settled(rollout) for rollout in rollouts]
+        diffs = dict(found for found in settled if isinstance(found, _Submission))
+        results = await self._results(job, task_digest, diffs)
+        if any(isinstance(found, Broken) for found in results.values()):
+            results |= await self._results(job, task_digest, dict([BASE]))
+        return [
+            _outcome(found, results) if isinstance(found, _Submission) else found
+            for found in settled
+        ]
+
+    def _settled(self, rollout: rollout_pb2.Rollout) -> float | Fault | _Submission:
+        """The outcome where no test is needed, else what to test."""
+        if rollout.ending == rollout_pb2.ENDING_PLATFORM_FAULT:
+            return Fault(FaultReason.ROLLOUT_FAULT, rollout.fault)
+        if self.parameters.only_when_finished and not unfinished.is_finished(rollout):
+            return 0.0
+        try:
+            return submission(environments_pb2.WorkspaceDiff.FromString(rollout.diff))
+        except DecodeError as error:
+            return Fault(FaultReason.ROLLOUT_FAULT, f"its diff cannot be read: {error}")
+
+    async def _results(
+        self, job: Job, task_digest: str, diffs: dict[str, environments_pb2.WorkspaceDiff]
+    ) -> dict[str, Result]:
+        """Results by the diff's digest, from memory where it was graded before."""
+        keys = {digest: _Key(task_digest, digest, VERSION) for digest in diffs}
+        results: dict[str, Result] = {d: self._known.get(keys[d], _NOT_YET) for d in diffs}
+        for _ in range(1 + self.parameters.retries):
+            missing = [digest for digest, found in results.items() if isinstance(found, Lost)]
+            if not missing:
+                break
+            answers = await self.sandboxes.grade(job, [diffs[digest] for digest in missing])
+            for digest, answer in zip(missing, answers, strict=True):
+                results[digest] = self._remember(keys[digest], result(answer))
+        return results
+
+    def _remember(self, key: _Key, found: Result) -> Result:
+        if not isinstance(found, Lost):
+            self._known[key] = found
+            if len(self._known) > CACHED_RESULTS:
+                self._known.popitem(last=False)
+        return found
+
+
+_NOT_YET = Lost("not graded yet")
+
+
+def _outcome(found: _Submission, results: Mapping[str, Result]) -> float | Fault:
+    match results[found.digest]:
+        case float(value):
+            return value
+        case Lost(message):
+            return Fault(FaultReason.ENVIRONMENT_LOST, message)
+        case Broken():
+            return _blame(results[BASE.digest])
+
+
+def _blame(base: Result) -> float | Fault:
+    match base:
+        case float():
+            return 0.0
+        case Broken(what):
+            return Fault(FaultReason.GRADER_ERROR, f"the unmodified repository too: {what}")
+        case Lost(message):
+            return Fault(FaultReason.ENVIRONMENT_LOST, message)

@@ -1,0 +1,212 @@
+"""Where hidden tests run: a fresh environment for each diff, behind one small protocol."""
+
+import asyncio
+import logging
+import math
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import grpc
+from typing_extensions import override
+
+from etude.common import channels, telemetry
+from etude.common.harbor import REWARD_PATH, HarborTask
+from etude.v1 import environments_pb2, environments_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+GRADE_MARGIN_S = 30.0
+"""On top of the verifier's own limit: start, copy, tear-down."""
+
+
+class Job(NamedTuple):
+    """What every diff of a group is graded with."""
+
+    task: HarborTask
+    task_uri: str
+    pool: str
+    files: Mapping[str, bytes]
+    """Hidden tests by path below /tests."""
+
+
+class Lost(NamedTuple):
+    """The platform gave no answer."""
+
+    message: str
+
+
+Answer = environments_pb2.GradeResponse | Lost
+
+
+class Sandboxes(Protocol):
+    """Grades diffs, each in an environment that no agent has touched; answers in order."""
+
+    async def grade(
+        self, job: Job, diffs: Sequence[environments_pb2.WorkspaceDiff]
+    ) -> list[Answer]: ...
+
+
+@dataclass(slots=True)
+class MemorySandboxes(Sandboxes):
+    """Answers by a function of the diff, for tests."""
+
+    answer: Callable[[environments_pb2.WorkspaceDiff], Answer]
+    graded: list[environments_pb2.WorkspaceDiff] = field(default_factory=list)
+
+    @override
+    async def grade(
+        self, job: Job, diffs: Sequence[environments_pb2.WorkspaceDiff]
+    ) -> list[Answer]:
+        self.graded += diffs
+        return [self.answer(diff) for diff in diffs]
+
+
+@dataclass(slots=True)
+class BrokerSandboxes(Sandboxes):
+    """Leases environments of the run's pools: one queue entry for all diffs of a group."""
+
+    brokers: Mapping[str, str]
+    """host:port by pool."""
+    templates: Mapping[str, str]
+    """Template by pool."""
+    run_id: str
+    queue_timeout_s: int = 300
+    _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
+
+    @override
+    async def grade(
+        self, job: Job, diffs: Sequence[environments_pb2.WorkspaceDiff]
+    ) -> list[Answer]:
+        broker = environments_pb2_grpc.EnvBrokerServiceStub(self.channel(self.brokers[job.pool]))
+        batch = _Batch(self, broker, job, diffs)
+        try:
+            await batch.run()
+        finally:
+            await batch.release()
+        return [batch.answers.get(index, _NO_LEASE) for index in range(len(diffs))]
+
+    def channel(self, target: str) -> grpc.aio.Channel:
+        """The one channel to this broker or node."""
+        if target not in self._channels:
+            self._channels[target] = channels.dial(target)
+        return self._channels[target]
+
+    async def close(self) -> None:
+        """Close every channel."""
+        for channel in self._channels.values():
+            await channel.close()
+
+    def launch(self, job: Job, count: int) -> environments_pb2.LaunchBatchRequest:
+        """The queue entry for so many environments."""
+        return environments_pb2.LaunchBatchRequest(
+            run_id=self.run_id,
+            # Fresh each time: the leases of an earlier attempt are released by now.
+            idempotency_key=f"grade-{uuid.uuid4().hex}",
+            template=self.templates[job.pool],
+            workspace=environments_pb2.WorkspaceSource(uri=f"{job.task_uri}/environment"),
+            count=count,
+            toolset="Standard",
+            ttl_seconds=math.ceil(job.task.verifier_timeout_s + 2 * GRADE_MARGIN_S),
+            queue_timeout_seconds=self.queue_timeout_s,
+        )
+
+
+_NO_LEASE = Lost("the broker ended without a lease")
+
+
+@dataclass(slots=True)
+class _Batch:
+    """One group's leases, from the queue to their release."""
+
+    sandboxes: BrokerSandboxes
+    broker: "environments_pb2_grpc.EnvBrokerServiceAsyncStub"
+    job: Job
+    diffs: Sequence[environments_pb2.WorkspaceDiff]
+    answers: dict[int, Answer] = field(default_factory=dict)
+    _held: set[str] = field(default_factory=set)
+    _waiting: int = 0
+    """Diffs whose lease has not come yet."""
+
+    async def run(self) -> None:
+        self._waiting = len(self.diffs)
+        async with asyncio.TaskGroup() as group:
+            try:
+                await self._receive(group)
+            except grpc.aio.AioRpcError as error:
+                for index in range(len(self.diffs)):
+                    self.answers.setdefault(index, Lost(f"the broker failed: {error.details()}"))
+
+    async def _receive(self, group: asyncio.TaskGroup) -> None:
+        call = self.broker.LaunchBatch(
+            self.sandboxes.launch(self.job, len(self.diffs)),
+            timeout=self.sandboxes.queue_timeout_s + GRADE_MARGIN_S,
+            metadata=telemetry.inject(),
+        )
+        async for launched in call:
+            self._waiting -= 1
+            if launched.HasField("lease"):
+                self._held.add(launched.lease.lease_id)
+                group.create_task(self._use(launched), name=f"grade {launched.lease.lease_id}")
+            else:
+                self.answers[launched.index] = Lost(launched.failure.message)
+
+    async def _use(self, launched: environments_pb2.LaunchBatchResponse) -> None:
+        self.answers[launched.index] = await self._grade(launched.lease, self.diffs[launched.index])
+        # A small pool grants the rest only when this one is back; otherwise one call ends all.
+        if self._waiting > 0:
+            self._held.discard(launched.lease.lease_id)
+            await self._release([launched.lease.lease_id])
+
+    async def _grade(
+        self, lease: environments_pb2.Lease, diff: environments_pb2.WorkspaceDiff
+    ) -> Answer:
+        node = environments_pb2_grpc.EnvNodeServiceStub(self.sandboxes.channel(lease.endpoint))
+        try:
+            return await node.Grade(
+                _requests(lease, self.job, diff),
+                timeout=self.job.task.verifier_timeout_s + GRADE_MARGIN_S,
+                metadata=telemetry.inject(),
+            )
+        except grpc.aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
+                # Diff or tests are refused: no reward file, so the base decides whose fault.
+                return environments_pb2.GradeResponse(output=(error.details() or "").encode())
+            return Lost(f"node {lease.endpoint}: {error.code().name}: {error.details()}")
+
+    async def release(self) -> None:
+        """Give back what is still held."""
+        held, self._held = sorted(self._held), set()
+        if held:
+            await self._release(held)
+
+    async def _release(self, lease_ids: list[str]) -> None:
+        try:
+            await self.broker.ReleaseLeases(
+                environments_pb2.ReleaseLeasesRequest(lease_ids=lease_ids),
+                timeout=channels.CONTROL_DEADLINE_S,
+            )
+        except grpc.aio.AioRpcError as error:
+            # Their time to live ends them; the grades stand.
+            log.warning("leases not released", extra={"error": error.details()})
+
+
+def _requests(
+    lease: environments_pb2.Lease, job: Job, diff: environments_pb2.WorkspaceDiff
+) -> Iterator[environments_pb2.GradeRequest]:
+    encoded = environments_pb2.GradeJob(
+        diff=diff,
+        artefacts=job.task.artefacts,
+        files=[
+            environments_pb2.WorkspaceFile(path=path, content=content)
+            for path, content in job.files.items()
+        ],
+        command=job.task.command,
+        timeout_seconds=math.ceil(job.task.verifier_timeout_s),
+        reward_path=REWARD_PATH,
+    ).SerializeToString()
+    for chunk in channels.chunks(encoded):
+        yield environments_pb2.GradeRequest(
+            lease_id=lease.lease_id, control_token=lease.control_token, chunk=chunk
+        )

@@ -1,0 +1,64 @@
+"""One group from its rollouts to its records: read the task, run the tests, apply the rubric."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from etude.common import files, harbor
+from etude.common.api.run import Storage
+from etude.common.errors import CorruptError, UnavailableError, UserError
+from etude.rewards.faults import Fault, FaultReason
+from etude.rewards.functions.verifier import Verifier
+from etude.rewards.rubric import Rubric, Score
+from etude.rewards.sandboxes import Job
+from etude.v1 import rollout_pb2
+
+
+class Task(NamedTuple):
+    """A task as grading needs it."""
+
+    job: Job
+    digest: str
+
+
+@dataclass(slots=True)
+class Scorer:
+    """Scores groups; holds no state but the verifier's memory of what it graded."""
+
+    rubric: Rubric
+    verifier: Verifier
+    storage: Storage
+    scratch: Path
+
+    async def score(
+        self, task_uri: str, pool: str, rollouts: Sequence[rollout_pb2.Rollout]
+    ) -> list[Score | Fault]:
+        """The outcome of each rollout, in order."""
+        try:
+            task = await asyncio.to_thread(self._task, task_uri, pool)
+        except (UserError, CorruptError) as error:
+            return [Fault(FaultReason.INVALID_TASK, str(error))] * len(rollouts)
+        except UnavailableError as error:
+            return [Fault(FaultReason.ENVIRONMENT_LOST, str(error))] * len(rollouts)
+        outcomes = await self._outcomes(task, rollouts)
+        return [
+            outcome if isinstance(outcome, Fault) else self.rubric.score(rollout, outcome)
+            for rollout, outcome in zip(rollouts, outcomes, strict=True)
+        ]
+
+    async def _outcomes(
+        self, task: Task, rollouts: Sequence[rollout_pb2.Rollout]
+    ) -> list[float | Fault]:
+        limit_s = self.rubric.verifier.timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self.verifier.outcomes(task.job, task.digest, rollouts)
+        except TimeoutError:
+            late = Fault(FaultReason.ENVIRONMENT_LOST, f"not graded within {limit_s} s")
+            return [late] * len(rollouts)
+
+    def _task(self, uri: str, pool: str) -> Task:
+        task = harbor.read_task(files.materialise(uri, self.scratch, self.storage))
+        return Task(Job(task, uri, pool, task.tests()), task.digest())

@@ -1,0 +1,106 @@
+"""RewardService on the wire."""
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import grpc
+from opentelemetry import trace
+from typing_extensions import override
+
+from etude.common import telemetry
+from etude.common.errors import InvalidFieldError
+from etude.rewards import metrics, tracing
+from etude.rewards.faults import Fault
+from etude.rewards.rubric import Score
+from etude.rewards.scoring import Scorer
+from etude.v1 import rewards_pb2, rewards_pb2_grpc, rollout_pb2
+
+MAX_ROLLOUTS = 1024
+
+tracer = trace.get_tracer("etude.rewards")
+
+
+@dataclass(slots=True)
+class RewardService(rewards_pb2_grpc.RewardServiceServicer):
+    """Scores groups with one rubric."""
+
+    scorer: Scorer
+    pools: Collection[str]
+
+    @override
+    async def Score(
+        self,
+        request: rewards_pb2.ScoreRequest,
+        context: grpc.aio.ServicerContext[rewards_pb2.ScoreRequest, rewards_pb2.ScoreResponse],
+    ) -> rewards_pb2.ScoreResponse:
+        self._check(request)
+        started = time.monotonic()
+        with (
+            telemetry.attached(context.invocation_metadata()),
+            tracer.start_as_current_span("score", attributes=_attributes(request)),
+        ):
+            outcomes = await self.scorer.score(request.task_uri, request.pool, request.rollouts)
+        metrics.REWARD_SECONDS.observe(time.monotonic() - started)
+        for rollout, outcome in zip(request.rollouts, outcomes, strict=True):
+            tracing.reward(rollout, outcome)
+        return rewards_pb2.ScoreResponse(
+            records=[
+                record(rollout, outcome)
+                for rollout, outcome in zip(request.rollouts, outcomes, strict=True)
+            ],
+            rubric_digest=self.scorer.rubric.digest(),
+        )
+
+    @override
+    async def Describe(
+        self,
+        request: rewards_pb2.DescribeRequest,
+        context: grpc.aio.ServicerContext[
+            rewards_pb2.DescribeRequest, rewards_pb2.DescribeResponse
+        ],
+    ) -> rewards_pb2.DescribeResponse:
+        rubric = self.scorer.rubric
+        return rewards_pb2.DescribeResponse(
+            functions=[
+                rewards_pb2.RubricFunction(
+                    name=entry.name,
+                    function=entry.function,
+                    version=entry.version,
+                    weight=entry.weight,
+                    parameters_json=entry.parameters_json(),
+                )
+                for entry in rubric.entries
+            ],
+            rubric_digest=rubric.digest(),
+        )
+
+    def _check(self, request: rewards_pb2.ScoreRequest) -> None:
+        if not 1 <= len(request.rollouts) <= MAX_ROLLOUTS:
+            raise InvalidFieldError("rollouts", f"give 1 to {MAX_ROLLOUTS} of one group")
+        if not request.task_uri:
+            raise InvalidFieldError("task_uri", "is empty")
+        if request.pool not in self.pools:
+            known = ", ".join(sorted(self.pools))
+            raise InvalidFieldError("pool", f"{request.pool!r} is none of this run's: {known}")
+
+
+def record(rollout: rollout_pb2.Rollout, outcome: Score | Fault) -> rewards_pb2.RewardRecord:
+    """A rollout's outcome as the trainer reads it."""
+    if isinstance(outcome, Fault):
+        metrics.REWARD_FAULTS.labels(kind=outcome.reason, blame="platform").inc()
+        fault = rewards_pb2.RewardFault(reason=outcome.reason, message=outcome.message)
+        return rewards_pb2.RewardRecord(rollout_id=rollout.rollout_id, fault=fault)
+    return rewards_pb2.RewardRecord(
+        rollout_id=rollout.rollout_id,
+        reward=outcome.reward,
+        success=outcome.success,
+        parts=[
+            rewards_pb2.RewardPart(name=part.name, value=part.value, weight=part.weight)
+            for part in outcome.parts
+        ],
+    )
+
+
+def _attributes(request: rewards_pb2.ScoreRequest) -> dict[str, str | int]:
+    return {"etude.group.id": request.group_id, "etude.group.rollouts": len(request.rollouts)}

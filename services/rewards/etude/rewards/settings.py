@@ -1,0 +1,63 @@
+"""What the reward service is told at its start."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Environment variables, read once."""
+
+    run_file: Path
+    """Resolved run: its rubric, storage and environments."""
+    brokers: Mapping[str, str]
+    """host:port of the broker of each environment by its name in the run."""
+    scratch: Path
+    """Private folder for task sets that come from an object store."""
+    host: str
+    port: int
+    probe_port: int
+    pod: str
+    """Name in traces and broker queues."""
+    traces_file: Path | None
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
+        """The settings, or what is wrong with them.
+
+        Raises:
+            KeyError: naming a variable that is not set.
+            ValueError: naming a variable that cannot be read.
+        """
+        traces = env.get("ETUDE_TRACES_FILE")
+        return cls(
+            run_file=Path(env["ETUDE_RUN_FILE"]),
+            brokers=_brokers(env["ETUDE_BROKERS"]),
+            scratch=Path(env["ETUDE_SCRATCH"]),
+            host=env.get("ETUDE_HOST", "127.0.0.1"),
+            port=_port(env, "ETUDE_PORT", "7040"),
+            probe_port=_port(env, "ETUDE_PROBE_PORT", "8080"),
+            pod=env.get("ETUDE_POD", "rewards"),
+            traces_file=Path(traces) if traces else None,
+        )
+
+
+def _port(env: Mapping[str, str], name: str, default: str) -> int:
+    text = env.get(name, default)
+    if not text.isdecimal() or int(text) > 65_535:
+        raise ValueError(f"{name}: {text!r} is no port")
+    return int(text)
+
+
+def _brokers(text: str) -> dict[str, str]:
+    try:
+        found = json.loads(text)
+    except ValueError as cause:
+        raise ValueError(f"ETUDE_BROKERS: not JSON: {cause}") from cause
+    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+        raise ValueError("ETUDE_BROKERS: must be an object of environment names and host:port")
+    return found

@@ -1,0 +1,39 @@
+"""The reward as a trace span in the rollout's own trace."""
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+
+from etude.rewards.faults import Fault
+from etude.rewards.rubric import Score
+from etude.v1 import rollout_pb2
+
+tracer = trace.get_tracer("etude.rewards")
+
+
+def reward(rollout: rollout_pb2.Rollout, outcome: Score | Fault) -> None:
+    """Record an outcome beside the rollout's turns; a rollout without a trace gets none."""
+    parent = _context(rollout.trace_id)
+    if parent is None:
+        return
+    attributes: dict[str, str | float] = {"etude.rollout.id": rollout.rollout_id}
+    if isinstance(outcome, Fault):
+        attributes["etude.reward.fault"] = outcome.reason
+    else:
+        attributes |= {"etude.reward": outcome.reward, "etude.reward.success": outcome.success}
+        attributes |= {f"etude.reward.part.{part.name}": part.value for part in outcome.parts}
+    tracer.start_span("reward", context=parent, attributes=attributes).end()
+
+
+def _context(trace_id: str) -> Context | None:
+    try:
+        number = int(trace_id, 16)
+    except ValueError:
+        return None
+    # The rollout's record names its trace, not a span of it; any id that is not zero will do.
+    parent = trace.SpanContext(
+        trace_id=number,
+        span_id=number & (2**64 - 1) or 1,
+        is_remote=True,
+        trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
+    )
+    return trace.set_span_in_context(trace.NonRecordingSpan(parent)) if parent.is_valid else None

@@ -1,0 +1,55 @@
+"""The service of one run, put together from its resolved spec."""
+
+from typing import NamedTuple
+
+from etude.common.api.rewards import VerifierParameters
+from etude.common.errors import Problem, UserError
+from etude.common.files import ResolvedRun
+from etude.rewards.functions.verifier import Verifier
+from etude.rewards.rubric import Rubric
+from etude.rewards.sandboxes import BrokerSandboxes
+from etude.rewards.scoring import Scorer
+from etude.rewards.service import RewardService
+from etude.rewards.settings import Settings
+
+
+class Parts(NamedTuple):
+    """What serving and closing need."""
+
+    service: RewardService
+    sandboxes: BrokerSandboxes
+
+
+def assemble(run: ResolvedRun, settings: Settings) -> Parts:
+    """The service with the run's rubric over the run's pools.
+
+    Raises:
+        UserError: the run has no rubric, or an environment without a broker.
+    """
+    roles = run.spec.roles
+    if roles.rewards is None:
+        raise UserError(_problem("spec.roles.rewards", "is not set, so nothing can be scored"))
+    templates = {entry.name: entry.template for entry in roles.environments}
+    missing = sorted(templates.keys() - settings.brokers.keys())
+    if missing:
+        raise UserError(_problem("ETUDE_BROKERS", f"names no broker of {', '.join(missing)}"))
+    rubric = Rubric.of(roles.rewards.functions)
+    parameters = rubric.verifier.parameters
+    assert isinstance(parameters, VerifierParameters)  # noqa: S101 - the rubric checked it
+    sandboxes = BrokerSandboxes(
+        brokers=settings.brokers,
+        templates=templates,
+        run_id=run.uid,
+        queue_timeout_s=rubric.verifier.timeout_s,
+    )
+    scorer = Scorer(rubric, Verifier(parameters, sandboxes), run.spec.storage, settings.scratch)
+    return Parts(RewardService(scorer, frozenset(templates)), sandboxes)
+
+
+def _problem(where: str, what: str) -> Problem:
+    return Problem(
+        reason="InvalidSpec",
+        what=what,
+        where=where,
+        fix="apply a manifest that passes `etude lint`",
+    )

@@ -1,0 +1,158 @@
+"""Hidden tests: what counts as a reward, whose fault it is when there is none."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from etude.common.api.rewards import VerifierParameters
+from etude.rewards.faults import Fault, FaultReason
+from etude.rewards.functions.verifier import Broken, Verifier, result
+from etude.rewards.sandboxes import Answer, Job, Lost, MemorySandboxes
+from etude.v1 import environments_pb2, rollout_pb2
+
+Make = Callable[..., rollout_pb2.Rollout]
+
+
+def _file(content: bytes) -> environments_pb2.GradeResponse:
+    return environments_pb2.GradeResponse(reward_file=content)
+
+
+def _by_content(diff: environments_pb2.WorkspaceDiff) -> Answer:
+    """right passes, wrong fails, the rest is what its name says; no change fails."""
+    name = diff.written[0].content.decode() if diff.written else "wrong"
+    match name:
+        case "right":
+            return _file(b"1\n")
+        case "hang":
+            return environments_pb2.GradeResponse(timed_out=True)
+        case "lost":
+            return Lost("node is gone")
+        case "silent":
+            return environments_pb2.GradeResponse(output=b"Killed")
+        case _:
+            return _file(b"0\n")
+
+
+def _verifier(sandboxes: MemorySandboxes, **parameters: object) -> Verifier:
+    return Verifier(VerifierParameters.model_validate(parameters), sandboxes)
+
+
+async def test_passing_and_failing_changes_get_one_and_zero(job: Job, rollout: Make) -> None:
+    verifier = _verifier(MemorySandboxes(_by_content))
+    outcomes = await verifier.outcomes(job, "t", [rollout("right"), rollout("wrong"), rollout()])
+    assert outcomes == [1.0, 0.0, 0.0]
+
+
+async def test_equal_changes_of_a_group_are_graded_once(job: Job, rollout: Make) -> None:
+    sandboxes = MemorySandboxes(_by_content)
+    rollouts = [rollout("right"), rollout("wrong"), rollout("right"), rollout("right")]
+    assert await _verifier(sandboxes).outcomes(job, "t", rollouts) == [1.0, 0.0, 1.0, 1.0]
+    assert len(sandboxes.graded) == 2
+
+
+async def test_files_in_another_order_are_the_same_change(job: Job, rollout: Make) -> None:
+    sandboxes = MemorySandboxes(_by_content)
+    rollouts = []
+    for order in (("a", "b"), ("b", "a")):
+        diff = environments_pb2.WorkspaceDiff(deleted=order)
+        for path in order:
+            diff.written.add(path=path, content=b"right")
+        rollouts.append(
+            rollout_pb2.Rollout(diff=diff.SerializeToString(), ending=rollout_pb2.ENDING_STOPPED)
+        )
+    await _verifier(sandboxes).outcomes(job, "t", rollouts)
+    assert len(sandboxes.graded) == 1
+
+
+async def test_the_same_changes_of_the_same_task_are_remembered(job: Job, rollout: Make) -> None:
+    sandboxes = MemorySandboxes(_by_content)
+    verifier = _verifier(sandboxes)
+    for digest, graded in (("t", 1), ("t", 1), ("another task", 2)):
+        assert await verifier.outcomes(job, digest, [rollout("right")]) == [1.0]
+        assert len(sandboxes.graded) == graded
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"nan",
+        b"inf",
+        b"-inf",
+        b"1e309",
+        b"1 or 1",
+        b"1_0",
+        b"2",
+        b"-1",
+        b"True",
+        "\u0661".encode(),
+        b"1" * 70_000,
+    ],
+)
+def test_a_reward_file_without_one_number_from_zero_to_one_is_no_reward(content: bytes) -> None:
+    assert isinstance(result(_file(content)), Broken)
+
+
+@pytest.mark.parametrize(("content", "value"), [(b"1", 1.0), (b" 0.25\n", 0.25), (b"5e-1", 0.5)])
+def test_a_reward_file_with_one_number_is_that_reward(content: bytes, value: float) -> None:
+    assert result(_file(content)) == value
+
+
+@pytest.mark.parametrize("breaks", ["hang", "silent"])
+async def test_changes_that_break_the_verifier_are_the_policys_fault(
+    breaks: str, job: Job, rollout: Make
+) -> None:
+    sandboxes = MemorySandboxes(_by_content)
+    outcomes = await _verifier(sandboxes).outcomes(job, "t", [rollout(breaks), rollout("right")])
+    assert outcomes == [0.0, 1.0]
+    assert len(sandboxes.graded) == 3, "the unmodified repository was graded as evidence"
+
+
+async def test_a_verifier_that_breaks_on_the_base_too_is_a_platform_fault(
+    job: Job, rollout: Make
+) -> None:
+    sandboxes = MemorySandboxes(lambda _: environments_pb2.GradeResponse(timed_out=True))
+    outcomes = await _verifier(sandboxes).outcomes(job, "t", [rollout("right"), rollout()])
+    assert [o.reason for o in outcomes if isinstance(o, Fault)] == [FaultReason.GRADER_ERROR] * 2
+
+
+async def test_a_lost_environment_is_tried_again_and_then_a_fault_never_zero(
+    job: Job, rollout: Make
+) -> None:
+    sandboxes = MemorySandboxes(_by_content)
+    outcomes = await _verifier(sandboxes, retries=2).outcomes(
+        job, "t", [rollout("lost"), rollout("right")]
+    )
+    assert outcomes == [Fault(FaultReason.ENVIRONMENT_LOST, "node is gone"), 1.0]
+    assert len(sandboxes.graded) == 4, "right once, lost three times"
+
+
+async def test_a_lost_environment_that_comes_back_gives_the_reward(job: Job, rollout: Make) -> None:
+    answers: Iterator[Answer] = iter([Lost("restarting"), _file(b"1")])
+    verifier = _verifier(MemorySandboxes(lambda _: next(answers)))
+    assert await verifier.outcomes(job, "t", [rollout("right")]) == [1.0]
+
+
+async def test_a_platform_fault_of_the_rollout_stays_one(job: Job, rollout: Make) -> None:
+    sandboxes = MemorySandboxes(_by_content)
+    outcomes = await _verifier(sandboxes).outcomes(
+        job, "t", [rollout("right", rollout_pb2.ENDING_PLATFORM_FAULT)]
+    )
+    assert isinstance(outcomes[0], Fault)
+    assert not sandboxes.graded
+
+
+async def test_an_unfinished_rollout_gets_zero_unseen_when_only_finished_ones_count(
+    job: Job, rollout: Make
+) -> None:
+    sandboxes = MemorySandboxes(_by_content)
+    late = rollout("right", rollout_pb2.ENDING_TURN_LIMIT)
+    assert await _verifier(sandboxes).outcomes(job, "t", [late]) == [1.0]
+    assert await _verifier(sandboxes, onlyWhenFinished=True).outcomes(job, "t", [late]) == [0.0]
+    assert len(sandboxes.graded) == 1
+
+
+async def test_a_diff_that_cannot_be_read_is_masked(job: Job) -> None:
+    broken = rollout_pb2.Rollout(diff=b"\xff\xff", ending=rollout_pb2.ENDING_STOPPED)
+    outcomes = await _verifier(MemorySandboxes(_by_content)).outcomes(job, "t", [broken])
+    assert isinstance(outcomes[0], Fault)
