@@ -225,5 +225,5 @@ def _compiled(expression: str, shown: str) -> Matcher:
     except re2.error as error:
         detail = error.args[0] if error.args else ""
         text = detail.decode("utf-8", "replace") if isinstance(detail, bytes) else str(detail)
-        raise PatternError(f"{shown!r}: {text}") from error
+        raise PatternError(f"{shown!r}: {text.partition(': ')[0]}") from error
     return compiled

@@ -1,0 +1,1 @@
+"""The tools of the agent: arguments that check themselves, and run on any workspace."""

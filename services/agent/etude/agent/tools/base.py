@@ -1,0 +1,101 @@
+"""What every tool is: a model of its arguments that can run on a workspace."""
+
+import json
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Annotated, ClassVar
+
+import grpc
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from etude.agent.workspace import Workspace
+from etude.common.errors import EtudeError
+
+
+class ErrorKind(IntEnum):
+    """Classes of failed calls; the numbers are those of ToolErrorKind on the wire."""
+
+    NONE = 0
+    TOOL = 1
+    """The tool ran and says no."""
+    TIMEOUT = 2
+    """The call's own time limit."""
+    INVALID = 3
+    """No such tool, or wrong arguments."""
+
+
+class Access(Enum):
+    """What a tool touches, which decides what may run at the same time."""
+
+    READ = "reads one file"
+    TREE = "reads any file"
+    WRITE = "changes one file"
+    ALL = "may do anything"
+    END = "ends the rollout"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolOutcome:
+    """What the policy reads back from one call."""
+
+    content: str
+    kind: ErrorKind = ErrorKind.NONE
+    omitted_bytes: int = 0
+    """Bytes that were cut out of content."""
+    cpu_ms: int = 0
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the call failed."""
+        return self.kind is not ErrorKind.NONE
+
+
+class ToolError(EtudeError):
+    """A tool says no; the text is for the policy."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+    reason: ClassVar[str] = "ToolError"
+
+    def __init__(self, text: str, kind: ErrorKind = ErrorKind.TOOL) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class Tool(BaseModel):
+    """One call with its arguments checked. The class docstring is the tool's description."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True
+    )
+    access: ClassVar[Access]
+
+    @property
+    def target(self) -> str:
+        """The path that this call is about, "" for none."""
+        return ""
+
+    async def run(self, workspace: Workspace) -> ToolOutcome:
+        """Do what the call asks.
+
+        Raises:
+            ToolError: the tool says no.
+            WorkspaceError: the path cannot be used.
+            PatternError: the pattern does not parse.
+        """
+        raise NotImplementedError
+
+
+def _listed(value: object) -> object:
+    """Lists arrive as JSON, or from a completion as one item per line."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("["):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value.splitlines()
+    return [line for line in value.splitlines() if line]
+
+
+Texts = Annotated[tuple[str, ...], Field(max_length=100), BeforeValidator(_listed)]
+"""Several texts: a JSON list, or one per line."""

@@ -1,0 +1,164 @@
+"""What ruff says about edited Python files, of which only the new is shown.
+
+The linter runs on the host, on bytes that the policy wrote. Covered: it gets the file on its
+standard input, no configuration, no environment and no way to fix; its time, memory and output
+size are bounded. Not covered: it runs as the node's user, outside of the sandbox.
+"""
+
+import asyncio
+import contextlib
+import json
+import resource
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from typing_extensions import override
+
+from etude.agent.tools.base import Access, Texts, Tool, ToolError, ToolOutcome
+from etude.agent.tools.truncate import truncate
+from etude.agent.workspace import Workspace, relative
+from etude.common.errors import UnavailableError
+
+_MAX_BYTES = 1 << 20
+_MAX_MEMORY_BYTES = 2 << 30
+_TIMEOUT_S = 10.0
+"""ruff takes 11 ms for 120 KB; the rest is for a machine that is busy a hundredfold."""
+_CAP_BYTES = 8 << 10
+_COMMAND = ("check", "--isolated", "--no-cache", "--quiet", "--output-format=json")
+
+
+class Lint(NamedTuple):
+    """One diagnostic."""
+
+    line: int
+    column: int
+    code: str
+    message: str
+    source: str
+    """The line it stands on, without indentation: what stays the same when lines move."""
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """What makes it the same diagnostic in another version of the file."""
+        return self.code, self.message, self.source
+
+
+class ReadLints(Tool):
+    """Show diagnostics of Python files that your edits brought in."""
+
+    access: ClassVar[Access] = Access.TREE
+    paths: Texts
+    """Files to check, one per line."""
+
+    @override
+    async def run(self, workspace: Workspace) -> ToolOutcome:
+        rows: list[str] = []
+        for path in self.paths:
+            data = await workspace.read(path)
+            before = workspace.originals.before(relative(path), data)
+            rows += [_row(path, lint) for lint in await new_lints(path, before, data)]
+        cut = truncate("\n".join(rows) or "No new lints.", cap_bytes=_CAP_BYTES, rest="fix these")
+        return ToolOutcome(content=cut.text, omitted_bytes=cut.omitted_bytes)
+
+
+async def after_edit(workspace: Workspace, path: str, before: bytes, after: bytes) -> str:
+    """Remember the file as it was, and say what the edit brought in: text to append, or none."""
+    workspace.originals.keep(relative(path), before)
+    try:
+        found = await new_lints(path, before, after)
+    except ToolError as error:
+        return f"\n({error})"
+    if not found:
+        return ""
+    rows = "\n".join(_row(path, lint) for lint in found)
+    return "\nNew lints:\n" + truncate(rows, cap_bytes=_CAP_BYTES, rest="use read_lints").text
+
+
+async def new_lints(path: str, before: bytes, after: bytes) -> list[Lint]:
+    """Diagnostics of the new content that the old one had not.
+
+    Raises:
+        ToolError: the linter does not finish with this file.
+    """
+    if not path.endswith((".py", ".pyi")) or before == after:
+        return []
+    found = await diagnostics(path, after)
+    if not found:
+        return []
+    known = Counter(lint.identity for lint in await diagnostics(path, before))
+    fresh: list[Lint] = []
+    for lint in found:
+        if known[lint.identity] > 0:
+            known[lint.identity] -= 1
+        else:
+            fresh.append(lint)
+    return fresh
+
+
+async def diagnostics(path: str, data: bytes) -> list[Lint]:
+    """Everything that ruff's default rules say about one file.
+
+    Raises:
+        ToolError: the file is too large, or the linter does not finish with it.
+        UnavailableError: there is no ruff on this machine.
+    """
+    if len(data) > _MAX_BYTES:
+        raise ToolError(f"no lints: {path} is larger than {_MAX_BYTES >> 20} MiB")
+    if not data.strip():
+        return []
+    output = await _ruff(path, data)
+    try:
+        rows = json.loads(output)
+    except ValueError as error:
+        raise ToolError(f"no lints: the linter failed on {path}") from error
+    lines = data.decode("utf-8", "replace").split("\n")
+    return [_lint(row, lines) for row in rows]
+
+
+async def _ruff(path: str, data: bytes) -> bytes:
+    process = await asyncio.create_subprocess_exec(
+        _executable(),
+        *_COMMAND,
+        f"--stdin-filename=/{relative(path)}",
+        "-",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={"RAYON_NUM_THREADS": "1"},
+        cwd="/",
+    )
+    try:
+        resource.prlimit(process.pid, resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))
+        async with asyncio.timeout(_TIMEOUT_S):
+            output, _ = await process.communicate(data)
+    except TimeoutError as error:
+        raise ToolError(f"no lints: the linter took too long on {path}") from error
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    return output
+
+
+def _executable() -> str:
+    beside = Path(sys.executable).parent
+    found = shutil.which("ruff", path=beside) or shutil.which("ruff")
+    if found is None:
+        raise UnavailableError("ruff is not installed here: pip install 'etude[envserver]'")
+    return found
+
+
+def _lint(row: dict[str, object], lines: Sequence[str]) -> Lint:
+    place = row["location"]
+    line, column = (place["row"], place["column"]) if isinstance(place, dict) else (1, 1)
+    source = lines[line - 1].strip() if line <= len(lines) else ""
+    return Lint(line, column, str(row.get("code") or "syntax"), str(row["message"]), source)
+
+
+def _row(path: str, lint: Lint) -> str:
+    return f"{path}:{lint.line}:{lint.column}: {lint.code} {lint.message}"

@@ -1,0 +1,243 @@
+"""Toolsets: which tools a policy has, how it is told, and how the calls of one turn run."""
+
+import asyncio
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from pydantic import ValidationError
+
+from etude.agent.calls import Call, Malformed
+from etude.agent.patterns import PatternError
+from etude.agent.tools import compact, edit, files, lints, search, terminal
+from etude.agent.tools.base import Access, ErrorKind, Tool, ToolError, ToolOutcome
+from etude.agent.workspace import Workspace, WorkspaceError, relative
+from etude.common.errors import InvalidFieldError
+
+ToolsetName = Literal["Standard", "Compact"]
+MAX_ARGUMENT_CHARS = 512 << 10
+_GUIDE = """\
+You are a software engineer at work in one repository, the current folder of your tools. Find out \
+what is asked, read before you change, make the smallest change that is right, and run the tests.
+
+Call tools in this form, several in one turn when they do not depend on each other:
+<tool_call><function=NAME>
+<parameter=ARGUMENT>
+value
+</parameter>
+</function></tool_call>
+Values are plain text, nothing is escaped. Lists have one item per line. Results come in the order \
+of the calls. A turn without a call ends the work, and so does finish.
+
+Tools:
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one turn may ask for."""
+
+    max_calls: int
+    """Calls beyond it are answered with an error and not run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Toolset:
+    """Tools by name, and how the policy is told about them."""
+
+    name: ToolsetName
+    system_prompt: str
+    tools: Mapping[str, type[Tool]]
+    limits: Limits
+    bad_call: str = ""
+    """Fixed answer to every call that cannot run; unset: the answer says why."""
+
+    @property
+    def schemas(self) -> list[dict[str, object]]:
+        """The tools as JSON schemas, in the form that chat endpoints take."""
+        return [schema(name, tool) for name, tool in self.tools.items()]
+
+    def refusal(self, why: str) -> ToolOutcome:
+        """What the policy reads in place of a call's result when the call cannot run."""
+        return ToolOutcome(content=self.bad_call or f"Error: {why}", kind=ErrorKind.INVALID)
+
+    def bind(self, call: Call | Malformed) -> Tool | ToolOutcome:
+        """The call with its arguments checked, or what to answer instead of running it."""
+        if isinstance(call, Malformed):
+            return self.refusal(f"malformed call: {call.reason}")
+        tool = self.tools.get(call.name)
+        if tool is None:
+            return self.refusal(f"no tool {call.name[:80]!r}; there are {' '.join(self.tools)}")
+        size = sum(len(value) for value in call.arguments.values() if isinstance(value, str))
+        if max(size, len(call.raw)) > MAX_ARGUMENT_CHARS:
+            return self.refusal(
+                f"{call.name}: {max(size, len(call.raw))} characters of arguments;"
+                f" the limit is {MAX_ARGUMENT_CHARS}"
+            )
+        try:
+            return tool.model_validate(call.arguments)
+        except ValidationError as error:
+            return self.refusal(f"{call.name}: {_wrong(error, tool)}")
+
+    def bind_turn(self, calls: Sequence[Call | Malformed]) -> list[Tool | ToolOutcome]:
+        """`bind` for the calls of one turn, with the limit on their number."""
+        most = self.limits.max_calls
+        late = self.refusal(f"at most {most} calls in one turn; this one was not run")
+        return [self.bind(call) if index < most else late for index, call in enumerate(calls)]
+
+
+def toolset(name: str) -> Toolset:
+    """The toolset of this name.
+
+    Raises:
+        InvalidFieldError: there is none.
+    """
+    found = _toolsets().get(name)
+    if found is None:
+        raise InvalidFieldError("toolset", f"{name!r} is none of {', '.join(_toolsets())}")
+    return found
+
+
+@functools.cache
+def _toolsets() -> dict[str, Toolset]:
+    return {each.name: each for each in (_standard(), _compact())}
+
+
+def _standard() -> Toolset:
+    tools: dict[str, type[Tool]] = {
+        "read_file": files.ReadFile,
+        "write_file": files.WriteFile,
+        "search_replace": edit.SearchReplace,
+        "delete_file": files.DeleteFile,
+        "list_dir": files.ListDir,
+        "glob": files.Glob,
+        "grep": search.Grep,
+        "run_terminal": terminal.RunTerminal,
+        "read_lints": lints.ReadLints,
+        "finish": terminal.Finish,
+    }
+    rows = [json.dumps(schema(name, tool)["function"]) for name, tool in tools.items()]
+    return Toolset(
+        name="Standard",
+        system_prompt=_GUIDE + "\n".join(rows),
+        tools=tools,
+        limits=Limits(max_calls=64),
+    )
+
+
+def _compact() -> Toolset:
+    tools: dict[str, type[Tool]] = {
+        "read_file": compact.ReadFile,
+        "search_replace": compact.SearchReplace,
+        "list_dir": compact.ListDir,
+        "grep": compact.Grep,
+        "run_terminal": compact.RunTerminal,
+    }
+    rows = [f"{name}({', '.join(tool.model_fields)})" for name, tool in tools.items()]
+    return Toolset(
+        name="Compact",
+        system_prompt=f"Fix the bug. Tools: {' '.join(rows)}",
+        tools=tools,
+        limits=Limits(max_calls=8),
+        bad_call="Error: bad call",
+    )
+
+
+def schema(name: str, tool: type[Tool]) -> dict[str, object]:
+    """One tool as a JSON schema of its function."""
+    parameters = tool.model_json_schema()
+    description = parameters.pop("description", "")
+    parameters.pop("title", None)
+    for field in parameters.get("properties", {}).values():
+        field.pop("title", None)
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
+
+
+async def run_calls(
+    tools: Toolset, workspace: Workspace, calls: Sequence[Call | Malformed]
+) -> list[ToolOutcome]:
+    """Run the calls of one turn; results come in call order, and one failure stops nothing.
+
+    The results are those of running the calls one after the other. Calls that cannot see each
+    other's effects run at the same time: reads beside reads, changes of different files.
+
+    Raises:
+        WorkspaceLostError: the platform failed, and there are no results.
+    """
+    outcomes: dict[int, ToolOutcome] = {}
+    wave: list[_Step] = []
+    for index, bound in enumerate(tools.bind_turn(calls)):
+        if isinstance(bound, ToolOutcome):
+            outcomes[index] = bound
+            continue
+        step = _Step(index, bound, _target(bound))
+        if any(_conflict(step, other) for other in wave):
+            outcomes |= await _run(wave, workspace)
+            wave = []
+        wave.append(step)
+    outcomes |= await _run(wave, workspace)
+    return [outcomes[index] for index in range(len(calls))]
+
+
+class _Step(NamedTuple):
+    position: int
+    """In the turn."""
+    tool: Tool
+    target: str
+
+
+def _target(tool: Tool) -> str:
+    try:
+        return relative(tool.target)
+    except WorkspaceError:
+        return tool.target
+
+
+def _conflict(one: _Step, other: _Step) -> bool:
+    """Whether the order of the two can be seen in a result."""
+    pair = {one.tool.access, other.tool.access}
+    if pair & {Access.ALL, Access.END}:
+        return True
+    if Access.WRITE not in pair:
+        return False
+    return Access.TREE in pair or one.target == other.target
+
+
+async def _run(steps: Sequence[_Step], workspace: Workspace) -> dict[int, ToolOutcome]:
+    if len(steps) <= 1:
+        return {step.position: await _outcome(step.tool, workspace) for step in steps}
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(_outcome(step.tool, workspace), name=f"call-{step.position}")
+                for step in steps
+            ]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from failed
+    return {step.position: task.result() for step, task in zip(steps, tasks, strict=True)}
+
+
+async def _outcome(tool: Tool, workspace: Workspace) -> ToolOutcome:
+    try:
+        return await tool.run(workspace)
+    except ToolError as error:
+        return ToolOutcome(content=f"Error: {error}", kind=error.kind)
+    except (WorkspaceError, PatternError) as error:
+        return ToolOutcome(content=f"Error: {error}", kind=ErrorKind.TOOL)
+
+
+def _wrong(error: ValidationError, tool: type[Tool]) -> str:
+    """The first thing that is wrong with the arguments, in the policy's words."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    name = str(first["loc"][0])[:80] if first["loc"] else ""
+    names = [field.alias or key for key, field in tool.model_fields.items()]
+    if first["type"] == "missing":
+        return f"argument {name!r} is missing"
+    if first["type"] == "extra_forbidden":
+        return f"there is no argument {name!r}; it takes {', '.join(names)}"
+    return f"argument {name!r}: {first['msg'].removeprefix('Value error, ')}"
