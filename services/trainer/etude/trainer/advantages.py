@@ -14,6 +14,9 @@ Flags = NDArray[np.bool_]
 _SPREAD_FLOOR = 1e-6
 """Keeps a group of equal rewards finite; verl's value."""
 
+_ROUNDING = 1e-12
+"""Relative size of a difference that is no difference; double precision rounds at 2e-16."""
+
 
 def taking_part(groups: Groups, valid: Flags) -> Flags:
     """Which rollouts are valid and have a valid sibling. [R]."""
@@ -27,7 +30,9 @@ def centred(rewards: Reals, *, groups: Groups, valid: Flags) -> Reals:
     """
     part = taking_part(groups, valid)
     mean = _sum(np.where(part, rewards, 0.0), groups) / np.maximum(_count(groups, part), 1)
-    return np.where(part, np.where(part, rewards, 0.0) - mean, 0.0)
+    difference = np.where(part, rewards, mean) - mean
+    # Equal rewards must give exactly 0, also when their mean is rounded.
+    return np.where(np.abs(difference) <= _ROUNDING * (1 + np.abs(mean)), 0.0, difference)
 
 
 def standardised(rewards: Reals, *, groups: Groups, valid: Flags) -> Reals:
