@@ -4,17 +4,19 @@ from etude.common.weights.chain import accepted_chain, is_accepted, newest, prun
 from etude.common.weights.container import Tensor
 from etude.common.weights.epochs import EpochRecord, claim_epoch, is_fenced, read_epoch
 from etude.common.weights.manifest import WeightManifest, WeightObject, read_manifest
-from etude.common.weights.transfer import load, publish
+from etude.common.weights.transfer import Fetched, fetch, load, publish
 from etude.common.weights.versions import VersionId
 
 __all__ = [
     "EpochRecord",
+    "Fetched",
     "Tensor",
     "VersionId",
     "WeightManifest",
     "WeightObject",
     "accepted_chain",
     "claim_epoch",
+    "fetch",
     "is_accepted",
     "is_fenced",
     "load",

@@ -1,6 +1,7 @@
 """Whole versions in and out of the store: payloads first, the manifest last."""
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from blake3 import blake3
 
@@ -113,10 +114,17 @@ def _read_back(store: Store, key: str) -> bytes | None:
         return None
 
 
-def load(store: Store, manifest: WeightManifest) -> Iterator[Tensor]:
-    """The tensors of a version; each object is hash-checked before a byte of it is used.
+class Fetched(NamedTuple):
+    """One payload object whose every byte was verified."""
 
-    The tensors are views into the fetched objects, at most one of which is held here.
+    item: WeightObject
+    data: bytes
+    tensors: list[Tensor]
+    """Views into data."""
+
+
+def fetch(store: Store, manifest: WeightManifest) -> Iterator[Fetched]:
+    """The payload objects of a version; each is hash-checked before a byte of it is used.
 
     Raises:
         CorruptError: an object is damaged, also when read again, or the tensors do not add up.
@@ -124,15 +132,28 @@ def load(store: Store, manifest: WeightManifest) -> Iterator[Tensor]:
     """
     seen: set[str] = set()
     for item in manifest.objects:
-        for tensor in container.decode(_fetch(store, item), where=f"{store.url}/{item.key}"):
+        data = _fetch(store, item)
+        tensors = container.decode(data, where=f"{store.url}/{item.key}")
+        for tensor in tensors:
             if tensor.name in seen:
                 raise CorruptError(f"version {manifest.version}: tensor {tensor.name!r} twice")
             seen.add(tensor.name)
-            yield tensor
+        yield Fetched(item, data, tensors)
     if len(seen) != manifest.tensors:
         raise CorruptError(
             f"version {manifest.version}: {len(seen)} tensors, the manifest says {manifest.tensors}"
         )
+
+
+def load(store: Store, manifest: WeightManifest) -> Iterator[Tensor]:
+    """The tensors of a version, as views into verified objects, one of which is held here.
+
+    Raises:
+        CorruptError: as `fetch`.
+        MissingError: as `fetch`.
+    """
+    for fetched in fetch(store, manifest):
+        yield from fetched.tensors
 
 
 def _fetch(store: Store, item: WeightObject) -> bytes:

@@ -1,0 +1,1 @@
+"""The inference role: samples from the policy and follows its versions."""

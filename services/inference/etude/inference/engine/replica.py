@@ -1,0 +1,213 @@
+"""One vLLM engine that samples tokens and swaps weights between two steps."""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+from typing_extensions import override
+from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.inputs.engine import tokens_input
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from etude.common.errors import UnavailableError
+from etude.common.weights import VersionId
+from etude.inference.engine.core import in_this_process
+from etude.inference.engine_weights import BACKEND
+from etude.inference.policy import (
+    EngineInfo,
+    Finish,
+    LabelSpan,
+    Piece,
+    PolicyEngine,
+    SampleRequest,
+    StagedVersion,
+)
+from etude.inference.settings import EngineOptions
+
+MAX_BATCHED_TOKENS = 4_096
+CPU_BLOCK_SIZE = 32
+"""Tokens that share one KV block; the CPU kernels take multiples of 32, and prefixes are shared in
+whole blocks."""
+
+COMMIT_DEADLINE_S = 60.0
+"""A swap in place takes milliseconds; one that takes this long will not end."""
+
+_FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}
+
+
+class _SaltedLLM(AsyncLLM):  # type: ignore[misc]  # mypy does not follow vLLM
+    """Keeps the prefix cache of each policy version to itself."""
+
+    salt: str = ""
+
+    @override
+    async def add_request(self, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.salt and isinstance(prompt, dict):
+            own = prompt.get("cache_salt")
+            prompt = {**prompt, "cache_salt": f"{self.salt}:{own}" if own else self.salt}
+        return await super().add_request(request_id, prompt, *args, **kwargs)
+
+
+class Replica(PolicyEngine):
+    """Implements the engine seam on vLLM."""
+
+    def __init__(self, llm: _SaltedLLM, options: EngineOptions) -> None:
+        self.llm = llm
+        self.options = options
+        config = llm.model_config
+        self.info = EngineInfo(
+            model=options.served_name,
+            vocab_size=config.get_vocab_size(),
+            max_model_len=config.max_model_len,
+            max_concurrent=options.max_concurrent,
+        )
+        self._live: StagedVersion | None = None
+        self._broken = ""
+
+    @property
+    @override
+    def live(self) -> VersionId | None:
+        return self._live.version if self._live else None
+
+    @property
+    @override
+    def failed(self) -> str:
+        return self._broken or ("the engine's step failed" if self.llm.errored else "")
+
+    @override
+    async def generate(self, request: SampleRequest) -> AsyncGenerator[Piece, None]:
+        admitted = self.live
+        prompt = tokens_input(list(request.prompt_token_ids))
+        outputs = self.llm.generate(prompt, _sampling(request), request.request_id)
+        try:
+            async with contextlib.aclosing(outputs):
+                async for output in outputs:
+                    yield _piece(output, admitted)
+        except (EngineDeadError, EngineGenerateError) as cause:
+            raise UnavailableError(f"the engine failed: {cause!r}") from cause
+
+    @override
+    async def commit(self, staged: StagedVersion) -> float:
+        if self._broken:
+            raise UnavailableError(f"engine: {self._broken}")
+        try:
+            async with asyncio.timeout(COMMIT_DEADLINE_S):
+                return await self._commit(staged)
+        except TimeoutError as cause:
+            self._broken = f"the swap to {staged.version} took over {COMMIT_DEADLINE_S:.0f} s"
+            raise UnavailableError(f"engine: {self._broken}") from cause
+
+    async def _commit(self, staged: StagedVersion) -> float:
+        # Not llm.pause_generation: it sleeps 20 ms after the pause, for the looks of logs only.
+        core = self.llm.engine_core
+        began = time.perf_counter()
+        await core.pause_scheduler_async("keep", clear_cache=False)
+        try:
+            await self._overwrite(staged)
+        except Exception:
+            await self._undo(staged.version)
+            raise
+        finally:
+            if not self._broken:
+                await core.resume_scheduler_async()
+        return time.perf_counter() - began
+
+    async def _overwrite(self, staged: StagedVersion) -> None:
+        files = [str(path) for path in staged.files]
+        await self.llm.start_weight_update()
+        await self.llm.update_weights(WeightTransferUpdateRequest(update_info={"files": files}))
+        await self.llm.finish_weight_update(weight_version=str(staged.version))
+        self._live = staged
+        self.llm.salt = str(staged.version)
+
+    async def _undo(self, refused: VersionId) -> None:
+        """Write the live version again; requests stay frozen for ever if that fails too."""
+        if self._live is None:
+            return
+        self._broken = f"the swap to {refused} failed half-way and could not be undone"
+        await self._overwrite(self._live)
+        self._broken = ""
+
+    def shutdown(self) -> None:
+        """Stop stepping and free the model."""
+        self.llm.shutdown()
+
+
+def _sampling(request: SampleRequest) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=request.max_tokens,
+        temperature=request.temperature,
+        seed=request.seed,
+        stop_token_ids=list(request.stop_token_ids),
+        # Only the caller's stop tokens end a completion, not the model folder's.
+        ignore_eos=True,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _piece(output: RequestOutput, admitted: VersionId | None) -> Piece:
+    completion = output.outputs[0]
+    token_ids: Sequence[int] = completion.token_ids
+    finish = None
+    labels: list[LabelSpan] = []
+    if output.finished:
+        if completion.finish_reason not in _FINISH:
+            raise UnavailableError(f"the engine gave up: {completion.finish_reason}")
+        finish = _FINISH[completion.finish_reason]
+        spans = completion.weight_versions or []
+        labels = [LabelSpan(span.version, span.start, span.end) for span in spans]
+    return Piece(
+        token_ids=token_ids,
+        logprobs=completion.logprobs.logprobs if completion.logprobs is not None else [],
+        finish=finish,
+        labels=labels,
+        admitted=admitted if finish else None,
+    )
+
+
+def engine_args(options: EngineOptions) -> Mapping[str, Any]:
+    """The options in vLLM's words."""
+    common = {
+        "model": str(options.model),
+        "served_model_name": [options.served_name],
+        "dtype": options.dtype,
+        "max_model_len": options.max_model_len,
+        "max_num_seqs": options.max_concurrent,
+        "max_num_batched_tokens": MAX_BATCHED_TOKENS,
+        "enable_prefix_caching": True,
+        # At temperature 0 these are the log-probs at temperature 1: greedy has none of its own.
+        "logprobs_mode": "processed_logprobs",
+        "load_format": "dummy" if options.follows_store else "auto",
+        "weight_transfer_config": {"backend": BACKEND} if options.follows_store else None,
+        "disable_log_stats": False,
+        # Requests without a seed must not repeat after a restart, nor on another replica.
+        "seed": secrets.randbelow(2**31),
+    }
+    if options.gpus == 0:
+        return common | {
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": options.kv_cache_bytes,
+            "block_size": CPU_BLOCK_SIZE,
+        }
+    return common | {"tensor_parallel_size": options.gpus}
+
+
+def build(options: EngineOptions) -> Replica:
+    """Build the engine; takes seconds, and the options' environment must be set before."""
+    args = AsyncEngineArgs(**engine_args(options))
+    config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    place = in_this_process() if options.gpus == 0 else contextlib.nullcontext()
+    with place:
+        llm = _SaltedLLM.from_vllm_config(config)
+    return Replica(llm, options)

@@ -1,0 +1,201 @@
+"""vLLM's plugin: live parameters on CPU, and versions written into them in place.
+
+On CPU vLLM packs every linear layer at load and computes from the packed copy, so that writing
+into a parameter changes nothing, silently. `register` switches that off; an engine whose loading
+changed a parameter all the same is refused, not served wrongly.
+"""
+
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm._custom_ops
+import vllm.model_executor.layers.utils
+from blake3 import blake3
+from typing_extensions import override
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.model_loader import base_loader
+from vllm.platforms import current_platform
+
+from etude.common.errors import CorruptError
+from etude.common.weights import container
+
+BACKEND = "etude"
+CHANGED = "etude_changed_parameters"
+"""Attribute of a loaded model: names of parameters that loading changed."""
+
+_TORCH = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+}
+
+_process = base_loader.process_weights_after_loading
+
+
+def register() -> None:
+    """What vLLM calls in each of its processes, before a model is built; repeatable."""
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(BACKEND, __name__, "EtudeWeightEngine")
+    if current_platform.is_cpu():
+        vllm._custom_ops._supports_onednn = False
+        vllm.model_executor.layers.utils.check_cpu_sgl_kernel = _never
+        base_loader.process_weights_after_loading = _watched_processing
+
+
+def _never(*_: object) -> bool:
+    """Processors with AMX tiles pack small bfloat16 linears unless this says no."""
+    return False
+
+
+def _watched_processing(model: torch.nn.Module, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - vLLM's signature
+    """Post-process as vLLM does; note on the model which parameters that replaced or rewrote."""
+    before = _fingerprints(model)
+    _process(model, *args, **kwargs)
+    after = _fingerprints(model)
+    changed = [name for name in before if before[name] != after.get(name)]
+    setattr(model, CHANGED, changed)
+
+
+def _fingerprints(model: torch.nn.Module) -> dict[str, bytes]:
+    found = {}
+    for name, parameter in model.named_parameters():
+        data = parameter.detach().contiguous().view(torch.uint8).flatten().numpy().data
+        found[name] = blake3(data).digest() + repr(tuple(parameter.shape)).encode()
+    return found
+
+
+@dataclass
+class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # mypy does not follow vLLM
+    """Nothing to agree on: versions come as files."""
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]  # mypy does not follow vLLM
+    """One verified version on local disk."""
+
+    files: list[str] = field(default_factory=list)
+
+
+class EtudeWeightEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc]  # as above
+    """Overwrites the parameters of one worker's model with a version's tensors."""
+
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - vLLM's signature
+        super().__init__(*args, **kwargs)
+        self._layout: dict[str, tuple[str, tuple[int, ...]]] = {}
+        """Names, formats and shapes that are known to cover the model; set by the first version."""
+        _refuse_packed(self.model)
+
+    @override
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        return None
+
+    @override
+    def start_weight_update(self) -> None:
+        return None
+
+    @override
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        # The base class then synchronises the accelerator, which raises without one.
+        self.receive_weights(self.parse_update_info(update_info))
+
+    @override
+    @torch.no_grad()
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Check every tensor of the version, then write all of them.
+
+        Raises:
+            CorruptError: the tensors do not fit this model.
+        """
+        tensors = [tensor for path in update_info.files for tensor in _read(Path(path))]
+        layout = {tensor.name: (tensor.dtype, tensor.shape) for tensor in tensors}
+        if not self._layout:
+            self._first(tensors)
+            self._layout = layout
+            return
+        for name in sorted(layout.keys() | self._layout.keys()):
+            found, known = layout.get(name), self._layout.get(name)
+            if found != known:
+                raise CorruptError(f"tensor {name!r} is {found}, in the live version {known}")
+        self.model.load_weights(_named(tensors))
+
+    def _first(self, tensors: list[container.Tensor]) -> None:
+        """Load the first version and prove that it fills the whole model.
+
+        vLLM's loaders say which parameters they touched, not which part of each.
+
+        Raises:
+            CorruptError: it does not, or does not fit.
+        """
+        self._check_dtypes(tensors)
+        for parameter in self.model.parameters():
+            if parameter.is_floating_point():
+                parameter.fill_(float("nan"))
+        try:
+            self.model.load_weights(_named(tensors))
+        except (AssertionError, KeyError, RuntimeError, ValueError) as cause:
+            raise CorruptError(f"the tensors do not fit the model: {cause!r}") from cause
+        missing = [n for n, p in self.model.named_parameters() if bool(torch.isnan(p).any())]
+        if missing:
+            raise CorruptError(f"the version leaves {missing[:4]} unfilled, or fills in NaN")
+
+    def _check_dtypes(self, tensors: list[container.Tensor]) -> None:
+        live = self.model_config.dtype
+        for tensor in tensors:
+            dtype = _TORCH.get(tensor.dtype)
+            if dtype is None or (dtype.is_floating_point and dtype != live):
+                raise CorruptError(
+                    f"tensor {tensor.name!r} is {tensor.dtype}, but the engine computes in {live}; "
+                    "spec.weights.dtype sets both"
+                )
+
+    @override
+    def finish_weight_update(self) -> None:
+        return None
+
+    @override
+    def shutdown(self) -> None:
+        return None
+
+
+def _refuse_packed(model: torch.nn.Module) -> None:
+    """Refuse a model that would not compute from the parameters that versions are written to.
+
+    Raises:
+        RuntimeError: naming them.
+    """
+    packed = [name for name, parameter in model.named_parameters() if parameter.numel() == 0]
+    packed += getattr(model, CHANGED, [])
+    if packed:
+        raise RuntimeError(
+            f"loading changed the parameters {packed[:4]} into another layout, so that new policy "
+            "versions cannot be written into them; this model cannot be served from versions here"
+        )
+
+
+def _read(path: Path) -> list[container.Tensor]:
+    with path.open("rb") as file:
+        # Copy-on-write: torch wants writable memory, and nobody writes.
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    return container.decode(data, where=str(path))
+
+
+def _named(tensors: list[container.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    for tensor in tensors:
+        flat = torch.frombuffer(tensor.data, dtype=_TORCH[tensor.dtype])
+        yield tensor.name, flat.view(tensor.shape)

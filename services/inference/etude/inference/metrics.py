@@ -1,0 +1,23 @@
+"""Prometheus series of the inference role; the engine's own are in the same registry."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_FAST = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+_SLOW = (0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
+
+WEIGHTS_STAGE_SECONDS = Histogram(
+    "etude_weights_stage_seconds", "Fetch and verify one version", buckets=_SLOW
+)
+WEIGHTS_COMMIT_SECONDS = Histogram(
+    "etude_weights_commit_seconds", "Pause, overwrite and resume", buckets=_FAST
+)
+WEIGHTS_PAUSE_SECONDS = Histogram(
+    "etude_weights_pause_seconds", "Running requests were frozen", buckets=_FAST
+)
+WEIGHTS_BYTES = Counter(
+    "etude_weights_bytes_total", "Payload bytes fetched and verified", ["kind", "codec"]
+)
+WEIGHTS_CORRUPT = Counter("etude_weights_corrupt_total", "Versions refused for their content")
+WEIGHTS_LAG = Gauge(
+    "etude_weights_lag_versions", "Newest accepted number minus the live one", ["replica"]
+)

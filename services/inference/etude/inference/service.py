@@ -1,0 +1,180 @@
+"""The RPCs of the inference role: translate, delegate, answer."""
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+
+import grpc
+from opentelemetry import trace
+from opentelemetry.trace import SpanKind
+from typing_extensions import override
+
+from etude.common import telemetry
+from etude.common.errors import ReusedIdError, UnavailableError
+from etude.common.weights import VersionId
+from etude.inference import requests
+from etude.inference.policy import Finish, Piece, PolicyEngine
+from etude.inference.receiver import Receiver
+from etude.inference.spans import policy_spans
+from etude.v1 import inference_pb2, inference_pb2_grpc, weights_pb2, weights_pb2_grpc
+
+SERVICES = (
+    inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
+    weights_pb2.DESCRIPTOR.services_by_name["WeightService"].full_name,
+)
+
+_FINISH = {
+    Finish.STOP: inference_pb2.FINISH_REASON_STOP,
+    Finish.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+    Finish.ABORT: inference_pb2.FINISH_REASON_ABORT,
+}
+
+_tracer = trace.get_tracer("etude.inference")
+
+
+@dataclass(slots=True, kw_only=True)
+class Inference(inference_pb2_grpc.InferenceServiceServicer):
+    """Samples from whatever version is live; refuses while none is."""
+
+    engine: PolicyEngine
+    http_port: int
+    _running: set[str] = field(default_factory=set)
+
+    @override
+    async def Generate(
+        self,
+        request: inference_pb2.GenerateRequest,
+        context: grpc.aio.ServicerContext[
+            inference_pb2.GenerateRequest, inference_pb2.GenerateResponse
+        ],
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        if self.engine.live is None:
+            raise UnavailableError("no verified policy version is loaded yet")
+        sample = requests.checked(request, self.engine.info)
+        with (
+            self._slot(sample.request_id),
+            _model_call(request, self.engine.info.model, context) as call,
+        ):
+            async with contextlib.aclosing(self.engine.generate(sample)) as pieces:
+                async for piece in pieces:
+                    yield call.response(piece)
+
+    @override
+    async def GetEngineInfo(
+        self,
+        request: inference_pb2.GetEngineInfoRequest,
+        context: grpc.aio.ServicerContext[
+            inference_pb2.GetEngineInfoRequest, inference_pb2.GetEngineInfoResponse
+        ],
+    ) -> inference_pb2.GetEngineInfoResponse:
+        info = self.engine.info
+        return inference_pb2.GetEngineInfoResponse(
+            model=info.model,
+            vocab_size=info.vocab_size,
+            max_model_len=info.max_model_len,
+            max_concurrent=info.max_concurrent,
+            http_port=self.http_port,
+        )
+
+    @contextlib.contextmanager
+    def _slot(self, request_id: str) -> Iterator[None]:
+        if request_id in self._running:
+            raise ReusedIdError(f"request_id: {request_id!r} is running already")
+        self._running.add(request_id)
+        try:
+            yield
+        finally:
+            self._running.discard(request_id)
+
+
+@dataclass(slots=True)
+class _ModelCall:
+    """Counts what one call produced, for its trace span and its policy spans."""
+
+    span: trace.Span
+    num_tokens: int = 0
+
+    def response(self, piece: Piece) -> inference_pb2.GenerateResponse:
+        """The piece on the wire; the last one with spans and finish reason."""
+        self.num_tokens += len(piece.token_ids)
+        response = inference_pb2.GenerateResponse(
+            token_ids=piece.token_ids, logprobs=piece.logprobs
+        )
+        if piece.finish is not None:
+            response.finish_reason = _FINISH[piece.finish]
+            if piece.admitted is not None:
+                spans = policy_spans(
+                    piece.labels, admitted=piece.admitted, num_tokens=self.num_tokens
+                )
+                response.spans.extend(spans)
+            self.span.set_attribute("gen_ai.usage.output_tokens", self.num_tokens)
+            self.span.set_attribute("gen_ai.response.model", str(piece.admitted))
+        return response
+
+
+@contextlib.contextmanager
+def _model_call(
+    request: inference_pb2.GenerateRequest,
+    model: str,
+    context: grpc.aio.ServicerContext[
+        inference_pb2.GenerateRequest, inference_pb2.GenerateResponse
+    ],
+) -> Iterator[_ModelCall]:
+    # The caller's context is attached only while the span starts: a generator that is closed by
+    # a cancelled call would detach it in another context.
+    with telemetry.attached(context.invocation_metadata()):
+        span = _tracer.start_span(
+            f"chat {model}",
+            kind=SpanKind.SERVER,
+            attributes={
+                "gen_ai.operation.name": "chat",
+                "gen_ai.provider.name": "etude",
+                "gen_ai.request.model": model,
+                "gen_ai.usage.input_tokens": len(request.prompt_token_ids),
+            },
+        )
+    try:
+        yield _ModelCall(span)
+    finally:
+        span.end()
+
+
+@dataclass(slots=True)
+class Weights(weights_pb2_grpc.WeightServiceServicer):
+    """Says and moves what the replica serves."""
+
+    receiver: Receiver
+
+    @override
+    async def GetWeightStatus(
+        self,
+        request: weights_pb2.GetWeightStatusRequest,
+        context: grpc.aio.ServicerContext[
+            weights_pb2.GetWeightStatusRequest, weights_pb2.GetWeightStatusResponse
+        ],
+    ) -> weights_pb2.GetWeightStatusResponse:
+        return weights_pb2.GetWeightStatusResponse(status=self.receiver.status.to_proto())
+
+    @override
+    async def WatchWeightStatus(
+        self,
+        request: weights_pb2.WatchWeightStatusRequest,
+        context: grpc.aio.ServicerContext[
+            weights_pb2.WatchWeightStatusRequest, weights_pb2.WatchWeightStatusResponse
+        ],
+    ) -> AsyncIterator[weights_pb2.WatchWeightStatusResponse]:
+        async for status in self.receiver.watch():
+            yield weights_pb2.WatchWeightStatusResponse(status=status.to_proto())
+
+    @override
+    async def CommitVersion(
+        self,
+        request: weights_pb2.CommitVersionRequest,
+        context: grpc.aio.ServicerContext[
+            weights_pb2.CommitVersionRequest, weights_pb2.CommitVersionResponse
+        ],
+    ) -> weights_pb2.CommitVersionResponse:
+        with telemetry.attached(context.invocation_metadata()):
+            version = VersionId.from_proto(request.version)
+            status = await self.receiver.commit(version)
+        return weights_pb2.CommitVersionResponse(status=status.to_proto())

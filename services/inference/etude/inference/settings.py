@@ -1,0 +1,169 @@
+"""What the inference role reads from its environment, and what it tells vLLM in the same way."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from etude.common import files
+from etude.common.errors import Problem, UserError
+from etude.common.files import ResolvedRun
+
+DTYPES = {"Float32": "float32", "BFloat16": "bfloat16"}
+DEFAULT_KV_CACHE_MIB = 1_024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Addresses and files of one replica."""
+
+    run_file: Path
+    host: str = "127.0.0.1"
+    port: int = 7010
+    http_port: int = 7011
+    """OpenAI-compatible endpoint."""
+    probe_port: int = 8080
+    pod: str = "inference-0"
+    scratch: Path
+    traces_file: Path | None = None
+    threads: int
+    """CPU threads of the engine."""
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
+        """The settings of this process.
+
+        Raises:
+            UserError: one is missing or is no number.
+        """
+        traces = env.get("ETUDE_TRACES_FILE")
+        return cls(
+            run_file=Path(_required(env, "ETUDE_RUN_FILE")),
+            host=env.get("ETUDE_HOST", "127.0.0.1"),
+            port=_port(env, "ETUDE_PORT", 7010),
+            http_port=_port(env, "ETUDE_HTTP_PORT", 7011),
+            probe_port=_port(env, "ETUDE_PROBE_PORT", 8080),
+            pod=env.get("ETUDE_POD", "inference-0"),
+            scratch=Path(_required(env, "ETUDE_SCRATCH")),
+            traces_file=Path(traces) if traces else None,
+            threads=_integer(env, "OMP_NUM_THREADS", len(os.sched_getaffinity(0)), low=1),
+        )
+
+
+def _required(env: Mapping[str, str], name: str) -> str:
+    if not env.get(name):
+        raise UserError(_problem(name, "is not set", "the operator and `etude run` set it"))
+    return env[name]
+
+
+def _port(env: Mapping[str, str], name: str, default: int) -> int:
+    return _integer(env, name, default, low=0, high=65_535)
+
+
+def _integer(
+    env: Mapping[str, str], name: str, default: int, *, low: int, high: int = 4_096
+) -> int:
+    text = env.get(name, str(default))
+    if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
+        raise UserError(_problem(name, f"is {text!r}", f"use a number from {low} to {high}"))
+    return int(text)
+
+
+def _problem(where: str, what: str, fix: str) -> Problem:
+    return Problem(reason="InvalidSettings", what=what, where=where, fix=fix)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """What an engine is built from."""
+
+    model: Path
+    """Hugging Face folder."""
+    served_name: str
+    """Model name on the OpenAI-compatible endpoint."""
+    dtype: str
+    """float32, bfloat16, or auto for the folder's own."""
+    max_model_len: int | None
+    """Longest prompt plus completion, in tokens; the model's own limit unless set."""
+    max_concurrent: int
+    kv_cache_bytes: int
+    """On CPU; a GPU engine takes what is free."""
+    gpus: int
+    follows_store: bool
+    """True: weights come as policy versions. False: the folder's own weights are served."""
+    threads: int
+
+    def environment(self) -> dict[str, str]:
+        """What vLLM and OpenMP must find in the environment before they are imported."""
+        return {
+            # One process: a second one would import everything again (13 CPU-s, 0.9 GB).
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if self.gpus == 0 else "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_ZENTORCH_WEIGHT_PREPACK": "0",
+            "OMP_NUM_THREADS": str(self.threads),
+            # A team of threads that spins while it waits took 2 to 8 times the CPU on busy cores.
+            "OMP_WAIT_POLICY": "passive",
+            "VLLM_LOGGING_LEVEL": "WARNING",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+
+
+def engine_options(run: ResolvedRun, *, scratch: Path, threads: int) -> EngineOptions:
+    """The engine of a run's inference role, refused here if it could not start.
+
+    Raises:
+        UserError: the run has no inference role, or its model folder cannot be served.
+    """
+    role = run.spec.roles.inference
+    if role is None:
+        raise UserError(_problem("roles.inference", "is not set", "add it to the RLRun"))
+    model = files.materialise(run.spec.model.uri, scratch, run.spec.storage)
+    limit = position_limit(model)
+    if limit is not None and role.max_model_len > limit:
+        raise UserError(
+            _problem(
+                "roles.inference.maxModelLen",
+                f"is {role.max_model_len}, but the model has positions for {limit}",
+                f"set it to at most {limit}",
+            )
+        )
+    return EngineOptions(
+        model=model,
+        served_name=run.name,
+        dtype=DTYPES[run.spec.weights.dtype],
+        max_model_len=role.max_model_len,
+        max_concurrent=role.max_concurrent,
+        kv_cache_bytes=(role.kv_cache_mib or DEFAULT_KV_CACHE_MIB) << 20,
+        gpus=role.gpus_per_replica,
+        follows_store=True,
+        threads=threads,
+    )
+
+
+def position_limit(model: Path) -> int | None:
+    """max_position_embeddings of a Hugging Face folder, if it says one.
+
+    Raises:
+        UserError: the folder has no readable config.json, or no tokenizer.
+    """
+    try:
+        config = json.loads((model / "config.json").read_bytes())
+        limit = config.get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError) as cause:
+        raise UserError(
+            _problem(
+                f"{model}/config.json",
+                f"cannot be read: {cause}",
+                "name a Hugging Face model folder",
+            )
+        ) from cause
+    if not (model / "tokenizer.json").exists():
+        raise UserError(
+            _problem(
+                f"{model}/tokenizer.json", "is missing", "save the tokenizer into the model folder"
+            )
+        )
+    return limit if isinstance(limit, int) else None
