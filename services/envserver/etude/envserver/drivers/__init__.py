@@ -1,0 +1,1 @@
+"""How environments are walled in: one protocol, one module per driver."""

@@ -1,0 +1,248 @@
+"""Commands in namespaces of the host's kernel, forked from a warm interpreter.
+
+Covered: no network, no file of the host but its programs (read-only), no other lease, no process
+of the host, private /tmp, /tests and /logs, an unprivileged user without capabilities or a way to
+them, a system call filter, limits on processes, memory, files, output and time; nothing outlives
+its command. Not covered: bugs of the host's kernel, CPU caches, neighbours' share of CPU and disk
+bandwidth. So it is WEAK: for one tenant, and for templates somebody trusts.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from etude.agent import minitest
+from etude.envserver.drivers.base import (
+    Command,
+    Driver,
+    DriverUnavailableError,
+    Outcome,
+    Owner,
+    SandboxError,
+    Strength,
+)
+from etude.envserver.drivers.sandbox import layout
+from etude.envserver.drivers.sandbox.layout import Job, Layout
+
+START_TIMEOUT_S = 60.0
+"""An idle machine needs 0.1 s; a busy one with a cold disk was seen to need 10."""
+STOP_TIMEOUT_S = 5.0
+_MAX_REPORT_BYTES = 1 << 18
+_COMMANDS_PER_CORE = 2
+_BOOT = "import sys; from etude.envserver.drivers.sandbox.server import main; main(sys.argv[1:])"
+_FIX = (
+    "run as root, or allow user namespaces: sysctl user.max_user_namespaces=10000 and, where they"
+    " exist, kernel.unprivileged_userns_clone=1 and kernel.apparmor_restrict_unprivileged_userns=0;"
+    " in a Pod, seccompProfile Unconfined"
+)
+
+
+@dataclass(slots=True)
+class ProcessDriver(Driver):
+    """One warm server process for all leases of a node; it is started again when it dies."""
+
+    scratch: Path
+    """Private folder of the node; keeps the workspaces."""
+    name: str = "process"
+    strength: Strength = Strength.WEAK
+    leases: Path = field(init=False)
+    _channel: socket.socket | None = None
+    _process: asyncio.subprocess.Process | None = None
+    _waiting: dict[int, asyncio.Future[Outcome]] = field(default_factory=dict)
+    _ready: asyncio.Future[None] | None = None
+    _next_id: int = 0
+    _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _places: asyncio.Semaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.leases = self.scratch / "leases"
+        self._places = asyncio.Semaphore(_COMMANDS_PER_CORE * (os.cpu_count() or 1))
+
+    @override
+    def owner(self) -> Owner:
+        return Owner(layout.outside_uid(), layout.outside_gid())
+
+    @override
+    async def start(self) -> None:
+        """Start the warm server.
+
+        Raises:
+            DriverUnavailableError: this machine refuses namespaces.
+        """
+        async with self._starting:
+            if self._channel is None:
+                await self._spawn()
+
+    @override
+    async def stop(self) -> None:
+        self._disconnect("the node stops")
+        if self._process is not None:
+            await _end(self._process)
+            self._process = None
+
+    @override
+    async def run(self, command: Command) -> Outcome:
+        if len(command.command.encode()) >= layout.MAX_COMMAND_BYTES:
+            return Outcome(output=b"sh: argument list too long\n", exit_code=126)
+        async with self._places:
+            await self.start()
+            return await self._run(command)
+
+    async def _run(self, command: Command) -> Outcome:
+        channel = self._channel
+        if channel is None:
+            raise SandboxError("the sandbox server has ended")
+        self._next_id += 1
+        job = _job(self._next_id, command, self.leases)
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._waiting[job.job_id] = future
+        try:
+            await _send(channel, dataclasses.asdict(job))
+            return await future
+        except asyncio.CancelledError:
+            # The supervisor and all below it die; its late report finds nobody waiting.
+            with contextlib.suppress(SandboxError):
+                await _send(channel, {"kill": job.job_id})
+            raise
+        finally:
+            self._waiting.pop(job.job_id, None)
+
+    async def _spawn(self) -> None:
+        self.leases.mkdir(parents=True, exist_ok=True)
+        paths = _layout(self.leases, self.scratch)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.settimeout(0)
+        loop = asyncio.get_running_loop()
+        with theirs:
+            arguments = (str(theirs.fileno()), json.dumps(dataclasses.asdict(paths)))
+            self._process = await asyncio.create_subprocess_exec(
+                *(paths.python, "-s", "-B", "-P", "-c", _BOOT, *arguments),
+                pass_fds=(theirs.fileno(),),
+                env={**layout.ENVIRONMENT, "PYTHONPATH": _import_path()},
+                stdin=asyncio.subprocess.DEVNULL,
+                cwd="/",
+            )
+        self._channel = ours
+        self._ready = loop.create_future()
+        loop.add_reader(ours, self._read)
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await self._ready
+        except (TimeoutError, SandboxError) as cause:
+            self._disconnect("the sandbox server did not start")
+            raise DriverUnavailableError(
+                f"the sandbox server did not start: {cause}", where="driver process", fix=_FIX
+            ) from cause
+
+    def _read(self) -> None:
+        channel = self._channel
+        while channel is not None and channel is self._channel:
+            try:
+                message = channel.recv(_MAX_REPORT_BYTES)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                message = b""
+            if not message:
+                self._disconnect("the sandbox server died")
+                return
+            header, _, body = message.partition(b"\n")
+            self._take(json.loads(header), body)
+
+    def _take(self, header: Mapping[str, Any], body: bytes) -> None:
+        refused = header.get("refused")
+        future: asyncio.Future[Any] | None = self._ready
+        if "job_id" in header:
+            future = self._waiting.get(header["job_id"])
+        if future is None or future.done():
+            return
+        if refused is not None:
+            future.set_exception(SandboxError(str(refused)))
+        else:
+            future.set_result(_outcome(header, body) if "job_id" in header else None)
+
+    def _disconnect(self, why: str) -> None:
+        channel, self._channel = self._channel, None
+        if channel is None:
+            return
+        asyncio.get_running_loop().remove_reader(channel)
+        channel.close()
+        for future in (*self._waiting.values(), self._ready):
+            if future is not None and not future.done():
+                future.set_exception(SandboxError(why))
+
+
+def _job(job_id: int, command: Command, leases: Path) -> Job:
+    return Job(
+        job_id=job_id,
+        command=command.command,
+        workspace=str(command.workspace.relative_to(leases)),
+        tests=str(command.tests.relative_to(leases)) if command.tests else "",
+        timeout_s=command.timeout_s,
+        head_bytes=command.head_bytes,
+        tail_bytes=command.tail_bytes,
+        collect=command.collect,
+    )
+
+
+def _outcome(header: Mapping[str, Any], body: bytes) -> Outcome:
+    size = header["output_bytes"]
+    return Outcome(
+        output=body[:size],
+        exit_code=header["exit_code"],
+        timed_out=header["timed_out"],
+        ended_for=header["ended_for"],
+        dropped_bytes=header["dropped_bytes"],
+        dropped_lines=header["dropped_lines"],
+        cpu_ms=header["cpu_ms"],
+        wall_ms=header["wall_ms"],
+        collected=body[size:] if header["has_collected"] else None,
+    )
+
+
+def _layout(leases: Path, scratch: Path) -> Layout:
+    new_root = scratch / "root"
+    new_root.mkdir(exist_ok=True)
+    return Layout(
+        leases=str(leases.resolve()),
+        new_root=str(new_root.resolve()),
+        # A virtual environment's packages stay outside: the interpreter below it is enough.
+        python=str(Path(sys.executable).resolve()),
+        prefix=str(Path(sys.base_prefix).resolve()),
+        minitest=minitest.__file__,
+    )
+
+
+def _import_path() -> str:
+    roots = {str(Path(file).parents[depth]) for file, depth in _OWN_FILES}
+    return os.pathsep.join(sorted(roots))
+
+
+_OWN_FILES = ((minitest.__file__, 2), (layout.__file__, 4))
+"""Modules that the server imports, and how far above them their source root is."""
+
+
+async def _send(channel: socket.socket, message: Mapping[str, object]) -> None:
+    try:
+        await asyncio.get_running_loop().sock_sendall(channel, json.dumps(message).encode())
+    except OSError as cause:
+        raise SandboxError(f"the sandbox server does not listen: {cause}") from cause
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()

@@ -1,0 +1,110 @@
+"""Names, sizes and identities that both sides of the wall agree on."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+WORKSPACE, TESTS, LOGS = "/workspace", "/tests", "/logs"
+PRIVATE = "/.etude"
+"""Holds every lease of the node; covered before a command starts."""
+LEASES = f"{PRIVATE}/leases"
+PRIVATE_PROC = f"{PRIVATE}/proc"
+TOOLS = "/opt/etude"
+
+INSIDE_UID = 1000
+OUTSIDE_UID = 65_533
+"""Who commands are on the host when the node is root: nobody's uid, without a home or a file."""
+
+MIB = 1 << 20
+MEMORY_BYTES = 1 << 30
+"""Address space of one process, and resident memory of all processes of a command."""
+FILE_BYTES = 64 * MIB
+TEMPORARY_BYTES = 64 * MIB
+"""Size of /tmp; /tests, /logs and /dev/shm get a quarter each."""
+PROCESSES = 64
+OPEN_FILES = 256
+FLOOD_BYTES = 256 * MIB
+"""A command that has printed this much is ended: reading it all would starve its neighbours."""
+FREE_DISK_BYTES = 128 * MIB
+"""A command is ended when the workspaces' disk has less than this left."""
+TERM_GRACE_S = 2.0
+WATCH_INTERVAL_S = 0.1
+MAX_COMMAND_BYTES = 128 * 1024
+"""Longest argument that Linux passes to a program."""
+MAX_COLLECTED_BYTES = 64 * 1024
+
+ENVIRONMENT: Mapping[str, str] = {
+    "CI": "1",
+    "HOME": "/tmp",  # noqa: S108 - a private tmpfs
+    "LANG": "C.UTF-8",
+    "PAGER": "cat",
+    "PATH": f"{TOOLS}/bin:/usr/local/bin:/usr/bin:/bin",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+    "PYTHONUTF8": "1",
+    "TERM": "dumb",
+    "USER": "agent",
+}
+"""All that a command sees of an environment; a fixed hash seed makes test runs repeatable."""
+
+_RUN_TESTS = re.compile(r"\s*pytest( -q)?\s*")
+_RUN_FILE = re.compile(r"\s*python3? ([A-Za-z0-9_./-]*[A-Za-z0-9_]\.py)\s*")
+
+
+class Warm(NamedTuple):
+    """A command that the waiting interpreter runs without starting a program."""
+
+    file: str | None
+    """The Python file to run; None is the test runner."""
+
+
+def warm(command: str) -> Warm | None:
+    """How the waiting interpreter would run this command, or None: then it is the shell's."""
+    if _RUN_TESTS.fullmatch(command):
+        return Warm(None)
+    match = _RUN_FILE.fullmatch(command)
+    return Warm(match.group(1)) if match and not match.group(1).startswith("-") else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Paths on the host that the sandbox is made of."""
+
+    leases: str
+    """Folder of all workspaces."""
+    new_root: str
+    """An empty folder that the new root is mounted on."""
+    python: str
+    prefix: str
+    """Interpreter and the folder of its standard library."""
+    minitest: str
+    """Source of the test runner."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One command."""
+
+    job_id: int
+    command: str
+    workspace: str
+    """Relative to the leases."""
+    tests: str = ""
+    """Relative to the leases; empty leaves /tests empty."""
+    timeout_s: float
+    head_bytes: int
+    tail_bytes: int
+    collect: str = ""
+    """File to read back afterwards."""
+
+
+def outside_uid() -> int:
+    """Who commands are on the host, and so who must own a workspace."""
+    return OUTSIDE_UID if os.geteuid() == 0 else os.geteuid()
+
+
+def outside_gid() -> int:
+    """The group of the same."""
+    return OUTSIDE_UID if os.geteuid() == 0 else os.getegid()

@@ -1,0 +1,162 @@
+"""The warm interpreter that forks once per command.
+
+Processes: the node starts this program, which enters a new user namespace (a helper writes its
+map), then all other namespaces, and forks process 1 of them: the server. When the node dies, the
+server's channel closes, the server ends, and the kernel ends every process below it.
+"""
+
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from etude.envserver.drivers.sandbox import kernel, layout, root, supervisor
+from etude.envserver.drivers.sandbox.layout import Job, Layout
+
+_MAX_REQUEST_BYTES = 1 << 18
+_OUT_OF_MEMORY_FIRST = b"500"
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """Serve on the socket descriptor arguments[0], with the layout of arguments[1]."""
+    channel = socket.socket(fileno=int(arguments[0]))
+    paths = Layout(**json.loads(arguments[1]))
+    os.environ.pop("PYTHONPATH", None)
+    sys.path[:] = [entry for entry in sys.path if entry.startswith(paths.prefix)]
+    try:
+        kernel.require_machine()
+        _enter_user_namespace()
+        rest = kernel.NEW_MOUNTS | kernel.NEW_PIDS | kernel.NEW_NETWORK
+        kernel.unshare(rest | kernel.NEW_IPC | kernel.NEW_HOSTNAME, "unshare")
+        server = os.fork()
+        if server == 0:
+            _serve(channel, has_proc=root.build(paths))
+    except OSError as error:
+        refusal = {"refused": [error.errno, str(error)]}
+        channel.send(json.dumps(refusal).encode())
+        os._exit(1)
+    channel.close()
+    _, status = os.waitpid(server, 0)
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _enter_user_namespace() -> None:
+    """Become root of a new user namespace; commands are another user in it, where we may.
+
+    Raises:
+        PermissionError: somebody may make namespaces here, but not map users.
+    """
+    uid, gid = os.geteuid(), os.getegid()
+    ready, is_ready = os.pipe()
+    helper = os.fork()
+    if helper == 0:
+        _write_maps(os.getppid(), uid, gid, ready)
+    kernel.unshare(kernel.NEW_USER, "unshare user")
+    os.write(is_ready, b"1")
+    if os.waitpid(helper, 0)[1] != 0:
+        raise PermissionError(1, "cannot write the user map of a new user namespace")
+    os.close(ready)
+    os.close(is_ready)
+
+
+def _write_maps(process: int, uid: int, gid: int, ready: int) -> NoReturn:
+    status = 1
+    try:
+        os.read(ready, 1)
+        inside, outside = layout.INSIDE_UID, layout.OUTSIDE_UID
+        maps = {"setgroups": "deny", "uid_map": f"{inside} {uid} 1", "gid_map": f"{inside} {gid} 1"}
+        if uid == 0:
+            both = f"0 0 1\n{inside} {outside} 1"
+            maps = {"uid_map": both, "gid_map": both}
+        for name, text in maps.items():
+            file = os.open(f"/proc/{process}/{name}", os.O_WRONLY)
+            os.write(file, text.encode())
+            os.close(file)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+@dataclass(slots=True)
+class _Server:
+    """Forks a supervisor for each request and tells of those that died without a report."""
+
+    channel: socket.socket
+    has_proc: bool
+    own_pids: int
+    running: dict[int, int] = field(default_factory=dict)
+    """Job by process."""
+
+    def serve(self) -> NoReturn:
+        wake, wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        poller = select.poll()
+        for descriptor in (self.channel.fileno(), wake):
+            poller.register(descriptor, select.POLLIN)
+        self._send({"ready": True})
+        while True:
+            events = dict(poller.poll())
+            if wake in events:
+                os.read(wake, 4096)
+                self._reap()
+            if self.channel.fileno() in events:
+                message = self.channel.recv(_MAX_REQUEST_BYTES)
+                if not message:
+                    os._exit(0)
+                self._obey(json.loads(message))
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        if "kill" in message:
+            for process in [p for p, job_id in self.running.items() if job_id == message["kill"]]:
+                os.kill(process, signal.SIGKILL)
+        else:
+            self._start(Job(**message))
+
+    def _start(self, job: Job) -> None:
+        try:
+            kernel.unshare(kernel.NEW_PIDS, "unshare the processes of a command")
+            process = os.fork()
+            if process == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                supervisor.supervise(job, self.channel, has_proc=self.has_proc)
+            self.running[process] = job.job_id
+        except OSError as error:
+            self._send({"job_id": job.job_id, "refused": str(error)})
+        finally:
+            # Only processes forked between the two calls live in the new namespace.
+            kernel.enter(self.own_pids, kernel.NEW_PIDS)
+
+    def _reap(self) -> None:
+        while self.running:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if process == 0:
+                return
+            job_id = self.running.pop(process, None)
+            if job_id is not None and status != 0:
+                self._send({"job_id": job_id, "refused": "the command's supervisor was killed"})
+
+    def _send(self, message: dict[str, object]) -> None:
+        self.channel.send(json.dumps(message).encode())
+
+
+def _serve(channel: socket.socket, *, has_proc: bool) -> NoReturn:
+    _volunteer_for_oom()
+    own_pids = os.open(f"{layout.PRIVATE_PROC}/self/ns/pid", os.O_RDONLY)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    _Server(channel, has_proc, own_pids).serve()
+
+
+def _volunteer_for_oom() -> None:
+    """Of all processes of the machine, the kernel shall end a sandbox first."""
+    file = os.open(f"{layout.PRIVATE_PROC}/self/oom_score_adj", os.O_WRONLY)
+    os.write(file, _OUT_OF_MEMORY_FIRST)
+    os.close(file)

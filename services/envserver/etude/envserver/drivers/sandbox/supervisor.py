@@ -1,0 +1,231 @@
+"""The first process of one command's namespaces: mounts, starts, watches, reports."""
+
+import contextlib
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import stat
+import time
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from etude.envserver.drivers.sandbox import kernel, layout, program, root
+from etude.envserver.drivers.sandbox.layout import Job
+
+_READ_BYTES = 1 << 18
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(slots=True)
+class Kept:
+    """Beginning and end of a stream of any length, in bounded memory."""
+
+    head_bytes: int
+    tail_bytes: int
+    head: bytearray = field(default_factory=bytearray)
+    _tail: bytearray = field(default_factory=bytearray)
+    _after_head: int = 0
+    _lines: int = 0
+
+    def add(self, data: bytes) -> None:
+        """Take the next piece."""
+        room = self.head_bytes - len(self.head)
+        if room > 0:
+            self.head += data[:room]
+            data = data[room:]
+        self._after_head += len(data)
+        self._lines += data.count(b"\n")
+        self._tail += data
+        if len(self._tail) > 2 * self.tail_bytes + _READ_BYTES:
+            del self._tail[: -self.tail_bytes or None]
+
+    @property
+    def total(self) -> int:
+        """Bytes seen."""
+        return len(self.head) + self._after_head
+
+    def result(self) -> tuple[bytes, int, int]:
+        """What was kept, and how many bytes and line ends are missing between head and tail."""
+        tail = bytes(self._tail[-self.tail_bytes :]) if self.tail_bytes else b""
+        dropped = self._after_head - len(tail)
+        return bytes(self.head) + tail, dropped, self._lines - tail.count(b"\n")
+
+
+def supervise(job: Job, channel: socket.socket, *, has_proc: bool) -> NoReturn:
+    """Run the command as process 1 of a new process namespace and send one report."""
+    status = 1
+    try:
+        _send(channel, *_run(job, has_proc=has_proc))
+        status = 0
+    except OSError as error:
+        _send(channel, {"job_id": job.job_id, "refused": str(error)}, b"")
+        status = 0
+    finally:
+        # Any other end is told by the server, which sees the status.
+        os._exit(status)
+
+
+def _send(channel: socket.socket, header: dict[str, object], body: bytes) -> None:
+    channel.send(json.dumps(header).encode() + b"\n" + body)
+
+
+def _run(job: Job, *, has_proc: bool) -> tuple[dict[str, object], bytes]:
+    started_s = time.monotonic()
+    _prepare(job, has_proc=has_proc)
+    child, output = _start(job)
+    watch = _Watch(job, child, output, has_proc)
+    status = watch.until_end()
+    kept, dropped_bytes, dropped_lines = watch.kept.result()
+    collected = _collect(job.collect) if job.collect else None
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    header = {
+        "job_id": job.job_id,
+        "exit_code": status,
+        "timed_out": watch.timed_out,
+        "ended_for": watch.ended_for,
+        "output_bytes": len(kept),
+        "dropped_bytes": dropped_bytes,
+        "dropped_lines": dropped_lines,
+        "has_collected": collected is not None,
+        "cpu_ms": round(1000 * (usage.ru_utime + usage.ru_stime)),
+        "wall_ms": round(1000 * (time.monotonic() - started_s)),
+    }
+    return header, kept + (collected or b"")
+
+
+def _prepare(job: Job, *, has_proc: bool) -> None:
+    new = kernel.NEW_MOUNTS | kernel.NEW_IPC | kernel.NEW_NETWORK
+    kernel.unshare(new, "unshare for a command")
+    kernel.loopback_up()
+    kernel.mount(f"{layout.LEASES}/{job.workspace}", layout.WORKSPACE, None, kernel.BIND)
+    if job.tests:
+        kernel.mount(f"{layout.LEASES}/{job.tests}", layout.TESTS, None, kernel.BIND)
+    flags, quarter = kernel.NO_SUID | kernel.NO_DEVICES, layout.TEMPORARY_BYTES // 4
+    owner = f"uid={layout.INSIDE_UID},gid={layout.INSIDE_UID},nr_inodes=16k"
+    kernel.mount("tmpfs", "/tmp", "tmpfs", flags, f"{owner},size={layout.TEMPORARY_BYTES}")  # noqa: S108
+    kernel.mount("tmpfs", layout.LOGS, "tmpfs", flags, f"{owner},size={quarter}")
+    kernel.mount("tmpfs", "/dev/shm", "tmpfs", flags, f"{owner},size={quarter}")  # noqa: S108
+    if has_proc:
+        root.show_proc()
+
+
+def _start(job: Job) -> tuple[int, int]:
+    output, write_end = os.pipe()
+    proc = os.open(layout.PRIVATE_PROC, os.O_RDONLY | os.O_DIRECTORY)
+    root.hide_private()
+    child = os.fork()
+    if child == 0:
+        program.become(job, write_end, proc)
+    os.close(write_end)
+    os.close(proc)
+    os.set_blocking(output, False)
+    return child, output
+
+
+class _Watch:
+    """Reads a command's output and ends it when it breaks a limit."""
+
+    def __init__(self, job: Job, child: int, output: int, has_proc: bool) -> None:  # noqa: FBT001 - private
+        self.kept = Kept(job.head_bytes, job.tail_bytes)
+        self.timed_out = False
+        self.ended_for = ""
+        self._child = child
+        self._output = output
+        self._has_proc = has_proc
+        self._deadline_s = time.monotonic() + job.timeout_s
+        self._kill_s = float("inf")
+
+    def until_end(self) -> int:
+        """The command's exit code, once every process of it is gone."""
+        poller = select.poll()
+        poller.register(self._output, select.POLLIN)
+        exited = os.pidfd_open(self._child)
+        poller.register(exited, select.POLLIN)
+        while True:
+            events = dict(poller.poll(1000 * layout.WATCH_INTERVAL_S))
+            if self._output in events and not self._read():
+                poller.unregister(self._output)
+            if exited in events:
+                break
+            self._enforce(is_quiet=not events)
+        status = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
+        _end_all()
+        while self._read():
+            pass
+        return status if status >= 0 else 128 - status
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self._output, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        self.kept.add(data)
+        return bool(data)
+
+    def _enforce(self, *, is_quiet: bool) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._kill_s:
+            _signal_all(signal.SIGKILL)
+        elif self._kill_s < float("inf"):
+            return
+        elif now_s >= self._deadline_s:
+            self.timed_out = True
+            self._end("time")
+        elif self.kept.total > layout.FLOOD_BYTES:
+            self._end("output")
+        elif is_quiet and self._has_proc and _resident_bytes() > layout.MEMORY_BYTES:
+            self._end("memory", grace_s=0)
+        elif is_quiet and _free_disk_bytes() < layout.FREE_DISK_BYTES:
+            self._end("disk", grace_s=0)
+
+    def _end(self, reason: str, grace_s: float = layout.TERM_GRACE_S) -> None:
+        self.ended_for = reason
+        self._kill_s = time.monotonic() + grace_s
+        _signal_all(signal.SIGTERM)
+
+
+def _signal_all(number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, number)
+
+
+def _end_all() -> None:
+    """Nothing that a command left behind may touch the workspace after its report."""
+    _signal_all(signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+
+
+def _resident_bytes() -> int:
+    total = 0
+    for name in os.listdir("/proc"):  # noqa: PTH208 - ten times the cost as Path objects
+        if name.isdecimal() and name != "1":
+            with contextlib.suppress(OSError), open(f"/proc/{name}/statm", "rb") as file:  # noqa: PTH123
+                total += int(file.read().split()[1])
+    return total * _PAGE_BYTES
+
+
+def _free_disk_bytes() -> int:
+    found = os.statvfs(layout.WORKSPACE)
+    return found.f_bavail * found.f_frsize
+
+
+def _collect(path: str) -> bytes | None:
+    """Content of a file that the command wrote: a regular small file without links, or None."""
+    here = os.open("/", os.O_PATH | os.O_DIRECTORY)
+    *folders, name = path.strip("/").split("/")
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        for folder in folders:
+            here = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
+        file = os.open(name, flags, dir_fd=here)
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > layout.MAX_COLLECTED_BYTES:
+            return None
+        return os.read(file, layout.MAX_COLLECTED_BYTES)
+    except OSError:
+        return None
