@@ -1,0 +1,3 @@
+module etude.dev/testbed/pause
+
+go 1.26
