@@ -151,11 +151,21 @@ class HeldLease(_message.Message):
     request_digest: str
     def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ..., idempotency_key: _Optional[str] = ..., index: _Optional[int] = ..., run_id: _Optional[str] = ..., request_digest: _Optional[str] = ...) -> None: ...
 
+class LeaseExpiry(_message.Message):
+    __slots__ = ("lease_id", "expires_unix_ms")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    expires_unix_ms: int
+    def __init__(self, lease_id: _Optional[str] = ..., expires_unix_ms: _Optional[int] = ...) -> None: ...
+
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("close_lease_ids",)
+    __slots__ = ("close_lease_ids", "renewed")
     CLOSE_LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    RENEWED_FIELD_NUMBER: _ClassVar[int]
     close_lease_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, close_lease_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    renewed: _containers.RepeatedCompositeFieldContainer[LeaseExpiry]
+    def __init__(self, close_lease_ids: _Optional[_Iterable[str]] = ..., renewed: _Optional[_Iterable[_Union[LeaseExpiry, _Mapping]]] = ...) -> None: ...
 
 class OpenEnvironmentsRequest(_message.Message):
     __slots__ = ("leases", "template", "workspace", "toolset")
