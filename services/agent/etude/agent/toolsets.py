@@ -3,8 +3,9 @@
 import asyncio
 import functools
 import json
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from pydantic import ValidationError
@@ -223,6 +224,12 @@ async def _run(steps: Sequence[_Step], workspace: Workspace) -> dict[int, ToolOu
 
 
 async def _outcome(tool: Tool, workspace: Workspace) -> ToolOutcome:
+    started_s = time.monotonic()
+    outcome = await _answer(tool, workspace)
+    return replace(outcome, wall_ms=round(1000 * (time.monotonic() - started_s)))
+
+
+async def _answer(tool: Tool, workspace: Workspace) -> ToolOutcome:
     try:
         return await tool.run(workspace)
     except ToolError as error:

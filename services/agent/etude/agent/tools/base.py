@@ -43,6 +43,7 @@ class ToolOutcome:
     omitted_bytes: int = 0
     """Bytes that were cut out of content."""
     cpu_ms: int = 0
+    wall_ms: int = 0
 
     @property
     def is_error(self) -> bool:

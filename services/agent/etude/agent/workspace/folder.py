@@ -4,7 +4,7 @@ Covered: every path is walked from the root one descriptor at a time, without fo
 links, so nothing outside of the root is read, written, listed or deleted, also while folders are
 exchanged for links underneath; FIFOs, sockets and devices are never opened for data; sizes, depths
 and counts are bounded. Not covered: hard links that the sandbox was able to make, which show no
-more than it could read itself; the owner and quota of what is written.
+more than it could read itself; the quota of what is written.
 """
 
 import asyncio
@@ -80,6 +80,8 @@ class FolderWorkspace(Workspace):
     root: Path
     run: Runner
     originals: Originals = field(default_factory=Originals)
+    owner: tuple[int, int] | None = None
+    """User and group of what is written, where it is not this process's: the sandbox's."""
 
     @override
     async def read(self, path: str) -> bytes:
@@ -91,7 +93,7 @@ class FolderWorkspace(Workspace):
         if len(data) > MAX_FILE_BYTES:
             raise WorkspaceError(PathFault.TOO_LARGE, path)
         with _faults(path), self._parent(path, create=True) as (folder, name):
-            _write(folder, name, path, data)
+            _write(folder, name, path, data, self.owner)
 
     @override
     async def stat(self, path: str) -> FileInfo:
@@ -178,7 +180,7 @@ class FolderWorkspace(Workspace):
             raise WorkspaceLostError(f"{self.root}: {error}") from error
         try:
             for name in path.split("/") if path else ():
-                inner = _enter(folder, name, path, create=create)
+                inner = _enter(folder, name, path, create=create, owner=self.owner)
                 os.close(folder)
                 folder = inner
             yield folder
@@ -245,7 +247,14 @@ def _faults(path: str) -> Iterator[None]:
         raise WorkspaceError(fault, shown(path)) from error
 
 
-def _enter(folder: int, name: str, path: str, *, create: bool = False) -> int:
+def _enter(
+    folder: int,
+    name: str,
+    path: str,
+    *,
+    create: bool = False,
+    owner: tuple[int, int] | None = None,
+) -> int:
     try:
         return os.open(name, _FOLDER, dir_fd=folder)
     except FileNotFoundError:
@@ -253,6 +262,8 @@ def _enter(folder: int, name: str, path: str, *, create: bool = False) -> int:
             raise
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o755, dir_fd=folder)
+            if owner is not None:
+                os.chown(name, *owner, dir_fd=folder, follow_symlinks=False)
         return os.open(name, _FOLDER, dir_fd=folder)
     except NotADirectoryError as error:
         # The kernel answers alike for a link and for a file in the place of a folder.
@@ -352,7 +363,7 @@ def _digest(found: _Found) -> str | None:
         return None
 
 
-def _write(folder: int, name: str, path: str, data: bytes) -> None:
+def _write(folder: int, name: str, path: str, data: bytes, owner: tuple[int, int] | None) -> None:
     """Replace or create a file in one step, keeping the mode of the one that was there."""
     mode = 0o644
     with contextlib.suppress(FileNotFoundError):
@@ -365,6 +376,8 @@ def _write(folder: int, name: str, path: str, data: bytes) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             os.fchmod(descriptor, mode)
+            if owner is not None:
+                os.fchown(descriptor, *owner)
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
