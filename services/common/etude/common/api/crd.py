@@ -75,12 +75,14 @@ def while_holding_pods(kept: str, *, what: str, field_path: str) -> RootRule:
     )
 
 
-def unchanged(field: str) -> RootRule:
+def unchanged(field: str, *, optional: bool = False) -> RootRule:
     """A rule that keeps one field of the spec as it was created."""
+    now, before = f"self.spec.{field}", f"oldSelf.spec.{field}"
+    same = f"{now} == {before}"
     return RootRule(
-        cel=f"self.spec.?{field} == oldSelf.spec.?{field}",
+        cel=f"has({now}) == has({before}) && (!has({now}) || {same})" if optional else same,
         message=f"spec.{field} is immutable",
-        field_path=".spec",
+        field_path=f".spec.{field}",
     )
 
 
@@ -134,7 +136,7 @@ CHECKPOINT = Kind(
     spec=CheckpointSpec,
     status=CheckpointStatus,
     selectable=(".spec.runRef.name", ".status.phase"),
-    rules=(unchanged("runRef"), unchanged("source"), unchanged("reason")),
+    rules=(unchanged("runRef", optional=True), unchanged("source"), unchanged("reason")),
     columns=(
         Column("Run", ".spec.runRef.name"),
         Column("Step", ".spec.step", "integer"),

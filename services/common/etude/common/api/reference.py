@@ -111,8 +111,8 @@ def _count(value: float) -> str:
 def _default(node: Schema, required: bool) -> str:  # noqa: FBT001 one cell from two facts
     if required:
         return "**required**"
-    if "default" not in node or node["default"] == {}:
-        return ""
+    if "default" not in node or node.get("type") == "object":
+        return ""  # an object's default is that of its fields
     value = node["default"]
     return f"`{str(value).lower()}`" if isinstance(value, bool) else f"`{value}`"
 

@@ -68,11 +68,17 @@ class _Generator(GenerateJsonSchema):
         generated = super().default_schema(schema)
         factory = schema.get("default_factory")
         if factory is not None and isinstance(factory, type) and issubclass(factory, BaseModel):
-            # The API server fills the fields of an empty default object from their own defaults.
-            return {**generated, "default": {}}
+            # In full: the API server judges a default by the rules before it fills it up.
+            return {**generated, "default": _said(factory())}
         if generated.get("default", ()) in (None, [], {}):
             del generated["default"]  # absent and empty mean the same to us
         return generated
+
+
+def _said(model: BaseModel) -> dict[str, Any]:
+    """What a model says beyond being absent or empty."""
+    dumped = model.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return {key: value for key, value in dumped.items() if value not in ([], {})}
 
 
 def _structural(node: JsonSchemaValue, definitions: dict[str, JsonSchemaValue]) -> JsonSchemaValue:
