@@ -1,0 +1,69 @@
+"""What a sampler answers, and whether it can be true."""
+
+import math
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from etude.agent.trajectory import Span
+
+_LOGPROB_ROUNDING = 1e-3
+"""A log-probability is at most 0, up to the rounding of a softmax in bfloat16."""
+
+
+class FinishReason(IntEnum):
+    """Why sampling stopped; the numbers are those of the wire."""
+
+    STOP = 1
+    """<|end|> was sampled."""
+    LENGTH = 2
+    """The limit of tokens was reached."""
+    ABORT = 3
+    """The request was cancelled."""
+
+
+class Completion(NamedTuple):
+    """The tokens of one turn. N tokens."""
+
+    token_ids: Sequence[int]
+    """<|end|> included. [N]"""
+    logprobs: Sequence[float]
+    """Of each token, under the weights and the temperature it was sampled with. [N]"""
+    spans: Sequence[Span]
+    """Cover [0, N) in order."""
+    finish: FinishReason
+
+
+def nonsense(completion: Completion, *, max_tokens: int, vocab_size: int, end_id: int) -> str:
+    """What a sampler got wrong, naming the field; empty if nothing."""
+    ids, logprobs = completion.token_ids, completion.logprobs
+    if not 0 < len(ids) <= max_tokens:
+        return f"token_ids: {len(ids)} tokens where 1 to {max_tokens} were asked for"
+    if len(logprobs) != len(ids):
+        return f"logprobs: {len(logprobs)} for {len(ids)} tokens"
+    if not 0 <= min(ids) <= max(ids) < vocab_size:
+        return f"token_ids: a token outside of the vocabulary of {vocab_size}"
+    # A sum is NaN or infinite as soon as one term is, and two finite infinities do not occur.
+    if not math.isfinite(sum(logprobs)) or max(logprobs) > _LOGPROB_ROUNDING:
+        return "logprobs: one is no log-probability"
+    return _wrong_end(completion, end_id) or _wrong_spans(completion.spans, len(ids))
+
+
+def _wrong_end(completion: Completion, end_id: int) -> str:
+    ids = completion.token_ids
+    if end_id in ids[:-1]:
+        return "token_ids: sampling went on after <|end|>"
+    if ids[-1] != end_id and completion.finish is not FinishReason.LENGTH:
+        return f"finish: {completion.finish.name} without <|end|>"
+    return ""
+
+
+def _wrong_spans(spans: Sequence[Span], num_tokens: int) -> str:
+    at = 0
+    for span in spans:
+        if span.start != at or span.end <= at:
+            return f"spans: [{span.start}, {span.end}) where one from {at} on was due"
+        if span.context > span.sampled:
+            return f"spans: context {span.context} is newer than the weights {span.sampled}"
+        at = span.end
+    return "" if at == num_tokens else f"spans: {at} of {num_tokens} tokens have a version"

@@ -1,0 +1,51 @@
+"""Both partners of the turn loop without a network: prepared turns, and tools run in place."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from etude.agent.calls import from_json
+from etude.agent.chat import ChatFormat
+from etude.agent.completions import Completion, FinishReason
+from etude.agent.tools.base import ToolOutcome
+from etude.agent.toolsets import Toolset, run_calls
+from etude.agent.trajectory import Span
+from etude.agent.turns import Environment, Sampler, ToolCall
+from etude.agent.workspace import Workspace
+from etude.common.weights import VersionId
+
+INITIAL = VersionId(1, 0)
+
+
+@dataclass(slots=True)
+class LocalEnvironment(Environment):
+    """Runs the calls on a workspace of this process."""
+
+    tools: Toolset
+    workspace: Workspace
+
+    @override
+    async def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolOutcome]:
+        parsed = [from_json(call.name, call.arguments_json) for call in calls]
+        return await run_calls(self.tools, self.workspace, parsed)
+
+
+@dataclass(slots=True)
+class ScriptedSampler(Sampler):
+    """Samples the prepared turns one after the other, each token with the same log-probability."""
+
+    chat: ChatFormat
+    turns: Iterator[str]
+    version: VersionId = INITIAL
+    logprob: float = -0.5
+
+    @override
+    async def generate(
+        self, prompt_ids: Sequence[int], *, max_tokens: int, temperature: float, seed: int | None
+    ) -> Completion:
+        ids = self.chat.completion(next(self.turns))
+        finish = FinishReason.STOP if len(ids) <= max_tokens else FinishReason.LENGTH
+        ids = ids[:max_tokens]
+        span = Span(0, len(ids), self.version, self.version)
+        return Completion(ids, [self.logprob] * len(ids), [span], finish)

@@ -1,0 +1,142 @@
+"""What a rollout leaves behind: exact tokens, who wrote them, what was called, how it ended."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from etude.common.weights import VersionId
+
+MAX_RESULT_BYTES = 4096
+"""How much of a result a call record keeps."""
+
+
+class Ending(IntEnum):
+    """Why a rollout ended; the numbers are those of the wire."""
+
+    STOPPED = 1
+    """The policy ended its work."""
+    LENGTH_LIMIT = 2
+    TURN_LIMIT = 3
+    TIME_LIMIT = 4
+    POLICY_FAULT = 5
+    """The policy broke its own environment."""
+
+
+class Span(NamedTuple):
+    """Which weights sampled the tokens [start, end)."""
+
+    start: int
+    end: int
+    sampled: VersionId
+    """Weights of the forward passes whose logits were sampled."""
+    context: VersionId
+    """Oldest weights whose keys and values those tokens attended to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One context: a token sequence in which nothing was ever re-tokenised. T tokens."""
+
+    token_ids: Sequence[int]
+    """[T]"""
+    loss_mask: bytes
+    """1 where the policy sampled the token, else 0. [T]"""
+    sampler_logprobs: Sequence[float]
+    """Read only where the mask is 1. [T]"""
+    spans: Sequence[Span]
+    """Cover exactly the sampled tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRecord:
+    """One tool call, for reports and behaviour statistics."""
+
+    turn: int
+    name: str
+    """Empty when the call was malformed."""
+    arguments_json: str
+    result: str
+    is_error: bool
+    is_malformed: bool
+    """It could not run: malformed, unknown, or wrong arguments."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Costs:
+    """What the rollout spent so far."""
+
+    completion_tokens: int = 0
+    tool_output_tokens: int = 0
+    tool_calls: int = 0
+    malformed_calls: int = 0
+    turns: int = 0
+    tool_seconds: float = 0.0
+    token_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One finished rollout, whatever ended it."""
+
+    links: tuple[Link, ...]
+    costs: Costs
+    ending: Ending
+    fault: str = ""
+    """What failed, when the ending is a fault."""
+    final_message: str = ""
+    """The last completion's text, or what finish said."""
+    calls: tuple[CallRecord, ...] = ()
+
+    @property
+    def oldest(self) -> VersionId | None:
+        """Oldest version that touched any token; None if nothing was sampled."""
+        return min((span.context for link in self.links for span in link.spans), default=None)
+
+    @property
+    def newest(self) -> VersionId | None:
+        """Newest version that sampled any token; None if nothing was sampled."""
+        return max((span.sampled for link in self.links for span in link.spans), default=None)
+
+
+@dataclass(slots=True)
+class LinkDraft:
+    """A link while it grows."""
+
+    token_ids: list[int]
+    loss_mask: bytearray
+    sampler_logprobs: list[float]
+    spans: list[Span]
+
+    @classmethod
+    def opened_with(cls, prompt: Sequence[int]) -> "LinkDraft":
+        """A link that starts with what the harness wrote."""
+        draft = cls([], bytearray(), [], [])
+        draft.read(prompt)
+        return draft
+
+    def read(self, token_ids: Sequence[int]) -> None:
+        """Append tokens that the policy reads."""
+        self.token_ids += token_ids
+        self.loss_mask += bytes(len(token_ids))
+        self.sampler_logprobs += [0.0] * len(token_ids)
+
+    def sampled(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], spans: Sequence[Span]
+    ) -> None:
+        """Append tokens that the policy sampled; the spans count from the first of them."""
+        offset = len(self.token_ids)
+        self.token_ids += token_ids
+        self.loss_mask += b"\x01" * len(token_ids)
+        self.sampler_logprobs += logprobs
+        for start, end, sampled, context in spans:
+            self.spans.append(Span(start + offset, end + offset, sampled, context))
+
+    def closed(self) -> Link:
+        """The link as it stands."""
+        return Link(
+            token_ids=self.token_ids,
+            loss_mask=bytes(self.loss_mask),
+            sampler_logprobs=self.sampler_logprobs,
+            spans=self.spans,
+        )

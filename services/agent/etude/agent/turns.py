@@ -1,0 +1,318 @@
+"""The turn loop: sample, parse, run the calls, append the results, until something ends it.
+
+The policy's tokens go into the link as they were sampled; only tool output is ever tokenised. The
+next prompt is the link itself, so a prompt is always the exact prefix of what was sampled on.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, NoReturn, Protocol
+
+import grpc
+from opentelemetry import trace
+
+from etude.agent import completions
+from etude.agent.calls import Call, Malformed, parse
+from etude.agent.chat import ChatFormat
+from etude.agent.completions import Completion
+from etude.agent.tools.base import ErrorKind, Tool, ToolOutcome
+from etude.agent.tools.terminal import Finish
+from etude.agent.toolsets import Toolset
+from etude.agent.trajectory import (
+    MAX_RESULT_BYTES,
+    CallRecord,
+    Costs,
+    Ending,
+    LinkDraft,
+    Trajectory,
+)
+from etude.common.errors import EtudeError, Problem, UnavailableError, UserError
+
+_TRACER = trace.get_tracer("etude.agent")
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+class ToolCall(NamedTuple):
+    """One call on its way to an environment."""
+
+    call_id: str
+    """Unique in the rollout; a repeated id gets the stored result."""
+    name: str
+    arguments_json: str
+
+
+class Sampler(Protocol):
+    """The policy, tokens in and tokens out."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], *, max_tokens: int, temperature: float, seed: int | None
+    ) -> Completion:
+        """Continue the prompt until <|end|>, which is sampled and kept, or max_tokens.
+
+        The prompt is only lent: it grows after the call.
+        """
+        ...
+
+
+class Environment(Protocol):
+    """The files and tools of one task."""
+
+    async def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolOutcome]:
+        """Results of one turn's calls, in call order.
+
+        Raises:
+            PolicyFaultError: the policy broke the environment.
+        """
+        ...
+
+
+class PlatformFaultError(UnavailableError):
+    """The sampler or the environment failed, not the policy: retry the rollout, never score it."""
+
+    reason = "PlatformFault"
+
+
+class PolicyFaultError(EtudeError):
+    """The policy broke its own environment: the rollout ends and is scored."""
+
+    reason = "PolicyFault"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Where a rollout ends if the policy does not end it."""
+
+    max_turns: int
+    max_turn_tokens: int
+    """Tokens sampled in one turn."""
+    max_tokens: int
+    """Tokens of the whole transcript."""
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutTask:
+    """What the policy is asked, and how it is sampled."""
+
+    instruction: str
+    temperature: float = 1.0
+    seed: int | None = None
+    """Unset: not reproducible."""
+
+
+async def run_rollout(
+    sampler: Sampler,
+    environment: Environment,
+    chat: ChatFormat,
+    tools: Toolset,
+    limits: Limits,
+    task: RolloutTask,
+) -> Trajectory:
+    """One rollout from the first prompt to its end.
+
+    A turn that reaches its limit of tokens ends the rollout and runs nothing: what it meant to call
+    is unknown. A limit on turns ends it after the calls of the last one were run.
+
+    Raises:
+        PlatformFaultError: the sampler or the environment failed, or answered nonsense.
+        UserError: the first prompt leaves no room for a completion.
+    """
+    opening = chat.opening(tools.system_prompt, task.instruction)
+    if len(opening) >= limits.max_tokens:
+        _refuse(len(opening), limits.max_tokens)
+    link = LinkDraft.opened_with(opening)
+    rollout = _Rollout(sampler, environment, chat, tools, limits, task, link)
+    fault = ""
+    try:
+        async with asyncio.timeout(limits.timeout_s):
+            ending = await rollout.to_its_end()
+    except TimeoutError:
+        ending = Ending.TIME_LIMIT
+    except PolicyFaultError as error:
+        ending, fault = Ending.POLICY_FAULT, str(error)
+    return Trajectory(
+        links=(link.closed(),),
+        costs=rollout.costs,
+        ending=ending,
+        fault=fault,
+        final_message=rollout.final_message,
+        calls=tuple(rollout.records),
+    )
+
+
+@dataclass(slots=True)
+class _Rollout:
+    """A rollout on its way."""
+
+    sampler: Sampler
+    environment: Environment
+    chat: ChatFormat
+    tools: Toolset
+    limits: Limits
+    task: RolloutTask
+    link: LinkDraft
+    costs: Costs = field(default_factory=Costs)
+    records: list[CallRecord] = field(default_factory=list)
+    final_message: str = ""
+
+    async def to_its_end(self) -> Ending:
+        for turn in range(self.limits.max_turns):
+            ending = await self._turn(turn)
+            if ending is not None:
+                return ending
+        return Ending.TURN_LIMIT
+
+    async def _turn(self, turn: int) -> Ending | None:
+        """One completion and the calls in it; the ending, if this was the last turn."""
+        completion = await self._sample(turn)
+        ids = completion.token_ids
+        self.costs.turns += 1
+        self.costs.completion_tokens += len(ids)
+        self.link.sampled(ids, completion.logprobs, completion.spans)
+        if ids[-1] != self.chat.end_id:
+            self.final_message = self.chat.decode(ids)
+            return Ending.LENGTH_LIMIT
+        calls, message = parse(self.chat.decode(ids[:-1]))
+        if not calls:
+            self.final_message = message
+            return Ending.STOPPED
+        bound = self.tools.bind_turn(calls)
+        outcomes = await self._run(turn, calls, bound)
+        self._record(turn, calls, outcomes)
+        finish = _finish(bound)
+        if finish is not None:
+            self.final_message = finish.message or message
+            return Ending.STOPPED
+        return self._continue(turn, outcomes)
+
+    def _continue(self, turn: int, outcomes: Sequence[ToolOutcome]) -> Ending | None:
+        """Give the policy its results, unless no turn or no room is left."""
+        if turn + 1 >= self.limits.max_turns:
+            return Ending.TURN_LIMIT
+        results = self.chat.tool_turn([outcome.content for outcome in outcomes])
+        if len(self.link.token_ids) + len(results) >= self.limits.max_tokens:
+            return Ending.LENGTH_LIMIT
+        self.costs.tool_output_tokens += len(results)
+        self.link.read(results)
+        return None
+
+    async def _sample(self, turn: int) -> Completion:
+        prompt = self.link.token_ids
+        room = min(self.limits.max_turn_tokens, self.limits.max_tokens - len(prompt))
+        started = time.monotonic()
+        with _TRACER.start_as_current_span("chat") as span:
+            try:
+                completion = await self.sampler.generate(
+                    prompt,
+                    max_tokens=room,
+                    temperature=self.task.temperature,
+                    seed=_turn_seed(self.task.seed, turn),
+                )
+            except (EtudeError, OSError, TimeoutError, grpc.RpcError) as error:
+                raise PlatformFaultError(f"sampler: {error}") from error
+            wrong = completions.nonsense(
+                completion,
+                max_tokens=room,
+                vocab_size=self.chat.vocab_size,
+                end_id=self.chat.end_id,
+            )
+            if wrong:
+                raise PlatformFaultError(f"sampler: {wrong}")
+            span.set_attributes(_usage(len(prompt), completion))
+        self.costs.token_seconds += time.monotonic() - started
+        return completion
+
+    async def _run(
+        self, turn: int, calls: Sequence[Call | Malformed], bound: Sequence[Tool | ToolOutcome]
+    ) -> list[ToolOutcome]:
+        """Results of all calls; only those that can run travel to the environment."""
+        sent = [
+            ToolCall(f"{turn}.{index}", call.name, _dumped(call.arguments))
+            for index, (call, tool) in enumerate(zip(calls, bound, strict=True))
+            if isinstance(call, Call) and isinstance(tool, Tool)
+        ]
+        started = time.monotonic()
+        answers = iter(await self._answers(sent) if sent else ())
+        self.costs.tool_seconds += time.monotonic() - started
+        return [each if isinstance(each, ToolOutcome) else next(answers) for each in bound]
+
+    async def _answers(self, sent: Sequence[ToolCall]) -> Sequence[ToolOutcome]:
+        with _TRACER.start_as_current_span("execute_tool") as span:
+            span.set_attribute("gen_ai.operation.name", "execute_tool")
+            span.set_attribute("gen_ai.tool.name", [call.name for call in sent])
+            try:
+                answers = await self.environment.run(sent)
+            except PolicyFaultError:
+                raise
+            except (EtudeError, OSError, TimeoutError, grpc.RpcError) as error:
+                raise PlatformFaultError(f"environment: {error}") from error
+            if len(answers) != len(sent):
+                raise PlatformFaultError(
+                    f"environment: {len(answers)} results for {len(sent)} calls"
+                )
+        return answers
+
+    def _record(
+        self, turn: int, calls: Sequence[Call | Malformed], outcomes: Sequence[ToolOutcome]
+    ) -> None:
+        for call, outcome in zip(calls, outcomes, strict=True):
+            record = _recorded(turn, call, outcome)
+            self.costs.tool_calls += 1
+            self.costs.malformed_calls += record.is_malformed
+            self.records.append(record)
+
+
+def _recorded(turn: int, call: Call | Malformed, outcome: ToolOutcome) -> CallRecord:
+    arguments = call.arguments if isinstance(call, Call) else {"raw": _start(call.raw)}
+    return CallRecord(
+        turn=turn,
+        name=call.name if isinstance(call, Call) else "",
+        arguments_json=_dumped(arguments),
+        result=_start(outcome.content),
+        is_error=outcome.is_error,
+        is_malformed=outcome.kind is ErrorKind.INVALID,
+    )
+
+
+def _finish(bound: Sequence[Tool | ToolOutcome]) -> Finish | None:
+    return next((tool for tool in bound if isinstance(tool, Finish)), None)
+
+
+def _turn_seed(seed: int | None, turn: int) -> int | None:
+    # Another seed for each turn: with one seed the turns of a rollout draw the same numbers.
+    return None if seed is None else (seed * 1_000_003 + turn) % 2**63
+
+
+def _dumped(arguments: Mapping[str, object]) -> str:
+    return _JSON.encode(arguments)
+
+
+def _start(content: str) -> str:
+    """What a call record keeps of a result."""
+    if 4 * len(content) <= MAX_RESULT_BYTES:
+        return content
+    return content[:MAX_RESULT_BYTES].encode()[:MAX_RESULT_BYTES].decode("utf-8", "ignore")
+
+
+def _usage(prompt_tokens: int, completion: Completion) -> dict[str, str | int]:
+    return {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "etude",
+        "gen_ai.response.model": str(completion.spans[-1].sampled),
+        "gen_ai.usage.input_tokens": prompt_tokens,
+        "gen_ai.usage.output_tokens": len(completion.token_ids),
+    }
+
+
+def _refuse(num_tokens: int, max_tokens: int) -> NoReturn:
+    raise UserError(
+        Problem(
+            reason="PromptTooLong",
+            what=f"the first prompt has {num_tokens} tokens; a transcript may have {max_tokens}",
+            where="rollout.maxTokens",
+            fix="raise rollout.maxTokens, shorten the instruction, or use the Compact toolset",
+        )
+    )

@@ -1,0 +1,98 @@
+"""The harness's values as messages, for both ends of an environment and for the journal."""
+
+from typing import cast
+
+from etude.agent.calls import Call, Malformed, from_json
+from etude.agent.tools.base import ErrorKind, ToolOutcome
+from etude.agent.trajectory import Link, Trajectory
+from etude.agent.turns import ToolCall
+from etude.v1 import environments_pb2, rollout_pb2, weights_pb2
+
+
+def to_call_message(call: ToolCall) -> environments_pb2.ToolCall:
+    """A call for the environment."""
+    return environments_pb2.ToolCall(
+        call_id=call.call_id, name=call.name, arguments_json=call.arguments_json
+    )
+
+
+def from_call_message(message: environments_pb2.ToolCall) -> Call | Malformed:
+    """What the environment runs."""
+    return from_json(message.name, message.arguments_json)
+
+
+def to_result_message(
+    call_id: str, outcome: ToolOutcome, *, wall_ms: int
+) -> environments_pb2.ToolResult:
+    """A result on its way back."""
+    return environments_pb2.ToolResult(
+        call_id=call_id,
+        content=outcome.content.encode("utf-8", "replace"),
+        is_error=outcome.is_error,
+        error=cast("environments_pb2.ToolErrorKind", int(outcome.kind)),
+        wall_ms=wall_ms,
+        cpu_ms=outcome.cpu_ms,
+        omitted_bytes=outcome.omitted_bytes,
+    )
+
+
+def from_result_message(message: environments_pb2.ToolResult) -> ToolOutcome:
+    """A result as the turn loop takes it."""
+    return ToolOutcome(
+        content=message.content.decode("utf-8", "replace"),
+        kind=ErrorKind(message.error),
+        omitted_bytes=message.omitted_bytes,
+        cpu_ms=message.cpu_ms,
+    )
+
+
+def to_rollout_message(trajectory: Trajectory) -> rollout_pb2.Rollout:
+    """A finished rollout; its ids, its diff and its trace are for the caller to add."""
+    costs = trajectory.costs
+    message = rollout_pb2.Rollout(
+        links=[_link_message(link) for link in trajectory.links],
+        costs=rollout_pb2.Costs(
+            completion_tokens=costs.completion_tokens,
+            tool_output_tokens=costs.tool_output_tokens,
+            tool_calls=costs.tool_calls,
+            malformed_calls=costs.malformed_calls,
+            turns=costs.turns,
+            tool_seconds=costs.tool_seconds,
+            token_seconds=costs.token_seconds,
+        ),
+        ending=cast("rollout_pb2.Ending", int(trajectory.ending)),
+        fault=trajectory.fault,
+        final_message=trajectory.final_message,
+        calls=[
+            rollout_pb2.CallRecord(
+                turn=call.turn,
+                name=call.name,
+                arguments_json=call.arguments_json,
+                result=call.result,
+                is_error=call.is_error,
+                is_malformed=call.is_malformed,
+            )
+            for call in trajectory.calls
+        ],
+    )
+    if trajectory.oldest is not None and trajectory.newest is not None:
+        message.oldest.CopyFrom(trajectory.oldest.to_proto())
+        message.newest.CopyFrom(trajectory.newest.to_proto())
+    return message
+
+
+def _link_message(link: Link) -> rollout_pb2.Link:
+    return rollout_pb2.Link(
+        token_ids=link.token_ids,
+        loss_mask=link.loss_mask,
+        sampler_logprobs=link.sampler_logprobs,
+        spans=[
+            weights_pb2.PolicySpan(
+                sampled=span.sampled.to_proto(),
+                context=span.context.to_proto(),
+                start=span.start,
+                end=span.end,
+            )
+            for span in link.spans
+        ],
+    )
