@@ -1,0 +1,148 @@
+"""The demo's whole input from one seed: model folder, task sets, texts, facts.
+
+    python -m etude.envserver.tasks.generate --out DIR --seed N
+
+Written: model/{config,generation_config,tokenizer,tokenizer_config}.json, tasks/train/ID/,
+tasks/held-out/ID/, data/repositories.jsonl, data/traces.jsonl, facts.json.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from tokenizers import Tokenizer
+
+from etude.agent.chat import ChatFormat
+from etude.common.errors import Problem as Complaint
+from etude.common.errors import UserError
+from etude.envserver.tasks import corpus, facts, folders, modelfolder, tokenizer
+from etude.envserver.tasks.demonstrations import Demonstration
+from etude.envserver.tasks.problems import Problem, Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How much of each kind."""
+
+    train: int = 640
+    """Tasks of the reinforcement-learning phase: 16 prompts for each of 40 steps."""
+    held_out: int = 256
+    traces: int = 8_000
+    repositories: int = 600
+    """Correct repositories as plain text: 12 for each of 50 steps."""
+
+    def __post_init__(self) -> None:
+        if min(self.train, self.held_out, self.traces, self.repositories) < 1:
+            raise ValueError("every size must be at least 1")
+
+
+def generate(out: Path, *, seed: int, sizes: Sizes) -> Mapping[str, object]:
+    """Make everything in a folder that does not exist yet; a pure function of seed and sizes.
+
+    Returns:
+        The content of facts.json.
+
+    Raises:
+        UserError: the folder exists and holds something.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise UserError(
+            Complaint("Conflict", what="is not empty", where=str(out), fix="name a new folder")
+        )
+    # Renamed when complete: a folder that exists is whole.
+    partial = out.with_name(f".{out.name}.{os.getpid()}")
+    found = _fill(partial, seed, sizes)
+    if out.exists():
+        out.rmdir()
+    partial.rename(out)
+    return found
+
+
+def _fill(folder: Path, seed: int, sizes: Sizes) -> Mapping[str, object]:
+    source = Source(seed)
+    # Measured tasks first: no other split can take one of theirs.
+    held_out = list(source.take("held-out", sizes.held_out))
+    train = list(source.take("train", sizes.train))
+    shown = corpus.demonstrate_all(source.take("traces", sizes.traces), seed)
+    plain = list(source.take("repositories", sizes.repositories))
+    _write_tasks(folder / "tasks" / "held-out", "held-out", held_out)
+    _write_tasks(folder / "tasks" / "train", "train", train)
+    _write_data(folder / "data", shown, plain, seed)
+    modelfolder.write(folder / "model", _tokenizer(shown))
+    found = {
+        "seed": seed,
+        "train": sizes.train,
+        "held_out": sizes.held_out,
+        "traces": sizes.traces,
+        "repositories": sizes.repositories,
+        **facts.of_demonstrations(shown),
+        **facts.of_problems(train, source),
+        **facts.of_transcripts(ChatFormat.load(folder / "model"), shown),
+        **facts.of_files(
+            folder, ("model/tokenizer.json", "data/traces.jsonl", "data/repositories.jsonl")
+        ),
+    }
+    (folder / "facts.json").write_text(json.dumps(found, indent=2) + "\n")
+    return found
+
+
+def _tokenizer(shown: Sequence[Demonstration]) -> Tokenizer:
+    return tokenizer.train(
+        text
+        for each in shown[: tokenizer.NUM_TRANSCRIPTS]
+        for text in corpus.transcript_texts(each.messages)
+    )
+
+
+def _write_tasks(folder: Path, split: str, problems: Sequence[Problem]) -> None:
+    for index, problem in enumerate(problems):
+        folders.write(problem, folder / f"{split}-{index:04d}")
+
+
+def _write_data(
+    folder: Path, shown: Sequence[Demonstration], plain: Sequence[Problem], seed: int
+) -> None:
+    folder.mkdir(parents=True)
+    _write_lines(folder / "traces.jsonl", ({"messages": each.messages} for each in shown))
+    # Reproducible on purpose, as the problems are.
+    random = Random(f"etude/{seed}/quotes")  # noqa: S311
+    texts = ({"text": corpus.repository_text(problem, random)} for problem in plain)
+    _write_lines(folder / "repositories.jsonl", texts)
+
+
+def _write_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Generate, and print what was generated."""
+    usual = Sizes()
+    parser = argparse.ArgumentParser(prog="python -m etude.envserver.tasks.generate")
+    parser.add_argument("--out", type=Path, required=True, help="folder to create")
+    parser.add_argument("--seed", type=int, default=0, help="everything follows from it")
+    parser.add_argument("--rl", type=int, default=usual.train, help="tasks to train on")
+    parser.add_argument("--held-out", type=int, default=usual.held_out, help="tasks to measure on")
+    parser.add_argument("--traces", type=int, default=usual.traces, help="demonstrations")
+    given = parser.parse_args(arguments)
+    try:
+        sizes = Sizes(train=given.rl, held_out=given.held_out, traces=given.traces)
+        found = generate(given.out, seed=given.seed, sizes=sizes)
+    except (UserError, ValueError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(
+        f"{found['train']} training tasks, {found['held_out']} held-out tasks,"
+        f" {found['traces']} demonstrations of {found['transcript_tokens_mean']:.0f} tokens\n"
+        f"the demonstrators succeed in {found['demonstrators_success']:.3f}\n"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
