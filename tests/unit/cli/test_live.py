@@ -31,9 +31,10 @@ VIEW = View(
 
 
 def drawn(view: View, width: int) -> str:
-    screen = Console(file=io.StringIO(), width=width, force_terminal=False, color_system=None)
+    written = io.StringIO()
+    screen = Console(file=written, width=width, force_terminal=False, color_system=None)
     screen.print(picture(view))
-    return screen.file.getvalue()  # type: ignore[attr-defined] # a StringIO of ours
+    return written.getvalue()
 
 
 @pytest.mark.parametrize("width", [80, 120])

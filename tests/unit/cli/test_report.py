@@ -14,8 +14,14 @@ def test_a_run_is_drawn_and_its_rollouts_are_escaped(tmp_path: Path) -> None:
         [
             {"kind": "step", "phase": "sft", "step": 1, "time_s": 1.0, "loss": 2.0},
             {
-                "kind": "step", "phase": "rl", "step": 1, "time_s": 2.0, "reward_mean": 0.5,
-                "rollouts": 8, "masked": 0, "tools": {"read_file": 3},
+                "kind": "step",
+                "phase": "rl",
+                "step": 1,
+                "time_s": 2.0,
+                "reward_mean": 0.5,
+                "rollouts": 8,
+                "masked": 0,
+                "tools": {"read_file": 3},
             },
             {"kind": "eval", "phase": "rl", "step": 1, "time_s": 3.0, "success": 0.5},
         ]

@@ -4,6 +4,8 @@ import json
 import os
 from pathlib import Path
 
+from pydantic import JsonValue
+
 from etude.cli.views import Viewer
 from etude.common.local import LocalPod, LocalState, write_state
 
@@ -23,7 +25,7 @@ def test_rows_are_followed_as_they_are_written_and_a_torn_line_waits(tmp_path: P
 
 
 def test_the_first_broken_condition_explains_a_run(tmp_path: Path) -> None:
-    run = {
+    run: dict[str, JsonValue] = {
         "apiVersion": "etude.dev/v1alpha1",
         "kind": "RLRun",
         "metadata": {"name": "demo"},
@@ -49,7 +51,7 @@ def test_the_first_broken_condition_explains_a_run(tmp_path: Path) -> None:
     assert view.pods[0].detail == "2 restarts"
 
 
-def _smallest_spec() -> dict[str, object]:
+def _smallest_spec() -> dict[str, JsonValue]:
     return {
         "model": {"uri": "file:///m"},
         "storage": {"uri": "file:///s"},
