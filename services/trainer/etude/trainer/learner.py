@@ -80,8 +80,8 @@ class Learner:
         self._ranks = ranks.join(
             rank=config.rank, size=config.world_size, rendezvous=config.rendezvous
         )
-        self._policy = load_policy(config.model_folder, seed=config.seed)
-        self._ranks.shard(self._policy)
+        self.policy = load_policy(config.model_folder, seed=config.seed)
+        self._ranks.shard(self.policy)
         self._state: _PhaseState | None = None
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class Learner:
         algorithm = _algorithm(parsed)
         state = self._state
         if state is None or state.phase.name != parsed.name:
-            state = _PhaseState(parsed, step, Optimiser(self._policy, parsed), algorithm)
+            state = _PhaseState(parsed, step, Optimiser(self.policy, parsed), algorithm)
         else:
             state.optimiser.renew(parsed)
             state = _PhaseState(parsed, step, state.optimiser, algorithm, state.reference)
@@ -172,7 +172,7 @@ class Learner:
         state = self._under_way()
         if trained:
             loss = accumulate(
-                self._policy,
+                self.policy,
                 trained,
                 objective,
                 ranks=self._ranks,
@@ -216,7 +216,7 @@ class Learner:
         return publisher.export(
             self._store,
             prefix,
-            policy=self._policy,
+            policy=self.policy,
             tensors=tensors,
             source=self._config.model_folder,
         )
@@ -262,7 +262,7 @@ class Learner:
         state = _PhaseState(
             about.phase,
             about.step,
-            Optimiser(self._policy, about.phase),
+            Optimiser(self.policy, about.phase),
             _algorithm(about.phase),
             self._copy() if about.has_reference else None,
         )
@@ -279,7 +279,7 @@ class Learner:
     def digest(self) -> str:
         """BLAKE3 of the fp32 weights, in the order of their names; collective."""
         hasher = blake3()
-        for name, parameter in ranks.parameters_by_name(self._policy).items():
+        for name, parameter in ranks.parameters_by_name(self.policy).items():
             hasher.update(name.encode())
             hasher.update(publisher.wire_tensor(name, ranks.whole(parameter)).data)
         return hasher.hexdigest()
@@ -287,7 +287,7 @@ class Learner:
     def _live_tensors(self, state: _PhaseState) -> dict[str, Tensor]:
         """Everything that training changes, sharded as it is."""
         tensors: dict[str, Tensor] = {}
-        for kind, policy in (("model", self._policy), ("reference", state.reference)):
+        for kind, policy in (("model", self.policy), ("reference", state.reference)):
             if policy is not None:
                 named = ranks.parameters_by_name(policy)
                 tensors |= {f"{kind}.{name}": p.detach() for name, p in named.items()}
@@ -295,16 +295,16 @@ class Learner:
 
     def _copy(self) -> Policy:
         """A frozen copy of the present weights, sharded alike."""
-        copy = like(self._policy)
+        copy = like(self.policy)
         self._ranks.shard(copy)
-        own = ranks.parameters_by_name(self._policy)
+        own = ranks.parameters_by_name(self.policy)
         for name, parameter in ranks.parameters_by_name(copy).items():
             parameter.data.copy_(own[name].data)
         return copy.requires_grad_(requires_grad=False)
 
     def _published(self) -> list[weights.Tensor]:
         return publisher.published_tensors(
-            self._policy, self._ranks, dtype=self._config.weights_dtype
+            self.policy, self._ranks, dtype=self._config.weights_dtype
         )
 
     def _under_way(self) -> _PhaseState:
@@ -313,7 +313,7 @@ class Learner:
         return self._state
 
     def _check(self, sequences: Sequence[SupervisedSequence | PolicySequence]) -> None:
-        config = self._policy.config
+        config = self.policy.config
         check_sequences(
             sequences, vocabulary=config.vocab_size, context=config.max_position_embeddings
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from typing_extensions import override
@@ -88,18 +89,13 @@ def load_policy(folder: Path, *, seed: int) -> Policy:
         InvalidModelError: no model, one of an unknown kind, or one with unusual logits.
     """
     config = _config(folder)
+    if any(folder.glob("*.bin")):
+        # Drawing weights beside them would be a silent mistake, reading them runs their code.
+        raise InvalidModelError(folder, "holds pickled weights; convert them to safetensors")
+    has_weights = any((folder / name).is_file() for name in _WEIGHT_FILES)
     try:
-        if any((folder / name).is_file() for name in _WEIGHT_FILES):
-            model = AutoModelForCausalLM.from_pretrained(
-                folder,
-                config=config,
-                dtype=torch.float32,
-                attn_implementation="sdpa",
-                local_files_only=True,
-            )
-        else:
-            model = _drawn(config, seed=seed)
-    except (OSError, ValueError, RuntimeError, KeyError) as cause:
+        model = _loaded(folder, config) if has_weights else _drawn(config, seed=seed)
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as cause:
         raise InvalidModelError(folder, f"the model cannot be loaded: {cause}") from cause
     policy = Policy(model.train())
     _check_scores(policy, folder)
@@ -109,6 +105,27 @@ def load_policy(folder: Path, *, seed: int) -> Policy:
 def like(policy: Policy) -> Policy:
     """A model of the same shape with arbitrary weights, to be filled."""
     return Policy(_drawn(policy.config, seed=0).train())
+
+
+def _loaded(folder: Path, config: PretrainedConfig) -> PreTrainedModel:
+    """The stored weights, all of them: transformers itself only warns about missing ones.
+
+    Raises:
+        ValueError: a tensor is missing, or has another shape than the configuration says.
+    """
+    model: PreTrainedModel
+    model, report = AutoModelForCausalLM.from_pretrained(
+        folder,
+        config=config,
+        dtype=torch.float32,
+        attn_implementation="sdpa",
+        local_files_only=True,
+        output_loading_info=True,
+    )
+    faulty = sorted(map(str, {*report["missing_keys"], *report["mismatched_keys"]}))
+    if faulty:
+        raise ValueError(f"missing or misshapen tensors: {', '.join(faulty[:5])}")
+    return model
 
 
 def _drawn(config: PretrainedConfig, *, seed: int) -> PreTrainedModel:

@@ -1,0 +1,294 @@
+"""What a learner leaves in the store, and what it accepts back."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from etude.common import weights
+from etude.common.api.run import Storage
+from etude.common.blobs import Store, open_store
+from etude.common.errors import CorruptError, WrongStateError
+from etude.trainer.batches import PolicyBatch, PolicySequence, SupervisedSequence
+from etude.trainer.learner import Learner
+from etude.trainer.learner_config import LearnerConfig
+
+MODEL = Path(__file__).parents[2] / "data" / "tiny-model"
+SFT = {
+    "name": "sft",
+    "type": "SupervisedFineTuning",
+    "maxSteps": 50,
+    "optimizer": {"learningRate": "1e-2", "schedule": "Linear", "warmupSteps": 3},
+    "data": [{"name": "traces", "uri": "file:///traces.jsonl"}],
+}
+RL = {
+    "name": "rl",
+    "type": "ReinforcementLearning",
+    "maxSteps": 50,
+    "optimizer": {"learningRate": "1e-2"},
+    "tasks": [{"name": "train", "uri": "file:///tasks", "environment": "repos"}],
+    "algorithm": {"parameters": {"lossScale": 8, "klCoefficient": 0.1}},
+}
+
+Build = Callable[..., Learner]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(f"file://{tmp_path}/run")
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    def make(**settings: Any) -> Learner:
+        given: dict[str, Any] = {
+            "run": "uid",
+            "holder": "test",
+            "model_folder": MODEL,
+            "storage": Storage(uri=f"file://{tmp_path}/run"),
+        }
+        return Learner(LearnerConfig(**{**given, **settings}))
+
+    return make
+
+
+def texts(seed: int) -> list[SupervisedSequence]:
+    ids = np.random.default_rng(seed).integers(0, 64, (4, 12)).astype(np.int32)
+    return [SupervisedSequence(token_ids=row, weights=np.ones(12, np.float32)) for row in ids]
+
+
+def rollouts(seed: int) -> PolicyBatch:
+    rng = np.random.default_rng(seed)
+    mask = np.arange(12) > 5
+    sequences = tuple(
+        PolicySequence(
+            token_ids=rng.integers(0, 64, 12).astype(np.int32),
+            loss_mask=mask,
+            sampler_logprobs=np.full(12, -4, np.float32),
+            rollout=rollout,
+        )
+        for rollout in range(4)
+    )
+    return PolicyBatch(
+        sequences=sequences,
+        rewards=rng.random(4),
+        groups=np.zeros(4, dtype=np.int64),
+        valid=np.ones(4, dtype=np.bool_),
+    )
+
+
+def test_a_restored_supervised_phase_goes_on_bit_for_bit(build: Build) -> None:
+    one = build()
+    one.start_phase(SFT, 0)
+    for seed in range(4):
+        one.supervised_step(texts(seed))
+    one.save("checkpoints/4/learner")
+    expected = [one.supervised_step(texts(seed)) for seed in (4, 5)]
+    other = build(seed=99)
+    assert other.restore("checkpoints/4/learner") == ("sft", 4)
+    found = [other.supervised_step(texts(seed)) for seed in (4, 5)]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours.loss, ours.grad_norm, ours.learning_rate, ours.weight_digest) == (
+            theirs.loss,
+            theirs.grad_norm,
+            theirs.learning_rate,
+            theirs.weight_digest,
+        )
+
+
+def test_a_restored_policy_phase_keeps_its_reference(build: Build) -> None:
+    one = build()
+    one.start_phase(RL, 0)
+    one.policy_step(rollouts(0))
+    one.save("checkpoints/1/learner")
+    expected = one.policy_step(rollouts(1))
+    other = build()
+    other.restore("checkpoints/1/learner")
+    # The controller may announce the phase again, say with more steps: nothing starts afresh.
+    other.start_phase({**RL, "maxSteps": 80}, 1)
+    found = other.policy_step(rollouts(1))
+    assert found.weight_digest == expected.weight_digest
+    assert found.extra["reference_kl"] == expected.extra["reference_kl"] != 0
+
+
+def test_a_new_phase_starts_its_optimiser_afresh(build: Build) -> None:
+    fresh, carried = build(), build()
+    carried.start_phase(SFT, 0)
+    carried.supervised_step(texts(0))
+    carried.save("checkpoints/1/learner")
+    fresh.restore("checkpoints/1/learner")
+    second = {**SFT, "name": "sft-2"}
+    fresh.start_phase(second, 0)
+    carried.start_phase(second, 0)
+    assert (
+        fresh.supervised_step(texts(1)).weight_digest
+        == carried.supervised_step(texts(1)).weight_digest
+    )
+
+
+def test_a_checkpoint_before_the_first_step_can_be_restored(build: Build) -> None:
+    one = build(seed=3)
+    one.start_phase(SFT, 0)
+    one.save("checkpoints/0/learner")
+    other = build(seed=4)
+    other.restore("checkpoints/0/learner")
+    assert other.digest() == one.digest()
+    assert (
+        other.supervised_step(texts(0)).weight_digest == one.supervised_step(texts(0)).weight_digest
+    )
+
+
+def test_a_checkpoint_names_every_object_with_its_size(build: Build, store: Store) -> None:
+    learner = build()
+    learner.start_phase(SFT, 0)
+    written = learner.save("checkpoints/0/learner")
+    assert sorted(written) == list(store.list("checkpoints/0/learner/"))
+    assert written[-1].key == "checkpoints/0/learner/index.json"
+
+
+def part_of(store: Store, prefix: str) -> str:
+    return next(o.key for o in store.list(prefix) if o.key.endswith(".safetensors"))
+
+
+def flip(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (flip, "does not match its"),
+        (lambda data: data[:-1], r"(bytes, the index says|no JSON|no sealed)"),
+        (lambda _: b"", r"(0 bytes|no JSON|no sealed)"),
+        (lambda _: None, "missing"),
+    ],
+)
+@pytest.mark.parametrize("target", ["index.json", "part"])
+def test_a_damaged_checkpoint_is_refused_by_object_and_nothing_changes(
+    build: Build,
+    store: Store,
+    target: str,
+    damage: Callable[[bytes], bytes | None],
+    what: str,
+) -> None:
+    learner = build()
+    learner.start_phase(SFT, 0)
+    learner.save("good")
+    key = "good/index.json" if target == "index.json" else part_of(store, "good/")
+    data = damage(store.get(key))
+    store.delete([key])
+    if data is not None:
+        store.put(key, data)
+    learner.supervised_step(texts(0))
+    before = learner.digest()
+    with pytest.raises(CorruptError, match=rf"{key}.*{what}"):
+        learner.restore("good")
+    assert learner.digest() == before
+    learner.supervised_step(texts(1))
+
+
+def test_a_checkpoint_of_another_model_is_refused(build: Build, tmp_path: Path) -> None:
+    learner = build()
+    learner.start_phase(SFT, 0)
+    learner.save("good")
+    config = json.loads((MODEL / "config.json").read_text())
+    (tmp_path / "wide").mkdir()
+    (tmp_path / "wide" / "config.json").write_text(json.dumps({**config, "intermediate_size": 96}))
+    other = build(model_folder=tmp_path / "wide")
+    before = other.digest()
+    with pytest.raises(CorruptError, match=r"tensor 'model\..*mlp.* is torch.float32\["):
+        other.restore("good")
+    assert other.digest() == before
+
+
+def test_a_learner_without_a_phase_has_nothing_to_save(build: Build) -> None:
+    with pytest.raises(WrongStateError, match="no phase was started"):
+        build().save("checkpoints/0/learner")
+
+
+def test_a_published_version_holds_the_weights_in_hugging_face_names(
+    build: Build, store: Store
+) -> None:
+    learner = build(weights_dtype="Float32")
+    epoch = weights.claim_epoch(store, holder="test", parent=None, reason="start")
+    manifest = learner.publish(weights.VersionId(epoch, 0), 0)
+    assert manifest is not None
+    assert manifest["holder"] == "test"
+    found = weights.read_manifest(store, weights.VersionId(epoch, 0))
+    assert found.model_dump(mode="json") == manifest
+    tensors = {tensor.name: tensor for tensor in weights.load(store, found)}
+    expected = learner.policy.model.state_dict()
+    # The output layer is the embedding: it is published once.
+    assert tensors.keys() == expected.keys() - {"lm_head.weight"}
+    for name, tensor in tensors.items():
+        assert bytes(tensor.data) == expected[name].numpy().tobytes()
+
+
+def test_a_version_in_bfloat16_is_half_the_size(build: Build, store: Store) -> None:
+    learner = build(weights_dtype="BFloat16")
+    epoch = weights.claim_epoch(store, holder="test", parent=None, reason="start")
+    learner.publish(weights.VersionId(epoch, 0), 0)
+    found = weights.read_manifest(store, weights.VersionId(epoch, 0))
+    for tensor in weights.load(store, found):
+        assert tensor.dtype == "BF16"
+        assert tensor.num_bytes == 2 * int(np.prod(tensor.shape))
+
+
+def test_an_exported_folder_loads_in_transformers_with_equal_weights(
+    build: Build, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("tokenizer.json", "chat_template.jinja", "pytorch_model.bin.index.json"):
+        (source / name).write_text("{}")
+    (source / "config.json").write_bytes((MODEL / "config.json").read_bytes())
+    learner = build(model_folder=source, weights_dtype="Float32")
+    written = {info.key for info in learner.export("final")}
+    assert written == {
+        "final/model.safetensors",
+        "final/config.json",
+        "final/tokenizer.json",
+        "final/chat_template.jinja",
+    }
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "final")
+    for name, tensor in learner.policy.model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor)
+    again = build(model_folder=tmp_path / "run" / "final")
+    assert again.digest() == learner.digest()
+
+
+def test_a_mixture_of_experts_is_published_in_its_checkpoints_layout(
+    build: Build, store: Store, tmp_path: Path
+) -> None:
+    config = Qwen3MoeConfig(
+        vocab_size=64,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        intermediate_size=32,
+        moe_intermediate_size=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    original = Qwen3MoeForCausalLM(config)
+    original.save_pretrained(tmp_path / "moe")
+    learner = build(model_folder=tmp_path / "moe", weights_dtype="Float32")
+    epoch = weights.claim_epoch(store, holder="test", parent=None, reason="start")
+    learner.publish(weights.VersionId(epoch, 0), 0)
+    found = weights.read_manifest(store, weights.VersionId(epoch, 0))
+    names = {tensor.name for tensor in weights.load(store, found)}
+    assert "model.layers.0.mlp.experts.3.down_proj.weight" in names
+    assert "lm_head.weight" in names
+    learner.start_phase(SFT, 0)
+    assert np.isfinite(learner.supervised_step(texts(0)).loss)

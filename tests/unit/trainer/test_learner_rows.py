@@ -1,0 +1,212 @@
+"""What each token of a batch counts, whatever way the batch is cut."""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.common.api.phases import Algorithm
+from etude.common.errors import InvalidFieldError
+from etude.trainer.algorithms.base import AlgorithmSteps
+from etude.trainer.algorithms.choice import chosen
+from etude.trainer.batches import (
+    PolicyBatch,
+    PolicySequence,
+    SupervisedSequence,
+    check_sequences,
+    links_of,
+)
+from etude.trainer.rows import policy_rows, supervised_rows
+from etude.v1 import rollout_pb2
+
+
+def algorithm(name: str = "DrGRPO", **parameters: Any) -> AlgorithmSteps:
+    return chosen(
+        Algorithm.model_validate({"name": name, "parameters": parameters}), max_tokens=480
+    )
+
+
+def sequence(rollout: int, mask: str, *, logprob: float = -1.0) -> PolicySequence:
+    trained = np.array([letter == "x" for letter in mask])
+    return PolicySequence(
+        token_ids=np.arange(len(mask), dtype=np.int32),
+        loss_mask=trained,
+        sampler_logprobs=np.where(trained, logprob, 0.0).astype(np.float32),
+        rollout=rollout,
+    )
+
+
+def batch(
+    *sequences: PolicySequence,
+    rewards: list[float],
+    groups: list[int],
+    masked: tuple[int, ...] = (),
+) -> PolicyBatch:
+    valid = np.ones(len(rewards), dtype=np.bool_)
+    valid[list(masked)] = False
+    return PolicyBatch(
+        sequences=sequences, rewards=np.array(rewards), groups=np.array(groups), valid=valid
+    )
+
+
+def test_the_demos_formula_divides_by_prompts_times_group_size_times_64() -> None:
+    two_groups = batch(
+        *(sequence(rollout, "..xx.x") for rollout in range(8)),
+        rewards=[1, 0, 0, 1, 0, 0, 0, 0],
+        groups=[0] * 4 + [1] * 4,
+    )
+    found = policy_rows(two_groups, algorithm(lossScale=64))
+    # The second group has no spread: it is left out of the pass, but not of the denominator.
+    assert (len(found.rows), found.filtered) == (4, 4)
+    for row in found.rows:
+        assert row.weights == pytest.approx(1 / (8 * 64))
+        assert row.places.tolist() == [2, 3, 5]
+    assert [float(row.advantages[0]) for row in found.rows] == [0.5, -0.5, -0.5, 0.5]
+
+
+def test_the_default_denominator_is_the_token_limit_of_a_rollout() -> None:
+    pair = batch(sequence(0, ".x"), sequence(1, ".x"), rewards=[1, 0], groups=[0, 0])
+    assert policy_rows(pair, algorithm()).rows[0].weights == pytest.approx(1 / (2 * 480))
+
+
+def test_the_filter_changes_no_weight() -> None:
+    mixed = batch(
+        *(sequence(rollout, ".xx") for rollout in range(4)),
+        rewards=[1, 0, 1, 1],
+        groups=[0, 0, 1, 1],
+    )
+    filtered = policy_rows(mixed, algorithm("GRPO"))
+    full = policy_rows(mixed, algorithm("GRPO", groupFilter="None"))
+    assert (len(filtered.rows), len(full.rows)) == (2, 4)
+    for ours, same in zip(filtered.rows, full.rows[:2], strict=True):
+        assert ours.weights.tolist() == same.weights.tolist()
+    assert not any(row.advantages.any() for row in full.rows[2:])
+
+
+def test_a_masked_rollout_is_in_no_row_and_no_denominator() -> None:
+    group = batch(
+        *(sequence(rollout, ".x") for rollout in range(3)),
+        rewards=[1, 0, 0],
+        groups=[0, 0, 0],
+        masked=(2,),
+    )
+    found = policy_rows(group, algorithm(lossScale=1))
+    assert len(found.rows) == 2
+    assert found.rows[0].weights == pytest.approx(1 / 2)
+
+
+@pytest.mark.parametrize("logprob", [-np.inf, np.nan, np.inf])
+def test_a_token_that_the_sampler_gave_no_probability_is_removed_and_counted(
+    logprob: float,
+) -> None:
+    broken = sequence(0, "..xxx")
+    broken.sampler_logprobs[3] = logprob
+    found = policy_rows(
+        batch(broken, sequence(1, "..xxx"), rewards=[1, 0], groups=[0, 0]), algorithm()
+    )
+    assert found.removed == 1
+    assert found.rows[0].places.tolist() == [2, 4]
+    assert np.isfinite(found.rows[0].sampler_logprobs).all()
+
+
+def test_a_log_prob_off_the_mask_is_never_read() -> None:
+    odd = sequence(0, ".x.x")
+    odd.sampler_logprobs[[0, 2]] = np.nan
+    found = policy_rows(batch(odd, sequence(1, ".x"), rewards=[1, 0], groups=[0, 0]), algorithm())
+    assert found.removed == 0
+
+
+@given(
+    mask=st.text("x.", min_size=1, max_size=30),
+    cuts=st.sets(st.integers(1, 29)),
+    name=st.sampled_from(["DrGRPO", "GRPO", "RLOO"]),
+)
+def test_cutting_a_rollout_into_links_changes_no_token(
+    mask: str, cuts: set[int], name: str
+) -> None:
+    mask = "." + mask
+    # A link starts with context, so a cut is only possible before a token that is not trained.
+    places = sorted(cut for cut in cuts if cut < len(mask) and mask[cut] == ".")
+    edges = [0, *places, len(mask)]
+    links = [mask[a:b] for a, b in pairwise(edges)]
+    sibling = sequence(1, ".xx")
+
+    def tokens(*parts: str) -> list[tuple[float, float]]:
+        whole = batch(
+            *(sequence(0, part) for part in parts), sibling, rewards=[1, 0], groups=[0, 0]
+        )
+        rows = policy_rows(whole, algorithm(name)).rows
+        return [
+            (float(weight), float(advantage))
+            for row in rows
+            for weight, advantage in zip(row.weights, row.advantages, strict=True)
+        ]
+
+    assert tokens(*links) == tokens(mask)
+
+
+def test_supervised_weights_sum_to_one_and_the_first_token_is_never_predicted() -> None:
+    sequences = [
+        SupervisedSequence(
+            token_ids=np.arange(n, dtype=np.int32), weights=np.full(n, 0.5, np.float32)
+        )
+        for n in (3, 5)
+    ]
+    found = supervised_rows(sequences)
+    assert [row.places.tolist() for row in found] == [[1, 2], [1, 2, 3, 4]]
+    assert sum(row.weights.sum() for row in found) == pytest.approx(1)
+
+
+def test_a_batch_without_weight_has_no_rows() -> None:
+    nothing = SupervisedSequence(
+        token_ids=np.arange(4, dtype=np.int32), weights=np.zeros(4, np.float32)
+    )
+    assert supervised_rows([nothing]) == []
+
+
+def test_links_come_from_the_wire_as_they_were_sampled() -> None:
+    rollout = rollout_pb2.Rollout(
+        links=[
+            rollout_pb2.Link(
+                token_ids=[5, 6, 7], loss_mask=b"\0\1\1", sampler_logprobs=[0.0, -0.5, -0.25]
+            )
+        ]
+    )
+    (link,) = links_of(rollout, index=3)
+    assert link.rollout == 3
+    assert link.token_ids.tolist() == [5, 6, 7]
+    assert link.loss_mask.tolist() == [False, True, True]
+    assert link.sampler_logprobs.tolist() == [0.0, -0.5, -0.25]
+
+
+def test_bad_batches_are_refused_by_field() -> None:
+    with pytest.raises(InvalidFieldError, match=r"loss_mask: has shape \(2,\)"):
+        PolicySequence(
+            token_ids=np.zeros(3, np.int32),
+            loss_mask=np.zeros(2, np.bool_),
+            sampler_logprobs=np.zeros(3, np.float32),
+            rollout=0,
+        )
+    with pytest.raises(InvalidFieldError, match=r"loss_mask\[0\]"):
+        sequence(0, "x.")
+    with pytest.raises(InvalidFieldError, match=r"sequences\[0\]\.rollout: 2 is outside"):
+        batch(sequence(2, ".x"), rewards=[0, 1], groups=[0, 0])
+    with pytest.raises(InvalidFieldError, match="rewards: must be finite"):
+        batch(sequence(0, ".x"), rewards=[np.nan, 1], groups=[0, 0])
+    with pytest.raises(InvalidFieldError, match="must be one row of tokens"):
+        SupervisedSequence(token_ids=np.zeros(0, np.int32), weights=np.zeros(0, np.float32))
+    with pytest.raises(InvalidFieldError, match="weights: must be finite and not negative"):
+        SupervisedSequence(token_ids=np.zeros(1, np.int32), weights=np.full(1, np.nan, np.float32))
+
+
+def test_what_the_model_cannot_read_is_refused_by_place() -> None:
+    good = sequence(0, "..x")
+    with pytest.raises(
+        InvalidFieldError, match=r"sequences\[1\]\.token_ids\[2\]: 2 is outside the vocabulary of 2"
+    ):
+        check_sequences([sequence(0, ".x"), good], vocabulary=2, context=8)
+    with pytest.raises(InvalidFieldError, match="3 tokens, the model takes 2"):
+        check_sequences([good], vocabulary=9, context=2)
