@@ -7,6 +7,7 @@ EXAMPLES = {
     "stop": ("etude stop demo", "etude stop runs/mine --now"),
     "logs": ("etude logs demo", "etude logs demo --role inference --follow"),
     "report": ("etude report demo", "etude report runs/mine --open"),
+    "audit": ("etude audit demo", "etude audit runs/mine"),
     "doctor": ("etude doctor", "etude doctor --dir /big/disk --json"),
     "lint": ("etude lint examples/demo/rlrun.yaml", "etude lint manifests/*.yaml"),
     "serve": ("etude serve runs/demo/model", "curl -s localhost:8000/v1/models"),

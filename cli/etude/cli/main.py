@@ -6,7 +6,7 @@ import typer
 
 from etude.cli.examples import epilog
 from etude.cli.output import explained
-from etude.cli.verbs import demo, doctor, lint, logs, report, run, serve, tasks
+from etude.cli.verbs import audit, demo, doctor, lint, logs, report, run, serve, tasks
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,6 +21,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "stop": run.stop,
     "logs": logs.logs,
     "report": report.report,
+    "audit": audit.audit,
     "doctor": doctor.doctor,
     "lint": lint.lint,
     "serve": serve.serve,

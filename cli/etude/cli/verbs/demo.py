@@ -12,6 +12,7 @@ from rich.table import Table
 
 from etude.cli import runs
 from etude.cli.output import Exit, console, say
+from etude.cli.verbs.audit import account_of
 from etude.cli.verbs.report import write_report
 from etude.cli.verbs.run import follow
 
@@ -44,18 +45,18 @@ def demo(
 
 
 def _show(folder: Path, *, started_s: float, peak_gib: float) -> None:
-    from etude.cli.demo.audit import lost_rollouts
 
     from etude.cli.demo.verdict import outcome
     from etude.common.record import FolderRecord, latest
 
     ended_s = time.time()
+    account = account_of(folder)
     rows = latest(FolderRecord(folder).rows())
     result = outcome(
         rows,
         started_s=started_s,
         ended_s=ended_s,
-        lost=lost_rollouts(folder),
+        lost=account["lost"] + len(account["findings"]),
         peak_rss_gib=peak_gib,
     )
     (folder / "demo.json").write_text(json.dumps(asdict(result), indent=2) + "\n")

@@ -1,0 +1,45 @@
+"""`python -m etude.trainer.audit STORE`: judge a run by its own journal."""
+
+import argparse
+import json
+import sys
+
+from etude.common.blobs import Store, open_store
+from etude.common.errors import EtudeError
+from etude.trainer.controller.audit import JOURNAL, Audit, audit
+
+
+def judged(store: Store) -> Audit:
+    """The account of the run whose prefix the store is opened at."""
+    return audit({info.key: store.get(info.key) for info in store.list(JOURNAL)})
+
+
+def summary(account: Audit) -> dict[str, object]:
+    """The account as JSON: accepted = trained + dropped + queued, or findings say why not."""
+    return {
+        "accepted": account.accepted,
+        "trained": account.trained,
+        "dropped": dict(account.dropped),
+        "queued": account.queued,
+        "lost": account.accepted - account.trained - account.dropped.total() - account.queued,
+        "findings": [f"{found.invariant}: {found.what}" for found in account.findings],
+    }
+
+
+def main() -> None:
+    """Print the account; exit 1 when an invariant is broken."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("store", help="the run's prefix: file:///folder or s3://bucket/prefix")
+    parser.add_argument("--endpoint", help="S3 endpoint, for stores other than AWS")
+    chosen = parser.parse_args()
+    try:
+        account = judged(open_store(chosen.store, endpoint=chosen.endpoint))
+    except EtudeError as error:
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(1) from error
+    sys.stdout.write(json.dumps(summary(account)) + "\n")
+    raise SystemExit(1 if account.findings else 0)
+
+
+if __name__ == "__main__":
+    main()
