@@ -145,8 +145,8 @@ def fitting_map(node: dict[str, Any], rng: random.Random) -> Any:
 
 def fitting_text(node: dict[str, Any], rng: random.Random) -> str:
     if rng.random() < 0.9:
-        matching = [text for text in TEXTS if re.search(node.get("pattern", ""), text)]
-        return rng.choice(matching)[: int(node["maxLength"])]
+        matching: list[str] = [text for text in TEXTS if re.search(node.get("pattern", ""), text)]
+        return str(rng.choice(matching))[: int(node["maxLength"])]
     return rng.choice([*TEXTS, "é", "A_1.", "a\n", "1e", "a" * (node["maxLength"] + 1)])
 
 
