@@ -27,7 +27,11 @@ def summary(account: Audit) -> dict[str, object]:
 
 
 def main() -> None:
-    """Print the account; exit 1 when an invariant is broken."""
+    """Print the account.
+
+    Raises:
+        SystemExit: with 1 when an invariant is broken.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("store", help="the run's prefix: file:///folder or s3://bucket/prefix")
     parser.add_argument("--endpoint", help="S3 endpoint, for stores other than AWS")
