@@ -147,7 +147,7 @@ def fitting_text(node: dict[str, Any], rng: random.Random) -> str:
     if rng.random() < 0.9:
         matching: list[str] = [text for text in TEXTS if re.search(node.get("pattern", ""), text)]
         return str(rng.choice(matching))[: int(node["maxLength"])]
-    return rng.choice([*TEXTS, "é", "A_1.", "a\n", "1e", "a" * (node["maxLength"] + 1)])
+    return rng.choice([*TEXTS, "é", "A_1.", "a\n", "1e", "a" * int(node["maxLength"] + 1)])
 
 
 TEXTS = [
