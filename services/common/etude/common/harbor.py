@@ -22,9 +22,11 @@ REWARD_PATH = "/logs/verifier/reward.txt"
 
 MAX_FILE_BYTES = 4 << 20
 MAX_FILES = 10_000
+MAX_REWARD_BYTES = 64 << 10
 TEST_COMMAND = "bash /tests/test.sh"
 
 _TASK_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+_NUMBER = re.compile(rb"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*")
 _HINT = "correct the task folder; `etude tasks verify FOLDER` checks it"
 
 
@@ -177,6 +179,23 @@ def read_files(folder: Path) -> dict[str, bytes]:
         _check_file(path)
         found[path.relative_to(folder).as_posix()] = path.read_bytes()
     return found
+
+
+def reward(data: bytes) -> float:
+    """The one number from 0 to 1 that a reward file holds.
+
+    Raises:
+        ValueError: saying what it holds instead.
+    """
+    if len(data) > MAX_REWARD_BYTES:
+        raise ValueError(f"the reward file is larger than {MAX_REWARD_BYTES} bytes")
+    if not _NUMBER.fullmatch(data):
+        tail = data[-200:].decode(errors="replace")
+        raise ValueError(f"the reward file holds no number: {tail!r}")
+    value = float(data)
+    if not 0 <= value <= 1:
+        raise ValueError(f"the reward {value} is not from 0 to 1")
+    return value
 
 
 def _walk(folder: Path) -> Iterator[Path]:

@@ -1,11 +1,12 @@
 """A demonstrator carries out its plan with the real tools; the transcript is what happened."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
 from etude.agent import calls, minitest, toolsets
+from etude.agent.calls import Call, Malformed
 from etude.agent.chat import Message
 from etude.agent.workspace import ExecResult, MemoryWorkspace, Workspace
 from etude.envserver.tasks import plans
@@ -32,18 +33,21 @@ class Demonstration(NamedTuple):
     is_solved: bool
 
 
+Execute = Callable[[Sequence[Call | Malformed]], Awaitable[Sequence[str]]]
+"""Runs the calls of one turn and gives the texts that the policy would read."""
+
+
 @dataclass(slots=True)
 class Session:
     """A conversation in the making: what the assistant writes is parsed and run for real."""
 
-    workspace: Workspace
+    execute: Execute
     messages: list[Message] = field(default_factory=list)
 
     async def act(self, *requests: Request) -> Sequence[str]:
         """One turn of parallel calls, and what they return."""
         text = "".join(calls.render(request.tool, request.arguments) for request in requests)
-        outcomes = await toolsets.run_calls(COMPACT, self.workspace, calls.parse(text).calls)
-        results = [outcome.content for outcome in outcomes]
+        results = list(await self.execute(calls.parse(text).calls))
         self.messages.append({"role": "assistant", "content": text})
         self.messages.append({"role": "tool", "content": results})
         return results
@@ -51,6 +55,16 @@ class Session:
     def end(self) -> None:
         """The turn without a call that ends the work."""
         self.messages.append({"role": "assistant", "content": DONE})
+
+
+def tools_on(workspace: Workspace) -> Execute:
+    """The Compact tools on a workspace."""
+
+    async def execute(requested: Sequence[Call | Malformed]) -> list[str]:
+        outcomes = await toolsets.run_calls(COMPACT, workspace, requested)
+        return [outcome.content for outcome in outcomes]
+
+    return execute
 
 
 def in_memory(problem: Problem) -> MemoryWorkspace:
@@ -70,15 +84,15 @@ def in_memory(problem: Problem) -> MemoryWorkspace:
 async def demonstrate(problem: Problem, random: Random) -> Demonstration:
     """One demonstrator with freshly drawn intentions, at work in memory."""
     workspace = in_memory(problem)
-    messages = await follow(plans.draw(problem, random), problem, workspace)
+    messages = await follow(plans.draw(problem, random), problem, tools_on(workspace))
     repaired = workspace.files[problem.repository.target.path].decode()
     return Demonstration(problem, tuple(messages), problem.is_solved_by(repaired))
 
 
-async def follow(plan: Plan, problem: Problem, workspace: Workspace) -> list[Message]:
-    """The transcript of a plan carried out in a workspace."""
+async def follow(plan: Plan, problem: Problem, execute: Execute) -> list[Message]:
+    """The transcript of a plan carried out with somebody's tools."""
     session = Session(
-        workspace,
+        execute,
         [
             {"role": "system", "content": COMPACT.system_prompt},
             {"role": "user", "content": problem.instruction},

@@ -1,8 +1,6 @@
 """Hidden tests: what a rollout's changes are worth, and whose fault it is when they cannot tell."""
 
-import math
 import operator
-import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +9,7 @@ from typing import NamedTuple
 from blake3 import blake3
 from google.protobuf.message import DecodeError
 
+from etude.common import harbor
 from etude.common.api.rewards import VerifierParameters
 from etude.rewards.faults import Fault, FaultReason
 from etude.rewards.functions import unfinished
@@ -18,10 +17,7 @@ from etude.rewards.sandboxes import Answer, Job, Lost, Sandboxes
 from etude.v1 import environments_pb2, rollout_pb2
 
 VERSION = "1"
-MAX_REWARD_BYTES = 64 << 10
 CACHED_RESULTS = 65_536
-
-_NUMBER = re.compile(rb"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*")
 
 
 class Broken(NamedTuple):
@@ -40,23 +36,11 @@ def result(answer: Answer) -> Result:
     if answer.timed_out:
         return Broken("the hidden tests did not end within their limit")
     if not answer.HasField("reward_file"):
-        return Broken(f"no reward file was left: {_tail(answer.output)}")
-    return _number(answer.reward_file)
-
-
-def _number(data: bytes) -> float | Broken:
-    if len(data) > MAX_REWARD_BYTES:
-        return Broken(f"the reward file is larger than {MAX_REWARD_BYTES} bytes")
-    if not _NUMBER.fullmatch(data):
-        return Broken(f"the reward file holds no number: {_tail(data)}")
-    value = float(data)
-    if not (math.isfinite(value) and 0 <= value <= 1):
-        return Broken(f"the reward {value} is not from 0 to 1")
-    return value
-
-
-def _tail(data: bytes) -> str:
-    return repr(data[-200:].decode(errors="replace"))
+        return Broken(f"no reward file was left: {answer.output[-200:].decode(errors='replace')!r}")
+    try:
+        return harbor.reward(answer.reward_file)
+    except ValueError as error:
+        return Broken(str(error))
 
 
 class _Key(NamedTuple):

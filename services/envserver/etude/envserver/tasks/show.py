@@ -1,0 +1,64 @@
+"""One task as its author sees it: instruction, files, hidden tests, solution.
+
+python -m etude.envserver.tasks.show TASK
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from etude.common import harbor
+from etude.common.errors import UserError
+from etude.common.harbor import HarborTask
+
+MAX_LINES = 60
+"""Of one file; the rest is counted."""
+
+
+def rendered(task: HarborTask) -> str:
+    """Everything about a task as text."""
+    return "\n".join(_sections(task)) + "\n"
+
+
+def _sections(task: HarborTask) -> Iterator[str]:
+    yield f"task         {task.task_id}"
+    yield f"verifier     {task.command}, at most {task.verifier_timeout_s:g} s"
+    yield f"may change   {' '.join(task.artefacts) or 'everything'}"
+    if task.unknown_keys:
+        yield f"unknown keys {' '.join(task.unknown_keys)}"
+    yield f"\ninstruction\n  {task.instruction}"
+    yield from _files("environment", harbor.read_files(task.environment))
+    yield from _files("tests (hidden from the agent)", task.tests())
+    yield from _files("solution (hidden from the agent)", task.solution())
+
+
+def _files(title: str, files: Mapping[str, bytes]) -> Iterator[str]:
+    for path, data in files.items():
+        lines = data.decode(errors="replace").splitlines()
+        yield f"\n{title}: {path}"
+        yield from (f"  {_visible(line)}" for line in lines[:MAX_LINES])
+        if len(lines) > MAX_LINES:
+            yield f"  ({len(lines) - MAX_LINES} more lines)"
+
+
+def _visible(line: str) -> str:
+    """Control characters spelt out: a task's author may be hostile to a terminal."""
+    return "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in line)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print one task."""
+    parser = argparse.ArgumentParser(prog="python -m etude.envserver.tasks.show")
+    parser.add_argument("task", type=Path, help="a task folder")
+    given = parser.parse_args(arguments)
+    try:
+        sys.stdout.write(rendered(harbor.read_task(given.task)))
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
