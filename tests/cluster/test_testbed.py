@@ -1,0 +1,97 @@
+"""The cluster that the other tests stand on does what a cluster does, and leaves nothing behind."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+POD = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "probe"},
+    "spec": {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 1,
+        "automountServiceAccountToken": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 10001,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": "probe",
+                "image": "localhost/etude-base:1",
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "readOnlyRootFilesystem": True,
+                    "capabilities": {"drop": ["ALL"]},
+                },
+            }
+        ],
+    },
+}
+ASKS = """
+import os, socket, etude.common.api.run
+print(os.getuid(), socket.gethostbyname("kubernetes.default.svc.cluster.local"))
+"""
+
+
+def test_a_restricted_pod_runs_our_code_and_finds_services_by_name(
+    kubectl: Callable[..., str], namespace: str
+) -> None:
+    pod: dict[str, Any] = json.loads(json.dumps(POD))
+    pod["spec"]["containers"][0]["command"] = ["python", "-c", ASKS]
+    kubectl("-n", namespace, "apply", "-f", "-", text=json.dumps(pod))
+    done = "--for=jsonpath={.status.phase}=Succeeded"
+    kubectl("-n", namespace, "wait", done, "pod/probe", "--timeout=60s")
+    user, address = kubectl("-n", namespace, "logs", "probe").split()
+    assert user == "10001"
+    assert address.endswith(".0.1")
+
+
+def test_a_privileged_pod_is_refused(kubectl: Callable[..., str], namespace: str) -> None:
+    pod: dict[str, Any] = json.loads(json.dumps(POD))
+    pod["spec"]["containers"][0]["securityContext"] = {"privileged": True}
+    answer = kubectl("-n", namespace, "apply", "-f", "-", text=json.dumps(pod), fails=True)
+    assert 'violates PodSecurity "restricted' in answer
+
+
+def test_a_second_cluster_survives_kill_9_of_its_api_server_and_leaves_nothing(
+    cluster: Mapping[str, Any], testbed: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    before = traces()
+    started = testbed("up", "--level", "apiserver", "--owner", str(os.getpid()))
+    assert started.returncode == 0, started.stderr
+    state = json.loads(started.stdout)
+    assert state["index"] != cluster["index"]
+    index = str(state["index"])
+    try:
+        again = testbed("restart", "kube-apiserver", "--index", index, "--signal", "KILL")
+        assert again.returncode == 0, again.stderr
+        wait_until_ready(state)
+        assert f"cluster {index}" in testbed("status").stdout
+    finally:
+        testbed("down", "--index", index)
+    assert not Path(state["run"]).exists()
+    assert traces() == before
+
+
+def wait_until_ready(state: Mapping[str, Any]) -> None:
+    program = str(Path(state["binaries"]) / "kubectl")
+    asks = (program, "--kubeconfig", state["kubeconfig"], "get", "--raw", "/readyz")
+    deadline_s = time.monotonic() + 60
+    while subprocess.run(asks, check=False, capture_output=True).returncode:
+        assert time.monotonic() < deadline_s, "the API server did not come back"
+        time.sleep(0.2)
+
+
+def traces() -> set[str]:
+    """What a cluster that is not taken down cleanly would leave on the machine."""
+    links = {path.name for path in Path("/sys/class/net").glob("tb*h")}
+    groups = {str(path) for path in Path("/sys/fs/cgroup").glob("*/etude-testbed-*")}
+    mounts = Path("/proc/self/mounts").read_text(encoding="utf-8")
+    return links | groups | {line.split()[1] for line in mounts.splitlines() if "testbed" in line}
