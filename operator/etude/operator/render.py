@@ -39,7 +39,11 @@ def rendered(manifest: Manifest, platform: Platform) -> Iterator[Manifest]:
 
 
 def main() -> None:
-    """Render one file to standard output."""
+    """Render one file to standard output.
+
+    Raises:
+        SystemExit: the file is not readable or not valid.
+    """
     parser = argparse.ArgumentParser(prog="python -m etude.operator.render", description=__doc__)
     parser.add_argument("-f", "--file", type=Path, required=True, help="manifest of a run or pool")
     parser.add_argument("--registry", default="etude", help="prefix of the role images")

@@ -1,0 +1,88 @@
+"""What the operator asks of a cluster; reads come from caches, writes go to the API server."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from etude.common.errors import EtudeError, UnavailableError
+from etude.operator.manifests import Manifest, Ref
+
+Listener = Callable[[Ref, Manifest | None], None]
+"""Told of every change of the cache; the manifest is None once the object is gone."""
+
+
+class ClusterError(UnavailableError):
+    """The API server did not do what was asked; ask again."""
+
+    reason = "ClusterUnavailable"
+
+
+class ConflictError(ClusterError):
+    """The object has changed since it was read."""
+
+    reason = "Conflict"
+
+
+class NameTakenError(EtudeError):
+    """An object of this name exists and belongs to somebody else."""
+
+    reason = "NameConflict"
+
+    def __init__(self, ref: Ref) -> None:
+        super().__init__(f"{ref.kind} {ref.namespace}/{ref.name} exists and is not ours")
+        self.ref = ref
+
+
+class RefusedError(EtudeError):
+    """The API server refuses this object for good: a schema, a policy, a missing right."""
+
+    reason = "Refused"
+
+
+class Cluster(Protocol):
+    """One cluster. A write that returns is visible to every later read of this process."""
+
+    async def apply(self, manifest: Manifest, *, manager: str) -> Manifest:
+        """Create or change an object so that it says this, and forget what we said before.
+
+        Raises:
+            NameTakenError: the name belongs to an object with another controller.
+            RefusedError: the object is not acceptable.
+            ClusterError: try again.
+        """
+        ...
+
+    async def delete(self, ref: Ref, *, uid: str) -> None:
+        """Ask this very object to go; one that is gone already is fine."""
+        ...
+
+    async def replace_status(self, seen: Manifest, status: Manifest) -> Manifest:
+        """Write the status of the object as it was seen.
+
+        Raises:
+            ConflictError: it has changed since.
+        """
+        ...
+
+    async def set_finalizers(self, seen: Manifest, finalizers: Sequence[str]) -> None:
+        """Write the finalizers of the object as it was seen.
+
+        Raises:
+            ConflictError: it has changed since.
+        """
+        ...
+
+    async def record(self, event: Manifest) -> None:
+        """Publish a Kubernetes Event; one of the same name says the same and is left alone."""
+        ...
+
+    def get(self, ref: Ref) -> Manifest | None: ...
+    def every(self, kind: str) -> Sequence[Manifest]: ...
+    def owned(self, uid: str) -> Sequence[Manifest]:
+        """Objects whose controller has this uid."""
+        ...
+
+    def address(self, namespace: str, target: str) -> str:
+        """Where this process reaches `pod.service:port` of a namespace."""
+        ...
+
+    def subscribe(self, listener: Listener) -> None: ...

@@ -1,0 +1,99 @@
+"""What this process knows of the cluster: every object it watches, never older than its writes."""
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from etude.operator.cluster.api import Listener
+from etude.operator.manifests import Manifest, Ref, controller_uid, ref, resource_version, uid
+
+REMEMBERED_DELETIONS = 10_000
+"""Late events of objects that are gone arrive within seconds; this many deletions take longer."""
+
+
+@dataclass(slots=True)
+class Cache:
+    """Objects by name and by owner.
+
+    Versions only grow: an event that is older than what is known, such as one that left before
+    our own last write, is dropped. So is any event of an object that is known to be gone.
+    """
+
+    _objects: dict[Ref, Manifest] = field(default_factory=dict)
+    _owned: defaultdict[str, set[Ref]] = field(default_factory=lambda: defaultdict(set))
+    _gone: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    _listeners: list[Listener] = field(default_factory=list)
+
+    def subscribe(self, listener: Listener) -> None:
+        """Tell this listener of every change from now on."""
+        self._listeners.append(listener)
+
+    def get(self, key: Ref) -> Manifest | None:
+        """One object."""
+        return self._objects.get(key)
+
+    def every(self, kind: str) -> Sequence[Manifest]:
+        """All objects of a kind."""
+        return [m for key, m in self._objects.items() if key.kind == kind]
+
+    def owned(self, owner_uid: str) -> Sequence[Manifest]:
+        """All objects that this one controls, by name."""
+        return [self._objects[key] for key in sorted(self._owned.get(owner_uid, ()))]
+
+    def see(self, manifest: Manifest) -> bool:
+        """Take over a version of an object; False when it is old news."""
+        key = ref(manifest)
+        known = self._objects.get(key)
+        if uid(manifest) in self._gone:
+            return False
+        if known is not None and resource_version(manifest) <= resource_version(known):
+            return False
+        if known is not None:
+            self._unlink(key, known)
+        self._objects[key] = manifest
+        owner = controller_uid(manifest)
+        if owner:
+            self._owned[owner].add(key)
+        self._tell(key, manifest)
+        return True
+
+    def mark_deleting(self, key: Ref, *, when: str) -> None:
+        """Remember that we asked an object to go, until the watch says so itself."""
+        known = self._objects.get(key)
+        if known is not None and not known["metadata"].get("deletionTimestamp"):
+            metadata = {**known["metadata"], "deletionTimestamp": when}
+            self._objects[key] = {**known, "metadata": metadata}
+            self._tell(key, self._objects[key])
+
+    def lose(self, key: Ref, gone_uid: str) -> None:
+        """Forget an object for good; a newer one of the same name stays."""
+        self._gone[gone_uid] = None
+        if len(self._gone) > REMEMBERED_DELETIONS:
+            self._gone.popitem(last=False)
+        known = self._objects.get(key)
+        if known is not None and uid(known) == gone_uid:
+            self._unlink(key, known)
+            del self._objects[key]
+            self._tell(key, None)
+
+    def relist(self, kind: str, manifests: Iterable[Manifest], *, version: int) -> int:
+        """Take over a complete list, made at a version; returns how much was news."""
+        listed = {ref(manifest): manifest for manifest in manifests}
+        news = sum(self.see(manifest) for manifest in listed.values())
+        for known in self.every(kind):
+            key = ref(known)
+            if key not in listed and resource_version(known) <= version:
+                self.lose(key, uid(known))
+                news += 1
+        return news
+
+    def _unlink(self, key: Ref, known: Manifest) -> None:
+        owner = controller_uid(known)
+        if owner:
+            self._owned[owner].discard(key)
+            if not self._owned[owner]:
+                del self._owned[owner]
+
+    def _tell(self, key: Ref, manifest: Manifest | None) -> None:
+        for listener in self._listeners:
+            listener(key, manifest)

@@ -1,0 +1,87 @@
+"""One operating-system process that never outlives this one."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from etude.operator.processes import tether
+
+LAST_WORDS_BYTES = 2_048
+"""What Kubernetes keeps of a container's log as its termination message."""
+
+
+@dataclass(slots=True)
+class Child:
+    """A started process and its group."""
+
+    _popen: subprocess.Popen[bytes]
+    _pidfd: int
+    _log: Path
+    _log_start: int
+
+    @classmethod
+    def start(
+        cls, command: Sequence[str], *, env: Mapping[str, str], folder: Path, log: Path
+    ) -> "Child":
+        """Start a command in a session of its own, its output appended to a log.
+
+        Raises:
+            OSError: the log or the process cannot be had.
+        """
+        # A bare interpreter ties itself to us and becomes the command (30 ms). A preexec_fn would
+        # run Python between fork and exec, which can deadlock beside gRPC's threads.
+        bare = [sys.executable, "-I", "-S", str(tether.__file__), str(os.getpid())]
+        with log.open("ab") as output:
+            popen = subprocess.Popen(
+                [*bare, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+                env=dict(env),
+                start_new_session=True,
+            )
+            return cls(popen, os.pidfd_open(popen.pid), log, output.tell())
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is its group's too."""
+        return self._popen.pid
+
+    async def wait(self) -> int:
+        """Its exit code once it has ended; 128 + n after signal n, as container runtimes say it.
+
+        Whatever it left behind in its group ends with it, as in a container.
+        """
+        loop = asyncio.get_running_loop()
+        over = asyncio.Event()
+        loop.add_reader(self._pidfd, over.set)
+        try:
+            await over.wait()
+        finally:
+            loop.remove_reader(self._pidfd)
+        # It is not reaped before its group is killed, so the id cannot be another's.
+        self.kill()
+        code = self._popen.wait()
+        os.close(self._pidfd)
+        return code if code >= 0 else 128 - code
+
+    def ask_to_end(self) -> None:
+        """SIGTERM, to the process alone, as Kubernetes does."""
+        self._popen.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL, to the whole group."""
+        os.killpg(self._popen.pid, signal.SIGKILL)
+
+    def last_words(self) -> str:
+        """The end of what it printed."""
+        with self._log.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(self._log_start, size - LAST_WORDS_BYTES))
+            return log.read().decode(errors="replace").strip()

@@ -1,0 +1,151 @@
+"""The local runtime: a cluster in memory whose pods are processes of this machine."""
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from typing_extensions import override
+
+from etude.common.local import LocalPod
+from etude.operator.clock import SystemClock
+from etude.operator.manifests import Manifest, Ref, labels, ref
+from etude.operator.memory import Kubelet, MemoryCluster
+from etude.operator.names import ROLE
+from etude.operator.processes.plan import Machine, Process, process
+from etude.operator.processes.pod import PodRunner
+from etude.operator.processes.ports import LOOPBACK, PortBook, pod_behind
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ProcessKubelet(Kubelet):
+    """Runs every pod as a process; use it as a context manager, which ends them all."""
+
+    folder: Path
+    base_env: Mapping[str, str]
+    ports: PortBook = field(default_factory=PortBook)
+    _runners: dict[Ref, PodRunner] = field(default_factory=dict)
+    _tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
+    _is_hurried: bool = False
+    _is_closing: bool = False
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._is_closing = True
+        for runner in self._runners.values():
+            runner.stop(now=self._is_hurried)
+        await self._tasks.__aexit__(kind, error, trace)
+
+    @override
+    def start(self, cluster: MemoryCluster, pod: Manifest) -> None:
+        if self._is_closing:
+            return
+        key = ref(pod)
+        runner = PodRunner(
+            name=key.name,
+            plan=lambda: process(pod, self._machine(cluster, key.namespace)),
+            tell=lambda status: cluster.set_status(key, status),
+        )
+        self._runners[key] = runner
+        # The pod counts as taken on from here, before its first status.
+        cluster.set_status(key, {"phase": "Pending"})
+        self._tasks.create_task(self._run(cluster, key, runner), name=key.name)
+
+    @override
+    def stop(self, cluster: MemoryCluster, pod: Manifest) -> None:
+        runner = self._runners.get(ref(pod))
+        if runner is not None:
+            runner.stop(now=self._is_hurried)
+
+    def hurry(self) -> None:
+        """End without grace from now on."""
+        self._is_hurried = True
+        for runner in self._runners.values():
+            runner.hurry()
+
+    def pods(self, cluster: MemoryCluster) -> list[LocalPod]:
+        """Every pod as the command line shows it."""
+        pods = sorted(cluster.every("Pod"), key=lambda pod: str(pod["metadata"]["name"]))
+        return [_shown(pod, self._runners.get(ref(pod)), self.folder) for pod in pods]
+
+    async def _run(self, cluster: MemoryCluster, key: Ref, runner: PodRunner) -> None:
+        try:
+            await runner.run()
+        finally:
+            del self._runners[key]
+        shutil.rmtree(self.folder / "scratch" / key.name, ignore_errors=True)
+        cluster.forget(key)
+
+    def _machine(self, cluster: MemoryCluster, namespace: str) -> Machine:
+        def config_map(name: str) -> Mapping[str, str]:
+            found = cluster.get(Ref("ConfigMap", namespace, name))
+            if found is None:
+                raise KeyError(f"ConfigMap {name} does not exist yet")
+            data: Mapping[str, str] = found["data"]
+            return data
+
+        return Machine(
+            folder=self.folder,
+            ports=self.ports,
+            config_map=config_map,
+            is_service=lambda name: cluster.get(Ref("Service", namespace, name)) is not None,
+            base_env=self.base_env,
+        )
+
+
+@dataclass(slots=True)
+class ProcessCluster(MemoryCluster):
+    """A cluster of one machine: Service names are loopback ports, volumes are folders."""
+
+    @override
+    def address(self, namespace: str, target: str) -> str:
+        host, _, port = target.rpartition(":")
+        pod = pod_behind(
+            host, is_service=lambda name: self.get(Ref("Service", namespace, name)) is not None
+        )
+        assert isinstance(self.kubelet, ProcessKubelet)  # noqa: S101 - built so by local.py
+        return target if pod is None else f"{LOOPBACK}:{self.kubelet.ports.port(pod, int(port))}"
+
+
+def process_cluster(kubelet: ProcessKubelet) -> ProcessCluster:
+    """A cluster over this kubelet, on the machine's own clocks."""
+    return ProcessCluster(clock=SystemClock(), kubelet=kubelet)
+
+
+def _shown(pod: Manifest, runner: PodRunner | None, folder: Path) -> LocalPod:
+    container: Manifest = next(iter(pod.get("status", {}).get("containerStatuses", ())), {})
+    waiting = container.get("state", {}).get("waiting")
+    plan: Process | None = runner.process if runner else None
+    return LocalPod(
+        name=pod["metadata"]["name"],
+        role=labels(pod).get(ROLE, ""),
+        state=_state(pod, is_waiting=waiting is not None, is_ready=container.get("ready", False)),
+        restarts=container.get("restartCount", 0),
+        pid=runner.child.pid if runner and runner.child else None,
+        ports=dict(plan.ports) if plan else {},
+        log=str(plan.log.relative_to(folder)) if plan else "",
+        message=waiting["message"] if waiting else "",
+    )
+
+
+def _state(pod: Manifest, *, is_waiting: bool, is_ready: bool) -> str:
+    phase = pod.get("status", {}).get("phase", "Pending")
+    if phase in {"Pending", "Succeeded", "Failed"}:
+        return "Pending" if phase == "Pending" else "Stopped"
+    if is_waiting:
+        return "BackOff"
+    return "Ready" if is_ready else "Starting"

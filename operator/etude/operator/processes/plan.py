@@ -1,0 +1,179 @@
+"""From a pod to the process that stands for it: command, environment, files, ports, probes."""
+
+import re
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from etude.operator.manifests import Manifest, labels
+from etude.operator.names import ATTEMPT
+from etude.operator.processes.ports import LOOPBACK, PortBook, pod_behind, rewritten
+
+OF_THE_MACHINE = {"/tmp", "/dev/shm"}  # noqa: S108 - mount points, not files of ours
+"""Mounts that stay what they are: every process may use them, and socket paths must be short."""
+
+_VARIABLE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One HTTP probe of a container, on its loopback port."""
+
+    path: str
+    port: int
+    period_s: float
+    timeout_s: float
+    failures: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """Everything needed to run one container here."""
+
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    files: Mapping[Path, str]
+    """Content of mounted ConfigMaps."""
+    folder: Path
+    """Holds its volumes; goes with the pod."""
+    volumes: tuple[Path, ...]
+    """Where they are mounted."""
+    log: Path
+    ports: Mapping[str, int]
+    """Loopback port of each named container port."""
+    startup: Probe | None
+    liveness: Probe | None
+    readiness: Probe | None
+    grace_s: float
+    restarts: bool
+    """Whether it is started again after it ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Where pods of this runtime find their things."""
+
+    folder: Path
+    """The run folder."""
+    ports: PortBook
+    config_map: Callable[[str], Mapping[str, str]]
+    """Content of a ConfigMap by name.
+
+    Raises KeyError when there is none yet.
+    """
+    is_service: Callable[[str], bool]
+    base_env: Mapping[str, str] = field(default_factory=dict)
+    """What every process inherits, like an image's own environment."""
+
+
+def process(pod: Manifest, machine: Machine) -> Process:
+    """The process that stands for a pod.
+
+    Raises:
+        KeyError: a ConfigMap that it mounts does not exist yet.
+    """
+    name = pod["metadata"]["name"]
+    container = pod["spec"]["containers"][0]
+    folder = machine.folder / "scratch" / name
+    mounts = {
+        mount["mountPath"]: folder / mount["name"]
+        for mount in container.get("volumeMounts", ())
+        if mount["mountPath"] not in OF_THE_MACHINE
+    }
+    ports = {
+        port.get("name", str(port["containerPort"])): port["containerPort"]
+        for port in container.get("ports", ())
+    }
+    local = {number: machine.ports.port(name, number) for number in ports.values()}
+    return Process(
+        command=(_executable(container["command"][0]), *container["command"][1:]),
+        env={**machine.base_env, **_environment(pod, container, machine, mounts)},
+        files=_files(pod, folder, machine),
+        folder=folder,
+        volumes=tuple(mounts.values()),
+        log=machine.folder / "logs" / f"attempt-{labels(pod).get(ATTEMPT, '0')}" / f"{name}.log",
+        ports={label: local[number] for label, number in ports.items()},
+        startup=_probe(container.get("startupProbe"), local),
+        liveness=_probe(container.get("livenessProbe"), local),
+        readiness=_probe(container.get("readinessProbe"), local),
+        grace_s=pod["spec"].get("terminationGracePeriodSeconds", 30),
+        restarts=pod["spec"].get("restartPolicy", "Always") == "Always",
+    )
+
+
+def _environment(
+    pod: Manifest, container: Manifest, machine: Machine, mounts: Mapping[str, Path]
+) -> dict[str, str]:
+    """The container's variables as they must read on this machine."""
+    name = pod["metadata"]["name"]
+    own = {port["containerPort"] for port in container.get("ports", ())}
+
+    def resolve(host: str, port: int) -> str | None:
+        target = pod_behind(host, is_service=machine.is_service)
+        if host == LOOPBACK and port in own:
+            target = name
+        return None if target is None else f"{LOOPBACK}:{machine.ports.port(target, port)}"
+
+    given: dict[str, str] = {}
+    told: dict[str, str] = {}
+    for item in container.get("env", ()):
+        value = _VARIABLE.sub(lambda match: given.get(match[1], match[0]), _value(item, pod))
+        given[item["name"]] = value
+        if item["name"].endswith("_PORT") and value.isdigit() and int(value) in own:
+            told[item["name"]] = str(machine.ports.port(name, int(value)))
+        else:
+            told[item["name"]] = rewritten(_located(value, mounts), resolve)
+    return told
+
+
+def _value(item: Mapping[str, Any], pod: Manifest) -> str:
+    source = item.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
+    facts = {
+        "metadata.name": pod["metadata"]["name"],
+        "metadata.namespace": pod["metadata"].get("namespace", "default"),
+        "metadata.uid": pod["metadata"].get("uid", ""),
+        "status.podIP": LOOPBACK,
+    }
+    return str(facts[source] if source else item.get("value", ""))
+
+
+def _located(value: str, mounts: Mapping[str, Path]) -> str:
+    """The value with a mount path replaced by the folder behind it."""
+    if value == "0.0.0.0":  # noqa: S104 - a run of this machine is nobody else's business
+        return LOOPBACK
+    for path, folder in mounts.items():
+        if value == path or value.startswith(f"{path}/"):
+            return str(folder) + value[len(path) :]
+    return value
+
+
+def _files(pod: Manifest, folder: Path, machine: Machine) -> dict[Path, str]:
+    return {
+        folder / volume["name"] / key: text
+        for volume in pod["spec"].get("volumes", ())
+        if "configMap" in volume
+        for key, text in machine.config_map(volume["configMap"]["name"]).items()
+    }
+
+
+def _probe(probe: Manifest | None, ports: Mapping[int, int]) -> Probe | None:
+    if probe is None:
+        return None
+    return Probe(
+        path=probe["httpGet"]["path"],
+        port=ports[probe["httpGet"]["port"]],
+        period_s=probe.get("periodSeconds", 10),
+        timeout_s=probe.get("timeoutSeconds", 1),
+        failures=probe.get("failureThreshold", 3),
+    )
+
+
+def _executable(name: str) -> str:
+    """The command of the environment that this very process runs in, as an image would hold it."""
+    if "/" in name:
+        return name
+    beside = Path(sys.executable).parent / name
+    return str(beside) if beside.exists() else shutil.which(name) or name

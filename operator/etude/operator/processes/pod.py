@@ -1,0 +1,186 @@
+"""One pod: its process, started again when it ends, until it should go."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from etude.operator.manifests import Manifest
+from etude.operator.processes import probing
+from etude.operator.processes.child import Child
+from etude.operator.processes.plan import Process
+from etude.operator.processes.ports import LOOPBACK
+
+log = logging.getLogger(__name__)
+
+FIRST_DELAY_S = 1.0
+LONGEST_DELAY_S = 60.0
+CALM_AFTER_S = 600.0
+"""A process that lived this long starts again without delay, as under a kubelet."""
+
+
+@dataclass(slots=True)
+class PodRunner:
+    """Runs the process of one pod and tells its status."""
+
+    name: str
+    plan: Callable[[], Process]
+    """Asked before every start; KeyError means that something it mounts is not there yet."""
+    tell: Callable[[Manifest], None]
+    process: Process | None = field(default=None, init=False)
+    child: Child | None = field(default=None, init=False)
+    restarts: int = field(default=0, init=False)
+    _stop: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _hurry: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _last: Manifest | None = field(default=None, init=False)
+    _told: Manifest | None = field(default=None, init=False)
+
+    async def run(self) -> None:
+        """Start, probe, restart, until stop() is called or the pod has done its work."""
+        delay_s = FIRST_DELAY_S
+        while not self._stop.is_set():
+            began = asyncio.get_running_loop().time()
+            try:
+                code = await self._live()
+            except (OSError, KeyError) as cause:
+                self._waiting("CreateContainerError", f"cannot start: {cause}")
+            else:
+                if self._stop.is_set():
+                    break
+                if not self.process_plan.restarts:
+                    self._finished(code)
+                    await self._stop.wait()
+                    break
+                self.restarts += 1
+                self._waiting("CrashLoopBackOff", f"exit code {code}, starts again in {delay_s} s")
+            if asyncio.get_running_loop().time() - began > CALM_AFTER_S:
+                delay_s = FIRST_DELAY_S
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), delay_s)
+            delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+
+    @property
+    def process_plan(self) -> Process:
+        """The plan of the present or last start."""
+        assert self.process is not None, "asked before the first start"  # noqa: S101 - our mistake
+        return self.process
+
+    def stop(self, *, now: bool = False) -> None:
+        """Ask the process to end, and the pod with it; now skips the grace period."""
+        self._stop.set()
+        if now:
+            self.hurry()
+
+    def hurry(self) -> None:
+        """Cut the grace period of the stop that is going on or will come."""
+        self._hurry.set()
+
+    async def _live(self) -> int:
+        """One life of the process; returns its exit code."""
+        process = self.process = self.plan()
+        _prepare(process, self.name, self.restarts)
+        child = self.child = Child.start(
+            process.command, env=process.env, folder=process.folder, log=process.log
+        )
+        log.info("%s started as process %d, log %s", self.name, child.pid, process.log)
+        self._running(is_ready=False)
+        try:
+            code = await self._until_ended(process, child)
+        finally:
+            self.child = None
+        log.info("%s ended with exit code %d", self.name, code)
+        self._remember(child, code)
+        return code
+
+    async def _until_ended(self, process: Process, child: Child) -> int:
+        over = asyncio.create_task(child.wait(), name=f"{self.name}-wait")
+        stop = asyncio.create_task(self._stop.wait(), name=f"{self.name}-stop")
+        probes = asyncio.create_task(
+            probing.watch(process, lambda is_ready: self._running(is_ready=is_ready)),
+            name=f"{self.name}-probes",
+        )
+        try:
+            await asyncio.wait({over, stop, probes}, return_when=asyncio.FIRST_COMPLETED)
+            if not over.done():
+                self._say_why(probes)
+                await self._end(child, over, process.grace_s)
+            return await over
+        except asyncio.CancelledError:
+            child.kill()
+            await over
+            raise
+        finally:
+            for task in (stop, probes):
+                task.cancel()
+
+    def _say_why(self, probes: "asyncio.Task[None]") -> None:
+        if not probes.done():
+            return
+        error = probes.exception()
+        if isinstance(error, probing.UnresponsiveError):
+            log.warning("%s is started again: %s", self.name, error)
+        elif error is not None:
+            raise error
+
+    async def _end(self, child: Child, over: "asyncio.Task[int]", grace_s: float) -> None:
+        """SIGTERM, then SIGKILL after the grace period or as soon as somebody is in a hurry."""
+        child.ask_to_end()
+        hurry = asyncio.create_task(self._hurry.wait(), name=f"{self.name}-hurry")
+        await asyncio.wait({over, hurry}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if not over.done():
+            log.warning("%s did not end in time and is killed", self.name)
+            child.kill()
+
+    def _running(self, *, is_ready: bool) -> None:
+        self._tell("Running", {"running": {}}, is_ready=is_ready)
+
+    def _waiting(self, reason: str, message: str) -> None:
+        log.warning("%s: %s", self.name, message)
+        state = {"waiting": {"reason": reason, "message": message}}
+        self._tell("Running", state, is_ready=False)
+
+    def _finished(self, code: int) -> None:
+        self._tell("Failed" if code else "Succeeded", self._last or {}, is_ready=False)
+
+    def _remember(self, child: Child, code: int) -> None:
+        ended: Manifest = {
+            "exitCode": code,
+            "reason": "Error" if code else "Completed",
+            "finishedAt": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        if code:
+            ended["message"] = child.last_words()
+        self._last = {"terminated": ended}
+
+    def _tell(self, phase: str, state: Manifest, *, is_ready: bool) -> None:
+        container: Manifest = {
+            "name": "main",
+            "ready": is_ready,
+            "restartCount": self.restarts,
+            "state": state,
+        }
+        if self._last is not None:
+            container["lastState"] = self._last
+        status = {
+            "phase": phase,
+            "podIP": LOOPBACK,
+            "conditions": [{"type": "Ready", "status": "True" if is_ready else "False"}],
+            "containerStatuses": [container],
+        }
+        if status != self._told:
+            self._told = status
+            self.tell(status)
+
+
+def _prepare(process: Process, name: str, restarts: int) -> None:
+    """Folders and files, and a line in the log that tells the lives apart."""
+    for folder in (process.folder, *process.volumes, process.log.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    for path, text in process.files.items():
+        path.write_text(text)
+    when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    with process.log.open("a") as output:
+        output.write(f"=== {name} start {restarts} {when}\n")

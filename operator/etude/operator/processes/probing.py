@@ -1,0 +1,81 @@
+"""Asks a process over HTTP whether it is up, alive, ready."""
+
+import asyncio
+from collections.abc import Callable
+
+from etude.operator.processes.plan import Probe, Process
+from etude.operator.processes.ports import LOOPBACK
+
+EAGER_PERIOD_S = 0.25
+"""A role that is starting is asked more often than a kubelet would: somebody is watching."""
+
+
+class UnresponsiveError(Exception):
+    """A process failed its startup or liveness probe too often."""
+
+
+async def passes(probe: Probe) -> bool:
+    """Whether one probe is answered with a success in time."""
+    try:
+        async with asyncio.timeout(probe.timeout_s):
+            reader, writer = await asyncio.open_connection(LOOPBACK, probe.port)
+            try:
+                writer.write(f"GET {probe.path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+                status = await reader.readline()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return False
+    return status.split(b" ")[1:2] in ([b"200"], [b"204"])
+
+
+async def watch(process: Process, tell_ready: Callable[[bool], None]) -> None:
+    """Probe until something is wrong or this is cancelled.
+
+    Raises:
+        UnresponsiveError: the process does not answer and should be started again.
+    """
+    await _until_started(process.startup)
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_watch_life(process.liveness), name="liveness")
+            group.create_task(_watch_readiness(process.readiness, tell_ready), name="readiness")
+    except* UnresponsiveError as failures:
+        raise failures.exceptions[0] from None
+    await asyncio.Event().wait()  # a container without probes is never unresponsive
+
+
+async def _until_started(probe: Probe | None) -> None:
+    if probe is None:
+        return
+    loop = asyncio.get_running_loop()
+    limit_s = probe.failures * probe.period_s
+    began = loop.time()
+    while not await passes(probe):
+        if loop.time() - began > limit_s:
+            raise UnresponsiveError(f"no answer on {probe.path} within {limit_s:.0f} s")
+        await asyncio.sleep(EAGER_PERIOD_S)
+
+
+async def _watch_life(probe: Probe | None) -> None:
+    failures = 0
+    while probe is not None and failures < probe.failures:
+        await asyncio.sleep(probe.period_s)
+        failures = 0 if await passes(probe) else failures + 1
+    if probe is not None:
+        raise UnresponsiveError(f"{failures} probes of {probe.path} in a row went unanswered")
+
+
+async def _watch_readiness(probe: Probe | None, tell_ready: Callable[[bool], None]) -> None:
+    if probe is None:
+        tell_ready(True)  # noqa: FBT003 - what is told is the flag itself
+        return
+    is_ready, failures = False, 0
+    while True:
+        if await passes(probe):
+            is_ready, failures = True, 0
+        else:
+            failures += 1
+            is_ready = is_ready and failures < probe.failures
+        tell_ready(is_ready)
+        await asyncio.sleep(probe.period_s if is_ready else EAGER_PERIOD_S)
