@@ -78,8 +78,9 @@ class Policy(nn.Module):
         before = hidden.index_select(0, rows * token_ids.shape[1] + places - 1)
         logits = self.model.get_output_embeddings()(before.float())
         everything = logits.log_softmax(dim=-1)
-        chosen = everything.gather(1, token_ids[rows, places][:, None])[:, 0]
-        return TokenScores(chosen, everything.detach())
+        chosen = everything.gather(1, token_ids[rows, places][:, None]).flatten()
+        # FSDP2 hooks into what a module returns, and a view could lose the hook.
+        return TokenScores(chosen.clone(), everything.detach())
 
 
 def load_policy(folder: Path, *, seed: int) -> Policy:

@@ -43,6 +43,8 @@ class Ranks:
             if isinstance(module, FSDPModule):
                 # Losses are weighted with totals of the whole batch: ranks add, never average.
                 module.set_gradient_divide_factor(1.0)
+                # Else a factor of 1 becomes a multiplication in the collective, which gloo lacks.
+                module.set_force_sum_reduction_for_comms(True)
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over all ranks, elementwise."""

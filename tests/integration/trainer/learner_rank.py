@@ -1,0 +1,95 @@
+"""One learner rank in its own process: two phases, save, publish, restore."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from etude.common.api.run import Storage
+from etude.common.weights import VersionId
+from etude.trainer.batches import PolicyBatch, PolicySequence, SupervisedSequence
+from etude.trainer.learner import Learner
+from etude.trainer.learner_config import LearnerConfig
+
+MODEL = Path(__file__).parents[2] / "data" / "tiny-model"
+
+
+def texts(seed: int, count: int) -> list[SupervisedSequence]:
+    rng = np.random.default_rng(seed)
+    return [
+        SupervisedSequence(
+            token_ids=rng.integers(0, 64, length).astype(np.int32),
+            weights=rng.choice(np.array([0.5, 1.0], np.float32), length),
+        )
+        for length in rng.integers(3, 40, count)
+    ]
+
+
+def rollouts(seed: int) -> PolicyBatch:
+    rng = np.random.default_rng(seed)
+    sequences = [
+        PolicySequence(
+            token_ids=rng.integers(0, 64, length).astype(np.int32),
+            loss_mask=np.arange(length) > 3,
+            sampler_logprobs=np.full(length, -4.2, np.float32),
+            rollout=rollout,
+        )
+        for rollout, length in enumerate(rng.integers(5, 40, 12))
+    ]
+    return PolicyBatch(
+        sequences=tuple(sequences),
+        rewards=rng.random(12),
+        groups=np.repeat([0, 1, 2], 4),
+        valid=rng.random(12) < 0.9,
+    )
+
+
+def phase(kind: str, **fields: object) -> dict[str, object]:
+    optimizer = {"learningRate": "1e-4", "weightDecay": "0.01", "gradientClip": "0.05"}
+    return {"name": kind.lower(), "type": kind, "maxSteps": 9, "optimizer": optimizer, **fields}
+
+
+SFT = phase("SupervisedFineTuning", data=[{"name": "traces", "uri": "file:///traces.jsonl"}])
+RL = phase(
+    "ReinforcementLearning",
+    tasks=[{"name": "train", "uri": "file:///tasks", "environment": "repos"}],
+    algorithm={"parameters": {"lossScale": 16, "klCoefficient": 0.05}},
+)
+
+
+def main(rank: int, world_size: int, folder: Path) -> None:
+    learner = Learner(
+        LearnerConfig(
+            run="uid",
+            holder=f"rank-{rank}",
+            model_folder=MODEL,
+            seed=1,
+            storage=Storage(uri=f"file://{folder}"),
+            weights_dtype="Float32",
+            micro_batch_tokens=64,
+            rank=rank,
+            world_size=world_size,
+            rendezvous=f"file://{folder}/meet-{world_size}",
+        )
+    )
+    learner.start_phase(SFT, 0)
+    # The last batch has one sequence: with two ranks, one of them has nothing to do.
+    results = [learner.supervised_step(texts(seed, 1 if seed == 2 else 7)) for seed in range(3)]
+    learner.start_phase(RL, 0)
+    results += [learner.policy_step(rollouts(seed)) for seed in range(3)]
+    learner.save(f"checkpoint-{world_size}")
+    learner.publish(VersionId(1, world_size), 6)
+    # Two ranks run first: alone, this reads what two wrote.
+    learner.restore("checkpoint-2")
+    results.append(learner.policy_step(rollouts(9)))
+    learner.close()
+    if rank == 0:
+        found = [
+            [r.loss, r.grad_norm, r.mismatch_max, r.extra.get("reference_kl", 0)] for r in results
+        ]
+        sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
