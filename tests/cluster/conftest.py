@@ -81,6 +81,27 @@ def kubectl(cluster: Mapping[str, Any]) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
+def helm(cluster: Mapping[str, Any]) -> Callable[..., str]:
+    """Run helm as administrator, as `kubectl` above."""
+    program = str(Path(cluster["binaries"]) / "helm")
+    environment = {**os.environ, "KUBECONFIG": cluster["kubeconfig"]}
+
+    def run(*arguments: str, fails: bool = False) -> str:
+        done = subprocess.run(
+            (program, *arguments),
+            check=False,
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=180,
+        )
+        assert (done.returncode != 0) == fails, f"{arguments}: {done.stdout}{done.stderr}"
+        return done.stderr if fails else done.stdout
+
+    return run
+
+
+@pytest.fixture(scope="session")
 def crds(kubectl: Callable[..., str]) -> None:
     """Our CRDs, established."""
     folder = ROOT / "helm" / "etude" / "files" / "crds"

@@ -1,0 +1,30 @@
+{{- /* Name of everything that the release owns. */ -}}
+{{- define "etude.name" -}}
+{{- if contains "etude" .Release.Name -}}
+{{ .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- else -}}
+{{ printf "%s-etude" .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- end -}}
+{{- end -}}
+
+{{- define "etude.account" -}}
+{{ .Values.serviceAccount.name | default (printf "%s-operator" (include "etude.name" .)) }}
+{{- end -}}
+
+{{- define "etude.selector" -}}
+app.kubernetes.io/name: etude
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end -}}
+
+{{- define "etude.labels" -}}
+{{ include "etude.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- /* Image of one role: its own, or the common one. */ -}}
+{{- define "etude.image" -}}
+{{ get .root.Values.images .role | default .root.Values.image }}
+{{- end -}}
