@@ -13,7 +13,7 @@ def lint(
     files: Annotated[list[Path], typer.Argument(help="Manifests: RLRun, EnvPool or Checkpoint.")],
 ) -> None:
     """Check manifests without a cluster: file, line, field, reason and fix for each problem."""
-    from etude.common.api.lint import lint_text
+    from etude.common.api.lint import lint_file
 
     found = 0
     for path in files:
@@ -21,7 +21,7 @@ def lint(
             raise UserError(
                 Problem("NotFound", what="no such file", where=str(path), fix="check the path")
             )
-        for finding in lint_text(path.read_text(), name=str(path)):
+        for finding in lint_file(path):
             found += 1
             say(finding.text())
     if found:
