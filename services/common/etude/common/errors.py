@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import ClassVar, NamedTuple
 
 import grpc
+from typing_extensions import override
 
 
 class Problem(NamedTuple):
@@ -25,6 +26,21 @@ class EtudeError(Exception):
 
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
     reason: ClassVar[str] = "Internal"
+
+    @override
+    def __reduce__(self) -> tuple[object, ...]:
+        # The default calls the class with args, which are not what every __init__ takes: an error
+        # that crosses a process would arrive as a TypeError about itself.
+        return _rebuilt, (type(self), self.args, self.__dict__)
+
+
+def _rebuilt(
+    kind: type[EtudeError], args: tuple[object, ...], fields: dict[str, object]
+) -> EtudeError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
 
 
 class InvalidFieldError(EtudeError, ValueError):
