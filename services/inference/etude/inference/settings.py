@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from etude.common import files
 from etude.common.errors import Problem, UserError
@@ -105,7 +105,7 @@ class EngineOptions:
             "OMP_NUM_THREADS": str(self.threads),
             # A team of threads that spins while it waits took 2 to 8 times the CPU on busy cores.
             "OMP_WAIT_POLICY": "passive",
-            "VLLM_LOGGING_LEVEL": "WARNING",
+            "VLLM_LOGGING_LEVEL": "ERROR",
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
         }
@@ -121,7 +121,7 @@ def engine_options(run: ResolvedRun, *, scratch: Path, threads: int) -> EngineOp
     if role is None:
         raise UserError(_problem("roles.inference", "is not set", "add it to the RLRun"))
     model = files.materialise(run.spec.model.uri, scratch, run.spec.storage)
-    limit = position_limit(model)
+    limit = read_folder(model).position_limit
     if limit is not None and role.max_model_len > limit:
         raise UserError(
             _problem(
@@ -143,15 +143,25 @@ def engine_options(run: ResolvedRun, *, scratch: Path, threads: int) -> EngineOp
     )
 
 
-def position_limit(model: Path) -> int | None:
-    """max_position_embeddings of a Hugging Face folder, if it says one.
+class FolderFacts(NamedTuple):
+    """What a model folder's config.json says about serving it."""
+
+    position_limit: int | None
+    """Longest prompt plus completion that the model has positions for."""
+    dtype: str
+    """Number format of its weights; auto if it does not say."""
+
+
+def read_folder(model: Path) -> FolderFacts:
+    """The facts of a Hugging Face folder.
 
     Raises:
         UserError: the folder has no readable config.json, or no tokenizer.
     """
     try:
         config = json.loads((model / "config.json").read_bytes())
-        limit = config.get("max_position_embeddings")
+        limit, dtype = config.get("max_position_embeddings"), config.get("dtype")
+        dtype = dtype or config.get("torch_dtype")
     except (OSError, ValueError, AttributeError) as cause:
         raise UserError(
             _problem(
@@ -163,7 +173,13 @@ def position_limit(model: Path) -> int | None:
     if not (model / "tokenizer.json").exists():
         raise UserError(
             _problem(
-                f"{model}/tokenizer.json", "is missing", "save the tokenizer into the model folder"
+                f"{model}/tokenizer.json",
+                "is missing",
+                "save the tokenizer into the model folder",
             )
         )
-    return limit if isinstance(limit, int) else None
+    return FolderFacts(
+        position_limit=limit if type(limit) is int else None,
+        # vLLM's own "auto" turns float32 weights into bfloat16.
+        dtype=dtype if dtype in {"float32", "float16", "bfloat16"} else "auto",
+    )

@@ -55,6 +55,10 @@ class _SaltedLLM(AsyncLLM):  # type: ignore[misc]  # mypy does not follow vLLM
             prompt = {**prompt, "cache_salt": f"{self.salt}:{own}" if own else self.salt}
         return await super().add_request(request_id, prompt, *args, **kwargs)
 
+    @override
+    def __del__(self) -> None:
+        """VLLM's own shuts down again, when half the interpreter is gone already."""
+
 
 class Replica(PolicyEngine):
     """Implements the engine seam on vLLM."""

@@ -1,0 +1,93 @@
+"""One replica's parts, put together around an engine that is built already."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from etude.common.files import ResolvedRun, store_for
+from etude.common.probes import Probes
+from etude.common.serving import Server
+from etude.inference.engine.openai_app import openai_app
+from etude.inference.engine.replica import Replica
+from etude.inference.openai import Gate, HttpServer
+from etude.inference.receiver import Receiver, Status
+from etude.inference.service import SERVICES, Inference, Weights
+from etude.inference.settings import Settings
+from etude.v1 import inference_pb2_grpc, weights_pb2_grpc
+
+
+@dataclass(slots=True, kw_only=True)
+class Role:
+    """Listens, follows the run's versions, and shows whether one is served."""
+
+    settings: Settings
+    run: ResolvedRun
+    replica: Replica
+    probes: Probes
+    receiver: Receiver = field(init=False)
+    _server: Server = field(init=False)
+    _http: HttpServer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.receiver = Receiver(
+            store=store_for(self.run.spec.storage.uri, self.run.spec.storage),
+            engine=self.replica,
+            run=self.run.uid,
+            scratch=self.settings.scratch,
+            status=Status(replica=self.settings.pod),
+        )
+        self._server = Server(SERVICES, self.settings.host, self.settings.port)
+
+    async def start(self) -> None:
+        """Listen on both ports; health stays NOT_SERVING until a version is live.
+
+        Raises:
+            OSError: a port is taken.
+        """
+        app = await openai_app(self.replica)
+        self._http = HttpServer(
+            Gate(app, self._version), self.settings.host, self.settings.http_port
+        )
+        await self._http.start()
+        inference = Inference(engine=self.replica, http_port=self._http.port)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(
+            inference, self._server.grpc_server
+        )
+        weights_pb2_grpc.add_WeightServiceServicer_to_server(
+            Weights(self.receiver), self._server.grpc_server
+        )
+        await self._server.start()
+
+    async def run_until(self, stop: asyncio.Event) -> None:
+        """Follow versions until told to stop.
+
+        Raises:
+            UnavailableError: the engine cannot go on.
+        """
+        tasks = [
+            asyncio.create_task(stop.wait(), name="stop"),
+            asyncio.create_task(self.receiver.follow(), name="follow-versions"),
+            asyncio.create_task(self._show_readiness(), name="show-readiness"),
+        ]
+        done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        for task in done:
+            task.result()
+
+    async def stop(self) -> None:
+        """Take no new requests, let the running ones end, close."""
+        self.probes.ready = False
+        role = self.run.spec.roles.inference
+        grace_s = role.termination_grace_period_seconds * 0.8 if role else 0.0
+        await self._server.stop(grace_s)
+        await self._http.stop()
+
+    async def _show_readiness(self) -> None:
+        async for status in self.receiver.watch():
+            if status.is_ready != self.probes.ready:
+                await self._server.ready(is_ready=status.is_ready)
+                self.probes.ready = status.is_ready
+
+    def _version(self) -> str | None:
+        live = self.replica.live
+        return None if live is None else str(live)

@@ -1,0 +1,263 @@
+"""The receiver serves verified, accepted versions, or goes on serving the old one."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+from typing_extensions import override
+
+from etude.common import weights
+from etude.common.blobs import MemoryStore, ObjectInfo
+from etude.common.errors import (
+    CorruptError,
+    FencedError,
+    StoreError,
+    UnavailableError,
+    UnknownIdError,
+)
+from etude.common.weights import VersionId, WeightManifest
+from etude.inference import receiver as receivers
+from etude.inference.policy import MemoryEngine
+from etude.inference.receiver import Receiver, State
+
+Publish = Callable[..., WeightManifest]
+
+
+def staged(receiver: Receiver) -> set[str]:
+    return {path.name for path in (receiver.scratch / "staged").iterdir()}
+
+
+async def test_a_replica_is_not_ready_before_the_first_version(
+    receiver: Receiver, engine: MemoryEngine
+) -> None:
+    await receiver.catch_up()
+    assert receiver.status.state is State.LOADING
+    assert not receiver.status.is_ready
+    assert engine.live is None
+
+
+async def test_following_commits_the_newest_version(
+    receiver: Receiver, engine: MemoryEngine, publish: Publish
+) -> None:
+    publish(0)
+    publish(1)
+    manifest = publish(2)
+    await receiver.catch_up()
+    assert engine.committed == [VersionId(1, 2)]
+    assert receiver.status.state is State.SERVING
+    assert receiver.status.manifest_sha256 == manifest.sha256
+    assert staged(receiver) == {"1-2"}
+
+
+async def test_committing_the_live_version_again_does_nothing(
+    receiver: Receiver, engine: MemoryEngine, publish: Publish
+) -> None:
+    publish(0)
+    await receiver.commit(VersionId(1, 0))
+    status = await receiver.commit(VersionId(1, 0))
+    assert engine.committed == [VersionId(1, 0)]
+    assert status.live == VersionId(1, 0)
+
+
+async def test_a_late_repeat_of_an_older_commit_does_not_go_back(
+    receiver: Receiver, engine: MemoryEngine, publish: Publish
+) -> None:
+    for number in range(3):
+        publish(number)
+    await receiver.catch_up()
+    assert (await receiver.commit(VersionId(1, 1))).live == VersionId(1, 2)
+    assert engine.committed == [VersionId(1, 2)]
+
+
+async def test_commits_at_the_same_time_run_one_after_the_other(
+    receiver: Receiver, engine: MemoryEngine, publish: Publish
+) -> None:
+    for number in range(4):
+        publish(number)
+    async with asyncio.TaskGroup() as group:
+        for number in (1, 3, 2, 0):
+            group.create_task(receiver.commit(VersionId(1, number)), name=f"commit-{number}")
+    assert engine.live == VersionId(1, 3)
+    assert engine.committed == sorted(engine.committed)
+
+
+async def test_a_missing_version_leaves_the_old_one_serving_and_says_so(
+    receiver: Receiver, engine: MemoryEngine, publish: Publish
+) -> None:
+    publish(0)
+    await receiver.catch_up()
+    with pytest.raises(UnknownIdError, match=r"version 1\.9"):
+        await receiver.commit(VersionId(1, 9))
+    assert engine.live == VersionId(1, 0)
+    assert receiver.status.is_ready
+    assert receiver.status.reason == "NotFound"
+    assert "1.9" in receiver.status.message
+
+
+async def test_a_corrupt_version_leaves_the_old_one_serving_and_says_so(
+    receiver: Receiver, engine: MemoryEngine, publish: Publish, store: MemoryStore
+) -> None:
+    publish(0)
+    await receiver.catch_up()
+    key = publish(1).objects[0].key
+    store.objects[key] = store.objects[key][:-1] + b"\xff"
+    with pytest.raises(CorruptError, match="BLAKE3"):
+        await receiver.commit(VersionId(1, 1))
+    assert engine.committed == [VersionId(1, 0)]
+    assert receiver.status.state is State.CATCHING_UP
+    assert receiver.status.reason == "Corrupt"
+    assert key in receiver.status.message
+
+
+async def test_a_version_that_does_not_fit_the_model_leaves_the_old_one_serving(
+    receiver: Receiver, engine: MemoryEngine, publish: Publish
+) -> None:
+    publish(0)
+    await receiver.catch_up()
+    publish(1)
+    engine.refuses = frozenset({VersionId(1, 1)})
+    with pytest.raises(CorruptError, match="do not fit"):
+        await receiver.catch_up()
+    assert engine.live == VersionId(1, 0)
+    assert receiver.status.is_ready
+
+
+async def test_a_corrupt_first_version_keeps_the_replica_not_ready(
+    receiver: Receiver, publish: Publish, store: MemoryStore
+) -> None:
+    key = publish(0).objects[0].key
+    store.objects[key] = b""
+    with pytest.raises(CorruptError):
+        await receiver.catch_up()
+    assert receiver.status.state is State.NOT_READY
+    assert not receiver.status.is_ready
+
+
+async def test_a_refused_version_is_healed_by_the_next_one(
+    receiver: Receiver, engine: MemoryEngine, publish: Publish
+) -> None:
+    engine.refuses = frozenset({VersionId(1, 0)})
+    publish(0)
+    with pytest.raises(CorruptError):
+        await receiver.catch_up()
+    publish(1)
+    await receiver.catch_up()
+    assert (receiver.status.state, receiver.status.reason) == (State.SERVING, "")
+    assert staged(receiver) == {"1-1"}
+
+
+async def test_a_version_of_another_run_is_refused(receiver: Receiver, publish: Publish) -> None:
+    publish(0, run="somebody-elses")
+    with pytest.raises(CorruptError, match="of run somebody-elses, not uid-run"):
+        await receiver.catch_up()
+
+
+async def test_a_version_above_the_parent_of_a_newer_epoch_is_refused(
+    receiver: Receiver, engine: MemoryEngine, publish: Publish, store: MemoryStore
+) -> None:
+    for number in range(3):
+        publish(number)
+    weights.claim_epoch(store, holder="t", parent=VersionId(1, 1), reason="takeover")
+    with pytest.raises(FencedError, match="not on the accepted chain"):
+        await receiver.commit(VersionId(1, 2))
+    assert engine.committed == []
+    await receiver.catch_up()
+    assert engine.live == VersionId(1, 1)
+
+
+async def test_a_replica_on_an_abandoned_version_returns_to_the_accepted_chain(
+    receiver: Receiver, engine: MemoryEngine, publish: Publish, store: MemoryStore
+) -> None:
+    publish(0)
+    publish(1)
+    await receiver.catch_up()
+    weights.claim_epoch(store, holder="t", parent=VersionId(1, 0), reason="rollback")
+    await receiver.catch_up()
+    assert engine.live == VersionId(1, 0)
+    publish(2, epoch=2)
+    await receiver.catch_up()
+    assert engine.live == VersionId(2, 2)
+
+
+async def test_a_zombies_manifest_that_appears_while_its_payload_is_fetched_is_refused(
+    receiver: Receiver, engine: MemoryEngine, publish: Publish, store: MemoryStore
+) -> None:
+    publish(0)
+    publish(1)
+    receiver.store = TakesOverDuringFetch(objects=store.objects)
+    with pytest.raises(FencedError):
+        await receiver.commit(VersionId(1, 1))
+    assert engine.committed == []
+
+
+async def test_a_store_that_is_down_changes_nothing_but_the_reason(
+    receiver: Receiver, engine: MemoryEngine, publish: Publish, store: MemoryStore
+) -> None:
+    publish(0)
+    await receiver.catch_up()
+    receiver.store = Down()
+    with pytest.raises(StoreError):
+        await receiver.catch_up()
+    assert receiver.status.reason == "StorageUnavailable"
+    assert receiver.status.is_ready
+    receiver.store = store
+    await receiver.catch_up()
+    assert (receiver.status.state, receiver.status.reason) == (State.SERVING, "")
+    assert engine.committed == [VersionId(1, 0)]
+
+
+async def test_watching_shows_the_present_status_and_then_the_latest(
+    receiver: Receiver, publish: Publish
+) -> None:
+    publish(0)
+    watch = receiver.watch()
+    assert (await anext(watch)).state is State.LOADING
+    await receiver.catch_up()
+    assert (await anext(watch)).live == VersionId(1, 0)
+    publish(1)
+    _, status = await asyncio.gather(receiver.catch_up(), anext(watch))
+    while status.live != VersionId(1, 1) or status.state is not State.SERVING:
+        status = await anext(watch)
+    await watch.aclose()  # type: ignore[attr-defined]  # it is a generator
+
+
+async def test_following_ends_when_the_engine_cannot_go_on(
+    receiver: Receiver, engine: MemoryEngine, publish: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receivers, "POLL_S", 0.001)
+    publish(0)
+    async with asyncio.TaskGroup() as group:
+        following = group.create_task(expect_end(receiver), name="follow")
+        async for status in receiver.watch():
+            if status.is_ready:
+                break
+        engine.failed = "the step failed"
+        await following
+
+
+async def expect_end(receiver: Receiver) -> None:
+    with pytest.raises(UnavailableError, match="the step failed"):
+        await receiver.follow()
+
+
+@dataclass(slots=True)
+class TakesOverDuringFetch(MemoryStore):
+    """A newer publisher opens its epoch while a payload is being read."""
+
+    done: bool = False
+
+    @override
+    def get(self, key: str) -> bytes:
+        if key.endswith(".safetensors") and not self.done:
+            self.done = True
+            weights.claim_epoch(self, holder="t", parent=VersionId(1, 0), reason="takeover")
+        return self.objects[key]
+
+
+class Down(MemoryStore):
+    """Answers nothing."""
+
+    @override
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        raise StoreError("connection refused")
