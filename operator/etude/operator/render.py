@@ -5,9 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import yaml
-from pydantic import ValidationError
-
+from etude.common.api import documents
 from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.errors import Problem, UserError
 from etude.operator import desired
@@ -17,13 +15,13 @@ from etude.operator.manifests import Manifest
 EXIT_INVALID = 4
 
 
-def rendered(manifest: Manifest, platform: Platform) -> Iterator[Manifest]:
+def rendered(manifest: object, platform: Platform) -> Iterator[Manifest]:
     """Everything that would be applied for one object, the children of its own pools included.
 
     Raises:
         ValueError: the object is no RLRun and no EnvPool, or is not valid.
     """
-    match manifest.get("kind"):
+    match manifest.get("kind") if isinstance(manifest, dict) else None:
         case "RLRun":
             run = RLRun.model_validate(manifest)
             for child in desired.run_children(run, RunShape(images=platform.images), platform):
@@ -52,14 +50,14 @@ def main() -> None:
     roles = ("trainer", "inference", "rewards", "envserver")
     images = {role: f"{options.registry}/{role}:{options.tag}" for role in roles}
     try:
-        documents = list(yaml.safe_load_all(options.file.read_text()))
-        made = [m for d in documents if d for m in rendered(d, Platform(images=images))]
-    except (OSError, ValidationError, ValueError, yaml.YAMLError) as cause:
+        objects = [document.value for document in documents.read(options.file.read_bytes())]
+        made = [m for each in objects for m in rendered(each, Platform(images=images))]
+    except (OSError, ValueError) as cause:
         fix = f"etude lint {options.file} names each field that is wrong"
         error = UserError(Problem("InvalidSpec", str(cause), str(options.file), fix))
         sys.stderr.write(f"{error}\n")
         raise SystemExit(EXIT_INVALID) from cause
-    yaml.safe_dump_all(made, sys.stdout, sort_keys=False)
+    sys.stdout.write(documents.write(made))
 
 
 if __name__ == "__main__":

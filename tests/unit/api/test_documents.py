@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from etude.common.api.documents import InvalidYamlError, Position, read
+from etude.common.api.documents import InvalidYamlError, Position, read, write
 
 
 def value(text: str) -> Any:
@@ -107,3 +107,8 @@ def test_a_small_file_that_stands_for_billions_of_values_is_a_problem() -> None:
     levels = "".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
     (document,) = read(f"a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n{levels}".encode())
     assert [problem.what for problem in document.problems] == ["more than 200000 values"]
+
+
+@pytest.mark.parametrize("text", ["3e-3", "1e3", "0.5", "017", "yes", "y", "null", "~", "", "a: b"])
+def test_text_that_go_would_read_as_more_is_written_with_quotes(text: str) -> None:
+    assert value(write([{"a": text}])) == {"a": text}

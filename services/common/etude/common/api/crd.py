@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-from typing_extensions import override
-
+from etude.common.api import documents
 from etude.common.api.checkpoint import CheckpointSpec
 from etude.common.api.meta import GROUP, NAME, VERSION, Model
 from etude.common.api.pool import EnvPoolSpec
@@ -249,19 +247,9 @@ def _root(kind: Kind) -> dict[str, Any]:
     return root
 
 
-class _Dumper(yaml.SafeDumper):
-    """YAML without anchors: a schema that two fields share is written twice."""
-
-    @override
-    def ignore_aliases(self, data: object) -> bool:
-        return True
-
-
 def text(kind: Kind) -> str:
     """The definition as the chart ships it."""
-    return HEADER + yaml.dump(
-        definition(kind), Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True
-    )
+    return HEADER + documents.write([definition(kind)])
 
 
 def main(arguments: Sequence[str]) -> None:

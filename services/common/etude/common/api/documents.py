@@ -1,12 +1,13 @@
-"""YAML documents as kubectl reads them, with the position of every value."""
+"""YAML documents as kubectl reads and writes them, with the position of every value."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import yaml
 from pydantic import JsonValue
+from typing_extensions import override
 
 FieldPath = tuple[str | int, ...]
 
@@ -121,6 +122,14 @@ def _syntax(error: yaml.YAMLError) -> SyntaxProblem:
     return SyntaxProblem(position, f"this is no YAML: {parts}", "correct the YAML")
 
 
+def write(values: Iterable[object]) -> str:
+    """Documents that kubectl and `read` take for these values, without anchors.
+
+    PyYAML's own dumper leaves the text 3e-3 without quotes, which Go then reads as a number.
+    """
+    return yaml.dump_all(values, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
+
+
 class _Loader(yaml.SafeLoader):
     """PyYAML's parser with the scalar rules of Go's YAML 2."""
 
@@ -141,6 +150,16 @@ _SCALARS = (
 """Source: https://github.com/yaml/go-yaml/blob/v2.4.4/resolve.go."""
 for _name, _pattern, _first in _SCALARS:
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", _pattern, list(_first))
+
+
+class _Dumper(yaml.SafeDumper):
+    """PyYAML's writer with the same rules, so that text which looks like more gets quotes."""
+
+    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+    @override
+    def ignore_aliases(self, data: object) -> bool:
+        return True
 
 
 class _Reader:
