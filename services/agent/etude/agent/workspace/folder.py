@@ -27,6 +27,7 @@ from etude.agent.workspace.protocol import (
     MAX_DEPTH,
     MAX_FILE_BYTES,
     MAX_FILES,
+    MAX_HASHED_BYTES,
     ExecResult,
     FileInfo,
     FileKind,
@@ -353,14 +354,17 @@ def _read_or_gone(found: _Found) -> bytes | None:
 
 
 def _digest(found: _Found) -> str | None:
+    if found.size > MAX_HASHED_BYTES:
+        return f"oversized-{found.size}"
     try:
         with _opened(found.folder, found.path.rpartition("/")[2], found.path) as descriptor:
-            hasher = blake3()
-            while chunk := os.read(descriptor, _CHUNK_BYTES):
+            hasher, size = blake3(), 0
+            while size <= MAX_HASHED_BYTES and (chunk := os.read(descriptor, _CHUNK_BYTES)):
                 hasher.update(chunk)
-            return hasher.hexdigest()
+                size += len(chunk)
     except (FileNotFoundError, PermissionError, WorkspaceError):
         return None
+    return hasher.hexdigest()
 
 
 def _write(folder: int, name: str, path: str, data: bytes, owner: tuple[int, int] | None) -> None:
