@@ -61,6 +61,11 @@ class Journal:
         """Sequence of the newest record, durable or not."""
         return self.next_sequence - 1
 
+    @property
+    def depth(self) -> int:
+        """Records that are not durable yet."""
+        return self.last_sequence - self._durable
+
     def append(self, record: journal_pb2.JournalRecord) -> int:
         """Queue a record; returns its sequence. Await durable() before acting on it."""
         record.sequence = self.next_sequence

@@ -1,0 +1,170 @@
+"""The Ray door: actors for learner ranks and rollout workers, here or on a cluster."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from typing_extensions import override
+
+from etude.common.api.phases import Phase
+from etude.common.checkpoints import CheckpointObject
+from etude.common.weights import VersionId
+from etude.trainer.batches import PolicyBatch, StepResult
+from etude.trainer.learner_config import LearnerConfig
+from etude.trainer.learner_rank import LearnerRank
+from etude.trainer.rollouts import RolloutWorker
+from etude.trainer.work import (
+    GroupOrder,
+    GroupResult,
+    Learners,
+    Published,
+    Rollouts,
+    WorkerConfig,
+    WorkerLostError,
+)
+
+log = logging.getLogger(__name__)
+
+OBJECT_STORE_BYTES = 256 << 20
+"""Batches travel through it one at a time; Ray spills what does not fit."""
+
+Actor = Any
+"""Ray's handles have no static type."""
+
+
+def start(address: str | None) -> None:
+    """Join a Ray cluster, or start one on this machine that serves this run alone."""
+    if address is not None:
+        ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
+        return
+    ray.init(
+        include_dashboard=False,
+        num_cpus=1,
+        object_store_memory=OBJECT_STORE_BYTES,
+        log_to_driver=True,
+        logging_level=logging.WARNING,
+        # Idle workers for tasks that never come would cost memory and start-up time.
+        _system_config={"enable_worker_prestart": False, "prestart_worker_first_driver": False},
+    )
+
+
+def rendezvous() -> str:
+    """Where the learner ranks meet: a free port beside rank 0, which runs on this node."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+    return f"tcp://{ray.util.get_node_ip_address()}:{port}"
+
+
+def stop() -> None:
+    """End every actor, and the cluster if start() began it."""
+    ray.shutdown()
+
+
+def learners(configs: Sequence[LearnerConfig], *, gpus_per_rank: int) -> "RayLearners":
+    """One actor per rank. A rank that dies ends the run: it resumes from its checkpoint."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    options = {"num_cpus": 0, "num_gpus": gpus_per_rank, "max_restarts": 0}
+    actor = ray.remote(LearnerRank)
+    return RayLearners(
+        [
+            actor.options(**options, scheduling_strategy="DEFAULT" if config.rank else here).remote(
+                config
+            )
+            for config in configs
+        ]
+    )
+
+
+def rollouts(config: WorkerConfig, *, workers: int) -> "RayRollouts":
+    """Workers that share the load; one that dies is started again."""
+    options = {"num_cpus": 0, "max_restarts": -1, "max_concurrency": 100_000}
+    actor = ray.remote(RolloutWorker).options(**options)
+    return RayRollouts([_Worker(actor.remote(config)) for _ in range(workers)])
+
+
+@dataclass(slots=True)
+class RayLearners(Learners):
+    """Every call goes to all ranks; the first rank's answer counts."""
+
+    ranks: list[Actor]
+
+    async def _call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401 - as Ray has it
+        # One copy in the object store, however many ranks read it.
+        shared = [_shared(argument) for argument in arguments]
+        references = [getattr(rank, method).remote(*shared) for rank in self.ranks]
+        answers = await asyncio.gather(*references)
+        return answers[0]
+
+    @override
+    async def start_phase(self, phase: Phase, step: int) -> None:
+        await self._call("start_phase", phase.to_json(), step)
+
+    @override
+    async def supervised_step(self, step: int) -> StepResult:
+        result: StepResult = await self._call("supervised_step", step)
+        return result
+
+    @override
+    async def policy_step(self, batch: PolicyBatch) -> StepResult:
+        result: StepResult = await self._call("policy_step", batch)
+        return result
+
+    @override
+    async def publish(self, version: VersionId, step: int) -> Published:
+        published: Published = await self._call("publish", version, step)
+        return published
+
+    @override
+    async def save(self, prefix: str) -> list[CheckpointObject]:
+        objects: list[CheckpointObject] = await self._call("save", prefix)
+        return objects
+
+    @override
+    async def restore(self, prefix: str) -> None:
+        await self._call("restore", prefix)
+
+    @override
+    async def export(self, prefix: str) -> list[CheckpointObject]:
+        objects: list[CheckpointObject] = await self._call("export", prefix)
+        return objects
+
+
+def _shared(argument: object) -> object:
+    return ray.put(argument) if isinstance(argument, PolicyBatch) else argument
+
+
+@dataclass(slots=True)
+class _Worker:
+    actor: Actor
+    load: int = 0
+    """Rollouts that it has in hand."""
+
+
+@dataclass(slots=True)
+class RayRollouts(Rollouts):
+    """Each order goes to the worker with the least in hand."""
+
+    workers: list[_Worker]
+
+    @override
+    async def run(self, order: GroupOrder) -> GroupResult:
+        worker = min(self.workers, key=lambda w: w.load)
+        worker.load += len(order.indices)
+        reference = worker.actor.run_group.remote(order)
+        try:
+            result: GroupResult = await reference
+        except RayActorError as error:
+            raise WorkerLostError(f"a rollout worker died: {error}") from error
+        except asyncio.CancelledError:
+            ray.cancel(reference)
+            raise
+        finally:
+            worker.load -= len(order.indices)
+        return result

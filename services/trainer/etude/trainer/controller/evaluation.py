@@ -1,0 +1,117 @@
+"""Success on held-out tasks: a sampled pass as in training, and a greedy one."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from etude.common.api.phases import Phase, RolloutPolicy
+from etude.common.api.run import Evaluation
+from etude.trainer.controller.records import evaluation_fields, rollout_row
+from etude.trainer.controller.run import Run
+from etude.trainer.controller.tasks import Task
+from etude.trainer.controller.workers import run_order
+from etude.trainer.order import derived_seed
+from etude.trainer.work import GroupOrder
+from etude.v1 import journal_pb2, run_pb2
+
+
+class Pass(NamedTuple):
+    """What one evaluation at one step consists of."""
+
+    tasks: tuple[Task, ...]
+    is_greedy: bool
+    """Whether a greedy pass follows the sampled one."""
+
+
+def due(evaluation: Evaluation, tasks: Sequence[Task], *, step: int, last_step: int) -> Pass | None:
+    """What to evaluate after so many steps of the phase; None for nothing."""
+    is_end = step in {0, last_step}
+    if not is_end and step % evaluation.every_steps:
+        return None
+    limit = None if is_end else evaluation.limit
+    is_greedy = evaluation.greedy == "Always" or (evaluation.greedy == "Ends" and is_end)
+    return Pass(tuple(tasks)[:limit], is_greedy)
+
+
+@dataclass(slots=True, kw_only=True)
+class Evaluator:
+    """The evaluations that follow one phase."""
+
+    run: Run
+    phase: Phase
+    tasks: dict[str, tuple[Task, ...]]
+    """By evaluation name."""
+
+    async def evaluate(self) -> bool:
+        """Do what is due now; False if the controller was told to stop before it was done."""
+        for evaluation in self.run.orders.evaluation:
+            if evaluation.phase != self.phase.name or evaluation.name not in self.tasks:
+                continue
+            if not await self._evaluate(evaluation):
+                return False
+        return True
+
+    async def _evaluate(self, evaluation: Evaluation) -> bool:
+        run = self.run
+        found = due(
+            evaluation,
+            self.tasks[evaluation.name],
+            step=run.cursor.step,
+            last_step=self.phase.max_steps,
+        )
+        key = f"{evaluation.name}@{self.phase.name}:{run.cursor.step}"
+        if found is None or key in run.cursor.evaluated:
+            return True
+        run.reports.state(run_pb2.RUN_STATE_EVALUATING)
+        sampled = await run.unless_halted(self._pass(evaluation.name, found.tasks, greedy=False))
+        greedy: list[journal_pb2.JournalRollout] | None = []
+        if found.is_greedy and sampled is not None:
+            greedy = await run.unless_halted(self._pass(evaluation.name, found.tasks, greedy=True))
+        run.reports.state(run_pb2.RUN_STATE_RUNNING)
+        if sampled is None or greedy is None:
+            return False
+        run.cursor.evaluated.append(key)
+        fields = evaluation_fields(evaluation.name, sampled=sampled, greedy=greedy)
+        run.figures.eval_success = fields["success"]
+        run.note(run.place().row("eval", **fields))
+        run.tell("Evaluated", f"{evaluation.name}: {fields['success']:.3f} of {len(sampled)}")
+        return True
+
+    async def _pass(
+        self, name: str, tasks: Sequence[Task], *, greedy: bool
+    ) -> list[journal_pb2.JournalRollout]:
+        """One rollout per task; those that the platform lost are left out."""
+        run = self.run
+        mode = "greedy" if greedy else "sampled"
+        prefix = f"eval-{name}-{run.cursor.global_step}-{mode}"
+        async with asyncio.TaskGroup() as group:
+            pending = [
+                group.create_task(
+                    run_order(run, self._order(f"{prefix}-{index}", task, greedy=greedy)),
+                    name=f"{prefix}-{index}",
+                )
+                for index, task in enumerate(tasks)
+            ]
+        records = [record for task in pending for record in task.result()]
+        rows = [rollout_row(record, run.chat) for record in records]
+        split = f"eval-{name}-greedy" if greedy else f"eval-{name}"
+        await asyncio.to_thread(run.record.write_rollouts, run.cursor.global_step, split, rows)
+        scored = [r for r in records if r.reward.WhichOneof("result") == "reward"]
+        if len(scored) < len(records):
+            lost = len(records) - len(scored)
+            run.tell("EvaluationIncomplete", f"{name}: {lost} rollouts were lost", warning=True)
+        return scored
+
+    def _order(self, group_id: str, task: Task, *, greedy: bool) -> GroupOrder:
+        return GroupOrder(
+            group_id=group_id,
+            task_id=task.task_id,
+            task_uri=task.uri,
+            environment=task.environment,
+            indices=(0,),
+            seed=derived_seed(self.phase.seed, group_id),
+            temperature=0.0 if greedy else 1.0,
+            targets=self.run.engines.rotation,
+            limits=self.phase.rollout or RolloutPolicy(),
+        )

@@ -1,0 +1,225 @@
+"""The controller's life: take over the run, serve it, train it, and say how it ended."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+from etude.common import telemetry
+from etude.common.api.run import RLRunSpec
+from etude.common.errors import EtudeError, FencedError, InvalidFieldError, UserError
+from etude.common.files import ResolvedRun
+from etude.common.probes import Probes
+from etude.common.record import open_record
+from etude.common.serving import Server, shutdown_signals
+from etude.trainer import cluster
+from etude.trainer.batches import NonFiniteLossError
+from etude.trainer.controller.engines import Engines
+from etude.trainer.controller.inputs import Inputs
+from etude.trainer.controller.orders import Orders
+from etude.trainer.controller.program import train
+from etude.trainer.controller.recovery import Opened, open_run
+from etude.trainer.controller.reports import Reports
+from etude.trainer.controller.run import Run, RunFailedError, root_cause
+from etude.trainer.controller.saving import Saver
+from etude.trainer.learner_config import LearnerConfig
+from etude.trainer.service import NAME, RunService
+from etude.trainer.settings import Settings
+from etude.trainer.work import Learners, WorkerConfig
+from etude.v1 import run_pb2, run_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+QUEUE_MARGIN_S = 600.0
+"""Scoring waits for environments like everybody else."""
+
+LAST_WORDS_S = 1.0
+"""Time for watchers to read the last report of a process that exits by itself."""
+
+_FINAL = (RunFailedError, NonFiniteLossError, FencedError, InvalidFieldError)
+"""What a restart of this process would only repeat, or must not repeat."""
+
+
+async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> int:
+    """Train the run and answer for it until told to stop; returns the exit code.
+
+    A run that is done, suspended or failed for good waits to be stopped, so that its last report
+    can be read. Anything else that goes wrong ends the process, and a new one resumes.
+    """
+    stop = asyncio.Event()
+    with shutdown_signals(stop):
+        # Learners load their libraries while the controller takes over the run.
+        learners = cluster.learners(
+            _learner_configs(settings, resolved, inputs),
+            gpus_per_rank=min(1, resolved.spec.roles.trainer.gpus_per_replica),
+        )
+        opened = await asyncio.to_thread(
+            open_run,
+            inputs.store,
+            run_uid=resolved.uid,
+            phases=resolved.spec.phases,
+            holder=f"{settings.pod}/{settings.attempt}",
+        )
+        run = _assemble(settings, resolved, inputs, opened, learners)
+        async with _listening(settings, run):
+            _announce(run, opened)
+            forward = asyncio.create_task(_forward(stop, run.orders), name="stop")
+            code = await _train(run, inputs, opened)
+            if code == 0:
+                await stop.wait()
+            else:
+                await asyncio.sleep(LAST_WORDS_S)
+            forward.cancel()
+        await run.engines.close()
+    return code
+
+
+def _learner_configs(
+    settings: Settings, resolved: ResolvedRun, inputs: Inputs
+) -> list[LearnerConfig]:
+    spec = resolved.spec
+    trainer = spec.roles.trainer
+    rendezvous = cluster.rendezvous() if trainer.learner_ranks > 1 else ""
+    return [
+        LearnerConfig(
+            run=resolved.uid,
+            holder=settings.pod,
+            model_folder=inputs.model_folder,
+            seed=spec.model.seed,
+            storage=spec.storage,
+            weights_dtype=spec.weights.dtype,
+            micro_batch_tokens=trainer.micro_batch_tokens,
+            threads=trainer.threads_per_rank,
+            rank=rank,
+            world_size=trainer.learner_ranks,
+            rendezvous=rendezvous,
+        )
+        for rank in range(trainer.learner_ranks)
+    ]
+
+
+def _worker_config(
+    settings: Settings, resolved: ResolvedRun, inputs: Inputs, *, epoch: int
+) -> WorkerConfig:
+    spec = resolved.spec
+    workers = spec.roles.trainer.rollout_workers
+    most = max((p.rollout.max_concurrent for p in spec.phases if p.rollout), default=64)
+    rewards = spec.roles.rewards
+    timeouts = [f.timeout_seconds for f in rewards.functions] if rewards else []
+    return WorkerConfig(
+        run=resolved.uid,
+        epoch=epoch,
+        model_folder=inputs.model_folder,
+        brokers=dict(settings.brokers),
+        templates={role.name: role.template for role in spec.roles.environments},
+        rewards_target=settings.rewards_target,
+        score_timeout_s=sum(timeouts) + QUEUE_MARGIN_S,
+        storage=spec.storage,
+        max_concurrent=-(-most // workers),
+        outage_s=spec.weights.timeout_seconds,
+        traces_file=settings.traces_file,
+        otlp_endpoint=spec.observability.otlp_endpoint,
+    )
+
+
+def _assemble(
+    settings: Settings, resolved: ResolvedRun, inputs: Inputs, opened: Opened, learners: Learners
+) -> Run:
+    spec = resolved.spec
+    rollouts = cluster.rollouts(
+        _worker_config(settings, resolved, inputs, epoch=opened.epoch),
+        workers=spec.roles.trainer.rollout_workers if _samples(spec) else 0,
+    )
+    telemetry.setup(
+        "etude-trainer",
+        otlp_endpoint=spec.observability.otlp_endpoint,
+        traces_file=settings.traces_file,
+    )
+    return Run(
+        resolved=resolved,
+        epoch=opened.epoch,
+        store=inputs.store,
+        book=opened.book,
+        cursor=opened.cursor,
+        figures=opened.figures,
+        next_version=opened.next_version,
+        learners=learners,
+        rollouts=rollouts,
+        engines=Engines(settings.inference_targets, timeout_s=spec.weights.timeout_seconds),
+        saver=Saver(inputs.store, opened.book, learners),
+        reports=Reports(resolved.uid, opened.epoch),
+        orders=Orders(spec.checkpointing, spec.evaluation, resolved.generation),
+        record=open_record(inputs.store),
+        chat=inputs.chat,
+    )
+
+
+def _samples(spec: RLRunSpec) -> bool:
+    return any(phase.is_rl for phase in spec.phases)
+
+
+@contextlib.asynccontextmanager
+async def _listening(settings: Settings, run: Run) -> AsyncIterator[None]:
+    """GRPC and probes for as long as the block runs."""
+    server = Server([NAME], settings.host, settings.port)
+    service = RunService(run.reports, run.orders)
+    run_pb2_grpc.add_RunServiceServicer_to_server(service, server.grpc_server)
+    probes = Probes(settings.probe_port, settings.host)
+    await server.start()
+    await probes.start()
+    await server.ready()
+    probes.ready = True
+    try:
+        yield
+    finally:
+        probes.ready = False
+        await server.stop()
+        await probes.stop()
+
+
+def _announce(run: Run, opened: Opened) -> None:
+    run.reports.state(run_pb2.RUN_STATE_LOADING)
+    run.report()
+    for problem in opened.problems:
+        run.tell("CheckpointCorrupt", f"passed over: {problem}", warning=True)
+    log.info(
+        "epoch %d of run %s, %s from step %d",
+        opened.epoch,
+        run.resolved.name,
+        "new" if opened.is_new else "resumed",
+        run.cursor.global_step,
+    )
+
+
+async def _forward(stop: asyncio.Event, orders: Orders) -> None:
+    await stop.wait()
+    orders.stop()
+
+
+async def _train(run: Run, inputs: Inputs, opened: Opened) -> int:
+    try:
+        is_done = await train(run, inputs.task_sets, checkpoint=opened.checkpoint)
+    except Exception as caught:  # noqa: BLE001 - the edge of the process
+        return _failed(run, root_cause(caught))
+    done, suspended = run_pb2.RUN_STATE_DONE, run_pb2.RUN_STATE_SUSPENDED
+    run.reports.state(done if is_done else suspended)
+    return 0
+
+
+def _failed(run: Run, error: BaseException) -> int:
+    """Report the end of a run that could not go on; returns the exit code."""
+    log.error("the run stops", exc_info=error)
+    status = run.reports.status
+    status.reason = error.reason if isinstance(error, EtudeError) else type(error).__name__
+    status.message = str(error)[:2048]
+    run.tell(status.reason, status.message, warning=True)
+    with contextlib.suppress(OSError, EtudeError):  # the store may be what failed
+        run.record.append(run.take_rows())
+    if isinstance(error, UserError):
+        run.reports.state(run_pb2.RUN_STATE_FAILED)
+        return 78
+    if isinstance(error, _FINAL):
+        run.reports.state(run_pb2.RUN_STATE_FAILED)
+        return 0
+    run.reports.touch()
+    return 1

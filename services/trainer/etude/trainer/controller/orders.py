@@ -1,0 +1,105 @@
+"""What others asked the controller to do; it looks here between steps and while it waits."""
+
+import asyncio
+import logging
+import sys
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from types import FrameType
+
+from pydantic import ValidationError
+
+from etude.common.api.run import Checkpointing, Evaluation, RLRunSpec
+from etude.common.errors import InvalidFieldError
+from etude.v1 import run_pb2
+
+log = logging.getLogger(__name__)
+
+_MAX_REMEMBERED = 4_096
+"""Ids of commands that are recognised when they come again."""
+
+
+@dataclass(slots=True)
+class Orders:
+    """Commands of the run's owner, each taken once."""
+
+    checkpointing: Checkpointing
+    evaluation: tuple[Evaluation, ...]
+    generation: int
+    """Generation of the spec that these come from."""
+    wants_checkpoint: bool = False
+    suspend: run_pb2.SuspendRun | None = None
+    is_stopping: bool = False
+    """The process was told to end."""
+    halting: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the controller shall stop working."""
+    _seen: dict[str, None] = field(default_factory=dict)
+
+    def take(self, request: run_pb2.CommandRequest) -> None:
+        """Remember an order; one with a known id changes nothing.
+
+        Raises:
+            InvalidFieldError: the order is empty or its spec is invalid.
+        """
+        if not request.command_id:
+            raise InvalidFieldError("command_id", "is empty")
+        if request.command_id in self._seen:
+            return
+        match request.WhichOneof("what"):
+            case "checkpoint":
+                self.wants_checkpoint = True
+            case "suspend":
+                self.suspend = request.suspend
+                self.halting.set()
+            case "configure":
+                self._configure(request.configure)
+            case "dump_stacks":
+                dump_stacks()
+            case _:
+                raise InvalidFieldError("what", "is unset")
+        self._seen[request.command_id] = None
+        while len(self._seen) > _MAX_REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+
+    def stop(self) -> None:
+        """The process shall end."""
+        self.is_stopping = True
+        self.halting.set()
+
+    def _configure(self, order: run_pb2.ConfigureRun) -> None:
+        """Take over the fields that may change while running.
+
+        Raises:
+            InvalidFieldError: the spec is invalid; nothing changes.
+        """
+        try:
+            spec = RLRunSpec.model_validate_json(order.spec_json)
+        except ValidationError as cause:
+            raise InvalidFieldError("configure.spec_json", str(cause)) from cause
+        if order.generation < self.generation:
+            return  # an older spec that was delivered late
+        self.checkpointing = spec.checkpointing
+        self.evaluation = spec.evaluation
+        self.generation = order.generation
+
+
+def dump_stacks() -> None:
+    """Write the stacks of all threads and tasks to the log."""
+    for thread, frame in sys._current_frames().items():
+        log.warning("stack of thread %d:\n%s", thread, _stack(frame))
+    try:
+        tasks: Iterable[asyncio.Task[object]] = asyncio.all_tasks()
+    except RuntimeError:
+        return  # no event loop runs here
+    for task in tasks:
+        frames = task.get_stack(limit=20)
+        log.warning("stack of task %s:\n%s", task.get_name(), "".join(map(_line, frames)))
+
+
+def _stack(frame: FrameType) -> str:
+    return "".join(traceback.format_stack(frame, limit=40))
+
+
+def _line(frame: FrameType) -> str:
+    return f"  {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}\n"

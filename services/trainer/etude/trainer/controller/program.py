@@ -1,0 +1,114 @@
+"""The program of a run: begin or resume, then phase after phase."""
+
+import asyncio
+import logging
+import time
+
+from etude.common import checkpoints
+from etude.common.checkpoints import StoredCheckpoint
+from etude.common.weights import VersionId
+from etude.trainer import metrics
+from etude.trainer.controller.evaluation import Evaluator
+from etude.trainer.controller.inputs import TaskSets
+from etude.trainer.controller.orders import dump_stacks
+from etude.trainer.controller.reinforcement import Reinforcement
+from etude.trainer.controller.run import Run, slow_step_s
+from etude.trainer.controller.supervised import train_supervised
+from etude.v1 import run_pb2
+
+log = logging.getLogger(__name__)
+
+FIRST_STEPS = 10
+FIRST_STEPS_LIMIT_S = 3_600.0
+"""Before so many steps were measured, silence is judged by this."""
+
+LEAST_LIMIT_S = 300.0
+WATCH_EVERY_S = 5.0
+
+
+async def train(run: Run, task_sets: TaskSets, *, checkpoint: StoredCheckpoint | None) -> bool:
+    """Train until the run is done; False if the controller was told to stop before.
+
+    Raises:
+        RunFailedError: it cannot go on, and a restart would not help.
+        FencedError: a newer controller took over.
+    """
+    async with asyncio.TaskGroup() as group:
+        helpers = [
+            group.create_task(run.book.journal.run(), name="journal"),
+            group.create_task(run.keep_writing_rows(), name="rows"),
+            group.create_task(_watch(run), name="watchdog"),
+        ]
+        is_done = await _phases(run, task_sets, checkpoint)
+        await run.book.journal.durable()
+        await run.finish_background()
+        await run.write_rows()
+        for task in helpers:
+            task.cancel()
+    return is_done
+
+
+async def _phases(run: Run, task_sets: TaskSets, checkpoint: StoredCheckpoint | None) -> bool:
+    await _begin(run, checkpoint)
+    for phase in run.resolved.spec.phases:
+        if phase.name in run.cursor.finished:
+            continue
+        run.enter(phase)
+        run.reports.state(run_pb2.RUN_STATE_RUNNING)
+        if phase.algorithm is None:
+            is_done = await train_supervised(run, phase)
+        else:
+            is_done = await Reinforcement(
+                run=run,
+                phase=phase,
+                algorithm=phase.algorithm,
+                order=task_sets.orders[phase.name],
+                evaluator=Evaluator(run=run, phase=phase, tasks=dict(task_sets.evaluations)),
+            ).train()
+        if not is_done:
+            await run.boundary()
+            return False
+        run.cursor.finished.append(phase.name)
+        if await run.boundary(ended=True):
+            return run.cursor.phase == run.resolved.spec.phases[-1].name
+    return True
+
+
+async def _begin(run: Run, checkpoint: StoredCheckpoint | None) -> None:
+    """Restore the learner, announce what is in the store, and publish so that engines can start."""
+    for found in checkpoints.stored(run.store, run=run.resolved.uid):
+        run.reports.checkpoint(found, uri=f"{run.store.url}/{found.prefix.rstrip('/')}")
+        manifest = found.manifest
+        run.saver.kept[manifest.step] = VersionId(manifest.epoch, manifest.policy_version)
+    if checkpoint is not None:
+        await run.learners.restore(checkpoint.prefix)
+        run.saver.last_step = checkpoint.manifest.step
+        run.tell("Resumed", f"from the checkpoint of step {checkpoint.manifest.step}")
+    await run.publish()
+
+
+def silence_limit_s(deadline_s: int | None, step_seconds: list[float]) -> float:
+    """How long a run may go without finishing anything."""
+    if deadline_s is not None:
+        return float(deadline_s)
+    if len(step_seconds) < FIRST_STEPS:
+        return FIRST_STEPS_LIMIT_S
+    return max(LEAST_LIMIT_S, 3 * slow_step_s(step_seconds))
+
+
+async def _watch(run: Run) -> None:
+    """Dump stacks and raise an alarm when nothing moves; the operator decides what follows."""
+    alarmed_s = -1.0
+    while True:
+        await asyncio.sleep(WATCH_EVERY_S)
+        silence_s = time.monotonic() - run.moved_s
+        metrics.SILENCE.labels(what="step").set(silence_s)
+        metrics.LOG_DEPTH.labels(log="journal").set(run.book.journal.depth)
+        run.report()
+        limit_s = silence_limit_s(
+            run.resolved.spec.deadlines.step_progress_seconds, run.figures.step_seconds
+        )
+        if silence_s > limit_s and run.moved_s != alarmed_s:
+            alarmed_s = run.moved_s
+            dump_stacks()
+            run.tell("Stalled", f"nothing was finished for {silence_s:.0f} s", warning=True)

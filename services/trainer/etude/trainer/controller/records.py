@@ -1,0 +1,226 @@
+"""Rows of metrics.jsonl and of rollouts/, from what happened. Pure."""
+
+import itertools
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from etude.agent.chat import ChatFormat
+from etude.common.weights import VersionId
+from etude.trainer.batches import StepResult
+from etude.trainer.controller.behaviour import behaviour
+from etude.v1 import journal_pb2, rollout_pb2
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """When and where a row belongs."""
+
+    time_s: float
+    phase: str
+    step: int
+    """Steps done of the phase."""
+    global_step: int
+
+    def row(self, kind: str, **fields: Any) -> Row:  # noqa: ANN401 - any JSON value
+        """A row of this place."""
+        return {
+            "kind": kind,
+            "time_s": round(self.time_s, 3),
+            "phase": self.phase,
+            "step": self.step,
+            "global_step": self.global_step,
+            **fields,
+        }
+
+
+def step_row(place: Place, result: StepResult, *, seconds: float) -> Row:
+    """One optimiser step of any phase."""
+    return place.row(
+        "step",
+        loss=result.loss,
+        grad_norm=result.grad_norm,
+        learning_rate=result.learning_rate,
+        seconds=round(seconds, 4),
+        tokens=result.tokens,
+        trained_tokens=result.trained_tokens,
+        tokens_per_second=round(result.tokens / max(seconds, 1e-9), 1),
+        weight_digest=result.weight_digest,
+    )
+
+
+class Timings(NamedTuple):
+    """Where the seconds of a policy step went."""
+
+    rollout_s: float
+    update_s: float
+    publish_s: float
+    swap_ms: float
+
+
+class Faults(NamedTuple):
+    """What the platform cost a step."""
+
+    masked: int
+    retried: int
+    dropped: int
+
+
+def policy_fields(
+    result: StepResult,
+    records: Sequence[journal_pb2.JournalRollout],
+    *,
+    staleness: Sequence[int],
+    timings: Timings,
+    faults: Faults,
+) -> Row:
+    """What a policy step's row has beyond a supervised one.
+
+    Args:
+        result: of the learner.
+        records: valid rollouts of the batch.
+        staleness: one per group, in positions.
+        timings: of the step.
+        faults: of the step.
+    """
+    rollouts = [record.rollout for record in records]
+    return {
+        "reward_mean": mean(record.reward.reward for record in records),
+        "success_mean": mean(record.reward.success for record in records),
+        "entropy": result.entropy,
+        "clip_fraction": result.clip_fraction,
+        "mismatch_mean": result.mismatch_mean,
+        "mismatch_max": result.mismatch_max,
+        "staleness_p50": statistics.median(staleness) if staleness else 0,
+        "staleness_max": max(staleness, default=0),
+        "rollouts": len(rollouts) + faults.masked,
+        "masked": faults.masked,
+        "retried": faults.retried,
+        "dropped": faults.dropped,
+        "malformed_per_rollout": mean(r.costs.malformed_calls for r in rollouts),
+        "turns_mean": mean(r.costs.turns for r in rollouts),
+        "length_mean": mean(length(r) for r in rollouts),
+        "sampled_tokens": sum(r.costs.completion_tokens for r in rollouts),
+        "endings": dict(Counter(_ending(r) for r in rollouts)),
+        "tools": dict(Counter(c.name for r in rollouts for c in r.calls if not c.is_malformed)),
+        "groups_active": _active(records),
+        "rollout_seconds": round(timings.rollout_s, 3),
+        "update_seconds": round(timings.update_s, 3),
+        "publish_seconds": round(timings.publish_s, 3),
+        "swap_ms": round(timings.swap_ms, 2),
+        "extra": dict(result.extra),
+    }
+
+
+def evaluation_fields(
+    name: str,
+    *,
+    sampled: Sequence[journal_pb2.JournalRollout],
+    greedy: Sequence[journal_pb2.JournalRollout],
+) -> Row:
+    """One evaluation: success, and habits in both modes."""
+    row: Row = {
+        "name": name,
+        "count": len(sampled),
+        "success": mean(record.reward.success for record in sampled),
+        "reward_mean": mean(record.reward.reward for record in sampled),
+        "length_mean": mean(length(record.rollout) for record in sampled),
+        "turns_mean": mean(record.rollout.costs.turns for record in sampled),
+        "behaviour": {"sampled": asdict(behaviour(r.rollout.calls for r in sampled))},
+    }
+    if greedy:
+        row["greedy_success"] = mean(record.reward.success for record in greedy)
+        row["behaviour"]["greedy"] = asdict(behaviour(r.rollout.calls for r in greedy))
+    return row
+
+
+def mean(values: Iterable[float]) -> float:
+    """The mean, and 0 of nothing."""
+    listed = [float(value) for value in values]
+    return sum(listed) / len(listed) if listed else 0.0
+
+
+def length(rollout: rollout_pb2.Rollout) -> int:
+    """Tokens of a transcript, over all its contexts."""
+    return sum(len(link.token_ids) for link in rollout.links)
+
+
+def _ending(rollout: rollout_pb2.Rollout) -> str:
+    return rollout_pb2.Ending.Name(rollout.ending).removeprefix("ENDING_").lower()
+
+
+def _active(records: Sequence[journal_pb2.JournalRollout]) -> int:
+    """Groups whose rewards differ: the others have no gradient."""
+    rewards: dict[str, set[float]] = {}
+    for record in records:
+        rewards.setdefault(record.rollout.group_id, set()).add(record.reward.reward)
+    return sum(len(found) > 1 for found in rewards.values())
+
+
+def rollout_row(record: journal_pb2.JournalRollout, chat: ChatFormat) -> Row:
+    """One rollout for people: its turns as text, what it was worth and why it ended."""
+    rollout, reward = record.rollout, record.reward
+    row: Row = {
+        "rollout_id": rollout.rollout_id,
+        "group_id": rollout.group_id,
+        "task_id": rollout.task_id,
+        "index": rollout.index,
+        "ending": _ending(rollout),
+        "tokens": length(rollout),
+        "turns": turns(rollout, chat),
+        "calls": [
+            {"turn": c.turn, "name": c.name, "is_error": c.is_error, "is_malformed": c.is_malformed}
+            for c in rollout.calls
+        ],
+        "oldest": str(VersionId.from_proto(rollout.oldest)),
+        "newest": str(VersionId.from_proto(rollout.newest)),
+        "trace_id": rollout.trace_id,
+    }
+    if reward.WhichOneof("result") == "reward":
+        row["reward"] = reward.reward
+        row["success"] = reward.success
+        row["parts"] = {part.name: part.value for part in reward.parts}
+    else:
+        row["fault"] = rollout.fault or f"{reward.fault.reason}: {reward.fault.message}"
+    return row
+
+
+_ROLES: Mapping[str, str] = {
+    "<|system|>": "system",
+    "<|user|>": "user",
+    "<|assistant|>": "assistant",
+    "<|tool|>": "tool",
+}
+
+
+def turns(rollout: rollout_pb2.Rollout, chat: ChatFormat) -> list[Row]:
+    """The transcript turn by turn. What the policy sampled is cut out by the mask, not by tags.
+
+    A policy that samples a role's tag therefore stays one assistant turn.
+    """
+    found: list[Row] = []
+    for link in rollout.links:
+        place = 0
+        for sampled, run in itertools.groupby(link.loss_mask, key=bool):
+            size = sum(1 for _ in run)
+            text = chat.decode(link.token_ids[place : place + size])
+            place += size
+            found += [_turn("assistant", text)] if sampled else _harness_turns(text)
+    return [turn for turn in found if turn["text"]]
+
+
+def _harness_turns(text: str) -> list[Row]:
+    """Turns that the harness wrote. Tool output cannot hold tags: they are encoded as text."""
+    found: list[Row] = []
+    for piece in text.split("<|end|>"):
+        role = next((tag for tag in _ROLES if piece.startswith(tag)), "")
+        found.append(_turn(_ROLES.get(role, "tool"), piece.removeprefix(role)))
+    return found
+
+
+def _turn(role: str, text: str) -> Row:
+    return {"role": role, "text": text.removesuffix("<|end|>")}

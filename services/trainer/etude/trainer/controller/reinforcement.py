@@ -1,0 +1,337 @@
+"""The phase that samples: admit, roll out, score, batch, step, publish, and again."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from etude.common.api.phases import Algorithm, AsyncLimits, AsyncMode, Phase, RolloutPolicy
+from etude.common.weights import VersionId
+from etude.trainer import metrics
+from etude.trainer.batches import StepResult
+from etude.trainer.controller.evaluation import Evaluator
+from etude.trainer.controller.groups import Group, policy_batch
+from etude.trainer.controller.ledger import Step
+from etude.trainer.controller.records import (
+    Faults,
+    Timings,
+    mean,
+    policy_fields,
+    rollout_row,
+    step_row,
+)
+from etude.trainer.controller.run import EWMA, Run, RunFailedError
+from etude.trainer.controller.staleness import Due, StalenessBound
+from etude.trainer.controller.tasks import TaskOrder
+from etude.trainer.controller.workers import run_order
+from etude.trainer.order import derived_seed
+from etude.trainer.work import GroupOrder
+from etude.v1 import journal_pb2
+
+MAX_MISMATCH = 1e-3
+"""Largest mean |sampler - trainer log-prob| of equal fp32 weights; 1e-5 is usual, and a stale or
+wrongly loaded tensor gives far more."""
+
+
+class MismatchError(RunFailedError):
+    """Engine and learner do not compute the same policy."""
+
+    reason = "SamplerMismatch"
+
+
+class InfraFailuresError(RunFailedError):
+    """The platform lost more rollouts than the run allows."""
+
+    reason = "InfraFailures"
+
+
+@dataclass(slots=True, kw_only=True)
+class Reinforcement:
+    """One reinforcement-learning phase under way."""
+
+    run: Run
+    phase: Phase
+    algorithm: Algorithm
+    order: TaskOrder
+    evaluator: Evaluator
+    bound: StalenessBound = field(init=False)
+    limits: RolloutPolicy = field(init=False)
+    _tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
+    _in_flight: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _serving: int = 0
+    """Position of the version that the engines in rotation serve."""
+    _retried: int = 0
+    """Count of retries at the last step."""
+
+    def __post_init__(self) -> None:
+        limits = self.phase.async_limits or AsyncLimits()
+        self.bound = StalenessBound(
+            groups_per_step=self.algorithm.prompts_per_step,
+            max_staleness=limits.max_staleness_versions,
+        )
+        self.limits = self.phase.rollout or RolloutPolicy()
+
+    async def train(self) -> bool:
+        """Train the phase to its end; False if the controller was told to stop before.
+
+        Raises:
+            MismatchError: engine and learner disagree.
+            InfraFailuresError: too many rollouts were lost.
+        """
+        run = self.run
+        await run.learners.start_phase(self.phase, run.cursor.step)
+        await self._train_again()
+        await run.publish()
+        await self._serve()
+        async with self._tasks:
+            try:
+                return await self._steps()
+            finally:
+                for task in self._in_flight.values():
+                    task.cancel()
+
+    async def _steps(self) -> bool:
+        run = self.run
+        if not await self.evaluator.evaluate():
+            return False
+        self._account_for_faults()
+        while run.cursor.step < self.phase.max_steps:
+            started = time.monotonic()
+            groups = await self._next_batch()
+            if not groups:
+                return not run.orders.halting.is_set()
+            await self._step(groups, waited_s=time.monotonic() - started)
+            if not await self.evaluator.evaluate():
+                return False
+            if run.cursor.step < self.phase.max_steps and await run.boundary():
+                return False
+        return True
+
+    async def _train_again(self) -> None:
+        """Train what an earlier controller batched after the restored weights, from the journal.
+
+        Raises:
+            RunFailedError: the batches are not consecutive.
+        """
+        run = self.run
+        while (step := Step(self.phase.name, run.cursor.step + 1)) in run.book.ledger.batches:
+            groups = run.book.ledger.batches[step]
+            result = await run.learners.policy_step(policy_batch(groups))
+            self._done(result, groups, Timings(0.0, result.seconds, 0.0, 0.0))
+        if run.book.ledger.batches:
+            step = next(iter(run.book.ledger.batches))
+            raise RunFailedError(f"the journal holds batch {step}, which no step leads to")
+
+    async def _serve(self) -> None:
+        await self.run.serve()
+        self._serving = self.run.cursor.step
+
+    def _position(self, version: VersionId) -> int | None:
+        step = self.run.book.ledger.versions.get(version)
+        return None if step is None else max(0, step - self.run.cursor.starts[self.phase.name])
+
+    def _live(self) -> list[Group]:
+        return [g for g in self.run.book.ledger.live.values() if g.phase == self.phase.name]
+
+    def _is_ready(self, group: Group) -> bool:
+        return not group.missing(self.algorithm.group_size)
+
+    def _due(self, group: Group) -> Due:
+        oldest = group.oldest(self._position) if self._is_ready(group) else group.serving
+        return Due(group.group_id, self.bound.deadline(self._serving if oldest is None else oldest))
+
+    async def _next_batch(self) -> list[Group] | None:
+        """The groups of the next step; None when told to stop, or when the tasks are used up."""
+        run = self.run
+        while not run.orders.halting.is_set():
+            self._drop_late()
+            self._admit()
+            live = self._live()
+            picked = self.bound.pick(
+                [self._due(g) for g in live if self._is_ready(g)],
+                [self._due(g) for g in live if not self._is_ready(g)],
+                trainer=run.cursor.step,
+            )
+            if picked is not None:
+                return [run.book.ledger.live[name] for name in picked]
+            if not self._in_flight:
+                run.tell("TasksUsedUp", f"phase {self.phase.name} ends early", warning=True)
+                return None
+            self._news.clear()
+            await run.unless_halted(self._news.wait())
+        return None
+
+    def _drop_late(self) -> None:
+        """Groups that a fault of ours made too old: the bound holds before everything else."""
+        run = self.run
+        for group in self._live():
+            if self._is_ready(group) and self.bound.is_late(
+                self._due(group).deadline, trainer=run.cursor.step
+            ):
+                body = journal_pb2.JournalDrop(group_id=group.group_id, reason="stale")
+                run.book.write(journal_pb2.JournalRecord(drop=body))
+                run.tell("GroupDropped", f"{group.group_id} is too old", warning=True)
+
+    def _admit(self) -> None:
+        """Start what may start: first the groups of an earlier controller, then new ones."""
+        ledger = self.run.book.ledger
+        for group in self._live():
+            if not self._is_ready(group) and group.group_id not in self._in_flight:
+                self._launch(group)
+        limit = self.algorithm.prompts_per_step * self.phase.max_steps
+        while True:
+            count = ledger.trained_groups[self.phase.name] + len(self._live())
+            if count >= limit or not self.bound.can_admit(count, serving=self._serving):
+                return
+            admitted = self._admit_next()
+            if admitted is None:
+                return
+            self._launch(admitted)
+
+    def _admit_next(self) -> Group | None:
+        ledger = self.run.book.ledger
+        position = ledger.cursors[self.phase.name]
+        while position < len(self.order) and self.order.at(position).task_id in ledger.consumed:
+            position += 1  # trained in an earlier phase
+        if position >= len(self.order):
+            return None
+        body = journal_pb2.JournalAdmit(
+            group_id=f"{self.phase.name}-{position:06d}",
+            phase=self.phase.name,
+            position=position,
+            task_id=self.order.at(position).task_id,
+            seed=derived_seed(self.phase.seed, "group", position),
+        )
+        self.run.book.write(journal_pb2.JournalRecord(admit=body))
+        return ledger.live[body.group_id]
+
+    def _launch(self, group: Group) -> None:
+        group.serving = self._serving
+        task = self._tasks.create_task(self._work(group), name=group.group_id)
+        self._in_flight[group.group_id] = task
+
+    async def _work(self, group: Group) -> None:
+        task = self.order.at(group.position)
+        order = GroupOrder(
+            group_id=group.group_id,
+            task_id=task.task_id,
+            task_uri=task.uri,
+            environment=task.environment,
+            indices=tuple(group.missing(self.algorithm.group_size)),
+            seed=group.seed,
+            temperature=1.0,
+            targets=self.run.engines.rotation,
+            limits=self.limits,
+        )
+        for record in await run_order(self.run, order):
+            self.run.book.write(journal_pb2.JournalRecord(rollout=record))
+        self._account_for_faults()
+        del self._in_flight[group.group_id]
+        self.run.moved_s = time.monotonic()
+        self._news.set()
+
+    def _account_for_faults(self) -> None:
+        """Every rollout that a platform fault took out is dropped on the record."""
+        for group in self._live():
+            for index in group.faulty():
+                body = journal_pb2.JournalDrop(
+                    group_id=group.group_id,
+                    rollout_id=group.finished[index].rollout.rollout_id,
+                    reason="platform",
+                )
+                self.run.book.write(journal_pb2.JournalRecord(drop=body))
+
+    async def _step(self, groups: Sequence[Group], *, waited_s: float) -> None:
+        run = self.run
+        self._check_faults(groups)
+        started = time.monotonic()
+        body = journal_pb2.JournalBatch(
+            phase=self.phase.name,
+            step=run.cursor.step + 1,
+            group_ids=[group.group_id for group in groups],
+        )
+        sequence = run.book.write(journal_pb2.JournalRecord(batch=body))
+        # Durable before the learner sees it; the rollouts stand before it in the log.
+        await run.book.journal.durable(sequence)
+        result = await run.learners.policy_step(policy_batch(groups))
+        update_s = time.monotonic() - started
+        self._check_mismatch(result)
+        timings = Timings(waited_s, update_s, 0.0, self.run.engines.last_pause_s * 1e3)
+        self._done(result, groups, timings)
+        await run.publish()
+        await self._serve()
+
+    def _done(self, result: StepResult, groups: Sequence[Group], timings: Timings) -> None:
+        """A batch is in the weights: account for it and write it down."""
+        run = self.run
+        step = Step(self.phase.name, run.cursor.step + 1)
+        staleness = [
+            run.cursor.step - oldest
+            for group in groups
+            if (oldest := group.oldest(self._position)) is not None
+        ]
+        run.book.ledger.forget(step)
+        seconds = timings.rollout_s + timings.update_s
+        self._report(result, groups, staleness)
+        run.stepped(result, seconds=seconds)
+        records = [group.finished[index] for group in groups for index in group.valid()]
+        masked = sum(len(group.masked) for group in groups)
+        faults = Faults(
+            masked, run.figures.retried - self._retried, run.book.ledger.dropped["stale"]
+        )
+        self._retried = run.figures.retried
+        row = step_row(run.place(), result, seconds=seconds)
+        row |= {"policy_version": run.cursor.policy[1] if run.cursor.policy else 0}
+        row |= policy_fields(result, records, staleness=staleness, timings=timings, faults=faults)
+        run.note(row)
+        self._write_rollouts(groups)
+
+    def _report(
+        self, result: StepResult, groups: Sequence[Group], staleness: Sequence[int]
+    ) -> None:
+        run, status = self.run, self.run.reports.status
+        rewards = [g.finished[i].reward.reward for g in groups for i in g.valid()]
+        status.reward_mean = mean(rewards)
+        previous = run.figures.reward_ewma if run.cursor.step else status.reward_mean
+        run.figures.reward_ewma = previous + EWMA * (status.reward_mean - previous)
+        status.mismatch = result.mismatch_mean
+        status.staleness_max = max(staleness, default=0)
+        status.staleness_p50 = sorted(staleness)[len(staleness) // 2] if staleness else 0
+        status.rollouts.in_flight = len(self._in_flight) * self.algorithm.group_size
+        metrics.ENTROPY.set(result.entropy)
+        metrics.MISMATCH.set(result.mismatch_mean)
+        metrics.REWARD.set(status.reward_mean)
+        for positions in staleness:
+            metrics.STALENESS.observe(positions)
+
+    def _write_rollouts(self, groups: Sequence[Group]) -> None:
+        run, step = self.run, self.run.cursor.global_step
+        records = [group.finished[index] for group in groups for index in sorted(group.finished)]
+
+        def write() -> None:
+            rows = [rollout_row(record, run.chat) for record in records]
+            run.record.write_rollouts(step, "train", rows)
+
+        run.in_background(asyncio.to_thread(write), name=f"rollouts-{step}")
+
+    def _check_faults(self, groups: Sequence[Group]) -> None:
+        masked = sum(len(group.masked) for group in groups)
+        total = sum(len(group.finished) for group in groups)
+        if 100 * masked > self.limits.max_infra_failure_percent * total:
+            reasons = sorted({g.finished[i].reward.fault.message for g in groups for i in g.masked})
+            raise InfraFailuresError(
+                f"step {self.run.cursor.step + 1}: {masked} of {total} rollouts were lost,"
+                f" more than maxInfraFailurePercent {self.limits.max_infra_failure_percent}."
+                f" First reason: {reasons[0][:300]}"
+            )
+
+    def _check_mismatch(self, result: StepResult) -> None:
+        limits = self.phase.async_limits or AsyncLimits()
+        is_exact = self.run.resolved.spec.weights.dtype == "Float32"
+        if limits.mode == AsyncMode.SYNC and is_exact and result.mismatch_mean > MAX_MISMATCH:
+            raise MismatchError(
+                f"step {self.run.cursor.step + 1}: engine and learner log-probs differ by"
+                f" {result.mismatch_mean:.3g} on average (limit {MAX_MISMATCH}); the engine does"
+                " not serve the published weights. Nothing was published from this step"
+            )

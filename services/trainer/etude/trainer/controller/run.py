@@ -1,0 +1,339 @@
+"""One run's parts, and what happens between its steps."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+from etude.agent.chat import ChatFormat
+from etude.common.api.phases import Phase
+from etude.common.blobs import Store
+from etude.common.checkpoints import Reason
+from etude.common.errors import EtudeError, StoreError
+from etude.common.files import ResolvedRun
+from etude.common.record import RunRecord
+from etude.common.weights import VersionId
+from etude.trainer import metrics
+from etude.trainer.batches import StepResult
+from etude.trainer.controller.engines import Engines
+from etude.trainer.controller.orders import Orders
+from etude.trainer.controller.records import Place, Row
+from etude.trainer.controller.recovery import Book
+from etude.trainer.controller.reports import Reports
+from etude.trainer.controller.saving import Saver
+from etude.trainer.controller.state import ControllerState, Cursor, Figures
+from etude.trainer.work import Learners, Rollouts
+from etude.v1 import journal_pb2, run_pb2
+
+T = TypeVar("T")
+
+EWMA = 0.1
+"""Weight of the newest batch in the smoothed reward."""
+
+KEPT_STEP_TIMES = 200
+
+ROWS_EVERY_S = 0.5
+"""Rows are written in batches: an object store takes tens of milliseconds for each."""
+
+
+class RunFailedError(EtudeError):
+    """The run cannot go on as it is, and a restart would not help."""
+
+    reason: ClassVar[str] = "RunFailed"
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """Everything that the phases share."""
+
+    resolved: ResolvedRun
+    epoch: int
+    store: Store
+    book: Book
+    cursor: Cursor
+    figures: Figures
+    next_version: int
+    learners: Learners
+    rollouts: Rollouts
+    engines: Engines
+    saver: Saver
+    reports: Reports
+    orders: Orders
+    record: RunRecord
+    chat: ChatFormat
+    clock: Callable[[], float] = time.time
+    moved_s: float = field(default_factory=time.monotonic)
+    """When something was last finished, for the watchdog."""
+    _rows: list[Row] = field(default_factory=list)
+    _background: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def phase(self) -> Phase:
+        """The active phase."""
+        return next(p for p in self.resolved.spec.phases if p.name == self.cursor.phase)
+
+    def place(self) -> Place:
+        """Now, for a row."""
+        cursor = self.cursor
+        return Place(
+            time_s=self.clock(),
+            phase=cursor.phase,
+            step=cursor.step,
+            global_step=cursor.global_step,
+        )
+
+    def enter(self, phase: Phase) -> None:
+        """Make a phase the active one."""
+        cursor = self.cursor
+        if cursor.phase != phase.name or phase.name not in cursor.starts:
+            cursor.phase, cursor.step = phase.name, 0
+            cursor.starts[phase.name] = cursor.global_step
+            self.figures.step_seconds = []
+        self.tell("PhaseStarted", f"phase {phase.name} goes on from step {cursor.step}")
+        self.report()
+
+    def tell(self, reason: str, message: str, *, warning: bool = False) -> None:
+        """An event, for the operator and for the record."""
+        self.reports.event(reason, message, warning=warning)
+        self.note(self.place().row("event", reason=reason, message=message, warning=warning))
+
+    def note(self, row: Row) -> None:
+        """Queue a row of metrics.jsonl."""
+        self._rows.append(row)
+
+    async def write_rows(self) -> None:
+        """Write what was queued."""
+        rows = self.take_rows()
+        if rows:
+            await asyncio.to_thread(self.record.append, rows)
+
+    def take_rows(self) -> list[Row]:
+        """The rows that were queued; they are the caller's to write."""
+        rows, self._rows = self._rows, []
+        return rows
+
+    def in_background(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
+        """Start work that nothing waits for before the end of the run."""
+        task = asyncio.create_task(work, name=name)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def finish_background(self) -> None:
+        """Wait for all work that was started so."""
+        await asyncio.gather(*self._background)
+
+    async def keep_writing_rows(self) -> None:
+        """Write rows until cancelled."""
+        while True:
+            await asyncio.sleep(ROWS_EVERY_S)
+            await self.write_rows()
+
+    def stepped(self, result: StepResult, *, seconds: float) -> None:
+        """An optimiser step is done: advance and log it."""
+        cursor, figures = self.cursor, self.figures
+        cursor.step += 1
+        cursor.global_step += 1
+        figures.productive_seconds += seconds
+        figures.step_seconds = [*figures.step_seconds, round(seconds, 4)][-KEPT_STEP_TIMES:]
+        self.moved_s = time.monotonic()
+        body = journal_pb2.JournalStep(
+            phase=cursor.phase,
+            step=cursor.step,
+            loss=result.loss,
+            grad_norm=result.grad_norm,
+            weight_digest=result.weight_digest,
+        )
+        self.book.write(journal_pb2.JournalRecord(step=body))
+        status = self.reports.status
+        status.loss = result.loss
+        status.tokens_per_second = result.tokens / max(seconds, 1e-9)
+        status.last_step_unix_ms = int(self.clock() * 1000)
+        metrics.LOSS.set(result.loss)
+        metrics.GRAD_NORM.set(result.grad_norm)
+        metrics.TOKENS_PER_SECOND.set(status.tokens_per_second)
+        metrics.STEP.set(cursor.global_step)
+        self.report()
+
+    def report(self) -> None:
+        """Bring the status up to date."""
+        status, cursor, figures = self.reports.status, self.cursor, self.figures
+        status.phase, status.step, status.target_step = (
+            cursor.phase,
+            cursor.step,
+            self.phase.max_steps,
+        )
+        status.policy_version = cursor.policy[1] if cursor.policy else 0
+        status.reward_ewma = figures.reward_ewma
+        status.productive_seconds = figures.productive_seconds
+        status.step_seconds_p99 = slow_step_s(figures.step_seconds)
+        status.observed_generation = self.orders.generation
+        ledger, counts = self.book.ledger, status.rollouts
+        counts.completed, counts.trained = ledger.accepted, ledger.trained
+        counts.masked, counts.dropped = ledger.dropped["platform"], ledger.dropped["stale"]
+        counts.retried = figures.retried
+        if figures.eval_success is not None:
+            status.eval_success = figures.eval_success
+        self._report_trouble()
+        self.reports.touch()
+
+    def _report_trouble(self) -> None:
+        status, trouble = self.reports.status, self.book.journal.trouble
+        if trouble:
+            status.reason, status.message = StoreError.reason, trouble
+        elif status.reason == StoreError.reason:
+            status.reason = status.message = ""
+
+    async def publish(self) -> float:
+        """Make the present weights the newest version, unless they are; returns the seconds taken.
+
+        Raises:
+            FencedError: a newer controller took over.
+        """
+        if self._is_published():
+            return 0.0
+        started = time.monotonic()
+        version = VersionId(self.epoch, self.next_version)
+        published = await self.learners.publish(version, self.cursor.global_step)
+        self.next_version += 1
+        self.cursor.policy = (version.epoch, version.number)
+        seconds = time.monotonic() - started
+        body = journal_pb2.JournalPublished(
+            epoch=version.epoch,
+            number=version.number,
+            step=self.cursor.global_step,
+            manifest_sha256=published.manifest_sha256,
+        )
+        self.book.write(journal_pb2.JournalRecord(published=body))
+        metrics.PUBLISH.observe(seconds)
+        self.note(
+            self.place().row(
+                "version",
+                epoch=version.epoch,
+                number=version.number,
+                seconds=round(seconds, 4),
+                bytes=published.size_bytes,
+            )
+        )
+        await self._prune_versions()
+        self.report()
+        return seconds
+
+    def _is_published(self) -> bool:
+        if self.cursor.policy is None or self.cursor.policy[0] != self.epoch:
+            return False
+        step = self.book.ledger.versions.get(VersionId(*self.cursor.policy))
+        return step == self.cursor.global_step
+
+    async def _prune_versions(self) -> None:
+        keep = self.resolved.spec.weights.keep_versions
+        if self.next_version % keep == 0:
+            await self.saver.prune_versions(list(self.book.ledger.versions)[-keep:])
+
+    async def serve(self) -> None:
+        """Have the engines serve the newest version.
+
+        Raises:
+            EnginesLateError: none did in time.
+        """
+        if self.cursor.policy is not None:
+            await self.engines.commit(VersionId(*self.cursor.policy))
+
+    async def boundary(self, *, ended: bool = False) -> bool:
+        """Between two steps: save if it is time, and say whether to stop."""
+        self.report()
+        if self.orders.halting.is_set():
+            self.reports.state(run_pb2.RUN_STATE_DRAINING)
+        reason = self._reason_to_save(ended=ended)
+        if reason is not None and (ended or self.saver.last_step != self.cursor.global_step):
+            await self.save(reason)
+        return self.orders.halting.is_set()
+
+    def _reason_to_save(self, *, ended: bool) -> Reason | None:
+        orders = self.orders
+        if self.book.ledger.batches:
+            return None  # batches of an earlier controller come first
+        if ended:
+            is_last = self.cursor.phase == self.resolved.spec.phases[-1].name
+            return "Final" if is_last else "PhaseEnd"
+        if orders.halting.is_set():
+            wanted = orders.checkpointing.on_suspend == "Always"
+            if orders.suspend is not None:
+                wanted = orders.suspend.checkpoint
+            return "Suspend" if wanted else None
+        due = self.cursor.step and self.cursor.step % orders.checkpointing.every_steps == 0
+        return "Scheduled" if due or orders.wants_checkpoint else None
+
+    async def save(self, reason: Reason) -> None:
+        """Write a checkpoint; a scheduled one that fails is reported and tried again later.
+
+        Raises:
+            StoreError: the store failed, and the run may not go on without this checkpoint.
+            TimeoutError: likewise, it took too long.
+        """
+        self.orders.wants_checkpoint = False
+        before = self.reports.status.state
+        self.reports.state(run_pb2.RUN_STATE_CHECKPOINTING)
+        try:
+            async with asyncio.timeout(self.orders.checkpointing.timeout_seconds):
+                found = await self.saver.save(
+                    self.state(),
+                    reason=reason,
+                    keep_last=self.orders.checkpointing.keep_last,
+                    with_model=reason in {"PhaseEnd", "Final"},
+                    figures=self._checkpoint_figures(),
+                )
+        except (StoreError, TimeoutError) as error:
+            self.tell("CheckpointFailed", str(error) or "it took too long", warning=True)
+            if reason in {"PhaseEnd", "Final"}:
+                raise
+        else:
+            self.reports.checkpoint(found, uri=f"{self.store.url}/{found.prefix.rstrip('/')}")
+            await self.write_rows()
+        finally:
+            self.reports.state(before)
+
+    def state(self) -> ControllerState:
+        """Where the run stands, for a checkpoint."""
+        return ControllerState(
+            run=self.resolved.uid,
+            epoch=self.epoch,
+            cursor=self.cursor.model_copy(deep=True),
+            figures=self.figures.model_copy(deep=True),
+            ledger=self.book.ledger.state(),
+            sequence=self.book.journal.last_sequence,
+            seeds={phase.name: phase.seed for phase in self.resolved.spec.phases},
+        )
+
+    def _checkpoint_figures(self) -> dict[str, str]:
+        figures = {"reward": f"{self.figures.reward_ewma:.6g}"}
+        if self.figures.eval_success is not None:
+            figures["evalSuccess"] = f"{self.figures.eval_success:.6g}"
+        return figures
+
+    async def unless_halted(self, work: Awaitable[T]) -> T | None:
+        """The result of some work, or None if the controller was told to stop meanwhile."""
+        task = asyncio.ensure_future(work)
+        halted = asyncio.ensure_future(self.orders.halting.wait())
+        try:
+            await asyncio.wait({task, halted}, return_when=asyncio.FIRST_COMPLETED)
+            return await task if task.done() else None
+        finally:
+            halted.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+
+
+def slow_step_s(step_seconds: list[float]) -> float:
+    """The time that only one step in a hundred exceeds."""
+    if not step_seconds:
+        return 0.0
+    return sorted(step_seconds)[min(len(step_seconds) - 1, int(len(step_seconds) * 0.99))]
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """What failed first, out of the groups that task groups make."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

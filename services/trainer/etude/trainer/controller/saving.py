@@ -1,0 +1,105 @@
+"""Checkpoints of learner and controller at the same step, and which of them stay."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from etude.common import checkpoints
+from etude.common.blobs import Store
+from etude.common.checkpoints import CheckpointManifest, Reason, StoredCheckpoint
+from etude.common.errors import FencedError
+from etude.common.weights import VersionId, is_fenced, prune
+from etude.trainer import metrics
+from etude.trainer.controller.recovery import Book
+from etude.trainer.controller.state import CONTROLLER, ControllerState
+from etude.trainer.work import Learners
+from etude.v1 import journal_pb2
+
+
+@dataclass(slots=True)
+class Saver:
+    """Writes checkpoints; the learner must be idle meanwhile, rollouts may go on."""
+
+    store: Store
+    book: Book
+    learners: Learners
+    last_step: int = -1
+    """Step of the newest checkpoint of this process."""
+    kept: dict[int, VersionId] = field(default_factory=dict)
+    """Versions that checkpoints name: a resume begins with one of them."""
+
+    async def save(
+        self,
+        state: ControllerState,
+        *,
+        reason: Reason,
+        keep_last: int,
+        with_model: bool,
+        figures: dict[str, str],
+    ) -> StoredCheckpoint:
+        """Write the state and make it visible.
+
+        Raises:
+            FencedError: a newer controller took over; nothing became visible.
+            StoreError: the store failed.
+        """
+        started = time.monotonic()
+        step = state.cursor.global_step
+        prefix = checkpoints.prefix_of(step)
+        await asyncio.to_thread(checkpoints.delete, self.store, step)  # rests of an earlier try
+        objects = await self.learners.save(prefix)
+        if with_model:
+            objects += await self.learners.export(prefix)
+        await self.book.journal.durable(state.sequence)
+        await asyncio.to_thread(
+            self.store.put, prefix + CONTROLLER, state.model_dump_json().encode()
+        )
+        objects.append(
+            await asyncio.to_thread(checkpoints.described, self.store, prefix, CONTROLLER)
+        )
+        policy = state.cursor.policy or (state.epoch, 0)
+        manifest = CheckpointManifest(
+            run=state.run,
+            step=step,
+            phase=state.cursor.phase,
+            phase_step=state.cursor.step,
+            epoch=state.epoch,
+            policy_version=policy[1],
+            reason=reason,
+            objects=objects,
+            metrics=figures,
+        )
+        found = await asyncio.to_thread(self._commit, manifest)
+        self.last_step = step
+        self.kept[step] = VersionId(*policy)
+        self._log(found)
+        await asyncio.to_thread(self._retire, keep_last)
+        metrics.CHECKPOINT.labels(stage="all").observe(time.monotonic() - started)
+        return found
+
+    def _commit(self, manifest: CheckpointManifest) -> StoredCheckpoint:
+        if is_fenced(self.store, manifest.epoch):
+            raise FencedError(f"epoch {manifest.epoch + 1} was opened: no checkpoint is written")
+        return checkpoints.commit(self.store, manifest)
+
+    def _log(self, found: StoredCheckpoint) -> None:
+        body = journal_pb2.JournalCheckpoint(
+            step=found.manifest.step,
+            uri=f"{self.store.url}/{found.prefix}",
+            manifest_digest=found.digest,
+        )
+        self.book.write(journal_pb2.JournalRecord(checkpoint=body))
+
+    def _retire(self, keep_last: int) -> None:
+        for step in checkpoints.steps(self.store)[:-keep_last]:
+            checkpoints.delete(self.store, step)
+            self.kept.pop(step, None)
+
+    async def prune_versions(self, recent: list[VersionId]) -> None:
+        """Delete policy versions that are neither recent nor named by a checkpoint.
+
+        Raises:
+            FencedError: a newer controller took over.
+        """
+        keep = {*recent, *self.kept.values()}
+        await asyncio.to_thread(prune, self.store, keep=keep)

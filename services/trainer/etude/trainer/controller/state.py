@@ -1,0 +1,84 @@
+"""Where a run stands, as a checkpoint keeps it."""
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from etude.common.blobs import Store
+from etude.common.checkpoints import StoredCheckpoint
+from etude.common.errors import CorruptError
+from etude.trainer.controller.ledger import LedgerState
+
+CONTROLLER = "controller.json"
+
+
+class Figures(BaseModel):
+    """Running figures that survive a restart."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reward_ewma: float = 0.0
+    eval_success: float | None = None
+    productive_seconds: float = 0.0
+    step_seconds: list[float] = Field(default_factory=list)
+    """Of the last steps of the active phase."""
+    retried: int = 0
+    rollouts: int = 0
+    """Rollouts that ended, evaluation included."""
+
+
+class Cursor(BaseModel):
+    """The next thing to do."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    phase: str
+    step: int = 0
+    """Steps done of the phase."""
+    global_step: int = 0
+    """Steps done of the run."""
+    starts: dict[str, int] = Field(default_factory=dict)
+    """Global step at which each phase began."""
+    finished: list[str] = Field(default_factory=list)
+    """Phases that ended."""
+    policy: tuple[int, int] | None = None
+    """Epoch and number of the newest published version."""
+    evaluated: list[str] = Field(default_factory=list)
+    """Evaluations that are done, so that a resume does not repeat them."""
+
+
+class ControllerState(BaseModel):
+    """The controller's half of a checkpoint.
+
+    All draws are functions of the phases' seeds and of places in this state, so that no random
+    generator needs saving; the seeds are kept to notice a run that was resumed with others.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int = Field(default=1, ge=1, le=1)
+    run: str
+    epoch: int
+    cursor: Cursor
+    figures: Figures
+    ledger: LedgerState
+    sequence: int
+    """Newest journal record that this state knows."""
+    seeds: dict[str, int]
+    """By phase."""
+
+    @property
+    def replay_from(self) -> int:
+        """First journal record that a resume needs."""
+        return min([self.sequence + 1, *self.ledger.live.values()])
+
+
+def read_state(store: Store, found: StoredCheckpoint) -> ControllerState:
+    """The controller's half of a verified checkpoint.
+
+    Raises:
+        CorruptError: it is of another format.
+    """
+    key = found.prefix + CONTROLLER
+    try:
+        return ControllerState.model_validate_json(store.get(key))
+    except ValidationError as cause:
+        raise CorruptError(f"{store.url}/{key}: {cause}") from cause

@@ -1,0 +1,73 @@
+"""Running orders on rollout workers: lost workers, unusable rollouts, the status of pools."""
+
+import logging
+
+from etude.common.errors import InvalidFieldError
+from etude.trainer import metrics
+from etude.trainer.controller.groups import check_reward, check_rollout
+from etude.trainer.controller.run import Run
+from etude.trainer.work import GroupOrder, GroupResult, WorkerLostError
+from etude.v1 import journal_pb2, rewards_pb2, rollout_pb2
+
+log = logging.getLogger(__name__)
+
+WORKER_RETRIES = 3
+"""A worker that dies with one and the same group so often is killed by it."""
+
+
+async def run_order(run: Run, order: GroupOrder) -> list[journal_pb2.JournalRollout]:
+    """The finished rollouts of an order, each with a usable reward or a fault.
+
+    Raises:
+        WorkerLostError: worker after worker died.
+    """
+    metrics.INFLIGHT.labels(kind="rollout").inc(len(order.indices))
+    try:
+        result = await _run(run, order)
+    finally:
+        metrics.INFLIGHT.labels(kind="rollout").dec(len(order.indices))
+    records = [journal_pb2.JournalRollout.FromString(data) for data in result.records]
+    for record in records:
+        _check(run, record)
+        outcome = record.reward.WhichOneof("result") or "fault"
+        metrics.ROLLOUTS.labels(state=outcome, reason=record.reward.fault.reason).inc()
+    run.figures.retried += result.retried
+    run.figures.rollouts += len(records)
+    _report_environment(run, order.environment, result)
+    return records
+
+
+async def _run(run: Run, order: GroupOrder) -> GroupResult:
+    for _ in range(WORKER_RETRIES):
+        try:
+            return await run.rollouts.run(order)
+        except WorkerLostError as error:
+            run.tell("WorkerLost", f"{order.group_id} is run again: {error}", warning=True)
+            run.figures.retried += len(order.indices)
+    return await run.rollouts.run(order)
+
+
+def _check(run: Run, record: journal_pb2.JournalRollout) -> None:
+    """Turn a rollout that cannot be trained on into a platform fault: never trust the wire."""
+    if record.reward.WhichOneof("result") != "reward":
+        return
+    try:
+        check_reward(record)
+        check_rollout(
+            record.rollout,
+            vocab_size=run.chat.vocab_size,
+            position_of=run.book.ledger.versions.get,
+        )
+    except InvalidFieldError as error:
+        log.error("rollout %s is unusable: %s", record.rollout.rollout_id, error)  # noqa: TRY400
+        record.rollout.ending = rollout_pb2.ENDING_PLATFORM_FAULT
+        record.rollout.fault = str(error)
+        fault = rewards_pb2.RewardFault(reason="InvalidRollout", message=str(error))
+        record.reward.fault.CopyFrom(fault)
+
+
+def _report_environment(run: Run, pool: str, result: GroupResult) -> None:
+    known = {summary.pool: summary for summary in run.reports.status.environments}
+    summary = known.get(pool) or run.reports.status.environments.add(pool=pool)
+    summary.driver = result.driver
+    summary.isolation = result.isolation

@@ -1,0 +1,93 @@
+"""One learner rank with the data it trains on, as the Ray door wraps it."""
+
+import json
+from collections.abc import Mapping
+
+from etude.agent.chat import ChatFormat
+from etude.common import checkpoints
+from etude.common.api.phases import Phase
+from etude.common.blobs import ObjectInfo
+from etude.common.checkpoints import CheckpointObject
+from etude.common.errors import WrongStateError
+from etude.common.files import store_for
+from etude.common.weights import VersionId, WeightManifest
+from etude.trainer.batches import PolicyBatch, StepResult
+from etude.trainer.corpus import Corpus, load_corpus
+from etude.trainer.learner_config import LearnerConfig
+from etude.trainer.work import Published
+
+LEARNER = "learner"
+MODEL = "model"
+
+
+class LearnerRank:
+    """Calls are collective, as those of the learner inside."""
+
+    def __init__(self, config: LearnerConfig) -> None:
+        # The controller names this class, and must not load torch for it.
+        from etude.trainer.learner import Learner  # noqa: PLC0415
+
+        self._config = config
+        self._store = store_for(config.storage.uri, config.storage)
+        self._learner = Learner(config)
+        self._corpus: Corpus | None = None
+
+    def start_phase(self, phase_json: Mapping[str, object], step: int) -> None:
+        """Take the settings of a phase, and read its data if it has any."""
+        phase = Phase.model_validate(phase_json)
+        self._corpus = None
+        if phase.data is not None:
+            self._corpus = load_corpus(
+                phase,
+                chat=ChatFormat.load(self._config.model_folder),
+                context=_context(self._config),
+                storage=self._config.storage,
+            )
+        self._learner.start_phase(phase_json, step)
+
+    def supervised_step(self, step: int) -> StepResult:
+        """Train on the batch of a step.
+
+        Raises:
+            WrongStateError: the phase has no data.
+        """
+        if self._corpus is None:
+            raise WrongStateError("the phase has no data")
+        return self._learner.supervised_step(self._corpus.batch(step))
+
+    def policy_step(self, batch: PolicyBatch) -> StepResult:
+        """Train on rewards."""
+        return self._learner.policy_step(batch)
+
+    def publish(self, version: VersionId, step: int) -> Published | None:
+        """Make the weights visible; what was published, on rank 0."""
+        found = self._learner.publish(version, step)
+        if found is None:
+            return None
+        manifest = WeightManifest.model_validate(found)
+        return Published(manifest.sha256.hex(), manifest.num_bytes)
+
+    def save(self, prefix: str) -> list[CheckpointObject]:
+        """Write the state below a checkpoint's prefix; what was written, on rank 0."""
+        return self._described(prefix, self._learner.save(prefix + LEARNER))
+
+    def export(self, prefix: str) -> list[CheckpointObject]:
+        """Write a Hugging Face folder below a checkpoint's prefix; likewise."""
+        return self._described(prefix, self._learner.export(prefix + MODEL))
+
+    def _described(self, prefix: str, written: list[ObjectInfo]) -> list[CheckpointObject]:
+        # Digests of what the store holds, not of what was meant: a bad write is found here.
+        return [
+            checkpoints.described(self._store, prefix, info.key.removeprefix(prefix))
+            for info in written
+        ]
+
+    def restore(self, prefix: str) -> None:
+        """Return to the state below a checkpoint's prefix."""
+        self._learner.restore(prefix + LEARNER)
+
+
+def _context(config: LearnerConfig) -> int:
+    """The longest sequence that the model takes."""
+    described = json.loads((config.model_folder / "config.json").read_text())
+    return int(described["max_position_embeddings"])

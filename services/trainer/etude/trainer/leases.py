@@ -1,0 +1,146 @@
+"""Leases on environments: launched in batches, renewed while held, released together."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import grpc
+
+from etude.common import channels, telemetry
+from etude.common.errors import UnavailableError
+from etude.v1 import environments_pb2, environments_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+TTL_S = 60
+"""A lease outlives its worker by this at most: a resumed run must not wait longer for slots."""
+
+RENEW_EVERY_S = 15.0
+"""Three attempts fit into a lease's life, also on a machine that stutters."""
+
+RETRY_S = 1.0
+
+
+class Launch(NamedTuple):
+    """One environment of a batch: a lease, or why there is none."""
+
+    place: int
+    """In the batch."""
+    lease: environments_pb2.Lease | None
+    failure: str
+
+
+@dataclass(slots=True)
+class Leases:
+    """The environments that this process holds at one broker. keep() must run meanwhile."""
+
+    broker: "environments_pb2_grpc.EnvBrokerServiceAsyncStub"
+    outage_s: float
+    """How long a broker that does not answer is waited for."""
+    _held: set[str] = field(default_factory=set)
+    _ended: list[str] = field(default_factory=list)
+    _work: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def launch(self, request: environments_pb2.LaunchBatchRequest) -> AsyncIterator[Launch]:
+        """Each environment of a batch as it becomes ready.
+
+        A broken stream is opened again: the same key gives the same leases.
+
+        Raises:
+            UnavailableError: the broker stayed away.
+        """
+        seen: set[int] = set()
+        waited_s = 0.0
+        while waited_s <= self.outage_s:
+            try:
+                async for answer in self._answers(request):
+                    if answer.index not in seen:
+                        seen.add(answer.index)
+                        yield self._taken(answer)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise UnavailableError(f"broker: {error.details()}") from error
+            if len(seen) >= request.count:
+                return
+            await asyncio.sleep(RETRY_S)
+            waited_s += RETRY_S
+        raise UnavailableError(f"broker: no answer within {self.outage_s:.0f} s")
+
+    def _answers(
+        self, request: environments_pb2.LaunchBatchRequest
+    ) -> AsyncIterable[environments_pb2.LaunchBatchResponse]:
+        timeout_s = request.queue_timeout_seconds + channels.CONTROL_DEADLINE_S
+        return self.broker.LaunchBatch(request, timeout=timeout_s, metadata=telemetry.inject())
+
+    def _taken(self, answer: environments_pb2.LaunchBatchResponse) -> Launch:
+        if answer.WhichOneof("outcome") == "lease":
+            self._held.add(answer.lease.lease_id)
+            return Launch(answer.index, answer.lease, "")
+        failure = answer.failure
+        return Launch(answer.index, None, f"{failure.reason}: {failure.message}")
+
+    def release(self, lease_ids: Sequence[str]) -> None:
+        """Give environments back; sent together with others that end at the same time."""
+        self._held.difference_update(lease_ids)
+        self._ended += lease_ids
+        self._work.set()
+
+    async def keep(self) -> None:
+        """Renew and release until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._keep_renewing(), name="renew-leases")
+            tasks.create_task(self._keep_releasing(), name="release-leases")
+
+    async def _keep_renewing(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_EVERY_S)
+            if not self._held:
+                continue
+            request = environments_pb2.RenewLeasesRequest(
+                lease_ids=sorted(self._held), ttl_seconds=TTL_S
+            )
+            try:
+                answer = await self.broker.RenewLeases(request, timeout=channels.CONTROL_DEADLINE_S)
+            except grpc.aio.AioRpcError as error:
+                log.warning("leases not renewed: %s", error.details())
+            else:
+                # Whoever works with one of these learns it from the node.
+                self._held.difference_update(answer.missing_lease_ids)
+
+    async def _keep_releasing(self) -> None:
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            ended, self._ended = self._ended, []
+            request = environments_pb2.ReleaseLeasesRequest(lease_ids=ended)
+            try:
+                await self.broker.ReleaseLeases(request, timeout=channels.CONTROL_DEADLINE_S)
+            except grpc.aio.AioRpcError as error:
+                # Not renewed any more, so they end by themselves.
+                log.warning("%d leases not released: %s", len(ended), error.details())
+
+
+@dataclass(slots=True)
+class Slots:
+    """Rollouts that may run at once, handed out in the order of asking."""
+
+    free: int
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _freed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def take(self, wanted: int) -> int:
+        """Wait for at least one slot; take up to the number wanted."""
+        async with self._turn:
+            while not self.free:
+                self._freed.clear()
+                await self._freed.wait()
+            granted = min(wanted, self.free)
+            self.free -= granted
+            return granted
+
+    def give(self) -> None:
+        """Hand one back."""
+        self.free += 1
+        self._freed.set()

@@ -1,0 +1,32 @@
+"""Prometheus metrics of the trainer."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+LOSS = Gauge("etude_trainer_loss", "Loss of the last optimiser step.")
+ENTROPY = Gauge("etude_trainer_entropy", "Nats per trained token in the last policy step.")
+GRAD_NORM = Gauge("etude_trainer_grad_norm", "Gradient norm of the last step, before clipping.")
+MISMATCH = Gauge(
+    "etude_trainer_mismatch_mean",
+    "Mean absolute gap between sampler and trainer log-probs in the last policy step.",
+)
+TOKENS_PER_SECOND = Gauge(
+    "etude_trainer_tokens_per_second", "Tokens through the model per second of the last step."
+)
+STEP = Gauge("etude_trainer_step", "Optimiser steps over all phases.")
+ROLLOUTS = Counter("etude_rollouts_total", "Rollouts by outcome.", ["state", "reason"])
+INFLIGHT = Gauge("etude_rollout_inflight", "Rollouts under way.", ["kind"])
+STALENESS = Histogram(
+    "etude_policy_staleness",
+    "Versions between the oldest token of a group and the trainer at its batch.",
+    buckets=(0, 1, 2, 4, 8, 16, 32, 64),
+)
+REWARD = Gauge("etude_trainer_reward_mean", "Mean reward of the last batch.")
+PUBLISH = Histogram("etude_weights_publish_seconds", "Making one policy version visible.")
+LOG_DEPTH = Gauge("etude_log_depth", "Records that are not durable yet.", ["log"])
+CHECKPOINT = Histogram(
+    "etude_checkpoint_seconds",
+    "Writing one checkpoint.",
+    ["stage"],
+    buckets=(0.05, 0.2, 1, 5, 20, 60, 300),
+)
+SILENCE = Gauge("etude_watchdog_silence_seconds", "Time since anything moved.", ["what"])

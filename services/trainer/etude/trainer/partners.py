@@ -1,0 +1,161 @@
+"""The turn loop's partners over gRPC: an engine that samples, a node that runs tools."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc
+from typing_extensions import override
+
+from etude.agent import wire
+from etude.agent.completions import Completion, FinishReason
+from etude.agent.tools.base import ToolOutcome
+from etude.agent.trajectory import Span
+from etude.agent.turns import Environment, Sampler, ToolCall
+from etude.common import telemetry
+from etude.common.errors import UnavailableError
+from etude.common.weights import VersionId
+from etude.v1 import (
+    environments_pb2,
+    environments_pb2_grpc,
+    inference_pb2,
+    inference_pb2_grpc,
+    weights_pb2,
+)
+
+RETRY_S = 0.5
+
+_AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
+
+
+@dataclass(slots=True)
+class Outage:
+    """Time that a rollout lost to partners that were away: no fault of the policy."""
+
+    limit_s: float
+    lost_s: float = 0.0
+
+    @asynccontextmanager
+    async def waiting(self, what: str) -> AsyncIterator[None]:
+        """Counts the block, and ends the rollout once too much was lost.
+
+        Raises:
+            UnavailableError: the partner stayed away.
+            AioRpcError: it answered with an error that waiting does not mend.
+        """
+        started = time.monotonic()
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in _AWAY:
+                raise
+            await asyncio.sleep(RETRY_S)
+            self.lost_s += time.monotonic() - started
+            if self.lost_s > self.limit_s:
+                raise UnavailableError(f"{what}: {error.details()}") from error
+
+
+@dataclass(slots=True)
+class GenerateSampler(Sampler):
+    """Samples one rollout's turns on the engines in rotation, staying with one while it answers."""
+
+    engine_of: "Callable[[str], inference_pb2_grpc.InferenceServiceAsyncStub]"
+    targets: Sequence[str]
+    rollout_id: str
+    end_id: int
+    outage: Outage
+    timeout_s: float
+    _calls: int = field(default=0)
+    _chosen: int = field(default=0)
+
+    @override
+    async def generate(
+        self, prompt_ids: Sequence[int], *, max_tokens: int, temperature: float, seed: int | None
+    ) -> Completion:
+        request = inference_pb2.GenerateRequest(
+            prompt_token_ids=prompt_ids,
+            sampling=inference_pb2.Sampling(
+                max_tokens=max_tokens,
+                temperature=temperature,
+                stop_token_ids=[self.end_id],
+                seed=seed,
+            ),
+        )
+        while True:
+            target = self.targets[self._chosen % len(self.targets)]
+            # An engine may still know the id of a call that broke.
+            self._calls += 1
+            request.request_id = f"{self.rollout_id}/{self._calls}"
+            async with self.outage.waiting(f"engine {target}"):
+                completion = await self._ask(target, request)
+                if completion.finish is not FinishReason.ABORT:
+                    return completion
+            # The exact prefix continues anywhere.
+            self._chosen += 1
+
+    async def _ask(self, target: str, request: inference_pb2.GenerateRequest) -> Completion:
+        ids: list[int] = []
+        logprobs: list[float] = []
+        spans: list[Span] = []
+        finish = FinishReason.ABORT
+        async for message in self.engine_of(target).Generate(
+            request, timeout=self.timeout_s, metadata=telemetry.inject()
+        ):
+            ids += message.token_ids
+            logprobs += message.logprobs
+            if message.finish_reason:
+                finish = FinishReason(message.finish_reason)
+                spans = [_span(span) for span in message.spans]
+        return Completion(ids, logprobs, spans, finish)
+
+
+def _span(span: weights_pb2.PolicySpan) -> Span:
+    return Span(
+        span.start,
+        span.end,
+        VersionId.from_proto(span.sampled),
+        VersionId.from_proto(span.context),
+    )
+
+
+@dataclass(slots=True)
+class LeasedEnvironment(Environment):
+    """Runs one rollout's tools in the environment that it leased."""
+
+    node: "environments_pb2_grpc.EnvNodeServiceAsyncStub"
+    lease: environments_pb2.Lease
+    outage: Outage
+    timeout_s: float
+
+    @override
+    async def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolOutcome]:
+        request = environments_pb2.RunTurnRequest(
+            lease_id=self.lease.lease_id,
+            agent_token=self.lease.agent_token,
+            calls=[wire.to_call_message(call) for call in calls],
+        )
+        while True:
+            # A call that was answered already is not run again: its id gets the stored result.
+            async with self.outage.waiting(f"node {self.lease.endpoint}"):
+                answer = await self.node.RunTurn(
+                    request, timeout=self.timeout_s, metadata=telemetry.inject()
+                )
+                return [wire.from_result_message(result) for result in answer.results]
+
+    async def diff(self) -> bytes:
+        """The changes of the workspace, once the policy has ended.
+
+        Raises:
+            UnavailableError: the node stayed away.
+        """
+        request = environments_pb2.DiffRequest(
+            lease_id=self.lease.lease_id, control_token=self.lease.control_token
+        )
+        while True:
+            async with self.outage.waiting(f"node {self.lease.endpoint}"):
+                answers = self.node.Diff(
+                    request, timeout=self.timeout_s, metadata=telemetry.inject()
+                )
+                return b"".join([answer.chunk async for answer in answers])

@@ -1,0 +1,54 @@
+"""Everybody that a rollout worker talks to: one long-lived channel per target."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import grpc
+
+from etude.common import channels
+from etude.trainer.leases import Leases
+from etude.trainer.work import WorkerConfig
+from etude.v1 import environments_pb2_grpc, inference_pb2_grpc, rewards_pb2_grpc
+
+
+@dataclass(slots=True)
+class Peers:
+    """Channels and what runs on them, made on first use."""
+
+    config: WorkerConfig
+    _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
+    _leases: dict[str, Leases] = field(default_factory=dict)
+    _keepers: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def engine(self, target: str) -> "inference_pb2_grpc.InferenceServiceAsyncStub":
+        """An engine."""
+        return inference_pb2_grpc.InferenceServiceStub(self._channel(target))
+
+    def node(self, target: str) -> "environments_pb2_grpc.EnvNodeServiceAsyncStub":
+        """A node that holds environments."""
+        return environments_pb2_grpc.EnvNodeServiceStub(self._channel(target))
+
+    def rewards(self) -> "rewards_pb2_grpc.RewardServiceAsyncStub":
+        """The reward service."""
+        return rewards_pb2_grpc.RewardServiceStub(self._channel(self.config.rewards_target))
+
+    def leases(self, environment: str) -> Leases:
+        """The leases of one environment's pool, kept alive from now on."""
+        if environment not in self._leases:
+            channel = self._channel(self.config.brokers[environment])
+            broker = environments_pb2_grpc.EnvBrokerServiceStub(channel)
+            found = self._leases[environment] = Leases(broker, self.config.outage_s)
+            self._keepers.append(asyncio.create_task(found.keep(), name=f"leases-{environment}"))
+        return self._leases[environment]
+
+    def _channel(self, target: str) -> grpc.aio.Channel:
+        if target not in self._channels:
+            self._channels[target] = channels.dial(target)
+        return self._channels[target]
+
+    async def close(self) -> None:
+        """Let go of everything."""
+        for task in self._keepers:
+            task.cancel()
+        for channel in self._channels.values():
+            await channel.close()

@@ -1,0 +1,112 @@
+"""Finished groups into rewards; what cannot be scored is masked, never zero."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+from opentelemetry import trace
+
+from etude.common import telemetry
+from etude.common.channels import MAX_MESSAGE_BYTES
+from etude.trainer.work import GroupOrder
+from etude.v1 import journal_pb2, rewards_pb2, rewards_pb2_grpc, rollout_pb2
+
+log = logging.getLogger(__name__)
+_TRACER = trace.get_tracer("etude.trainer")
+
+RETRY_S = 1.0
+
+_MAX_REQUEST_BYTES = MAX_MESSAGE_BYTES // 2
+"""Larger groups are scored one rollout at a time."""
+
+
+@dataclass(slots=True)
+class Scorer:
+    """Asks the reward service."""
+
+    rewards: "rewards_pb2_grpc.RewardServiceAsyncStub"
+    timeout_s: float
+    outage_s: float
+    """How long a service that does not answer is waited for."""
+
+    async def score(
+        self, order: GroupOrder, rollouts: Sequence[rollout_pb2.Rollout]
+    ) -> list[journal_pb2.JournalRollout]:
+        """Each rollout with its reward, or with the fault that masks it; in the order given."""
+        records = {r.rollout_id: _masked(r) for r in rollouts if _is_fault(r)}
+        pending = [r for r in rollouts if not _is_fault(r)]
+        for _ in range(order.limits.retries + 1):
+            if not pending:
+                break
+            for record in await self._answers(order, pending):
+                records[record.rollout_id] = record
+            pending = [r for r in pending if not _has_reward(records.get(r.rollout_id))]
+        return [
+            journal_pb2.JournalRollout(rollout=rollout, reward=records[rollout.rollout_id])
+            for rollout in rollouts
+        ]
+
+    async def _answers(
+        self, order: GroupOrder, rollouts: Sequence[rollout_pb2.Rollout]
+    ) -> list[rewards_pb2.RewardRecord]:
+        """One record per rollout, whatever happened."""
+        request = _request(order, rollouts)
+        if request.ByteSize() > _MAX_REQUEST_BYTES and len(rollouts) > 1:
+            return [r for rollout in rollouts for r in await self._answers(order, [rollout])]
+        with _TRACER.start_as_current_span("score") as span:
+            span.set_attribute("etude.group.id", order.group_id)
+            try:
+                answer = await self._patiently(request)
+            except grpc.aio.AioRpcError as error:
+                log.warning("group %s was not scored: %s", order.group_id, error.details())
+                return [_fault(r, "ScoringFailed", error.details() or "") for r in rollouts]
+        known = {record.rollout_id: record for record in answer.records}
+        missing = "the reward service left it out"
+        return [known.get(r.rollout_id) or _fault(r, "ScoringFailed", missing) for r in rollouts]
+
+    async def _patiently(self, request: rewards_pb2.ScoreRequest) -> rewards_pb2.ScoreResponse:
+        waited_s = 0.0
+        while True:
+            try:
+                return await self.rewards.Score(
+                    request, timeout=self.timeout_s, metadata=telemetry.inject()
+                )
+            except grpc.aio.AioRpcError as error:
+                is_away = error.code() is grpc.StatusCode.UNAVAILABLE
+                if not is_away or waited_s > self.outage_s:
+                    raise
+                await asyncio.sleep(RETRY_S)
+                waited_s += RETRY_S
+
+
+def _request(
+    order: GroupOrder, rollouts: Sequence[rollout_pb2.Rollout]
+) -> rewards_pb2.ScoreRequest:
+    request = rewards_pb2.ScoreRequest(
+        group_id=order.group_id,
+        task_uri=order.task_uri,
+        pool=order.environment,
+        rollouts=rollouts,
+    )
+    for rollout in request.rollouts:
+        rollout.ClearField("links")  # scoring does not read tokens
+    return request
+
+
+def _is_fault(rollout: rollout_pb2.Rollout) -> bool:
+    return rollout.ending == rollout_pb2.ENDING_PLATFORM_FAULT
+
+
+def _has_reward(record: rewards_pb2.RewardRecord | None) -> bool:
+    return record is not None and record.WhichOneof("result") == "reward"
+
+
+def _masked(rollout: rollout_pb2.Rollout) -> rewards_pb2.RewardRecord:
+    return _fault(rollout, "PlatformFault", rollout.fault)
+
+
+def _fault(rollout: rollout_pb2.Rollout, reason: str, message: str) -> rewards_pb2.RewardRecord:
+    fault = rewards_pb2.RewardFault(reason=reason, message=message)
+    return rewards_pb2.RewardRecord(rollout_id=rollout.rollout_id, fault=fault)

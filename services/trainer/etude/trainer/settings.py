@@ -1,0 +1,92 @@
+"""What the trainer is told at its start."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from etude.common.api.run import RLRunSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Environment variables, read once."""
+
+    run_file: Path
+    """Resolved run."""
+    inference_targets: tuple[str, ...]
+    """host:port of each engine; empty for a run that never samples."""
+    brokers: Mapping[str, str]
+    """host:port of the broker of each environment by its name in the run."""
+    rewards_target: str
+    """host:port of the reward service; empty for a run that never samples."""
+    ray_address: str | None
+    """Ray cluster to join; unset starts one on this machine."""
+    scratch: Path
+    """Private folder."""
+    host: str
+    port: int
+    probe_port: int
+    pod: str
+    attempt: int
+    traces_file: Path | None
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
+        """The settings, or what is wrong with them.
+
+        Raises:
+            KeyError: naming a variable that is not set.
+            ValueError: naming a variable that cannot be read.
+        """
+        traces = env.get("ETUDE_TRACES_FILE")
+        targets = env.get("ETUDE_INFERENCE_TARGETS", "")
+        return cls(
+            run_file=Path(env["ETUDE_RUN_FILE"]),
+            inference_targets=tuple(t.strip() for t in targets.split(",") if t.strip()),
+            brokers=_brokers(env.get("ETUDE_BROKERS", "{}")),
+            rewards_target=env.get("ETUDE_REWARDS_TARGET", ""),
+            ray_address=env.get("ETUDE_RAY_ADDRESS") or None,
+            scratch=Path(env["ETUDE_SCRATCH"]),
+            host=env.get("ETUDE_HOST", "127.0.0.1"),
+            port=_count(env, "ETUDE_PORT", "7000", most=65_535),
+            probe_port=_count(env, "ETUDE_PROBE_PORT", "8080", most=65_535),
+            pod=env.get("ETUDE_POD", "trainer"),
+            attempt=_count(env, "ETUDE_ATTEMPT", "1", most=1_000_000),
+            traces_file=Path(traces) if traces else None,
+        )
+
+    def check(self, spec: RLRunSpec) -> None:
+        """Refuse settings that the run cannot do with.
+
+        Raises:
+            ValueError: naming the variable that is missing.
+        """
+        if not any(phase.is_rl for phase in spec.phases):
+            return
+        if not self.inference_targets:
+            raise ValueError("ETUDE_INFERENCE_TARGETS: the run samples, and no engine is named")
+        if not self.rewards_target:
+            raise ValueError("ETUDE_REWARDS_TARGET: the run samples, and nobody scores")
+        for role in spec.roles.environments:
+            if role.name not in self.brokers:
+                raise ValueError(f"ETUDE_BROKERS: has no broker for environment {role.name}")
+
+
+def _count(env: Mapping[str, str], name: str, default: str, *, most: int) -> int:
+    text = env.get(name, default)
+    if not text.isdecimal() or int(text) > most:
+        raise ValueError(f"{name}: {text!r} is no number up to {most}")
+    return int(text)
+
+
+def _brokers(text: str) -> dict[str, str]:
+    try:
+        found = json.loads(text)
+    except ValueError as cause:
+        raise ValueError(f"ETUDE_BROKERS: not JSON: {cause}") from cause
+    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+        raise ValueError("ETUDE_BROKERS: must be an object of environment names and host:port")
+    return found

@@ -1,0 +1,185 @@
+"""Learner and rollout workers that only pretend: the controller runs whole, in milliseconds.
+
+The weights are a chain of digests over everything that was trained, so that two runs trained the
+same things in the same order exactly when their digests are equal.
+"""
+
+import asyncio
+import hashlib
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from typing_extensions import override
+
+from etude.common import checkpoints, weights
+from etude.common.api.phases import Phase
+from etude.common.blobs import Store
+from etude.common.checkpoints import CheckpointObject
+from etude.common.weights import Tensor, VersionId
+from etude.trainer.batches import PolicyBatch, StepResult
+from etude.trainer.order import derived_seed
+from etude.trainer.work import GroupOrder, GroupResult, Learners, Published, Rollouts
+from etude.v1 import environments_pb2, journal_pb2, rewards_pb2, rollout_pb2, weights_pb2
+
+END_ID = 4
+
+
+@dataclass(slots=True)
+class SimulatedLearners(Learners):
+    """Hashes what it is given."""
+
+    store: Store
+    run: str = "run"
+    weights: str = "initial"
+    phase: str = ""
+    mismatch: float = 0.0
+    trained: list[str] = field(default_factory=list)
+    """Digest after each step."""
+    steps_until_crash: int = -1
+    """Fails before that many further steps are done; -1 never does."""
+    after_step: Callable[[], None] = lambda: None
+    """Called when a step is done."""
+
+    def _advance(self, what: bytes) -> StepResult:
+        if self.steps_until_crash == 0:
+            raise ConnectionError("a simulated learner died")
+        self.steps_until_crash -= 1
+        self.weights = hashlib.sha256(self.weights.encode() + what).hexdigest()
+        self.trained.append(self.weights)
+        self.after_step()
+        return StepResult(
+            loss=int(self.weights[:6], 16) / 2**24,
+            grad_norm=1.0,
+            tokens=100,
+            trained_tokens=50,
+            learning_rate=1e-3,
+            entropy=0.1,
+            mismatch_mean=self.mismatch,
+            mismatch_max=self.mismatch,
+            weight_digest=self.weights,
+            seconds=0.0,
+        )
+
+    @override
+    async def start_phase(self, phase: Phase, step: int) -> None:
+        self.phase = phase.name
+
+    @override
+    async def supervised_step(self, step: int) -> StepResult:
+        await asyncio.sleep(0)
+        return self._advance(f"{self.phase}/{step}".encode())
+
+    @override
+    async def policy_step(self, batch: PolicyBatch) -> StepResult:
+        await asyncio.sleep(0)
+        tokens = b"".join(sequence.token_ids.tobytes() for sequence in batch.sequences)
+        return self._advance(tokens + batch.rewards.tobytes() + batch.valid.tobytes())
+
+    @override
+    async def publish(self, version: VersionId, step: int) -> Published:
+        data = hashlib.sha256(self.weights.encode()).digest()
+        manifest = weights.publish(
+            self.store,
+            run=self.run,
+            version=version,
+            step=step,
+            holder="simulation",
+            tensors=[Tensor(name="w", dtype="U8", shape=(32,), data=data)],
+        )
+        return Published(manifest.sha256.hex(), manifest.num_bytes)
+
+    @override
+    async def save(self, prefix: str) -> list[CheckpointObject]:
+        state = {"weights": self.weights, "phase": self.phase}
+        self.store.put(f"{prefix}learner/state.json", json.dumps(state).encode())
+        return [checkpoints.described(self.store, prefix, "learner/state.json")]
+
+    @override
+    async def restore(self, prefix: str) -> None:
+        state = json.loads(self.store.get(f"{prefix}learner/state.json"))
+        self.weights, self.phase = state["weights"], state["phase"]
+
+    @override
+    async def export(self, prefix: str) -> list[CheckpointObject]:
+        self.store.put(f"{prefix}model/config.json", b"{}")
+        return [checkpoints.described(self.store, prefix, "model/config.json")]
+
+
+@dataclass(slots=True)
+class SimulatedRollouts(Rollouts):
+    """Draws rollouts from the order's seed; they take as long as the order's name says."""
+
+    serving: Callable[[], VersionId]
+    """The version that samples now."""
+    fault_share: float = 0.0
+    """Share of rollouts that the platform loses."""
+    longest_s: float = 0.002
+    orders: list[GroupOrder] = field(default_factory=list)
+
+    @override
+    async def run(self, order: GroupOrder) -> GroupResult:
+        self.orders.append(order)
+        oldest = self.serving()
+        await asyncio.sleep(random.Random(order.seed).random() * self.longest_s)  # noqa: S311
+        newest = self.serving()
+        records = [self._record(order, index, oldest, newest) for index in order.indices]
+        return GroupResult(
+            records=tuple(record.SerializeToString() for record in records),
+            retried=0,
+            driver="simulated",
+            isolation=environments_pb2.ISOLATION_STRONG,
+        )
+
+    def _record(
+        self, order: GroupOrder, index: int, oldest: VersionId, newest: VersionId
+    ) -> journal_pb2.JournalRollout:
+        draw = random.Random(derived_seed(order.seed, index))  # noqa: S311 - a simulation
+        name = f"{order.group_id}-{index}"
+        if draw.random() < self.fault_share:
+            fault = rewards_pb2.RewardFault(reason="PlatformFault", message="simulated")
+            return journal_pb2.JournalRollout(
+                rollout=rollout_pb2.Rollout(
+                    rollout_id=name,
+                    group_id=order.group_id,
+                    task_id=order.task_id,
+                    index=index,
+                    ending=rollout_pb2.ENDING_PLATFORM_FAULT,
+                ),
+                reward=rewards_pb2.RewardRecord(rollout_id=name, fault=fault),
+            )
+        sampled = [draw.randrange(5, 20) for _ in range(draw.randrange(1, 8))] + [END_ID]
+        success = float(draw.random() < 0.5)
+        return journal_pb2.JournalRollout(
+            rollout=rollout_pb2.Rollout(
+                rollout_id=name,
+                group_id=order.group_id,
+                task_id=order.task_id,
+                index=index,
+                seed=order.seed,
+                links=[_link([1, 2, 3], sampled, oldest, newest)],
+                costs=rollout_pb2.Costs(turns=1, completion_tokens=len(sampled)),
+                ending=rollout_pb2.ENDING_STOPPED,
+                oldest=oldest.to_proto(),
+                newest=newest.to_proto(),
+            ),
+            reward=rewards_pb2.RewardRecord(rollout_id=name, reward=success, success=success),
+        )
+
+
+def _link(
+    prompt: list[int], sampled: list[int], oldest: VersionId, newest: VersionId
+) -> rollout_pb2.Link:
+    span = weights_pb2.PolicySpan(
+        sampled=newest.to_proto(),
+        context=oldest.to_proto(),
+        start=len(prompt),
+        end=len(prompt) + len(sampled),
+    )
+    return rollout_pb2.Link(
+        token_ids=prompt + sampled,
+        loss_mask=bytes(len(prompt)) + b"\x01" * len(sampled),
+        sampler_logprobs=[0.0] * len(prompt) + [-0.5] * len(sampled),
+        spans=[span],
+    )

@@ -1,0 +1,127 @@
+"""What the controller asks of rollout workers and learners; both sides of the Ray door know it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from etude.common.api.phases import Phase, RolloutPolicy
+from etude.common.api.run import Storage
+from etude.common.checkpoints import CheckpointObject
+from etude.common.errors import UnavailableError
+from etude.common.weights import VersionId
+from etude.trainer.batches import PolicyBatch, StepResult
+from etude.v1 import environments_pb2
+
+
+class WorkerLostError(UnavailableError):
+    """The process that ran a group died; the group may be run again."""
+
+    reason = "WorkerLost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOrder:
+    """Some siblings of one group to run and score."""
+
+    group_id: str
+    task_id: str
+    task_uri: str
+    """Folder of the task in Harbor layout."""
+    environment: str
+    """Entry of roles.environments."""
+    indices: tuple[int, ...]
+    """Which siblings; all of the group, unless some are finished already."""
+    seed: int
+    temperature: float
+    """0 is greedy."""
+    targets: tuple[str, ...]
+    """Engines in rotation; the first is asked first."""
+    limits: RolloutPolicy
+
+
+class GroupResult(NamedTuple):
+    """Finished rollouts, scored or masked: one per index of the order."""
+
+    records: tuple[bytes, ...]
+    """JournalRollout messages, serialised in the worker so that the controller does not have to."""
+    retried: int
+    """Rollouts that were repeated after a platform fault."""
+    driver: str
+    """Of the environments."""
+    isolation: environments_pb2.Isolation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """What one rollout worker is told when it starts."""
+
+    run: str
+    """UID of the run."""
+    epoch: int
+    """Part of every lease's key, so that no environment of an earlier controller is found again."""
+    model_folder: Path
+    """With the tokenizer."""
+    brokers: Mapping[str, str]
+    """host:port by environment."""
+    templates: Mapping[str, str]
+    """Template by environment."""
+    rewards_target: str
+    score_timeout_s: float
+    storage: Storage
+    """How to reach task folders."""
+    max_concurrent: int
+    """Rollouts at once in this worker."""
+    outage_s: float
+    """How long an engine or broker that does not answer is waited for."""
+    traces_file: Path | None = None
+    otlp_endpoint: str | None = None
+
+
+class Rollouts(Protocol):
+    """Whoever runs groups."""
+
+    async def run(self, order: GroupOrder) -> GroupResult:
+        """Run and score the siblings of an order.
+
+        Raises:
+            WorkerLostError: the worker died.
+        """
+        ...
+
+
+class Published(NamedTuple):
+    """A version that readers may see."""
+
+    manifest_sha256: str
+    size_bytes: int
+
+
+class Learners(Protocol):
+    """The learner, all ranks of it together."""
+
+    async def start_phase(self, phase: Phase, step: int) -> None:
+        """Take the settings and data of a phase of which step steps are done."""
+
+    async def supervised_step(self, step: int) -> StepResult:
+        """Train on the batch of a step, counted from 0."""
+        ...
+
+    async def policy_step(self, batch: PolicyBatch) -> StepResult:
+        """Train on rewards."""
+        ...
+
+    async def publish(self, version: VersionId, step: int) -> Published:
+        """Make the present weights visible."""
+        ...
+
+    async def save(self, prefix: str) -> list[CheckpointObject]:
+        """Write the complete state to <prefix>learner/; keys are relative to the prefix."""
+        ...
+
+    async def restore(self, prefix: str) -> None:
+        """Return to the state that was saved at the prefix."""
+
+    async def export(self, prefix: str) -> list[CheckpointObject]:
+        """Write <prefix>model/ as a Hugging Face folder; keys are relative to the prefix."""
+        ...
