@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple
 
 import grpc
 from typing_extensions import override
@@ -54,10 +54,6 @@ class InvalidFieldError(EtudeError, ValueError):
         self.field = field
         self.what = what
 
-    def __reduce__(self) -> tuple[type[Self], tuple[str, str]]:
-        # Exceptions travel between processes, and the default repeats the message as the field.
-        return type(self), (self.field, self.what)
-
 
 class UserError(EtudeError):
     """Something a user did that cannot work, with the way out."""
@@ -68,9 +64,6 @@ class UserError(EtudeError):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.text())
         self.problem = problem
-
-    def __reduce__(self) -> tuple[type[Self], tuple[Problem]]:
-        return type(self), (self.problem,)
 
 
 class UnknownIdError(EtudeError, LookupError):
