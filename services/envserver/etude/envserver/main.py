@@ -1,0 +1,58 @@
+"""The processes of a pool: `etude-envserver broker` and `etude-envserver node`."""
+
+import asyncio
+import sys
+from collections.abc import Coroutine
+from typing import NoReturn
+
+from etude.common.errors import UserError
+from etude.envserver.settings import NodeSettings, ServerSettings
+
+CONFIGURATION_ERROR = 78
+"""The exit code that tells the operator not to try again (EX_CONFIG)."""
+
+_USAGE = "usage: etude-envserver broker|node"
+
+
+def main() -> None:
+    """Run the role that the first argument names."""
+    try:
+        work = _role(sys.argv[1:])
+    except KeyError as error:
+        _end(f"{error.args[0]} is not set", CONFIGURATION_ERROR)
+    except ValueError as error:
+        _end(str(error), CONFIGURATION_ERROR)
+    try:
+        asyncio.run(work)
+    except UserError as error:
+        _end(str(error), CONFIGURATION_ERROR)
+    except OSError as error:
+        _end(str(error), 1)
+
+
+def _role(arguments: list[str]) -> Coroutine[None, None, None]:
+    match arguments:
+        case ["broker"]:
+            broker_settings = ServerSettings.from_env("7020")
+            from etude.envserver.broker.serve import serve as serve_broker
+
+            return serve_broker(broker_settings)
+        case ["node"]:
+            node_settings = NodeSettings.from_env()
+            from etude.envserver.node.serve import serve as serve_node
+
+            return serve_node(node_settings)
+        case ["-h" | "--help"]:
+            sys.stdout.write(f"{_USAGE}\n")
+            sys.exit(0)
+        case _:
+            raise ValueError(_USAGE)
+
+
+def _end(message: str, code: int) -> NoReturn:
+    sys.stderr.write(f"etude-envserver: {message}\n")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

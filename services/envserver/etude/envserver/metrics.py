@@ -1,0 +1,28 @@
+"""Prometheus series of broker and nodes."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 600)
+
+environments = Gauge("etude_env_environments", "Leases that this node holds.", ["state"])
+starts = Counter("etude_env_starts", "Environments opened, by how.", ["start"])
+start_seconds = Histogram(
+    "etude_env_start_seconds", "Time to open one environment.", ["start"], buckets=_SECONDS
+)
+tool_seconds = Histogram(
+    "etude_env_tool_seconds", "Wall time of one tool call.", ["tool"], buckets=_SECONDS
+)
+grade_seconds = Histogram(
+    "etude_env_grade_seconds", "Wall time of one verifier run.", buckets=_SECONDS
+)
+errors = Counter("etude_env_errors", "Failed calls, by kind.", ["kind"])
+cache_results = Counter(
+    "etude_env_cache", "Repeatable commands, by whether memory knew the result.", ["result"]
+)
+free_bytes = Gauge("etude_env_node_free_bytes", "Free space under this node's workspaces.")
+queue_depth = Gauge("etude_env_queue_depth", "Environments that wait for a slot.")
+acquire_seconds = Histogram(
+    "etude_env_acquire_seconds", "Time from request to lease.", buckets=_SECONDS
+)
+leases = Gauge("etude_env_leases", "Leases granted and not ended.")
+nodes = Gauge("etude_env_nodes", "Nodes in rotation.")

@@ -1,0 +1,84 @@
+"""What brokers and nodes are told at their start."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Environment variables that both roles have, read once."""
+
+    pool_file: Path
+    """Resolved pool."""
+    host: str
+    port: int
+    probe_port: int
+    pod: str
+    traces_file: Path | None
+    otlp_endpoint: str | None
+
+    @classmethod
+    def from_env(cls, default_port: str, env: Mapping[str, str] = os.environ) -> Self:
+        """The settings, or what is wrong with them.
+
+        Raises:
+            KeyError: naming a variable that is not set.
+            ValueError: naming a variable that cannot be read.
+        """
+        traces = env.get("ETUDE_TRACES_FILE")
+        return cls(
+            pool_file=Path(env["ETUDE_POOL_FILE"]),
+            host=env.get("ETUDE_HOST", "127.0.0.1"),
+            port=_port(env, "ETUDE_PORT", default_port),
+            probe_port=_port(env, "ETUDE_PROBE_PORT", "8080"),
+            pod=env.get("ETUDE_POD", "envserver"),
+            traces_file=Path(traces) if traces else None,
+            otlp_endpoint=env.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """Environment variables of a node, read once."""
+
+    server: ServerSettings
+    broker_target: str
+    advertise: str
+    """host:port where clients reach this node; empty: host and port that it listens on."""
+    scratch: Path
+    """Private folder; leases in it survive a restart."""
+    allow_weak_isolation: bool
+    """Whether untrusted templates may run behind a weak wall."""
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
+        """The settings, or what is wrong with them.
+
+        Raises:
+            KeyError: naming a variable that is not set.
+            ValueError: naming a variable that cannot be read.
+        """
+        return cls(
+            server=ServerSettings.from_env("7030", env),
+            broker_target=env["ETUDE_BROKER_TARGET"],
+            advertise=env.get("ETUDE_ADVERTISE", ""),
+            scratch=Path(env["ETUDE_SCRATCH"]),
+            allow_weak_isolation=_flag(env, "ETUDE_ALLOW_WEAK_ISOLATION"),
+        )
+
+
+def _port(env: Mapping[str, str], name: str, default: str) -> int:
+    text = env.get(name, default)
+    if not text.isdecimal() or int(text) > 65_535:
+        raise ValueError(f"{name}: {text!r} is no port")
+    return int(text)
+
+
+def _flag(env: Mapping[str, str], name: str) -> bool:
+    text = env.get(name, "0")
+    if text not in {"0", "1"}:
+        raise ValueError(f"{name}: {text!r} is neither 0 nor 1")
+    return text == "1"

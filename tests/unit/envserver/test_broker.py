@@ -1,0 +1,305 @@
+"""How leases are granted, found again, and taken back."""
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+
+from etude.common.api.pool import EnvPoolSpec, LeasePolicy, Template
+from etude.common.errors import FullError, InvalidFieldError, ReusedIdError
+from etude.envserver.broker.broker import REBUILD_S, Broker
+from etude.envserver.broker.nodes import MemoryNodes
+from etude.envserver.broker.service import report
+from etude.v1 import environments_pb2
+
+Response = environments_pb2.LaunchBatchResponse
+
+
+def pool(replicas: int = 1, max_queue: int = 100) -> EnvPoolSpec:
+    return EnvPoolSpec(
+        templates=(Template(name="python"),),
+        replicas=replicas,
+        lease=LeasePolicy(max_queue=max_queue),
+    )
+
+
+def started(nodes: MemoryNodes, *endpoints: str, spec: EnvPoolSpec | None = None) -> Broker:
+    broker = Broker(spec or pool(), nodes)
+    for endpoint in endpoints or ("n1",):
+        broker.heartbeat(nodes.heartbeat(endpoint))
+    return broker
+
+
+def request(
+    key: str = "k", count: int = 1, **fields: object
+) -> environments_pb2.LaunchBatchRequest:
+    made = environments_pb2.LaunchBatchRequest(
+        run_id="run",
+        idempotency_key=key,
+        template="python",
+        workspace=environments_pb2.WorkspaceSource(uri="file:///tasks/1"),
+        count=count,
+        toolset="Compact",
+        ttl_seconds=60,
+    )
+    made.MergeFrom(environments_pb2.LaunchBatchRequest(**fields))  # type: ignore[arg-type]
+    return made
+
+
+async def launched(broker: Broker, asked: environments_pb2.LaunchBatchRequest) -> list[Response]:
+    async with asyncio.timeout(5):
+        return [outcome async for outcome in broker.launch(asked)]
+
+
+def ids(outcomes: list[Response]) -> list[str]:
+    return [o.lease.lease_id for o in sorted(outcomes, key=lambda o: o.index)]
+
+
+async def some(
+    broker: Broker, asked: environments_pb2.LaunchBatchRequest, count: int
+) -> list[Response]:
+    """The first so many outcomes; then the client goes away."""
+    found: list[Response] = []
+    async with asyncio.timeout(5), contextlib.aclosing(broker.launch(asked)) as outcomes:
+        async for outcome in outcomes:
+            found.append(outcome)
+            if len(found) == count:
+                break
+    return found
+
+
+async def test_a_batch_is_one_order_and_every_environment_has_its_own_lease() -> None:
+    nodes = MemoryNodes()
+    outcomes = await launched(started(nodes), request(count=8))
+
+    assert nodes.orders == 1
+    assert sorted(o.index for o in outcomes) == list(range(8))
+    assert len(set(ids(outcomes))) == 8
+    tokens = {t for o in outcomes for t in (o.lease.agent_token, o.lease.control_token)}
+    assert len(tokens) == 16
+
+
+async def test_a_batch_is_spread_over_the_nodes() -> None:
+    nodes = MemoryNodes()
+    outcomes = await launched(started(nodes, "n1", "n2", spec=pool(2)), request(count=8))
+
+    endpoints = [o.lease.endpoint for o in outcomes]
+    assert endpoints.count("n1") == endpoints.count("n2") == 4
+
+
+async def test_the_same_request_again_gets_the_same_leases() -> None:
+    nodes = MemoryNodes()
+    broker = started(nodes)
+
+    first = await launched(broker, request(count=3))
+    again = await launched(broker, request(count=3))
+
+    assert ids(first) == ids(again)
+    assert first[0].lease.agent_token == again[0].lease.agent_token
+    assert len(nodes.held["n1"]) == 3
+
+
+async def test_two_clients_with_the_same_request_share_its_leases() -> None:
+    nodes = MemoryNodes(slots=2)
+    broker = started(nodes)
+
+    one, other = await asyncio.gather(*(launched(broker, request(count=2)) for _ in range(2)))
+
+    assert ids(one) == ids(other)
+
+
+async def test_a_key_that_comes_with_another_request_is_refused() -> None:
+    broker = started(MemoryNodes())
+    await launched(broker, request(count=2))
+
+    with pytest.raises(ReusedIdError):
+        await launched(broker, request(count=3))
+
+
+async def test_a_client_that_comes_back_gets_what_it_had_and_the_rest() -> None:
+    nodes = MemoryNodes(slots=2)
+    broker = started(nodes)
+    first = await some(broker, request(count=3), 2)
+    assert len(broker.queue) == 0
+
+    again = asyncio.create_task(launched(broker, request(count=3)))
+    await asyncio.sleep(0)
+    await broker.release([first[0].lease.lease_id])
+    outcomes = await again
+
+    assert set(ids(first)) <= set(ids(outcomes)) | {first[0].lease.lease_id}
+    assert len(set(ids(outcomes))) == 3
+
+
+async def test_a_new_broker_gives_the_leases_of_its_predecessor_again() -> None:
+    nodes = MemoryNodes()
+    first = await launched(started(nodes), request(count=3))
+
+    successor = started(nodes)
+    again = await launched(successor, request(count=3))
+
+    assert ids(again) == ids(first)
+    assert len(nodes.held["n1"]) == 3
+    with pytest.raises(ReusedIdError):
+        await launched(successor, request(count=2))
+
+
+async def test_a_request_that_comes_before_the_first_heartbeats_waits_for_them() -> None:
+    nodes = MemoryNodes()
+    first = await launched(started(nodes, "n1", "n2", spec=pool(2)), request(count=4))
+
+    successor = Broker(pool(2), nodes)
+    waiting = asyncio.create_task(launched(successor, request(count=4)))
+    await asyncio.sleep(0)
+    successor.heartbeat(nodes.heartbeat("n1"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    successor.heartbeat(nodes.heartbeat("n2"))
+
+    assert ids(await waiting) == ids(first)
+    assert sum(map(len, nodes.held.values())) == 4
+
+
+async def test_a_broker_does_not_wait_for_ever_for_a_node_that_is_gone() -> None:
+    nodes = MemoryNodes()
+    broker = Broker(pool(2), nodes, started_s=time.monotonic() - REBUILD_S - 1)
+    broker.heartbeat(nodes.heartbeat("n1"))
+
+    assert len(await launched(broker, request(count=2))) == 2
+
+
+async def test_who_waits_gets_the_slot_that_is_released() -> None:
+    nodes = MemoryNodes(slots=1)
+    broker = started(nodes)
+    (first,) = await launched(broker, request("a"))
+    second = asyncio.create_task(launched(broker, request("b")))
+    await asyncio.sleep(0)
+    assert len(broker.queue) == 1
+
+    await broker.release([first.lease.lease_id])
+
+    (outcome,) = await second
+    assert outcome.lease.lease_id in nodes.held["n1"]
+    assert len(nodes.held["n1"]) == 1
+
+
+async def test_a_slot_that_expires_goes_to_who_waits() -> None:
+    nodes = MemoryNodes(slots=1)
+    broker = started(nodes)
+    (first,) = await launched(broker, request("a"))
+    second = asyncio.create_task(launched(broker, request("b")))
+    await asyncio.sleep(0)
+    broker.ledger.leases[first.lease.lease_id].lease.expires_unix_ms = 1
+
+    await broker.tick()
+
+    assert (await second)[0].HasField("lease")
+    assert broker.ledger.expired_total == 1
+
+
+async def test_who_waits_too_long_is_told() -> None:
+    broker = started(MemoryNodes(slots=1))
+    await launched(broker, request("a"))
+    late = asyncio.create_task(launched(broker, request("b", queue_timeout_seconds=1)))
+    await asyncio.sleep(0)
+    for batch in broker.queue.batches():
+        batch.deadline_s = time.monotonic()
+
+    await broker.tick()
+
+    assert (await late)[0].failure.reason == "QueueTimeout"
+
+
+async def test_a_full_queue_is_refused_with_a_time_to_come_back() -> None:
+    broker = started(MemoryNodes(slots=1), spec=pool(max_queue=3))
+    waiting = asyncio.create_task(launched(broker, request("a", count=4)))
+    await asyncio.sleep(0.01)
+    assert len(broker.queue) == 3
+
+    with pytest.raises(FullError) as caught:
+        await launched(broker, request("b"))
+
+    assert caught.value.retry_after_s > 0
+    assert len(broker.queue) == 3
+    waiting.cancel()
+
+
+async def test_an_order_that_fails_goes_to_another_node() -> None:
+    nodes = MemoryNodes(failing={"n1"})
+    broker = started(nodes, "n1", "n2", spec=pool(2))
+
+    outcomes = await launched(broker, request(count=4))
+
+    assert {o.lease.endpoint for o in outcomes} == {"n2"}
+
+
+async def test_an_environment_that_three_nodes_failed_is_a_failure() -> None:
+    nodes = MemoryNodes(failing={"n1"})
+    broker = started(nodes)
+    waiting = asyncio.create_task(launched(broker, request()))
+    for _ in range(3):
+        await asyncio.sleep(0.01)
+        broker.heartbeat(nodes.heartbeat("n1"))
+
+    (outcome,) = await waiting
+    assert outcome.failure.reason == "NodeFailed"
+    assert "does not answer" in outcome.failure.message
+
+
+async def test_a_node_that_is_fuller_than_thought_keeps_the_order_waiting() -> None:
+    nodes = MemoryNodes(slots=1)
+    broker = started(nodes)
+    foreign = environments_pb2.HeldLease(lease=environments_pb2.Lease(lease_id="foreign"))
+    nodes.held["n1"] = {"foreign": foreign}
+    waiting = asyncio.create_task(launched(broker, request()))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+
+    nodes.held["n1"].clear()
+    broker.heartbeat(nodes.heartbeat("n1"))
+
+    assert (await waiting)[0].HasField("lease")
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"count": 5000}, "count"),
+        ({"template": "java"}, "template"),
+        ({"toolset": "Other"}, "toolset"),
+        ({"ttl_seconds": 1 << 30}, "ttl_seconds"),
+        ({"workspace": environments_pb2.WorkspaceSource(uri="/etc")}, "workspace.uri"),
+    ],
+)
+async def test_a_request_that_cannot_be_served_names_its_field(
+    fields: dict[str, object], named: str
+) -> None:
+    with pytest.raises(InvalidFieldError) as caught:
+        await launched(started(MemoryNodes()), request(**fields))  # type: ignore[arg-type]
+
+    assert caught.value.field == named
+
+
+async def test_renewals_name_the_leases_that_are_gone() -> None:
+    broker = started(MemoryNodes())
+    (outcome,) = await launched(broker, request())
+    before = outcome.lease.expires_unix_ms
+
+    assert broker.renew([outcome.lease.lease_id, "other"], 3600) == ["other"]
+    assert broker.ledger.leases[outcome.lease.lease_id].lease.expires_unix_ms > before + 3_000_000
+
+
+async def test_the_report_counts_what_there_is() -> None:
+    nodes = MemoryNodes(slots=3)
+    broker = started(nodes)
+    await launched(broker, request("a", count=2))
+    waiting = asyncio.create_task(launched(broker, request("b", count=3)))
+    await asyncio.sleep(0.01)
+
+    present = report(broker)
+
+    assert (present.nodes, present.slots, present.leased, present.waiting) == (1, 3, 3, 2)
+    assert present.granted_total == 3
+    assert present.isolation == environments_pb2.ISOLATION_WEAK
+    waiting.cancel()

@@ -1,0 +1,159 @@
+"""Who holds what where, also after silence and restarts."""
+
+from etude.envserver.broker.ledger import LOST_AFTER_S, SETTLE_S, Granted, Ledger
+from etude.envserver.broker.queue import BatchKey
+from etude.v1 import environments_pb2
+
+NOW_MS = 1_000_000
+
+
+def held(name: str, index: int = 0, expires: int = NOW_MS) -> environments_pb2.HeldLease:
+    lease = environments_pb2.Lease(lease_id=name, expires_unix_ms=expires)
+    return environments_pb2.HeldLease(
+        lease=lease, index=index, run_id="run", idempotency_key="key", request_digest="d"
+    )
+
+
+def beat(
+    *leases: environments_pb2.HeldLease, node: str = "n", slots: int = 4, draining: bool = False
+) -> environments_pb2.HeartbeatRequest:
+    return environments_pb2.HeartbeatRequest(
+        node_id=node, endpoint=f"{node}:1", slots=slots, held=leases, draining=draining
+    )
+
+
+def ledger_with(*names: str) -> Ledger:
+    ledger = Ledger()
+    ledger.heartbeat(beat(), now_s=0)
+    for index, name in enumerate(names):
+        ledger.grant(Granted(held=held(name, index), node_id="n", granted_s=0))
+    return ledger
+
+
+def test_a_lease_takes_a_slot_until_its_node_has_closed_it() -> None:
+    ledger = ledger_with("a", "b")
+    assert ledger.free() == {"n": 2}
+
+    closing = ledger.end(["a"], now_s=1)
+    assert closing == [("n:1", ["a"])]
+    assert ledger.free() == {"n": 2}
+
+    ledger.gone(["a"])
+    assert ledger.free() == {"n": 3}
+
+
+def test_a_node_that_missed_the_end_of_a_lease_hears_of_it_again() -> None:
+    ledger = ledger_with("a")
+    ledger.end(["a"], now_s=1)
+
+    answer = ledger.heartbeat(beat(held("a")), now_s=2)
+    assert list(answer.close_lease_ids) == ["a"]
+    assert ledger.free() == {"n": 3}
+
+    ledger.heartbeat(beat(), now_s=3)
+    assert ledger.free() == {"n": 4}
+
+
+def test_a_new_broker_learns_its_leases_from_the_nodes() -> None:
+    ledger = Ledger()
+    ledger.heartbeat(beat(held("a", 3), held("b", 4)), now_s=0)
+
+    living = ledger.of_batch(BatchKey("run", "key"))
+    assert {index: granted.lease.lease_id for index, granted in living.items()} == {3: "a", 4: "b"}
+    assert ledger.free() == {"n": 2}
+
+
+def test_a_renewal_reaches_the_node_with_its_next_heartbeat() -> None:
+    ledger = ledger_with("a")
+    assert ledger.renew(["a", "x"], expires_unix_ms=NOW_MS + 7, now_s=1) == ["x"]
+
+    answer = ledger.heartbeat(beat(held("a")), now_s=1)
+    assert [(r.lease_id, r.expires_unix_ms) for r in answer.renewed] == [("a", NOW_MS + 7)]
+
+    answer = ledger.heartbeat(beat(held("a", expires=NOW_MS + 7)), now_s=2)
+    assert not answer.renewed
+
+
+def test_a_lease_expires_at_its_end_and_not_before() -> None:
+    ledger = ledger_with("a")
+
+    assert ledger.expired(now_unix_ms=NOW_MS - 1) == []
+    assert ledger.expired(now_unix_ms=NOW_MS) == ["a"]
+    assert ledger.expired_total == 1
+
+
+def test_a_node_that_misses_three_heartbeats_is_lost_with_its_leases() -> None:
+    ledger = ledger_with("a")
+
+    assert ledger.silent_nodes(now_s=LOST_AFTER_S) == []
+    assert ledger.silent_nodes(now_s=LOST_AFTER_S + 0.1) == ["n"]
+    assert ledger.leases == {}
+    assert ledger.free() == {}
+
+
+def test_leases_of_a_lost_node_live_again_when_it_returns_with_them() -> None:
+    ledger = ledger_with("a")
+    ledger.renew(["a"], expires_unix_ms=NOW_MS + 7, now_s=1)
+    ledger.silent_nodes(now_s=10)
+
+    answer = ledger.heartbeat(beat(held("a")), now_s=11)
+
+    assert ledger.leases.keys() == {"a"}
+    assert answer.renewed[0].expires_unix_ms == NOW_MS + 7
+
+
+def test_a_lease_that_its_holder_was_told_is_gone_stays_gone() -> None:
+    ledger = ledger_with("a")
+    ledger.silent_nodes(now_s=10)
+    assert ledger.renew(["a"], expires_unix_ms=NOW_MS, now_s=10) == ["a"]
+
+    answer = ledger.heartbeat(beat(held("a")), now_s=11)
+
+    assert list(answer.close_lease_ids) == ["a"]
+    assert ledger.leases == {}
+
+
+def test_a_lost_lease_can_be_released() -> None:
+    ledger = ledger_with("a")
+    ledger.silent_nodes(now_s=10)
+
+    assert ledger.end(["a"], now_s=10) == []
+    assert list(ledger.heartbeat(beat(held("a")), now_s=11).close_lease_ids) == ["a"]
+
+
+def test_a_lease_that_its_node_does_not_know_is_dropped_once_it_had_time_to_appear() -> None:
+    ledger = ledger_with("a")
+
+    ledger.heartbeat(beat(), now_s=SETTLE_S)
+    assert ledger.leases.keys() == {"a"}
+
+    ledger.heartbeat(beat(), now_s=SETTLE_S + 0.1)
+    assert ledger.leases == {}
+
+
+def test_an_order_without_an_answer_leaves_no_environment() -> None:
+    ledger = ledger_with()
+    ledger.abandon(["a"], "n", now_s=0)
+
+    assert list(ledger.heartbeat(beat(held("a")), now_s=1).close_lease_ids) == ["a"]
+    assert ledger.leases == {}
+
+
+def test_a_draining_or_suspect_node_gets_nothing_until_its_next_heartbeat() -> None:
+    ledger = ledger_with()
+    ledger.nodes["n"].is_suspect = True
+    assert ledger.free() == {}
+
+    ledger.heartbeat(beat(), now_s=1)
+    assert ledger.free() == {"n": 4}
+
+    ledger.heartbeat(beat(draining=True), now_s=2)
+    assert ledger.free() == {}
+
+
+def test_what_ended_long_ago_is_forgotten() -> None:
+    ledger = ledger_with("a", "b")
+    ledger.end(["a"], now_s=1)
+    ledger.forget(now_s=1e6)
+
+    assert list(ledger.heartbeat(beat(held("b", 1)), now_s=1e6).close_lease_ids) == []
