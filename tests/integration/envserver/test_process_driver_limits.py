@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from etude.envserver.drivers.base import TOOL_OUTPUT_BYTES, Command, Outcome
+from etude.envserver.drivers.base import HEAD_BYTES, TAIL_BYTES, Command, Outcome
 from etude.envserver.drivers.process import ProcessDriver
 from etude.envserver.drivers.sandbox import layout
 
@@ -71,7 +71,7 @@ async def test_endless_output_stays_small(
     outcome = await run(driver, workspace, "yes", timeout_s=20)
 
     assert outcome.ended_for in {"output", "time"}
-    assert len(outcome.output) == TOOL_OUTPUT_BYTES
+    assert len(outcome.output) == HEAD_BYTES + TAIL_BYTES
     assert outcome.dropped_bytes > layout.FLOOD_BYTES - (1 << 20)
 
 

@@ -1,5 +1,6 @@
 """What a node asks of a driver, whatever its wall is made of."""
 
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -7,8 +8,9 @@ from typing import NamedTuple, Protocol
 
 from etude.common.errors import Problem, UnavailableError, UserError
 
-TOOL_OUTPUT_BYTES = 30 * 1024
-"""What a tool call may print: a quarter of it from the beginning, the rest from the end."""
+HEAD_BYTES, TAIL_BYTES = 16 * 1024, 48 * 1024
+"""What is kept of a tool call's output: twice of what the policy is shown (30 KiB), so that the
+place where something is missing is never among it."""
 GRADE_OUTPUT_BYTES = 64 * 1024
 
 
@@ -26,6 +28,11 @@ class Owner(NamedTuple):
 
     uid: int
     gid: int
+
+
+def current_owner() -> Owner:
+    """The user and group of this process."""
+    return Owner(os.geteuid(), os.getegid())
 
 
 class SandboxError(UnavailableError):
@@ -51,8 +58,8 @@ class Command:
     tests: Path | None = None
     """A folder below the driver's leases, shown as /tests."""
     timeout_s: float
-    head_bytes: int = TOOL_OUTPUT_BYTES // 4
-    tail_bytes: int = TOOL_OUTPUT_BYTES - TOOL_OUTPUT_BYTES // 4
+    head_bytes: int = HEAD_BYTES
+    tail_bytes: int = TAIL_BYTES
     collect: str = ""
     """A file to read back afterwards: regular, small, reached without links."""
 

@@ -1,0 +1,1 @@
+"""One node: environments, their tools, their graders."""

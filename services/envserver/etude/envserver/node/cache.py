@@ -1,0 +1,62 @@
+"""Results of test runs by content: the same files and command are run once."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from etude.envserver import metrics
+from etude.envserver.drivers.base import Outcome
+
+MAX_ENTRIES = 8_192
+MAX_ENTRY_BYTES = 8 << 10
+
+Compute = Callable[[], Awaitable[tuple[Outcome, bool]]]
+"""Runs the command; also says whether the outcome holds for everyone with the same key."""
+
+
+@dataclass(slots=True)
+class ResultCache:
+    """Least recently used out first. Runs of one key at the same time share one execution."""
+
+    max_entries: int = MAX_ENTRIES
+    _kept: OrderedDict[str, Outcome] = field(default_factory=OrderedDict)
+    _running: dict[str, asyncio.Future[Outcome | None]] = field(default_factory=dict)
+
+    async def get(self, key: str, compute: Compute) -> Outcome:
+        """The outcome of the key, from memory, from a run in progress, or from a run of our own."""
+        found = self._kept.get(key)
+        if found is None and key in self._running:
+            found = await asyncio.shield(self._running[key])
+        if found is not None:
+            metrics.cache_results.labels("hit").inc()
+            return found
+        metrics.cache_results.labels("miss").inc()
+        return await self._run(key, compute)
+
+    async def _run(self, key: str, compute: Compute) -> Outcome:
+        mine: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
+        is_first = self._running.setdefault(key, mine) is mine
+        shared: Outcome | None = None
+        try:
+            outcome, is_general = await compute()
+            if is_general and _is_repeatable(outcome):
+                shared = outcome
+                self._keep(key, outcome)
+            return outcome
+        finally:
+            # Whoever waited runs the command for itself when this run says nothing about it.
+            mine.set_result(shared)
+            if is_first:
+                del self._running[key]
+
+    def _keep(self, key: str, outcome: Outcome) -> None:
+        self._kept[key] = outcome
+        self._kept.move_to_end(key)
+        while len(self._kept) > self.max_entries:
+            self._kept.popitem(last=False)
+
+
+def _is_repeatable(outcome: Outcome) -> bool:
+    size = len(outcome.output) + len(outcome.collected or b"")
+    return not outcome.timed_out and not outcome.ended_for and size <= MAX_ENTRY_BYTES

@@ -1,0 +1,270 @@
+"""One leased environment: its workspace, its calls, its results."""
+
+import asyncio
+import hmac
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+from blake3 import blake3
+
+from etude.agent.calls import Call, Malformed, from_json
+from etude.agent.tools.base import Access, ToolOutcome
+from etude.agent.toolsets import Toolset, run_calls
+from etude.agent.workspace import ExecResult, FolderWorkspace
+from etude.common.errors import (
+    ForbiddenError,
+    InvalidFieldError,
+    ReusedIdError,
+    UnknownIdError,
+    crossing,
+)
+from etude.envserver.drivers.base import Command, Driver, Outcome, SandboxError
+from etude.envserver.drivers.sandbox.layout import warm
+from etude.envserver.node import folders, trees
+from etude.envserver.node.cache import ResultCache
+from etude.envserver.node.records import CALLS, WORKSPACE, CallLog, History, Record
+from etude.envserver.node.sources import Source
+from etude.v1 import environments_pb2
+
+MAX_STORED = 256
+"""Results kept for clients that ask again."""
+
+_CHANGES = frozenset({Access.WRITE, Access.ALL})
+
+
+@dataclass(slots=True)
+class Environment:
+    """The files and the results of one lease, changed by one turn at a time."""
+
+    record: Record
+    source: Source
+    toolset: Toolset
+    folder: Path
+    """The lease's own folder."""
+    driver: Driver
+    cache: ResultCache
+    deadline_s: float
+    """On the monotonic clock."""
+    _workspace: FolderWorkspace = field(init=False)
+    _log: CallLog = field(init=False)
+    _results: OrderedDict[str, environments_pb2.ToolResult] = field(default_factory=OrderedDict)
+    _digests: dict[str, str] = field(default_factory=dict)
+    _identity: str | None = None
+    """Of the workspace, where it is known; empty where it cannot be told."""
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _running: set[asyncio.Task[list[environments_pb2.ToolResult]]] = field(default_factory=set)
+    _closed: bool = False
+
+    def __post_init__(self) -> None:
+        root = self.folder / WORKSPACE
+        self._workspace = FolderWorkspace(root, self._exec, owner=self.driver.owner())
+        self._log = CallLog(self.folder / CALLS)
+
+    @property
+    def lease_id(self) -> str:
+        """The lease that this is for."""
+        return self.record.lease_id
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the workspace was made."""
+        return self._workspace.root.exists()
+
+    def check_agent(self, token: str) -> None:
+        """Admit the agent, and whoever controls it.
+
+        Raises:
+            ForbiddenError: neither token.
+        """
+        lease = self.record.held.lease
+        if not _is_same(token, lease.agent_token) and not _is_same(token, lease.control_token):
+            raise ForbiddenError(f"lease {self.lease_id}: the token does not allow tool calls")
+
+    def check_control(self, token: str) -> None:
+        """Admit nobody but the controller.
+
+        Raises:
+            ForbiddenError: another token, the agent's included.
+        """
+        if not _is_same(token, self.record.held.lease.control_token):
+            raise ForbiddenError(f"lease {self.lease_id}: the token does not allow diff or grade")
+
+    def take_over(self, found: History) -> bool:
+        """Continue where another process stopped; False if a turn was cut off and left a trace."""
+        if found.before is not None and found.before != (self._present_identity() or None):
+            return False
+        self._results.update(found.results)
+        self._digests.update(found.digests)
+        return True
+
+    async def run_turn(
+        self, calls: Sequence[environments_pb2.ToolCall]
+    ) -> list[environments_pb2.ToolResult]:
+        """Results in call order; a call that has a result already is not run again.
+
+        Raises:
+            InvalidFieldError: a call without an id, or two with the same.
+            ReusedIdError: an id came with another call before.
+            UnknownIdError: the lease ended meanwhile.
+            CancelledError: the caller has gone; the turn goes on.
+        """
+        digests = {call.call_id: _digest(call) for call in calls}
+        if len(digests) < len(calls) or "" in digests:
+            raise InvalidFieldError("calls", "each call needs an id of its own")
+        if self._closed:
+            raise self._ended()
+        # The turn runs to its end, whether or not somebody still waits: a retry finds its results.
+        task = asyncio.create_task(self._run_turn(calls, digests), name=f"turn {self.lease_id}")
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise self._ended() from None
+            raise
+
+    async def diff(self) -> environments_pb2.WorkspaceDiff:
+        """What the calls changed.
+
+        Raises:
+            TooLargeError: the workspace grew beyond what is handed on.
+        """
+        async with self._turn:
+            if not self.is_used:
+                return environments_pb2.WorkspaceDiff()
+            found = await asyncio.to_thread(folders.read, self._workspace.root, folders.DIFF)
+            return trees.difference(self.source.tree, found.tree)
+
+    async def close(self) -> None:
+        """End what runs and remove the files."""
+        self._closed = True
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+        self._log.close()
+        await asyncio.to_thread(folders.remove, self.folder)
+
+    def _ended(self) -> UnknownIdError:
+        return UnknownIdError(f"lease {self.lease_id} has ended")
+
+    async def _run_turn(
+        self, calls: Sequence[environments_pb2.ToolCall], digests: Mapping[str, str]
+    ) -> list[environments_pb2.ToolResult]:
+        async with self._turn:
+            for call_id, digest in digests.items():
+                if self._digests.get(call_id, digest) != digest:
+                    raise ReusedIdError(f"call {call_id!r} was another call before")
+            fresh = [call for call in calls if call.call_id not in self._results]
+            if fresh:
+                with crossing(SandboxError, f"lease {self.lease_id}"):
+                    await self._run_fresh(fresh, digests)
+            return [self._results[call.call_id] for call in calls]
+
+    async def _run_fresh(
+        self, calls: Sequence[environments_pb2.ToolCall], digests: Mapping[str, str]
+    ) -> None:
+        await self._make_workspace()
+        parsed = [from_json(call.name, call.arguments_json) for call in calls]
+        changes = any(self._may_change(call) for call in parsed)
+        if changes:
+            self._log.begin(self._present_identity())
+            self._identity = None
+        outcomes = await run_calls(self.toolset, self._workspace, parsed)
+        response = environments_pb2.RunTurnResponse(
+            results=[_result(call.call_id, o) for call, o in zip(calls, outcomes, strict=True)]
+        )
+        fresh = {call.call_id: digests[call.call_id] for call in calls}
+        self._store(response.results, fresh)
+        if changes:
+            self._log.end(fresh, response)
+
+    async def _make_workspace(self) -> None:
+        if not self.is_used:
+            await asyncio.to_thread(self._write_workspace)
+            self._identity = self.source.key
+
+    def _write_workspace(self) -> None:
+        partial = self.folder / f"{WORKSPACE}.partial"
+        if partial.exists():
+            folders.remove(partial)
+        folders.write(partial, self.source.tree, self.driver.owner())
+        partial.rename(self._workspace.root)
+
+    def _may_change(self, call: Call | Malformed) -> bool:
+        tool = self.toolset.tools.get(call.name) if isinstance(call, Call) else None
+        return tool is not None and tool.access in _CHANGES
+
+    def _store(
+        self, results: Sequence[environments_pb2.ToolResult], digests: Mapping[str, str]
+    ) -> None:
+        self._digests.update(digests)
+        for result in results:
+            self._results[result.call_id] = result
+        while len(self._results) > MAX_STORED:
+            self._digests.pop(self._results.popitem(last=False)[0], None)
+
+    def _present_identity(self) -> str:
+        """Identity of the workspace, empty where it is too large or too odd to tell cheaply."""
+        if self._identity is None:
+            try:
+                found = folders.read(self._workspace.root, folders.SMALL)
+                self._identity = trees.identity(found.tree) if found.is_plain else ""
+            except folders.TooLargeError:
+                self._identity = ""
+            except FileNotFoundError:
+                self._identity = self.source.key
+        return self._identity
+
+    async def _exec(self, command: str, timeout_s: float) -> ExecResult:
+        before = self._present_identity() if warm(command) else ""
+
+        async def compute() -> tuple[Outcome, bool]:
+            self._identity = None
+            outcome = await self.driver.run(
+                Command(command=command, workspace=self._workspace.root, timeout_s=timeout_s)
+            )
+            return outcome, bool(before) and self._present_identity() == before
+
+        if before:
+            outcome = await self.cache.get(f"{before} {timeout_s} {command.strip()}", compute)
+        else:
+            outcome, _ = await compute()
+        return ExecResult(
+            output=outcome.output,
+            exit_code=outcome.exit_code,
+            timed_out=outcome.timed_out,
+            cpu_ms=outcome.cpu_ms,
+            dropped_bytes=outcome.dropped_bytes,
+            dropped_lines=outcome.dropped_lines,
+        )
+
+
+def seconds_left(lease: environments_pb2.Lease) -> float:
+    """Until the lease ends, by its wall-clock time."""
+    return lease.expires_unix_ms / 1000 - time.time()
+
+
+def _is_same(one: str, other: str) -> bool:
+    return bool(other) and hmac.compare_digest(one.encode(), other.encode())
+
+
+def _digest(call: environments_pb2.ToolCall) -> str:
+    return blake3(f"{call.name}\0{call.arguments_json}".encode()).hexdigest(length=8)
+
+
+def _result(call_id: str, outcome: ToolOutcome) -> environments_pb2.ToolResult:
+    return environments_pb2.ToolResult(
+        call_id=call_id,
+        content=outcome.content.encode("utf-8", "replace"),
+        is_error=outcome.is_error,
+        error=cast("environments_pb2.ToolErrorKind", int(outcome.kind)),
+        wall_ms=outcome.wall_ms,
+        cpu_ms=outcome.cpu_ms,
+        omitted_bytes=outcome.omitted_bytes,
+    )

@@ -1,0 +1,177 @@
+"""Workspaces on disk: written, read back and removed without following anybody's links."""
+
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from etude.common.errors import WrongStateError
+from etude.envserver.drivers.base import Owner, current_owner
+from etude.envserver.node.trees import File, Tree
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Limits(NamedTuple):
+    """How much of a folder is read."""
+
+    max_files: int
+    max_bytes: int
+
+
+DIFF = Limits(max_files=20_000, max_bytes=64 << 20)
+SMALL = Limits(max_files=256, max_bytes=1 << 20)
+"""What is cheap enough to read around every command."""
+
+
+class TooLargeError(WrongStateError):
+    """The folder holds more than the limit allows to read."""
+
+    reason = "WorkspaceTooLarge"
+
+
+class Snapshot(NamedTuple):
+    """What a folder held."""
+
+    tree: dict[str, File]
+    is_plain: bool
+    """Whether the tree says all: no links, no devices, no empty folders, nothing unreadable."""
+
+
+def write(folder: Path, tree: Tree, owner: Owner) -> None:
+    """Make a new folder with these files, for a process of this owner."""
+    folder.mkdir()
+    made = {""}
+    is_other = owner != current_owner()
+    if is_other:
+        os.chown(folder, *owner)
+    base = str(folder)
+    for path, file in tree.items():
+        for parent in _parents(path):
+            if parent not in made:
+                os.mkdir(f"{base}/{parent}")  # noqa: PTH102 - Path objects cost half of a copy
+                made.add(parent)
+                if is_other:
+                    os.chown(f"{base}/{parent}", *owner)
+        mode = 0o755 if file.executable else 0o644
+        descriptor = os.open(f"{base}/{path}", _CREATE, mode)
+        try:
+            if is_other:
+                os.fchown(descriptor, *owner)
+            _write_all(descriptor, file.content)
+        finally:
+            os.close(descriptor)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _parents(path: str) -> Iterator[str]:
+    at = path.find("/")
+    while at >= 0:
+        yield path[:at]
+        at = path.find("/", at + 1)
+
+
+def read(folder: Path, limits: Limits) -> Snapshot:
+    """The regular files below a folder that a hostile process may have filled.
+
+    Raises:
+        TooLargeError: there is more than the limits allow.
+        FileNotFoundError: there is no such folder.
+    """
+    reader = _Reader(limits)
+    root = os.open(folder, _FOLDER)
+    try:
+        reader.folder(root, "")
+    finally:
+        os.close(root)
+    return Snapshot(reader.tree, reader.is_plain)
+
+
+class _Reader:
+    def __init__(self, limits: Limits) -> None:
+        self.tree: dict[str, File] = {}
+        self.is_plain = True
+        self._limits = limits
+        self._entries = 0
+        self._bytes = 0
+
+    def folder(self, descriptor: int, prefix: str) -> None:
+        with os.scandir(descriptor) as entries:
+            found = list(entries)
+        self._entries += len(found)
+        self._check()
+        if prefix and not found:
+            self.is_plain = False
+        for entry in found:
+            path = prefix + entry.name
+            if entry.is_file(follow_symlinks=False):
+                self._file(descriptor, entry.name, path)
+            elif entry.is_dir(follow_symlinks=False):
+                self._inside(descriptor, entry.name, path)
+            else:
+                self.is_plain = False
+
+    def _inside(self, folder: int, name: str, path: str) -> None:
+        try:
+            inner = os.open(name, _FOLDER, dir_fd=folder)
+        except OSError:
+            self.is_plain = False
+            return
+        try:
+            self.folder(inner, path + "/")
+        finally:
+            os.close(inner)
+
+    def _file(self, folder: int, name: str, path: str) -> None:
+        try:
+            descriptor = os.open(name, _READ, dir_fd=folder)
+        except OSError:
+            self.is_plain = False
+            return
+        try:
+            status = os.fstat(descriptor)
+            self._bytes += status.st_size
+            self._check()
+            content = os.read(descriptor, status.st_size + 1)
+        finally:
+            os.close(descriptor)
+        if not stat.S_ISREG(status.st_mode) or len(content) != status.st_size or not _is_text(path):
+            self.is_plain = False
+        else:
+            self.tree[path] = File(content, bool(status.st_mode & stat.S_IXUSR))
+
+    def _check(self) -> None:
+        if self._entries > self._limits.max_files or self._bytes > self._limits.max_bytes:
+            raise TooLargeError(
+                f"the workspace holds more than {self._limits.max_files} files"
+                f" or {self._limits.max_bytes} bytes"
+            )
+
+
+def _is_text(path: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in path)
+
+
+def remove(folder: Path) -> None:
+    """Take a folder away with all that is in it, whatever modes its owner left behind."""
+    shutil.rmtree(folder, onerror=_open_and_remove)
+
+
+def _open_and_remove(_remove: object, name: str, _error: object) -> None:
+    path = Path(name)
+    for each in (path.parent, path):
+        if each.is_dir() and not each.is_symlink():
+            each.chmod(0o700)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

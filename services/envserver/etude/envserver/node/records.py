@@ -1,0 +1,157 @@
+"""What a node writes down about a lease, so that its successor can take it over.
+
+leases/<lease id>/state.json    written once, last: the lease exists from then on
+                 /calls.jsonl   before and after each turn that may change something
+                 /workspace/    made by the first call
+"""
+
+import base64
+import contextlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from etude.common.errors import CorruptError
+from etude.v1 import environments_pb2
+
+LEASE_ID = re.compile(r"^[a-z0-9][a-z0-9-]{0,79}$")
+STATE, CALLS, WORKSPACE = "state.json", "calls.jsonl", "workspace"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One lease as it was granted."""
+
+    held: environments_pb2.HeldLease
+    template: str
+    uri: str
+    toolset: str
+    source_key: str
+    """Identity of the first files: a source that has changed since cannot be compared with."""
+
+    @property
+    def lease_id(self) -> str:
+        """The lease's name, and that of its folder."""
+        return self.held.lease.lease_id
+
+
+class History(NamedTuple):
+    """What a lease's calls left behind."""
+
+    results: Mapping[str, environments_pb2.ToolResult]
+    """By call id."""
+    digests: Mapping[str, str]
+    """What each of these calls was."""
+    before: str | None
+    """Identity of the workspace before the turn that was cut off; empty: not known; None: no turn
+    was cut off."""
+
+
+def save(folder: Path, record: Record) -> None:
+    """Make the lease durable; its folder must exist."""
+    text = json.dumps(
+        {
+            "held": base64.b64encode(record.held.SerializeToString()).decode(),
+            "template": record.template,
+            "uri": record.uri,
+            "toolset": record.toolset,
+            "source_key": record.source_key,
+        }
+    )
+    partial = folder / f"{STATE}.partial"
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(descriptor, text.encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    partial.rename(folder / STATE)
+    _sync_folder(folder)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def load(folder: Path) -> Record:
+    """The lease of a folder.
+
+    Raises:
+        CorruptError: there is none, or it cannot be read.
+    """
+    try:
+        raw = json.loads((folder / STATE).read_bytes())
+        held = environments_pb2.HeldLease.FromString(base64.b64decode(raw.pop("held")))
+        record = Record(held=held, **raw)
+    except (OSError, ValueError, TypeError, KeyError, DecodeError) as cause:
+        raise CorruptError(f"{folder / STATE}: {cause}") from cause
+    if record.lease_id != folder.name:
+        raise CorruptError(f"{folder / STATE} speaks of lease {record.lease_id!r}")
+    return record
+
+
+@dataclass(slots=True)
+class CallLog:
+    """Appends to a lease's calls.jsonl; survives the death of the process, not of the machine."""
+
+    path: Path
+    _descriptor: int = field(default=-1, init=False)
+
+    def begin(self, before: str) -> None:
+        """A turn starts on a workspace of this identity, or of an unknown one."""
+        self._append({"begin": before})
+
+    def end(self, digests: Mapping[str, str], results: environments_pb2.RunTurnResponse) -> None:
+        """The turn has ended with these results."""
+        data = base64.b64encode(results.SerializeToString()).decode()
+        self._append({"digests": digests, "end": data})
+
+    def close(self) -> None:
+        """Let the file go."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _append(self, row: Mapping[str, object]) -> None:
+        if self._descriptor < 0:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._descriptor = os.open(self.path, flags, 0o600)
+        os.write(self._descriptor, json.dumps(row).encode() + b"\n")
+
+
+def history(path: Path) -> History:
+    """Read a call log back; a last line that was cut off counts as not written.
+
+    Raises:
+        CorruptError: a line in the middle cannot be read.
+    """
+    results: dict[str, environments_pb2.ToolResult] = {}
+    digests: dict[str, str] = {}
+    before: str | None = None
+    lines: list[bytes] = []
+    with contextlib.suppress(FileNotFoundError):
+        *lines, _torn = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            if "begin" in row:
+                before = row["begin"]
+                continue
+            data = base64.b64decode(row["end"])
+            for result in environments_pb2.RunTurnResponse.FromString(data).results:
+                results[result.call_id] = result
+            digests |= row["digests"]
+            before = None
+        except (ValueError, KeyError, TypeError, DecodeError) as cause:
+            raise CorruptError(f"{path} line {number}: {cause}") from cause
+    return History(results, digests, before)

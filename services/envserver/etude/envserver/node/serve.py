@@ -1,0 +1,87 @@
+"""A node's process: driver, take-over, wiring, serve, drain."""
+
+import asyncio
+import logging
+
+from etude.common import channels, files, serving, telemetry
+from etude.common.files import ResolvedPool
+from etude.common.probes import Probes
+from etude.envserver.drivers.base import Driver, DriverUnavailableError
+from etude.envserver.drivers.process import ProcessDriver
+from etude.envserver.node.admission import admission
+from etude.envserver.node.grading import Grader
+from etude.envserver.node.heartbeat import Heartbeat
+from etude.envserver.node.node import Node
+from etude.envserver.node.service import NodeService
+from etude.envserver.node.sources import Sources
+from etude.envserver.settings import NodeSettings
+from etude.v1 import environments_pb2, environments_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 20.0
+"""For calls that run; leases and their files stay for the next process."""
+
+
+async def serve(settings: NodeSettings) -> None:
+    """Start the driver, continue a predecessor's leases, serve until SIGTERM."""
+    pool = files.read_pool(settings.server.pool_file)
+    settings.scratch.mkdir(parents=True, exist_ok=True)
+    driver = ProcessDriver(settings.scratch)
+    node = _node(pool, driver, settings)
+    provider = telemetry.setup(
+        "etude-node",
+        otlp_endpoint=settings.server.otlp_endpoint,
+        traces_file=settings.server.traces_file,
+    )
+    await driver.start()
+    held, removed = await node.take_over()
+    log.info("leases of a predecessor", extra={"held": held, "removed": removed})
+    try:
+        await _serve(node, driver, settings)
+    finally:
+        await driver.stop()
+        provider.shutdown()
+
+
+def _node(pool: ResolvedPool, driver: Driver, settings: NodeSettings) -> Node:
+    admitted = admission(
+        pool.spec, driver.name, driver.strength, allow_weak=settings.allow_weak_isolation
+    )
+    if not admitted.served:
+        raise DriverUnavailableError(
+            "; ".join(admitted.refused.values()),
+            where="spec.templates",
+            fix="set trust: Trusted, or start the node with ETUDE_ALLOW_WEAK_ISOLATION=1",
+        )
+    return Node(
+        driver=driver,
+        sources=Sources(settings.scratch),
+        slots=pool.spec.slots_per_replica,
+        templates=admitted.served,
+        refused=admitted.refused,
+    )
+
+
+async def _serve(node: Node, driver: Driver, settings: NodeSettings) -> None:
+    name = environments_pb2.DESCRIPTOR.services_by_name["EnvNodeService"].full_name
+    server = serving.Server([name], settings.server.host, settings.server.port)
+    service = NodeService(node, Grader(driver, node.cache))
+    environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(service, server.grpc_server)
+    probes = Probes(settings.server.probe_port, settings.server.host)
+    stop = asyncio.Event()
+    async with channels.dial(settings.broker_target) as channel:
+        broker = environments_pb2_grpc.EnvBrokerServiceStub(channel)
+        heartbeat = Heartbeat(node, broker, settings.server.pod)
+        with serving.shutdown_signals(stop):
+            await probes.start()
+            await server.start()
+            node.endpoint = settings.advertise or f"{settings.server.host}:{server.port}"
+            await server.ready()
+            probes.ready = True
+            await heartbeat.run(stop)
+            probes.ready = False
+            service.draining = heartbeat.draining = True
+            await heartbeat.beat()
+            await server.stop(DRAIN_S)
+            await probes.stop()

@@ -1,0 +1,143 @@
+"""A node's RPCs."""
+
+import time
+from collections.abc import AsyncIterator, Collection
+from dataclasses import dataclass
+
+import grpc
+from google.protobuf.message import DecodeError
+from opentelemetry import trace
+from typing_extensions import override
+
+from etude.common import channels, telemetry
+from etude.common.errors import InvalidFieldError, UnavailableError
+from etude.envserver import metrics
+from etude.envserver.node.environment import Environment
+from etude.envserver.node.grading import MAX_JOB_BYTES, Grader
+from etude.envserver.node.node import Node
+from etude.v1 import environments_pb2, environments_pb2_grpc
+
+tracer = trace.get_tracer("etude.envserver")
+
+_KINDS = {1: "tool", 2: "timeout", 3: "invalid"}
+
+
+@dataclass(slots=True)
+class NodeService(environments_pb2_grpc.EnvNodeServiceServicer):
+    """Translates between the wire and the node."""
+
+    node: Node
+    grader: Grader
+    draining: bool = False
+
+    @override
+    async def OpenEnvironments(
+        self,
+        request: environments_pb2.OpenEnvironmentsRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.OpenEnvironmentsRequest, environments_pb2.OpenEnvironmentsResponse
+        ],
+    ) -> environments_pb2.OpenEnvironmentsResponse:
+        if self.draining:
+            raise UnavailableError("this node is being stopped")
+        return environments_pb2.OpenEnvironmentsResponse(outcomes=await self.node.open(request))
+
+    @override
+    async def CloseEnvironments(
+        self,
+        request: environments_pb2.CloseEnvironmentsRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.CloseEnvironmentsRequest, environments_pb2.CloseEnvironmentsResponse
+        ],
+    ) -> environments_pb2.CloseEnvironmentsResponse:
+        await self.node.close(request.lease_ids)
+        return environments_pb2.CloseEnvironmentsResponse()
+
+    @override
+    async def RunTurn(
+        self,
+        request: environments_pb2.RunTurnRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.RunTurnRequest, environments_pb2.RunTurnResponse
+        ],
+    ) -> environments_pb2.RunTurnResponse:
+        environment = self.node.find(request.lease_id)
+        environment.check_agent(request.agent_token)
+        started_ns = time.time_ns()
+        results = await environment.run_turn(request.calls)
+        with telemetry.attached(context.invocation_metadata()):
+            for call, result in zip(request.calls, results, strict=True):
+                _record(call, result, started_ns, environment.toolset.tools.keys())
+        return environments_pb2.RunTurnResponse(results=results)
+
+    @override
+    async def Diff(
+        self,
+        request: environments_pb2.DiffRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.DiffRequest, environments_pb2.DiffResponse
+        ],
+    ) -> AsyncIterator[environments_pb2.DiffResponse]:
+        environment = self.node.find(request.lease_id)
+        environment.check_control(request.control_token)
+        diff = await environment.diff()
+        for chunk in channels.chunks(diff.SerializeToString()):
+            yield environments_pb2.DiffResponse(chunk=chunk)
+
+    @override
+    async def Grade(
+        self,
+        request_iterator: AsyncIterator[environments_pb2.GradeRequest],
+        context: grpc.aio.ServicerContext[
+            environments_pb2.GradeRequest, environments_pb2.GradeResponse
+        ],
+    ) -> environments_pb2.GradeResponse:
+        environment, job = await self._job(request_iterator)
+        started_s = time.monotonic()
+        with (
+            telemetry.attached(context.invocation_metadata()),
+            tracer.start_as_current_span("grade"),
+        ):
+            response = await self.grader.grade(environment.source.tree, job)
+        metrics.grade_seconds.observe(time.monotonic() - started_s)
+        return response
+
+    async def _job(
+        self, requests: AsyncIterator[environments_pb2.GradeRequest]
+    ) -> tuple[Environment, environments_pb2.GradeJob]:
+        environment: Environment | None = None
+        data = bytearray()
+        async for request in requests:
+            if environment is None:
+                environment = self.node.find(request.lease_id)
+                environment.check_control(request.control_token)
+            data += request.chunk
+            if len(data) > MAX_JOB_BYTES:
+                raise InvalidFieldError("chunk", f"the job is larger than {MAX_JOB_BYTES} bytes")
+        if environment is None:
+            raise InvalidFieldError("lease_id", "the stream ended before its first message")
+        try:
+            return environment, environments_pb2.GradeJob.FromString(bytes(data))
+        except DecodeError as error:
+            raise InvalidFieldError("chunk", f"the chunks are no GradeJob: {error}") from error
+
+
+def _record(
+    call: environments_pb2.ToolCall,
+    result: environments_pb2.ToolResult,
+    started_ns: int,
+    known: Collection[str],
+) -> None:
+    # The policy makes names up; series and trace spans are named from a closed set.
+    name = call.name if call.name in known else "unknown"
+    metrics.tool_seconds.labels(name).observe(result.wall_ms / 1000)
+    if result.error:
+        metrics.errors.labels(_KINDS[result.error]).inc()
+    attributes: dict[str, str | bool | int] = {
+        "gen_ai.tool.name": name,
+        "gen_ai.tool.call.id": call.call_id,
+        "etude.tool.is_error": result.is_error,
+        "etude.tool.cpu_ms": result.cpu_ms,
+    }
+    span = tracer.start_span(f"execute_tool {name}", start_time=started_ns, attributes=attributes)
+    span.end(started_ns + result.wall_ms * 1_000_000)

@@ -1,0 +1,86 @@
+"""Where workspaces come from: folders by URI, read once and kept in memory."""
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from etude.common.api.run import Storage
+from etude.common.errors import Problem, UserError
+from etude.common.files import materialise
+from etude.common.harbor import read_files
+from etude.envserver.node import trees
+from etude.envserver.node.trees import File, Tree
+
+CACHE_BYTES = 256 << 20
+MAX_SOURCE_BYTES = 64 << 20
+MACHINE_FILES = frozenset(
+    {"Dockerfile", ".dockerignore", "docker-compose.yaml", "docker-compose.yml"}
+)
+"""They describe the machine; beside them stand the files of the workspace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The first files of a workspace. Content behind a URI never changes."""
+
+    uri: str
+    tree: Tree
+    key: str
+    """Identity of the tree."""
+    num_bytes: int
+
+
+@dataclass(slots=True)
+class Sources:
+    """The sources in use, least recently used out first."""
+
+    scratch: Path
+    """Where prefixes of an object store are copied to."""
+    cache_bytes: int = CACHE_BYTES
+    _kept: OrderedDict[str, Source] = field(default_factory=OrderedDict)
+    _loading: dict[str, asyncio.Task[Source]] = field(default_factory=dict)
+
+    async def get(self, uri: str) -> Source:
+        """The source behind a URI.
+
+        Raises:
+            UserError: nothing is there, or something that no workspace may hold.
+        """
+        if uri in self._kept:
+            self._kept.move_to_end(uri)
+            return self._kept[uri]
+        if uri not in self._loading:
+            task = asyncio.create_task(asyncio.to_thread(self._read, uri), name=f"source {uri}")
+            task.add_done_callback(lambda _: self._loading.pop(uri, None))
+            self._loading[uri] = task
+        source = await asyncio.shield(self._loading[uri])
+        self._keep(source)
+        return source
+
+    def _keep(self, source: Source) -> None:
+        self._kept[source.uri] = source
+        while (
+            len(self._kept) > 1 and sum(s.num_bytes for s in self._kept.values()) > self.cache_bytes
+        ):
+            self._kept.popitem(last=False)
+
+    def _read(self, uri: str) -> Source:
+        folder = materialise(uri, self.scratch, Storage(uri=uri))
+        if not folder.is_dir():
+            raise _refused(uri, "is no folder")
+        files = read_files(folder)
+        num_bytes = sum(map(len, files.values()))
+        if num_bytes > MAX_SOURCE_BYTES:
+            raise _refused(uri, f"holds {num_bytes} bytes, more than {MAX_SOURCE_BYTES}")
+        tree = {
+            path: File(content, bool((folder / path).stat().st_mode & 0o100))
+            for path, content in files.items()
+            if path not in MACHINE_FILES
+        }
+        return Source(uri=uri, tree=tree, key=trees.identity(tree), num_bytes=num_bytes)
+
+
+def _refused(uri: str, what: str) -> UserError:
+    fix = "point the workspace at a folder of plain files"
+    return UserError(Problem(reason="InvalidWorkspace", what=what, where=uri, fix=fix))

@@ -1,0 +1,111 @@
+"""Files of a workspace as a value: compared, patched, identified."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from blake3 import blake3
+
+from etude.agent import patterns
+from etude.agent.workspace import WorkspaceError, relative
+from etude.common.errors import InvalidFieldError
+from etude.v1 import environments_pb2
+
+
+class File(NamedTuple):
+    """One regular file."""
+
+    content: bytes
+    executable: bool = False
+
+
+Tree = Mapping[str, File]
+"""Files by relative path with forward slashes."""
+
+
+def identity(tree: Tree) -> str:
+    """The same for the same files, whatever their order, owner and age."""
+    hasher = blake3()
+    for path in sorted(tree):
+        content, executable = tree[path]
+        hasher.update(
+            f"{path}\0{len(content)}\0{executable:d}\0".encode("utf-8", "surrogateescape")
+        )
+        hasher.update(content)
+    return hasher.hexdigest()
+
+
+def difference(before: Tree, after: Tree) -> environments_pb2.WorkspaceDiff:
+    """What turns one tree into the other."""
+    written = [path for path in sorted(after) if after[path] != before.get(path)]
+    return environments_pb2.WorkspaceDiff(
+        written=[
+            environments_pb2.WorkspaceFile(
+                path=path, content=after[path].content, executable=after[path].executable
+            )
+            for path in written
+        ],
+        deleted=sorted(before.keys() - after.keys()),
+    )
+
+
+def patched(
+    tree: Tree, diff: environments_pb2.WorkspaceDiff, artefacts: Iterable[str]
+) -> dict[str, File]:
+    """The tree with those changes whose paths match a pattern; no pattern allows all.
+
+    Raises:
+        InvalidFieldError: a path or a pattern is no usable one.
+    """
+    allowed = _allowed([*(file.path for file in diff.written), *diff.deleted], artefacts)
+    result = {path: file for path, file in tree.items() if path not in {*diff.deleted} & allowed}
+    written = files_of(diff.written, "diff.written")
+    result.update({path: file for path, file in written.items() if path in allowed})
+    check_layout(result, "diff.written")
+    return result
+
+
+def files_of(messages: Iterable[environments_pb2.WorkspaceFile], field: str) -> dict[str, File]:
+    """Files of a message by path.
+
+    Raises:
+        InvalidFieldError: a path leaves its folder.
+    """
+    found = {}
+    for message in messages:
+        _check_path(message.path, field)
+        found[message.path] = File(message.content, message.executable)
+    return found
+
+
+def check_layout(tree: Tree, field: str) -> None:
+    """No path may be both a file and a folder.
+
+    Raises:
+        InvalidFieldError: one is.
+    """
+    for path in tree:
+        parent = path.rpartition("/")[0]
+        while parent:
+            if parent in tree:
+                raise InvalidFieldError(
+                    field, f"{parent!r} is a file and also a folder of {path!r}"
+                )
+            parent = parent.rpartition("/")[0]
+
+
+def _check_path(path: str, field: str) -> None:
+    try:
+        is_clean = bool(path) and relative(path) == path
+    except WorkspaceError:
+        is_clean = False
+    if not is_clean:
+        raise InvalidFieldError(field, f"{path[:200]!r} is no path inside of the workspace")
+
+
+def _allowed(paths: list[str], artefacts: Iterable[str]) -> set[str]:
+    globs = list(artefacts)
+    try:
+        matchers = [patterns.glob_matcher(glob) for glob in globs]
+    except patterns.PatternError as error:
+        raise InvalidFieldError("artefacts", str(error)) from error
+    return {p for p in paths if not globs or any(m.fullmatch(p) for m in matchers)}
