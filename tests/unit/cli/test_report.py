@@ -26,7 +26,7 @@ def test_a_run_is_drawn_and_its_rollouts_are_escaped(tmp_path: Path) -> None:
             {"kind": "eval", "phase": "rl", "step": 1, "time_s": 3.0, "success": 0.5},
         ]
     )
-    turns = [{"role": "policy", "text": HOSTILE}]
+    turns = [{"role": "assistant", "text": HOSTILE}]
     record.write_rollouts(1, "train", [{"task_id": HOSTILE, "reward": 1.0, "turns": turns}])
 
     page = write_report(tmp_path)
