@@ -1,0 +1,98 @@
+"""Verifying tasks in the real sandbox: proved ones, and each way not to be."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from etude.envserver.drivers.base import DriverUnavailableError
+from etude.envserver.tasks import folders, verify
+from etude.envserver.tasks.problems import Source
+
+Spoil = Callable[[Path], None]
+
+
+@pytest.fixture
+def task_set(tmp_path: Path) -> Path:
+    for index, problem in enumerate(Source(21).take("train", 3)):
+        folders.write(problem, tmp_path / "tasks" / f"train-{index}")
+    return tmp_path / "tasks"
+
+
+def _verified(folder: Path) -> list[verify.Finding]:
+    try:
+        return asyncio.run(verify.verify([folder]))
+    except DriverUnavailableError as error:
+        if os.environ.get("ETUDE_REQUIRE") == "sandbox":
+            raise
+        pytest.skip(str(error))
+
+
+def test_generated_tasks_are_proved(task_set: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _verified(task_set / "train-0")
+    assert verify.main([str(task_set)]) == 0
+    assert capsys.readouterr().out == "3 of 3 tasks: solution 1, doing nothing 0\n"
+    assert verify.main([str(task_set / "train-1")]) == 0
+
+
+def _replaced(path: str, text: str) -> Spoil:
+    def spoil(folder: Path) -> None:
+        (folder / path).write_text(text)
+
+    return spoil
+
+
+SPOILT = {
+    "a solution that repairs nothing": (
+        _replaced("solution/solve.sh", "true\n"),
+        "its solution scores 0, not 1",
+    ),
+    "a solution that fails": (
+        _replaced("solution/solve.sh", "exit 3\n"),
+        "its solution: no reward file, exit code 3",
+    ),
+    "a verifier that always passes": (
+        _replaced("tests/verify.py", "open('/logs/verifier/reward.txt', 'w').write('1')\n"),
+        "doing nothing",
+    ),
+    "a verifier without a number": (
+        _replaced(
+            "tests/verify.py",
+            "import os\nos.makedirs('/logs/verifier', exist_ok=True)\n"
+            "open('/logs/verifier/reward.txt', 'w').write('nan')\n",
+        ),
+        "doing nothing: the reward file holds no number: 'nan'",
+    ),
+    "a verifier that crashes": (
+        _replaced("tests/verify.py", "raise RuntimeError('broken')\n"),
+        "doing nothing: no reward file, exit code 1",
+    ),
+    "a verifier that hangs": (
+        _replaced(
+            "task.toml", "[verifier]\ntimeout_sec = 1.0\n[metadata]\netude_verifier = 'sleep 60'\n"
+        ),
+        "doing nothing: the verifier did not end within 1 s",
+    ),
+    "a key that nothing reads": (
+        _replaced("task.toml", "speed = 1\n"),
+        "key speed is not known",
+    ),
+    "a folder that is no task": (
+        _replaced("instruction.md", ""),
+        "instruction.md  is empty",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SPOILT)
+def test_a_task_that_cannot_be_trusted_is_found_out(case: str, task_set: Path) -> None:
+    spoil, message = SPOILT[case]
+    spoil(task_set / "train-0")
+    found = _verified(task_set / "train-0")
+    assert any(message in finding.what for finding in found), found
+
+
+def test_a_folder_without_tasks_is_an_error(tmp_path: Path) -> None:
+    assert verify.main([str(tmp_path)]) == 1
