@@ -1,48 +1,100 @@
-"""Memory of a process and everything it started, from /proc."""
+"""Memory and CPU time of processes and everything they started, from /proc."""
 
+import json
+import os
+import time
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+from etude.common.local import read_state
 
 PROC = Path("/proc")
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+FILE = "resources.jsonl"
+
+
+class Usage(NamedTuple):
+    """What a process tree holds and has used."""
+
+    pss_bytes: int
+    """Proportional set size: a page shared by n processes counts 1/n in each of them."""
+    cpu_s: float
+    """CPU seconds of living processes and of their children that were waited for."""
 
 
 @dataclass(slots=True)
-class PeakMemory:
-    """Largest proportional set size of a process tree over all looks.
+class ResourceLog:
+    """Looks at a local run's processes and appends what each role uses to resources.jsonl."""
 
-    Proportional: a page that n processes share counts 1/n in each, so the sum is what the tree
-    really holds.
-    """
-
-    pid: int
+    folder: Path
+    runtime_pid: int
     peak_bytes: int = 0
+    """Largest sum over all processes of the run."""
 
     def look(self) -> None:
         """Measure once."""
-        self.peak_bytes = max(self.peak_bytes, sum(_pss(pid) for pid in tree(self.pid)))
+        children = _children()
+        total = _sum(_descendants(self.runtime_pid, children))
+        self.peak_bytes = max(self.peak_bytes, total.pss_bytes)
+        state = read_state(self.folder)
+        pods = [pod for pod in state.pods if pod.pid is not None] if state else []
+        roles: dict[str, Usage] = {}
+        for pod in pods:
+            assert pod.pid is not None
+            used = _sum(_descendants(pod.pid, children))
+            before = roles.get(pod.role, Usage(0, 0.0))
+            roles[pod.role] = Usage(before.pss_bytes + used.pss_bytes, before.cpu_s + used.cpu_s)
+        row = {
+            "time_s": round(time.time(), 2),
+            "total": total._asdict(),
+            "roles": {role: used._asdict() for role, used in roles.items()},
+        }
+        with (self.folder / FILE).open("a") as file:
+            file.write(json.dumps(row) + "\n")
 
 
 def tree(root: int) -> list[int]:
     """The process and all its living descendants."""
+    return _descendants(root, _children())
+
+
+def _children() -> dict[int, list[int]]:
     children: dict[int, list[int]] = defaultdict(list)
     for entry in PROC.iterdir():
-        if entry.name.isdigit() and (parent := _parent(entry)) is not None:
-            children[parent].append(int(entry.name))
+        if entry.name.isdigit() and (fields := _stat(int(entry.name))):
+            children[int(fields[1])].append(int(entry.name))
+    return children
+
+
+def _descendants(root: int, children: dict[int, list[int]]) -> list[int]:
     found, waiting = [], [root]
     while waiting:
         pid = waiting.pop()
         found.append(pid)
-        waiting += children[pid]
+        waiting += children.get(pid, [])
     return found
 
 
-def _parent(entry: Path) -> int | None:
+def _sum(pids: Iterable[int]) -> Usage:
+    used = [(_pss(pid), _cpu_s(pid)) for pid in pids]
+    return Usage(sum(pss for pss, _ in used), round(sum(cpu for _, cpu in used), 2))
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the command name; empty once the process is gone."""
     try:
         # The command name stands in brackets and may hold blanks: the fields follow the last one.
-        return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, IndexError, ValueError):
-        return None
+        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _cpu_s(pid: int) -> float:
+    fields = _stat(pid)
+    return sum(int(ticks) for ticks in fields[11:15]) / TICKS_PER_SECOND
 
 
 def _pss(pid: int) -> int:

@@ -28,7 +28,7 @@ def demo(
 ) -> None:
     """Warm a small policy up, train it with reinforcement learning, and show that it got better."""
     from etude.cli.demo import inputs
-    from etude.cli.procs import PeakMemory
+    from etude.cli.procs import ResourceLog
 
     started_s = time.time()
     target = folder or runs.ROOT / ("demo" if seed == 0 else f"demo-{seed}")
@@ -37,7 +37,7 @@ def demo(
     seeds += [f"spec.phases.{index}.seed={seed}" for index in range(3)]
     process = runs.start(inputs.manifest(), target, [*seeds, *(settings or [])])
     runs.await_state(process, target)
-    memory = PeakMemory(process.pid)
+    memory = ResourceLog(target, process.pid)
     code = follow(process, target, as_lines=plain, on_look=memory.look)
     if code:
         raise SystemExit(code)
