@@ -40,13 +40,11 @@ class ResourceLog:
         total = _sum(_descendants(self.runtime_pid, children))
         self.peak_bytes = max(self.peak_bytes, total.pss_bytes)
         state = read_state(self.folder)
-        pods = [pod for pod in state.pods if pod.pid is not None] if state else []
-        roles: dict[str, Usage] = {}
-        for pod in pods:
-            assert pod.pid is not None
-            used = _sum(_descendants(pod.pid, children))
-            before = roles.get(pod.role, Usage(0, 0.0))
-            roles[pod.role] = Usage(before.pss_bytes + used.pss_bytes, before.cpu_s + used.cpu_s)
+        pids: dict[str, list[int]] = defaultdict(list)
+        for pod in state.pods if state else ():
+            if pod.pid is not None:
+                pids[pod.role] += _descendants(pod.pid, children)
+        roles = {role: _sum(group) for role, group in pids.items()}
         row = {
             "time_s": round(time.time(), 2),
             "total": total._asdict(),
