@@ -123,6 +123,8 @@ def test_arguments_from_the_wire_are_one_json_object() -> None:
     assert from_json("f", '{"a": 1, "b": ["x"]}') == Call(name="f", arguments={"a": 1, "b": ["x"]})
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", "{", '{"a": NaN}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "null", "{", '{"a": NaN}', "[" * 100_000, '{"a": "\\ud800"}']
+)
 def test_arguments_that_are_no_json_object_are_malformed(text: str) -> None:
     assert isinstance(from_json("f", text), Malformed)

@@ -80,6 +80,8 @@ def from_json(name: str, arguments_json: str) -> Call | Malformed:
         arguments = json.loads(arguments_json, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         return Malformed(reason=f"the arguments are not JSON: {error}", raw=arguments_json)
+    if "\\ud" in arguments_json.lower() and not _is_unicode(arguments):
+        return Malformed(reason="the arguments are not Unicode text", raw=arguments_json)
     if not isinstance(arguments, dict):
         return Malformed(reason="the arguments are not a JSON object", raw=arguments_json)
     return Call(name=name, arguments=arguments, raw=arguments_json)
@@ -87,6 +89,15 @@ def from_json(name: str, arguments_json: str) -> Call | Malformed:
 
 def _refuse_constant(name: str) -> object:
     raise ValueError(f"{name} is not JSON")
+
+
+def _is_unicode(value: object) -> bool:
+    # JSON can spell half of a surrogate pair, which is no character and cannot be written anywhere.
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _guarded(value: str) -> str:

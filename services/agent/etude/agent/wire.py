@@ -21,16 +21,14 @@ def from_call_message(message: environments_pb2.ToolCall) -> Call | Malformed:
     return from_json(message.name, message.arguments_json)
 
 
-def to_result_message(
-    call_id: str, outcome: ToolOutcome, *, wall_ms: int
-) -> environments_pb2.ToolResult:
+def to_result_message(call_id: str, outcome: ToolOutcome) -> environments_pb2.ToolResult:
     """A result on its way back."""
     return environments_pb2.ToolResult(
         call_id=call_id,
         content=outcome.content.encode("utf-8", "replace"),
         is_error=outcome.is_error,
         error=cast("environments_pb2.ToolErrorKind", int(outcome.kind)),
-        wall_ms=wall_ms,
+        wall_ms=outcome.wall_ms,
         cpu_ms=outcome.cpu_ms,
         omitted_bytes=outcome.omitted_bytes,
     )
@@ -43,6 +41,7 @@ def from_result_message(message: environments_pb2.ToolResult) -> ToolOutcome:
         kind=ErrorKind(message.error),
         omitted_bytes=message.omitted_bytes,
         cpu_ms=message.cpu_ms,
+        wall_ms=message.wall_ms,
     )
 
 
@@ -52,6 +51,7 @@ def to_rollout_message(trajectory: Trajectory) -> rollout_pb2.Rollout:
     message = rollout_pb2.Rollout(
         links=[_link_message(link) for link in trajectory.links],
         costs=rollout_pb2.Costs(
+            prompt_tokens=costs.prompt_tokens,
             completion_tokens=costs.completion_tokens,
             tool_output_tokens=costs.tool_output_tokens,
             tool_calls=costs.tool_calls,

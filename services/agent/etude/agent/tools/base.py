@@ -1,7 +1,7 @@
 """What every tool is: a model of its arguments that can run on a workspace."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Annotated, ClassVar
 
@@ -43,7 +43,7 @@ class ToolOutcome:
     omitted_bytes: int = 0
     """Bytes that were cut out of content."""
     cpu_ms: int = 0
-    wall_ms: int = 0
+    wall_ms: int = field(default=0, compare=False)
 
     @property
     def is_error(self) -> bool:

@@ -80,7 +80,7 @@ def replace(data: bytes, old_string: str, new_string: str, *, replace_all: bool 
         AmbiguousError: naming the lines where it stands.
     """
     old, new = old_string.encode(), new_string.encode()
-    if b"\r" not in old and data.count(b"\r\n") == data.count(b"\n"):
+    if b"\r" not in old and data.count(b"\r\n") == data.count(b"\n") > 0:
         old, new = (part.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n") for part in (old, new))
     starts = _starts(data, old)
     if not starts:
