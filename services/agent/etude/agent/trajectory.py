@@ -64,8 +64,9 @@ class CallRecord:
 
 @dataclass(slots=True, kw_only=True)
 class Costs:
-    """What the rollout spent so far."""
+    """What the rollout spent so far; the three token counts make up its transcript."""
 
+    prompt_tokens: int = 0
     completion_tokens: int = 0
     tool_output_tokens: int = 0
     tool_calls: int = 0

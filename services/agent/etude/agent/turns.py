@@ -124,7 +124,8 @@ async def run_rollout(
     if len(opening) >= limits.max_tokens:
         _refuse(len(opening), limits.max_tokens)
     link = LinkDraft.opened_with(opening)
-    rollout = _Rollout(sampler, environment, chat, tools, limits, task, link)
+    costs = Costs(prompt_tokens=len(opening))
+    rollout = _Rollout(sampler, environment, chat, tools, limits, task, link, costs)
     fault = ""
     try:
         async with asyncio.timeout(limits.timeout_s):
@@ -154,7 +155,7 @@ class _Rollout:
     limits: Limits
     task: RolloutTask
     link: LinkDraft
-    costs: Costs = field(default_factory=Costs)
+    costs: Costs
     records: list[CallRecord] = field(default_factory=list)
     final_message: str = ""
 
