@@ -47,6 +47,9 @@ class Platform:
     """Whether pools may ask for isolation.minimum Process."""
     traces_file: str | None = None
     """File for trace spans that every role can append to."""
+    node_seccomp_profile: str | None = None
+    """Seccomp profile of environment nodes that lets them make namespaces; the runtime's default
+    does not, and the restricted standard allows a Localhost profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,6 +292,7 @@ def _pool_plan(pool: EnvPool, role: str, images: Mapping[str, str], platform: Pl
         spec_map=names.child(pool.metadata.name, "pool"),
         env=variables,
         grace_s=NODE_GRACE_S if role == names.NODE else BROKER_GRACE_S,
+        seccomp_profile=platform.node_seccomp_profile if role == names.NODE else None,
     )
 
 

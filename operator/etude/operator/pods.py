@@ -35,6 +35,8 @@ class Plan:
     grace_s: int = 60
     shared_memory: bool = False
     """Whether its processes exchange data through /dev/shm."""
+    seccomp_profile: str | None = None
+    """Profile among the node's own, where the runtime's default forbids what the role is for."""
 
 
 def env(name: str, value: str) -> Manifest:
@@ -98,6 +100,7 @@ def _container(plan: Plan) -> Manifest:
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
+            **_seccomp(plan),
         },
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [_mount(name, path) for name, path in _mounts(plan).items()],
@@ -108,6 +111,12 @@ def _container(plan: Plan) -> Manifest:
     if resources:
         container["resources"] = resources
     return container
+
+
+def _seccomp(plan: Plan) -> Manifest:
+    if plan.seccomp_profile is None:
+        return {}
+    return {"seccompProfile": {"type": "Localhost", "localhostProfile": plan.seccomp_profile}}
 
 
 def _probe(path: str, *, period_s: int, failures: int) -> Manifest:

@@ -196,6 +196,17 @@ def test_weak_isolation_is_allowed_where_pool_and_platform_both_say_so(
     assert "ETUDE_ALLOW_WEAK_ISOLATION" not in variables(node)
 
 
+def test_environment_nodes_alone_get_the_seccomp_profile_of_the_platform(pool: EnvPool) -> None:
+    profile = "etude/environment-node.json"
+    platform = Platform(images={"envserver": "img"}, node_seccomp_profile=profile)
+    *_, broker, node = desired.pool_children(pool, (0,), platform.images, platform)
+    (container,) = node["spec"]["containers"]
+    wanted = {"type": "Localhost", "localhostProfile": profile}
+    assert container["securityContext"]["seccompProfile"] == wanted
+    (container,) = broker["spec"]["template"]["spec"]["containers"]
+    assert "seccompProfile" not in container["securityContext"]
+
+
 def test_the_stores_secret_is_mounted_and_never_read(run: RLRun, platform: Platform) -> None:
     made = children_of(run, platform)
     pod = made["StatefulSet", "demo-trainer"]["spec"]["template"]["spec"]
