@@ -20,6 +20,7 @@ import pki
 from layout import MAX_CLUSTERS, Layout
 
 ROOT = Path(__file__).parents[2]
+SECCOMP = ROOT / "helm" / "etude" / "files" / "seccomp"
 LEVELS = ("apiserver", "node")
 
 
@@ -130,6 +131,8 @@ def _start(layout: Layout, level: str) -> None:
 
 def _start_node(cluster: components.Cluster) -> None:
     layout = cluster.layout
+    # As an administrator would: Localhost profiles are files of the node.
+    shutil.copytree(SECCOMP, layout.run / "kubelet" / "seccomp" / "etude")
     for name in ("kube-scheduler", "kubelet", "kube-proxy"):
         components.start(cluster, name)
     kubectl(layout, "apply", "-f", f"{layout.conf}/base.json")
