@@ -1,38 +1,57 @@
 """Parameters of the algorithms, as phases[].algorithm of a run gives them."""
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, JsonValue, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import (
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails, core_schema
 
 from etude.common.api.meta import Model
 
 
-def _number(low: float, high: float, *, or_zero: bool = False) -> BeforeValidator:
-    """Accept a number or its decimal text within a range, and name the range if refused."""
-    allowed = f"{'0 or ' if or_zero else ''}a number from {low:g} to {high:g}"
+class Between:
+    """A number or its decimal text within a range, which a refusal names."""
 
-    def check(value: object) -> float:
+    def __init__(self, low: float, high: float, *, or_zero: bool = False) -> None:
+        self.low, self.high, self.or_zero = low, high, or_zero
+
+    def __get_pydantic_core_schema__(
+        self, source: type[Any], handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._checked, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        low = 0 if self.or_zero else self.low
+        return {"type": "number", "minimum": low, "maximum": self.high}
+
+    def _checked(self, value: object) -> float:
         number = math.nan
         if isinstance(value, int | float | str) and not isinstance(value, bool):
-            try:
+            with contextlib.suppress(ValueError, OverflowError):  # refused below, with the range
                 number = float(value)
-            except (ValueError, OverflowError) as cause:
-                raise ValueError(f"{value!r} is not {allowed}") from cause
-        if not (low <= number <= high or (or_zero and number == 0)):
-            raise ValueError(f"{value!r} is not {allowed}")
-        return number
-
-    return BeforeValidator(check, json_schema_input_type=float | str)
+        if self.low <= number <= self.high or (self.or_zero and number == 0):
+            return number
+        zero = "0 or " if self.or_zero else ""
+        raise ValueError(f"{value!r} is not {zero}a number from {self.low:g} to {self.high:g}")
 
 
-ClipLow = Annotated[float, _number(1e-4, 1)]
-ClipHigh = Annotated[float, _number(1e-4, 1e3)]
-LossScale = Annotated[float, _number(1e-3, 1e7)]
-Bound = Annotated[float, _number(1e-3, 1e3)]
+ClipLow = Annotated[float, Between(1e-4, 1)]
+ClipHigh = Annotated[float, Between(1e-4, 1e3)]
+LossScale = Annotated[float, Between(1e-3, 1e7)]
+Bound = Annotated[float, Between(1e-3, 1e3)]
 
 
 class Correction(Model):
@@ -64,7 +83,7 @@ class Correction(Model):
 class Parameters(Model):
     """What every algorithm understands."""
 
-    kl_coefficient: Annotated[float, _number(1e-9, 10, or_zero=True)] = 0.0
+    kl_coefficient: Annotated[float, Between(1e-9, 10, or_zero=True)] = 0.0
     """Weight of the divergence from the weights at the start of the phase, which is subtracted
     from each token's advantage."""
     correction: Correction = Field(default_factory=Correction)
