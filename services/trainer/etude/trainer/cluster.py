@@ -147,11 +147,21 @@ class _Worker:
     """Rollouts that it has in hand."""
 
 
+CLOSE_S = 10.0
+"""Longest wait for workers that say goodbye; leases that are not released end by themselves."""
+
+
 @dataclass(slots=True)
 class RayRollouts(Rollouts):
     """Each order goes to the worker with the least in hand."""
 
     workers: list[_Worker]
+
+    async def close(self) -> None:
+        """Let the workers end in order."""
+        goodbyes = [asyncio.ensure_future(w.actor.close.remote()) for w in self.workers]
+        if goodbyes:
+            await asyncio.wait(goodbyes, timeout=CLOSE_S)
 
     @override
     async def run(self, order: GroupOrder) -> GroupResult:

@@ -38,7 +38,7 @@ class RolloutWorker:
     """Drives rollouts on one event loop."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        telemetry.setup(
+        self._traces = telemetry.setup(
             "etude-trainer",
             otlp_endpoint=config.otlp_endpoint,
             traces_file=config.traces_file,
@@ -74,8 +74,9 @@ class RolloutWorker:
         return store.get("instruction.md").decode().strip()
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Let go of everything, and send the last trace spans."""
         await self._peers.close()
+        await asyncio.to_thread(self._traces.shutdown)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import grpc
-from opentelemetry import trace
 
-from etude.common import telemetry
 from etude.common.channels import MAX_MESSAGE_BYTES
 from etude.trainer.work import GroupOrder
 from etude.v1 import journal_pb2, rewards_pb2, rewards_pb2_grpc, rollout_pb2
 
 log = logging.getLogger(__name__)
-_TRACER = trace.get_tracer("etude.trainer")
 
 RETRY_S = 1.0
 
@@ -55,13 +52,11 @@ class Scorer:
         request = _request(order, rollouts)
         if request.ByteSize() > _MAX_REQUEST_BYTES and len(rollouts) > 1:
             return [r for rollout in rollouts for r in await self._answers(order, [rollout])]
-        with _TRACER.start_as_current_span("score") as span:
-            span.set_attribute("etude.group.id", order.group_id)
-            try:
-                answer = await self._patiently(request)
-            except grpc.aio.AioRpcError as error:
-                log.warning("group %s was not scored: %s", order.group_id, error.details())
-                return [_fault(r, "ScoringFailed", error.details() or "") for r in rollouts]
+        try:
+            answer = await self._patiently(request)
+        except grpc.aio.AioRpcError as error:
+            log.warning("group %s was not scored: %s", order.group_id, error.details())
+            return [_fault(r, "ScoringFailed", error.details() or "") for r in rollouts]
         known = {record.rollout_id: record for record in answer.records}
         missing = "the reward service left it out"
         return [known.get(r.rollout_id) or _fault(r, "ScoringFailed", missing) for r in rollouts]
@@ -70,9 +65,7 @@ class Scorer:
         waited_s = 0.0
         while True:
             try:
-                return await self.rewards.Score(
-                    request, timeout=self.timeout_s, metadata=telemetry.inject()
-                )
+                return await self.rewards.Score(request, timeout=self.timeout_s)
             except grpc.aio.AioRpcError as error:
                 is_away = error.code() is grpc.StatusCode.UNAVAILABLE
                 if not is_away or waited_s > self.outage_s:

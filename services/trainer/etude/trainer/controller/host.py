@@ -6,7 +6,6 @@ import logging
 from collections.abc import AsyncIterator
 
 from etude.common import telemetry
-from etude.common.api.run import RLRunSpec
 from etude.common.errors import EtudeError, FencedError, InvalidFieldError, UserError
 from etude.common.files import ResolvedRun
 from etude.common.probes import Probes
@@ -25,7 +24,7 @@ from etude.trainer.controller.saving import Saver
 from etude.trainer.learner_config import LearnerConfig
 from etude.trainer.service import NAME, RunService
 from etude.trainer.settings import Settings
-from etude.trainer.work import Learners, WorkerConfig
+from etude.trainer.work import Learners, Rollouts, WorkerConfig
 from etude.v1 import run_pb2, run_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -60,7 +59,11 @@ async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> in
             phases=resolved.spec.phases,
             holder=f"{settings.pod}/{settings.attempt}",
         )
-        run = _assemble(settings, resolved, inputs, opened, learners)
+        rollouts = cluster.rollouts(
+            _worker_config(settings, resolved, inputs, epoch=opened.epoch),
+            workers=resolved.spec.roles.trainer.rollout_workers if settings.brokers else 0,
+        )
+        run = _assemble(settings, resolved, inputs, opened, learners=learners, rollouts=rollouts)
         async with _listening(settings, run):
             _announce(run, opened)
             forward = asyncio.create_task(_forward(stop, run.orders), name="stop")
@@ -70,6 +73,7 @@ async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> in
             else:
                 await asyncio.sleep(LAST_WORDS_S)
             forward.cancel()
+            await rollouts.close()
         await run.engines.close()
     return code
 
@@ -123,13 +127,15 @@ def _worker_config(
 
 
 def _assemble(
-    settings: Settings, resolved: ResolvedRun, inputs: Inputs, opened: Opened, learners: Learners
+    settings: Settings,
+    resolved: ResolvedRun,
+    inputs: Inputs,
+    opened: Opened,
+    *,
+    learners: Learners,
+    rollouts: Rollouts,
 ) -> Run:
     spec = resolved.spec
-    rollouts = cluster.rollouts(
-        _worker_config(settings, resolved, inputs, epoch=opened.epoch),
-        workers=spec.roles.trainer.rollout_workers if _samples(spec) else 0,
-    )
     telemetry.setup(
         "etude-trainer",
         otlp_endpoint=spec.observability.otlp_endpoint,
@@ -152,10 +158,6 @@ def _assemble(
         record=open_record(inputs.store),
         chat=inputs.chat,
     )
-
-
-def _samples(spec: RLRunSpec) -> bool:
-    return any(phase.is_rl for phase in spec.phases)
 
 
 @contextlib.asynccontextmanager

@@ -53,13 +53,15 @@ def step_row(place: Place, result: StepResult, *, seconds: float) -> Row:
     )
 
 
-class Timings(NamedTuple):
-    """Where the seconds of a policy step went."""
-
-    rollout_s: float
-    update_s: float
-    publish_s: float
-    swap_ms: float
+def version_row(place: Place, version: VersionId, seconds: float, size_bytes: int) -> Row:
+    """One published policy version."""
+    return place.row(
+        "version",
+        epoch=version.epoch,
+        number=version.number,
+        seconds=round(seconds, 4),
+        bytes=size_bytes,
+    )
 
 
 class Faults(NamedTuple):
@@ -75,7 +77,6 @@ def policy_fields(
     records: Sequence[journal_pb2.JournalRollout],
     *,
     staleness: Sequence[int],
-    timings: Timings,
     faults: Faults,
 ) -> Row:
     """What a policy step's row has beyond a supervised one.
@@ -84,7 +85,6 @@ def policy_fields(
         result: of the learner.
         records: valid rollouts of the batch.
         staleness: one per group, in positions.
-        timings: of the step.
         faults: of the step.
     """
     rollouts = [record.rollout for record in records]
@@ -108,10 +108,7 @@ def policy_fields(
         "endings": dict(Counter(_ending(r) for r in rollouts)),
         "tools": dict(Counter(c.name for r in rollouts for c in r.calls if not c.is_malformed)),
         "groups_active": _active(records),
-        "rollout_seconds": round(timings.rollout_s, 3),
-        "update_seconds": round(timings.update_s, 3),
-        "publish_seconds": round(timings.publish_s, 3),
-        "swap_ms": round(timings.swap_ms, 2),
+        "update_seconds": round(result.seconds, 3),
         "extra": dict(result.extra),
     }
 

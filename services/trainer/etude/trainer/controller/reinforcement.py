@@ -14,7 +14,7 @@ from etude.trainer.controller.groups import Group, policy_batch
 from etude.trainer.controller.ledger import Step
 from etude.trainer.controller.records import (
     Faults,
-    Timings,
+    Row,
     mean,
     policy_fields,
     rollout_row,
@@ -118,14 +118,15 @@ class Reinforcement:
         while (step := Step(self.phase.name, run.cursor.step + 1)) in run.book.ledger.batches:
             groups = run.book.ledger.batches[step]
             result = await run.learners.policy_step(policy_batch(groups))
-            self._done(result, groups, Timings(0.0, result.seconds, 0.0, 0.0))
+            run.note(self._done(result, groups, waited_s=0.0))
         if run.book.ledger.batches:
             step = next(iter(run.book.ledger.batches))
             raise RunFailedError(f"the journal holds batch {step}, which no step leads to")
 
-    async def _serve(self) -> None:
-        await self.run.serve()
+    async def _serve(self) -> float:
+        swap_ms = await self.run.serve()
         self._serving = self.run.cursor.step
+        return swap_ms
 
     def _position(self, version: VersionId) -> int | None:
         step = self.run.book.ledger.versions.get(version)
@@ -245,7 +246,6 @@ class Reinforcement:
     async def _step(self, groups: Sequence[Group], *, waited_s: float) -> None:
         run = self.run
         self._check_faults(groups)
-        started = time.monotonic()
         body = journal_pb2.JournalBatch(
             phase=self.phase.name,
             step=run.cursor.step + 1,
@@ -255,15 +255,16 @@ class Reinforcement:
         # Durable before the learner sees it; the rollouts stand before it in the log.
         await run.book.journal.durable(sequence)
         result = await run.learners.policy_step(policy_batch(groups))
-        update_s = time.monotonic() - started
         self._check_mismatch(result)
-        timings = Timings(waited_s, update_s, 0.0, self.run.engines.last_pause_s * 1e3)
-        self._done(result, groups, timings)
-        await run.publish()
-        await self._serve()
+        row = self._done(result, groups, waited_s=waited_s)
+        published_s = await run.publish()
+        swap_ms = await self._serve()
+        run.note(row | {"publish_seconds": round(published_s, 4), "swap_ms": round(swap_ms, 2)})
+        status = run.reports.status
+        status.rollouts.in_flight = len(self._in_flight) * self.algorithm.group_size
 
-    def _done(self, result: StepResult, groups: Sequence[Group], timings: Timings) -> None:
-        """A batch is in the weights: account for it and write it down."""
+    def _done(self, result: StepResult, groups: Sequence[Group], *, waited_s: float) -> Row:
+        """A batch is in the weights: account for it, and say so in a row."""
         run = self.run
         step = Step(self.phase.name, run.cursor.step + 1)
         staleness = [
@@ -272,20 +273,27 @@ class Reinforcement:
             if (oldest := group.oldest(self._position)) is not None
         ]
         run.book.ledger.forget(step)
-        seconds = timings.rollout_s + timings.update_s
+        seconds = waited_s + result.seconds
         self._report(result, groups, staleness)
+        version = run.cursor.policy[1] if run.cursor.policy else 0
         run.stepped(result, seconds=seconds)
-        records = [group.finished[index] for group in groups for index in group.valid()]
-        masked = sum(len(group.masked) for group in groups)
         faults = Faults(
-            masked, run.figures.retried - self._retried, run.book.ledger.dropped["stale"]
+            sum(len(group.masked) for group in groups),
+            run.figures.retried - self._retried,
+            run.book.ledger.dropped["stale"],
         )
         self._retried = run.figures.retried
-        row = step_row(run.place(), result, seconds=seconds)
-        row |= {"policy_version": run.cursor.policy[1] if run.cursor.policy else 0}
-        row |= policy_fields(result, records, staleness=staleness, timings=timings, faults=faults)
-        run.note(row)
         self._write_rollouts(groups)
+        return (
+            step_row(run.place(), result, seconds=seconds)
+            | {"policy_version": version, "rollout_seconds": round(waited_s, 3)}
+            | policy_fields(
+                result,
+                [group.finished[index] for group in groups for index in group.valid()],
+                staleness=staleness,
+                faults=faults,
+            )
+        )
 
     def _report(
         self, result: StepResult, groups: Sequence[Group], staleness: Sequence[int]

@@ -18,7 +18,7 @@ from etude.trainer import metrics
 from etude.trainer.batches import StepResult
 from etude.trainer.controller.engines import Engines
 from etude.trainer.controller.orders import Orders
-from etude.trainer.controller.records import Place, Row
+from etude.trainer.controller.records import Place, Row, version_row
 from etude.trainer.controller.recovery import Book
 from etude.trainer.controller.reports import Reports
 from etude.trainer.controller.saving import Saver
@@ -65,6 +65,8 @@ class Run:
     clock: Callable[[], float] = time.time
     moved_s: float = field(default_factory=time.monotonic)
     """When something was last finished, for the watchdog."""
+    _version: Row | None = None
+    """Row of a version that no engine was told of yet."""
     _rows: list[Row] = field(default_factory=list)
     _background: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -206,18 +208,24 @@ class Run:
         )
         self.book.write(journal_pb2.JournalRecord(published=body))
         metrics.PUBLISH.observe(seconds)
-        self.note(
-            self.place().row(
-                "version",
-                epoch=version.epoch,
-                number=version.number,
-                seconds=round(seconds, 4),
-                bytes=published.size_bytes,
-            )
-        )
+        self._version = version_row(self.place(), version, seconds, published.size_bytes)
         await self._prune_versions()
         self.report()
         return seconds
+
+    async def serve(self) -> float:
+        """Have the engines serve the newest version; returns their pause in milliseconds.
+
+        Raises:
+            EnginesLateError: none did in time.
+        """
+        if self.cursor.policy is not None:
+            await self.engines.commit(VersionId(*self.cursor.policy))
+        swap_ms = self.engines.last_pause_s * 1e3
+        if self._version is not None:
+            self.note(self._version | {"swap_ms": round(swap_ms, 2)})
+            self._version = None
+        return swap_ms
 
     def _is_published(self) -> bool:
         if self.cursor.policy is None or self.cursor.policy[0] != self.epoch:
@@ -229,15 +237,6 @@ class Run:
         keep = self.resolved.spec.weights.keep_versions
         if self.next_version % keep == 0:
             await self.saver.prune_versions(list(self.book.ledger.versions)[-keep:])
-
-    async def serve(self) -> None:
-        """Have the engines serve the newest version.
-
-        Raises:
-            EnginesLateError: none did in time.
-        """
-        if self.cursor.policy is not None:
-            await self.engines.commit(VersionId(*self.cursor.policy))
 
     async def boundary(self, *, ended: bool = False) -> bool:
         """Between two steps: save if it is time, and say whether to stop."""
