@@ -1,0 +1,203 @@
+"""A tiny policy, and the inference role as a process that serves it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from etude.agent.chat import CHAT_TEMPLATE
+from etude.common import weights
+from etude.common.blobs import Store, open_store
+from etude.common.weights import Tensor, VersionId
+
+START_LIMIT_S = 240
+"""Twenty seconds on an idle core; a busy machine gets patience."""
+
+SPECIALS = (
+    *("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"),
+    *("<tool_call>", "</tool_call>", "</function>", "</parameter>"),
+    *("<tool_response>", "</tool_response>", "<function=read_file>", "<parameter=path>"),
+)
+VOCABULARY = 320
+HIDDEN = 64
+CONTEXT = 256
+RUN_UID = "uid-tiny"
+
+
+class Answer(NamedTuple):
+    """What an HTTP port said; status 0 if nobody listens."""
+
+    status: int
+    text: str
+
+
+def write_model(folder: Path, *, dtype: str = "float32") -> Path:
+    """A Qwen3 configuration with tied embeddings and a byte-level tokenizer; no weights."""
+    folder.mkdir(parents=True)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=list(SPECIALS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([Path(__file__).read_text()], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": CONTEXT,
+        "initializer_range": 0.1,
+        "eos_token_id": SPECIALS.index("<|end|>"),
+        "dtype": dtype,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    tokens = {"eos_token": "<|end|>", "pad_token": "<|pad|>", "chat_template": CHAT_TEMPLATE}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **tokens}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def resolved_run(model: Path, store: Path, **inference: int) -> Mapping[str, Any]:
+    """The file that the operator mounts into the role."""
+    phase = {
+        "name": "sft",
+        "type": "SupervisedFineTuning",
+        "maxSteps": 1,
+        "optimizer": {"learningRate": "1e-3"},
+        "data": [{"name": "traces", "uri": "file:///traces.jsonl"}],
+    }
+    role = {"maxModelLen": CONTEXT, "maxConcurrent": 32, "kvCacheMib": 64, **inference}
+    spec = {
+        "model": {"uri": model.as_uri()},
+        "storage": {"uri": store.as_uri()},
+        "phases": [phase],
+        "roles": {"inference": role},
+        "weights": {"dtype": "Float32"},
+    }
+    return {"name": "tiny", "uid": RUN_UID, "spec": spec}
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def ask(port: int, path: str) -> Answer:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as reply:
+            return Answer(reply.status, reply.read().decode())
+    except urllib.error.HTTPError as error:
+        return Answer(error.code, error.read().decode())
+    except OSError as error:
+        return Answer(0, str(error))
+
+
+@dataclass
+class RoleProcess:
+    """`etude-inference` on free ports, over a folder as its store."""
+
+    folder: Path
+    model: Path
+    grpc_port: int = 0
+    http_port: int = 0
+    probe_port: int = 0
+    process: "subprocess.Popen[bytes] | None" = None
+    published: int = -1
+    store: Store = field(init=False)
+
+    def __post_init__(self) -> None:
+        (self.folder / "store").mkdir(parents=True)
+        self.store = open_store((self.folder / "store").as_uri())
+        weights.claim_epoch(self.store, holder="test", parent=None, reason="start")
+        run = resolved_run(self.model, self.folder / "store")
+        (self.folder / "run.json").write_text(json.dumps(run))
+
+    def start(self) -> None:
+        self.grpc_port, self.http_port, self.probe_port = free_ports(3)
+        variables = {
+            "ETUDE_RUN_FILE": str(self.folder / "run.json"),
+            "ETUDE_SCRATCH": str(self.folder / "scratch"),
+            "ETUDE_PORT": str(self.grpc_port),
+            "ETUDE_HTTP_PORT": str(self.http_port),
+            "ETUDE_PROBE_PORT": str(self.probe_port),
+            "ETUDE_POD": "tiny-inference-0",
+            "ETUDE_TRACES_FILE": str(self.folder / "traces.jsonl"),
+            "OMP_NUM_THREADS": "1",
+        }
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "etude.inference.main"],
+                env={**os.environ, **variables},
+                stdout=log,
+                stderr=log,
+            )
+
+    def publish(self, tensors: list[Tensor], *, number: int | None = None) -> VersionId:
+        self.published = self.published + 1 if number is None else number
+        version = VersionId(1, self.published)
+        weights.publish(
+            self.store, run=RUN_UID, version=version, step=0, holder="test", tensors=tensors
+        )
+        return version
+
+    def await_answer(self, port: int, path: str, status: int) -> Answer:
+        """What the path answers, once it answers with this status.
+
+        Raises:
+            TimeoutError: it never did.
+        """
+        deadline = time.monotonic() + START_LIMIT_S
+        while time.monotonic() < deadline:
+            assert self.process is not None
+            assert self.process.poll() is None, (self.folder / "log").read_text()
+            answer = ask(port, path)
+            if answer.status == status:
+                return answer
+            time.sleep(0.2)
+        raise TimeoutError(f"{path} never answered {status}: {(self.folder / 'log').read_text()}")
+
+    def stop(self) -> int:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(START_LIMIT_S)
+
+    def kill(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def role(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoleProcess]:
+    """The role, started; nothing is published yet."""
+    folder = tmp_path_factory.mktemp("role")
+    process = RoleProcess(folder / "work", write_model(folder / "model"))
+    process.start()
+    yield process
+    process.kill()

@@ -1,0 +1,364 @@
+"""The real engine as a process: exact before, during and after each swap.
+
+The oracle is transformers on the same tensors. Tests run in order on one engine: a start costs
+twenty seconds.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+import torch
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+from etude.common.channels import dial
+from etude.common.weights import Tensor, VersionId
+from etude.v1 import inference_pb2, inference_pb2_grpc, weights_pb2, weights_pb2_grpc
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+DEADLINE_S = 120
+TOLERANCE = 1e-4
+"""Two float32 implementations of the same sums; measured 1e-6, one stale weight gives 1e-1."""
+
+PROMPT = [20, 21, 22, 23, 24]
+LONG_PROMPT = [20 + i % 200 for i in range(100)]
+"""More than three blocks of the prefix cache."""
+
+
+class Policy:
+    """The policy as a trainer holds it."""
+
+    def __init__(self, folder: str) -> None:
+        torch.manual_seed(0)
+        config = AutoConfig.from_pretrained(folder)
+        self.model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+    def step(self, seed: int) -> None:
+        """Change every weight, as an optimiser would, only more."""
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.03)
+
+    def tensors(self) -> list[Tensor]:
+        return [
+            Tensor(
+                name=name,
+                dtype="F32",
+                shape=tuple(parameter.shape),
+                data=parameter.detach().contiguous().numpy().tobytes(),
+            )
+            for name, parameter in self.model.named_parameters()
+        ]
+
+    @torch.no_grad()
+    def logprobs(
+        self,
+        prompt: Sequence[int],
+        tokens: Sequence[int],
+        *,
+        temperature: float = 1.0,
+        past: Any = None,
+    ) -> list[float]:
+        """Log-probabilities of tokens after prompt, given the KV entries of what came before."""
+        ids = torch.tensor([[*prompt, *tokens]])
+        logits = self.model(ids, past_key_values=past).logits[0].float() / temperature
+        table = logits.log_softmax(-1)
+        return [float(table[len(prompt) - 1 + i, t]) for i, t in enumerate(tokens)]
+
+    @torch.no_grad()
+    def cache(self, tokens: Sequence[int]) -> Any:
+        past = DynamicCache()
+        self.model(torch.tensor([list(tokens)]), past_key_values=past)
+        return past
+
+    @torch.no_grad()
+    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+        tokens: list[int] = []
+        for _ in range(count):
+            logits = self.model(torch.tensor([[*prompt, *tokens]])).logits[0, -1]
+            tokens.append(int(logits.argmax()))
+        return tokens
+
+
+@dataclass
+class Completion:
+    tokens: list[int]
+    logprobs: list[float]
+    spans: list[weights_pb2.PolicySpan]
+    finish: int
+
+
+@dataclass
+class Client:
+    """The role's two services."""
+
+    inference: Any
+    weights: Any
+    health: Any
+
+    def call(self, request_id: str, prompt: Sequence[int] = PROMPT, **sampling: Any) -> Any:
+        stream = sampling.pop("stream", False)
+        request = inference_pb2.GenerateRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt,
+            sampling=inference_pb2.Sampling(**{"max_tokens": 24, "temperature": 1.0, **sampling}),
+            stream=stream,
+        )
+        return self.inference.Generate(request, timeout=DEADLINE_S)
+
+    async def sample(
+        self, request_id: str, prompt: Sequence[int] = PROMPT, **sampling: Any
+    ) -> Completion:
+        return await gathered(self.call(request_id, prompt, **sampling))
+
+    async def commit(self, version: VersionId) -> weights_pb2.WeightStatus:
+        request = weights_pb2.CommitVersionRequest(version=version.to_proto())
+        answer = await self.weights.CommitVersion(request, timeout=DEADLINE_S)
+        status: weights_pb2.WeightStatus = answer.status
+        return status
+
+    async def status(self) -> weights_pb2.WeightStatus:
+        request = weights_pb2.GetWeightStatusRequest()
+        answer = await self.weights.GetWeightStatus(request, timeout=DEADLINE_S)
+        status: weights_pb2.WeightStatus = answer.status
+        return status
+
+
+async def gathered(call: Any) -> Completion:
+    found = Completion([], [], [], 0)
+    async for message in call:
+        found.tokens += message.token_ids
+        found.logprobs += message.logprobs
+        found.spans += message.spans
+        found.finish = message.finish_reason
+    return found
+
+
+def worst(found: Sequence[float], expected: Sequence[float]) -> float:
+    assert len(found) == len(expected) > 0
+    return max(abs(a - b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.fixture(scope="module")
+def policy(role: Any) -> Policy:
+    return Policy(str(role.model))
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def client(role: Any) -> AsyncIterator[Client]:
+    role.await_answer(role.probe_port, "/livez", 200)
+    async with dial(f"127.0.0.1:{role.grpc_port}") as channel:
+        await asyncio.wait_for(channel.channel_ready(), DEADLINE_S)
+        yield Client(
+            inference_pb2_grpc.InferenceServiceStub(channel),
+            weights_pb2_grpc.WeightServiceStub(channel),
+            health_pb2_grpc.HealthStub(channel),
+        )
+
+
+async def test_the_role_is_alive_but_not_ready_before_the_first_version(
+    role: Any, client: Client
+) -> None:
+    assert role.await_answer(role.probe_port, "/readyz", 503).text == "not ready\n"
+    assert (await client.status()).state == weights_pb2.REPLICA_STATE_LOADING
+    check = await client.health.Check(health_pb2.HealthCheckRequest(), timeout=DEADLINE_S)
+    assert check.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await client.sample("early")
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_an_incomplete_first_version_is_refused(
+    role: Any, client: Client, policy: Policy
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="unfilled") as caught:
+        await client.commit(role.publish(policy.tensors()[:-3]))
+    assert caught.value.code() == grpc.StatusCode.DATA_LOSS
+    assert (await client.status()).state == weights_pb2.REPLICA_STATE_NOT_READY
+
+
+async def test_the_first_verified_version_makes_it_ready(
+    role: Any, client: Client, policy: Policy
+) -> None:
+    status = await client.commit(role.publish(policy.tensors()))
+    assert status.state == weights_pb2.REPLICA_STATE_SERVING
+    role.await_answer(role.probe_port, "/readyz", 200)
+    check = await client.health.Check(health_pb2.HealthCheckRequest(), timeout=DEADLINE_S)
+    assert check.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 0.0])
+async def test_logprobs_are_those_of_the_sampling_distribution(
+    client: Client, policy: Policy, temperature: float
+) -> None:
+    found = await client.sample(f"t-{temperature}", temperature=temperature)
+    # Greedy sampling has no distribution of its own: its log-probs are those at temperature 1.
+    expected = policy.logprobs(PROMPT, found.tokens, temperature=temperature or 1.0)
+    assert worst(found.logprobs, expected) < TOLERANCE
+    if temperature == 0.0:
+        assert found.tokens == policy.greedy(PROMPT, 24)
+
+
+async def test_every_weight_is_new_after_each_swap(
+    role: Any, client: Client, policy: Policy
+) -> None:
+    for seed in range(1, 4):
+        policy.step(seed)
+        version = role.publish(policy.tensors())
+        status = await client.commit(version)
+        assert VersionId.from_proto(status.live) == version
+        # The long prompt is in the prefix cache under every older version.
+        for prompt in (PROMPT, LONG_PROMPT):
+            found = await client.sample(f"swap-{version}-{len(prompt)}", prompt)
+            assert worst(found.logprobs, policy.logprobs(prompt, found.tokens)) < TOLERANCE
+            [span] = found.spans
+            assert VersionId.from_proto(span.sampled) == version
+            assert VersionId.from_proto(span.context) == version
+
+
+async def test_a_swap_in_the_middle_of_a_request_is_exact_to_the_token(
+    role: Any, client: Client, policy: Policy
+) -> None:
+    call = client.call("middle", max_tokens=240, stream=True)
+    first = await anext(aiter(call))
+    before = await client.status()
+    older = Policy(str(role.model))
+    older.model.load_state_dict(policy.model.state_dict())
+    policy.step(10)
+    after = await client.commit(role.publish(policy.tensors()))
+    found = await gathered(call)
+    tokens = [*first.token_ids, *found.tokens]
+    logprobs = [*first.logprobs, *found.logprobs]
+    one, two = found.spans
+    assert (one.sampled, two.sampled) == (before.live, after.live)
+    assert (one.context, two.context) == (before.live, before.live)
+    assert (one.start, two.end, len(tokens)) == (0, 240, 240)
+    swap = one.end
+    assert swap == two.start
+    assert worst(logprobs[:swap], older.logprobs(PROMPT, tokens[:swap])) < TOLERANCE
+    # The new weights go on from the old weights' KV entries; the last token has none yet.
+    past = older.cache([*PROMPT, *tokens[: swap - 1]])
+    rest = policy.logprobs([tokens[swap - 1]], tokens[swap:], past=past)
+    assert worst(logprobs[swap:], rest) < TOLERANCE
+
+
+async def test_many_requests_at_once_are_each_exact(client: Client, policy: Policy) -> None:
+    prompts = [[20 + i, *LONG_PROMPT[: 3 * i]] for i in range(32)]
+    found = await asyncio.gather(
+        *(client.sample(f"many-{i}", prompt) for i, prompt in enumerate(prompts))
+    )
+    for prompt, completion in zip(prompts, found, strict=True):
+        assert len(completion.tokens) == 24
+        expected = policy.logprobs(prompt, completion.tokens)
+        assert worst(completion.logprobs, expected) < TOLERANCE
+
+
+async def test_a_stop_token_ends_the_completion_and_is_part_of_it(
+    client: Client, policy: Policy
+) -> None:
+    greedy = policy.greedy(PROMPT, 6)
+    stop = greedy[-1]
+    found = await client.sample("stop", temperature=0.0, stop_token_ids=[stop])
+    assert found.tokens == greedy[: greedy.index(stop) + 1]
+    assert len(found.logprobs) == len(found.tokens)
+    assert found.finish == inference_pb2.FINISH_REASON_STOP
+
+
+async def test_the_same_seed_gives_the_same_tokens(client: Client) -> None:
+    first = await client.sample("seed-a", seed=7)
+    again = await client.sample("seed-b", seed=7)
+    other = await client.sample("seed-c", seed=8)
+    assert first.tokens == again.tokens != other.tokens
+
+
+async def test_cancelling_frees_the_slot(role: Any, client: Client) -> None:
+    calls = [client.call(f"cancel-{i}", max_tokens=250, stream=i % 2 == 0) for i in range(8)]
+    await anext(aiter(calls[0]))
+    for call in calls:
+        call.cancel()
+    async with asyncio.timeout(DEADLINE_S):
+        while running_requests(role) > 0:  # noqa: ASYNC110 - the engine is another process
+            await asyncio.sleep(0.1)
+    assert len((await client.sample("cancel-0")).tokens) == 24
+
+
+def running_requests(role: Any) -> float:
+    lines = role.await_answer(role.probe_port, "/metrics", 200).text.splitlines()
+    names = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(names))
+
+
+async def test_a_corrupt_version_leaves_every_old_weight_in_place(
+    role: Any, client: Client, policy: Policy
+) -> None:
+    before = await client.sample("before", temperature=0.0)
+    live = (await client.status()).live
+    version = role.publish(policy.tensors())
+    [info] = role.store.list(version.payload_prefix)
+    data = bytearray(role.store.get(info.key))
+    data[len(data) // 2] ^= 1
+    role.store.put(info.key, bytes(data))
+    with pytest.raises(grpc.aio.AioRpcError, match="BLAKE3") as caught:
+        await client.commit(version)
+    assert caught.value.code() == grpc.StatusCode.DATA_LOSS
+    status = await client.status()
+    assert (status.live, status.reason) == (live, "Corrupt")
+    assert (await client.sample("after", temperature=0.0)).logprobs == before.logprobs
+
+
+@pytest.mark.parametrize("change", ["shape", "dtype", "missing", "renamed"])
+async def test_a_version_that_does_not_fit_is_refused_before_the_first_write(
+    role: Any, client: Client, policy: Policy, change: str
+) -> None:
+    before = await client.sample(f"{change}-before", temperature=0.0)
+    policy.step(20)
+    tensors = policy.tensors()
+    victim = tensors.pop()  # the last one written: the others must not be there either
+    size = victim.num_bytes
+    odd = {
+        "shape": [Tensor(name=victim.name, dtype="F32", shape=(2, size // 8), data=victim.data)],
+        "dtype": [Tensor(name=victim.name, dtype="BF16", shape=(size // 2,), data=victim.data)],
+        "missing": [],
+        "renamed": [Tensor(name="x", dtype="F32", shape=victim.shape, data=victim.data)],
+    }
+    with pytest.raises(grpc.aio.AioRpcError, match="tensor ") as caught:
+        await client.commit(role.publish([*tensors, *odd[change]]))
+    assert caught.value.code() == grpc.StatusCode.DATA_LOSS
+    after = await client.sample(f"{change}-after", temperature=0.0)
+    assert (after.tokens, after.logprobs) == (before.tokens, before.logprobs)
+
+
+async def test_the_engines_own_metrics_are_beside_ours(role: Any) -> None:
+    text = role.await_answer(role.probe_port, "/metrics", 200).text
+    for name in (
+        "etude_weights_pause_seconds_count",
+        "etude_weights_stage_seconds_count",
+        'etude_weights_bytes_total{codec="none",kind="full"}',
+        "etude_weights_corrupt_total",
+        'etude_weights_lag_versions{replica="tiny-inference-0"}',
+        "vllm:prefix_cache_hits",
+        "vllm:time_to_first_token_seconds",
+    ):
+        assert name in text
+
+
+async def test_a_fresh_engine_on_the_same_version_samples_the_same(
+    role: Any, client: Client, policy: Policy
+) -> None:
+    await client.commit(role.publish(policy.tensors()))
+    swapped = await client.sample("swapped", temperature=0.0, max_tokens=60)
+    assert role.stop() == 0
+    role.start()
+    role.await_answer(role.probe_port, "/readyz", 200)
+    async with dial(f"127.0.0.1:{role.grpc_port}") as channel:
+        fresh = Client(inference_pb2_grpc.InferenceServiceStub(channel), None, None)
+        found = await fresh.sample("fresh", temperature=0.0, max_tokens=60)
+    assert found.tokens == swapped.tokens
+    assert worst(found.logprobs, swapped.logprobs) < TOLERANCE
