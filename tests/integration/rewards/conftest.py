@@ -133,9 +133,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def _roles(root: Path, problems: list[Problem], tasks: list[Path]) -> Stack:
     pool = {
         "templates": [{"name": "python", "trust": "Trusted"}],
-        "isolation": {"minimum": "Process", "driver": "Process"},
+        "isolation": {"minimum": "Process"},
         "slotsPerReplica": 8,
-        "lease": {"ttlSeconds": 60, "heartbeatSeconds": 1},
+        "lease": {"ttlSeconds": 60},
     }
     pool_file, run_file = root / "pool.json", root / "run.json"
     pool_file.write_text(json.dumps({"name": "demo-repos", "uid": "p", "spec": pool}))

@@ -58,8 +58,11 @@ def test_a_folder_that_holds_something_is_not_touched(made: Path) -> None:
         generate.generate(made, seed=0, sizes=SMALL)
 
 
-def test_a_wrong_size_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    assert generate.main(["--out", str(tmp_path / "x"), "--rl", "0"]) == 1
+@pytest.mark.parametrize("wrong", [("--rl", "0"), ("--traces", "70000")])
+def test_a_wrong_size_is_refused_before_anything_is_written(
+    wrong: tuple[str, str], tmp_path: Path
+) -> None:
+    assert generate.main(["--out", str(tmp_path / "x"), *wrong]) == 1
     assert not (tmp_path / "x").exists()
 
 

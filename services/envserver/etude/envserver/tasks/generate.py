@@ -24,6 +24,9 @@ from etude.envserver.tasks import corpus, facts, folders, modelfolder, tokenizer
 from etude.envserver.tasks.demonstrations import Demonstration
 from etude.envserver.tasks.problems import Problem, Source
 
+MAX_PROBLEMS = 40_000
+"""There are 71,680 different ones: drawing the last of them would take forever."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
@@ -37,8 +40,11 @@ class Sizes:
     """Correct repositories as plain text: 12 for each of 50 steps."""
 
     def __post_init__(self) -> None:
-        if min(self.train, self.held_out, self.traces, self.repositories) < 1:
+        given = (self.train, self.held_out, self.traces, self.repositories)
+        if min(given) < 1:
             raise ValueError("every size must be at least 1")
+        if sum(given) > MAX_PROBLEMS:
+            raise ValueError(f"{sum(given)} problems in all; the limit is {MAX_PROBLEMS}")
 
 
 def generate(out: Path, *, seed: int, sizes: Sizes) -> Mapping[str, object]:
