@@ -1,11 +1,11 @@
 """EnvPool: environments of one kind, handed out as leases."""
 
 from enum import StrEnum
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated
 
 from pydantic import Field
 
-from etude.common.api.meta import NAMED, Model, Name, Rule
+from etude.common.api.meta import NAMED, Model, Name
 
 
 class Trust(StrEnum):
@@ -37,27 +37,13 @@ class Isolation(Model):
 
     minimum: IsolationLevel = IsolationLevel.MICRO_VM
     """Weakest acceptable wall; a pool never silently gets less."""
-    driver: Literal["Auto", "Process"] = "Auto"
-    """Driver by name, or the strongest one present that meets the minimum."""
 
 
 class LeasePolicy(Model):
     """How environments are handed out."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            cel="self.heartbeatSeconds * 2 <= self.ttlSeconds",
-            holds=lambda s: s.heartbeat_seconds * 2 <= s.ttl_seconds,
-            message="heartbeatSeconds must be at most half of ttlSeconds",
-            fix="lower heartbeatSeconds, or raise ttlSeconds",
-            field_path=".heartbeatSeconds",
-        ),
-    )
-
     ttl_seconds: Annotated[int, Field(ge=10, le=86_400)] = 900
     """A lease ends after this unless renewed; keep it longer than a trainer restart."""
-    heartbeat_seconds: Annotated[int, Field(ge=1, le=3_600)] = 30
-    """How often holders renew."""
     max_queue: Annotated[int, Field(ge=1, le=100_000)] = 10_000
     """Environments that may wait; more are refused with a retry hint."""
     queue_timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = 600
