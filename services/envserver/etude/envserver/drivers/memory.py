@@ -34,6 +34,8 @@ class MemoryDriver(Driver):
     commands: list[str] = field(default_factory=list)
     gate: asyncio.Event | None = None
     """Commands wait for it."""
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by each command."""
 
     @override
     def owner(self) -> Owner:
@@ -46,6 +48,7 @@ class MemoryDriver(Driver):
     @override
     async def run(self, command: Command) -> Outcome:
         self.commands.append(command.command)
+        self.begun.set()
         if self.gate is not None:
             await self.gate.wait()
         return self.answer(command)

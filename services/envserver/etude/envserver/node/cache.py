@@ -28,6 +28,8 @@ class ResultCache:
         found = self._kept.get(key)
         if found is None and key in self._running:
             found = await asyncio.shield(self._running[key])
+        if key in self._kept:
+            self._kept.move_to_end(key)
         if found is not None:
             metrics.cache_results.labels("hit").inc()
             return found

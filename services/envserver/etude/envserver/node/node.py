@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from etude.agent.toolsets import toolset
-from etude.common.errors import CorruptError, EtudeError, UnknownIdError, crossing
+from etude.common.errors import CorruptError, EtudeError, UnknownIdError, UserError, crossing
 from etude.envserver import metrics
 from etude.envserver.drivers.base import Driver, SandboxError, Strength
 from etude.envserver.node import folders, records
@@ -76,7 +76,7 @@ class Node:
         try:
             source = await self._admit(request)
         except EtudeError as error:
-            return [_failure(held.index, error.reason, str(error)) for held in request.leases]
+            return [_failure(held.index, _reason(error), str(error)) for held in request.leases]
         return await asyncio.gather(*(self._open(held, request, source) for held in request.leases))
 
     async def close(self, lease_ids: Iterable[str]) -> None:
@@ -223,6 +223,10 @@ class WeakWallError(EtudeError):
 def _free_bytes(folder: Path) -> int:
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
+
+
+def _reason(error: EtudeError) -> str:
+    return error.problem.reason if isinstance(error, UserError) else error.reason
 
 
 def _success(held: environments_pb2.HeldLease) -> environments_pb2.LaunchBatchResponse:

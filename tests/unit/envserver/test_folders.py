@@ -1,0 +1,76 @@
+"""Workspaces on disk, in the hands of somebody hostile."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from etude.envserver.drivers.base import current_owner
+from etude.envserver.node import folders
+from etude.envserver.node.folders import Limits, TooLargeError
+from etude.envserver.node.trees import File
+
+TREE = {"a.txt": File(b"1"), "bin/run": File(b"2", executable=True), "d/e/f.py": File(b"")}
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    folder = tmp_path / "workspace"
+    folders.write(folder, TREE, current_owner())
+    return folder
+
+
+def test_what_is_written_is_read_back(workspace: Path) -> None:
+    assert folders.read(workspace, folders.SMALL) == (TREE, True)
+
+
+def test_a_workspace_is_made_once(workspace: Path) -> None:
+    with pytest.raises(FileExistsError):
+        folders.write(workspace, TREE, current_owner())
+
+
+def test_links_and_devices_are_left_out_and_told(workspace: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (workspace / "link").symlink_to(tmp_path / "secret")
+    (workspace / "folder").symlink_to(tmp_path)
+    os.mkfifo(workspace / "pipe")
+
+    found = folders.read(workspace, folders.SMALL)
+
+    assert found == (TREE, False)
+
+
+def test_an_empty_folder_is_told(workspace: Path) -> None:
+    (workspace / "empty").mkdir()
+
+    assert not folders.read(workspace, folders.SMALL).is_plain
+
+
+def test_the_workspace_itself_may_not_be_a_link(workspace: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").symlink_to(workspace)
+
+    with pytest.raises(OSError, match="other"):
+        folders.read(tmp_path / "other", folders.SMALL)
+
+
+@pytest.mark.parametrize("limits", [Limits(4, 100), Limits(100, 1)])
+def test_a_workspace_beyond_the_limits_is_not_read(workspace: Path, limits: Limits) -> None:
+    with pytest.raises(TooLargeError):
+        folders.read(workspace, limits)
+
+
+def test_a_folder_goes_whatever_its_modes_and_without_what_it_links_to(
+    workspace: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").touch()
+    (workspace / "link").symlink_to(kept)
+    (workspace / "d/e").chmod(0)
+    (workspace / "d").chmod(0)
+
+    folders.remove(workspace)
+
+    assert not workspace.exists()
+    assert (kept / "file").exists()
+    folders.remove(workspace)
