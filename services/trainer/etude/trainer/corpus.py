@@ -70,7 +70,7 @@ def load_corpus(phase: Phase, *, chat: ChatFormat, context: int, storage: Storag
             for sequence in reader.read(text, line)
         ]
         if not found:
-            _refuse(dataset.uri, "holds no sequence")
+            _refuse(dataset.uri, f"dataset {dataset.name} holds no sequence")
         sequences += found
     batch_size = phase.batch_size or DEFAULT_BATCH_SIZE
     return Corpus(sequences=tuple(sequences), batch_size=batch_size, seed=phase.seed)

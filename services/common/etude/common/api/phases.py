@@ -28,7 +28,7 @@ class Dataset(Model):
     """Transcripts to learn from."""
 
     name: Name
-    """Shown in metrics."""
+    """Shown in errors about it."""
     uri: Uri
     """A JSON-lines file: {"messages": […]} per line for chats, {"text": …} for plain text."""
     context_weight: Fraction = "0"
