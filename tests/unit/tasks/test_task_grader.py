@@ -1,7 +1,6 @@
 """The verifier that a task ships: right for honest work, not fooled by the usual tricks."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -137,10 +136,10 @@ def test_a_helper_left_running_ends_with_the_grading(
         "    time.sleep(600)\n"
         "    os._exit(0)\n"
     )
-    assert grade({target.path: helper + target.source()}) in {"0\n", "1\n"}
+    assert grade({target.path: helper + target.source()}) == "1\n"
     pid = int((tmp_path / "pid").read_text())
     state = Path(f"/proc/{pid}/stat")
-    assert not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z", os.getpid()
+    assert not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 
 
 def test_planted_start_up_files_and_tests_change_nothing(grade: Grade, problem: Problem) -> None:

@@ -90,7 +90,8 @@ def _send(descriptor: int, questions: object) -> None:
 def _receive(descriptor: int) -> list[object]:
     data = b""
     deadline = time.monotonic() + TIMEOUT_S
-    while len(data) <= MAX_ANSWER_BYTES:
+    # A line ends the answer: a helper that the code left running may hold the pipe open.
+    while len(data) <= MAX_ANSWER_BYTES and not data.endswith(b"\n"):
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([descriptor], [], [], left)[0]:
             return []
@@ -141,7 +142,7 @@ def _answer(workspace: Path, request: int, answer: int) -> None:
         questions = json.load(pipe)
     answers = [_answers(workspace, question) for question in questions]
     with os.fdopen(answer, "wb") as pipe:
-        pipe.write(json.dumps(answers, default=_refuse).encode())
+        pipe.write(json.dumps(answers, default=_refuse).encode() + b"\n")
 
 
 def _answers(workspace: Path, question: dict[str, object]) -> list[object]:
