@@ -114,15 +114,16 @@ async def test_one_process_cannot_take_all_memory(
     assert outcome.output.endswith(b"MemoryError\n")
 
 
+@pytest.mark.parametrize("noise", ["", "while True: print('busy', flush=True)\n"])
 async def test_many_processes_together_cannot_take_all_memory(
-    driver: ProcessDriver, make_workspace: MakeWorkspace
+    driver: ProcessDriver, make_workspace: MakeWorkspace, noise: str
 ) -> None:
     code = (
         "import os, time\n"
         "for _ in range(4):\n"
         "    if os.fork() == 0:\n"
         "        x = b'x' * (500 << 20); time.sleep(30); os._exit(0)\n"
-        "time.sleep(30)\n"
+        f"{noise}time.sleep(30)\n"
     )
     workspace = make_workspace(driver, "a", {})
 

@@ -38,7 +38,8 @@ START_TIMEOUT_S = 60.0
 """An idle machine needs 0.1 s; a busy one with a cold disk was seen to need 10."""
 STOP_TIMEOUT_S = 5.0
 _MAX_REPORT_BYTES = 1 << 18
-_COMMANDS_PER_CORE = 2
+_COMMANDS_PER_CORE = 4
+"""More would only share the cores; a command's time starts when it has its place."""
 _BOOT = "import sys; from etude.envserver.drivers.sandbox.server import main; main(sys.argv[1:])"
 _FIX = (
     "run as root, or allow user namespaces: sysctl user.max_user_namespaces=10000 and, where they"

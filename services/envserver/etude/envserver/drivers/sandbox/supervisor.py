@@ -137,6 +137,7 @@ class _Watch:
         self._has_proc = has_proc
         self._deadline_s = time.monotonic() + job.timeout_s
         self._kill_s = float("inf")
+        self._look_s = time.monotonic() + layout.WATCH_INTERVAL_S
 
     def until_end(self) -> int:
         """The command's exit code, once every process of it is gone."""
@@ -150,7 +151,7 @@ class _Watch:
                 poller.unregister(self._output)
             if exited in events:
                 break
-            self._enforce(is_quiet=not events)
+            self._enforce(time.monotonic())
         status = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
         _end_all()
         while self._read():
@@ -165,8 +166,7 @@ class _Watch:
         self.kept.add(data)
         return bool(data)
 
-    def _enforce(self, *, is_quiet: bool) -> None:
-        now_s = time.monotonic()
+    def _enforce(self, now_s: float) -> None:
         if now_s >= self._kill_s:
             _signal_all(signal.SIGKILL)
         elif self._kill_s < float("inf"):
@@ -176,9 +176,14 @@ class _Watch:
             self._end("time")
         elif self.kept.total > layout.FLOOD_BYTES:
             self._end("output")
-        elif is_quiet and self._has_proc and _resident_bytes() > layout.MEMORY_BYTES:
+        elif now_s >= self._look_s:
+            self._look_s = now_s + layout.WATCH_INTERVAL_S
+            self._look()
+
+    def _look(self) -> None:
+        if self._has_proc and _resident_bytes() > layout.MEMORY_BYTES:
             self._end("memory", grace_s=0)
-        elif is_quiet and _free_disk_bytes() < layout.FREE_DISK_BYTES:
+        elif _free_disk_bytes() < layout.FREE_DISK_BYTES:
             self._end("disk", grace_s=0)
 
     def _end(self, reason: str, grace_s: float = layout.TERM_GRACE_S) -> None:
