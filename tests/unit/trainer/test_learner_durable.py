@@ -116,6 +116,14 @@ def test_a_restored_policy_phase_keeps_its_reference(build: Build) -> None:
     assert found.extra["reference_kl"] == expected.extra["reference_kl"] != 0
 
 
+def test_a_divergence_from_weights_that_were_not_kept_is_refused(build: Build) -> None:
+    one = build()
+    one.start_phase({**RL, "algorithm": {}}, 0)
+    one.policy_step(rollouts(0))
+    with pytest.raises(WrongStateError, match="klCoefficient cannot be switched on after 1 steps"):
+        one.start_phase(RL, 1)
+
+
 def test_a_new_phase_starts_its_optimiser_afresh(build: Build) -> None:
     fresh, carried = build(), build()
     carried.start_phase(SFT, 0)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from etude.common.api.phases import Algorithm
@@ -52,16 +54,22 @@ def rl(**algorithm: Any) -> dict[str, object]:
 Build = Callable[..., Learner]
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Two threads that spin for each other on a busy machine take twenty times as long."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture
 def build(tmp_path: Path) -> Build:
-    def make(**settings: Any) -> Learner:
+    def make(**fields: Any) -> Learner:
         return Learner(
             LearnerConfig(
                 run="uid",
                 holder="test",
                 model_folder=MODEL,
                 storage=Storage(uri=f"file://{tmp_path}"),
-                **settings,
+                **fields,
             )
         )
 
@@ -108,8 +116,8 @@ def exact_logprobs(learner: Learner, token_ids: np.ndarray) -> np.ndarray:
     ids = torch.from_numpy(token_ids.astype(np.int64))[None]
     with torch.no_grad():
         logits = learner.policy.model(input_ids=ids).logits[0, :-1]
-    chosen_ones = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
-    found: np.ndarray = np.concatenate([[0.0], chosen_ones.numpy()]).astype(np.float32)
+    of_tokens = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+    found: np.ndarray = np.concatenate([[0.0], of_tokens.numpy()]).astype(np.float32)
     return found
 
 
@@ -136,6 +144,21 @@ def test_the_gradient_does_not_depend_on_the_microbatches(max_tokens: int) -> No
     )
     assert loss == pytest.approx(whole, abs=1e-6)
     assert torch.allclose(found, expected, atol=1e-6)
+
+
+@settings(deadline=None, max_examples=5)  # each example is several backward passes
+@given(shares=st.lists(st.integers(0, 2), min_size=4, max_size=4))
+def test_the_gradient_does_not_depend_on_who_trains_which_sequence(shares: list[int]) -> None:
+    algorithm = chosen(Algorithm.model_validate({"parameters": {"lossScale": 8}}), max_tokens=64)
+    rows = policy_rows(rollouts(), algorithm).rows
+    whole = PolicyObjective(algorithm=algorithm, reference=None)
+    _, expected = gradient(rows, whole, max_tokens=10_000)
+    total = torch.zeros_like(expected)
+    for share in range(3):
+        own = [row for row, owner in zip(rows, shares, strict=True) if owner == share]
+        part = PolicyObjective(algorithm=algorithm, reference=None)
+        total += gradient(own, part, max_tokens=40)[1] if own else 0
+    assert torch.allclose(total, expected, atol=1e-6)
 
 
 def test_the_supervised_loss_is_the_weighted_mean_over_the_whole_batch() -> None:
@@ -216,24 +239,51 @@ def test_another_samplers_log_probs_show_as_mismatch(build: Build) -> None:
 
 
 @pytest.mark.parametrize(
-    "parameters",
+    ("name", "sampled_at", "parameters"),
     [
-        {"lossScale": 8, "correction": {"kind": "TIS", "high": 2}},
-        {"lossScale": 8, "correction": {"kind": "IcePop", "low": 0.5, "high": 5}},
-        {"lossScale": 8, "klCoefficient": 0.1},
+        # Freshly drawn weights give about -4.2: the ratio is 6 where -6 was sampled, 0.1 at -2.
+        ("DrGRPO", -6, {"clipHigh": 9}),
+        ("DrGRPO", -2, {"clipLow": 0.95}),
+        ("DrGRPO", -6, {"correction": {"kind": "TIS", "high": 2}}),
+        ("DrGRPO", -6, {"correction": {"kind": "IcePop", "low": 0.5, "high": 9}}),
+        ("DrGRPO", -6, {"klCoefficient": 0.1}),
+        ("GRPO", -6, {"clipHigh": 9}),
+        ("GRPO", -2, {"clipLow": 0.95}),
+        ("RLOO", -6, {"correction": {"kind": "TIS", "high": 2}}),
+        ("RLOO", -6, {"correction": {"kind": "IcePop", "low": 0.5, "high": 5}}),
+        ("RLOO", -6, {"klCoefficient": 0.1}),
     ],
 )
-@pytest.mark.parametrize("name", ["DrGRPO", "RLOO"])
 def test_every_parameter_changes_the_update(
-    build: Build, name: str, parameters: dict[str, object]
+    build: Build, name: str, sampled_at: float, parameters: dict[str, object]
 ) -> None:
     digests = set()
-    for given in ({"lossScale": 8}, parameters):
+    for settled in ({}, parameters):
         learner = build()
-        learner.start_phase(rl(name=name, parameters=given), 0)
-        learner.policy_step(rollouts(logprob=-6.0))
-        digests.add(learner.policy_step(rollouts(logprob=-6.0)).weight_digest)
+        learner.start_phase(rl(name=name, parameters=settled), 0)
+        learner.policy_step(rollouts(logprob=sampled_at))
+        digests.add(learner.policy_step(rollouts(logprob=sampled_at)).weight_digest)
     assert len(digests) == 2
+
+
+@pytest.mark.parametrize("name", ["DrGRPO", "RLOO"])
+def test_the_loss_scale_divides_the_gradient(build: Build, name: str) -> None:
+    norms = []
+    for scale in (8, 16):
+        learner = build()
+        learner.start_phase(rl(name=name, parameters={"lossScale": scale}), 0)
+        norms.append(learner.policy_step(rollouts()).grad_norm)
+    assert norms[0] == pytest.approx(2 * norms[1])
+
+
+def test_the_filter_saves_the_pass_and_changes_nothing_else(build: Build) -> None:
+    results = []
+    for kept in ("None", "NonZeroAdvantage"):
+        learner = build()
+        learner.start_phase(rl(parameters={"groupFilter": kept}), 0)
+        results.append(learner.policy_step(rollouts()))
+    assert results[0].tokens > results[1].tokens
+    assert results[0].grad_norm == pytest.approx(results[1].grad_norm, abs=1e-7)
 
 
 def test_the_divergence_is_from_the_weights_at_the_start_of_the_phase(build: Build) -> None:

@@ -96,6 +96,7 @@ class Learner:
 
         Raises:
             ValueError: the phase is invalid.
+            WrongStateError: it asks for a divergence from weights that are gone.
         """
         parsed = Phase.model_validate(phase)
         algorithm = _algorithm(parsed)
@@ -107,6 +108,11 @@ class Learner:
             state = _PhaseState(parsed, step, state.optimiser, algorithm, state.reference)
         if algorithm is None or algorithm.parameters.kl_coefficient == 0:
             state.reference = None
+        elif state.reference is None and step > 0:
+            raise WrongStateError(
+                f"phase {parsed.name}: klCoefficient cannot be switched on after {step} steps,"
+                " because the weights at the start of the phase were not kept"
+            )
         elif state.reference is None:
             state.reference = self._copy()
         self._state = state

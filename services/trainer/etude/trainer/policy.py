@@ -98,14 +98,14 @@ def load_policy(folder: Path, *, seed: int) -> Policy:
         model = _loaded(folder, config) if has_weights else _drawn(config, seed=seed)
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as cause:
         raise InvalidModelError(folder, f"the model cannot be loaded: {cause}") from cause
-    policy = Policy(model.train())
+    policy = Policy(model.eval())  # without dropout: trainer and sampler must say the same
     _check_scores(policy, folder)
     return policy
 
 
 def like(policy: Policy) -> Policy:
     """A model of the same shape with arbitrary weights, to be filled."""
-    return Policy(_drawn(policy.config, seed=0).train())
+    return Policy(_drawn(policy.config, seed=0).eval())
 
 
 def _loaded(folder: Path, config: PretrainedConfig) -> PreTrainedModel:
