@@ -1,0 +1,224 @@
+"""A rollout worker against partners that fail: retried, masked, never scored zero."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etude.agent.chat import ChatFormat
+from etude.common.api.phases import RolloutPolicy
+from etude.common.api.run import Storage
+from etude.trainer.rollouts import RolloutWorker
+from etude.trainer.work import GroupOrder, WorkerConfig
+from etude.v1 import rollout_pb2
+from etude.v1.journal_pb2 import JournalRollout
+
+NOBODY = "127.0.0.1:1"
+"""Nothing listens there."""
+
+
+@pytest.fixture
+def task_uri(tmp_path: Path) -> str:
+    folder = tmp_path / "tasks" / "fix-add"
+    folder.mkdir(parents=True)
+    (folder / "instruction.md").write_text("Fix add.\n")
+    return folder.as_uri()
+
+
+@pytest.fixture
+async def worker(partners: Any, model_folder: Path, tmp_path: Path) -> AsyncIterator[RolloutWorker]:
+    made = RolloutWorker(
+        WorkerConfig(
+            run="run",
+            epoch=2,
+            model_folder=model_folder,
+            brokers={"repos": partners.target},
+            templates={"repos": "python"},
+            rewards_target=partners.target,
+            score_timeout_s=30,
+            storage=Storage(uri=f"file://{tmp_path}/run"),
+            max_concurrent=4,
+            outage_s=5,
+            traces_file=tmp_path / "traces.jsonl",
+        )
+    )
+    yield made
+    await made.close()
+
+
+def order(task_uri: str, *targets: str, count: int = 3, **limits: Any) -> GroupOrder:
+    policy = {"toolset": "Compact", "max_tokens": 600, "timeout_seconds": 20, "retries": 1}
+    return GroupOrder(
+        group_id="rl-000007",
+        task_id="train/fix-add",
+        task_uri=task_uri,
+        environment="repos",
+        indices=tuple(range(count)),
+        seed=11,
+        temperature=1.0,
+        targets=targets,
+        limits=RolloutPolicy(**{**policy, **limits}),
+    )
+
+
+async def run(worker: RolloutWorker, given: GroupOrder) -> list[JournalRollout]:
+    result = await worker.run_group(given)
+    return [JournalRollout.FromString(data) for data in result.records]
+
+
+async def test_a_group_comes_back_scored_with_its_exact_tokens(
+    worker: RolloutWorker, partners: Any, task_uri: str, model_folder: Path
+) -> None:
+    records = await run(worker, order(task_uri, partners.target))
+    chat = ChatFormat.load(model_folder)
+    assert [r.rollout.rollout_id for r in records] == [f"rl-000007-{i}" for i in range(3)]
+    assert [r.reward.reward for r in records] == [1.0] * 3
+    rollout = records[0].rollout
+    text = chat.decode(rollout.links[0].token_ids)
+    assert "<|user|>Fix add.<|end|><|assistant|>" in text
+    assert "<tool_response>x = 1</tool_response>" in text
+    assert text.endswith("Done.<|end|>")
+    sampled = sum(rollout.links[0].loss_mask)
+    assert sampled == rollout.costs.completion_tokens
+    assert rollout.oldest.number == rollout.newest.number == 3
+    assert rollout.diff == b"the diff"
+    assert rollout.ending == rollout_pb2.ENDING_STOPPED
+    assert len(rollout.trace_id) == 32
+    assert rollout.seed != records[1].rollout.seed
+
+
+async def test_scoring_gets_diffs_and_calls_and_no_tokens(
+    worker: RolloutWorker, partners: Any, task_uri: str
+) -> None:
+    await run(worker, order(task_uri, partners.target))
+    [request] = partners.rewards.requests
+    assert (request.task_uri, request.pool) == (task_uri, "repos")
+    assert all(r.diff and r.calls and not r.links for r in request.rollouts)
+
+
+async def test_the_group_is_leased_together_and_every_lease_is_released(
+    worker: RolloutWorker, partners: Any, task_uri: str
+) -> None:
+    await run(worker, order(task_uri, partners.target))
+    [launch] = partners.broker.launches
+    assert launch.count == 3
+    assert launch.workspace.uri == f"{task_uri}/environment"
+    assert "/2/" in launch.idempotency_key
+    await worker.close()
+    held = {lease.lease_id for leases in partners.broker.granted.values() for lease in leases}
+    assert set(partners.broker.released) == held
+
+
+async def test_no_more_rollouts_run_than_there_are_slots(
+    worker: RolloutWorker, partners: Any, task_uri: str
+) -> None:
+    partners.engine.delay_s = 0.05
+    records = await run(worker, order(task_uri, partners.target, count=10))
+    assert len(records) == 10
+    assert partners.engine.most <= 4
+
+
+async def test_a_lost_environment_is_replaced_and_counted(
+    worker: RolloutWorker, partners: Any, task_uri: str
+) -> None:
+    partners.node.losses = 2
+    result = await worker.run_group(order(task_uri, partners.target))
+    records = [JournalRollout.FromString(data) for data in result.records]
+    assert result.retried == 2
+    assert [r.reward.reward for r in records] == [1.0] * 3
+
+
+async def test_a_rollout_that_is_lost_again_is_masked_and_not_scored(
+    worker: RolloutWorker, partners: Any, task_uri: str
+) -> None:
+    partners.node.losses = 1_000
+    records = await run(worker, order(task_uri, partners.target))
+    assert {r.rollout.ending for r in records} == {rollout_pb2.ENDING_PLATFORM_FAULT}
+    assert {r.reward.WhichOneof("result") for r in records} == {"fault"}
+    assert partners.rewards.requests == []
+
+
+async def test_a_turn_waits_for_a_node_that_restarts(
+    worker: RolloutWorker, partners: Any, task_uri: str
+) -> None:
+    partners.node.refusals = 2
+    result = await worker.run_group(order(task_uri, partners.target))
+    assert result.retried == 0
+    assert JournalRollout.FromString(result.records[0]).reward.reward == 1.0
+
+
+async def test_a_dead_engine_is_left_for_another_one(
+    worker: RolloutWorker, partners: Any, task_uri: str
+) -> None:
+    records = await run(worker, order(task_uri, NOBODY, partners.target))
+    assert [r.reward.reward for r in records] == [1.0] * 3
+
+
+async def test_a_single_engine_that_restarts_is_waited_for(
+    worker: RolloutWorker, partners: Any, task_uri: str
+) -> None:
+    partners.engine.refusals = 4
+    result = await worker.run_group(order(task_uri, partners.target))
+    assert result.retried == 0
+
+
+async def test_an_engine_that_stays_away_masks_the_rollout(
+    worker: RolloutWorker, partners: Any, task_uri: str
+) -> None:
+    records = await run(worker, order(task_uri, NOBODY, count=1, retries=0, timeout_seconds=60))
+    assert records[0].rollout.ending == rollout_pb2.ENDING_PLATFORM_FAULT
+    assert "engine" in records[0].rollout.fault
+
+
+async def test_time_lost_to_an_outage_is_not_the_policys_time(
+    worker: RolloutWorker, partners: Any, task_uri: str
+) -> None:
+    partners.engine.refusals = 1_000
+    records = await run(
+        worker, order(task_uri, partners.target, count=1, retries=0, timeout_seconds=1)
+    )
+    assert records[0].rollout.ending == rollout_pb2.ENDING_PLATFORM_FAULT
+
+
+async def test_a_policy_that_is_too_slow_is_scored(
+    worker: RolloutWorker, partners: Any, task_uri: str
+) -> None:
+    partners.engine.delay_s = 0.7
+    records = await run(worker, order(task_uri, partners.target, count=1, timeout_seconds=1))
+    assert records[0].rollout.ending == rollout_pb2.ENDING_TIME_LIMIT
+    assert records[0].reward.reward == 1.0
+
+
+async def test_a_broken_launch_stream_gives_the_same_leases_again(
+    worker: RolloutWorker, partners: Any, task_uri: str
+) -> None:
+    partners.broker.breaks = 1
+    records = await run(worker, order(task_uri, partners.target))
+    assert len(records) == 3
+    assert len(partners.broker.granted) == 1
+    assert len(partners.broker.launches) == 2
+
+
+async def test_what_cannot_be_scored_is_tried_again_and_then_masked(
+    worker: RolloutWorker, partners: Any, task_uri: str
+) -> None:
+    partners.rewards.faults = 4
+    records = await run(worker, order(task_uri, partners.target))
+    results = sorted(r.reward.WhichOneof("result") for r in records)
+    assert results == ["fault", "reward", "reward"]
+    assert [len(request.rollouts) for request in partners.rewards.requests] == [3, 3]
+
+
+async def test_only_the_missing_siblings_of_a_group_are_run(
+    worker: RolloutWorker, partners: Any, task_uri: str
+) -> None:
+    given = order(task_uri, partners.target)
+    full = await run(worker, given)
+    part = await run(worker, GroupOrder(**{**_fields(given), "indices": (2,)}))
+    assert [r.rollout.index for r in part] == [2]
+    assert part[0].rollout.seed == full[2].rollout.seed
+
+
+def _fields(given: GroupOrder) -> dict[str, Any]:
+    return {name: getattr(given, name) for name in given.__dataclass_fields__}
