@@ -130,6 +130,12 @@ def covers(live: object, desired: object, *, path: str = "") -> bool:
     return live == desired
 
 
+def is_applied(live: Manifest, manifest: Manifest) -> bool:
+    """Whether the live object is what this stamped manifest made it, in full."""
+    stamps = [m["metadata"].get("annotations", {}).get(names.APPLIED) for m in (live, manifest)]
+    return stamps[0] == stamps[1] and covers(live, manifest)
+
+
 _MERGE_KEYS = ("name", "mountPath", "containerPort", "type", "uid")
 
 

@@ -46,10 +46,8 @@ class InstantKubelet(Kubelet):
         cluster.forget(ref(pod))
 
 
-class Write(Protocol):
-    """Is told of every write of the operator; may raise, to simulate a fault."""
-
-    def __call__(self, verb: str, ref: Ref) -> None: ...
+Write = Callable[[str, Ref], None]
+"""Told the verb and the object of every write of the operator; may raise, to simulate a fault."""
 
 
 def no_fault(verb: str, ref: Ref) -> None:

@@ -9,6 +9,7 @@ OURS = "etude"
 
 RUN = "etude.dev/run"
 POOL = "etude.dev/pool"
+CHECKPOINT = "etude.dev/checkpoint"
 ROLE = "etude.dev/role"
 ATTEMPT = "etude.dev/attempt"
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from etude.operator.manifests import Manifest
+from etude.operator.names import ROLE
 
 PROBE_PORT = 8080
 SPEC_FOLDER = "/etc/etude"
@@ -22,8 +23,8 @@ class Plan:
     image: str
     command: tuple[str, ...]
     ports: Mapping[str, int]
-    """Named container ports; the probe port comes by itself."""
-    spec_map: str
+    """Named container ports; the probe port comes by itself. None: nobody calls or probes it."""
+    spec_map: str | None = None
     """ConfigMap that is mounted at SPEC_FOLDER."""
     env: Sequence[Manifest] = ()
     cpu: str | None = None
@@ -76,26 +77,32 @@ def pod_spec(plan: Plan) -> Manifest:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [_container(plan)],
-        "volumes": [_volume(name, plan.spec_map) for name in _mounts(plan)],
+        "volumes": [_volume(name, plan) for name in _mounts(plan)],
     }
     if plan.node_selector:
         spec["nodeSelector"] = dict(plan.node_selector)
     return spec
 
 
+def job_spec(plan: Plan, labels: Mapping[str, str]) -> Manifest:
+    """The spec of a Job that runs one such pod to its end."""
+    return {
+        "backoffLimit": 2,
+        "ttlSecondsAfterFinished": 600,
+        "template": {
+            "metadata": {"labels": {**labels, ROLE: plan.role}},
+            "spec": {**pod_spec(plan), "restartPolicy": "Never"},
+        },
+    }
+
+
 def _container(plan: Plan) -> Manifest:
-    ports = {**plan.ports, "probe": PROBE_PORT}
     container: Manifest = {
         "name": plan.role,
         "image": plan.image,
         "command": list(plan.command),
         "env": list(plan.env),
-        "ports": [
-            {"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()
-        ],
-        "startupProbe": _probe("/livez", period_s=2, failures=START_LIMIT_S // 2),
-        "livenessProbe": _probe("/livez", period_s=10, failures=12),
-        "readinessProbe": _probe("/readyz", period_s=2, failures=5),
+        **(_served(plan) if plan.ports else {}),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -117,6 +124,18 @@ def _seccomp(plan: Plan) -> Manifest:
     if plan.seccomp_profile is None:
         return {}
     return {"seccompProfile": {"type": "Localhost", "localhostProfile": plan.seccomp_profile}}
+
+
+def _served(plan: Plan) -> Manifest:
+    ports = {**plan.ports, "probe": PROBE_PORT}
+    return {
+        "ports": [
+            {"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()
+        ],
+        "startupProbe": _probe("/livez", period_s=2, failures=START_LIMIT_S // 2),
+        "livenessProbe": _probe("/livez", period_s=10, failures=12),
+        "readinessProbe": _probe("/readyz", period_s=2, failures=5),
+    }
 
 
 def _probe(path: str, *, period_s: int, failures: int) -> Manifest:
@@ -141,8 +160,12 @@ def _resources(plan: Plan) -> Manifest:
 
 
 def _mounts(plan: Plan) -> dict[str, str]:
-    mounts = {"spec": SPEC_FOLDER, "scratch": SCRATCH_FOLDER, "tmp": "/tmp"}  # noqa: S108 - its own
-    return mounts | {"shm": "/dev/shm"} if plan.shared_memory else mounts  # noqa: S108 - its own
+    mounts = {"scratch": SCRATCH_FOLDER, "tmp": "/tmp"}  # noqa: S108 - its own
+    if plan.spec_map is not None:
+        mounts["spec"] = SPEC_FOLDER
+    if plan.shared_memory:
+        mounts["shm"] = "/dev/shm"  # noqa: S108 - its own
+    return mounts
 
 
 def _mount(name: str, path: str) -> Manifest:
@@ -150,10 +173,10 @@ def _mount(name: str, path: str) -> Manifest:
     return mount | {"readOnly": True} if name == "spec" else mount
 
 
-def _volume(name: str, spec_map: str) -> Manifest:
+def _volume(name: str, plan: Plan) -> Manifest:
     match name:
         case "spec":
-            return {"name": name, "configMap": {"name": spec_map}}
+            return {"name": name, "configMap": {"name": plan.spec_map}}
         case "shm":
             return {"name": name, "emptyDir": {"medium": "Memory"}}
         case _:

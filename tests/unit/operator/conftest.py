@@ -1,12 +1,26 @@
 """A run and a pool to decide about."""
 
-from collections.abc import Callable
-from typing import Any
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
 
 import pytest
 
 from etude.common.api.kinds import EnvPool, RLRun
+from etude.operator.clock import ManualClock
+from etude.operator.cluster.api import ConflictError
 from etude.operator.desired import Platform
+from etude.operator.followers import Followers
+from etude.operator.loop import Operator
+from etude.operator.manifests import Manifest, Ref, labels, ref
+from etude.operator.memory import MemoryCluster
+from etude.operator.peers import MemoryPeers
+from etude.operator.queue import WorkQueue
+from etude.operator.reconcile import Reconciler
+from etude.operator.reports import ReportBook
+from etude.operator.writer import StatusWriter
+from etude.v1 import run_pb2
 
 Build = Callable[..., dict[str, Any]]
 
@@ -72,5 +86,204 @@ def pool() -> EnvPool:
 
 @pytest.fixture
 def platform() -> Platform:
-    images = {role: f"etude/{role}:1" for role in ("trainer", "inference", "rewards", "envserver")}
+    parts = ("trainer", "inference", "rewards", "envserver", "operator")
+    images = {part: f"etude/{part}:1" for part in parts}
     return Platform(images=images, allows_weak_isolation=True)
+
+
+class Lab:
+    """A MemoryCluster under the real reconciler, driven key by key on a clock that stands still."""
+
+    def __init__(self, platform: Platform, tasks: asyncio.TaskGroup, *, is_lagging: bool) -> None:
+        self.clock = ManualClock()
+        self.cluster = MemoryCluster(clock=self.clock, is_lagging=is_lagging)
+        self.platform = platform
+        self.tasks = tasks
+        self.random = random.Random(0)
+        self.writes: list[str] = []
+        self.kill_at: int | None = None
+        self.kill_before = False
+        self.cluster.before_write = self._before
+        self.cluster.after_write = self._after
+        self.cluster.subscribe(self._changed)
+        self.sequence = 0
+        self.epoch = 1
+        self.start()
+
+    def start(self) -> None:
+        """A fresh operator process over the same cluster."""
+        self.peers = MemoryPeers()
+        self.book = ReportBook(self.clock)
+        self.dirty: dict[Ref, None] = {}
+        self.due: dict[Ref, float] = {}
+        self.followers = Followers(self.cluster, self.book, self.peers, self._tell, self.tasks)
+        self.reconciler = Reconciler(
+            cluster=self.cluster,
+            book=self.book,
+            peers=self.peers,
+            platform=self.platform,
+            clock=self.clock,
+            followers=self.followers,
+            writer=StatusWriter(self.cluster, self.clock, "test"),
+        )
+        self.operator = Operator(self.cluster, self.reconciler, WorkQueue())
+        for kind in ("RLRun", "EnvPool", "Checkpoint"):
+            self.dirty |= {ref(m): None for m in self.cluster.every(kind)}
+
+    async def kill(self) -> None:
+        """The operator process dies; what it knew is gone, the cluster stays."""
+        self.followers.leave_all()
+        await asyncio.sleep(0)
+        self.start()
+
+    async def settle(self, limit: int = 400) -> None:
+        """Reconcile, in random order, until nothing is left to look at now.
+
+        Raises:
+            AssertionError: that does not happen.
+        """
+        for _ in range(limit):
+            for _ in range(6):
+                await asyncio.sleep(0)
+            if self.cluster.is_lagging:
+                self.cluster.deliver(self.random.randint(0, 3))
+            if self.dirty:
+                await self._one(self.random.choice(list(self.dirty)))
+            elif not self.cluster.deliver():
+                await asyncio.sleep(0)
+                if not self.dirty:
+                    return
+        raise AssertionError(f"does not settle: {list(self.dirty)}, {self.writes[-10:]}")
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass, and settle."""
+        self.clock.advance(seconds)
+        for key, due in list(self.due.items()):
+            if due <= self.clock.monotonic_s():
+                del self.due[key]
+                self.dirty[key] = None
+        await self.settle()
+
+    async def _one(self, key: Ref) -> None:
+        del self.dirty[key]
+        try:
+            again_s = await self.reconciler.reconcile(key)
+        except ConflictError:
+            self.dirty[key] = None
+            return
+        except Killed:
+            await self.kill()
+            return
+        if again_s == 0:
+            self.dirty[key] = None
+        elif again_s is not None:
+            self._tell(key, again_s)
+
+    def run(self, name: str = "demo") -> RLRun:
+        return RLRun.model_validate(self.cluster.objects()[Ref("RLRun", "lab", name)])
+
+    def condition(self, kind: str) -> tuple[str, str]:
+        found = next(c for c in self.run().status.conditions if c.type == kind)
+        return found.status, found.reason
+
+    def names(self, kind: str) -> list[str]:
+        return sorted(key.name for key in self.cluster.objects() if key.kind == kind)
+
+    def pods(self, role: str) -> list[Manifest]:
+        found = self.cluster.objects().items()
+        return [m for k, m in found if k.kind == "Pod" and labels(m).get("etude.dev/role") == role]
+
+    async def say(self, **status: Any) -> None:
+        """The controller reports its status."""
+        message = run_pb2.RunStatus(phase="rl", target_step=40, observed_generation=99)
+        message.MergeFrom(run_pb2.RunStatus(**status))
+        await self._report(run_pb2.WatchRunResponse(status=message))
+
+    async def tell_checkpoint(self, step: int) -> None:
+        """The controller announces a checkpoint."""
+        record = run_pb2.CheckpointRecord(
+            step=step,
+            reason="Scheduled",
+            uri=f"s3://runs/demo/checkpoints/{step:012d}",
+            manifest_digest=f"{step:064x}",
+            size_bytes=10,
+        )
+        await self._report(run_pb2.WatchRunResponse(checkpoint=record))
+
+    async def tell_event(self, reason: str) -> None:
+        await self._report(run_pb2.WatchRunResponse(event=run_pb2.RunEvent(reason=reason)))
+
+    async def _report(self, response: run_pb2.WatchRunResponse) -> None:
+        self.sequence += 1
+        response.run_uid = self.run().metadata.uid
+        response.epoch, response.sequence = self.epoch, self.sequence
+        self.peers.runs["demo-trainer-0.demo-trainer:7000"].put_nowait(response)
+        await self.settle()
+
+    async def finish_jobs(self, *, exit_code: int = 0, message: str = "") -> None:
+        """Every Job's pod ends."""
+        for key, pod in self.cluster.objects().items():
+            if key.kind == "Pod" and labels(pod).get("etude.dev/role") == "janitor":
+                self.end(key.name, exit_code=exit_code, message=message, restarts=0)
+        await self.settle()
+
+    def end(self, pod: str, *, exit_code: int, message: str = "", restarts: int = 1) -> None:
+        """The container of a pod ends on its own."""
+        ended = {"exitCode": exit_code, "reason": "Error", "message": message}
+        container = {
+            "name": "main",
+            "ready": False,
+            "restartCount": restarts,
+            "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "ended"}},
+            "lastState": {"terminated": ended},
+        }
+        is_job = "janitor" in labels(self.cluster.objects()[Ref("Pod", "lab", pod)]).values()
+        phase = ("Failed" if exit_code else "Succeeded") if is_job else "Running"
+        conditions = [{"type": "Ready", "status": "False"}]
+        status = {"phase": phase, "conditions": conditions, "containerStatuses": [container]}
+        self.cluster.set_status(Ref("Pod", "lab", pod), status)
+
+    def _tell(self, key: Ref, delay_s: float) -> None:
+        if delay_s:
+            due = self.clock.monotonic_s() + delay_s
+            self.due[key] = min(due, self.due.get(key, due))
+        else:
+            self.dirty[key] = None
+
+    def _changed(self, manifest: Manifest) -> None:
+        for key in self.operator.concerned(manifest):
+            self.dirty[key] = None
+
+    def _before(self, verb: str, key: Ref) -> None:
+        self.writes.append(f"{verb} {key.kind}/{key.name}")
+        if self.kill_before and self.kill_at == len(self.writes):
+            raise Killed
+
+    def _after(self, verb: str, key: Ref) -> None:
+        if not self.kill_before and self.kill_at == len(self.writes):
+            raise Killed
+
+
+class Killed(BaseException):
+    """The operator process is gone."""
+
+
+@pytest.fixture
+async def lab_of(platform: Platform) -> AsyncIterator[Callable[..., Lab]]:
+    """Makes labs; their tasks end with the test."""
+    labs: list[Lab] = []
+
+    def make(*, is_lagging: bool = False, seed: int = 0) -> Lab:
+        made = Lab(platform, cast("asyncio.TaskGroup", asyncio), is_lagging=is_lagging)
+        made.random.seed(seed)
+        labs.append(made)
+        return made
+
+    yield make
+    for made in labs:
+        made.followers.leave_all()
+
+
+@pytest.fixture
+def lab(lab_of: Callable[..., Lab]) -> Lab:
+    return lab_of()

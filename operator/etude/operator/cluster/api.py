@@ -6,8 +6,8 @@ from typing import Protocol
 from etude.common.errors import EtudeError, UnavailableError
 from etude.operator.manifests import Manifest, Ref
 
-Listener = Callable[[Ref, Manifest | None], None]
-"""Told of every change of the cache; the manifest is None once the object is gone."""
+Listener = Callable[[Manifest], None]
+"""Told of every object that changed, and of every one that is gone in its last known state."""
 
 
 class ClusterError(UnavailableError):

@@ -54,7 +54,7 @@ class Cache:
         owner = controller_uid(manifest)
         if owner:
             self._owned[owner].add(key)
-        self._tell(key, manifest)
+        self._tell(manifest)
         return True
 
     def mark_deleting(self, key: Ref, *, when: str) -> None:
@@ -63,7 +63,7 @@ class Cache:
         if known is not None and not known["metadata"].get("deletionTimestamp"):
             metadata = {**known["metadata"], "deletionTimestamp": when}
             self._objects[key] = {**known, "metadata": metadata}
-            self._tell(key, self._objects[key])
+            self._tell(self._objects[key])
 
     def lose(self, key: Ref, gone_uid: str) -> None:
         """Forget an object for good; a newer one of the same name stays."""
@@ -74,7 +74,7 @@ class Cache:
         if known is not None and uid(known) == gone_uid:
             self._unlink(key, known)
             del self._objects[key]
-            self._tell(key, None)
+            self._tell(known)
 
     def relist(self, kind: str, manifests: Iterable[Manifest], *, version: int) -> int:
         """Take over a complete list, made at a version; returns how much was news."""
@@ -94,6 +94,6 @@ class Cache:
             if not self._owned[owner]:
                 del self._owned[owner]
 
-    def _tell(self, key: Ref, manifest: Manifest | None) -> None:
+    def _tell(self, manifest: Manifest) -> None:
         for listener in self._listeners:
-            listener(key, manifest)
+            listener(manifest)

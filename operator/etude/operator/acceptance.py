@@ -1,0 +1,86 @@
+"""Whether a run or pool can be undertaken: what no schema can judge, each with a way out."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from pydantic import JsonValue
+
+from etude.common.api.algorithms import check_algorithm
+from etude.common.api.kinds import EnvPool, RLRun
+from etude.common.api.pool import IsolationLevel
+from etude.common.api.rewards import check_function
+from etude.operator import desired
+from etude.operator.conditions import Fact, no
+from etude.operator.desired import Platform
+from etude.operator.reasons import Reason
+from etude.operator.seen import Seen
+
+ACCEPTED = "Accepted"
+
+Parameters = Mapping[str, JsonValue]
+
+
+def run_problem(run: RLRun, seen: Seen, platform: Platform) -> Fact | None:
+    """The first thing that keeps the run from being accepted."""
+    for message in _wrong_parameters(run, platform):
+        return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
+    return next(_wrong_pools(run, seen), None)
+
+
+def pool_problem(pool: EnvPool, platform: Platform) -> Fact | None:
+    """The first thing that keeps the pool from being accepted."""
+    if pool.spec.isolation.minimum == IsolationLevel.PROCESS and not platform.allows_weak_isolation:
+        message = (
+            "isolation.minimum Process shares the host's kernel, which is not allowed here:"
+            " install the chart with weakIsolation.allowed=true, or ask for a stronger minimum"
+        )
+        return no(ACCEPTED, Reason.WEAK_ISOLATION_NOT_ALLOWED, message)
+    return None
+
+
+def _wrong_parameters(run: RLRun, platform: Platform) -> Iterator[str]:
+    if run.spec.storage.uri.startswith("file://") and not platform.has_shared_files:
+        yield "spec.storage.uri: pods share no folders; use s3://bucket/prefix"
+    for index, phase in enumerate(run.spec.phases):
+        if phase.algorithm is not None:
+            at = f"spec.phases[{index}].algorithm.parameters"
+            yield from _refused(
+                at, check_algorithm, phase.algorithm.name, phase.algorithm.parameters
+            )
+    rewards = run.spec.roles.rewards
+    for index, part in enumerate(rewards.functions if rewards else ()):
+        at = f"spec.roles.rewards.functions[{index}].parameters"
+        yield from _refused(at, check_function, part.function, part.parameters)
+    yield from _reserved_names(run)
+
+
+def _refused(
+    at: str, check: Callable[[str, Parameters], object], name: str, parameters: Parameters
+) -> Iterator[str]:
+    try:
+        check(name, parameters)
+    except ValueError as error:
+        yield f"{at}: {error}"
+
+
+def _reserved_names(run: RLRun) -> Iterator[str]:
+    for role in desired.roles(run):
+        for item in desired.role_spec(run, role).env:
+            if item.name.startswith("ETUDE_"):
+                yield f"spec.roles.{role}.env: {item.name} is set by the operator; remove it"
+
+
+def _wrong_pools(run: RLRun, seen: Seen) -> Iterator[Fact]:
+    for index, role in enumerate(run.spec.roles.environments):
+        at = f"spec.roles.environments[{index}]"
+        template = role.pool_template
+        if role.pool_ref is not None:
+            pool = seen.pools.get(role.name)
+            if pool is None:
+                message = f"{at}.poolRef.name: no EnvPool {role.pool_ref.name} in this namespace"
+                yield no(ACCEPTED, Reason.POOL_NOT_FOUND, message)
+                continue
+            template = pool.spec
+        known = [t.name for t in template.templates] if template is not None else []
+        if role.template not in known:
+            message = f"{at}.template: {role.template} is none of the pool's: {', '.join(known)}"
+            yield no(ACCEPTED, Reason.INVALID_PARAMETERS, message)

@@ -1,0 +1,83 @@
+"""What a decision may ask for, and the decision itself."""
+
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+from etude.common.api.status import Status
+from etude.operator.manifests import Manifest, Ref
+from etude.operator.reports import Position
+from etude.v1 import run_pb2
+
+S = TypeVar("S", bound=Status)
+
+
+class Moment(NamedTuple):
+    """One reading of both clocks."""
+
+    wall_s: float
+    """To show, and to compare with times in objects; never trusted to only grow."""
+    monotonic_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Create or change an object."""
+
+    manifest: Manifest
+    manager: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Ask an object to go."""
+
+    ref: Ref
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finalizers:
+    """Set the finalizers of an object as it was seen."""
+
+    seen: Manifest
+    finalizers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Hand a command to the run's controller."""
+
+    target: str
+    request: run_pb2.CommandRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Publish a Kubernetes Event about the object."""
+
+    name: str
+    """The same happening has the same name, however often it is told."""
+    reason: str
+    message: str
+    is_warning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DealtWith:
+    """Everything that the controller told up to here has been acted on."""
+
+    position: Position
+
+
+Action = Apply | Delete | Finalizers | Order | Note | DealtWith
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision(Generic[S]):
+    """What to do about one object, and what to say about it."""
+
+    status: S
+    actions: tuple[Action, ...] = ()
+    """Performed in order, before the status is written."""
+    requeue_after_s: float | None = None
+    """Look again after this, even if nothing happens."""

@@ -1,0 +1,103 @@
+"""Follows the reports of every controller and broker whose pod is up."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from etude.operator.cluster.api import Cluster
+from etude.operator.manifests import Ref
+from etude.operator.peers import PeerError, Peers
+from etude.operator.reports import ReportBook
+
+log = logging.getLogger(__name__)
+
+PACE_S = 1.0
+"""Figures that only move are looked at this often; anything else at once."""
+FIRST_DELAY_S = 0.2
+LONGEST_DELAY_S = 5.0
+
+News = Callable[[Ref, float], None]
+"""Told which object to look at, and within how many seconds."""
+
+
+@dataclass(slots=True)
+class Followers:
+    """One task per peer; use it as part of a running task group."""
+
+    cluster: Cluster
+    book: ReportBook
+    peers: Peers
+    tell: News
+    tasks: asyncio.TaskGroup
+    _following: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    def follow(self, key: Ref, uid: str, target: str) -> None:
+        """Listen to a peer from now on."""
+        if uid not in self._following:
+            listen = self._follow_run if key.kind == "RLRun" else self._follow_pool
+            self._following[uid] = self.tasks.create_task(
+                listen(key, uid, target), name=f"follow-{key.name}"
+            )
+
+    def leave(self, uid: str) -> None:
+        """Stop listening: the peer's pod is not there."""
+        task = self._following.pop(uid, None)
+        if task is not None:
+            task.cancel()
+            if uid in self.book.runs:
+                self.book.disconnected(uid)
+            if uid in self.book.pools:
+                self.book.pools[uid].is_connected = False
+
+    def leave_all(self) -> None:
+        """Stop listening to anybody."""
+        for uid in list(self._following):
+            self.leave(uid)
+
+    async def _follow_run(self, key: Ref, uid: str, target: str) -> None:
+        delay_s = FIRST_DELAY_S
+        while True:
+            try:
+                await self._hear_run(key, uid, target)
+                delay_s = FIRST_DELAY_S
+            except PeerError as error:
+                log.info("%s/%s: %s", key.namespace, key.name, error)
+                if self.book.run(uid).is_connected:
+                    delay_s = FIRST_DELAY_S
+                    self.book.disconnected(uid)
+                    self.tell(key, 0)
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+
+    async def _hear_run(self, key: Ref, uid: str, target: str) -> None:
+        after = self.book.run(uid).done
+        address = self.cluster.address(key.namespace, target)
+        async for response in self.peers.watch_run(address, after):
+            if response.run_uid != uid:
+                raise PeerError(f"{address} serves run {response.run_uid}, not {uid}")
+            was_connected = self.book.run(uid).is_connected
+            if not was_connected:
+                self.book.connected(uid)
+            is_urgent = self.book.take(uid, response)
+            self.tell(key, 0 if is_urgent or not was_connected else PACE_S)
+
+    async def _follow_pool(self, key: Ref, uid: str, target: str) -> None:
+        delay_s = FIRST_DELAY_S
+        while True:
+            try:
+                await self._hear_pool(key, uid, target)
+                delay_s = FIRST_DELAY_S
+            except PeerError as error:
+                log.info("%s/%s: %s", key.namespace, key.name, error)
+                self.book.pool(uid).is_connected = False
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+
+    async def _hear_pool(self, key: Ref, uid: str, target: str) -> None:
+        address = self.cluster.address(key.namespace, target)
+        async for response in self.peers.watch_pool(address):
+            report = self.book.pool(uid)
+            report.is_connected = True
+            report.newest = response
+            self.tell(key, PACE_S)

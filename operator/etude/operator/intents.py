@@ -1,0 +1,238 @@
+"""What to undertake next: decided once, written down, then carried out."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from etude.common.api.kinds import RLRun
+from etude.common.api.status import Failure, Intent
+from etude.operator import desired, failures, names
+from etude.operator.actions import Moment
+from etude.operator.clock import rfc3339, seconds
+from etude.operator.failures import PodFailure, Verdict
+from etude.operator.manifests import is_deleting, labels
+from etude.operator.reasons import Reason
+from etude.operator.seen import Seen
+from etude.v1 import run_pb2
+
+SILENCE_LIMIT_S = 30.0
+"""A controller whose pod is Ready answers within this, or is treated as gone."""
+
+FIRST_STEPS = 10
+FIRST_STEPS_LIMIT_S = 3_600.0
+"""Before so many steps were measured, a phase's silence is judged by this."""
+LEAST_PROGRESS_LIMIT_S = 300.0
+STEPS_WITHOUT_PROGRESS = 3
+"""Slowest steps that may pass without one finishing."""
+
+OVER = (run_pb2.RUN_STATE_SUSPENDED, run_pb2.RUN_STATE_DONE, run_pb2.RUN_STATE_FAILED)
+
+
+class Undertaking(NamedTuple):
+    """An intent, and the failure that led to it."""
+
+    intent: Intent | None
+    failure: Failure | None = None
+
+
+def undertaking(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
+    """The present intent until it is carried out, then the next one that is called for."""
+    current = run.status.intent
+    if current is None:
+        return _next(run, seen, now)
+    if current.type == "Suspend":
+        outcome = _outcome(run, seen, now)
+        return outcome if outcome.intent is not None else _suspending(current, seen)
+    if current.type == "Restart" and _has_restarted(current, seen):
+        return Undertaking(None)
+    return Undertaking(current)
+
+
+def may_release(run: RLRun, seen: Seen, now: Moment) -> bool:
+    """Whether a run that shall be suspended has saved all that it can."""
+    if run.spec.checkpointing.on_suspend == "Skip" or is_late(run, now):
+        return True
+    attempts = attempts_of(run)
+    if not seen.ready(names.TRAINER, attempt=attempts.get(names.TRAINER, 0)):
+        return True  # nothing that could still be saved
+    report = seen.report
+    if not report.is_connected:
+        return _silence_s(run, seen, now) > SILENCE_LIMIT_S
+    saved = all(h.checkpoint is None for h in report.happenings)
+    return report.status is not None and report.status.state in OVER and saved
+
+
+def is_late(run: RLRun, now: Moment) -> bool:
+    """Whether a suspension has waited for its checkpoint longer than it may."""
+    intent = run.status.intent
+    return (
+        intent is not None
+        and intent.type == "Suspend"
+        and now.wall_s - seconds(intent.since) > run.spec.checkpointing.timeout_seconds
+    )
+
+
+def attempts_of(run: RLRun) -> Mapping[str, int]:
+    """The attempt that each role is at."""
+    return {role.name: role.attempt for role in run.status.roles}
+
+
+def progress_limit_s(run: RLRun, status: run_pb2.RunStatus) -> float:
+    """How long the run may go without a finished step or rollout."""
+    given = run.spec.deadlines.step_progress_seconds
+    if given is not None:
+        return float(given)
+    if status.step < FIRST_STEPS:
+        return FIRST_STEPS_LIMIT_S
+    return max(LEAST_PROGRESS_LIMIT_S, STEPS_WITHOUT_PROGRESS * status.step_seconds_p99)
+
+
+def progress_left_s(run: RLRun, seen: Seen, now: Moment) -> float | None:
+    """Seconds until the run counts as stalled; None while nothing is expected of it."""
+    report = seen.report
+    if not report.is_connected or report.status is None or report.status.state in OVER:
+        return None
+    return progress_limit_s(run, report.status) - (now.monotonic_s - report.progressed_s)
+
+
+def deadlines_left_s(run: RLRun, seen: Seen, now: Moment) -> list[float]:
+    """Seconds until each deadline that is counting; those that have passed are negative."""
+    deadlines, began = run.spec.deadlines, run.status.active.since
+    if began is None:
+        return []
+    left = []
+    if deadlines.pre_running_seconds is not None and seen.report.status is None:
+        left.append(deadlines.pre_running_seconds - (now.wall_s - seconds(began)))
+    if deadlines.active_seconds is not None:
+        left.append(deadlines.active_seconds - active_s(run, now.wall_s))
+    return left
+
+
+def active_s(run: RLRun, wall_s: float) -> float:
+    """Seconds that the run has held pods."""
+    active = run.status.active
+    running = max(0.0, wall_s - seconds(active.since)) if active.since else 0.0
+    return active.seconds + running
+
+
+def _next(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
+    outcome = _outcome(run, seen, now)
+    if outcome.intent is not None:
+        return outcome
+    if run.spec.suspend:
+        held = not seen.is_gone
+        message = "spec.suspend is true"
+        return Undertaking(_intent(run, "Suspend", Reason.BY_USER, message, now) if held else None)
+    return _after_failure(run, seen, now) or _after_deadline(run, seen, now) or Undertaking(None)
+
+
+def _outcome(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
+    """What the controller says about the end of the run, if it says so now."""
+    report = seen.report
+    if not report.is_connected or report.status is None or run.status.active.since is None:
+        return Undertaking(None)
+    if report.status.state == run_pb2.RUN_STATE_DONE:
+        if any(h.checkpoint is not None for h in report.happenings):
+            return Undertaking(None)
+        return Undertaking(
+            _intent(run, "Complete", Reason.ALL_PHASES_DONE, "every phase is done", now)
+        )
+    if report.status.state == run_pb2.RUN_STATE_FAILED:
+        reason = report.status.reason or Reason.ROLE_FAILED
+        message = report.status.message
+        failure = Failure(
+            time=rfc3339(now.wall_s), role=names.TRAINER, reason=reason[:64], message=message[:1024]
+        )
+        return Undertaking(_intent(run, "Fail", reason, message, now), failure)
+    return Undertaking(None)
+
+
+def _after_failure(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
+    attempts = attempts_of(run)
+    found = [
+        failure
+        for role in desired.roles(run)
+        for failure in failures.failures(
+            role, failures.of_attempt(seen.pods.get(role, ()), attempts.get(role, 0))
+        )
+    ]
+    failure = failures.worst(found)
+    if failure is None:
+        return None
+    noted = _noted(failure, now)
+    if failures.verdict(failure) == Verdict.FAIL:
+        message = f"{failure.pod} refused to start: {failure.message}"
+        return Undertaking(_intent(run, "Fail", Reason.INVALID_SPEC, message, now), noted)
+    sentence = f"{failure.pod} ended with exit code {failure.exit_code}"
+    return Undertaking(_restart(run, failure.role, Reason.ROLE_FAILED, sentence, now), noted)
+
+
+def _after_deadline(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
+    report = seen.report
+    if any(left <= 0 for left in deadlines_left_s(run, seen, now)):
+        given = run.spec.deadlines.model_dump(by_alias=True, exclude_none=True)
+        limits = ", ".join(f"{name} {value}" for name, value in given.items())
+        message = f"the run has held pods for {active_s(run, now.wall_s):.0f} s: {limits}"
+        return Undertaking(_intent(run, "Fail", Reason.DEADLINE_EXCEEDED, message, now))
+    left = progress_left_s(run, seen, now)
+    if left is not None and left <= 0 and report.status is not None:
+        message = f"nothing was finished for {progress_limit_s(run, report.status):.0f} s"
+        return Undertaking(_restart(run, names.TRAINER, Reason.NO_PROGRESS, message, now))
+    return None
+
+
+def _restart(run: RLRun, role: str, reason: str, message: str, now: Moment) -> Intent:
+    """Start a role anew, unless that was done too often."""
+    if run.status.restarts.counted >= run.spec.failure_policy.max_restarts:
+        limit = run.spec.failure_policy.max_restarts
+        message = f"{message}; {limit} restarts were allowed"
+        return _intent(run, "Fail", Reason.RESTARTS_EXHAUSTED, message, now)
+    intent = _intent(run, "Restart", reason, message, now)
+    return intent.model_copy(update={"role": role, "attempt": run.status.attempt + 1})
+
+
+def _suspending(current: Intent, seen: Seen) -> Undertaking:
+    return Undertaking(None if seen.is_gone else current)
+
+
+def _has_restarted(intent: Intent, seen: Seen) -> bool:
+    """Whether no pod of an earlier attempt of the role is left to be told to go."""
+    return all(
+        labels(pod).get(names.ATTEMPT) == str(intent.attempt) or is_deleting(pod)
+        for pod in seen.pods.get(intent.role, ())
+    ) and all(
+        labels(m["spec"]["template"]).get(names.ATTEMPT) == str(intent.attempt)
+        for m in seen.sets
+        if labels(m).get(names.ROLE) == intent.role
+    )
+
+
+def _silence_s(run: RLRun, seen: Seen, now: Moment) -> float:
+    """How long the controller has said nothing, since the suspension began at the latest."""
+    intent = run.status.intent
+    since_intent = now.wall_s - seconds(intent.since) if intent else 0.0
+    silent = seen.report.silent_since_s
+    return 0.0 if silent is None else min(since_intent, now.monotonic_s - silent)
+
+
+def _intent(run: RLRun, kind: str, reason: str, message: str, now: Moment) -> Intent:
+    return Intent.model_validate(
+        {
+            "type": kind,
+            "reason": str(reason)[:64],
+            "message": message[:1024],
+            "generation": run.metadata.generation,
+            "attempt": run.status.attempt,
+            "since": rfc3339(now.wall_s),
+        }
+    )
+
+
+def _noted(failure: PodFailure, now: Moment) -> Failure:
+    return Failure(
+        time=rfc3339(now.wall_s),
+        role=failure.role,
+        pod=failure.pod,
+        reason=failure.reason[:64],
+        exit_code=failure.exit_code,
+        message=failure.message[-1024:],
+    )

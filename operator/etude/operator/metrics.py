@@ -1,0 +1,39 @@
+"""What the operator counts, with the names of the metrics reference."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+RECONCILES = Counter("etude_reconcile", "Passes over one object.", ["kind", "result"])
+RECONCILE_SECONDS = Histogram(
+    "etude_reconcile_duration_seconds",
+    "Time of one pass, API calls included.",
+    ["kind"],
+    buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30),
+)
+QUEUE_DEPTH = Gauge("etude_workqueue_depth", "Keys in line.")
+QUEUE_ADDS = Counter("etude_workqueue_adds", "Keys added, repeats included.")
+LEADER = Gauge("etude_leader", "1 while this replica acts.")
+API_REQUESTS = Counter(
+    "etude_api_requests", "Requests to the API server.", ["verb", "resource", "code"]
+)
+API_SECONDS = Histogram(
+    "etude_api_request_duration_seconds",
+    "Time of one request to the API server.",
+    ["verb"],
+    buckets=(0.005, 0.01, 0.05, 0.1, 0.5, 1, 5),
+)
+WATCH_LAST_EVENT = Gauge(
+    "etude_watch_last_event_timestamp_seconds", "When a watch last brought something.", ["kind"]
+)
+WATCH_GAPS = Counter(
+    "etude_watch_gap", "Objects that a watch had missed, found by listing.", ["kind"]
+)
+RUN_STEP = Gauge("etude_run_step", "Finished steps of the active phase.", ["namespace", "run"])
+RUN_ETTR = Gauge(
+    "etude_run_effective_training_time_ratio",
+    "Seconds of kept steps as a share of the time with pods.",
+    ["namespace", "run"],
+)
+RUN_STALENESS = Gauge(
+    "etude_run_staleness", "Largest staleness of the last step.", ["namespace", "run"]
+)
+POOL_SLOTS = Gauge("etude_pool_slots", "Environments by state.", ["namespace", "pool", "state"])

@@ -1,0 +1,102 @@
+"""Keys that need a look: each at most once in line, at most once at work, later if it failed."""
+
+import asyncio
+import heapq
+import random
+from dataclasses import dataclass, field
+
+from etude.operator.manifests import Ref
+
+FIRST_RETRY_S = 0.005
+LONGEST_RETRY_S = 60.0
+
+
+@dataclass(slots=True)
+class WorkQueue:
+    """A de-duplicating queue; use it from one event loop."""
+
+    _waiting: dict[Ref, None] = field(default_factory=dict)
+    """In line, oldest first."""
+    _working: set[Ref] = field(default_factory=set)
+    _dirty: set[Ref] = field(default_factory=set)
+    """Added while a worker had them."""
+    _due: dict[Ref, float] = field(default_factory=dict)
+    """When each delayed key is due, on the loop's clock."""
+    _heap: list[tuple[float, Ref]] = field(default_factory=list)
+    _failures: dict[Ref, int] = field(default_factory=dict)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, key: Ref) -> None:
+        """Have the key looked at soon; one that is at work is looked at again after."""
+        self._due.pop(key, None)
+        if key in self._working:
+            self._dirty.add(key)
+        else:
+            self._waiting[key] = None
+            self._news.set()
+
+    def add_after(self, key: Ref, delay_s: float) -> None:
+        """Have the key looked at after a while, or earlier if it was to be looked at earlier."""
+        if delay_s <= 0:
+            self.add(key)
+            return
+        due = asyncio.get_running_loop().time() + delay_s
+        if due < self._due.get(key, float("inf")) and key not in self._waiting:
+            self._due[key] = due
+            heapq.heappush(self._heap, (due, key))
+            self._news.set()
+
+    async def take(self) -> Ref:
+        """The next key; done() or retry() must follow."""
+        while True:
+            next_due_s = self._promote()
+            if self._waiting:
+                key = next(iter(self._waiting))
+                del self._waiting[key]
+                self._working.add(key)
+                return key
+            self._news.clear()
+            timeout = asyncio.timeout(next_due_s)
+            try:
+                async with timeout:
+                    await self._news.wait()
+            except TimeoutError:
+                continue
+
+    def done(self, key: Ref) -> None:
+        """The key was looked at with success."""
+        self._failures.pop(key, None)
+        self._leave(key)
+
+    def retry(self, key: Ref) -> float:
+        """Looking at the key failed: later again; returns after how many seconds."""
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        limit_s = min(FIRST_RETRY_S * 2 ** min(failures, 30), LONGEST_RETRY_S)
+        delay_s = random.uniform(limit_s / 2, limit_s)  # noqa: S311 - no secret
+        self._leave(key)
+        self.add_after(key, delay_s)
+        return delay_s
+
+    def _leave(self, key: Ref) -> None:
+        self._working.discard(key)
+        if key in self._dirty:
+            self._dirty.discard(key)
+            self.add(key)
+
+    def _promote(self) -> float | None:
+        """Put what is due in line; returns the seconds until the next one is."""
+        now = asyncio.get_running_loop().time()
+        while self._heap:
+            due, key = self._heap[0]
+            if self._due.get(key) != due:
+                heapq.heappop(self._heap)  # superseded
+            elif due <= now:
+                heapq.heappop(self._heap)
+                self.add(key)
+            else:
+                return due - now
+        return None

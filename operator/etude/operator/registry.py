@@ -1,0 +1,76 @@
+"""Checkpoints of a run: told by its controller, registered as objects, retired by age."""
+
+from collections.abc import Iterator
+
+from etude.common.api.kinds import RLRun
+from etude.common.api.meta import API_VERSION
+from etude.operator import names
+from etude.operator.actions import Action, Apply, DealtWith, Delete, Note
+from etude.operator.desired import run_labels
+from etude.operator.manifests import Manifest, Ref
+from etude.operator.reports import Happening
+from etude.operator.seen import Seen, is_ready
+from etude.operator.workloads import head
+from etude.v1 import run_pb2
+
+
+def happenings(run: RLRun, seen: Seen) -> Iterator[Action]:
+    """Register what was told, in the order in which it was told."""
+    for happening in seen.report.happenings:
+        if happening.checkpoint is not None:
+            yield from _registration(run, seen, happening.checkpoint)
+        if happening.event is not None:
+            yield _note(happening, happening.event)
+        yield DealtWith(happening.position)
+
+
+def retirements(run: RLRun, seen: Seen) -> Iterator[Action]:
+    """Let go of checkpoints that are older than the newest verified ones that are kept.
+
+    Pinned ones stay, and so does everything while too few are verified.
+    """
+    verified = [c for c in seen.checkpoints if is_ready(c) and not c.spec.pinned]
+    kept = verified[: run.spec.checkpointing.keep_last]
+    if len(kept) < run.spec.checkpointing.keep_last:
+        return
+    for checkpoint in seen.checkpoints:
+        is_old = checkpoint.spec.step < kept[-1].spec.step
+        if is_old and not checkpoint.spec.pinned and not checkpoint.metadata.deletion_timestamp:
+            key = Ref("Checkpoint", run.metadata.namespace, checkpoint.metadata.name)
+            yield Delete(key, checkpoint.metadata.uid)
+
+
+def _registration(run: RLRun, seen: Seen, record: run_pb2.CheckpointRecord) -> Iterator[Action]:
+    name = names.checkpoint(
+        run.metadata.name, step=record.step, manifest_digest=record.manifest_digest
+    )
+    if all(known.metadata.name != name for known in seen.checkpoints):
+        yield Apply(_manifest(run, name, record), names.RUN_FIELD_MANAGER)
+
+
+def _manifest(run: RLRun, name: str, record: run_pb2.CheckpointRecord) -> Manifest:
+    manifest = head(run, API_VERSION, "Checkpoint", name, run_labels(run))
+    manifest["metadata"]["finalizers"] = [names.CHECKPOINT_DATA]
+    manifest["spec"] = {
+        "runRef": {"name": run.metadata.name, "uid": run.metadata.uid},
+        "reason": record.reason,
+        "source": {"uri": record.uri, "manifestDigest": record.manifest_digest},
+        "storage": run.spec.storage.to_json(),
+        "step": record.step,
+        "policyVersion": record.policy_version,
+        "sizeBytes": record.size_bytes,
+        "deletionPolicy": "Delete",
+    }
+    if record.metrics:
+        manifest["spec"]["metrics"] = dict(record.metrics)
+    return manifest
+
+
+def _note(happening: Happening, event: run_pb2.RunEvent) -> Note:
+    epoch, sequence = happening.position
+    return Note(
+        name=f"report-{epoch}-{sequence}",
+        reason=event.reason,
+        message=event.message,
+        is_warning=event.warning,
+    )

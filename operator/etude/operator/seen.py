@@ -1,0 +1,119 @@
+"""What is known of a run when a decision is made; from caches alone."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pydantic import ValidationError
+
+from etude.common.api.kinds import Checkpoint, EnvPool, RLRun
+from etude.operator import desired, names
+from etude.operator.cluster.api import Cluster
+from etude.operator.conditions import Fact, holds
+from etude.operator.manifests import (
+    Manifest,
+    Ref,
+    controller_uid,
+    is_deleting,
+    is_true,
+    labels,
+    ref,
+    uid,
+)
+from etude.operator.reports import Position, ReportBook, RunReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A run's children, pools, checkpoints and newest report."""
+
+    children: Mapping[Ref, Manifest] = field(default_factory=dict)
+    """What the run controls, except checkpoints."""
+    pods: Mapping[str, Sequence[Manifest]] = field(default_factory=dict)
+    """Pods of the run's StatefulSets, by role; those on their way out too."""
+    pools: Mapping[str, EnvPool] = field(default_factory=dict)
+    """The pools that exist, by the environment that they serve."""
+    checkpoints: Sequence[Checkpoint] = ()
+    """Those of this run, newest first."""
+    report: RunReport = field(default_factory=RunReport)
+    problem: Fact | None = None
+    """What kept the last decision from being carried out."""
+
+    @property
+    def sets(self) -> list[Manifest]:
+        """The role StatefulSets."""
+        return [m for key, m in self.children.items() if key.kind == "StatefulSet"]
+
+    @property
+    def is_released(self) -> bool:
+        """Whether nothing asks for pods any more."""
+        pools = [m for key, m in self.children.items() if key.kind == "EnvPool"]
+        return all(not m["spec"].get("replicas", 1) for m in [*self.sets, *pools])
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether no role pod is left."""
+        return self.is_released and not any(self.pods.values())
+
+    def ready(self, role: str, *, attempt: int) -> int:
+        """Pods of this attempt of a role that are Ready."""
+        return sum(
+            is_true(pod, "Ready")
+            for pod in self.pods.get(role, ())
+            if labels(pod).get(names.ATTEMPT) == str(attempt) and not is_deleting(pod)
+        )
+
+
+def gather(cluster: Cluster, book: ReportBook, run: RLRun, problem: Fact | None) -> Seen:
+    """Everything that a decision about this run depends on."""
+    owned = cluster.owned(run.metadata.uid)
+    children = {ref(m): m for m in owned if m["kind"] != "Checkpoint"}
+    sets = [m for m in children.values() if m["kind"] == "StatefulSet"]
+    pods = {
+        labels(m).get(names.ROLE, ""): [p for p in cluster.owned(uid(m)) if p["kind"] == "Pod"]
+        for m in sets
+    }
+    found = [_checkpoint(m) for m in owned if m["kind"] == "Checkpoint"]
+    report = book.run(run.metadata.uid)
+    reported = Position(run.status.reported.epoch, run.status.reported.sequence)
+    done = max(report.done, reported)
+    return Seen(
+        children=children,
+        pods=pods,
+        pools=_pools(cluster, run),
+        checkpoints=sorted(
+            (c for c in found if c is not None), key=lambda c: c.spec.step, reverse=True
+        ),
+        report=replace(
+            report, done=done, happenings=[h for h in report.happenings if h.position > done]
+        ),
+        problem=problem,
+    )
+
+
+def _pools(cluster: Cluster, run: RLRun) -> dict[str, EnvPool]:
+    pools = {}
+    for role in run.spec.roles.environments:
+        key = Ref("EnvPool", run.metadata.namespace, desired.pool_name(run, role))
+        manifest = cluster.get(key)
+        is_own = manifest is not None and controller_uid(manifest) == run.metadata.uid
+        if manifest is not None and (is_own or role.pool_ref is not None):
+            pools[role.name] = EnvPool.model_validate(manifest)
+    return pools
+
+
+def _checkpoint(manifest: Manifest) -> Checkpoint | None:
+    """The checkpoint, or nothing if a newer operator wrote what this one cannot read."""
+    try:
+        return Checkpoint.model_validate(manifest)
+    except ValidationError:
+        return None
+
+
+def is_ready(checkpoint: Checkpoint) -> bool:
+    """Whether a run can resume from it."""
+    return holds(checkpoint.status.conditions, "Ready")
+
+
+def is_available(pool: EnvPool) -> bool:
+    """Whether a pool hands out environments."""
+    return holds(pool.status.conditions, "Available")

@@ -1,0 +1,126 @@
+"""Writes statuses no more often than somebody wants to read them, and tells what changed."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from etude.common.api.meta import Condition
+from etude.common.api.status import Status
+from etude.operator.actions import Note
+from etude.operator.clock import Clock
+from etude.operator.cluster.api import Cluster
+from etude.operator.conditions import transitions
+from etude.operator.manifests import Manifest, uid
+
+MOVING = {
+    *("step", "reward", "evalSuccess", "policyVersion", "staleness", "tokensPerSecond", "ettr"),
+    *("rollouts", "lastStepTime", "reported", "slots", "leases"),
+}
+"""Figures that change all the time; everything else in a status is written at once."""
+
+REPORTER = "etude.dev/operator"
+
+
+@dataclass(slots=True)
+class StatusWriter:
+    """Status writes and Events of all objects."""
+
+    cluster: Cluster
+    clock: Clock
+    instance: str
+    pace_s: float = 5.0
+    """Least time between two writes of the same object that only move figures."""
+    _written: dict[str, float] = field(default_factory=dict)
+
+    async def write(self, seen: Manifest, status: Status) -> float | None:
+        """Write what differs; returns after how many seconds the rest should be written.
+
+        Raises:
+            ConflictError: the object has changed since it was seen.
+        """
+        known = type(status).model_validate(seen.get("status", {}))
+        before, after = known.to_json(), status.to_json()
+        if after == before:
+            return None
+        now = self.clock.monotonic_s()
+        due = self._written.get(uid(seen), float("-inf")) + self.pace_s
+        if now < due and _lasting(after) == _lasting(before):
+            return due - now
+        await self.cluster.replace_status(seen, after)
+        self._written[uid(seen)] = now
+        for note in _notes(known, status):
+            await self.record(seen, note)
+        return None
+
+    async def record(self, about: Manifest, note: Note) -> None:
+        """Publish an Event about an object."""
+        await self.cluster.record(self._event(about, note))
+
+    def forget(self, gone_uid: str) -> None:
+        """The object is gone."""
+        self._written.pop(gone_uid, None)
+
+    def _event(self, about: Manifest, note: Note) -> Manifest:
+        metadata = about["metadata"]
+        digest = hashlib.sha256(f"{uid(about)}/{note.name}".encode()).hexdigest()[:16]
+        when = datetime.fromtimestamp(self.clock.wall_s(), UTC)
+        return {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {
+                "name": f"{metadata['name']}.{digest}",
+                "namespace": metadata.get("namespace", "default"),
+            },
+            "eventTime": when.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "reportingController": REPORTER,
+            "reportingInstance": self.instance,
+            "action": "Reconcile",
+            "reason": note.reason[:128],
+            "note": note.message[:1024],
+            "type": "Warning" if note.is_warning else "Normal",
+            "regarding": {
+                "apiVersion": about["apiVersion"],
+                "kind": about["kind"],
+                "name": metadata["name"],
+                "namespace": metadata.get("namespace", "default"),
+                "uid": uid(about),
+            },
+        }
+
+
+def _lasting(status: Mapping[str, Any]) -> dict[str, Any]:
+    lasting = {key: value for key, value in status.items() if key not in MOVING}
+    lasting["environments"] = [
+        {key: value for key, value in item.items() if key != "leased"}
+        for item in status.get("environments", ())
+    ]
+    return lasting
+
+
+def _notes(before: Status, after: Status) -> list[Note]:
+    notes = [
+        Note(
+            name=f"{item.condition.type}-{item.condition.status}"
+            f"-{item.condition.last_transition_time}",
+            reason=item.condition.reason,
+            message=item.condition.message or f"{item.condition.type} is {item.condition.status}",
+            is_warning=item.is_warning,
+        )
+        for item in transitions(_conditions(before), _conditions(after))
+    ]
+    intent = getattr(after, "intent", None)
+    if (
+        intent is not None
+        and intent.type == "Restart"
+        and intent != getattr(before, "intent", None)
+    ):
+        message = f"{intent.role} starts anew as attempt {intent.attempt}: {intent.message}"
+        notes.append(Note(f"restart-{intent.attempt}", intent.reason, message, is_warning=True))
+    return notes
+
+
+def _conditions(status: Status) -> Sequence[Condition]:
+    found: Sequence[Condition] = getattr(status, "conditions", ())
+    return found
