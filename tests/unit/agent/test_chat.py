@@ -55,8 +55,7 @@ def test_tags_of_a_completion_are_single_tokens(chat: ChatFormat) -> None:
 
 
 @given(st.lists(st.sampled_from([*LAYOUT_TOKENS, "<tool_call>", "x", "\n", "é"]), max_size=8))
-def test_foreign_text_never_becomes_a_special_token(pieces: list[str]) -> None:
-    chat = ChatFormat.load(MODEL)
+def test_foreign_text_never_becomes_a_special_token(chat: ChatFormat, pieces: list[str]) -> None:
     text = "".join(pieces)
     special = {chat.completion(token)[0] for token in (*LAYOUT_TOKENS, "<tool_call>")}
     ids = chat.encode_text(text)
@@ -66,8 +65,7 @@ def test_foreign_text_never_becomes_a_special_token(pieces: list[str]) -> None:
 
 
 @given(st.text(max_size=60))
-def test_any_text_survives_encoding(text: str) -> None:
-    chat = ChatFormat.load(MODEL)
+def test_any_text_survives_encoding(chat: ChatFormat, text: str) -> None:
     assert chat.decode(chat.encode_text(text)) == text
 
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.agent import patterns
@@ -26,7 +26,6 @@ def grep(text: str, **query: object) -> FileMatches | None:
     return patterns.file_matches(patterns.grep_matcher(asked), asked, "f", text.encode())
 
 
-@settings(deadline=None)
 @given(globs.filter(lambda pattern: not pattern.endswith("**")))
 def test_a_glob_matches_what_pathlib_matches(pattern: str) -> None:
     # A trailing ** means folders to pathlib and files to everybody else, so it is left out here.

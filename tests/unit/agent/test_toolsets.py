@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
@@ -270,7 +270,6 @@ any_call = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(any_call, max_size=8))
 def test_a_turn_gives_the_results_of_its_calls_one_by_one(calls: list[Call]) -> None:
     async def both() -> None:

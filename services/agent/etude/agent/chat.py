@@ -45,7 +45,7 @@ CHAT_TEMPLATE = (
     "{%- if message.content is string or message.content[0] is mapping -%}"
     "<tool_response>{{ text(message.content) }}</tool_response>"
     "{%- else -%}"
-    "{%- for result in message.content -%}"
+    "{%- for result in message.content or [] -%}"
     "<tool_response>{{ result }}</tool_response>"
     "{%- endfor -%}"
     "{%- endif -%}"

@@ -37,7 +37,7 @@ Tools:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ToolLimits:
     """What one turn may ask for."""
 
     max_calls: int
@@ -51,7 +51,7 @@ class Toolset:
     name: ToolsetName
     system_prompt: str
     tools: Mapping[str, type[Tool]]
-    limits: Limits
+    limits: ToolLimits
     bad_call: str = ""
     """Fixed answer to every call that cannot run; unset: the answer says why."""
 
@@ -124,7 +124,7 @@ def _standard() -> Toolset:
         name="Standard",
         system_prompt=_GUIDE + "\n".join(rows),
         tools=tools,
-        limits=Limits(max_calls=64),
+        limits=ToolLimits(max_calls=64),
     )
 
 
@@ -141,7 +141,7 @@ def _compact() -> Toolset:
         name="Compact",
         system_prompt=f"Fix the bug. Tools: {' '.join(rows)}",
         tools=tools,
-        limits=Limits(max_calls=8),
+        limits=ToolLimits(max_calls=8),
         bad_call="Error: bad call",
     )
 
