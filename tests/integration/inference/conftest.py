@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -191,6 +191,11 @@ class RoleProcess:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+
+
+@pytest.fixture(scope="session")
+def make_model() -> Callable[..., Path]:
+    return write_model
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 import pytest_asyncio
 import torch
@@ -154,6 +155,7 @@ def policy(role: Any) -> Policy:
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def client(role: Any) -> AsyncIterator[Client]:
     role.await_answer(role.probe_port, "/livez", 200)
+    role.await_answer(role.http_port, "/v1/models", 503)
     async with dial(f"127.0.0.1:{role.grpc_port}") as channel:
         await asyncio.wait_for(channel.channel_ready(), DEADLINE_S)
         yield Client(
@@ -173,6 +175,7 @@ async def test_the_role_is_alive_but_not_ready_before_the_first_version(
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await client.sample("early")
     assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    role.await_answer(role.http_port, "/v1/models", 503)
 
 
 async def test_an_incomplete_first_version_is_refused(
@@ -247,6 +250,21 @@ async def test_a_swap_in_the_middle_of_a_request_is_exact_to_the_token(
     past = older.cache([*PROMPT, *tokens[: swap - 1]])
     rest = policy.logprobs([tokens[swap - 1]], tokens[swap:], past=past)
     assert worst(logprobs[swap:], rest) < TOLERANCE
+
+
+async def test_openai_clients_get_the_same_policy_and_its_version(
+    role: Any, client: Client, policy: Policy
+) -> None:
+    body = {"model": "tiny", "prompt": PROMPT, "temperature": 0, "max_tokens": 8, "logprobs": 0}
+    url = f"http://127.0.0.1:{role.http_port}/v1/completions"
+    async with httpx.AsyncClient(timeout=DEADLINE_S) as http:
+        answer = await http.post(url, json=body | {"return_token_ids": True, "ignore_eos": True})
+    [choice] = answer.json()["choices"]
+    assert choice["token_ids"] == policy.greedy(PROMPT, 8)
+    expected = policy.logprobs(PROMPT, choice["token_ids"])
+    assert worst(choice["logprobs"]["token_logprobs"], expected) < TOLERANCE
+    live = VersionId.from_proto((await client.status()).live)
+    assert answer.headers["x-policy-version"] == str(live)
 
 
 async def test_many_requests_at_once_are_each_exact(client: Client, policy: Policy) -> None:
