@@ -45,6 +45,8 @@ _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # By default the wait before the next try grows to two minutes, longer than a peer's restart.
+    ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.service_config", _SERVICE_CONFIG),
 ]
 
