@@ -29,7 +29,6 @@ def started(run: RLRun, platform: Platform, now: Moment) -> RLRunStatus:
     )
     return status.model_copy(
         update={
-            "observed_generation": run.metadata.generation,
             "resolved": status.resolved or Resolved(images=dict(platform.images)),
             "start_time": status.start_time or when,
             "active": ActiveTime(seconds=status.active.seconds, since=when),

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,7 +88,7 @@ def process(pod: Manifest, machine: Machine) -> Process:
     }
     local = {number: machine.ports.port(name, number) for number in ports.values()}
     return Process(
-        command=(_executable(container["command"][0]), *container["command"][1:]),
+        command=(_executable(container["command"][0], machine), *container["command"][1:]),
         env={**machine.base_env, **_environment(pod, container, machine, mounts)},
         files=_files(pod, folder, machine),
         folder=folder,
@@ -171,9 +170,6 @@ def _probe(probe: Manifest | None, ports: Mapping[int, int]) -> Probe | None:
     )
 
 
-def _executable(name: str) -> str:
-    """The command of the environment that this very process runs in, as an image would hold it."""
-    if "/" in name:
-        return name
-    beside = Path(sys.executable).parent / name
-    return str(beside) if beside.exists() else shutil.which(name) or name
+def _executable(name: str, machine: Machine) -> str:
+    """The command as this machine's PATH knows it; left as it is where there is none."""
+    return shutil.which(name, path=machine.base_env.get("PATH")) or name

@@ -1,0 +1,101 @@
+"""The run folder: one runtime at a time, and what a run remembers between two of them."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from etude.common.errors import Problem, UserError
+from etude.operator.clock import seconds
+from etude.operator.manifests import Manifest, condition, is_true
+
+OBJECTS = "objects.json"
+KEPT = ("RLRun", "EnvPool", "Checkpoint")
+"""Kinds that outlive the runtime; everything else is made anew from them."""
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder; the lock goes with the process, however it ends.
+
+    Raises:
+        UserError: another runtime holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as cause:
+            lock.seek(0)
+            holder = lock.read().strip() or "another process"
+            raise UserError(
+                Problem(
+                    reason="Conflict",
+                    what=f"process {holder} runs this run already",
+                    where=str(folder),
+                    fix=f"etude watch {folder}, or etude stop {folder}",
+                )
+            ) from cause
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def remembered(folder: Path) -> list[Manifest]:
+    """The objects of the last runtime; none in a new folder."""
+    path = folder / OBJECTS
+    if not path.exists():
+        return []
+    found: list[Manifest] = json.loads(path.read_bytes())
+    return [_awake(manifest, path.stat().st_mtime) for manifest in found]
+
+
+def remember(folder: Path, objects: Sequence[Manifest]) -> None:
+    """Keep the objects that outlive the runtime, all or nothing."""
+    kept = [manifest for manifest in objects if manifest["kind"] in KEPT]
+    partial = folder / f"{OBJECTS}.partial"
+    partial.write_text(json.dumps(kept, separators=(",", ":")))
+    partial.replace(folder / OBJECTS)
+
+
+def outcome(run: Manifest) -> str | None:
+    """Complete, Failed or Suspended, once the run as it is specified now is at rest."""
+    generation = run.get("metadata", {}).get("generation")
+    for kind in ("Complete", "Failed", "Suspended"):
+        fact = condition(run, kind)
+        if fact.get("status") == "True" and fact.get("observedGeneration") == generation:
+            return kind
+    return None
+
+
+def ending(run: Manifest) -> str:
+    """Why the run rests, in its own words."""
+    found = outcome(run)
+    fact = condition(run, found) if found else {}
+    return ": ".join(part for part in (fact.get("reason", ""), fact.get("message", "")) if part)
+
+
+def _awake(manifest: Manifest, last_s: float) -> Manifest:
+    """The object as a new runtime goes on with it.
+
+    A runtime that was killed held no pods from then on. A run that failed is tried again, from
+    its last checkpoint: whoever starts it anew has put right what was wrong.
+    """
+    status = manifest.get("status", {})
+    if manifest["kind"] != "RLRun" or is_true(manifest, "Complete"):
+        return manifest
+    active = dict(status.get("active", {}))
+    if "since" in active:
+        held_s = max(0.0, last_s - seconds(active.pop("since")))
+        active["seconds"] = active.get("seconds", 0.0) + held_s
+    if not is_true(manifest, "Failed"):
+        return {**manifest, "status": {**status, "active": active}}
+    kept = {
+        key: status[key]
+        for key in ("attempt", "startTime", "resolved", "reported")
+        if key in status
+    }
+    return {**manifest, "status": {**kept, "active": active}}
