@@ -157,3 +157,11 @@ def test_what_ended_long_ago_is_forgotten() -> None:
     ledger.forget(now_s=1e6)
 
     assert list(ledger.heartbeat(beat(held("b", 1)), now_s=1e6).close_lease_ids) == []
+
+
+def test_an_adopted_lease_has_time_to_be_renewed() -> None:
+    ledger = Ledger()
+    answer = ledger.heartbeat(beat(held("a")), now_s=0, adopted_until_unix_ms=NOW_MS + 60)
+
+    assert ledger.expired(now_unix_ms=NOW_MS + 59) == []
+    assert answer.renewed[0].expires_unix_ms == NOW_MS + 60

@@ -15,8 +15,9 @@ from etude.common.errors import (
     ReusedIdError,
     UnknownIdError,
 )
-from etude.envserver.drivers.base import Command, Outcome
+from etude.envserver.drivers.base import Command, Outcome, SandboxError
 from etude.envserver.drivers.memory import MemoryDriver, run_tests
+from etude.envserver.node import folders
 from etude.envserver.node import node as node_module
 from etude.envserver.node.environment import Environment
 from etude.envserver.node.node import Node
@@ -241,6 +242,47 @@ async def test_tests_that_change_files_are_run_each_time(make_node: MakeNode, so
 
     assert len(commands(node)) == 2
     assert [f.path for f in (await other.diff()).written] == ["log"]
+
+
+def broken(command: Command) -> Outcome:
+    raise SandboxError(f"{command.command}: no sandbox")
+
+
+async def test_a_turn_that_the_platform_broke_without_a_trace_can_be_repeated(
+    make_node: MakeNode, source: str
+) -> None:
+    node = make_node(answer=broken)
+    environment = await opened(node, source)
+    test = call("1", "run_terminal", command="pytest -q")
+    with pytest.raises(SandboxError):
+        await said(environment, test)
+
+    assert isinstance(node.driver, MemoryDriver)
+    node.driver.answer = run_tests
+    assert await said(environment, test) == ["FAILED test_add\n1 failed"]
+
+
+async def test_a_turn_that_the_platform_broke_half_way_ends_its_lease(
+    make_node: MakeNode, source: str
+) -> None:
+    environment = await opened(make_node(answer=broken), source)
+    calls = call("1", "search_replace", **FIX), call("2", "run_terminal", command="pytest -q")
+
+    for _ in range(2):
+        with pytest.raises(UnknownIdError):
+            await said(environment, *calls)
+    with pytest.raises(UnknownIdError):
+        await environment.diff()
+
+
+async def test_a_policy_that_fills_its_workspace_hands_in_nothing(
+    make_node: MakeNode, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "DIFF", folders.Limits(max_files=3, max_bytes=1 << 20))
+    environment = await opened(make_node(), source)
+    await said(environment, call("1", "search_replace", **FIX))
+
+    assert await environment.diff() == environments_pb2.WorkspaceDiff()
 
 
 async def test_tokens_open_what_they_are_for(make_node: MakeNode, source: str) -> None:

@@ -1,6 +1,7 @@
 """The processes of a pool: `etude-envserver broker` and `etude-envserver node`."""
 
 import asyncio
+import logging
 import sys
 from collections.abc import Coroutine
 from typing import NoReturn
@@ -16,6 +17,7 @@ _USAGE = "usage: etude-envserver broker|node"
 
 def main() -> None:
     """Run the role that the first argument names."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         work = _role(sys.argv[1:])
     except KeyError as error:

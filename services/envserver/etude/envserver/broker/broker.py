@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 REBUILD_S = 3.0
 """A broker that starts hears every living node within this; nothing is granted before."""
 TICK_S = 0.25
+ADOPTED_S = 60
+"""Shortest life of a lease that a new broker finds; holders renew every 15 s."""
 MAX_COUNT = 1024
 MAX_TTL_S = 86_400
 MAX_TRIES = 3
@@ -88,7 +90,12 @@ class Broker:
         self, request: environments_pb2.HeartbeatRequest
     ) -> environments_pb2.HeartbeatResponse:
         """Hear a node, and tell it what to end."""
-        answer = self.ledger.heartbeat(request, now_s=time.monotonic())
+        # Holders had nobody to renew with while there was no broker.
+        answer = self.ledger.heartbeat(
+            request,
+            now_s=time.monotonic(),
+            adopted_until_unix_ms=_unix_ms() + 1000 * ADOPTED_S,
+        )
         self._dispatch()
         return answer
 
@@ -110,10 +117,10 @@ class Broker:
         """One pass over nodes, leases and the queue."""
         now_s = time.monotonic()
         for node_id in self.ledger.silent_nodes(now_s=now_s):
-            log.warning("node lost", extra={"node": node_id})
+            log.warning("node %s is lost: three heartbeats missed", node_id)
         over = self.ledger.expired(now_unix_ms=_unix_ms())
         if over:
-            log.info("leases expired", extra={"leases": over})
+            log.info("expired: %s", over)
             await self.release(over)
         for batch in [b for b in self.queue.batches() if b.deadline_s <= now_s]:
             for index in self.queue.remove(batch):
@@ -310,7 +317,7 @@ class Broker:
             await self.nodes.close(closing.endpoint, closing.lease_ids)
         except NodeError as error:
             # The node's next heartbeat is answered with the same order.
-            log.warning("leases not closed", extra={"error": str(error)})
+            log.warning("%d leases not closed: %s", len(closing.lease_ids), error)
         else:
             self.ledger.gone(closing.lease_ids)
 

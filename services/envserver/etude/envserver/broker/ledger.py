@@ -105,11 +105,16 @@ class Ledger:
         self.granted_total += 1
 
     def heartbeat(
-        self, request: environments_pb2.HeartbeatRequest, *, now_s: float
+        self,
+        request: environments_pb2.HeartbeatRequest,
+        *,
+        now_s: float,
+        adopted_until_unix_ms: int = 0,
     ) -> environments_pb2.HeartbeatResponse:
         """Take a node's present state in.
 
-        What the node holds and nobody here knows was granted by a predecessor of this broker.
+        What the node holds and nobody here knows was granted by a predecessor of this broker; it
+        lives until the given time at least.
         """
         node = self.nodes.setdefault(request.node_id, NodeState(node_id=request.node_id))
         node.endpoint = request.endpoint
@@ -121,7 +126,10 @@ class Ledger:
         node.is_suspect = False
         answer = environments_pb2.HeartbeatResponse()
         for held in request.held:
-            self._confirm(held, request.node_id, answer, now_s)
+            lease_id = held.lease.lease_id
+            if lease_id not in self.leases and lease_id not in self._ended:
+                self._adopt(held, request.node_id, now_s, adopted_until_unix_ms)
+            self._confirm(held, answer)
         self._forget_missing({held.lease.lease_id for held in request.held}, request.node_id, now_s)
         return answer
 
@@ -191,20 +199,28 @@ class Ledger:
             if now_s - granted.granted_s > REMEMBER_S:
                 del self._lost[lease_id]
 
-    def _confirm(
+    def _adopt(
         self,
         held: environments_pb2.HeldLease,
         node_id: str,
-        answer: environments_pb2.HeartbeatResponse,
         now_s: float,
+        least_unix_ms: int,
+    ) -> None:
+        granted = self._lost.pop(held.lease.lease_id, None)
+        if granted is None:
+            kept = environments_pb2.HeldLease()
+            kept.CopyFrom(held)
+            kept.lease.expires_unix_ms = max(held.lease.expires_unix_ms, least_unix_ms)
+            granted = Granted(held=kept, node_id=node_id, granted_s=now_s)
+        self._add(granted)
+
+    def _confirm(
+        self, held: environments_pb2.HeldLease, answer: environments_pb2.HeartbeatResponse
     ) -> None:
         lease_id = held.lease.lease_id
         if lease_id in self._ended:
             answer.close_lease_ids.append(lease_id)
             return
-        if lease_id not in self.leases:
-            known = self._lost.pop(lease_id, None)
-            self._add(known or Granted(held=held, node_id=node_id, granted_s=now_s))
         lease = self.leases[lease_id].lease
         if lease.expires_unix_ms != held.lease.expires_unix_ms:
             answer.renewed.add(lease_id=lease_id, expires_unix_ms=lease.expires_unix_ms)

@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -19,9 +20,11 @@ from etude.common.errors import (
     ForbiddenError,
     InvalidFieldError,
     ReusedIdError,
+    UnavailableError,
     UnknownIdError,
     crossing,
 )
+from etude.envserver import metrics
 from etude.envserver.drivers.base import Command, Driver, Outcome, SandboxError
 from etude.envserver.drivers.sandbox.layout import warm
 from etude.envserver.node import folders, trees
@@ -29,6 +32,8 @@ from etude.envserver.node.cache import ResultCache
 from etude.envserver.node.records import CALLS, WORKSPACE, CallLog, History, Record
 from etude.envserver.node.sources import Source
 from etude.v1 import environments_pb2
+
+log = logging.getLogger(__name__)
 
 MAX_STORED = 256
 """Results kept for clients that ask again."""
@@ -95,7 +100,7 @@ class Environment:
 
     def take_over(self, found: History) -> bool:
         """Continue where another process stopped; False if a turn was cut off and left a trace."""
-        if found.before is not None and found.before != (self._present_identity() or None):
+        if found.before is not None and (self._present_identity() or None) != found.before:
             return False
         self._results.update(found.results)
         self._digests.update(found.digests)
@@ -129,15 +134,25 @@ class Environment:
             raise
 
     async def diff(self) -> environments_pb2.WorkspaceDiff:
-        """What the calls changed.
+        """What the calls changed; nothing if that is more than anybody may hand in.
+
+        A policy that fills its workspace is at fault itself: an error here would have its rollout
+        masked as the platform's.
 
         Raises:
-            TooLargeError: the workspace grew beyond what is handed on.
+            UnknownIdError: the lease has ended.
         """
+        if self._closed:
+            raise self._ended()
         async with self._turn:
             if not self.is_used:
                 return environments_pb2.WorkspaceDiff()
-            found = await asyncio.to_thread(folders.read, self._workspace.root, folders.DIFF)
+            try:
+                found = await asyncio.to_thread(folders.read, self._workspace.root, folders.DIFF)
+            except folders.TooLargeError as error:
+                log.warning("lease %s hands in nothing: %s", self.lease_id, error)
+                metrics.errors.labels("diff").inc()
+                return environments_pb2.WorkspaceDiff()
             return trees.difference(self.source.tree, found.tree)
 
     async def close(self) -> None:
@@ -172,10 +187,19 @@ class Environment:
         await self._make_workspace()
         parsed = [from_json(call.name, call.arguments_json) for call in calls]
         changes = any(self._may_change(call) for call in parsed)
+        before = ""
         if changes:
-            self._log.begin(self._present_identity())
+            before = self._present_identity()
+            self._log.begin(before)
             self._identity = None
-        outcomes = await run_calls(self.toolset, self._workspace, parsed)
+        try:
+            outcomes = await run_calls(self.toolset, self._workspace, parsed)
+        except UnavailableError as error:
+            if changes and (not before or self._present_identity() != before):
+                self._closed = True
+                lost = f"lease {self.lease_id} was lost in a turn: {error}"
+                raise UnknownIdError(lost) from error
+            raise
         response = environments_pb2.RunTurnResponse(
             results=[_result(call.call_id, o) for call, o in zip(calls, outcomes, strict=True)]
         )

@@ -31,9 +31,10 @@ class Heartbeat:
         """Beat until told to stop."""
         while not stop.is_set():
             await self.beat()
-            expired = await self.node.expire(now_s=time.monotonic())
-            if expired:
-                log.info("leases expired", extra={"leases": expired})
+            # While no renewal can arrive, a lease that looks expired may be in use.
+            if self._is_heard:
+                expired = await self.node.expire(now_s=time.monotonic())
+                log.log(logging.INFO if expired else logging.DEBUG, "expired: %s", expired)
             try:
                 async with asyncio.timeout(INTERVAL_S):
                     await stop.wait()
@@ -55,7 +56,7 @@ class Heartbeat:
             answer = await self.broker.Heartbeat(request, timeout=DEADLINE_S)
         except grpc.aio.AioRpcError as error:
             if self._is_heard:
-                log.warning("the broker does not answer", extra={"error": error.details()})
+                log.warning("the broker does not answer: %s", error.details())
             self._is_heard = False
             return
         self._is_heard = True

@@ -36,7 +36,7 @@ async def serve(settings: NodeSettings) -> None:
     )
     await driver.start()
     held, removed = await node.take_over()
-    log.info("leases of a predecessor", extra={"held": held, "removed": removed})
+    log.info("took over %d leases, removed %d folders", held, removed)
     try:
         await _serve(node, driver, settings)
     finally:
