@@ -118,7 +118,7 @@ RLRUN = {
     "evaluation[].limit": f"{CONTROLLER}.evaluation",
     "evaluation[].greedy": f"{CONTROLLER}.evaluation",
     "failurePolicy.maxRestarts": f"{OPERATOR}.intents",
-    "failurePolicy.resetAfterSteps": f"{OPERATOR}.failures",
+    "failurePolicy.resetAfterSteps": f"{OPERATOR}.records",
     "deadlines.preRunningSeconds": f"{OPERATOR}.intents",
     "deadlines.activeSeconds": f"{OPERATOR}.intents",
     "deadlines.stepProgressSeconds": f"{OPERATOR}.intents",

@@ -145,6 +145,7 @@ CHECKPOINT = Kind(
         Column("Age", ".metadata.creationTimestamp", "date"),
         Column("Reason", ".spec.reason", wide=True),
         Column("URI", ".spec.source.uri", wide=True),
+        Column("Metrics", ".spec.metrics", wide=True),
     ),
 )
 
