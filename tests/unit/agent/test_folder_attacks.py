@@ -148,6 +148,11 @@ async def test_deep_folders_are_walked_to_a_limit(workspace: FolderWorkspace, ro
     assert await fault(workspace.read("d/" * 200 + "deep.py")) is PathFault.BAD_NAME
 
 
+async def test_a_search_without_end_is_stopped(root: Path) -> None:
+    workspace = FolderWorkspace(root, refuse, search_limit_s=-1)
+    assert await fault(workspace.grep(GrepQuery(pattern="add"))) is PathFault.TOO_SLOW
+
+
 async def test_names_that_are_no_text_are_left_out(workspace: FolderWorkspace, root: Path) -> None:
     (root / os.fsdecode(b"\xff\xfe")).write_bytes(b"add")
     assert [info.path for info in await workspace.list("")] == ["a.py"]

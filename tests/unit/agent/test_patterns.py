@@ -125,6 +125,8 @@ def test_a_pattern_bomb_costs_time_in_proportion_to_the_text() -> None:
     started = time.process_time()
     assert grep("a" * 100_000, pattern="(a+)+$x|(a|aa)*b") is None
     assert not patterns.globbed("*a" * 20 + "b", ["a" * 200])
+    assert grep("a\n" * 20_000, pattern="a(?:[^x]*x)?", multiline=True) is not None
+    assert grep("a\n" * 50_000, pattern="a(?:[^x]*x)?") is not None
     # Backtracking would take longer than the age of the universe; this takes milliseconds.
     assert time.process_time() - started < 20
 

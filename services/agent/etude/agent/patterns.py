@@ -4,6 +4,7 @@ The engine is RE2: no look-around, no back-references, and no pattern that takes
 """
 
 import functools
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from etude.common.errors import EtudeError
 MAX_SEARCHED_BYTES = 8 << 20
 """Larger files are left out of a search."""
 _SNIFFED_BYTES = 8192
+_BLOCK_LINES = 64
+_MAX_CROSSING = 1000
 
 
 class PatternError(EtudeError, ValueError):
@@ -25,9 +28,9 @@ class PatternError(EtudeError, ValueError):
 class Matcher(Protocol):
     """The part of a compiled RE2 pattern that is used here."""
 
-    def search(self, text: str, /) -> object | None: ...
-    def fullmatch(self, text: str, /) -> object | None: ...
-    def finditer(self, text: str, /) -> Iterator[re.Match[str]]: ...
+    def search(self, text: bytes, /) -> object | None: ...
+    def fullmatch(self, text: bytes, /) -> object | None: ...
+    def finditer(self, text: bytes, /) -> Iterator[re.Match[bytes]]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,7 @@ class GrepQuery:
     """Only paths that match one of these; a glob without a slash is matched against names."""
     ignore_case: bool = False
     multiline: bool = False
-    """A match may cross lines, and `.` matches a newline."""
+    """A match may cross lines, and `.` matches a newline; counts end at 1,000 matches a file."""
     before: int = 0
     after: int = 0
     """Lines of context to return around a match."""
@@ -114,7 +117,7 @@ def globbed(pattern: str, paths: Iterable[str]) -> list[str]:
         PatternError: the pattern is no glob.
     """
     matcher, hidden = glob_matcher(pattern), names_hidden(pattern)
-    return [p for p in paths if (hidden or not is_hidden(p)) and matcher.fullmatch(p)]
+    return [p for p in paths if (hidden or not is_hidden(p)) and matcher.fullmatch(p.encode())]
 
 
 def wants_hidden(query: GrepQuery) -> bool:
@@ -132,7 +135,8 @@ def is_searched(query: GrepQuery, start: str, path: str, size: int) -> bool:
         return False
     name = path.rpartition("/")[2]
     return not query.globs or any(
-        glob_matcher(glob).fullmatch(path if "/" in glob else name) for glob in query.globs
+        glob_matcher(glob).fullmatch((path if "/" in glob else name).encode())
+        for glob in query.globs
     )
 
 
@@ -140,14 +144,17 @@ def file_matches(matcher: Matcher, query: GrepQuery, path: str, data: bytes) -> 
     """The lines of one file that match, without the limit; None for none and for binary files."""
     if b"\0" in data[:_SNIFFED_BYTES]:
         return None
-    text = data.decode("utf-8", "replace")
-    # One search over the whole file is a hundred times faster than one per line.
-    if "\\A" not in query.pattern and "\\z" not in query.pattern and not matcher.search(text):
+    # What a line holds, a block of lines holds too, unless the pattern asks for the text's ends.
+    has_ends = "\\A" in query.pattern or "\\z" in query.pattern
+    if not has_ends and not matcher.search(data):
         return None
-    lines = text.split("\n")
-    if lines[-1] == "":
+    lines = data.split(b"\n")
+    if not lines[-1]:
         lines.pop()
-    hits = _crossing(matcher, text) if query.multiline else _within(matcher, lines)
+    if query.multiline:
+        hits = _crossing(matcher, data)
+    else:
+        hits = _within(matcher, lines, block=1 if has_ends else _BLOCK_LINES)
     if not hits:
         return None
     return FileMatches(path, tuple(_with_context(lines, hits, query)), len(hits))
@@ -167,30 +174,38 @@ def limited(found: Sequence[FileMatches], limit: int) -> list[FileMatches]:
     return kept
 
 
-def _within(matcher: Matcher, lines: Sequence[str]) -> list[int]:
-    return [index for index, line in enumerate(lines) if matcher.search(line)]
+def _within(matcher: Matcher, lines: Sequence[bytes], *, block: int) -> list[int]:
+    """Matching lines; blocks without any match are passed over in one search."""
+    hits: list[int] = []
+    for start in range(0, len(lines), block):
+        some = lines[start : start + block]
+        if block == 1 or matcher.search(b"\n".join(some)):
+            hits += [start + index for index, line in enumerate(some) if matcher.search(line)]
+    return hits
 
 
-def _crossing(matcher: Matcher, text: str) -> list[int]:
+def _crossing(matcher: Matcher, data: bytes) -> list[int]:
     hits: set[int] = set()
     line, at = 0, 0
-    for match in matcher.finditer(text):
-        line += text.count("\n", at, match.start())
+    # Each match may look at all that follows, so their number is bounded: a policy chooses both.
+    for match in itertools.islice(matcher.finditer(data), _MAX_CROSSING):
+        line += data.count(b"\n", at, match.start())
         at = match.start()
         last = max(match.start(), match.end() - 1)
-        hits.update(range(line, line + text.count("\n", at, last) + 1))
+        hits.update(range(line, line + data.count(b"\n", at, last) + 1))
     return sorted(hits)
 
 
 def _with_context(
-    lines: Sequence[str], hits: Sequence[int], query: GrepQuery
+    lines: Sequence[bytes], hits: Sequence[int], query: GrepQuery
 ) -> Iterator[GrepLine]:
     shown = -1
     matching = set(hits)
     for hit in hits:
         first = max(shown + 1, hit - query.before)
         for index in range(first, min(len(lines), hit + query.after + 1)):
-            yield GrepLine(index + 1, lines[index].removesuffix("\r"), index in matching)
+            text = lines[index].decode("utf-8", "replace").removesuffix("\r")
+            yield GrepLine(index + 1, text, index in matching)
             shown = index
 
 
@@ -220,8 +235,9 @@ def _piece(part: str) -> str:
 def _compiled(expression: str, shown: str) -> Matcher:
     options = re2.Options()
     options.log_errors = False
+    options.never_capture = True
     try:
-        compiled: Matcher = re2.compile(expression, options=options)
+        compiled: Matcher = re2.compile(expression.encode(), options=options)
     except re2.error as error:
         detail = error.args[0] if error.args else ""
         text = detail.decode("utf-8", "replace") if isinstance(detail, bytes) else str(detail)

@@ -110,7 +110,7 @@ class ListDir(Tool):
             name
             for name in entries
             if not name.startswith(".")
-            and not any(matcher.fullmatch(name.rstrip("/@")) for matcher in matchers)
+            and not any(matcher.fullmatch(name.rstrip("/@").encode()) for matcher in matchers)
         ]
         return _one_per_line(names, nothing="(empty folder)", rest="list a folder below")
 

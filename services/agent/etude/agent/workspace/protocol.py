@@ -34,6 +34,7 @@ class PathFault(StrEnum):
     LINK = "is a symbolic link, which file tools do not follow"
     TOO_LARGE = f"is larger than {MAX_FILE_BYTES >> 20} MiB, the limit of file tools"
     TOO_MANY = f"holds more than {MAX_FILES} files, the limit of file tools"
+    TOO_SLOW = "takes too long to search; narrow the path or the pattern"
     DENIED = "permission denied"
     NO_SPACE = "no space left"
 
