@@ -187,7 +187,7 @@ async def test_a_run_goes_through_its_phases_and_ends_with_a_final_checkpoint(
     assert run.cursor.global_step == SFT_STEPS + RL_STEPS
     manifests = sorted(k for k in world.store.objects if k.endswith("/manifest.json"))
     reasons = [json.loads(world.store.get(key))["reason"] for key in manifests]
-    assert reasons == ["Scheduled", "Final"]
+    assert reasons == ["Scheduled", "PhaseEnd", "Scheduled", "Scheduled", "Final"]
     assert any("000000000010/model/config.json" in key for key in world.store.objects)
     found = world.audit(max_staleness=0)
     assert found.findings == []
@@ -381,7 +381,11 @@ async def test_old_versions_are_pruned_and_those_of_checkpoints_stay(chat: ChatF
     world = World(chat, spec())
     await world.train()
     manifests = [k for k in world.store.objects if k.startswith("weights/manifests/")]
-    assert len(manifests) <= 5
+    checkpoints = [k for k in world.store.objects if k.endswith("/manifest.json")]
+    named = {json.loads(world.store.get(k))["policy_version"] for k in checkpoints}
+    numbers = {int(k.rsplit("/", 1)[1].removesuffix(".json")) for k in manifests}
+    assert named <= numbers
+    assert len(numbers) < world.runs[0].next_version
 
 
 def test_the_controller_never_loads_torch() -> None:

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    # Our channels ping while idle; without this a server takes that for abuse and hangs up.
+    ("grpc.keepalive_permit_without_calls", 1),
     # Without this a client that pings an idle connection is sent away after three pings.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_connection_age_ms", 1_800_000),
@@ -63,7 +65,7 @@ class _Errors(grpc.aio.ServerInterceptor):
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:  # noqa: ANN401 - grpc types its handlers so
+    ) -> Any:
         handler = await continuation(handler_call_details)
         if handler is None:
             return None

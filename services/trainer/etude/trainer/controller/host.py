@@ -35,8 +35,8 @@ QUEUE_MARGIN_S = 600.0
 LAST_WORDS_S = 1.0
 """Time for watchers to read the last report of a process that exits by itself."""
 
-_FINAL = (RunFailedError, NonFiniteLossError, FencedError, InvalidFieldError)
-"""What a restart of this process would only repeat, or must not repeat."""
+_FINAL = (RunFailedError, NonFiniteLossError, InvalidFieldError)
+"""What a restart of this process would only repeat."""
 
 
 async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> int:
@@ -220,6 +220,10 @@ def _failed(run: Run, error: BaseException) -> int:
     if isinstance(error, UserError):
         run.reports.state(run_pb2.RUN_STATE_FAILED)
         return 78
+    if isinstance(error, FencedError):
+        # The run goes on elsewhere: this process must neither fail it nor come back to fight.
+        run.reports.state(run_pb2.RUN_STATE_DRAINING)
+        return 0
     if isinstance(error, _FINAL):
         run.reports.state(run_pb2.RUN_STATE_FAILED)
         return 0

@@ -6,7 +6,6 @@ import time
 
 from etude.common import checkpoints
 from etude.common.checkpoints import StoredCheckpoint
-from etude.common.weights import VersionId
 from etude.trainer import metrics
 from etude.trainer.controller.evaluation import Evaluator
 from etude.trainer.controller.inputs import TaskSets
@@ -78,8 +77,6 @@ async def _begin(run: Run, checkpoint: StoredCheckpoint | None) -> None:
     """Restore the learner, announce what is in the store, and publish so that engines can start."""
     for found in checkpoints.stored(run.store, run=run.resolved.uid):
         run.reports.checkpoint(found, uri=f"{run.store.url}/{found.prefix.rstrip('/')}")
-        manifest = found.manifest
-        run.saver.kept[manifest.step] = VersionId(manifest.epoch, manifest.policy_version)
     if checkpoint is not None:
         await run.learners.restore(checkpoint.prefix)
         run.saver.last_step = checkpoint.manifest.step

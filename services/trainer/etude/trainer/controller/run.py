@@ -278,7 +278,6 @@ class Run:
                 found = await self.saver.save(
                     self.state(),
                     reason=reason,
-                    keep_last=self.orders.checkpointing.keep_last,
                     with_model=reason in {"PhaseEnd", "Final"},
                     figures=self._checkpoint_figures(),
                 )

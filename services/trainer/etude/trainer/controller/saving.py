@@ -1,8 +1,11 @@
-"""Checkpoints of learner and controller at the same step, and which of them stay."""
+"""Checkpoints of learner and controller at the same step.
+
+Which of them stay is the operator's business: it knows the pinned ones.
+"""
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from etude.common import checkpoints
 from etude.common.blobs import Store
@@ -25,15 +28,12 @@ class Saver:
     learners: Learners
     last_step: int = -1
     """Step of the newest checkpoint of this process."""
-    kept: dict[int, VersionId] = field(default_factory=dict)
-    """Versions that checkpoints name: a resume begins with one of them."""
 
     async def save(
         self,
         state: ControllerState,
         *,
         reason: Reason,
-        keep_last: int,
         with_model: bool,
         figures: dict[str, str],
     ) -> StoredCheckpoint:
@@ -71,9 +71,7 @@ class Saver:
         )
         found = await asyncio.to_thread(self._commit, manifest)
         self.last_step = step
-        self.kept[step] = VersionId(*policy)
         self._log(found)
-        await asyncio.to_thread(self._retire, keep_last)
         metrics.CHECKPOINT.labels(stage="all").observe(time.monotonic() - started)
         return found
 
@@ -90,16 +88,18 @@ class Saver:
         )
         self.book.write(journal_pb2.JournalRecord(checkpoint=body))
 
-    def _retire(self, keep_last: int) -> None:
-        for step in checkpoints.steps(self.store)[:-keep_last]:
-            checkpoints.delete(self.store, step)
-            self.kept.pop(step, None)
-
     async def prune_versions(self, recent: list[VersionId]) -> None:
         """Delete policy versions that are neither recent nor named by a checkpoint.
 
         Raises:
             FencedError: a newer controller took over.
         """
-        keep = {*recent, *self.kept.values()}
-        await asyncio.to_thread(prune, self.store, keep=keep)
+        await asyncio.to_thread(self._prune, recent)
+
+    def _prune(self, recent: list[VersionId]) -> None:
+        # A resume begins with the version that its checkpoint names.
+        named = {
+            VersionId(found.manifest.epoch, found.manifest.policy_version)
+            for found in checkpoints.stored(self.store, run=self.book.journal.run_uid)
+        }
+        prune(self.store, keep={*recent, *named})
