@@ -1,0 +1,112 @@
+"""The three kinds in a real cluster: what may change, what kubectl shows, how pools scale."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etude.common.api import crd
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RUN = str(EXAMPLES / "demo" / "rlrun.yaml")
+STARTED = {"startTime": "2026-01-01T00:00:00Z"}
+SUSPENDED = {"type": "Suspended", "status": "True", "reason": "ByUser"}
+Kubectl = Callable[..., str]
+
+pytestmark = pytest.mark.usefixtures("crds")
+
+
+def patch(kubectl: Kubectl, what: str, spec: dict[str, Any], **options: bool) -> str:
+    body = json.dumps({"spec": spec})
+    return kubectl("patch", *what.split(), "--type=merge", "-p", body, **options)
+
+
+def report(kubectl: Kubectl, what: str, status: dict[str, Any]) -> None:
+    """Write a status, as the operator does."""
+    body = json.dumps({"status": status})
+    kubectl("patch", *what.split(), "--subresource=status", "--type=merge", "-p", body)
+
+
+def test_model_storage_and_phases_of_a_run_stay_while_it_holds_pods(
+    kubectl: Kubectl, namespace: str
+) -> None:
+    kubectl("-n", namespace, "apply", "-f", RUN)
+    demo = f"-n {namespace} rlr demo"
+    patch(kubectl, demo, {"model": {"seed": 1}})  # nothing has started yet
+    report(kubectl, demo, STARTED)
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"model": {"seed": 2}}, "spec.model is immutable while the run holds pods"),
+        ({"storage": {"uri": "s3://other/run"}}, "spec.storage is immutable"),
+        ({"phases": phases(kubectl, namespace)[:1], "evaluation": None}, "the list of phases"),
+    ]
+    for part, message in refused:
+        answer = patch(kubectl, demo, part, fails=True)
+        assert message in answer
+        assert "set spec.suspend=true and wait for condition Suspended" in answer
+    patch(kubectl, demo, {"suspend": True})
+    report(kubectl, demo, {**STARTED, "conditions": [SUSPENDED]})
+    patch(kubectl, demo, {"model": {"seed": 2}})
+
+
+def phases(kubectl: Kubectl, namespace: str) -> list[Any]:
+    run = json.loads(kubectl("-n", namespace, "get", "rlr", "demo", "-o", "json"))
+    found: list[Any] = run["spec"]["phases"]
+    return found
+
+
+def test_steps_of_a_later_phase_may_change_while_the_run_holds_pods(
+    kubectl: Kubectl, namespace: str
+) -> None:
+    kubectl("-n", namespace, "apply", "-f", RUN)
+    report(kubectl, f"-n {namespace} rlr demo", STARTED)
+    changed = phases(kubectl, namespace)
+    changed[-1]["maxSteps"] = 60
+    patch(kubectl, f"-n {namespace} rlr demo", {"phases": changed})
+
+
+def test_what_a_checkpoint_is_never_changes_but_its_pin_does(
+    kubectl: Kubectl, namespace: str
+) -> None:
+    kubectl("-n", namespace, "apply", "-f", str(EXAMPLES / "checkpoint.yaml"))
+    state = f"-n {namespace} ckpt demo-import"
+    refused: dict[str, Any] = {
+        "reason": "Final",
+        "source": {"uri": "s3://other/state"},
+        "runRef": {"name": "demo", "uid": "1"},
+    }
+    for field, value in refused.items():
+        answer = patch(kubectl, state, {field: value}, fails=True)
+        assert f"spec.{field} is immutable" in answer
+    patch(kubectl, state, {"pinned": True})
+
+
+def test_a_pool_scales_by_its_subresource(kubectl: Kubectl, namespace: str) -> None:
+    kubectl("-n", namespace, "apply", "-f", str(EXAMPLES / "envpool.yaml"))
+    kubectl("-n", namespace, "scale", "envp", "python-repos", "--replicas=3")
+    replicas = "jsonpath={.spec.replicas}"
+    assert kubectl("-n", namespace, "get", "envp", "python-repos", "-o", replicas) == "3"
+    refused = kubectl(
+        "-n", namespace, "scale", "envp", "python-repos", "--replicas=1001", fails=True
+    )
+    assert "should be less than or equal to 1000" in refused
+
+
+def test_kubectl_shows_the_columns_by_short_name_and_by_category(
+    kubectl: Kubectl, namespace: str
+) -> None:
+    for file in (RUN, str(EXAMPLES / "envpool.yaml"), str(EXAMPLES / "checkpoint.yaml")):
+        kubectl("-n", namespace, "apply", "-f", file)
+    assert "demo" in kubectl("-n", namespace, "get", "etude")
+    for kind in crd.KINDS:
+        header = kubectl("-n", namespace, "get", kind.short, "-o", "wide").splitlines()[0]
+        assert header.split() == ["NAME", *(column.name.upper() for column in kind.columns)]
+
+
+@pytest.mark.parametrize("kind", crd.KINDS, ids=lambda kind: kind.name)
+def test_kubectl_explains_every_field(kubectl: Kubectl, kind: crd.Kind) -> None:
+    text = kubectl("explain", kind.plural, "--recursive", "--api-version=etude.dev/v1alpha1")
+    assert "<no description>" not in kubectl("explain", f"{kind.plural}.spec")
+    for name in kind.spec.model_json_schema()["properties"]:
+        assert name in text
