@@ -207,6 +207,20 @@ async def test_a_store_that_is_down_changes_nothing_but_the_reason(
     assert engine.committed == [VersionId(1, 0)]
 
 
+async def test_a_full_or_broken_scratch_disk_leaves_the_old_version_serving(
+    receiver: Receiver, engine: MemoryEngine, publish: Publish
+) -> None:
+    publish(0)
+    await receiver.catch_up()
+    publish(1)
+    (receiver.scratch / "no-folder").touch()
+    receiver.scratch /= "no-folder"
+    with pytest.raises(UnavailableError, match=r"cannot stage version 1\.1: .*no-folder"):
+        await receiver.catch_up()
+    assert engine.live == VersionId(1, 0)
+    assert (receiver.status.is_ready, receiver.status.reason) == (True, "Unavailable")
+
+
 async def test_watching_shows_the_present_status_and_then_the_latest(
     receiver: Receiver, publish: Publish
 ) -> None:

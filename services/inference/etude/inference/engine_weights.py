@@ -99,7 +99,7 @@ class EtudeWeightEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ig
         super().__init__(*args, **kwargs)
         self._layout: dict[str, tuple[str, tuple[int, ...]]] = {}
         """Names, formats and shapes that are known to cover the model; set by the first version."""
-        _refuse_packed(self.model)
+        refuse_packed(self.model)
 
     @override
     def init_transfer_engine(self, init_info: InitInfo) -> None:
@@ -125,16 +125,27 @@ class EtudeWeightEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ig
         tensors = [tensor for path in update_info.files for tensor in _read(Path(path))]
         layout = {tensor.name: (tensor.dtype, tensor.shape) for tensor in tensors}
         if not self._layout:
-            self._first(tensors)
+            self._load_first(tensors)
             self._layout = layout
             return
         for name in sorted(layout.keys() | self._layout.keys()):
             found, known = layout.get(name), self._layout.get(name)
             if found != known:
                 raise CorruptError(f"tensor {name!r} is {found}, in the live version {known}")
-        self.model.load_weights(_named(tensors))
+        self._load(tensors)
 
-    def _first(self, tensors: list[container.Tensor]) -> None:
+    def _load(self, tensors: list[container.Tensor]) -> None:
+        """Write the tensors.
+
+        Raises:
+            CorruptError: vLLM's loader refused one, maybe after it wrote others.
+        """
+        try:
+            self.model.load_weights(_named(tensors))
+        except (AssertionError, KeyError, RuntimeError, ValueError) as cause:
+            raise CorruptError(f"the tensors do not fit the model: {cause!r}") from cause
+
+    def _load_first(self, tensors: list[container.Tensor]) -> None:
         """Load the first version and prove that it fills the whole model.
 
         vLLM's loaders say which parameters they touched, not which part of each.
@@ -146,10 +157,7 @@ class EtudeWeightEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ig
         for parameter in self.model.parameters():
             if parameter.is_floating_point():
                 parameter.fill_(float("nan"))
-        try:
-            self.model.load_weights(_named(tensors))
-        except (AssertionError, KeyError, RuntimeError, ValueError) as cause:
-            raise CorruptError(f"the tensors do not fit the model: {cause!r}") from cause
+        self._load(tensors)
         missing = [n for n, p in self.model.named_parameters() if bool(torch.isnan(p).any())]
         if missing:
             raise CorruptError(f"the version leaves {missing[:4]} unfilled, or fills in NaN")
@@ -173,7 +181,8 @@ class EtudeWeightEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ig
         return None
 
 
-def _refuse_packed(model: torch.nn.Module) -> None:
+@torch.no_grad()
+def refuse_packed(model: torch.nn.Module) -> None:
     """Refuse a model that would not compute from the parameters that versions are written to.
 
     Raises:
@@ -181,11 +190,28 @@ def _refuse_packed(model: torch.nn.Module) -> None:
     """
     packed = [name for name, parameter in model.named_parameters() if parameter.numel() == 0]
     packed += getattr(model, CHANGED, [])
+    packed += [f"{name}.weight" for name, layer in model.named_modules() if _ignores_weight(layer)]
     if packed:
         raise RuntimeError(
-            f"loading changed the parameters {packed[:4]} into another layout, so that new policy "
-            "versions cannot be written into them; this model cannot be served from versions here"
+            f"the model does not compute from its parameters {packed[:4]}, but from a copy in "
+            "another layout: new policy versions written into them would change nothing, so this "
+            "model cannot be served from versions on this machine"
         )
+
+
+def _ignores_weight(layer: torch.nn.Module) -> bool:
+    """Whether a linear layer of vLLM's CPU build gives the same result after its weight changed."""
+    compute = getattr(layer, "cpu_linear", None)
+    weight = getattr(layer, "weight", None)
+    if not callable(compute) or not isinstance(weight, torch.Tensor) or weight.numel() == 0:
+        return False
+    probe = torch.ones(1, weight.shape[1], dtype=weight.dtype)
+    row = weight[0].clone()
+    before = compute(probe, weight, None)[0, 0].clone()
+    weight[0] += 1
+    after = compute(probe, weight, None)[0, 0].clone()
+    weight[0] = row
+    return bool(before == after)
 
 
 def _read(path: Path) -> list[container.Tensor]:

@@ -19,6 +19,7 @@ from etude.common.errors import (
     FencedError,
     UnavailableError,
     UnknownIdError,
+    crossing,
 )
 from etude.common.weights import VersionId, WeightManifest
 from etude.inference import metrics
@@ -184,22 +185,28 @@ class Receiver:
         Raises:
             UnknownIdError: it is not published, or pruned.
             CorruptError: it is damaged, or of another run.
+            UnavailableError: the scratch folder takes no more.
         """
         try:
             manifest = weights.read_manifest(self.store, version)
             if manifest.run != self.run:
                 raise CorruptError(f"version {version} is of run {manifest.run}, not {self.run}")
-            folder = self._folder(version)
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            files: list[Path] = []
-            for fetched in weights.fetch(self.store, manifest):
-                path = folder / f"{len(files):04d}.safetensors"
-                path.write_bytes(fetched.data)
-                files.append(path)
+            with crossing(UnavailableError, f"cannot stage version {version}"):
+                files = self._write(manifest)
         except MissingError as cause:
             raise UnknownIdError(f"version {version}: {cause} is not in the store") from cause
         return manifest, StagedVersion(version=version, files=files)
+
+    def _write(self, manifest: WeightManifest) -> list[Path]:
+        folder = self._folder(manifest.version)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        files: list[Path] = []
+        for fetched in weights.fetch(self.store, manifest):
+            path = folder / f"{len(files):04d}.safetensors"
+            path.write_bytes(fetched.data)
+            files.append(path)
+        return files
 
     def _folder(self, version: VersionId) -> Path:
         return self.scratch / "staged" / f"{version.epoch}-{version.number}"

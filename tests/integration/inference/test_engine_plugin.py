@@ -1,0 +1,63 @@
+"""The vLLM plugin refuses models that would not compute from what is written into them."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from vllm import _custom_ops
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers import utils
+
+from etude.inference import engine_weights
+
+
+class Linear(torch.nn.Module):
+    """As vLLM's CPU build leaves a linear layer: a weight, and what computes with it."""
+
+    cpu_linear: Callable[..., torch.Tensor]
+
+    def __init__(self, *, packs: bool, removes: bool = False) -> None:
+        super().__init__()
+        weight = torch.randn(4, 8)
+        self.weight = torch.nn.Parameter(torch.empty(0) if removes else weight)
+        if packs:
+            packed = weight.clone()
+            self.cpu_linear = lambda x, _weight, _bias: torch.nn.functional.linear(x, packed)
+        else:
+            self.cpu_linear = torch.nn.functional.linear
+
+
+def test_registering_twice_is_harmless_and_switches_packing_off() -> None:
+    engine_weights.register()
+    engine_weights.register()
+    assert engine_weights.BACKEND in WeightTransferEngineFactory._registry
+    assert _custom_ops._supports_onednn is False
+    assert utils.check_cpu_sgl_kernel(16, 32, torch.bfloat16) is False
+
+
+def test_a_model_that_reads_its_parameters_is_taken_and_left_as_it_was() -> None:
+    model = torch.nn.Sequential(Linear(packs=False), Linear(packs=False))
+    before = copy.deepcopy(model.state_dict())
+    engine_weights.refuse_packed(model)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("removes", [True, False])
+def test_a_model_that_computes_from_a_packed_copy_is_refused_by_name(removes: bool) -> None:  # noqa: FBT001 - a parameter
+    model = torch.nn.Sequential(Linear(packs=False), Linear(packs=True, removes=removes))
+    with pytest.raises(RuntimeError, match=r"\['1\.weight'\]"):
+        engine_weights.refuse_packed(model)
+
+
+def test_a_parameter_that_loading_rewrote_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def reorders(model: torch.nn.Module) -> None:
+        model.get_parameter("0.weight").data.copy_(model.get_parameter("0.weight").data.flip(0))
+
+    monkeypatch.setattr(engine_weights, "_process", reorders)
+    model = torch.nn.Sequential(Linear(packs=False), Linear(packs=False))
+    engine_weights._watched_processing(model)
+    with pytest.raises(RuntimeError, match=r"\['0\.weight'\]"):
+        engine_weights.refuse_packed(model)
