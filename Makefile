@@ -49,6 +49,7 @@ protos: $(READY) ## regenerate the committed stubs
 docs: $(READY) ## regenerate CRDs and reference pages
 	$(RUN) python -m etude.common.api.crd
 	$(RUN) python -m etude.common.api.reference
+	$(RUN) python -m etude.operator.reference
 
 bench: $(READY) ## one table of ratios per claim
 	@for script in bench/*.py; do $(RUN) python $$script || exit 1; done

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
@@ -22,8 +23,6 @@ from etude.common.errors import StoreError, UserError
 @pytest.fixture(scope="module")
 def s3_endpoint() -> Iterator[str]:
     """An S3 emulator with one bucket."""
-    import boto3
-
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     host, port = server.get_host_and_port()
