@@ -10,7 +10,7 @@ EXAMPLES = {
     "audit": ("etude audit demo", "etude audit runs/mine"),
     "doctor": ("etude doctor", "etude doctor --dir /big/disk --json"),
     "lint": ("etude lint examples/demo/rlrun.yaml", "etude lint manifests/*.yaml"),
-    "serve": ("etude serve runs/demo/model", "curl -s localhost:8000/v1/models"),
+    "serve": ("etude serve runs/demo", "curl -s localhost:8000/v1/models"),
     "generate": ("etude tasks generate runs/inputs", "etude tasks generate small --train 32"),
     "show": ("etude tasks show runs/inputs/tasks/train/000000", "etude tasks show my-task"),
     "verify": ("etude tasks verify runs/inputs/tasks/train --limit 20", "etude tasks verify mine"),

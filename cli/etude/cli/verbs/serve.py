@@ -11,19 +11,26 @@ from etude.common.errors import Problem, UserError
 
 
 def serve(
-    model: Annotated[Path, typer.Argument(help="A Hugging Face model folder.")],
+    model: Annotated[Path, typer.Argument(help="A model folder, or a run folder.")],
     *,
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
 ) -> None:
-    """Serve a checkpoint's model folder to any OpenAI client."""
+    """Serve a model folder, or the newest checkpoint of a run, to any OpenAI client."""
+    model = newest_model(model)
     if not (model / "config.json").is_file():
         raise UserError(
             Problem(
                 "NotFound",
                 what="holds no config.json, so it is no model folder",
                 where=str(model),
-                fix="give the folder that a run exported, for example runs/demo/model",
+                fix="give a run folder, or a folder with config.json and weights",
             )
         )
     arguments = ["-m", "etude.inference.serve", "--model", str(model.resolve())]
     os.execv(sys.executable, [sys.executable, *arguments, "--port", str(port)])  # noqa: S606
+
+
+def newest_model(folder: Path) -> Path:
+    """The folder itself, or the model of its newest checkpoint that has one."""
+    exported = sorted(folder.glob("checkpoints/*/model/config.json"))
+    return exported[-1].parent if exported else folder
