@@ -157,8 +157,9 @@ def cpu_s() -> float:
 
 def our_figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Rates of the run's last ten RL steps, whose policy the peer samples from too."""
-    rl = [r for r in rows if "reward_mean" in r][-10:]
-    supervised = [r for r in rows if r["kind"] == "step" and "reward_mean" not in r]
+    steps = [r for r in rows if r["kind"] == "step"]
+    rl = [r for r in steps if "reward_mean" in r][-10:]
+    supervised = [r for r in steps if "reward_mean" not in r]
     return {
         "rollout_tokens_per_s": sum(r["sampled_tokens"] for r in rl)
         / sum(r["rollout_seconds"] for r in rl),
@@ -174,7 +175,7 @@ def our_figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 def role_table(run: Path, rows: Sequence[dict[str, Any]]) -> Table:
     """Memory and CPU of each role while it waits for the warm-up, and during RL."""
-    first_rl = min(r["time_s"] for r in rows if "reward_mean" in r)
+    first_rl = min(r["time_s"] for r in rows if r["kind"] == "eval")
     looks = [json.loads(line) for line in (run / "resources.jsonl").read_text().splitlines()]
     table = Table("role", "RSS warm-up, MiB", "CPU warm-up", "RSS RL, MiB", "CPU RL", box=None)
     stages = (

@@ -50,8 +50,10 @@ class Demo:
         assert state is not None
         return state
 
-    def rows(self) -> list[dict[str, Any]]:
-        return list(FolderRecord(self.folder).rows())
+    def rl_steps(self) -> list[int]:
+        """RL steps in the order in which they were recorded."""
+        rows = FolderRecord(self.folder).rows()
+        return [r["step"] for r in rows if r["kind"] == "step" and "reward_mean" in r]
 
     def await_rl_step(self, step: int) -> None:
         """Return once reinforcement learning has finished that many steps.
@@ -63,7 +65,7 @@ class Demo:
         while time.monotonic() < deadline:
             assert self.process is not None
             assert self.process.poll() is None, "the demo ended early"
-            if any(r.get("step", 0) >= step for r in self.rows() if "reward_mean" in r):
+            if max(self.rl_steps(), default=0) >= step:
                 return
             time.sleep(0.5)
         raise TimeoutError(f"no RL step {step} in {DEADLINE_S} s")

@@ -28,10 +28,10 @@ def test_a_stopped_run_goes_on_where_it_stopped(demo) -> None:
     demo.process.send_signal(2)
     code, _ = demo.finish()
     assert code == 130
-    steps_before = [r["step"] for r in demo.rows() if "reward_mean" in r]
+    steps_before = demo.rl_steps()
 
     demo.start("--set", "spec.phases.2.maxSteps=12")
     demo.finish()
-    steps_after = [r["step"] for r in demo.rows() if "reward_mean" in r][len(steps_before) :]
+    steps_after = demo.rl_steps()[len(steps_before) :]
     assert steps_after[0] == steps_before[-1] + 1
     assert steps_after[-1] == 12
