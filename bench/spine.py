@@ -178,9 +178,10 @@ def role_table(run: Path, rows: Sequence[dict[str, Any]]) -> Table:
     first_rl = min(r["time_s"] for r in rows if r["kind"] == "eval")
     looks = [json.loads(line) for line in (run / "resources.jsonl").read_text().splitlines()]
     table = Table("role", "RSS warm-up, MiB", "CPU warm-up", "RSS RL, MiB", "CPU RL", box=None)
+    last = max(r["time_s"] for r in rows)
     stages = (
         [k for k in looks if k["time_s"] < first_rl],
-        [k for k in looks if k["time_s"] >= first_rl],
+        [k for k in looks if first_rl <= k["time_s"] <= last],
     )
     for role in sorted({name for look in looks for name in look["roles"]}):
         cells = [cell for stage in stages for cell in usage(stage, role)]
