@@ -247,6 +247,16 @@ async def test_a_full_queue_says_when_to_come_back(pool: Pool) -> None:
     watch.cancel()
 
 
+@pytest.mark.parametrize("command", ["\ud800", "\x00", "x" * 200_000, "", "\n", "'", "🙂"])
+async def test_a_strange_command_is_an_answer(pool: Pool, command: str) -> None:
+    (lease,) = await pool.launch("a")
+
+    (said,) = await pool.turn(lease, ("1", "run_terminal", {"command": command}))
+
+    assert isinstance(said, str)
+    assert await pool.turn(lease, ("2", "run_terminal", {"command": "echo well"})) == ["well"]
+
+
 async def test_an_unknown_task_is_a_failure_with_its_reason(pool: Pool) -> None:
     pool.uri = "file:///nowhere/at/all"
     call = pool.broker.LaunchBatch(pool.request("a"), timeout=20)

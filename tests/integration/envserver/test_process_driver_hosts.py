@@ -92,3 +92,28 @@ def test_where_a_container_masks_proc_commands_run_without_one() -> None:
     mask = 'mount --bind /dev/null /proc/timer_list && exec "$@"'
 
     check(answers(["unshare", "--mount", "sh", "-c", mask, "sh", sys.executable]))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="as root, so that no setting stands in the way")
+def test_a_root_without_other_users_gets_the_same_walls() -> None:
+    # A rootless container: root inside, with a single id.
+    check(answers(["unshare", "--user", "--map-root-user", sys.executable]))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can forbid namespaces")
+def test_a_machine_that_refuses_namespaces_is_told_how_to_allow_them() -> None:
+    forbid = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
+    command = ["unshare", "--user", "--map-root-user", "sh", "-c", forbid, "sh", sys.executable]
+
+    done = subprocess.run(
+        [*command, "-c", SCRIPT, "true"],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert "DriverUnavailableError" in done.stderr
+    assert "unshare user" in done.stderr
+    assert "fix: run as root, or allow user namespaces" in done.stderr

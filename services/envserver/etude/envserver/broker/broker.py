@@ -5,7 +5,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 REBUILD_S = 3.0
 """A broker that starts hears every living node within this; nothing is granted before."""
+CLOSE_WAIT_S = 2.0
+"""A release answers after this, whatever its nodes do; their heartbeats bring the rest."""
 TICK_S = 0.25
 ADOPTED_S = 60
 """Shortest life of a lease that a new broker finds; holders renew every 15 s."""
@@ -81,10 +83,10 @@ class Broker:
         return self.ledger.renew(lease_ids, expires_unix_ms=expires, now_s=time.monotonic())
 
     async def release(self, lease_ids: Sequence[str]) -> None:
-        """End leases and give their slots to whoever waits."""
-        closing = self.ledger.end(lease_ids, now_s=time.monotonic())
-        await asyncio.gather(*(self._close(each) for each in closing))
-        self._dispatch()
+        """End leases, give their slots to whoever waits, and wait a little for their nodes."""
+        closing = self._end(lease_ids)
+        if closing:
+            await asyncio.wait(closing, timeout=CLOSE_WAIT_S)
 
     def heartbeat(
         self, request: environments_pb2.HeartbeatRequest
@@ -121,7 +123,7 @@ class Broker:
         over = self.ledger.expired(now_unix_ms=_unix_ms())
         if over:
             log.info("expired: %s", over)
-            await self.release(over)
+            self._end(over)
         for batch in [b for b in self.queue.batches() if b.deadline_s <= now_s]:
             for index in self.queue.remove(batch):
                 self._arrive(batch, _failure(index, "QueueTimeout", "no slot became free in time"))
@@ -213,9 +215,17 @@ class Broker:
             node.opening += count
             for batch in dict.fromkeys(turn.batch for turn in mine):
                 order = _Order(node, batch, [turn.position for turn in mine if turn.batch is batch])
-                task = asyncio.create_task(self._open(order), name=f"open on {node_id}")
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._spawn(self._open(order), f"open on {node_id}")
+
+    def _end(self, lease_ids: Sequence[str]) -> list[asyncio.Task[None]]:
+        closing = self.ledger.end(lease_ids, now_s=time.monotonic())
+        return [self._spawn(self._close(each), f"close on {each.endpoint}") for each in closing]
+
+    def _spawn(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def _is_held(self, turn: Turn) -> bool:
         """A heartbeat brought the lease while its repeated request waited for the first one."""
@@ -320,6 +330,7 @@ class Broker:
             log.warning("%d leases not closed: %s", len(closing.lease_ids), error)
         else:
             self.ledger.gone(closing.lease_ids)
+            self._dispatch()
 
 
 class _Order(NamedTuple):

@@ -93,7 +93,7 @@ class ProcessDriver(Driver):
 
     @override
     async def run(self, command: Command) -> Outcome:
-        if len(command.command.encode()) >= layout.MAX_COMMAND_BYTES:
+        if len(command.command.encode("utf-8", "surrogatepass")) >= layout.MAX_COMMAND_BYTES:
             return Outcome(output=b"sh: argument list too long\n", exit_code=126)
         async with self._places:
             await self.start()

@@ -108,4 +108,4 @@ def _allowed(paths: list[str], artefacts: Iterable[str]) -> set[str]:
         matchers = [patterns.glob_matcher(glob) for glob in globs]
     except patterns.PatternError as error:
         raise InvalidFieldError("artefacts", str(error)) from error
-    return {p for p in paths if not globs or any(m.fullmatch(p) for m in matchers)}
+    return {p for p in paths if not globs or any(m.fullmatch(p.encode()) for m in matchers)}

@@ -1,9 +1,11 @@
 """Names, sizes and identities that both sides of the wall agree on."""
 
+import functools
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 WORKSPACE, TESTS, LOGS = "/workspace", "/tests", "/logs"
@@ -100,11 +102,21 @@ class Job:
     """File to read back afterwards."""
 
 
+@functools.cache
+def has_other_user() -> bool:
+    """Whether commands can be another user than the node: it is root, and root of enough ids."""
+    if os.geteuid() != 0:
+        return False
+    lines = Path("/proc/self/uid_map").read_text().splitlines()
+    rows = [tuple(map(int, line.split())) for line in lines]
+    return any(start <= OUTSIDE_UID < start + count for start, _, count in rows)
+
+
 def outside_uid() -> int:
     """Who commands are on the host, and so who must own a workspace."""
-    return OUTSIDE_UID if os.geteuid() == 0 else os.geteuid()
+    return OUTSIDE_UID if has_other_user() else os.geteuid()
 
 
 def outside_gid() -> int:
     """The group of the same."""
-    return OUTSIDE_UID if os.geteuid() == 0 else os.getegid()
+    return OUTSIDE_UID if has_other_user() else os.getegid()

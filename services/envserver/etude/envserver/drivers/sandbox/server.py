@@ -56,6 +56,8 @@ def _enter_user_namespace() -> None:
     ready, is_ready = os.pipe()
     helper = os.fork()
     if helper == 0:
+        # Without its own copy of the other end, it sees the end of a parent that is refused.
+        os.close(is_ready)
         _write_maps(os.getppid(), uid, gid, ready)
     kernel.unshare(kernel.NEW_USER, "unshare user")
     os.write(is_ready, b"1")
@@ -68,19 +70,22 @@ def _enter_user_namespace() -> None:
 def _write_maps(process: int, uid: int, gid: int, ready: int) -> NoReturn:
     status = 1
     try:
-        os.read(ready, 1)
-        inside, outside = layout.INSIDE_UID, layout.OUTSIDE_UID
-        maps = {"setgroups": "deny", "uid_map": f"{inside} {uid} 1", "gid_map": f"{inside} {gid} 1"}
-        if uid == 0:
-            both = f"0 0 1\n{inside} {outside} 1"
-            maps = {"uid_map": both, "gid_map": both}
-        for name, text in maps.items():
-            file = os.open(f"/proc/{process}/{name}", os.O_WRONLY)
-            os.write(file, text.encode())
-            os.close(file)
-        status = 0
+        if os.read(ready, 1):
+            for name, text in _maps(uid, gid).items():
+                file = os.open(f"/proc/{process}/{name}", os.O_WRONLY)
+                os.write(file, text.encode())
+                os.close(file)
+            status = 0
     finally:
         os._exit(status)
+
+
+def _maps(uid: int, gid: int) -> dict[str, str]:
+    inside, other = layout.INSIDE_UID, layout.OUTSIDE_UID
+    if layout.has_other_user():
+        both = f"0 0 1\n{inside} {other} 1"
+        return {"uid_map": both, "gid_map": both}
+    return {"setgroups": "deny", "uid_map": f"{inside} {uid} 1", "gid_map": f"{inside} {gid} 1"}
 
 
 @dataclass(slots=True)
