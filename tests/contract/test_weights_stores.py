@@ -1,0 +1,110 @@
+"""Publishing, fencing, reading and pruning are the same on every object store."""
+
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from etude.common import weights
+from etude.common.blobs import MemoryStore, Store, open_store
+from etude.common.errors import EtudeError, FencedError
+from etude.common.weights import Tensor, VersionId
+
+
+@pytest.fixture(scope="module")
+def s3_endpoint() -> Iterator[str]:
+    """An S3 emulator with one bucket."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    saved = dict(os.environ)
+    os.environ |= {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
+    boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket="etude")
+    yield endpoint
+    os.environ.clear()
+    os.environ.update(saved)
+    server.stop()
+
+
+@pytest.fixture(params=["memory", "folder", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    match request.param:
+        case "memory":
+            return MemoryStore()
+        case "folder":
+            return open_store(f"file://{tmp_path}/store")
+        case _:
+            endpoint = request.getfixturevalue("s3_endpoint")
+            return open_store(f"s3://etude/{tmp_path.name}", endpoint=endpoint)
+
+
+def publish(store: Store, version: VersionId, value: float) -> None:
+    tensor = Tensor(name="w", dtype="F32", shape=(1,), data=struct.pack("<f", value))
+    weights.publish(store, run="r", version=version, step=0, holder="h", tensors=[tensor])
+
+
+def test_an_empty_store_has_no_version(store: Store) -> None:
+    assert weights.newest(store) is None
+    assert weights.accepted_chain(store) == []
+    assert not weights.is_accepted(store, VersionId(1, 0))
+
+
+def test_a_line_of_versions_is_published_taken_over_read_and_pruned(store: Store) -> None:
+    assert weights.claim_epoch(store, holder="a", parent=None, reason="start") == 1
+    for number in range(3):
+        publish(store, VersionId(1, number), number)
+    assert weights.claim_epoch(store, holder="b", parent=VersionId(1, 1), reason="takeover") == 2
+    with pytest.raises(FencedError):
+        publish(store, VersionId(1, 3), 3)
+    publish(store, VersionId(2, 3), 33)
+    publish(store, VersionId(2, 3), 33)
+    line = [VersionId(1, 0), VersionId(1, 1), VersionId(2, 3)]
+    assert weights.accepted_chain(store) == line
+    [tensor] = weights.load(store, weights.read_manifest(store, VersionId(2, 3)))
+    assert struct.unpack("<f", tensor.data) == (33.0,)
+    deleted = weights.prune(store, keep={VersionId(1, 1), VersionId(2, 3)})
+    assert deleted[:2] == [VersionId(1, 2).manifest_key, VersionId(1, 0).manifest_key]
+    assert weights.accepted_chain(store) == line[1:]
+    assert weights.newest(store) == VersionId(2, 3)
+
+
+def test_of_publishers_that_start_together_each_gets_an_epoch_of_its_own(store: Store) -> None:
+    found: list[int] = []
+
+    def claim(holder: str) -> None:
+        found.append(weights.claim_epoch(store, holder=holder, parent=None, reason="start"))
+
+    threads = [threading.Thread(target=claim, args=(f"h-{i}",)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == [1, 2, 3, 4, 5, 6]
+    assert [epoch for epoch in found if not weights.is_fenced(store, epoch)] == [6]
+
+
+def test_of_publishers_of_one_version_with_different_content_one_wins(store: Store) -> None:
+    weights.claim_epoch(store, holder="h", parent=None, reason="start")
+    outcomes: list[str] = []
+
+    def race(value: float) -> None:
+        try:
+            publish(store, VersionId(1, 0), value)
+        except EtudeError as error:
+            outcomes.append(error.reason)
+        else:
+            outcomes.append("published")
+
+    threads = [threading.Thread(target=race, args=(float(i),)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["Fenced"] * 7 + ["published"]
+    assert len(list(weights.load(store, weights.read_manifest(store, VersionId(1, 0))))) == 1
