@@ -1,6 +1,7 @@
 """A pool as its clients see it: leases, turns, diffs, grades, over real gRPC and real walls."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -255,6 +256,30 @@ async def test_a_strange_command_is_an_answer(pool: Pool, command: str) -> None:
 
     assert isinstance(said, str)
     assert await pool.turn(lease, ("2", "run_terminal", {"command": "echo well"})) == ["well"]
+
+
+async def test_tools_and_diffs_do_not_follow_paths_out_of_the_workspace(
+    pool: Pool, tmp_path: Path
+) -> None:
+    (tmp_path / "canary").write_text("CANARY")
+    (lease,) = await pool.launch("a")
+    plant = f"ln -sf {tmp_path}/canary shop/core.py; ln -s {tmp_path} out; ln -s / root; ls"
+    await pool.turn(lease, ("0", "run_terminal", {"command": plant}))
+
+    paths = ("shop/core.py", "out/canary", f"root{tmp_path}/canary", f"{tmp_path}/canary")
+    for number, path in enumerate((*paths, "../../../state.json", "../state.json"), 1):
+        said = await pool.turn(
+            lease,
+            (f"r{number}", "read_file", {"path": path}),
+            (f"w{number}", "search_replace", {"path": path, "old_string": "C", "new_string": "X"}),
+        )
+        assert said == ["Error: no such file"] * 2
+    (found,) = await pool.turn(lease, ("g", "grep", {"pattern": "CANARY"}))
+    assert found == "no match"
+    diff = await pool.diff(lease)
+    assert list(diff.deleted) == ["shop/core.py"]
+    assert not diff.written
+    assert (tmp_path / "canary").read_text() == "CANARY"
 
 
 async def test_an_unknown_task_is_a_failure_with_its_reason(pool: Pool) -> None:

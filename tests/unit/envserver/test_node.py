@@ -10,6 +10,7 @@ import pytest
 from etude.common.errors import InvalidFieldError, ReusedIdError, UnknownIdError
 from etude.envserver.drivers.base import Command, Outcome, SandboxError
 from etude.envserver.drivers.memory import MemoryDriver, run_tests
+from etude.envserver.node import environment as environment_module
 from etude.envserver.node import folders
 from etude.envserver.node.environment import Environment
 from etude.envserver.node.node import Node
@@ -221,3 +222,41 @@ async def test_a_policy_that_fills_its_workspace_hands_in_nothing(
     await said(environment, call("1", "search_replace", **FIX))
 
     assert await environment.diff() == environments_pb2.WorkspaceDiff()
+
+
+async def test_a_turn_whose_results_no_message_can_carry_says_so(
+    make_node: MakeNode, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment_module, "MAX_TURN_BYTES", 10)
+    node = make_node(answer=lambda command: Outcome(output=command.command.encode(), exit_code=0))
+    environment = await opened(node, order)
+    texts = ("12345678", "123", "1")
+
+    said_each = await said(
+        environment, *(call(text, "run_terminal", command=text) for text in texts)
+    )
+
+    assert said_each[0] == "12345678"
+    assert all("too long together" in text for text in said_each[1:])
+
+
+async def test_only_so_many_results_are_kept_and_the_newest_always(
+    make_node: MakeNode, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment_module, "MAX_STORED_BYTES", 3)
+    numbers = itertools.count(10)
+    node = make_node(answer=lambda _: Outcome(output=b"%d" % next(numbers), exit_code=0))
+    environment = await opened(node, order)
+    first, second = (call(i, "run_terminal", command="date") for i in "12")
+
+    assert await said(environment, first) == ["10"]
+    assert await said(environment, second) == ["11"]
+    assert await said(environment, second) == ["11"]
+    assert await said(environment, first) == ["12"]
+
+
+async def test_a_turn_of_too_many_calls_is_refused(make_node: MakeNode, order: Order) -> None:
+    environment = await opened(make_node(), order)
+
+    with pytest.raises(InvalidFieldError):
+        await said(environment, *(call(str(n), "list_dir", path=".") for n in range(257)))

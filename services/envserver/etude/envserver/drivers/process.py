@@ -132,6 +132,8 @@ class ProcessDriver(Driver):
                 env={**layout.ENVIRONMENT, "PYTHONPATH": _import_path()},
                 stdin=asyncio.subprocess.DEVNULL,
                 cwd="/",
+                # A terminal's Ctrl-C is for the node, which lets running calls end.
+                start_new_session=True,
             )
         self._channel = ours
         self._ready = loop.create_future()

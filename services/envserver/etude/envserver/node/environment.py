@@ -35,8 +35,11 @@ from etude.v1 import environments_pb2
 
 log = logging.getLogger(__name__)
 
-MAX_STORED = 256
-"""Results kept for clients that ask again."""
+MAX_CALLS = 256
+MAX_TURN_BYTES = 3 << 20
+"""Results of one turn; a message of the wire carries 4 MiB."""
+MAX_STORED_BYTES = 4 << 20
+"""Results kept for clients that ask again, the newest turn always."""
 
 _CHANGES = frozenset({Access.WRITE, Access.ALL})
 
@@ -57,6 +60,7 @@ class Environment:
     _workspace: FolderWorkspace = field(init=False)
     _log: CallLog = field(init=False)
     _results: OrderedDict[str, environments_pb2.ToolResult] = field(default_factory=OrderedDict)
+    _stored_bytes: int = 0
     _digests: dict[str, str] = field(default_factory=dict)
     _identity: str | None = None
     """Of the workspace, where it is known; empty where it cannot be told."""
@@ -102,8 +106,7 @@ class Environment:
         """Continue where another process stopped; False if a turn was cut off and left a trace."""
         if found.before is not None and (self._present_identity() or None) != found.before:
             return False
-        self._results.update(found.results)
-        self._digests.update(found.digests)
+        self._store(list(found.results.values()), found.digests)
         return True
 
     async def run_turn(
@@ -120,6 +123,8 @@ class Environment:
         digests = {call.call_id: _digest(call) for call in calls}
         if len(digests) < len(calls) or "" in digests:
             raise InvalidFieldError("calls", "each call needs an id of its own")
+        if len(calls) > MAX_CALLS:
+            raise InvalidFieldError("calls", f"{len(calls)} in one turn, more than {MAX_CALLS}")
         if self._closed:
             raise self._ended()
         # The turn runs to its end, whether or not somebody still waits: a retry finds its results.
@@ -200,9 +205,8 @@ class Environment:
                 lost = f"lease {self.lease_id} was lost in a turn: {error}"
                 raise UnknownIdError(lost) from error
             raise
-        response = environments_pb2.RunTurnResponse(
-            results=[_result(call.call_id, o) for call, o in zip(calls, outcomes, strict=True)]
-        )
+        results = [_result(call.call_id, o) for call, o in zip(calls, outcomes, strict=True)]
+        response = environments_pb2.RunTurnResponse(results=_fitting(results))
         fresh = {call.call_id: digests[call.call_id] for call in calls}
         self._store(response.results, fresh)
         if changes:
@@ -230,8 +234,11 @@ class Environment:
         self._digests.update(digests)
         for result in results:
             self._results[result.call_id] = result
-        while len(self._results) > MAX_STORED:
-            self._digests.pop(self._results.popitem(last=False)[0], None)
+            self._stored_bytes += len(result.content)
+        while self._stored_bytes > MAX_STORED_BYTES and len(self._results) > len(results):
+            call_id, oldest = self._results.popitem(last=False)
+            self._stored_bytes -= len(oldest.content)
+            self._digests.pop(call_id, None)
 
     def _present_identity(self) -> str:
         """Identity of the workspace, empty where it is too large or too odd to tell cheaply."""
@@ -292,3 +299,17 @@ def _result(call_id: str, outcome: ToolOutcome) -> environments_pb2.ToolResult:
         cpu_ms=outcome.cpu_ms,
         omitted_bytes=outcome.omitted_bytes,
     )
+
+
+def _fitting(
+    results: Sequence[environments_pb2.ToolResult],
+) -> list[environments_pb2.ToolResult]:
+    """The results, from the first that does not fit on without their content."""
+    left = MAX_TURN_BYTES
+    for result in results:
+        if len(result.content) > left:
+            left = 0
+            result.content = b"Error: the results of this turn are too long together"
+            result.is_error, result.error = True, environments_pb2.TOOL_ERROR_KIND_TOOL
+        left = max(0, left - len(result.content))
+    return list(results)
