@@ -20,6 +20,7 @@ from etude.v1 import (
     rewards_pb2,
     rewards_pb2_grpc,
     weights_pb2,
+    weights_pb2_grpc,
 )
 
 CALL = "<tool_call><function=read_file><parameter=path>a.py</parameter></function></tool_call>"
@@ -48,6 +49,9 @@ class Engine(inference_pb2_grpc.InferenceServiceServicer):
     delay_s: float = 0.0
     refusals: int = 0
     """Calls that are answered with UNAVAILABLE before any works."""
+    version: weights_pb2.PolicyVersion = field(
+        default_factory=lambda: weights_pb2.PolicyVersion(epoch=1, number=3)
+    )
     requests: list[inference_pb2.GenerateRequest] = field(default_factory=list)
     running: int = 0
     most: int = 0
@@ -72,7 +76,7 @@ class Engine(inference_pb2_grpc.InferenceServiceServicer):
             self.running -= 1
         turn = self.chat.decode(request.prompt_token_ids).count("<|tool|>")
         ids = self.chat.completion(self.turns[turn])
-        version = weights_pb2.PolicyVersion(epoch=1, number=3)
+        version = self.version
         yield inference_pb2.GenerateResponse(
             token_ids=ids,
             logprobs=[-0.25] * len(ids),
@@ -89,6 +93,45 @@ class Engine(inference_pb2_grpc.InferenceServiceServicer):
         ],
     ) -> inference_pb2.GetEngineInfoResponse:
         return inference_pb2.GetEngineInfoResponse()
+
+
+@dataclass(slots=True)
+class Weights(weights_pb2_grpc.WeightServiceServicer):
+    """Serves whatever it is told to."""
+
+    engine: Engine
+
+    @override
+    async def CommitVersion(
+        self,
+        request: weights_pb2.CommitVersionRequest,
+        context: grpc.aio.ServicerContext[
+            weights_pb2.CommitVersionRequest, weights_pb2.CommitVersionResponse
+        ],
+    ) -> weights_pb2.CommitVersionResponse:
+        self.engine.version = request.version
+        status = weights_pb2.WeightStatus(live=request.version, last_pause_seconds=0.003)
+        return weights_pb2.CommitVersionResponse(status=status)
+
+    @override
+    async def GetWeightStatus(
+        self,
+        request: weights_pb2.GetWeightStatusRequest,
+        context: grpc.aio.ServicerContext[
+            weights_pb2.GetWeightStatusRequest, weights_pb2.GetWeightStatusResponse
+        ],
+    ) -> weights_pb2.GetWeightStatusResponse:
+        return weights_pb2.GetWeightStatusResponse()
+
+    @override
+    async def WatchWeightStatus(
+        self,
+        request: weights_pb2.WatchWeightStatusRequest,
+        context: grpc.aio.ServicerContext[
+            weights_pb2.WatchWeightStatusRequest, weights_pb2.WatchWeightStatusResponse
+        ],
+    ) -> AsyncIterator[weights_pb2.WatchWeightStatusResponse]:
+        yield weights_pb2.WatchWeightStatusResponse()
 
 
 @dataclass(slots=True)
@@ -246,8 +289,9 @@ class Node(environments_pb2_grpc.EnvNodeServiceServicer):
 
 @dataclass(slots=True)
 class Rewards(rewards_pb2_grpc.RewardServiceServicer):
-    """Gives 1 to everything; faults at first if told so."""
+    """Gives siblings their rewards in turn; faults at first if told so."""
 
+    values: Sequence[float] = (1.0,)
     faults: int = 0
     """Rollouts that cannot be scored before any can."""
     requests: list[rewards_pb2.ScoreRequest] = field(default_factory=list)
@@ -261,7 +305,10 @@ class Rewards(rewards_pb2_grpc.RewardServiceServicer):
         self.requests.append(request)
         records = []
         for rollout in request.rollouts:
-            record = rewards_pb2.RewardRecord(rollout_id=rollout.rollout_id, reward=1, success=1)
+            value = self.values[rollout.index % len(self.values)]
+            record = rewards_pb2.RewardRecord(
+                rollout_id=rollout.rollout_id, reward=value, success=value
+            )
             if self.faults:
                 self.faults -= 1
                 record.fault.CopyFrom(rewards_pb2.RewardFault(reason="INFRA", message="no slot"))
@@ -297,6 +344,7 @@ async def partners(model_folder: Path) -> AsyncIterator[Partners]:
     server = Server(["scripted"])
     grpc_server = server.grpc_server
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(made.engine, grpc_server)
+    weights_pb2_grpc.add_WeightServiceServicer_to_server(Weights(made.engine), grpc_server)
     environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(made.broker, grpc_server)
     environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(made.node, grpc_server)
     rewards_pb2_grpc.add_RewardServiceServicer_to_server(made.rewards, grpc_server)

@@ -1,0 +1,231 @@
+"""The trainer's process on Ray, with a real learner: killed and resumed, refused, told apart."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from etude.common import channels
+from etude.common.blobs import open_store
+from etude.common.record import latest, open_record
+from etude.trainer.controller.audit import audit
+from etude.v1 import run_pb2, run_pb2_grpc
+
+START_S = 240
+"""Ray, torch and transformers on two cores that neighbours hold too."""
+
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def world(tmp_path: Path, model_folder: Path) -> Path:
+    """A model, some transcripts and some tasks."""
+    config = {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "vocab_size": 263,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+    }
+    (model_folder / "config.json").write_text(json.dumps(config))
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ok"}]
+    (tmp_path / "traces.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+    for number in range(12):
+        folder = tmp_path / "tasks" / f"t{number}"
+        folder.mkdir(parents=True)
+        (folder / "task.toml").write_text("")
+        (folder / "instruction.md").write_text("Fix add.")
+    return tmp_path
+
+
+def spec(world: Path, *, mode: str) -> dict[str, Any]:
+    optimizer = {"learningRate": "1e-3"}
+    task_set = {"name": "train", "uri": f"file://{world}/tasks", "environment": "repos"}
+    pool = {"templates": [{"name": "python", "trust": "Trusted"}]}
+    rewards = [{"name": "success", "function": "Verifier"}]
+    return {
+        "model": {"uri": f"file://{world}/model"},
+        "storage": {"uri": f"file://{world}/run"},
+        "weights": {"dtype": "Float32"},
+        "checkpointing": {"everySteps": 2},
+        "phases": [
+            {
+                "name": "sft",
+                "type": "SupervisedFineTuning",
+                "maxSteps": 3,
+                "batchSize": 2,
+                "optimizer": optimizer,
+                "data": [{"name": "traces", "uri": f"file://{world}/traces.jsonl"}],
+            },
+            {
+                "name": "rl",
+                "type": "ReinforcementLearning",
+                "maxSteps": 5,
+                "optimizer": optimizer,
+                "tasks": [task_set],
+                "algorithm": {"promptsPerStep": 2, "groupSize": 2},
+                "asyncLimits": {
+                    "mode": mode,
+                    "maxStalenessVersions": 0 if mode == "Sync" else 2,
+                },
+                "rollout": {"toolset": "Compact", "maxTokens": 512, "timeoutSeconds": 60},
+            },
+        ],
+        "roles": {
+            "inference": {},
+            "environments": [{"name": "repos", "template": "python", "poolTemplate": pool}],
+            "rewards": {"functions": rewards},
+        },
+    }
+
+
+@pytest.fixture
+def environment(world: Path, partners: Any) -> dict[str, str]:
+    ports = _free_ports(2)
+    return {
+        **os.environ,
+        "ETUDE_RUN_FILE": str(world / "run.json"),
+        "ETUDE_SCRATCH": str(world / "scratch"),
+        "ETUDE_PORT": str(ports[0]),
+        "ETUDE_PROBE_PORT": str(ports[1]),
+        "ETUDE_INFERENCE_TARGETS": partners.target,
+        "ETUDE_REWARDS_TARGET": partners.target,
+        "ETUDE_BROKERS": json.dumps({"repos": partners.target}),
+    }
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+@pytest.fixture
+def start(world: Path, environment: dict[str, str]) -> Iterator[Start]:
+    """Starts the trainer on a spec; whatever still runs at the end is killed."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def run(given: dict[str, Any], **changed: str) -> subprocess.Popen[bytes]:
+        (world / "run.json").write_text(json.dumps({"name": "tiny", "uid": "u", "spec": given}))
+        log = (world / "trainer.log").open("ab")
+        command = [sys.executable, "-c", "from etude.trainer.main import main; main()"]
+        process = subprocess.Popen(command, env={**environment, **changed}, stdout=log, stderr=log)
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+async def runs(environment: dict[str, str]) -> AsyncIterator[Any]:
+    async with channels.dial(f"127.0.0.1:{environment['ETUDE_PORT']}") as channel:
+        yield run_pb2_grpc.RunServiceStub(channel)
+
+
+async def reports(runs: Any, process: subprocess.Popen[bytes]) -> AsyncIterator[Any]:
+    """The reports of a process, from before it listens until it ends.
+
+    Raises:
+        AssertionError: it ended.
+    """
+    async with asyncio.timeout(START_S):
+        while process.poll() is None:
+            with contextlib.suppress(OSError, grpc.aio.AioRpcError):
+                async for report in runs.WatchRun(run_pb2.WatchRunRequest(), timeout=START_S):
+                    yield report
+            await asyncio.sleep(0.2)
+    raise AssertionError(f"the trainer ended with {process.returncode}")
+
+
+async def status_where(
+    runs: Any, process: subprocess.Popen[bytes], holds: Callable[[Any], bool]
+) -> Any:
+    async for report in reports(runs, process):
+        if report.WhichOneof("body") == "status" and holds(report.status):
+            return report.status
+    raise AssertionError("the reports ended")
+
+
+async def ended(process: subprocess.Popen[bytes]) -> int:
+    return await asyncio.to_thread(process.wait, 60)
+
+
+async def test_a_killed_trainer_resumes_and_trains_nothing_twice(
+    world: Path, start: Start, runs: Any
+) -> None:
+    given = spec(world, mode="FullyAsync")
+    first = start(given)
+    await status_where(runs, first, lambda s: s.phase == "rl" and s.step >= 2)
+    first.send_signal(signal.SIGKILL)
+    await ended(first)
+
+    second = start(given)
+    done = await status_where(runs, second, lambda s: s.state == run_pb2.RUN_STATE_DONE)
+    assert (done.phase, done.step, done.target_step) == ("rl", 5, 5)
+    assert done.rollouts.trained == 20
+    second.send_signal(signal.SIGTERM)
+    assert await ended(second) == 0
+
+    store = open_store(f"file://{world}/run")
+    objects = {o.key: store.get(o.key) for o in store.list("journal/")}
+    found = audit(objects, max_staleness=2)
+    assert found.findings == []
+    assert (found.accepted, found.trained) == (20, 20)
+    steps = [r for r in latest(open_record(store).rows()) if r["kind"] == "step"]
+    assert sorted(r["global_step"] for r in steps) == list(range(1, 9))
+    assert {o.key.split("/")[2] for o in store.list("checkpoints/000000000008/")} >= {
+        "learner",
+        "model",
+        "controller.json",
+        "manifest.json",
+    }
+
+
+async def test_an_engine_that_serves_other_weights_fails_the_run_by_name(
+    world: Path, start: Start, runs: Any, partners: Any
+) -> None:
+    partners.rewards.values = (0.0, 1.0)
+    process = start(spec(world, mode="Sync"))
+    failed = await status_where(runs, process, lambda s: s.state == run_pb2.RUN_STATE_FAILED)
+    assert failed.reason == "SamplerMismatch"
+    assert "does not serve the published weights" in failed.message
+    process.send_signal(signal.SIGTERM)
+    assert await ended(process) == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"ETUDE_RUN_FILE": "/nowhere.json"}, "/nowhere.json"),
+        ({"ETUDE_PORT": "http"}, "ETUDE_PORT"),
+        ({"ETUDE_INFERENCE_TARGETS": ""}, "ETUDE_INFERENCE_TARGETS"),
+        ({"ETUDE_BROKERS": "{}"}, "repos"),
+    ],
+)
+async def test_a_bad_setting_is_named_and_never_tried_again(
+    world: Path, start: Start, changed: dict[str, str], words: str
+) -> None:
+    process = start(spec(world, mode="Sync"), **changed)
+    assert await ended(process) == 78
+    assert words in (world / "trainer.log").read_text()
