@@ -128,7 +128,8 @@ def _deletion_by_job(
     if is_true(job, JOB_COMPLETE):
         return Decision(
             status=checkpoint.status,
-            actions=(_release(checkpoint, seen), *_tidy(seen, DELETE), *_tidy(seen, VERIFY)),
+            # Deleting twice does no harm; a Job without its checkpoint would be left over.
+            actions=(*_tidy(seen, VERIFY), *_tidy(seen, DELETE), _release(checkpoint, seen)),
         )
     if is_true(job, JOB_FAILED):
         ending = seen.endings.get(DELETE)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from etude.operator.cluster.api import Cluster
 from etude.operator.manifests import Ref
@@ -21,6 +22,13 @@ News = Callable[[Ref, float], None]
 """Told which object to look at, and within how many seconds."""
 
 
+class Following(NamedTuple):
+    """Who is listened to, and the task that does it."""
+
+    pod_uid: str
+    task: asyncio.Task[None]
+
+
 @dataclass(slots=True)
 class Followers:
     """One task per peer; use it as part of a running task group."""
@@ -30,21 +38,23 @@ class Followers:
     peers: Peers
     tell: News
     tasks: asyncio.TaskGroup
-    _following: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _following: dict[str, Following] = field(default_factory=dict)
 
-    def follow(self, key: Ref, uid: str, target: str) -> None:
-        """Listen to a peer from now on."""
+    def follow(self, key: Ref, uid: str, target: str, *, pod_uid: str) -> None:
+        """Listen to a peer from now on; another pod under the same name is another peer."""
+        known = self._following.get(uid)
+        if known is not None and known.pod_uid != pod_uid:
+            self.leave(uid)
         if uid not in self._following:
             listen = self._follow_run if key.kind == "RLRun" else self._follow_pool
-            self._following[uid] = self.tasks.create_task(
-                listen(key, uid, target), name=f"follow-{key.name}"
-            )
+            task = self.tasks.create_task(listen(key, uid, target), name=f"follow-{key.name}")
+            self._following[uid] = Following(pod_uid, task)
 
     def leave(self, uid: str) -> None:
         """Stop listening: the peer's pod is not there."""
-        task = self._following.pop(uid, None)
-        if task is not None:
-            task.cancel()
+        known = self._following.pop(uid, None)
+        if known is not None:
+            known.task.cancel()
             if uid in self.book.runs:
                 self.book.disconnected(uid)
             if uid in self.book.pools:

@@ -39,36 +39,15 @@ def undertaking(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
     current = run.status.intent
     if current is None:
         return _next(run, seen, now)
-    if current.type == "Suspend":
-        outcome = _outcome(run, seen, now)
-        return outcome if outcome.intent is not None else _suspending(current, seen)
-    if current.type == "Restart" and _has_restarted(current, seen):
-        return Undertaking(None)
-    return Undertaking(current)
-
-
-def may_release(run: RLRun, seen: Seen, now: Moment) -> bool:
-    """Whether a run that shall be suspended has saved all that it can."""
-    if run.spec.checkpointing.on_suspend == "Skip" or is_late(run, now):
-        return True
-    attempts = attempts_of(run)
-    if not seen.ready(names.TRAINER, attempt=attempts.get(names.TRAINER, 0)):
-        return True  # nothing that could still be saved
-    report = seen.report
-    if not report.is_connected:
-        return _silence_s(run, seen, now) > SILENCE_LIMIT_S
-    saved = all(h.checkpoint is None for h in report.happenings)
-    return report.status is not None and report.status.state in OVER and saved
-
-
-def is_late(run: RLRun, now: Moment) -> bool:
-    """Whether a suspension has waited for its checkpoint longer than it may."""
-    intent = run.status.intent
-    return (
-        intent is not None
-        and intent.type == "Suspend"
-        and now.wall_s - seconds(intent.since) > run.spec.checkpointing.timeout_seconds
-    )
+    match current.type:
+        case "Suspend":
+            return _suspending(run, current, seen, now)
+        case "Release":
+            return Undertaking(None if seen.is_gone else current)
+        case "Restart":
+            return Undertaking(None if _has_restarted(current, seen) else current)
+        case "Fail" | "Complete":
+            return Undertaking(current)
 
 
 def attempts_of(run: RLRun) -> Mapping[str, int]:
@@ -190,8 +169,31 @@ def _restart(run: RLRun, role: str, reason: str, message: str, now: Moment) -> I
     return intent.model_copy(update={"role": role, "attempt": run.status.attempt + 1})
 
 
-def _suspending(current: Intent, seen: Seen) -> Undertaking:
-    return Undertaking(None if seen.is_gone else current)
+def _suspending(run: RLRun, current: Intent, seen: Seen, now: Moment) -> Undertaking:
+    """Wait for the checkpoint, then let the pods go; from there on there is no way back."""
+    outcome = _outcome(run, seen, now)
+    if outcome.intent is not None:
+        return outcome
+    limit_s = run.spec.checkpointing.timeout_seconds
+    if now.wall_s - seconds(current.since) > limit_s:
+        message = f"no checkpoint within {limit_s} s of the suspension; the last one is used"
+        return Undertaking(_intent(run, "Release", Reason.SUSPEND_TIMEOUT, message, now))
+    if _has_saved(run, seen, now):
+        return Undertaking(_intent(run, "Release", current.reason, current.message, now))
+    return Undertaking(current)
+
+
+def _has_saved(run: RLRun, seen: Seen, now: Moment) -> bool:
+    """Whether a run that shall be suspended has saved all that it can."""
+    if run.spec.checkpointing.on_suspend == "Skip":
+        return True
+    if not seen.ready(names.TRAINER, attempt=attempts_of(run).get(names.TRAINER, 0)):
+        return True  # nothing that could still be saved
+    report = seen.report
+    if not report.is_connected:
+        return _silence_s(run, seen, now) > SILENCE_LIMIT_S
+    saved = all(h.checkpoint is None for h in report.happenings)
+    return report.status is not None and report.status.state in OVER and saved
 
 
 def _has_restarted(intent: Intent, seen: Seen) -> bool:

@@ -1,6 +1,5 @@
 """A cluster in memory, with the semantics of the API server that the operator relies on."""
 
-import copy
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -58,6 +57,8 @@ def no_fault(verb: str, ref: Ref) -> None:
 class MemoryCluster(Cluster):
     """Objects, versions, owners, finalizers, StatefulSets and Jobs; no scheduler, no quota.
 
+    Manifests are never changed in place, here or by the operator, and so they are shared.
+
     With is_lagging, the operator reads a cache that holds its own writes and what deliver() has
     brought it, as behind a slow watch.
     """
@@ -65,7 +66,6 @@ class MemoryCluster(Cluster):
     clock: Clock = field(default_factory=ManualClock)
     kubelet: Kubelet = field(default_factory=InstantKubelet)
     is_lagging: bool = False
-    before_write: Write = no_fault
     after_write: Write = no_fault
     events: list[Manifest] = field(default_factory=list)
     _objects: dict[Ref, Manifest] = field(default_factory=dict)
@@ -82,9 +82,8 @@ class MemoryCluster(Cluster):
         live = self._objects.get(key)
         if live is not None and controller_uid(live) != controller_uid(manifest):
             raise NameTakenError(key)
-        self.before_write("apply", key)
         before = self._applied.get((key, manager), {})
-        self._applied[key, manager] = copy.deepcopy(manifest)
+        self._applied[key, manager] = manifest
         stored = self._store(_merged(live or {}, before, manifest))
         self._cache.see(stored)
         self.after_write("apply", key)
@@ -95,15 +94,13 @@ class MemoryCluster(Cluster):
         live = self._objects.get(ref)
         if live is None or live["metadata"]["uid"] != uid:
             return
-        self.before_write("delete", ref)
-        self._cache.mark_deleting(ref, when=self._now())
+        self._cache.amend(ref, deletionTimestamp=self._now())
         self.remove(ref)
         self.after_write("delete", ref)
 
     @override
     async def replace_status(self, seen: Manifest, status: Manifest) -> Manifest:
         key = self._current(seen)
-        self.before_write("status", key)
         self.set_status(key, status)
         live = self._objects[key]
         self._cache.see(live)
@@ -113,10 +110,10 @@ class MemoryCluster(Cluster):
     @override
     async def set_finalizers(self, seen: Manifest, finalizers: Sequence[str]) -> None:
         key = self._current(seen)
-        self.before_write("finalizers", key)
         live = self._objects[key]
         metadata = {**live["metadata"], "finalizers": list(finalizers)}
         if is_deleting(live) and not finalizers:
+            self._cache.amend(key, finalizers=[])
             self.forget(key)
         else:
             self._cache.see(self._store({**live, "metadata": metadata}))
@@ -158,13 +155,13 @@ class MemoryCluster(Cluster):
 
     def objects(self) -> dict[Ref, Manifest]:
         """Everything that exists, whatever the operator has seen of it."""
-        return copy.deepcopy(self._objects)
+        return dict(self._objects)
 
     def set_status(self, ref: Ref, status: Manifest) -> None:
         """Write a status as the object's own controller does."""
         live = self._objects.get(ref)
         if live is not None:
-            self._store({**live, "status": copy.deepcopy(status)})
+            self._store({**live, "status": status})
 
     def remove(self, ref: Ref) -> None:
         """Ask an object to go; pods and objects with finalizers take their time."""
@@ -207,7 +204,7 @@ class MemoryCluster(Cluster):
     def _store(self, manifest: Manifest) -> Manifest:
         key = ref(manifest)
         live = self._objects.get(key)
-        stored = self._versioned(copy.deepcopy(manifest), live)
+        stored = self._versioned(manifest, live)
         if stored is live:
             return stored
         self._objects[key] = stored
@@ -218,7 +215,7 @@ class MemoryCluster(Cluster):
 
     def _versioned(self, manifest: Manifest, live: Manifest | None) -> Manifest:
         """The manifest with what the API server fills in; the live one if nothing differs."""
-        metadata = manifest["metadata"]
+        metadata = dict(manifest["metadata"])
         if live is None:
             metadata.setdefault("namespace", "default")
             # A restored object keeps who it was.
@@ -228,13 +225,13 @@ class MemoryCluster(Cluster):
         else:
             for name in ("uid", "creationTimestamp", "resourceVersion", "generation"):
                 metadata[name] = live["metadata"][name]
-            if manifest == live:
+            if {**manifest, "metadata": metadata} == live:
                 return live
             if manifest.get("spec") != live.get("spec"):
                 metadata["generation"] += 1
         self._version += 1
         metadata["resourceVersion"] = str(self._version)
-        return manifest
+        return {**manifest, "metadata": metadata}
 
     def _publish(self, news: Callable[[], object]) -> None:
         if self.is_lagging:
@@ -300,5 +297,5 @@ def _merged(live: Manifest, before: Manifest, desired: Manifest) -> Manifest:
         if isinstance(value, Mapping) and isinstance(theirs, Mapping):
             kept[key] = _merged(dict(theirs), dict(ours or {}), dict(value))
         else:
-            kept[key] = copy.deepcopy(value)
+            kept[key] = value
     return kept

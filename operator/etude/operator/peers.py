@@ -4,7 +4,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import grpc
 from typing_extensions import override
@@ -85,14 +85,37 @@ async def _until_reopened(stream: AsyncIterable[T]) -> AsyncIterator[T]:
 
 
 @dataclass(slots=True)
+class Said(Generic[T]):
+    """What a peer has said so far; whoever listens later hears all of it."""
+
+    messages: list[T] = field(default_factory=list)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def say(self, message: T) -> None:
+        """Say one more thing."""
+        self.messages.append(message)
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def listen(self) -> AsyncIterator[T]:
+        """Everything from the start, then whatever comes."""
+        heard = 0
+        while True:
+            while heard < len(self.messages):
+                yield self.messages[heard]
+                heard += 1
+            await self._news.wait()
+
+
+@dataclass(slots=True)
 class MemoryPeers(Peers):
     """Controllers and brokers that say what a test puts in their mouths."""
 
-    runs: defaultdict[str, asyncio.Queue[run_pb2.WatchRunResponse]] = field(
-        default_factory=lambda: defaultdict(asyncio.Queue)
+    runs: defaultdict[str, Said[run_pb2.WatchRunResponse]] = field(
+        default_factory=lambda: defaultdict(Said)
     )
-    pools: defaultdict[str, asyncio.Queue[environments_pb2.WatchPoolResponse]] = field(
-        default_factory=lambda: defaultdict(asyncio.Queue)
+    pools: defaultdict[str, Said[environments_pb2.WatchPoolResponse]] = field(
+        default_factory=lambda: defaultdict(Said)
     )
     orders: list[run_pb2.CommandRequest] = field(default_factory=list)
 
@@ -100,13 +123,14 @@ class MemoryPeers(Peers):
     async def watch_run(
         self, target: str, after: Position
     ) -> AsyncIterator[run_pb2.WatchRunResponse]:
-        while True:
-            yield await self.runs[target].get()
+        async for response in self.runs[target].listen():
+            if response.epoch != after.epoch or response.sequence > after.sequence:
+                yield response
 
     @override
     async def watch_pool(self, target: str) -> AsyncIterator[environments_pb2.WatchPoolResponse]:
-        while True:
-            yield await self.pools[target].get()
+        async for response in self.pools[target].listen():
+            yield response
 
     @override
     async def order(self, target: str, request: run_pb2.CommandRequest) -> None:

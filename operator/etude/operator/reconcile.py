@@ -1,7 +1,7 @@
 """One pass over one object: gather, decide, perform, write. Safe to repeat at any moment."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ from etude.common.api.kinds import Checkpoint, EnvPool, Resource, RLRun
 from etude.common.api.meta import ObjectMeta
 from etude.common.api.status import CheckpointStatus, EnvPoolStatus, RLRunStatus, Status
 from etude.common.errors import EtudeError
-from etude.operator import checkpoints, metrics, names, pools, runs, seen
+from etude.operator import checkpoints, failures, intents, metrics, names, pools, runs, seen
 from etude.operator.acceptance import ACCEPTED
 from etude.operator.actions import (
     Action,
@@ -29,7 +29,7 @@ from etude.operator.cluster.api import Cluster, NameTakenError, RefusedError
 from etude.operator.conditions import Fact, conditions, no
 from etude.operator.desired import PORTS, Platform
 from etude.operator.followers import Followers
-from etude.operator.manifests import Manifest, Ref, is_true, uid
+from etude.operator.manifests import Manifest, Ref, is_deleting, is_true, ref, uid
 from etude.operator.peers import PeerError, Peers
 from etude.operator.reasons import Reason
 from etude.operator.reports import ReportBook
@@ -100,20 +100,21 @@ class Reconciler:
         return await self._perform(manifest, decide(resource, manifest))
 
     def _run(self, run: RLRun, manifest: Manifest) -> Decision[RLRunStatus]:
-        found = seen.gather(self.cluster, self.book, run, self._problems.get(run.metadata.uid))
-        trainers = found.pods.get(names.TRAINER, ())
-        is_up = any(is_true(pod, "Ready") for pod in trainers)
+        attempt = intents.attempts_of(run).get(names.TRAINER, 0)
+        pods = seen.role_pods(self.cluster, run).get(names.TRAINER, ())
         workload = names.child(run.metadata.name, names.TRAINER)
-        self._follow(manifest, names.address(workload, PORTS[names.TRAINER]["grpc"]), is_up=is_up)
+        target = names.address(workload, PORTS[names.TRAINER]["grpc"])
+        self._follow(manifest, target, failures.of_attempt(pods, attempt))
+        found = seen.gather(self.cluster, self.book, run, self._problems.get(run.metadata.uid))
         _measure_run(run)
         return runs.decide(run, found, self._now(), self.platform)
 
     def _pool(self, pool: EnvPool, manifest: Manifest) -> Decision[EnvPoolStatus]:
         problem = self._problems.get(pool.metadata.uid)
         found = pools.gather(self.cluster, self.book, pool, problem)
-        is_up = any(is_true(pod, "Ready") for pod in found.brokers)
         workload = names.child(pool.metadata.name, names.BROKER)
-        self._follow(manifest, names.address(workload, PORTS[names.BROKER]["grpc"]), is_up=is_up)
+        target = names.address(workload, PORTS[names.BROKER]["grpc"])
+        self._follow(manifest, target, found.brokers)
         _measure_pool(pool)
         return pools.decide(pool, found, self._now(), self.platform)
 
@@ -135,7 +136,9 @@ class Reconciler:
         had_problem = self._problems.pop(about, None) is not None
         left = await self.writer.write(manifest, decision.status)
         waits = [wait for wait in (decision.requeue_after_s, left) if wait is not None]
-        return 0.0 if had_problem else min(waits, default=None)
+        # How far the controller's words have been dealt with is known to the next pass only.
+        dealt = any(isinstance(action, DealtWith) for action in decision.actions)
+        return 0.0 if had_problem or dealt else min(waits, default=None)
 
     async def _act(self, about: Manifest, action: Action) -> None:
         match action:
@@ -175,14 +178,11 @@ class Reconciler:
         log.warning("%s: %s", manifest["metadata"]["name"], error)
         return True
 
-    def _follow(self, manifest: Manifest, target: str, *, is_up: bool) -> None:
-        if is_up:
-            key = Ref(
-                manifest["kind"],
-                manifest["metadata"].get("namespace", "default"),
-                manifest["metadata"]["name"],
-            )
-            self.followers.follow(key, uid(manifest), target)
+    def _follow(self, manifest: Manifest, target: str, pods: Sequence[Manifest]) -> None:
+        """Listen to the pod that is up, if one is."""
+        up = [pod for pod in pods if is_true(pod, "Ready") and not is_deleting(pod)]
+        if up:
+            self.followers.follow(ref(manifest), uid(manifest), target, pod_uid=uid(up[0]))
         else:
             self.followers.leave(uid(manifest))
 

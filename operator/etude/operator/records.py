@@ -38,10 +38,11 @@ def started(run: RLRun, platform: Platform, now: Moment) -> RLRunStatus:
     )
 
 
-def undertaken(run: RLRun, next_up: Undertaking) -> RLRunStatus:
+def undertaken(run: RLRun, seen: Seen, next_up: Undertaking, now: Moment) -> RLRunStatus:
     """The status with the next intent, and with what it counts towards."""
-    status, intent = run.status, next_up.intent
-    changes: dict[str, object] = {"intent": intent}
+    intent = next_up.intent
+    # The last figures of a controller that is about to go are written down with its end.
+    changes = figures(run, seen, now, is_running=True) | {"intent": intent}
     if next_up.failure is not None:
         changes["last_failure"] = next_up.failure
     if intent is not None and intent.type == "Restart":
@@ -51,16 +52,17 @@ def undertaken(run: RLRun, next_up: Undertaking) -> RLRunStatus:
                 role.model_copy(update={"attempt": intent.attempt, "ready": 0})
                 if role.name == intent.role
                 else role
-                for role in status.roles
+                for role in run.status.roles
             ),
-            "restarts": _counted(status, intent.role),
+            "restarts": _counted(run.status, intent.role),
         }
-    return status.model_copy(update=changes)
+    return run.status.model_copy(update=changes)
 
 
 def observed(run: RLRun, seen: Seen, now: Moment, *, is_running: bool, is_over: bool) -> RLRun:
     """The run with a status that says what is there now; conditions are still as they were."""
     changes = figures(run, seen, now, is_running=is_running)
+    changes["observed_generation"] = run.metadata.generation
     changes["restarts"] = _forgiven(run, seen)
     done = seen.report.done
     changes["reported"] = ReportPosition(epoch=done.epoch, sequence=done.sequence)

@@ -23,7 +23,6 @@ def figures(run: RLRun, seen: Seen, now: Moment, *, is_running: bool) -> dict[st
     """Fields of the status that only say what is there."""
     ready = next((c for c in seen.checkpoints if is_ready(c)), None)
     found: dict[str, object] = {
-        "observed_generation": run.metadata.generation,
         "roles": _roles(run, seen, is_running=is_running),
         "environments": _environments(run, seen),
     }

@@ -15,6 +15,7 @@ from etude.operator.seen import Seen, is_ready
 from etude.v1 import run_pb2
 
 State = run_pb2.RunState
+SUSPENDING = {"Suspend", "Release"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,7 @@ def phase(view: View, found: Sequence[Fact]) -> str:
         (fact["Failed"].holds, "Failed"),
         (fact["Complete"].holds, "Succeeded"),
         (fact["Suspended"].holds, "Suspended"),
-        (intent is not None and intent.type == "Suspend", "Suspending"),
+        (intent is not None and intent.type in SUSPENDING, "Suspending"),
         (not fact["Accepted"].holds, "Pending"),
         (not _are_pods_ready(view), "Restarting" if attempt else "Provisioning"),
         (state in {State.RUN_STATE_UNSPECIFIED, State.RUN_STATE_LOADING}, "Initializing"),
@@ -212,10 +213,9 @@ def _progressing(view: View) -> Fact:
 
 
 def _checkpoint_healthy(view: View) -> Fact:
-    if intents.is_late(view.run, view.now):
-        limit = view.run.spec.checkpointing.timeout_seconds
-        message = f"no checkpoint within {limit} s of the suspension; the last one is used"
-        return no("CheckpointHealthy", Reason.SUSPEND_TIMEOUT, message)
+    intent = view.status.intent
+    if intent is not None and intent.reason == Reason.SUSPEND_TIMEOUT:
+        return no("CheckpointHealthy", Reason.SUSPEND_TIMEOUT, intent.message)
     newest = next(iter(view.seen.checkpoints), None)
     if newest is None:
         return yes("CheckpointHealthy", Reason.NO_CHECKPOINT)
@@ -231,7 +231,7 @@ def _suspended(view: View) -> Fact:
     intent = view.status.intent
     if view.ending is not None:
         return no("Suspended", Reason.FINISHED)
-    if intent is not None and intent.type == "Suspend":
+    if intent is not None and intent.type in SUSPENDING:
         return no("Suspended", Reason.SUSPENDING, "a checkpoint first, then the pods go")
     if view.run.spec.suspend and view.seen.is_gone:
         return yes("Suspended", Reason.BY_USER)

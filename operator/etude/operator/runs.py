@@ -47,7 +47,7 @@ def decide(run: RLRun, seen: Seen, now: Moment, platform: Platform) -> Decision[
         now=now,
         platform=platform,
         problem=acceptance.run_problem(run, seen, platform),
-        is_running=_is_wanted(run, seen, now),
+        is_running=_is_wanted(run),
     )
     ending = run_status.ending_of(run) or _fulfilled(run, seen)
     if ending is not None:
@@ -62,7 +62,7 @@ def decide(run: RLRun, seen: Seen, now: Moment, platform: Platform) -> Decision[
     )
 
 
-def _is_wanted(run: RLRun, seen: Seen, now: Moment) -> bool:
+def _is_wanted(run: RLRun) -> bool:
     """Whether the run should hold pods, by what is written down."""
     if run_status.ending_of(run) is not None:
         return False
@@ -70,11 +70,9 @@ def _is_wanted(run: RLRun, seen: Seen, now: Moment) -> bool:
     if intent is None:
         return not run.spec.suspend
     match intent.type:
-        case "Suspend":
-            return not intents.may_release(run, seen, now)
-        case "Restart":
+        case "Suspend" | "Restart":
             return True
-        case "Fail" | "Complete":
+        case "Release" | "Fail" | "Complete":
             return False
 
 
@@ -107,7 +105,7 @@ def _recorded(course: Course) -> RLRunStatus | None:
         return None
     next_up = intents.undertaking(run, course.seen, now)
     if next_up.intent != run.status.intent:
-        return records.undertaken(run, next_up)
+        return records.undertaken(run, course.seen, next_up, now)
     if course.is_running and run.status.active.since is None:
         return records.started(run, course.platform, now)
     return None
@@ -162,13 +160,15 @@ def _replacements(course: Course) -> Iterator[Action]:
     intent = course.run.status.intent
     if intent is None or intent.type != "Restart":
         return
-    if intent.reason == Reason.NO_PROGRESS and course.seen.report.is_connected:
+    old = [
+        pod
+        for pod in course.seen.pods.get(intent.role, ())
+        if labels(pod).get(names.ATTEMPT) != str(intent.attempt) and not is_deleting(pod)
+    ]
+    if old and intent.reason == Reason.NO_PROGRESS:
         order = run_pb2.CommandRequest(dump_stacks=run_pb2.DumpStacks())
         yield _order(course, order, "dump", intent.attempt)
-    for pod in course.seen.pods.get(intent.role, ()):
-        is_old = labels(pod).get(names.ATTEMPT) != str(intent.attempt)
-        if is_old and not is_deleting(pod):
-            yield Delete(ref(pod), uid(pod))
+    yield from (Delete(ref(pod), uid(pod)) for pod in old)
 
 
 def _orders(course: Course) -> Iterator[Order]:
@@ -177,7 +177,7 @@ def _orders(course: Course) -> Iterator[Order]:
     if not report.is_connected or report.status is None or report.status.state in intents.OVER:
         return
     intent = run.status.intent
-    if intent is not None and intent.type == "Suspend" and course.is_running:
+    if intent is not None and intent.type == "Suspend":
         request = run_pb2.CommandRequest(suspend=run_pb2.SuspendRun(checkpoint=True))
         yield _order(course, request, "suspend", intent.generation)
     if intent is None and report.status.observed_generation < run.metadata.generation:

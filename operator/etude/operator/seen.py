@@ -63,22 +63,26 @@ class Seen:
         )
 
 
+def role_pods(cluster: Cluster, run: RLRun) -> dict[str, list[Manifest]]:
+    """Pods of the run's StatefulSets, by role; those on their way out too."""
+    return {
+        labels(m).get(names.ROLE, ""): [p for p in cluster.owned(uid(m)) if p["kind"] == "Pod"]
+        for m in cluster.owned(run.metadata.uid)
+        if m["kind"] == "StatefulSet"
+    }
+
+
 def gather(cluster: Cluster, book: ReportBook, run: RLRun, problem: Fact | None) -> Seen:
     """Everything that a decision about this run depends on."""
     owned = cluster.owned(run.metadata.uid)
     children = {ref(m): m for m in owned if m["kind"] != "Checkpoint"}
-    sets = [m for m in children.values() if m["kind"] == "StatefulSet"]
-    pods = {
-        labels(m).get(names.ROLE, ""): [p for p in cluster.owned(uid(m)) if p["kind"] == "Pod"]
-        for m in sets
-    }
     found = [_checkpoint(m) for m in owned if m["kind"] == "Checkpoint"]
     report = book.run(run.metadata.uid)
     reported = Position(run.status.reported.epoch, run.status.reported.sequence)
     done = max(report.done, reported)
     return Seen(
         children=children,
-        pods=pods,
+        pods=role_pods(cluster, run),
         pools=_pools(cluster, run),
         checkpoints=sorted(
             (c for c in found if c is not None), key=lambda c: c.spec.step, reverse=True

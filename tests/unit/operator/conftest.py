@@ -91,6 +91,9 @@ def platform() -> Platform:
     return Platform(images=images, allows_weak_isolation=True)
 
 
+TRAINER = "demo-trainer-0.demo-trainer:7000"
+
+
 class Lab:
     """A MemoryCluster under the real reconciler, driven key by key on a clock that stands still."""
 
@@ -102,17 +105,16 @@ class Lab:
         self.random = random.Random(0)
         self.writes: list[str] = []
         self.kill_at: int | None = None
-        self.kill_before = False
-        self.cluster.before_write = self._before
         self.cluster.after_write = self._after
         self.cluster.subscribe(self._changed)
         self.sequence = 0
         self.epoch = 1
+        self.kills = 0
+        self.peers = MemoryPeers()
         self.start()
 
     def start(self) -> None:
         """A fresh operator process over the same cluster."""
-        self.peers = MemoryPeers()
         self.book = ReportBook(self.clock)
         self.dirty: dict[Ref, None] = {}
         self.due: dict[Ref, float] = {}
@@ -132,6 +134,7 @@ class Lab:
 
     async def kill(self) -> None:
         """The operator process dies; what it knew is gone, the cluster stays."""
+        self.kills += 1
         self.followers.leave_all()
         await asyncio.sleep(0)
         self.start()
@@ -217,8 +220,14 @@ class Lab:
         self.sequence += 1
         response.run_uid = self.run().metadata.uid
         response.epoch, response.sequence = self.epoch, self.sequence
-        self.peers.runs["demo-trainer-0.demo-trainer:7000"].put_nowait(response)
+        self.peers.runs[TRAINER].say(response)
         await self.settle()
+
+    def new_controller(self) -> None:
+        """Another process answers as the controller; it has said nothing yet."""
+        self.epoch += 1
+        self.sequence = 0
+        del self.peers.runs[TRAINER]
 
     async def finish_jobs(self, *, exit_code: int = 0, message: str = "") -> None:
         """Every Job's pod ends."""
@@ -254,13 +263,9 @@ class Lab:
         for key in self.operator.concerned(manifest):
             self.dirty[key] = None
 
-    def _before(self, verb: str, key: Ref) -> None:
-        self.writes.append(f"{verb} {key.kind}/{key.name}")
-        if self.kill_before and self.kill_at == len(self.writes):
-            raise Killed
-
     def _after(self, verb: str, key: Ref) -> None:
-        if not self.kill_before and self.kill_at == len(self.writes):
+        self.writes.append(f"{verb} {key.kind}/{key.name}")
+        if self.kill_at == len(self.writes):
             raise Killed
 
 

@@ -57,12 +57,11 @@ class Cache:
         self._tell(manifest)
         return True
 
-    def mark_deleting(self, key: Ref, *, when: str) -> None:
-        """Remember that we asked an object to go, until the watch says so itself."""
+    def amend(self, key: Ref, **metadata: object) -> None:
+        """Remember what a write of ours did to an object's metadata, until the watch says so."""
         known = self._objects.get(key)
-        if known is not None and not known["metadata"].get("deletionTimestamp"):
-            metadata = {**known["metadata"], "deletionTimestamp": when}
-            self._objects[key] = {**known, "metadata": metadata}
+        if known is not None:
+            self._objects[key] = {**known, "metadata": {**known["metadata"], **metadata}}
             self._tell(self._objects[key])
 
     def lose(self, key: Ref, gone_uid: str) -> None:

@@ -145,8 +145,8 @@ class Failure(Status):
 class Intent(Status):
     """What the operator has decided and is carrying out; written before the first action."""
 
-    type: Literal["Suspend", "Restart", "Fail", "Complete"]
-    """The decision."""
+    type: Literal["Suspend", "Release", "Restart", "Fail", "Complete"]
+    """The decision; Release follows Suspend once everything is saved."""
     reason: Annotated[str, Field(max_length=64)]
     """Reason code, which becomes that of the condition."""
     message: Annotated[str, Field(max_length=1024)] = ""

@@ -1,0 +1,172 @@
+"""Checkpoints: registered, verified, retired, deleted with their data."""
+
+from typing import Any
+
+import pytest
+
+from etude.common.api.kinds import Checkpoint
+from etude.operator.manifests import Ref
+from etude.v1 import run_pb2
+
+
+@pytest.fixture
+async def running(lab: Any, run_body: Any) -> Any:
+    lab.cluster.put(run_body(checkpointing={"keepLast": 2}))
+    await lab.settle()
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
+    return lab
+
+
+def name(step: int) -> str:
+    return f"demo-s{step:08d}-000000"
+
+
+def checkpoint(lab: Any, step: int) -> Checkpoint:
+    found = next(
+        m
+        for key, m in lab.cluster.objects().items()
+        if key.kind == "Checkpoint" and m["spec"].get("step", 0) == step
+    )
+    return Checkpoint.model_validate(found)
+
+
+def steps(lab: Any) -> list[int]:
+    found = [m for key, m in lab.cluster.objects().items() if key.kind == "Checkpoint"]
+    return sorted(m["spec"].get("step", 0) for m in found)
+
+
+async def test_what_the_controller_announces_is_registered_and_verified(running: Any) -> None:
+    await running.tell_checkpoint(10)
+    made = checkpoint(running, 10)
+    assert made.metadata.name == name(10)
+    assert made.metadata.finalizers == ("etude.dev/checkpoint-data",)
+    assert made.status.phase == "Verifying"
+    assert running.names("Job") == [f"{name(10)}-ver"]
+    await running.finish_jobs()
+    assert checkpoint(running, 10).status.phase == "Ready"
+    assert running.names("Job") == []
+    await running.advance(5)
+    assert running.run().status.last_checkpoint.step == 10
+    assert running.condition("CheckpointHealthy") == ("True", "CheckpointVerified")
+
+
+async def test_announcing_it_again_registers_nothing(running: Any) -> None:
+    await running.tell_checkpoint(10)
+    before = len([w for w in running.writes if "Checkpoint" in w])
+    running.new_controller()
+    await running.kill()
+    await running.tell_checkpoint(10)
+    assert len([w for w in running.writes if "Checkpoint" in w]) == before
+
+
+async def test_a_restarted_operator_asks_only_for_what_is_new(running: Any) -> None:
+    await running.tell_checkpoint(10)
+    await running.tell_event("PhaseStarted")
+    await running.advance(10)
+    reported = running.run().status.reported
+    assert (reported.epoch, reported.sequence) == (1, 3)
+
+
+async def test_damaged_data_is_reported_and_not_resumed_from(running: Any) -> None:
+    await running.tell_checkpoint(10)
+    await running.finish_jobs()
+    await running.tell_checkpoint(20)
+    words = "learner/rank0: does not match the manifest"
+    for _ in range(3):
+        await running.finish_jobs(exit_code=65, message=words)
+    damaged = checkpoint(running, 20)
+    assert damaged.status.phase == "Corrupt"
+    assert damaged.status.conditions[0].message == words
+    assert running.condition("CheckpointHealthy") == ("False", "Corrupt")
+    assert running.run().status.last_checkpoint.step == 10
+
+
+async def test_a_store_that_is_down_is_asked_again_later(running: Any) -> None:
+    await running.tell_checkpoint(10)
+    for _ in range(3):
+        await running.finish_jobs(exit_code=75, message="connection refused")
+    made = checkpoint(running, 10)
+    assert (made.status.phase, made.status.conditions[0].reason) == (
+        "Verifying",
+        "StorageUnavailable",
+    )
+    await running.advance(61)
+    await running.finish_jobs()
+    assert checkpoint(running, 10).status.phase == "Ready"
+
+
+async def test_only_the_newest_verified_ones_are_kept(running: Any) -> None:
+    for step in (10, 20, 30):
+        await running.tell_checkpoint(step)
+        await running.finish_jobs()
+    assert steps(running) == [10, 20, 30]
+    assert checkpoint(running, 10).status.phase == "Deleting"
+    await running.finish_jobs()
+    assert steps(running) == [20, 30]
+    assert running.names("Job") == []
+
+
+async def test_nothing_is_retired_before_the_newer_ones_are_verified(running: Any) -> None:
+    await running.tell_checkpoint(10)
+    await running.finish_jobs()
+    for step in (20, 30, 40):
+        await running.tell_checkpoint(step)
+    assert steps(running) == [10, 20, 30, 40]
+    assert checkpoint(running, 10).metadata.deletion_timestamp is None
+
+
+async def test_a_pinned_checkpoint_stays(running: Any) -> None:
+    await running.tell_checkpoint(10)
+    key = Ref("Checkpoint", "lab", name(10))
+    manifest = running.cluster.objects()[key]
+    running.cluster.put({**manifest, "spec": {**manifest["spec"], "pinned": True}})
+    for step in (20, 30, 40):
+        await running.tell_checkpoint(step)
+        await running.finish_jobs()
+    await running.finish_jobs()
+    assert steps(running) == [10, 30, 40]
+
+
+async def test_a_failed_deletion_is_reported_and_tried_again(running: Any) -> None:
+    await running.tell_checkpoint(10)
+    await running.finish_jobs()
+    running.cluster.remove(Ref("Checkpoint", "lab", name(10)))
+    await running.settle()
+    for _ in range(3):
+        await running.finish_jobs(exit_code=75, message="connection refused")
+    assert checkpoint(running, 10).status.conditions[0].reason == "DeletionFailed"
+    await running.advance(61)
+    await running.finish_jobs()
+    assert steps(running) == []
+
+
+async def test_a_retained_checkpoint_goes_without_its_data(lab: Any, run_body: Any) -> None:
+    body = {
+        "apiVersion": "etude.dev/v1alpha1",
+        "kind": "Checkpoint",
+        "metadata": {"name": "imported", "namespace": "lab"},
+        "spec": {
+            "reason": "Imported",
+            "source": {"uri": "s3://old/one", "manifestDigest": "0" * 64},
+            "storage": {"uri": "s3://old"},
+            "deletionPolicy": "Retain",
+        },
+    }
+    lab.cluster.put(body)
+    await lab.settle()
+    await lab.finish_jobs()
+    assert checkpoint(lab, 0).status.phase == "Ready"
+    lab.cluster.remove(Ref("Checkpoint", "lab", "imported"))
+    await lab.settle()
+    assert steps(lab) == []
+    assert not [w for w in lab.writes if "imported-del" in w]
+
+
+async def test_deleting_the_run_deletes_the_data_of_its_checkpoints(running: Any) -> None:
+    await running.tell_checkpoint(10)
+    await running.finish_jobs()
+    running.cluster.remove(Ref("RLRun", "lab", "demo"))
+    await running.settle()
+    assert running.names("Job") == [f"{name(10)}-del"]
+    await running.finish_jobs()
+    assert running.cluster.objects() == {}

@@ -1,0 +1,120 @@
+"""A pool: its broker, its nodes, its figures."""
+
+from typing import Any
+
+import pytest
+
+from etude.common.api.kinds import EnvPool
+from etude.operator.desired import Platform
+from etude.operator.manifests import Ref
+from etude.operator.pools import ordinals
+from etude.v1 import environments_pb2
+
+KEY = Ref("EnvPool", "lab", "repos")
+
+
+def body(replicas: int = 2, **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "etude.dev/v1alpha1",
+        "kind": "EnvPool",
+        "metadata": {"name": "repos", "namespace": "lab"},
+        "spec": {"templates": [{"name": "python"}], "replicas": replicas, **spec},
+    }
+
+
+def status(lab: Any) -> Any:
+    return EnvPool.model_validate(lab.cluster.objects()[KEY]).status
+
+
+def nodes(lab: Any) -> list[str]:
+    return [name for name in lab.names("Pod") if "-node-" in name]
+
+
+@pytest.fixture
+async def pool_lab(lab: Any) -> Any:
+    lab.cluster.put(body())
+    await lab.settle()
+    return lab
+
+
+async def test_a_pool_gets_a_broker_and_its_nodes(pool_lab: Any) -> None:
+    assert nodes(pool_lab) == ["repos-node-0", "repos-node-1"]
+    assert "repos-broker-0" in pool_lab.names("Pod")
+    found = status(pool_lab)
+    assert (found.phase, found.replicas, found.ready_replicas) == ("Ready", 2, 2)
+    assert found.selector == "etude.dev/pool=repos,etude.dev/role=node"
+
+
+async def test_scaling_down_takes_the_highest_nodes_and_up_fills_the_gaps(pool_lab: Any) -> None:
+    pool_lab.cluster.put(body(replicas=1))
+    await pool_lab.settle()
+    assert nodes(pool_lab) == ["repos-node-0"]
+    pool_lab.cluster.put(body(replicas=3))
+    await pool_lab.settle()
+    assert nodes(pool_lab) == ["repos-node-0", "repos-node-1", "repos-node-2"]
+
+
+async def test_a_lost_node_is_replaced_under_the_same_name(pool_lab: Any) -> None:
+    key = Ref("Pod", "lab", "repos-node-0")
+    before = pool_lab.cluster.objects()[key]["metadata"]["uid"]
+    pool_lab.cluster.set_status(key, {"phase": "Failed", "reason": "Evicted"})
+    await pool_lab.settle()
+    assert nodes(pool_lab) == ["repos-node-0", "repos-node-1"]
+    assert pool_lab.cluster.objects()[key]["metadata"]["uid"] != before
+
+
+async def test_a_pool_scaled_to_zero_has_no_pods_and_says_why(pool_lab: Any) -> None:
+    pool_lab.cluster.put(body(replicas=0))
+    await pool_lab.settle()
+    assert pool_lab.names("Pod") == []
+    found = status(pool_lab)
+    assert found.phase == "ScaledToZero"
+    assert found.conditions[1].reason == "ScaledToZero"
+
+
+async def test_the_brokers_figures_reach_the_status(pool_lab: Any) -> None:
+    report = environments_pb2.WatchPoolResponse(
+        sequence=1,
+        slots=128,
+        leased=100,
+        waiting=3,
+        driver="process",
+        isolation=environments_pb2.ISOLATION_WEAK,
+        acquire_p99_ms=40,
+    )
+    pool_lab.peers.pools["repos-broker-0.repos-broker:7020"].say(report)
+    await pool_lab.settle()
+    await pool_lab.advance(5)
+    found = status(pool_lab)
+    assert (found.slots.idle, found.slots.leased, found.slots.queued) == (28, 100, 3)
+    assert (found.driver, found.isolation, found.leases.acquire_p99_ms) == ("process", "Weak", 40)
+
+
+async def test_nodes_that_refuse_to_start_show_as_an_unavailable_driver(pool_lab: Any) -> None:
+    pool_lab.end("repos-node-0", exit_code=78, message="isolation MicroVM needs /dev/kvm")
+    pool_lab.end("repos-node-1", exit_code=78, message="isolation MicroVM needs /dev/kvm")
+    await pool_lab.settle()
+    found = status(pool_lab)
+    degraded = next(c for c in found.conditions if c.type == "Degraded")
+    assert (degraded.status, degraded.reason) == ("True", "DriverUnavailable")
+    assert "needs /dev/kvm" in degraded.message
+    assert found.phase == "Degraded"
+
+
+async def test_weak_isolation_needs_the_platforms_consent(lab: Any, platform: Platform) -> None:
+    lab.platform = lab.reconciler.platform = Platform(images=platform.images)
+    lab.cluster.put(body(isolation={"minimum": "Process"}))
+    await lab.settle()
+    assert status(lab).conditions[0].reason == "WeakIsolationNotAllowed"
+    assert lab.names("Pod") == []
+
+
+async def test_a_node_on_its_way_out_keeps_its_ordinal(pool: EnvPool) -> None:
+    def node(number: int, *, leaves: bool = False) -> dict[str, Any]:
+        metadata: dict[str, Any] = {"name": f"repos-node-{number}"}
+        return {"metadata": metadata | ({"deletionTimestamp": "now"} if leaves else {})}
+
+    wanted = pool.model_copy(update={"spec": pool.spec.model_copy(update={"replicas": 2})})
+    assert ordinals(wanted, [node(0, leaves=True), node(1)]) == (1, 2)
+    assert ordinals(wanted, [node(3), node(5), node(7)]) == (3, 5)
+    assert ordinals(wanted, []) == (0, 1)
