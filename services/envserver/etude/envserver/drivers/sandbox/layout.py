@@ -1,5 +1,6 @@
 """Names, sizes and identities that both sides of the wall agree on."""
 
+import errno
 import functools
 import os
 import re
@@ -102,14 +103,34 @@ class Job:
     """File to read back afterwards."""
 
 
+class _Range(NamedTuple):
+    """One row of a user map."""
+
+    inside: int
+    outside: int
+    size: int
+
+
+def _ranges() -> list[_Range]:
+    lines = Path("/proc/self/uid_map").read_text().splitlines()
+    return [_Range(*map(int, line.split())) for line in lines]
+
+
 @functools.cache
 def has_other_user() -> bool:
     """Whether commands can be another user than the node: it is root, and root of enough ids."""
-    if os.geteuid() != 0:
-        return False
-    lines = Path("/proc/self/uid_map").read_text().splitlines()
-    rows = [tuple(map(int, line.split())) for line in lines]
-    return any(start <= OUTSIDE_UID < start + count for start, _, count in rows)
+    return os.geteuid() == 0 and any(r.inside <= OUTSIDE_UID < r.inside + r.size for r in _ranges())
+
+
+def require_safe_user() -> None:
+    """Refuse to run commands as the host's root, whom the kernel spares its limits.
+
+    Raises:
+        PermissionError: they would be.
+    """
+    is_hosts_root = any(r.inside == 0 and r.outside == 0 for r in _ranges())
+    if os.geteuid() == 0 and is_hosts_root and not has_other_user():
+        raise PermissionError(errno.EPERM, "commands would run as the host's root: map more users")
 
 
 def outside_uid() -> int:

@@ -31,6 +31,7 @@ def main(arguments: list[str]) -> NoReturn:
     sys.path[:] = [entry for entry in sys.path if entry.startswith(paths.prefix)]
     try:
         kernel.require_machine()
+        layout.require_safe_user()
         _enter_user_namespace()
         rest = kernel.NEW_MOUNTS | kernel.NEW_PIDS | kernel.NEW_NETWORK
         kernel.unshare(rest | kernel.NEW_IPC | kernel.NEW_HOSTNAME, "unshare")
