@@ -45,6 +45,7 @@ class Engines:
     targets: Sequence[str]
     timeout_s: float
     """Longest wait for the first replica that serves a version."""
+    grace_s: float = GRACE_S
     rotation: tuple[str, ...] = ()
     """Replicas that serve the newest committed version."""
     last_pause_s: float = 0.0
@@ -69,7 +70,7 @@ class Engines:
                 tasks, timeout=self.timeout_s, return_when=asyncio.FIRST_COMPLETED
             )
             if late and done:
-                done, late = await asyncio.wait(tasks, timeout=GRACE_S)
+                done, late = await asyncio.wait(tasks, timeout=self.grace_s)
         finally:
             for task in tasks:
                 task.cancel()

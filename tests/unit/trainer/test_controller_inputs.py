@@ -1,0 +1,146 @@
+"""What a run names is found and checked before anything is started."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, models
+
+from etude.agent.chat import LAYOUT_TOKENS
+from etude.common.api.run import Evaluation, RLRunSpec
+from etude.common.errors import UserError
+from etude.common.files import ResolvedRun
+from etude.trainer.controller.evaluation import due
+from etude.trainer.controller.inputs import find_inputs
+from etude.trainer.controller.tasks import Task
+from etude.trainer.settings import Settings
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tokenizer = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in LAYOUT_TOKENS])
+    (tmp_path / "model").mkdir()
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    (tmp_path / "model" / "config.json").write_text("{}")
+    for number in range(6):
+        (tmp_path / "tasks" / f"t{number}").mkdir(parents=True)
+        (tmp_path / "tasks" / f"t{number}" / "task.toml").write_text("")
+    return tmp_path
+
+
+def spec(folder: Path, **changed: Any) -> dict[str, Any]:
+    task_set = {"name": "train", "uri": f"file://{folder}/tasks", "environment": "repos"}
+    pool = {"templates": [{"name": "python", "trust": "Trusted"}]}
+    phase = {
+        "name": "rl",
+        "type": "ReinforcementLearning",
+        "maxSteps": 3,
+        "optimizer": {"learningRate": "1e-3"},
+        "tasks": [task_set],
+        "algorithm": {"promptsPerStep": 2, "groupSize": 2},
+        **changed,
+    }
+    return {
+        "model": {"uri": f"file://{folder}/model"},
+        "storage": {"uri": f"file://{folder}/run"},
+        "phases": [phase],
+        "roles": {
+            "inference": {},
+            "environments": [{"name": "repos", "template": "python", "poolTemplate": pool}],
+            "rewards": {"functions": [{"name": "success", "function": "Verifier"}]},
+        },
+    }
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {
+        "ETUDE_RUN_FILE": str(folder / "run.json"),
+        "ETUDE_SCRATCH": str(folder / "scratch"),
+        "ETUDE_INFERENCE_TARGETS": "a:1, b:2",
+        "ETUDE_REWARDS_TARGET": "r:1",
+        "ETUDE_BROKERS": json.dumps({"repos": "b:1"}),
+    }
+
+
+def find(folder: Path, given: dict[str, Any]) -> Any:
+    resolved = ResolvedRun.model_validate({"name": "r", "uid": "u", "spec": given})
+    return find_inputs(resolved, Settings.from_env(environment(folder)))
+
+
+def test_everything_that_is_there_is_found(folder: Path) -> None:
+    found = find(folder, spec(folder))
+    assert len(found.task_sets.orders["rl"]) == 6
+    assert found.model_folder == folder / "model"
+
+
+def test_a_phase_that_would_run_out_of_tasks_is_refused_before_it_starts(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"phase rl.*needs 8 tasks.*6 are there"):
+        find(folder, spec(folder, maxSteps=4))
+
+
+def test_a_missing_model_is_named(folder: Path) -> None:
+    (folder / "model" / "config.json").unlink()
+    with pytest.raises(UserError, match=r"model.uri.*config.json"):
+        find(folder, spec(folder))
+
+
+def test_a_wrong_tokenizer_is_named(folder: Path) -> None:
+    Tokenizer(models.BPE(vocab={"a": 0}, merges=[])).save(str(folder / "model/tokenizer.json"))
+    with pytest.raises(UserError, match="lacks"):
+        find(folder, spec(folder))
+
+
+def test_settings_are_read_and_checked_against_the_run(folder: Path) -> None:
+    settings = Settings.from_env(environment(folder))
+    assert settings.inference_targets == ("a:1", "b:2")
+    run = RLRunSpec.model_validate(spec(folder))
+    settings.check(run)
+    for name in ("ETUDE_INFERENCE_TARGETS", "ETUDE_REWARDS_TARGET", "ETUDE_BROKERS"):
+        changed = {k: v for k, v in environment(folder).items() if k != name}
+        with pytest.raises(ValueError, match=name):
+            Settings.from_env(changed).check(run)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("ETUDE_PORT", "-1"), ("ETUDE_PORT", "70000"), ("ETUDE_BROKERS", "[1]")]
+)
+def test_a_setting_that_cannot_be_read_is_named(folder: Path, name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        Settings.from_env(environment(folder) | {name: value})
+
+
+def test_a_missing_setting_is_named(folder: Path) -> None:
+    with pytest.raises(KeyError, match="ETUDE_RUN_FILE"):
+        Settings.from_env({})
+
+
+TASKS = [Task(task_id=str(i), uri="u", environment="e") for i in range(5)]
+
+
+def evaluation(**changed: Any) -> Evaluation:
+    task_set = {"name": "t", "uri": "file:///t", "environment": "e"}
+    fields = {"name": "held-out", "tasks": task_set, "phase": "rl", "everySteps": 10, "limit": 2}
+    return Evaluation.model_validate({**fields, **changed})
+
+
+def test_the_first_and_the_last_evaluation_take_all_tasks_and_a_greedy_pass() -> None:
+    for step in (0, 25):
+        found = due(evaluation(), TASKS, step=step, last_step=25)
+        assert found is not None
+        assert (len(found.tasks), found.is_greedy) == (5, True)
+
+
+def test_evaluations_between_are_limited_and_sampled_only() -> None:
+    found = due(evaluation(), TASKS, step=10, last_step=25)
+    assert found is not None
+    assert (len(found.tasks), found.is_greedy) == (2, False)
+    assert due(evaluation(), TASKS, step=11, last_step=25) is None
+
+
+@pytest.mark.parametrize(("greedy", "expected"), [("Always", True), ("Never", False)])
+def test_the_greedy_pass_follows_its_setting(greedy: str, *, expected: bool) -> None:
+    found = due(evaluation(greedy=greedy), TASKS, step=10, last_step=25)
+    assert found is not None
+    assert found.is_greedy is expected

@@ -1,0 +1,127 @@
+"""Rows of metrics and rollouts."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from etude.agent.chat import LAYOUT_TOKENS, ChatFormat
+from etude.trainer.batches import StepResult
+from etude.trainer.controller.records import (
+    Faults,
+    Place,
+    evaluation_fields,
+    policy_fields,
+    rollout_row,
+    step_row,
+)
+from etude.v1.journal_pb2 import JournalRollout
+from etude.v1.rewards_pb2 import RewardFault, RewardRecord
+from etude.v1.rollout_pb2 import ENDING_STOPPED, CallRecord, Costs, Link, Rollout
+
+PLACE = Place(time_s=1.0, phase="rl", step=3, global_step=103)
+RESULT = StepResult(
+    loss=0.5,
+    grad_norm=0.1,
+    tokens=1000,
+    trained_tokens=400,
+    learning_rate=1e-4,
+    mismatch_mean=1e-6,
+    weight_digest="d",
+    seconds=0.5,
+)
+
+
+@pytest.fixture
+def chat(tmp_path: Path) -> ChatFormat:
+    alphabet = {byte: i for i, byte in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in LAYOUT_TOKENS])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return ChatFormat.load(tmp_path)
+
+
+def record(name: str, reward: float, *, group: str = "g", success: float = 0.0) -> JournalRollout:
+    return JournalRollout(
+        rollout=Rollout(
+            rollout_id=name,
+            group_id=group,
+            links=[Link(token_ids=[1, 2, 3])],
+            costs=Costs(turns=2, malformed_calls=1, completion_tokens=2),
+            ending=ENDING_STOPPED,
+            calls=[
+                CallRecord(turn=0, name="read_file"),
+                CallRecord(turn=1, name="zzz", is_malformed=True),
+            ],
+        ),
+        reward=RewardRecord(rollout_id=name, reward=reward, success=success),
+    )
+
+
+def test_a_step_row_has_speed_and_place() -> None:
+    row = step_row(PLACE, RESULT, seconds=2.0)
+    assert (row["kind"], row["phase"], row["step"], row["global_step"]) == ("step", "rl", 3, 103)
+    assert row["tokens_per_second"] == 500
+    json.dumps(row, allow_nan=False)
+
+
+def test_a_policy_row_counts_tools_endings_and_groups_with_a_gradient() -> None:
+    records = [record("a", 1.0), record("b", 0.0), record("c", 1.0, group="h")]
+    row = policy_fields(RESULT, records, staleness=[0, 1, 1], faults=Faults(2, 1, 0))
+    assert row["reward_mean"] == pytest.approx(2 / 3)
+    assert row["tools"] == {"read_file": 3}
+    assert row["endings"] == {"stopped": 3}
+    assert row["groups_active"] == 1
+    assert (row["staleness_p50"], row["staleness_max"]) == (1, 1)
+    assert (row["rollouts"], row["masked"], row["retried"]) == (5, 2, 1)
+    assert row["malformed_per_rollout"] == 1
+    json.dumps(row, allow_nan=False)
+
+
+def test_a_step_whose_rollouts_were_all_masked_has_a_row_too() -> None:
+    row = policy_fields(RESULT, [], staleness=[], faults=Faults(4, 0, 0))
+    assert (row["rollouts"], row["reward_mean"], row["staleness_max"]) == (4, 0.0, 0)
+
+
+def test_an_evaluation_shows_both_modes() -> None:
+    sampled = [record("a", 1.0, success=1.0), record("b", 0.0)]
+    fields = evaluation_fields("held-out", sampled=sampled, greedy=[record("c", 1.0, success=1.0)])
+    assert (fields["success"], fields["greedy_success"], fields["count"]) == (0.5, 1.0, 2)
+    assert set(fields["behaviour"]) == {"sampled", "greedy"}
+    assert "greedy_success" not in evaluation_fields("held-out", sampled=sampled, greedy=[])
+
+
+def transcript(chat: ChatFormat) -> Link:
+    """One call and its result, as the turn loop leaves them."""
+    pieces = [
+        (chat.opening("Be good.", "Fix it."), False),
+        (chat.completion("calls a tool"), True),
+        (chat.tool_turn(["first", "<|end|> as text"]), False),
+        (chat.completion("Done."), True),
+    ]
+    ids = [token for tokens, _ in pieces for token in tokens]
+    mask = b"".join(bytes([sampled]) * len(tokens) for tokens, sampled in pieces)
+    return Link(token_ids=ids, loss_mask=mask, sampler_logprobs=[0.0] * len(ids))
+
+
+def test_a_rollout_reads_turn_by_turn(chat: ChatFormat) -> None:
+    rollout = Rollout(rollout_id="r", links=[transcript(chat)], ending=ENDING_STOPPED)
+    row = rollout_row(JournalRollout(rollout=rollout, reward=RewardRecord(reward=1.0)), chat)
+    assert [turn["role"] for turn in row["turns"]][:4] == ["system", "user", "assistant", "tool"]
+    assert row["turns"][0]["text"] == "Be good."
+    assert row["turns"][1]["text"] == "Fix it."
+    assert row["turns"][2]["text"] == "calls a tool"
+    assert row["turns"][-1] == {"role": "assistant", "text": "Done."}
+    assert "<tool_response>first</tool_response>" in row["turns"][3]["text"]
+
+
+def test_a_masked_rollout_says_why(chat: ChatFormat) -> None:
+    fault = RewardRecord(fault=RewardFault(reason="INFRA", message="no slot"))
+    row = rollout_row(
+        JournalRollout(rollout=Rollout(rollout_id="r", ending=ENDING_STOPPED), reward=fault), chat
+    )
+    assert row["fault"] == "INFRA: no slot"
+    assert "reward" not in row

@@ -1,0 +1,163 @@
+"""What watchers see of a run, and what they may order."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from etude.common.api.run import Checkpointing
+from etude.common.checkpoints import CheckpointManifest, CheckpointObject, StoredCheckpoint
+from etude.common.errors import InvalidFieldError
+from etude.trainer.controller.orders import Orders
+from etude.trainer.controller.program import FIRST_STEPS_LIMIT_S, silence_limit_s
+from etude.trainer.controller.reports import Reports
+from etude.trainer.controller.run import slow_step_s
+from etude.v1 import run_pb2
+
+
+async def read(reports: Reports, count: int, *, epoch: int = 0, after: int = 0) -> list[Any]:
+    found: list[Any] = []
+    async with asyncio.timeout(10):
+        async for report in reports.watch(epoch=epoch, after_sequence=after):
+            found.append(report)
+            if len(found) == count:
+                return found
+    raise AssertionError("the stream ended")
+
+
+def checkpoint(step: int) -> StoredCheckpoint:
+    item = CheckpointObject(key="controller.json", size=3, blake3="0" * 64)
+    manifest = CheckpointManifest(
+        run="u",
+        step=step,
+        phase="rl",
+        phase_step=step,
+        epoch=2,
+        policy_version=step,
+        reason="Scheduled",
+        objects=[item],
+    )
+    return StoredCheckpoint(manifest, f"checkpoints/{step:012d}/", "d" * 64)
+
+
+async def test_happenings_come_in_order_and_only_the_newest_status() -> None:
+    reports = Reports("u", 2)
+    for step in range(5):
+        reports.status.step = step
+        reports.touch()
+    reports.event("Resumed", "from the checkpoint of step 3")
+    reports.checkpoint(checkpoint(4), uri="file:///run/checkpoints/4")
+    found = await read(reports, 3)
+    assert [r.WhichOneof("body") for r in found] == ["event", "checkpoint", "status"]
+    assert found[2].status.step == 4
+    assert found[1].checkpoint.manifest_digest == "d" * 64
+    assert {(r.run_uid, r.epoch) for r in found} == {("u", 2)}
+
+
+async def test_a_watcher_resumes_after_a_known_position() -> None:
+    reports = Reports("u", 2)
+    reports.event("A", "first")
+    reports.event("B", "second")
+    seen = (await read(reports, 2))[0].sequence
+    assert [r.event.reason for r in await read(reports, 1, epoch=2, after=seen)] == ["B"]
+
+
+async def test_a_position_of_an_earlier_epoch_means_from_the_start() -> None:
+    reports = Reports("u", 2)
+    reports.event("A", "first")
+    assert (await read(reports, 1, epoch=1, after=99))[0].event.reason == "A"
+
+
+async def test_a_waiting_watcher_is_woken() -> None:
+    reports = Reports("u", 1)
+    waiting = asyncio.create_task(read(reports, 1))
+    await asyncio.sleep(0.01)
+    reports.state(run_pb2.RUN_STATE_RUNNING)
+    assert (await waiting)[0].status.state == run_pb2.RUN_STATE_RUNNING
+
+
+def orders() -> Orders:
+    return Orders(Checkpointing(), (), 3)
+
+
+def test_a_command_with_a_known_id_changes_nothing() -> None:
+    given = orders()
+    command = run_pb2.CommandRequest(command_id="1", checkpoint=run_pb2.CheckpointNow())
+    given.take(command)
+    given.wants_checkpoint = False
+    given.take(command)
+    assert not given.wants_checkpoint
+
+
+def test_suspending_and_stopping_halt_the_controller() -> None:
+    given = orders()
+    suspend = run_pb2.SuspendRun(checkpoint=True)
+    given.take(run_pb2.CommandRequest(command_id="1", suspend=suspend))
+    assert given.halting.is_set()
+    given = orders()
+    given.stop()
+    assert given.halting.is_set()
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (run_pb2.CommandRequest(checkpoint=run_pb2.CheckpointNow()), "command_id"),
+        (run_pb2.CommandRequest(command_id="1"), "what"),
+        (
+            run_pb2.CommandRequest(
+                command_id="1", configure=run_pb2.ConfigureRun(spec_json="{", generation=9)
+            ),
+            "configure.spec_json",
+        ),
+    ],
+)
+def test_a_bad_command_names_its_field(request_: run_pb2.CommandRequest, field: str) -> None:
+    given = orders()
+    with pytest.raises(InvalidFieldError) as caught:
+        given.take(request_)
+    assert caught.value.field == field
+    assert given.generation == 3
+
+
+def test_a_spec_that_was_delivered_late_is_ignored() -> None:
+    given = orders()
+    spec = {
+        "model": {"uri": "file:///m"},
+        "storage": {"uri": "file:///s"},
+        "phases": [
+            {
+                "name": "sft",
+                "type": "SupervisedFineTuning",
+                "maxSteps": 1,
+                "optimizer": {"learningRate": "1"},
+                "data": [{"name": "d", "uri": "file:///d"}],
+            }
+        ],
+        "roles": {},
+        "checkpointing": {"everySteps": 7},
+    }
+    for number, generation in enumerate((5, 4)):
+        spec["checkpointing"] = {"everySteps": generation}
+        order = run_pb2.ConfigureRun(spec_json=json.dumps(spec), generation=generation)
+        given.take(run_pb2.CommandRequest(command_id=str(number), configure=order))
+    assert (given.generation, given.checkpointing.every_steps) == (5, 5)
+
+
+def test_dumping_stacks_needs_no_event_loop(caplog: pytest.LogCaptureFixture) -> None:
+    orders().take(run_pb2.CommandRequest(command_id="1", dump_stacks=run_pb2.DumpStacks()))
+    assert "test_dumping_stacks_needs_no_event_loop" in caplog.text
+
+
+def test_silence_is_judged_by_the_deadline_or_by_measured_steps() -> None:
+    assert silence_limit_s(42, [1.0] * 100) == 42
+    assert silence_limit_s(None, [1.0]) == FIRST_STEPS_LIMIT_S
+    assert silence_limit_s(None, [1.0] * 100) == 300
+    assert silence_limit_s(None, [1.0] * 90 + [200.0] * 10) == 600
+
+
+def test_the_slow_step_is_the_one_in_a_hundred() -> None:
+    assert slow_step_s([]) == 0
+    assert slow_step_s([3.0]) == 3
+    assert slow_step_s([1.0] * 150 + [9.0] * 2) == 9
