@@ -36,6 +36,9 @@ def main() -> None:
     cluster.start(settings.ray_address)
     try:
         code = asyncio.run(serve(settings, resolved, inputs))
+    except OSError as error:
+        sys.stderr.write(f"etude-trainer: {error}\n")
+        code = 1
     finally:
         cluster.stop()
     sys.exit(code)
