@@ -49,8 +49,13 @@ def start(address: str | None) -> None:
         object_store_memory=OBJECT_STORE_BYTES,
         log_to_driver=True,
         logging_level=logging.WARNING,
-        # Idle workers for tasks that never come would cost memory and start-up time.
-        _system_config={"enable_worker_prestart": False, "prestart_worker_first_driver": False},
+        _system_config={
+            # Idle workers for tasks that never come would cost memory and start-up time.
+            "enable_worker_prestart": False,
+            "prestart_worker_first_driver": False,
+            # Ray nices its workers by 15: beside a busy engine the rollouts that feed it starve.
+            "worker_niceness": 0,
+        },
     )
 
 
