@@ -229,3 +229,12 @@ async def test_a_bad_setting_is_named_and_never_tried_again(
     process = start(spec(world, mode="Sync"), **changed)
     assert await ended(process) == 78
     assert words in (world / "trainer.log").read_text()
+
+
+async def test_a_bad_line_of_data_is_named_and_never_tried_again(world: Path, start: Start) -> None:
+    (world / "traces.jsonl").write_text('{"prompt": "hi"}\n')
+    process = start(spec(world, mode="Sync"))
+    assert await asyncio.to_thread(process.wait, START_S) == 78
+    log = (world / "trainer.log").read_text()
+    assert "traces.jsonl line 1" in log
+    assert "fix:" in log

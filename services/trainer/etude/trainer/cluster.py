@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from typing_extensions import override
 
@@ -65,6 +65,12 @@ def rendezvous() -> str:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
     return f"tcp://{ray.util.get_node_ip_address()}:{port}"
+
+
+def as_raised(error: BaseException) -> BaseException:
+    """The error as an actor raised it, without the traceback that Ray makes of its message."""
+    cause = error.cause if isinstance(error, RayTaskError) else None
+    return cause if isinstance(cause, BaseException) else error
 
 
 def stop() -> None:

@@ -202,7 +202,7 @@ async def _train(run: Run, inputs: Inputs, opened: Opened) -> int:
     try:
         is_done = await train(run, inputs.task_sets, checkpoint=opened.checkpoint)
     except Exception as caught:  # noqa: BLE001 - the edge of the process
-        return _failed(run, root_cause(caught))
+        return _failed(run, cluster.as_raised(root_cause(caught)))
     done, suspended = run_pb2.RUN_STATE_DONE, run_pb2.RUN_STATE_SUSPENDED
     run.reports.state(done if is_done else suspended)
     return 0

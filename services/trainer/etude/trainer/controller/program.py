@@ -48,7 +48,8 @@ async def train(run: Run, task_sets: TaskSets, *, checkpoint: StoredCheckpoint |
 
 
 async def _phases(run: Run, task_sets: TaskSets, checkpoint: StoredCheckpoint | None) -> bool:
-    await _begin(run, checkpoint)
+    if not await run.unless_halted(_begin(run, checkpoint)):
+        return False
     for phase in run.resolved.spec.phases:
         if phase.name in run.cursor.finished:
             continue
@@ -73,8 +74,11 @@ async def _phases(run: Run, task_sets: TaskSets, checkpoint: StoredCheckpoint | 
     return True
 
 
-async def _begin(run: Run, checkpoint: StoredCheckpoint | None) -> None:
-    """Restore the learner, announce what is in the store, and publish so that engines can start."""
+async def _begin(run: Run, checkpoint: StoredCheckpoint | None) -> bool:
+    """Restore the learner, announce what is in the store, and publish so that engines can start.
+
+    True once it is done, which a run that is stopped meanwhile does not see.
+    """
     for found in checkpoints.stored(run.store, run=run.resolved.uid):
         run.reports.checkpoint(found, uri=f"{run.store.url}/{found.prefix.rstrip('/')}")
     if checkpoint is not None:
@@ -82,6 +86,7 @@ async def _begin(run: Run, checkpoint: StoredCheckpoint | None) -> None:
         run.saver.last_step = checkpoint.manifest.step
         run.tell("Resumed", f"from the checkpoint of step {checkpoint.manifest.step}")
     await run.publish()
+    return True
 
 
 def silence_limit_s(deadline_s: int | None, step_seconds: list[float]) -> float:

@@ -216,11 +216,13 @@ class Run:
     async def serve(self) -> float:
         """Have the engines serve the newest version; returns their pause in milliseconds.
 
+        A run that is told to stop does not wait for engines.
+
         Raises:
             EnginesLateError: none did in time.
         """
         if self.cursor.policy is not None:
-            await self.engines.commit(VersionId(*self.cursor.policy))
+            await self.unless_halted(self.engines.commit(VersionId(*self.cursor.policy)))
         swap_ms = self.engines.last_pause_s * 1e3
         if self._version is not None:
             self.note(self._version | {"swap_ms": round(swap_ms, 2)})
