@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, JsonValue
 
-from etude.common.api.meta import NAMED, Fraction, Model, Name, Rule, Uri
+from etude.common.api.meta import NAMED, Fraction, Model, Name, Rule, Uri, number
 
 
 class PhaseType(StrEnum):
@@ -48,6 +48,23 @@ class TaskSet(Model):
 
 class Optimizer(Model):
     """AdamW and its learning-rate schedule."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="double(self.learningRate) > 0.0",
+            holds=lambda s: number(s.learning_rate) > 0,
+            message="learningRate must be above 0: with 0 nothing is learned",
+            fix='give a peak rate, for example "3e-4"',
+            field_path=".learningRate",
+        ),
+        Rule(
+            cel="double(self.gradientClip) > 0.0",
+            holds=lambda s: number(s.gradient_clip) > 0,
+            message="gradientClip must be above 0: with 0 nothing is learned",
+            fix='give the largest norm, for example "1"; a large number turns clipping off',
+            field_path=".gradientClip",
+        ),
+    )
 
     learning_rate: Fraction
     """Peak learning rate."""
