@@ -108,7 +108,7 @@ RLRUN = {
     "weights.timeoutSeconds": f"{CONTROLLER}.host",
     "weights.keepVersions": f"{CONTROLLER}.run",
     "checkpointing.everySteps": f"{CONTROLLER}.run",
-    "checkpointing.keepLast": f"{CONTROLLER}.run",
+    "checkpointing.keepLast": f"{OPERATOR}.registry",
     "checkpointing.onSuspend": f"{OPERATOR}.intents",
     "checkpointing.timeoutSeconds": f"{CONTROLLER}.run",
     "evaluation[].name": f"{CONTROLLER}.evaluation",
