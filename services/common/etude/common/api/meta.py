@@ -14,7 +14,7 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
 NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-DECIMAL = r"^[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?$"
+DECIMAL = r"^[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?$"
 
 Name = Annotated[str, Field(min_length=1, max_length=40, pattern=NAME)]
 """An RFC 1035 label short enough for every child's name."""
