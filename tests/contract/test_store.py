@@ -8,6 +8,7 @@ from pathlib import Path
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
+from typing_extensions import override
 
 from etude.common.blobs import (
     ExistsError,
@@ -111,6 +112,7 @@ def test_the_probe_refuses_a_store_that_overwrites_on_create() -> None:
     class Careless(MemoryStore):
         """A store without conditional puts."""
 
+        @override
         def create(self, key: str, data: bytes) -> None:
             self.put(key, data)
 

@@ -1,6 +1,7 @@
 """A real server and a real channel: limits, health, rich errors."""
 
 from collections.abc import AsyncIterator
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -66,10 +67,11 @@ async def failure(server: Server, group_id: str) -> grpc.aio.AioRpcError:
         return caught.value
 
 
-def details(error: grpc.aio.AioRpcError) -> dict[str, object]:
-    status = rpc_status.from_call(error)
+def details(error: grpc.aio.AioRpcError) -> dict[str, Any]:
+    # The stubs know the synchronous call only; both carry the same metadata.
+    status = rpc_status.from_call(cast("grpc.Call", error))
     assert status is not None
-    found: dict[str, object] = {}
+    found: dict[str, Any] = {}
     for box in status.details:
         for kind in (
             error_details_pb2.BadRequest,
@@ -109,7 +111,7 @@ async def test_our_own_bug_shows_an_incident_and_no_detail(server: Server) -> No
 
 async def test_health_follows_readiness(server: Server) -> None:
     async with dial(f"127.0.0.1:{server.port}") as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
+        stub: Any = health_pb2_grpc.HealthStub(channel)
         request = health_pb2.HealthCheckRequest(service=NAME)
         serving = health_pb2.HealthCheckResponse
         assert (await stub.Check(request, timeout=5)).status == serving.NOT_SERVING
