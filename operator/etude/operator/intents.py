@@ -90,7 +90,7 @@ def active_s(run: RLRun, wall_s: float) -> float:
     """Seconds that the run has held pods."""
     active = run.status.active
     running = max(0.0, wall_s - seconds(active.since)) if active.since else 0.0
-    return active.seconds + running
+    return round(active.seconds + running, 1)
 
 
 def _next(run: RLRun, seen: Seen, now: Moment) -> Undertaking:

@@ -22,6 +22,8 @@ from etude.operator.processes.ports import LOOPBACK, PortBook, pod_behind
 
 log = logging.getLogger(__name__)
 
+CLOSING_GRACE_S = 5.0
+
 
 @dataclass(slots=True)
 class ProcessKubelet(Kubelet):
@@ -46,9 +48,12 @@ class ProcessKubelet(Kubelet):
         trace: TracebackType | None,
     ) -> None:
         self._is_closing = True
+        # Whatever is still up has nothing left to do: somebody waits for the prompt.
+        hurry = asyncio.get_running_loop().call_later(CLOSING_GRACE_S, self.hurry)
         for runner in self._runners.values():
             runner.stop(now=self._is_hurried)
         await self._tasks.__aexit__(kind, error, trace)
+        hurry.cancel()
 
     @override
     def start(self, cluster: MemoryCluster, pod: Manifest) -> None:
