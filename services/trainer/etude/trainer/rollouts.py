@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -43,10 +44,11 @@ class RolloutWorker:
             otlp_endpoint=config.otlp_endpoint,
             traces_file=config.traces_file,
         )
-        self._config = config
+        self.config = config
         self._chat = ChatFormat.load(config.model_folder)
         self._slots = Slots(config.max_concurrent)
         self._peers = Peers(config)
+        self._nonce = uuid.uuid4().hex[:12]
 
     async def run_group(self, order: GroupOrder) -> GroupResult:
         """Run and score the siblings of an order; platform faults are retried, then masked."""
@@ -54,13 +56,14 @@ class RolloutWorker:
         group = _Group(
             order=order,
             instruction=instruction,
-            config=self._config,
+            config=self.config,
             chat=self._chat,
             slots=self._slots,
             peers=self._peers,
+            nonce=self._nonce,
         )
         rollouts = await group.run()
-        scorer = Scorer(self._peers.rewards(), self._config.score_timeout_s, self._config.outage_s)
+        scorer = Scorer(self._peers.rewards(), self.config.score_timeout_s, self.config.outage_s)
         records = await scorer.score(order, rollouts)
         return GroupResult(
             records=tuple(record.SerializeToString() for record in records),
@@ -70,7 +73,7 @@ class RolloutWorker:
         )
 
     def _instruction(self, task_uri: str) -> str:
-        store = store_for(task_uri, self._config.storage)
+        store = store_for(task_uri, self.config.storage)
         return store.get("instruction.md").decode().strip()
 
     async def close(self) -> None:
@@ -89,6 +92,9 @@ class _Group:
     chat: ChatFormat
     slots: Slots
     peers: Peers
+    nonce: str
+    """Part of every key: no attempt finds an environment that another one, or another worker
+    before it, has used."""
     retried: int = 0
     driver: str = ""
     isolation: environments_pb2.Isolation = environments_pb2.ISOLATION_UNSPECIFIED
@@ -133,8 +139,7 @@ class _Group:
         order, config = self.order, self.config
         return environments_pb2.LaunchBatchRequest(
             run_id=config.run,
-            # An environment is never used by two attempts: the key names this one alone.
-            idempotency_key=f"{config.run}/{config.epoch}/{self._name(indices[0])}/{attempt}",
+            idempotency_key=f"{self.nonce}/{self._name(indices[0])}/{attempt}",
             template=config.templates[order.environment],
             workspace=environments_pb2.WorkspaceSource(uri=f"{order.task_uri}/environment"),
             count=len(indices),

@@ -58,8 +58,6 @@ class WorkerConfig:
 
     run: str
     """UID of the run."""
-    epoch: int
-    """Part of every lease's key, so that no environment of an earlier controller is found again."""
     model_folder: Path
     """With the tokenizer."""
     brokers: Mapping[str, str]

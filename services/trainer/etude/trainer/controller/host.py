@@ -60,7 +60,7 @@ async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> in
             holder=f"{settings.pod}/{settings.attempt}",
         )
         rollouts = cluster.rollouts(
-            _worker_config(settings, resolved, inputs, epoch=opened.epoch),
+            _worker_config(settings, resolved, inputs),
             workers=resolved.spec.roles.trainer.rollout_workers if settings.brokers else 0,
         )
         run = _assemble(settings, resolved, inputs, opened, learners=learners, rollouts=rollouts)
@@ -102,9 +102,7 @@ def _learner_configs(
     ]
 
 
-def _worker_config(
-    settings: Settings, resolved: ResolvedRun, inputs: Inputs, *, epoch: int
-) -> WorkerConfig:
+def _worker_config(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> WorkerConfig:
     spec = resolved.spec
     workers = spec.roles.trainer.rollout_workers
     most = max((p.rollout.max_concurrent for p in spec.phases if p.rollout), default=64)
@@ -112,7 +110,6 @@ def _worker_config(
     timeouts = [f.timeout_seconds for f in rewards.functions] if rewards else []
     return WorkerConfig(
         run=resolved.uid,
-        epoch=epoch,
         model_folder=inputs.model_folder,
         brokers=dict(settings.brokers),
         templates={role.name: role.template for role in spec.roles.environments},

@@ -106,6 +106,8 @@ class Ledger:
         self.accepted += 1
 
     def _drop(self, body: journal_pb2.JournalDrop) -> None:
+        if body.reason not in DROP_REASONS:
+            raise CorruptError(f"group {body.group_id} was dropped for {body.reason!r}")
         group = self.live.get(body.group_id)
         if group is None:
             return

@@ -1,6 +1,7 @@
 """One run's parts, and what happens between its steps."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from etude.trainer.controller.saving import Saver
 from etude.trainer.controller.state import ControllerState, Cursor, Figures
 from etude.trainer.work import Learners, Rollouts
 from etude.v1 import journal_pb2, run_pb2
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -97,6 +100,7 @@ class Run:
 
     def tell(self, reason: str, message: str, *, warning: bool = False) -> None:
         """An event, for the operator and for the record."""
+        log.log(logging.WARNING if warning else logging.INFO, "%s: %s", reason, message)
         self.reports.event(reason, message, warning=warning)
         self.note(self.place().row("event", reason=reason, message=message, warning=warning))
 
@@ -306,7 +310,9 @@ class Run:
         )
 
     def _checkpoint_figures(self) -> dict[str, str]:
-        figures = {"reward": f"{self.figures.reward_ewma:.6g}"}
+        figures = {}
+        if self.book.ledger.trained:
+            figures["reward"] = f"{self.figures.reward_ewma:.6g}"
         if self.figures.eval_success is not None:
             figures["evalSuccess"] = f"{self.figures.eval_success:.6g}"
         return figures

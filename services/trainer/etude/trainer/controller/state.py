@@ -21,8 +21,6 @@ class Figures(BaseModel):
     step_seconds: list[float] = Field(default_factory=list)
     """Of the last steps of the active phase."""
     retried: int = 0
-    rollouts: int = 0
-    """Rollouts that ended, evaluation included."""
 
 
 class Cursor(BaseModel):

@@ -32,7 +32,6 @@ async def run_order(run: Run, order: GroupOrder) -> list[journal_pb2.JournalRoll
         outcome = record.reward.WhichOneof("result") or "fault"
         metrics.ROLLOUTS.labels(state=outcome, reason=record.reward.fault.reason).inc()
     run.figures.retried += result.retried
-    run.figures.rollouts += len(records)
     _report_environment(run, order.environment, result)
     return records
 
