@@ -1,5 +1,6 @@
 """`etude run`, `watch`, `stop`: a run on this machine from start to end."""
 
+import io
 import signal
 import subprocess
 import time
@@ -11,6 +12,7 @@ from typing import Annotated
 
 import typer
 import yaml
+from rich.console import Console
 from rich.live import Live
 
 from etude.cli import runs
@@ -22,6 +24,7 @@ from etude.common.local import is_running, read_state
 
 REDRAWS_PER_SECOND = 2
 PLAIN_INTERVAL_S = 10.0
+SAVED_WIDTH = 96
 LOOK_INTERVAL_S = 5.0
 """Measuring the memory of some thirty processes costs about 10 ms."""
 
@@ -54,9 +57,13 @@ def watch(
     name: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or its name.")],
     *,
     plain_log: Annotated[bool, typer.Option("--plain", help="Lines instead of a picture.")] = False,
+    save: Annotated[Path | None, typer.Option(help="Write the picture to an SVG file.")] = None,
 ) -> None:
     """Watch a run of this machine; Ctrl-C ends the watching, not the run."""
     folder = runs.folder_of(name)
+    if save is not None:
+        _save(folder, save)
+        return
     state = read_state(folder)
     if state is None or not is_running(state):
         _draw_once(folder)
@@ -175,6 +182,13 @@ def _name(file: Path) -> str:
                 fix=f"etude lint {file}",
             )
         ) from cause
+
+
+def _save(folder: Path, target: Path) -> None:
+    screen = Console(width=SAVED_WIDTH, record=True, file=io.StringIO())
+    screen.print(picture(Viewer(folder).view()))
+    target.write_text(screen.export_svg(title="etude watch"))
+    say(f"wrote {target}")
 
 
 def _draw_once(folder: Path) -> None:
