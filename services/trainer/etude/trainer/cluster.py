@@ -22,6 +22,7 @@ from etude.trainer.rollouts import RolloutWorker
 from etude.trainer.work import (
     GroupOrder,
     GroupResult,
+    LearnerLostError,
     Learners,
     Published,
     Rollouts,
@@ -110,7 +111,11 @@ class RayLearners(Learners):
         # One copy in the object store, however many ranks read it.
         shared = [_shared(argument) for argument in arguments]
         references = [getattr(rank, method).remote(*shared) for rank in self.ranks]
-        answers = await asyncio.gather(*references)
+        try:
+            answers = await asyncio.gather(*references)
+        except RayActorError as error:
+            reason = str(error).partition("\n")[0]
+            raise LearnerLostError(f"a learner rank died in {method}: {reason}") from error
         return answers[0]
 
     @override
@@ -158,6 +163,11 @@ class _Worker:
     """Rollouts that it has in hand."""
 
 
+REVIVAL_S = 120.0
+"""Longest wait for a worker that is started again: imports on a busy machine."""
+
+PING_EVERY_S = 0.5
+
 CLOSE_S = 10.0
 """Longest wait for workers that say goodbye; leases that are not released end by themselves."""
 
@@ -182,10 +192,22 @@ class RayRollouts(Rollouts):
         try:
             result: GroupResult = await reference
         except RayActorError as error:
-            raise WorkerLostError(f"a rollout worker died: {error}") from error
+            await self._revived(worker)
+            raise WorkerLostError("its rollout worker died and was started again") from error
         except asyncio.CancelledError:
             ray.cancel(reference)
             raise
         finally:
             worker.load -= len(order.indices)
         return result
+
+    async def _revived(self, worker: _Worker) -> None:
+        """Wait until a lost worker answers again: until then it would only lose the next try."""
+        async with asyncio.timeout(REVIVAL_S):
+            while True:
+                try:
+                    await worker.actor.ping.remote()
+                except RayActorError:
+                    await asyncio.sleep(PING_EVERY_S)
+                else:
+                    return

@@ -76,6 +76,9 @@ class RolloutWorker:
         store = store_for(task_uri, self.config.storage)
         return store.get("instruction.md").decode().strip()
 
+    async def ping(self) -> None:
+        """Answer, which a worker that starts does not."""
+
     async def close(self) -> None:
         """Let go of everything, and send the last trace spans."""
         await self._peers.close()

@@ -20,6 +20,12 @@ class WorkerLostError(UnavailableError):
     reason = "WorkerLost"
 
 
+class LearnerLostError(UnavailableError):
+    """A learner rank died; the run resumes from its checkpoint and its journal."""
+
+    reason = "LearnerLost"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOrder:
     """Some siblings of one group to run and score."""
