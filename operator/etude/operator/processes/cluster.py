@@ -23,6 +23,8 @@ from etude.operator.processes.ports import LOOPBACK, PortBook, pod_behind
 log = logging.getLogger(__name__)
 
 CLOSING_GRACE_S = 5.0
+CLOSING_LIMIT_S = 20.0
+"""A pod that is still not over then is left to the kernel, which ends it with this process."""
 
 
 @dataclass(slots=True)
@@ -34,6 +36,7 @@ class ProcessKubelet(Kubelet):
     ports: PortBook = field(default_factory=PortBook)
     _runners: dict[Ref, PodRunner] = field(default_factory=dict)
     _tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
+    _lives: set[asyncio.Task[None]] = field(default_factory=set)
     _is_hurried: bool = False
     _is_closing: bool = False
 
@@ -49,11 +52,14 @@ class ProcessKubelet(Kubelet):
     ) -> None:
         self._is_closing = True
         # Whatever is still up has nothing left to do: somebody waits for the prompt.
-        hurry = asyncio.get_running_loop().call_later(CLOSING_GRACE_S, self.hurry)
+        loop = asyncio.get_running_loop()
+        hurry = loop.call_later(CLOSING_GRACE_S, self.hurry)
+        give_up = loop.call_later(CLOSING_LIMIT_S, self._give_up)
         for runner in self._runners.values():
             runner.stop(now=self._is_hurried)
         await self._tasks.__aexit__(kind, error, trace)
         hurry.cancel()
+        give_up.cancel()
 
     @override
     def start(self, cluster: MemoryCluster, pod: Manifest) -> None:
@@ -68,7 +74,9 @@ class ProcessKubelet(Kubelet):
         self._runners[key] = runner
         # The pod counts as taken on from here, before its first status.
         cluster.set_status(key, {"phase": "Pending"})
-        self._tasks.create_task(self._run(cluster, key, runner), name=key.name)
+        task = self._tasks.create_task(self._run(cluster, key, runner), name=key.name)
+        self._lives.add(task)
+        task.add_done_callback(self._lives.discard)
 
     @override
     def stop(self, cluster: MemoryCluster, pod: Manifest) -> None:
@@ -81,6 +89,11 @@ class ProcessKubelet(Kubelet):
         self._is_hurried = True
         for runner in self._runners.values():
             runner.hurry()
+
+    def _give_up(self) -> None:
+        for task in self._lives:
+            log.warning("pod %s does not end and is given up", task.get_name())
+            task.cancel()
 
     def pods(self, cluster: MemoryCluster) -> list[LocalPod]:
         """Every pod as the command line shows it."""
