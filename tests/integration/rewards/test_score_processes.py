@@ -35,7 +35,11 @@ def _diff(files: dict[str, str]) -> bytes:
 def _rollout(name: str, files: dict[str, str], **rest: Any) -> rollout_pb2.Rollout:
     rest.setdefault("ending", rollout_pb2.ENDING_STOPPED)
     return rollout_pb2.Rollout(
-        rollout_id=name, diff=_diff(files), trace_id="0af7651916cd43dd8448eb211c80319c", **rest
+        rollout_id=name,
+        diff=_diff(files),
+        trace_id="0af7651916cd43dd8448eb211c80319c",
+        span_id="b7ad6b7169203331",
+        **rest,
     )
 
 

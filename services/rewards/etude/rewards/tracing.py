@@ -12,7 +12,7 @@ tracer = trace.get_tracer("etude.rewards")
 
 def reward(rollout: rollout_pb2.Rollout, outcome: Score | Fault) -> None:
     """Record an outcome beside the rollout's turns; a rollout without a trace gets none."""
-    parent = _context(rollout.trace_id)
+    parent = _context(rollout.trace_id, rollout.span_id)
     if parent is None:
         return
     attributes: dict[str, str | float] = {"etude.rollout.id": rollout.rollout_id}
@@ -24,15 +24,14 @@ def reward(rollout: rollout_pb2.Rollout, outcome: Score | Fault) -> None:
     tracer.start_span("reward", context=parent, attributes=attributes).end()
 
 
-def _context(trace_id: str) -> Context | None:
+def _context(trace_id: str, span_id: str) -> Context | None:
     try:
-        number = int(trace_id, 16)
+        numbers = int(trace_id, 16), int(span_id, 16)
     except ValueError:
         return None
-    # The rollout's record names its trace, not a span of it; any id that is not zero will do.
     parent = trace.SpanContext(
-        trace_id=number,
-        span_id=number & (2**64 - 1) or 1,
+        trace_id=numbers[0],
+        span_id=numbers[1],
         is_remote=True,
         trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
     )

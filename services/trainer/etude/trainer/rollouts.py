@@ -201,7 +201,8 @@ class _Group:
             span.set_attribute("etude.policy.max", rollout.newest.number)
             if rollout.fault:
                 span.set_attribute("etude.fault", rollout.fault[:200])
-            rollout.trace_id = f"{span.get_span_context().trace_id:032x}"
+            ids = span.get_span_context()
+            rollout.trace_id, rollout.span_id = f"{ids.trace_id:032x}", f"{ids.span_id:016x}"
         return rollout
 
     async def _run(self, index: int, lease: environments_pb2.Lease) -> rollout_pb2.Rollout:
