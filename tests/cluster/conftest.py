@@ -4,9 +4,11 @@ import atexit
 import http.client
 import json
 import os
+import socket
 import ssl
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -102,11 +104,123 @@ def helm(cluster: Mapping[str, Any]) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def crds(kubectl: Callable[..., str]) -> None:
+def chart(kubectl: Callable[..., str], helm: Callable[..., str]) -> str:
+    """Our chart as a release; the answer is its namespace. No operator runs yet."""
+    home = "etude-system"
+    kubectl("create", "namespace", home)
+    kubectl("label", "namespace", home, "pod-security.kubernetes.io/enforce=restricted")
+    values = {
+        "image": "localhost/etude-base:1",
+        "isolation.allowProcess": "true",
+        "isolation.seccompProfile": "etude/environment-node.json",
+    }
+    sets = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+    helm("install", "etude", str(ROOT / "helm" / "etude"), "--namespace", home, *sets)
+    kubectl("-n", home, "scale", "deployment/etude-operator", "--replicas=0")
+    return home
+
+
+@pytest.fixture(scope="session")
+def crds(kubectl: Callable[..., str], chart: str) -> None:
     """Our CRDs, established."""
+    assert chart
     folder = ROOT / "helm" / "etude" / "files" / "crds"
-    kubectl("apply", "--server-side", "-f", str(folder))
     kubectl("wait", "--for=condition=Established", "-f", str(folder), "--timeout=60s")
+
+
+@pytest.fixture
+def start_operator(
+    cluster: Mapping[str, Any], kubectl: Callable[..., str], chart: str, tmp_path: Path
+) -> Iterator[Callable[[str], "subprocess.Popen[bytes]"]]:
+    """Start an operator by name, as the chart's pod would: its environment, its account.
+
+    It is a process on this machine, so that a test can kill it at any moment; its log is
+    `<name>.log` in tmp_path. All of them are gone after the test.
+    """
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str) -> "subprocess.Popen[bytes]":
+        port = free_port()
+        found = json.loads(kubectl("-n", chart, "get", "deployment/etude-operator", "-o", "json"))
+        (container,) = found["spec"]["template"]["spec"]["containers"]
+        given = {each["name"]: each.get("value", "") for each in container["env"]}
+        account = found["spec"]["template"]["spec"]["serviceAccountName"]
+        token = kubectl("-n", chart, "create", "token", account, "--duration=1h").strip()
+        config = tmp_path / f"{name}.kubeconfig"
+        config.write_text(json.dumps(kubeconfig(cluster, token)))
+        own = {"ETUDE_POD": name, "ETUDE_NAMESPACE": chart, "ETUDE_HOST": "127.0.0.1"}
+        own |= {"ETUDE_PROBE_PORT": str(port), "KUBECONFIG": str(config)}
+        command = [str(ROOT / ".venv" / "bin" / container["command"][0])]
+        with (tmp_path / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                command, env={**os.environ, **given, **own}, stdout=log, stderr=log
+            )
+        running.append(process)
+        wait_for_http("127.0.0.1", port, "/readyz", 60)
+        return process
+
+    yield start
+    for process in running:
+        process.kill()
+        process.wait(timeout=30)
+
+
+def kubeconfig(cluster: Mapping[str, Any], token: str) -> dict[str, Any]:
+    """How one account reaches the cluster."""
+    known = json.loads(Path(cluster["kubeconfig"]).read_text(encoding="utf-8"))
+    return {
+        **known,
+        "users": [{"name": "operator", "user": {"token": token}}],
+        "contexts": [{"name": "testbed", "context": {"cluster": "testbed", "user": "operator"}}],
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="session")
+def store(
+    cluster: Mapping[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mapping[str, str]]:
+    """An S3 server beside the cluster, which pods reach; its bucket `etude` is a folder here."""
+    folder = tmp_path_factory.mktemp("s3")
+    (folder / "etude").mkdir()
+    address = f"{cluster['host_ip']}:7070"
+    keys = {"ROOT_ACCESS_KEY": "cluster-test", "ROOT_SECRET_KEY": uuid.uuid4().hex}
+    program = str(Path(cluster["binaries"]) / "versitygw")
+    words = (program, "--quiet", "--port", address, "--health", "/health", "posix", str(folder))
+    with (folder / "server.log").open("wb") as log:
+        server = subprocess.Popen(words, env={**os.environ, **keys}, stdout=log, stderr=log)
+    try:
+        wait_for_http(cluster["host_ip"], 7070, "/health")
+        yield {
+            "folder": str(folder / "etude"),
+            "endpoint": f"http://{address}",
+            "access_key": keys["ROOT_ACCESS_KEY"],
+            "secret_key": keys["ROOT_SECRET_KEY"],
+        }
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+
+
+def wait_for_http(host: str, port: int, path: str, limit_s: float = 30) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        connection = http.client.HTTPConnection(host, port, timeout=2)
+        try:
+            connection.request("GET", path)
+            if connection.getresponse().status == http.HTTPStatus.OK:
+                return
+        except OSError:
+            assert time.monotonic() < deadline_s, f"http://{host}:{port}{path} does not answer"
+            time.sleep(0.1)
+        finally:
+            connection.close()
 
 
 @pytest.fixture
