@@ -31,7 +31,7 @@ def pool_problem(pool: EnvPool, platform: Platform) -> Fact | None:
     if pool.spec.isolation.minimum == IsolationLevel.PROCESS and not platform.allows_weak_isolation:
         message = (
             "isolation.minimum Process shares the host's kernel, which is not allowed here:"
-            " install the chart with weakIsolation.allowed=true, or ask for a stronger minimum"
+            " install the chart with isolation.allowProcess=true, or ask for a stronger minimum"
         )
         return no(ACCEPTED, Reason.WEAK_ISOLATION_NOT_ALLOWED, message)
     return None

@@ -6,6 +6,8 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from opentelemetry import trace
+
 from etude.operator import metrics, names
 from etude.operator.clock import Clock
 from etude.operator.cluster.api import Cluster, ClusterError, ConflictError
@@ -19,6 +21,7 @@ from etude.operator.reports import ReportBook
 from etude.operator.writer import StatusWriter
 
 log = logging.getLogger(__name__)
+tracer = trace.get_tracer("etude.operator")
 
 OURS = ("EnvPool", "RLRun", "Checkpoint")
 RESYNC_S = 600.0
@@ -36,11 +39,14 @@ class Operator:
 
     async def run(self) -> None:
         """Bring everything closer to what it should be, until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            self.add_all()
-            group.create_task(self._resync(), name="resync")
-            for number in range(self.workers):
-                group.create_task(self._work(), name=f"worker-{number}")
+        try:
+            async with asyncio.TaskGroup() as group:
+                self.add_all()
+                group.create_task(self._resync(), name="resync")
+                for number in range(self.workers):
+                    group.create_task(self._work(), name=f"worker-{number}")
+        finally:
+            self.reconciler.followers.leave_all()
 
     def changed(self, manifest: Manifest) -> None:
         """Have everything looked at that a changed object may concern."""
@@ -92,8 +98,12 @@ class Operator:
 
     async def one(self, key: Ref) -> None:
         """One pass over one object, and when the next one is due."""
+        attributes = {"etude.kind": key.kind, "etude.name": key.name}
         try:
-            with metrics.RECONCILE_SECONDS.labels(key.kind).time():
+            with (
+                metrics.RECONCILE_SECONDS.labels(key.kind).time(),
+                tracer.start_as_current_span("etude.reconcile", attributes=attributes),
+            ):
                 again_s = await self.reconciler.reconcile(key)
         except ConflictError:
             # The newer state is on its way into the cache.

@@ -165,3 +165,19 @@ def quantity(text: str) -> Decimal | str:
     """A Kubernetes quantity as a number; text that is none stays text."""
     match = _QUANTITY.match(text)
     return Decimal(match[1]) * _SCALES[match[2]] if match else text
+
+
+def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON merge patch that turns one object into another; lists are replaced whole.
+
+    Source: https://www.rfc-editor.org/rfc/rfc7396.
+    """
+    patch: dict[str, Any] = {key: None for key in before if key not in after}
+    for key, value in after.items():
+        known = before.get(key)
+        if isinstance(value, Mapping) and isinstance(known, Mapping):
+            inner = merge_patch(known, value)
+            patch |= {key: inner} if inner else {}
+        elif value != known:
+            patch[key] = value
+    return patch

@@ -25,7 +25,7 @@ from etude.operator.actions import (
     Order,
 )
 from etude.operator.clock import Clock, rfc3339
-from etude.operator.cluster.api import Cluster, NameTakenError, RefusedError
+from etude.operator.cluster.api import Cluster, NamespaceClosingError, NameTakenError, RefusedError
 from etude.operator.conditions import Fact, conditions, no
 from etude.operator.desired import PORTS, Platform
 from etude.operator.followers import Followers
@@ -119,7 +119,8 @@ class Reconciler:
         return pools.decide(pool, found, self._now(), self.platform)
 
     def _checkpoint(self, checkpoint: Checkpoint, manifest: Manifest) -> Decision[CheckpointStatus]:
-        is_closing = uid(manifest) in self._problems
+        problem = self._problems.get(uid(manifest))
+        is_closing = problem is not None and problem.reason == NamespaceClosingError.reason
         found = checkpoints.gather(self.cluster, checkpoint, is_namespace_closing=is_closing)
         return checkpoints.decide(checkpoint, found, self._now(), self.platform)
 

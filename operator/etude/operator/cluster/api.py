@@ -38,6 +38,12 @@ class RefusedError(EtudeError):
     reason = "Refused"
 
 
+class NamespaceClosingError(RefusedError):
+    """Nothing can be created any more in a namespace that is going away."""
+
+    reason = "NamespaceClosing"
+
+
 class Cluster(Protocol):
     """One cluster. A write that returns is visible to every later read of this process."""
 

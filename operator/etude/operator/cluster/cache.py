@@ -75,16 +75,22 @@ class Cache:
             del self._objects[key]
             self._tell(known)
 
-    def relist(self, kind: str, manifests: Iterable[Manifest], *, version: int) -> int:
-        """Take over a complete list, made at a version; returns how much was news."""
+    def is_gone(self, uid: str) -> bool:
+        """Whether an object is known to have gone lately."""
+        return uid in self._gone
+
+    def relist(
+        self, kind: str, manifests: Iterable[Manifest], *, version: int, namespace: str = ""
+    ) -> None:
+        """Take over a complete list of a kind, in one namespace or all, made at a version."""
         listed = {ref(manifest): manifest for manifest in manifests}
-        news = sum(self.see(manifest) for manifest in listed.values())
+        for manifest in listed.values():
+            self.see(manifest)
         for known in self.every(kind):
             key = ref(known)
-            if key not in listed and resource_version(known) <= version:
+            is_listed_there = not namespace or key.namespace == namespace
+            if is_listed_there and key not in listed and resource_version(known) <= version:
                 self.lose(key, uid(known))
-                news += 1
-        return news
 
     def _unlink(self, key: Ref, known: Manifest) -> None:
         owner = controller_uid(known)

@@ -1,0 +1,67 @@
+"""The leader's Lease as the API server keeps it."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from typing_extensions import override
+
+from etude.operator.cluster.rest import Rest, accepted, object_path, path_of
+from etude.operator.leader import LeaseRecord, Leases
+from etude.operator.manifests import Manifest, Ref
+
+
+@dataclass(slots=True)
+class KubernetesLeases(Leases):
+    """One Lease of one namespace."""
+
+    rest: Rest
+    namespace: str
+    name: str
+
+    @override
+    async def read(self) -> LeaseRecord | None:
+        reply = await self.rest.request("GET", object_path(self._ref()))
+        if reply.status == 404:
+            return None
+        manifest = accepted(reply, "read lease")
+        spec = manifest["spec"]
+        return LeaseRecord(
+            holder=spec.get("holderIdentity") or "",
+            duration_s=spec.get("leaseDurationSeconds") or 0,
+            transitions=spec.get("leaseTransitions") or 0,
+            version=manifest["metadata"]["resourceVersion"],
+        )
+
+    @override
+    async def write(self, record: LeaseRecord) -> LeaseRecord:
+        if record.version:
+            reply = await self.rest.request(
+                "PUT", object_path(self._ref()), body=self._manifest(record)
+            )
+        else:
+            path = path_of("Lease", self.namespace)
+            reply = await self.rest.request("POST", path, body=self._manifest(record))
+        written = accepted(reply, "write lease")
+        return record._replace(version=written["metadata"]["resourceVersion"])
+
+    def _ref(self) -> Ref:
+        return Ref("Lease", self.namespace, self.name)
+
+    def _manifest(self, record: LeaseRecord) -> Manifest:
+        # Shown to people; nobody decides by it, because clocks differ.
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        metadata = {"name": self.name, "namespace": self.namespace}
+        if record.version:
+            metadata["resourceVersion"] = record.version
+        spec = {
+            "holderIdentity": record.holder,
+            "leaseDurationSeconds": record.duration_s,
+            "leaseTransitions": record.transitions,
+            "renewTime": now,
+        }
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": metadata,
+            "spec": spec,
+        }

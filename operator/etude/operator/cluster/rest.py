@@ -1,0 +1,220 @@
+"""Requests to the API server: paths, budget, time-outs, errors by their meaning."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient, Configuration
+
+from etude.operator import metrics
+from etude.operator.cluster.api import (
+    ClusterError,
+    ConflictError,
+    NamespaceClosingError,
+    RefusedError,
+)
+from etude.operator.manifests import RESOURCES, Manifest, Ref
+
+WRITE_TIMEOUT_S = 3.0
+"""Shorter than what is left of a lease when the write gate closes."""
+READ_TIMEOUT_S = 30.0
+WATCH_SERVER_S = 300
+WATCH_SILENCE_S = 330.0
+"""The server ends a watch before this; one that is still silent is dead."""
+
+RATE_PER_S = 100.0
+BURST = 200.0
+
+APPLY = "application/apply-patch+yaml"
+MERGE = "application/merge-patch+json"
+METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+Query = Sequence[tuple[str, str]]
+
+
+class GoneError(ClusterError):
+    """The version to watch from is too old: list again."""
+
+
+class Reply(NamedTuple):
+    """What the API server answered."""
+
+    status: int
+    body: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Budget:
+    """A token bucket: the operator alone must not keep an API server busy."""
+
+    tokens: float = BURST
+    at_s: float = field(default_factory=time.monotonic)
+
+    async def take(self) -> None:
+        """Wait for the right to one request."""
+        now = time.monotonic()
+        self.tokens = min(BURST, self.tokens + (now - self.at_s) * RATE_PER_S) - 1
+        self.at_s = now
+        if self.tokens < 0:
+            await asyncio.sleep(-self.tokens / RATE_PER_S)
+
+
+@dataclass(slots=True)
+class Rest:
+    """One connection pool to one API server."""
+
+    client: ApiClient
+    budget: Budget = field(default_factory=Budget)
+
+    @classmethod
+    async def connect(cls, kubeconfig: Path | None) -> "Rest":
+        """Reach the API server of a kubeconfig, or the one whose pod this is."""
+        settings = Configuration()
+        if kubeconfig is None:
+            config.load_incluster_config(client_configuration=settings)
+        else:
+            await config.load_kube_config(
+                config_file=str(kubeconfig), client_configuration=settings
+            )
+        return cls(ApiClient(configuration=settings))
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self.client.close()
+
+    async def request(
+        self,
+        verb: str,
+        path: str,
+        *,
+        query: Query = (),
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        """One request and its answer, whatever its status.
+
+        Raises:
+            ClusterError: there was no answer.
+        """
+        await self.budget.take()
+        timeout_s = READ_TIMEOUT_S if verb == "GET" else WRITE_TIMEOUT_S
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(timeout_s):
+                response = await self._send(verb, path, query, body, headers or {})
+                data = await response.read()
+        except (TimeoutError, OSError, aiohttp.ClientError) as cause:
+            raise ClusterError(f"{verb} {path}: {cause!r}") from cause
+        metrics.API_SECONDS.labels(verb).observe(time.monotonic() - began)
+        metrics.API_REQUESTS.labels(verb, _resource(path), str(response.status)).inc()
+        return Reply(response.status, _json(data))
+
+    async def watch(self, path: str, query: Query) -> AsyncIterator[dict[str, Any]]:
+        """The events of one watch, until the server ends it.
+
+        Raises:
+            GoneError: the version is too old.
+            ClusterError: the connection broke or fell silent.
+        """
+        await self.budget.take()
+        everything = [*query, ("watch", "1"), ("timeoutSeconds", str(WATCH_SERVER_S))]
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=WATCH_SILENCE_S)
+        try:
+            response = await self._send("GET", path, everything, None, {}, limits)
+            if response.status == 410:
+                raise GoneError(path)
+            if response.status != 200:
+                raise ClusterError(f"watch {path}: {response.status}")
+            async for line in response.response.content:
+                yield _event(path, line)
+        except (TimeoutError, OSError, aiohttp.ClientError) as cause:
+            raise ClusterError(f"watch {path}: {cause!r}") from cause
+
+    async def _send(
+        self,
+        verb: str,
+        path: str,
+        query: Query,
+        body: object,
+        headers: Mapping[str, str],
+        timeout: aiohttp.ClientTimeout | None = None,  # noqa: ASYNC109 - of the HTTP library
+    ) -> Any:  # noqa: ANN401 - the client library is untyped
+        serialised = await self.client.param_serialize(
+            verb,
+            path,
+            query_params=list(query),
+            header_params={"Accept": "application/json", **headers},
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        return await self.client.call_api(*serialised, _request_timeout=timeout)
+
+
+def path_of(kind: str, namespace: str = "", name: str = "", subresource: str = "") -> str:
+    """The API server's path of a kind, an object or a part of one."""
+    resource = RESOURCES[kind]
+    root = "/api" if "/" not in resource.api_version else "/apis"
+    parts = [root, resource.api_version]
+    if namespace:
+        parts += ["namespaces", namespace]
+    parts += [part for part in (resource.plural, name, subresource) if part]
+    return "/".join(parts)
+
+
+def object_path(ref: Ref, subresource: str = "") -> str:
+    """The path of one object."""
+    return path_of(ref.kind, ref.namespace, ref.name, subresource)
+
+
+def accepted(reply: Reply, what: str) -> Manifest:
+    """The object in the answer to a write.
+
+    Raises:
+        ConflictError: it has changed since it was read.
+        NamespaceClosingError: its namespace is going away.
+        RefusedError: it is not acceptable.
+        ClusterError: anything that may be different next time.
+    """
+    if reply.status < 300:
+        return reply.body
+    message = f"{what}: {reply.body.get('message', reply.status)}"
+    causes = (reply.body.get("details") or {}).get("causes") or ()
+    if any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
+        raise NamespaceClosingError(message)
+    if reply.status == 409:
+        raise ConflictError(message)
+    if reply.status in {400, 403, 404, 405, 413, 415, 422}:
+        raise RefusedError(message)
+    raise ClusterError(message)
+
+
+def _event(path: str, line: bytes) -> dict[str, Any]:
+    event = _json(line)
+    if event.get("type") == "ERROR":
+        if event.get("object", {}).get("code") == 410:
+            raise GoneError(path)
+        raise ClusterError(f"watch {path}: {event.get('object', {}).get('message')}")
+    return event
+
+
+def _json(data: bytes) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(data)
+    except ValueError as cause:
+        raise ClusterError(f"no JSON: {data[:80]!r}") from cause
+    return found
+
+
+def _resource(path: str) -> str:
+    """The plural in a path, without the names around it."""
+    parts = path.split("/")
+    after = parts.index("namespaces") + 2 if "namespaces" in parts else 3
+    if parts[1] == "apis" and "namespaces" not in parts:
+        after = 4
+    return parts[after] if len(parts) > after else parts[-1]

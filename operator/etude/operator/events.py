@@ -1,0 +1,108 @@
+"""Events of our three kinds, from kopf; it watches, and does nothing else."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import kopf
+
+from etude.common.api.meta import GROUP, VERSION
+from etude.operator.manifests import RESOURCES, Manifest
+
+KINDS = ("RLRun", "EnvPool", "Checkpoint")
+SERVER_TIMEOUT_S = 300
+"""An integer: kopf sends it as it is, and the API server refuses 300.0."""
+CLIENT_TIMEOUT_S = 330
+
+Observe = Callable[[str, Manifest], None]
+"""Told ADDED, MODIFIED or DELETED, and the object."""
+
+
+async def watch(observe: Observe, *, namespaces: tuple[str, ...], kubeconfig: Path | None) -> None:
+    """Follow every object of ours until cancelled.
+
+    kopf lives in a thread with an event loop of its own: it takes the signal handlers and stops
+    every task of the loop that it runs in.
+
+    Raises:
+        RuntimeError: kopf ended by itself.
+    """
+    loop = asyncio.get_running_loop()
+
+    def tell(kind: str, manifest: Manifest) -> None:
+        loop.call_soon_threadsafe(observe, kind, manifest)
+
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    # It warns that it cannot have the signals, which is why it is in a thread.
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
+    watcher = _Watcher(registry=_registry(tell, kubeconfig), namespaces=namespaces)
+    try:
+        await asyncio.to_thread(watcher.run)
+    finally:
+        watcher.stop()
+    raise RuntimeError("the watch of our kinds ended")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Watcher:
+    """One kopf in a thread."""
+
+    registry: Any
+    namespaces: tuple[str, ...]
+    _loop: asyncio.AbstractEventLoop | None = None
+    # Not a threading.Event: kopf waits for one in a thread that nothing can cancel, and so it
+    # would never end after an error of its own.
+    _stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def run(self) -> None:
+        """Watch until stopped or broken."""
+        asyncio.run(self._watch())
+
+    def stop(self) -> None:
+        """End soon; from any thread."""
+        if self._loop is None or self._loop.is_closed():
+            self._stop.set()
+        else:
+            self._loop.call_soon_threadsafe(self._stop.set)
+
+    async def _watch(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await kopf.operator(
+            registry=self.registry,
+            settings=_settings(),
+            standalone=True,  # without peering: two kopfs of equal priority freeze each other
+            clusterwide=not self.namespaces,
+            namespaces=list(self.namespaces),
+            stop_flag=self._stop,
+        )
+
+
+def _registry(tell: Observe, kubeconfig: Path | None) -> Any:  # noqa: ANN401 - kopf is untyped here
+    registry = kopf.OperatorRegistry()
+
+    async def handle(event: Any, **_: Any) -> None:  # noqa: ANN401
+        # The first list of a watch has no type.
+        tell(event["type"] or "ADDED", dict(event["object"]))
+
+    def login(settings: Any, **_: Any) -> Any:  # noqa: ANN401
+        if kubeconfig is None:
+            return kopf.login_with_service_account(settings=settings)
+        return kopf.login_with_kubeconfig(settings=settings)
+
+    for kind in KINDS:
+        on_event = kopf.on.event(GROUP, VERSION, RESOURCES[kind].plural, registry=registry)
+        on_event(handle)
+    kopf.on.login(registry=registry)(login)
+    return registry
+
+
+def _settings() -> Any:  # noqa: ANN401 - kopf is untyped here
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    settings.watching.server_timeout = SERVER_TIMEOUT_S
+    settings.watching.client_timeout = CLIENT_TIMEOUT_S
+    return settings

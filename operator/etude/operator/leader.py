@@ -1,0 +1,170 @@
+"""One replica acts: a lease that is renewed, judged by its reader's own clock.
+
+A lease has expired when this process has seen it unchanged for its duration on a monotonic clock;
+times in the record are for people. A process that was stopped and continued finds its own gate
+closed before it can write anything.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from typing_extensions import override
+
+from etude.operator import metrics
+from etude.operator.clock import Clock
+from etude.operator.cluster.api import ClusterError, ConflictError
+
+log = logging.getLogger(__name__)
+
+DURATION_S = 10
+RENEW_DEADLINE_S = 7.0
+"""Gate plus the longest request stay below the duration."""
+RETRY_S = 2.0
+ATTEMPT_LIMIT_S = 4.0
+"""One attempt that hangs leaves time for another before the gate closes."""
+
+
+class LeaseRecord(NamedTuple):
+    """Who leads, and which version of the record says so."""
+
+    holder: str
+    duration_s: int = DURATION_S
+    transitions: int = 0
+    version: str = ""
+    """Empty for a record that is not written yet."""
+
+
+class Leases(Protocol):
+    """Where the one record is kept."""
+
+    async def read(self) -> LeaseRecord | None: ...
+    async def write(self, record: LeaseRecord) -> LeaseRecord:
+        """Write the record over the version in it.
+
+        Raises:
+            ConflictError: somebody else wrote in between.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class MemoryLeases(Leases):
+    """The record in memory, for tests."""
+
+    record: LeaseRecord | None = None
+    is_down: bool = False
+    _version: int = 0
+
+    @override
+    async def read(self) -> LeaseRecord | None:
+        if self.is_down:
+            raise ClusterError("the API server does not answer")
+        return self.record
+
+    @override
+    async def write(self, record: LeaseRecord) -> LeaseRecord:
+        if self.is_down:
+            raise ClusterError("the API server does not answer")
+        if record.version != (self.record.version if self.record else ""):
+            raise ConflictError("somebody else wrote the lease")
+        self._version += 1
+        self.record = record._replace(version=str(self._version))
+        return self.record
+
+
+@dataclass(slots=True)
+class Leader:
+    """One candidate."""
+
+    leases: Leases
+    clock: Clock
+    identity: str
+    _renewed_s: float = float("-inf")
+    _seen: LeaseRecord | None = None
+    _seen_s: float = 0.0
+    _held: LeaseRecord | None = field(default=None)
+
+    def may_write(self) -> bool:
+        """The write gate: whether this process surely leads at this moment."""
+        return self.clock.monotonic_s() < self._renewed_s + RENEW_DEADLINE_S
+
+    async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Campaign, work while leading, campaign again; for ever."""
+        while True:
+            await self._win()
+            log.info("%s leads", self.identity)
+            metrics.LEADER.set(1)
+            try:
+                await self._work_while_leading(work)
+            finally:
+                metrics.LEADER.set(0)
+            log.warning("%s leads no more", self.identity)
+
+    async def campaign(self) -> bool:
+        """Take or renew the lease if that is due; whether this process leads now."""
+        began = self.clock.monotonic_s()
+        try:
+            async with asyncio.timeout(ATTEMPT_LIMIT_S):
+                taken = await self._take(began)
+        except ConflictError:
+            return False
+        except (ClusterError, TimeoutError) as error:
+            log.warning("lease: %r", error)
+            return self.may_write()
+        if taken is None:
+            return False
+        # Counted from before the request: whoever reads the record sees it later than that.
+        self._renewed_s = began
+        self._held = taken
+        return True
+
+    async def _take(self, now_s: float) -> LeaseRecord | None:
+        record = await self.leases.read()
+        if not self._is_ours_to_take(record, now_s):
+            return None
+        return await self.leases.write(self._claim(record))
+
+    async def _win(self) -> None:
+        while True:
+            if await self.campaign():
+                return
+            await asyncio.sleep(RETRY_S)
+
+    async def release(self) -> None:
+        """Let a successor take over at once."""
+        self._renewed_s = float("-inf")
+        held, self._held = self._held, None
+        if held is not None:
+            with contextlib.suppress(ClusterError):  # it expires by itself
+                await self.leases.write(held._replace(holder=""))
+
+    async def _work_while_leading(self, work: Callable[[], Awaitable[None]]) -> None:
+        async with asyncio.TaskGroup() as group:
+            working = group.create_task(_run(work), name="leader-work")
+            while self.may_write():
+                await asyncio.sleep(RETRY_S)
+                await self.campaign()
+            working.cancel()
+
+    def _is_ours_to_take(self, record: LeaseRecord | None, now_s: float) -> bool:
+        if record is None or record.holder in {"", self.identity}:
+            return True
+        if self._seen is None or self._seen.version != record.version:
+            self._seen, self._seen_s = record, now_s
+        return now_s - self._seen_s > record.duration_s
+
+    def _claim(self, record: LeaseRecord | None) -> LeaseRecord:
+        if record is None:
+            return LeaseRecord(self.identity)
+        changes = record.holder != self.identity
+        return LeaseRecord(
+            self.identity, DURATION_S, record.transitions + int(changes), record.version
+        )
+
+
+async def _run(work: Callable[[], Awaitable[None]]) -> None:
+    await work()

@@ -1,0 +1,141 @@
+"""The cache: never older than what was written, never wrong about what is gone."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.operator.cluster.cache import Cache
+from etude.operator.manifests import Manifest, Ref, covers, digest, merge_patch, quantity, stamped
+
+KEY = Ref("Pod", "lab", "p")
+
+
+def pod(version: int, uid: str = "u1", **metadata: Any) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": "p",
+            "namespace": "lab",
+            "uid": uid,
+            "resourceVersion": str(version),
+            **metadata,
+        },
+    }
+
+
+def test_an_older_version_is_dropped() -> None:
+    cache = Cache()
+    assert cache.see(pod(5))
+    assert not cache.see(pod(4))
+    assert cache.get(KEY) == pod(5)
+
+
+def test_a_late_event_does_not_bring_an_object_back() -> None:
+    cache = Cache()
+    cache.see(pod(5))
+    cache.lose(KEY, "u1")
+    assert not cache.see(pod(6))
+    assert cache.get(KEY) is None
+    assert cache.see(pod(7, uid="u2"))
+
+
+def test_losing_an_old_object_leaves_the_new_one_of_the_same_name() -> None:
+    cache = Cache()
+    cache.see(pod(5))
+    cache.see(pod(9, uid="u2"))
+    cache.lose(KEY, "u1")
+    assert cache.get(KEY) == pod(9, uid="u2")
+
+
+def test_objects_are_found_by_their_controller() -> None:
+    cache = Cache()
+    owner = [{"uid": "o1", "controller": True}]
+    cache.see(pod(5, ownerReferences=owner))
+    assert [m["metadata"]["name"] for m in cache.owned("o1")] == ["p"]
+    cache.lose(KEY, "u1")
+    assert cache.owned("o1") == []
+
+
+def test_a_list_removes_what_it_does_not_hold_unless_that_is_newer() -> None:
+    cache = Cache()
+    cache.see(pod(5))
+    cache.see({**pod(20), "metadata": {**pod(20, uid="u2")["metadata"], "name": "q"}})
+    cache.relist("Pod", [], version=10)
+    assert cache.get(KEY) is None
+    assert cache.get(Ref("Pod", "lab", "q")) is not None
+
+
+def test_a_list_of_one_namespace_says_nothing_about_others() -> None:
+    cache = Cache()
+    cache.see(pod(5))
+    cache.relist("Pod", [], version=10, namespace="other")
+    assert cache.get(KEY) is not None
+
+
+def test_listeners_hear_of_every_change_and_of_the_last_state() -> None:
+    cache = Cache()
+    heard: list[str] = []
+    cache.subscribe(lambda manifest: heard.append(manifest["metadata"]["resourceVersion"]))
+    cache.see(pod(5))
+    cache.see(pod(5))
+    cache.see(pod(6))
+    cache.lose(KEY, "u1")
+    assert heard == ["5", "6", "6"]
+
+
+def test_defaults_that_the_server_adds_are_no_difference() -> None:
+    desired = {"spec": {"containers": [{"name": "a", "env": [{"name": "X", "value": "1"}]}]}}
+    live = {
+        "spec": {
+            "dnsPolicy": "ClusterFirst",
+            "containers": [
+                {"name": "sidecar"},
+                {"name": "a", "imagePullPolicy": "Always", "env": [{"name": "X", "value": "1"}]},
+            ],
+        }
+    }
+    assert covers(live, desired)
+    live["spec"]["containers"][1]["env"] = [{"name": "X", "value": "2"}]  # type: ignore[index]
+    assert not covers(live, desired)
+
+
+def test_quantities_are_compared_by_value() -> None:
+    assert quantity("1") == quantity("1000m")
+    assert quantity("1Gi") == quantity("1024Mi")
+    assert quantity("nonsense") == "nonsense"
+    limits = {"resources": {"limits": {"cpu": "1000m"}}}
+    assert covers({"x": {"resources": {"limits": {"cpu": "1"}}}}, {"x": limits})
+
+
+def test_a_field_that_is_not_sent_any_more_changes_the_stamp() -> None:
+    before = {"metadata": {"name": "a"}, "spec": {"x": 1, "y": 2}}
+    after = {"metadata": {"name": "a"}, "spec": {"x": 1}}
+    assert digest(before) != digest(after)
+    assert stamped(before)["metadata"]["annotations"] != stamped(after)["metadata"]["annotations"]
+
+
+json_values = st.recursive(
+    st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2),
+    lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    max_leaves=8,
+)
+objects = st.dictionaries(st.sampled_from("abcd"), json_values, max_size=4)
+
+
+@given(objects, objects)
+def test_amerge_patch_turns_one_status_into_the_other(before: Any, after: Any) -> None:
+    def merged(value: Any, patch: Any) -> Any:
+        if not isinstance(patch, dict):
+            return patch
+        result = dict(value) if isinstance(value, dict) else {}
+        for key, item in patch.items():
+            if item is None:
+                result.pop(key, None)
+            else:
+                result[key] = merged(result.get(key), item)
+        return result
+
+    assert merged(before, merge_patch(before, after)) == after
+    assert merge_patch(after, after) == {}

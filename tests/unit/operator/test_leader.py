@@ -1,0 +1,133 @@
+"""One replica acts: leases, take-over, the write gate."""
+
+import asyncio
+
+import pytest
+
+from etude.operator.clock import ManualClock
+from etude.operator.leader import DURATION_S, RENEW_DEADLINE_S, Leader, LeaseRecord, MemoryLeases
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def leases() -> MemoryLeases:
+    return MemoryLeases()
+
+
+def candidate(leases: MemoryLeases, clock: ManualClock, name: str) -> Leader:
+    return Leader(leases, clock, name)
+
+
+async def test_the_first_candidate_leads_and_the_second_does_not(
+    leases: MemoryLeases, clock: ManualClock
+) -> None:
+    first, second = candidate(leases, clock, "a"), candidate(leases, clock, "b")
+    assert await first.campaign()
+    assert not await second.campaign()
+    assert first.may_write()
+    assert not second.may_write()
+
+
+async def test_a_leader_that_falls_silent_is_replaced_after_the_duration_as_seen_here(
+    leases: MemoryLeases, clock: ManualClock
+) -> None:
+    first, second = candidate(leases, clock, "a"), candidate(leases, clock, "b")
+    await first.campaign()
+    assert not await second.campaign()
+    clock.advance(DURATION_S)
+    assert not await second.campaign()
+    clock.advance(0.1)
+    assert await second.campaign()
+    assert leases.record is not None
+    assert (leases.record.holder, leases.record.transitions) == ("b", 1)
+
+
+async def test_a_process_that_was_stopped_finds_its_gate_closed(
+    leases: MemoryLeases, clock: ManualClock
+) -> None:
+    first, second = candidate(leases, clock, "a"), candidate(leases, clock, "b")
+    await first.campaign()
+    await second.campaign()
+    clock.advance(120)
+    await second.campaign()
+    assert not first.may_write()
+    assert second.may_write()
+    assert not await first.campaign()
+
+
+async def test_the_gate_closes_before_the_lease_can_expire(
+    leases: MemoryLeases, clock: ManualClock
+) -> None:
+    leader = candidate(leases, clock, "a")
+    await leader.campaign()
+    clock.advance(RENEW_DEADLINE_S - 0.1)
+    assert leader.may_write()
+    clock.advance(0.1)
+    assert not leader.may_write()
+    assert RENEW_DEADLINE_S < DURATION_S
+
+
+async def test_a_renewal_that_fails_for_a_while_does_not_end_the_leadership(
+    leases: MemoryLeases, clock: ManualClock
+) -> None:
+    leader = candidate(leases, clock, "a")
+    await leader.campaign()
+    leases.is_down = True
+    clock.advance(5)
+    assert await leader.campaign()
+    clock.advance(3)
+    assert not await leader.campaign()
+    leases.is_down = False
+    assert await leader.campaign()
+
+
+async def test_a_released_lease_is_taken_at_once(leases: MemoryLeases, clock: ManualClock) -> None:
+    first, second = candidate(leases, clock, "a"), candidate(leases, clock, "b")
+    await first.campaign()
+    await first.release()
+    assert not first.may_write()
+    assert await second.campaign()
+
+
+async def test_a_restarted_container_takes_its_own_lease_back_at_once(
+    leases: MemoryLeases, clock: ManualClock
+) -> None:
+    await candidate(leases, clock, "a").campaign()
+    assert await candidate(leases, clock, "a").campaign()
+    assert leases.record is not None
+    assert leases.record.transitions == 0
+
+
+async def test_of_two_that_see_an_expired_lease_one_wins(
+    leases: MemoryLeases, clock: ManualClock
+) -> None:
+    leases.record = LeaseRecord("gone", version="0")
+    rivals = [candidate(leases, clock, name) for name in "abc"]
+    for rival in rivals:
+        await rival.campaign()
+    clock.advance(DURATION_S + 1)
+    assert sorted([await rival.campaign() for rival in rivals]) == [False, False, True]
+
+
+async def test_work_runs_only_while_leading(leases: MemoryLeases, clock: ManualClock) -> None:
+    leader = candidate(leases, clock, "a")
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        leading = group.create_task(leader.lead(work))
+        await began.wait()
+        leases.record = LeaseRecord("b", version="x")
+        clock.advance(RENEW_DEADLINE_S + 1)
+        await ended.wait()
+        leading.cancel()

@@ -1,0 +1,97 @@
+"""The work queue: at most once in line, at most once at work."""
+
+import asyncio
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etude.operator.manifests import Ref
+from etude.operator.queue import LONGEST_RETRY_S, WorkQueue
+
+A, B = Ref("RLRun", "lab", "a"), Ref("RLRun", "lab", "b")
+
+
+async def test_keys_come_in_order_and_once() -> None:
+    queue = WorkQueue()
+    for key in (A, B, A):
+        queue.add(key)
+    assert len(queue) == 2
+    assert [await queue.take(), await queue.take()] == [A, B]
+
+
+async def test_a_key_that_changes_while_it_is_at_work_comes_again_after() -> None:
+    queue = WorkQueue()
+    queue.add(A)
+    assert await queue.take() == A
+    queue.add(A)
+    assert len(queue) == 0
+    queue.done(A)
+    assert await queue.take() == A
+
+
+async def test_a_delayed_key_comes_when_it_is_due_or_earlier_when_it_changes() -> None:
+    queue = WorkQueue()
+    queue.add_after(A, 0.01)
+    async with asyncio.timeout(10):
+        assert await queue.take() == A
+    queue.done(A)
+    queue.add_after(A, 600)
+    queue.add(A)
+    async with asyncio.timeout(10):
+        assert await queue.take() == A
+
+
+async def test_the_earliest_of_two_delays_counts() -> None:
+    queue = WorkQueue()
+    queue.add_after(A, 600)
+    queue.add_after(A, 0.01)
+    async with asyncio.timeout(10):
+        assert await queue.take() == A
+
+
+async def test_failures_wait_longer_each_time_up_to_a_limit() -> None:
+    queue = WorkQueue()
+    delays = []
+    for _ in range(25):
+        queue.add(A)
+        await queue.take()
+        delays.append(queue.retry(A))
+    assert delays[0] <= 0.005
+    assert all(later > earlier / 2 for earlier, later in itertools.pairwise(delays))
+    assert LONGEST_RETRY_S / 2 <= delays[-1] <= LONGEST_RETRY_S
+    queue.add(A)
+    await queue.take()
+    queue.done(A)
+    queue.add(A)
+    await queue.take()
+    assert queue.retry(A) <= 0.005
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.sampled_from(["add a", "add b", "take", "done"]), max_size=40))
+def test_nothing_that_was_added_is_ever_lost_or_worked_on_twice_at_once(steps: list[str]) -> None:
+    async def run() -> None:
+        queue = WorkQueue()
+        owed: set[Ref] = set()
+        working: list[Ref] = []
+        for step in steps:
+            if step.startswith("add"):
+                key = A if step.endswith("a") else B
+                queue.add(key)
+                owed.add(key)
+            elif step == "take" and len(queue):
+                key = await queue.take()
+                assert key not in working
+                owed.discard(key)
+                working.append(key)
+            elif step == "done" and working:
+                queue.done(working.pop())
+        for key in working:
+            queue.done(key)
+        while owed:
+            key = await queue.take()
+            owed.discard(key)
+            queue.done(key)
+
+    asyncio.run(run())
