@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from etude.common.api.checkpoint import CheckpointSpec
-from etude.common.api.meta import API_VERSION, Model, ObjectMeta
+from etude.common.api.meta import Model, ObjectMeta
 from etude.common.api.pool import EnvPoolSpec
 from etude.common.api.run import RLRunSpec
 from etude.common.api.status import CheckpointStatus, EnvPoolStatus, RLRunStatus
@@ -22,7 +22,7 @@ class Resource(Model):
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
 
-    api_version: Literal["etude.dev/v1alpha1"] = API_VERSION
+    api_version: Literal["etude.dev/v1alpha1"] = "etude.dev/v1alpha1"
     """Version of this form of the object."""
     metadata: ObjectMeta
     """Name, namespace and what the API server adds."""
