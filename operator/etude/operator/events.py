@@ -74,6 +74,7 @@ class _Watcher:
             registry=self.registry,
             settings=_settings(),
             standalone=True,  # without peering: two kopfs of equal priority freeze each other
+            identity="etude",  # by default the user's name, and a pod's user has none
             clusterwide=not self.namespaces,
             namespaces=list(self.namespaces),
             stop_flag=self._stop,
