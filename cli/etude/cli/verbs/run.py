@@ -1,6 +1,7 @@
 """`etude run`, `watch`, `stop`: a run on this machine from start to end."""
 
 import io
+import re
 import signal
 import subprocess
 import time
@@ -187,7 +188,9 @@ def _name(file: Path) -> str:
 def _save(folder: Path, target: Path) -> None:
     screen = Console(width=SAVED_WIDTH, record=True, file=io.StringIO())
     screen.print(picture(Viewer(folder).view()))
-    target.write_text(screen.export_svg(title="etude watch"))
+    svg = screen.export_svg(title="etude watch")
+    # rich names a font on a content network; a picture should load nothing.
+    target.write_text(re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL))
     say(f"wrote {target}")
 
 
