@@ -156,6 +156,9 @@ def main() -> None:
     except UserError as error:
         sys.stderr.write(f"{error}\n")
         code = EXIT_CONFLICT if error.problem.reason == "Conflict" else EXIT_INVALID
+    except OSError as error:
+        sys.stderr.write(f"{folder}: {error}\n  fix: give --dir a folder with space to write in\n")
+        code = EXIT_FAILED
     except Exception:
         log.exception("the runtime failed; the run resumes when it is started again")
         code = EXIT_BUG

@@ -1,6 +1,7 @@
 """Keeps the files up to date from which the command line draws its picture."""
 
 import asyncio
+import logging
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -10,6 +11,8 @@ from etude.common.local import LocalState, write_state
 from etude.operator import run_folder
 from etude.operator.manifests import Manifest, Ref
 from etude.operator.processes.cluster import ProcessCluster, ProcessKubelet
+
+log = logging.getLogger(__name__)
 
 INTERVAL_S = 0.5
 SHOWN_EVENTS = 20
@@ -26,6 +29,7 @@ class Snapshots:
     run: Ref
     _last: LocalState | None = None
     _objects: list[Manifest] = field(default_factory=list)
+    _is_failing: bool = False
 
     async def keep_writing(self) -> None:
         """Write until cancelled."""
@@ -34,7 +38,17 @@ class Snapshots:
             await asyncio.sleep(INTERVAL_S)
 
     def write(self) -> None:
-        """Write what changed since the last time."""
+        """Write what changed since the last time; a full disk costs the picture, not the run."""
+        try:
+            self._write()
+        except OSError as error:
+            if not self._is_failing:
+                log.warning("%s cannot be written: %s; free some space", self.folder, error)
+            self._is_failing = True
+        else:
+            self._is_failing = False
+
+    def _write(self) -> None:
         objects = [m for kind in run_folder.KEPT for m in self.cluster.every(kind)]
         if objects != self._objects:
             run_folder.remember(self.folder, objects)

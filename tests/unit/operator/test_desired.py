@@ -1,16 +1,20 @@
 """What a run and a pool turn into."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
+import yaml
 
 from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.files import ResolvedPool, ResolvedRun
 from etude.operator import desired, names
 from etude.operator.desired import Platform, RunShape
 from etude.operator.manifests import RESOURCES
+from etude.operator.render import main as render_main
+from etude.operator.render import rendered
 
 CORE = [kind for kind in RESOURCES if kind not in {"RLRun", "EnvPool", "Checkpoint"}]
 
@@ -220,3 +224,28 @@ def test_names_of_own_pools_stay_short_and_apart() -> None:
     assert names.own_pool("demo", "repos") == "demo-repos"
     assert len(first) == len(second) == names.MAX_NAME
     assert first != second
+
+
+def test_rendering_a_run_shows_the_children_of_its_pools_too(
+    run_body: Any, platform: Platform
+) -> None:
+    made = list(rendered(run_body(), platform))
+    kinds = [(m["kind"], m["metadata"]["name"]) for m in made]
+    assert ("StatefulSet", "demo-repos-broker") in kinds
+    assert ("Pod", "demo-repos-node-1") in kinds
+    with pytest.raises(ValueError, match="has no children"):
+        list(rendered({"kind": "Pod"}, platform))
+
+
+def test_the_demo_renders_from_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = Path(__file__).parents[3] / "examples" / "demo" / "rlrun.yaml"
+    monkeypatch.setattr("sys.argv", ["render", "-f", str(example)])
+    render_main()
+    made = [m for m in yaml.safe_load_all(capsys.readouterr().out) if m]
+    assert len(made) == 13
+    for manifest in made:
+        if manifest["kind"] in CORE:
+            version = kubernetes_validate.latest_version()
+            kubernetes_validate.validate(manifest, version, strict=True)

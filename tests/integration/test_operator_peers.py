@@ -1,0 +1,136 @@
+"""The operator's side of the wire, against a controller and a broker that really listen."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from typing_extensions import override
+
+from etude.common.serving import Server
+from etude.operator.clock import SystemClock
+from etude.operator.followers import Followers
+from etude.operator.manifests import Ref
+from etude.operator.memory import MemoryCluster
+from etude.operator.peers import GrpcPeers, PeerError
+from etude.operator.reports import Position, ReportBook
+from etude.v1 import environments_pb2, environments_pb2_grpc, run_pb2, run_pb2_grpc
+
+LIMIT_S = 60.0
+"""Far above what a call on this machine takes, also when others load it."""
+
+
+class Controller(run_pb2_grpc.RunServiceServicer):
+    def __init__(self) -> None:
+        self.asked: list[run_pb2.WatchRunRequest] = []
+        self.orders: list[run_pb2.CommandRequest] = []
+
+    @override
+    async def WatchRun(
+        self,
+        request: run_pb2.WatchRunRequest,
+        context: grpc.aio.ServicerContext[run_pb2.WatchRunRequest, run_pb2.WatchRunResponse],
+    ) -> AsyncIterator[run_pb2.WatchRunResponse]:
+        self.asked.append(request)
+        for sequence in range(request.after_sequence + 1, 4):
+            answer = run_pb2.WatchRunResponse(run_uid="uid", epoch=7, sequence=sequence)
+            answer.event.reason = f"Event{sequence}"
+            yield answer
+        await asyncio.sleep(LIMIT_S)
+
+    @override
+    async def Command(
+        self,
+        request: run_pb2.CommandRequest,
+        context: grpc.aio.ServicerContext[run_pb2.CommandRequest, run_pb2.CommandResponse],
+    ) -> run_pb2.CommandResponse:
+        self.orders.append(request)
+        return run_pb2.CommandResponse()
+
+
+class Broker(environments_pb2_grpc.PoolServiceServicer):
+    @override
+    async def WatchPool(
+        self,
+        request: environments_pb2.WatchPoolRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.WatchPoolRequest, environments_pb2.WatchPoolResponse
+        ],
+    ) -> AsyncIterator[environments_pb2.WatchPoolResponse]:
+        yield environments_pb2.WatchPoolResponse(sequence=1, slots=64, leased=3)
+        await asyncio.sleep(LIMIT_S)
+
+
+@contextlib.asynccontextmanager
+async def serving(controller: Controller) -> AsyncIterator[Server]:
+    server = Server(["etude.v1.RunService", "etude.v1.PoolService"])
+    run_pb2_grpc.add_RunServiceServicer_to_server(controller, server.grpc_server)
+    environments_pb2_grpc.add_PoolServiceServicer_to_server(Broker(), server.grpc_server)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop(0)
+
+
+async def test_a_stream_goes_on_after_the_position_that_is_known() -> None:
+    controller = Controller()
+    async with asyncio.timeout(LIMIT_S), serving(controller) as server:
+        stream = GrpcPeers().watch_run(f"127.0.0.1:{server.port}", Position(7, 1))
+        heard = [(await anext(stream)).event.reason for _ in range(2)]
+    assert heard == ["Event2", "Event3"]
+    assert [(r.epoch, r.after_sequence) for r in controller.asked] == [(7, 1)]
+
+
+async def test_an_order_arrives_once() -> None:
+    controller = Controller()
+    request = run_pb2.CommandRequest(command_id="a", suspend=run_pb2.SuspendRun(checkpoint=True))
+    async with asyncio.timeout(LIMIT_S), serving(controller) as server:
+        await GrpcPeers().order(f"127.0.0.1:{server.port}", request)
+    assert controller.orders == [request]
+
+
+async def test_a_peer_that_does_not_listen_is_a_clear_error() -> None:
+    async with asyncio.timeout(LIMIT_S):
+        with pytest.raises(PeerError, match="connect"):
+            await anext(GrpcPeers().watch_run("127.0.0.1:1", Position()))
+
+
+async def test_a_peer_that_goes_away_ends_the_stream_with_an_error() -> None:
+    async with asyncio.timeout(LIMIT_S), serving(Controller()) as server:
+        stream = GrpcPeers().watch_run(f"127.0.0.1:{server.port}", Position(7, 2))
+        await anext(stream)
+        await server.stop(0)
+        with pytest.raises(PeerError):
+            await anext(stream)
+
+
+async def test_followers_write_into_the_book_and_notice_a_controller_of_another_run() -> None:
+    run, pool = Ref("RLRun", "lab", "a"), Ref("EnvPool", "lab", "p")
+    heard, complete = set[Ref](), asyncio.Event()
+    book = ReportBook(SystemClock())
+
+    def tell(key: Ref, delay_s: float) -> None:
+        heard.add(key)
+        if len(book.run("uid").happenings) == 3 and pool in heard:
+            complete.set()
+
+    async with (
+        asyncio.timeout(LIMIT_S),
+        serving(Controller()) as server,
+        asyncio.TaskGroup() as tasks,
+    ):
+        followers = Followers(MemoryCluster(), book, GrpcPeers(), tell, tasks)
+        target = f"127.0.0.1:{server.port}"
+        followers.follow(Ref("RLRun", "lab", "other"), "other", target, pod_uid="1")
+        followers.follow(pool, "pool", target, pod_uid="1")
+        followers.follow(run, "uid", target, pod_uid="1")
+        await complete.wait()
+        assert book.run("uid").is_connected
+        assert not book.run("other").is_connected
+        newest = book.pool("pool").newest
+        assert newest is not None
+        assert newest.leased == 3
+        followers.leave_all()
+    assert not book.run("uid").is_connected

@@ -1,0 +1,120 @@
+"""What a manifest means on one machine."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etude.common.errors import UserError
+from etude.operator import local, run_folder
+from etude.operator.localise import input_folder, on_this_machine, with_settings
+
+FOLDER = Path("/runs/demo")
+
+
+def test_the_store_is_the_run_folder_and_buckets_lie_below_it(run_body: Any) -> None:
+    spec: Any = on_this_machine(run_body(), FOLDER)["spec"]
+    assert spec["storage"]["uri"] == "file:///runs/demo"
+    assert spec["model"]["uri"] == "file:///runs/demo/inputs/inputs/model"
+    tasks = spec["phases"][1]["tasks"][0]
+    assert tasks["uri"] == "file:///runs/demo/inputs/inputs/tasks"
+    assert input_folder("s3://inputs/tasks", FOLDER) == FOLDER / "inputs/inputs/tasks"
+
+
+def test_a_store_with_an_endpoint_can_be_reached_and_stays(run_body: Any) -> None:
+    storage = {"uri": "s3://runs/demo", "endpoint": "http://localhost:9000"}
+    body = run_body(storage=storage)
+    assert on_this_machine(body, FOLDER) == body
+
+
+def test_folders_that_are_named_as_such_stay(run_body: Any) -> None:
+    spec: Any = on_this_machine(run_body(model={"uri": "file:///models/a"}), FOLDER)["spec"]
+    assert spec["model"]["uri"] == "file:///models/a"
+
+
+def test_fields_are_set_by_name_by_index_and_where_nothing_was(run_body: Any) -> None:
+    changed: Any = with_settings(
+        run_body(),
+        [
+            "spec.phases[rl].maxSteps=3",
+            "spec.phases.0.maxSteps=2",
+            "spec.phases[sft].optimizer.learningRate=1e-2",
+            "spec.checkpointing.everySteps=5",
+            "spec.suspend=true",
+        ],
+    )
+    spec = changed["spec"]
+    assert [phase["maxSteps"] for phase in spec["phases"]] == [2, 3]
+    assert spec["phases"][0]["optimizer"]["learningRate"] == "1e-2"
+    assert spec["checkpointing"] == {"everySteps": 5}
+    assert spec["suspend"] is True
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("spec.suspend", "is no assignment"),
+        ("=3", "is no assignment"),
+        ("spec.phases[dpo].maxSteps=3", "has no item dpo"),
+        ("spec.phases.7.maxSteps=3", "has no item 7"),
+        ("spec.model.uri.scheme=3", "has nothing below it that is called scheme"),
+        ("spec.suspend={", "--set spec.suspend={"),
+    ],
+)
+def test_a_setting_that_leads_nowhere_is_refused(run_body: Any, setting: str, words: str) -> None:
+    with pytest.raises(UserError) as refused:
+        with_settings(run_body(), [setting])
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("kind: [", "InvalidYaml"),
+        ("apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n", "exactly one RLRun"),
+    ],
+)
+def test_a_file_without_one_run_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError) as refused:
+        local.read(file, [])
+    assert words in str(refused.value)
+
+
+def status(**conditions: str) -> dict[str, Any]:
+    return {
+        "conditions": [
+            {"type": kind, "status": value, "observedGeneration": 2, "reason": "R"}
+            for kind, value in conditions.items()
+        ]
+    }
+
+
+def test_an_outcome_counts_for_the_present_generation_only() -> None:
+    run = {"metadata": {"generation": 2}, "status": status(Suspended="True")}
+    assert run_folder.outcome(run) == "Suspended"
+    assert run_folder.outcome({**run, "metadata": {"generation": 3}}) is None
+
+
+def test_a_run_that_failed_is_tried_again_from_what_it_was(tmp_path: Path, run_body: Any) -> None:
+    body = run_body()
+    body["status"] = {
+        **status(Failed="True"),
+        "attempt": 3,
+        "intent": {"type": "Fail"},
+        "active": {"seconds": 10.0, "since": "2026-01-01T00:00:00Z"},
+    }
+    run_folder.remember(tmp_path, [body])
+    os.utime(tmp_path / run_folder.OBJECTS, (1_767_225_700, 1_767_225_700))
+    [found] = run_folder.remembered(tmp_path)
+    assert found["status"] == {"attempt": 3, "active": {"seconds": 110.0}}
+
+
+def test_a_complete_run_stays_complete(tmp_path: Path, run_body: Any) -> None:
+    body = {**run_body(), "status": status(Complete="True")}
+    run_folder.remember(tmp_path, [body, {"kind": "Pod"}])
+    assert run_folder.remembered(tmp_path) == [body]
+    assert json.loads((tmp_path / run_folder.OBJECTS).read_text()) == [body]
