@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -92,11 +92,6 @@ def condition(manifest: Manifest, kind: str) -> Mapping[str, Any]:
 def is_true(manifest: Manifest, kind: str) -> bool:
     """Whether this condition of the object holds."""
     return condition(manifest, kind).get("status") == "True"
-
-
-def of_kind(manifests: Sequence[Manifest], kind: str) -> Iterator[Manifest]:
-    """Those of one kind."""
-    return (m for m in manifests if m["kind"] == kind)
 
 
 def digest(manifest: Manifest) -> str:

@@ -3,8 +3,6 @@
 import hashlib
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
-INSTANCE = "app.kubernetes.io/instance"
-COMPONENT = "app.kubernetes.io/component"
 OURS = "etude"
 
 RUN = "etude.dev/run"

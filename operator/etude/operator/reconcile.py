@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from etude.common.api.kinds import Checkpoint, EnvPool, Resource, RLRun
 from etude.common.api.meta import ObjectMeta
-from etude.common.api.status import CheckpointStatus, EnvPoolStatus, RLRunStatus, Status
+from etude.common.api.status import CheckpointStatus, EnvPoolStatus, RLRunStatus, Slots, Status
 from etude.common.errors import EtudeError
 from etude.operator import checkpoints, failures, intents, metrics, names, pools, runs, seen
 from etude.operator.acceptance import ACCEPTED
@@ -196,6 +196,9 @@ class Reconciler:
         if key.kind == "RLRun":
             for gauge in (metrics.RUN_STEP, metrics.RUN_ETTR, metrics.RUN_STALENESS):
                 gauge.remove(key.namespace, key.name)
+        if key.kind == "EnvPool":
+            for state in Slots.model_fields:
+                metrics.POOL_SLOTS.remove(key.namespace, key.name, state)
 
     def _now(self) -> Moment:
         return Moment(self.clock.wall_s(), self.clock.monotonic_s())

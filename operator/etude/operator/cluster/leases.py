@@ -20,7 +20,7 @@ class KubernetesLeases(Leases):
 
     @override
     async def read(self) -> LeaseRecord | None:
-        reply = await self.rest.request("GET", object_path(self._ref()))
+        reply = await self.rest.request("GET", object_path(self._ref()), is_urgent=True)
         if reply.status == 404:
             return None
         manifest = accepted(reply, "read lease")
@@ -35,12 +35,11 @@ class KubernetesLeases(Leases):
     @override
     async def write(self, record: LeaseRecord) -> LeaseRecord:
         if record.version:
-            reply = await self.rest.request(
-                "PUT", object_path(self._ref()), body=self._manifest(record)
-            )
+            verb, path = "PUT", object_path(self._ref())
         else:
-            path = path_of("Lease", self.namespace)
-            reply = await self.rest.request("POST", path, body=self._manifest(record))
+            verb, path = "POST", path_of("Lease", self.namespace)
+        body = self._manifest(record)
+        reply = await self.rest.request(verb, path, body=body, is_urgent=True)
         written = accepted(reply, "write lease")
         return record._replace(version=written["metadata"]["resourceVersion"])
 

@@ -1,6 +1,7 @@
 """Requests to the API server: paths, budget, time-outs, errors by their meaning."""
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -30,6 +31,7 @@ WATCH_SILENCE_S = 330.0
 
 RATE_PER_S = 100.0
 BURST = 200.0
+LONGEST_PAUSE_S = 10.0
 
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
@@ -55,6 +57,10 @@ class Budget:
 
     tokens: float = BURST
     at_s: float = field(default_factory=time.monotonic)
+
+    def pause(self, seconds: float) -> None:
+        """Send nothing for a while: the API server asked for it."""
+        self.tokens = min(self.tokens, -min(seconds, LONGEST_PAUSE_S) * RATE_PER_S)
 
     async def take(self) -> None:
         """Wait for the right to one request."""
@@ -96,13 +102,15 @@ class Rest:
         query: Query = (),
         body: object = None,
         headers: Mapping[str, str] | None = None,
+        is_urgent: bool = False,
     ) -> Reply:
-        """One request and its answer, whatever its status.
+        """One request and its answer, whatever its status; an urgent one does not wait in line.
 
         Raises:
             ClusterError: there was no answer.
         """
-        await self.budget.take()
+        if not is_urgent:
+            await self.budget.take()
         timeout_s = READ_TIMEOUT_S if verb == "GET" else WRITE_TIMEOUT_S
         began = time.monotonic()
         try:
@@ -111,6 +119,9 @@ class Rest:
                 data = await response.read()
         except (TimeoutError, OSError, aiohttp.ClientError) as cause:
             raise ClusterError(f"{verb} {path}: {cause!r}") from cause
+        if response.status in {429, 503}:
+            after = response.getheader("Retry-After", "1")
+            self.budget.pause(float(after) if after.isdecimal() else 1.0)
         metrics.API_SECONDS.labels(verb).observe(time.monotonic() - began)
         metrics.API_REQUESTS.labels(verb, _resource(path), str(response.status)).inc()
         return Reply(response.status, _json(data))
@@ -126,13 +137,14 @@ class Rest:
         everything = [*query, ("watch", "1"), ("timeoutSeconds", str(WATCH_SERVER_S))]
         limits = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=WATCH_SILENCE_S)
         try:
-            response = await self._send("GET", path, everything, None, {}, limits)
-            if response.status == 410:
-                raise GoneError(path)
-            if response.status != 200:
-                raise ClusterError(f"watch {path}: {response.status}")
-            async for line in response.response.content:
-                yield _event(path, line)
+            answer = (await self._send("GET", path, everything, None, {}, limits)).response
+            with contextlib.closing(answer):
+                if answer.status == 410:
+                    raise GoneError(path)
+                if answer.status != 200:
+                    raise ClusterError(f"watch {path}: {answer.status}")
+                async for line in answer.content:
+                    yield _event(path, line)
         except (TimeoutError, OSError, aiohttp.ClientError) as cause:
             raise ClusterError(f"watch {path}: {cause!r}") from cause
 

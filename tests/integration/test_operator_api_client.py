@@ -1,0 +1,235 @@
+"""The real cluster's client against an API server that answers as a test wants it to."""
+
+import asyncio
+import contextlib
+import json
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from etude.operator.cluster.api import (
+    ClusterError,
+    ConflictError,
+    NamespaceClosingError,
+    NameTakenError,
+    RefusedError,
+)
+from etude.operator.cluster.kubernetes import CHILDREN, KubernetesCluster
+from etude.operator.cluster.rest import Rest, path_of
+from etude.operator.manifests import Manifest, Ref
+
+LIMIT_S = 60.0
+PODS = "/api/v1/pods"
+KEY = Ref("Pod", "lab", "p")
+
+
+def pod(version: int, *, uid: str = "u1", phase: str = "Running") -> Manifest:
+    metadata = {"name": "p", "namespace": "lab", "uid": uid, "resourceVersion": str(version)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**metadata, "managedFields": [{"manager": "x"}]},
+        "status": {"phase": phase},
+    }
+
+
+class ApiServer:
+    """Answers from lists: one per method and path, the last answer again and again."""
+
+    def __init__(self) -> None:
+        self.answers: defaultdict[str, list[tuple[int, Any]]] = defaultdict(list)
+        self.watches: list[list[dict[str, Any]]] = []
+        self.requests: list[tuple[str, str, Any]] = []
+        self.headers: dict[str, str] = {}
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.text()
+        self.requests.append((request.method, request.path_qs, json.loads(body) if body else None))
+        if "watch" in request.query:
+            return await self._watch(request)
+        answers = self.answers[f"{request.method} {request.path}"]
+        status, content = answers.pop(0) if len(answers) > 1 else (answers or [(404, {})])[0]
+        text = content if isinstance(content, str) else json.dumps(content)
+        return web.Response(status=status, text=text, headers=self.headers)
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        events = self.watches.pop(0) if request.path == PODS and self.watches else None
+        for event in events or ():
+            await response.write(json.dumps(event).encode() + b"\n")
+        if events is None:
+            await asyncio.sleep(LIMIT_S)
+        return response
+
+
+Serve = Callable[[], contextlib.AbstractAsyncContextManager[tuple[ApiServer, KubernetesCluster]]]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Serve:
+    @contextlib.asynccontextmanager
+    async def serving() -> AsyncIterator[tuple[ApiServer, KubernetesCluster]]:
+        server = ApiServer()
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", server.handle)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        file = tmp_path / "kubeconfig"
+        file.write_text(KUBECONFIG.format(server=f"http://{host}:{port}"))
+        rest = await Rest.connect(file)
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                yield server, KubernetesCluster(rest)
+        finally:
+            await rest.close()
+            await runner.cleanup()
+
+    return serving
+
+
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+current-context: c
+contexts: [{{name: c, context: {{cluster: c, user: u}}}}]
+clusters: [{{name: c, cluster: {{server: "{server}"}}}}]
+users: [{{name: u, user: {{token: t}}}}]
+"""
+
+
+def listing(version: int, *items: Manifest) -> tuple[int, Any]:
+    return 200, {"metadata": {"resourceVersion": str(version)}, "items": list(items)}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - the cache is polled as a reader would
+        await asyncio.sleep(0.01)
+
+
+async def test_a_watch_goes_on_from_the_list_and_lists_again_when_it_is_too_late(
+    serve: Serve,
+) -> None:
+    async with serve() as (server, cluster):
+        for kind in CHILDREN:
+            server.answers[f"GET {path_of(kind)}"] = [listing(1)]
+        server.answers[f"GET {PODS}"] = [listing(5, pod(5)), listing(9, pod(9, phase="Failed"))]
+        gone = {"type": "ERROR", "object": {"kind": "Status", "code": 410}}
+        bookmark = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "7"}}}
+        server.watches = [[{"type": "MODIFIED", "object": pod(6)}, bookmark], [gone]]
+        watching = asyncio.create_task(cluster.keep_watching())
+        await until(lambda: (cluster.get(KEY) or {}).get("status") == {"phase": "Failed"})
+        watching.cancel()
+        found = cluster.get(KEY)
+    assert found is not None
+    assert "managedFields" not in found["metadata"]
+    watches = [
+        path for _, path, _ in server.requests if path.startswith(f"{PODS}?") and "watch" in path
+    ]
+    assert ["resourceVersion=5" in watches[0], "resourceVersion=7" in watches[1]] == [True, True]
+
+
+async def test_what_was_written_is_read_back_at_once_and_never_overtaken(serve: Serve) -> None:
+    async with serve() as (server, cluster):
+        path = "PATCH /api/v1/namespaces/lab/pods/p"
+        server.answers[path] = [(201, pod(20))]
+        await cluster.apply(pod(0), manager="test")
+        cluster.observe("MODIFIED", pod(15, phase="Pending"))
+        found = cluster.get(KEY)
+    assert found is not None
+    assert found["status"] == {"phase": "Running"}
+
+
+async def test_an_object_of_another_controller_is_not_touched(serve: Serve) -> None:
+    async with serve() as (server, cluster):
+        theirs = pod(5)
+        theirs["metadata"]["ownerReferences"] = [{"uid": "theirs", "controller": True}]
+        server.answers["GET /api/v1/namespaces/lab/pods/p"] = [(200, theirs)]
+        with pytest.raises(NameTakenError):
+            await cluster.apply(pod(0), manager="test")
+    assert [method for method, _, _ in server.requests] == ["GET"]
+
+
+async def test_no_write_leaves_through_a_closed_gate(serve: Serve) -> None:
+    async with serve() as (server, cluster):
+        cluster.may_write = lambda: False
+        cluster.observe("ADDED", pod(5))
+        for write in (
+            cluster.apply(pod(5), manager="test"),
+            cluster.delete(KEY, uid="u1"),
+            cluster.replace_status(pod(5), {}),
+            cluster.set_finalizers(pod(5), []),
+        ):
+            with pytest.raises(ClusterError, match="may lead"):
+                await write
+    assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error"),
+    [
+        (409, {"message": "the object has been modified"}, ConflictError),
+        (422, {"message": "spec.replicas: must be an integer"}, RefusedError),
+        (403, {"message": "exceeded quota"}, RefusedError),
+        (403, {"details": {"causes": [{"reason": "NamespaceTerminating"}]}}, NamespaceClosingError),
+        (500, {"message": "etcd is gone"}, ClusterError),
+        (504, {"message": "time-out after commit"}, ClusterError),
+        (502, "<html>bad gateway</html>", ClusterError),
+        (200, '{"truncated":', ClusterError),
+    ],
+)
+async def test_each_refusal_has_its_name(
+    serve: Serve, status: int, body: Any, error: type[Exception]
+) -> None:
+    async with serve() as (server, cluster):
+        cluster.observe("ADDED", pod(5))
+        server.answers["PATCH /api/v1/namespaces/lab/pods/p/status"] = [(status, body)]
+        with pytest.raises(error) as raised:
+            await cluster.replace_status(pod(5), {"phase": "Failed"})
+    assert type(raised.value) is error
+
+
+async def test_an_api_server_that_asks_for_a_pause_gets_it(serve: Serve) -> None:
+    async with serve() as (server, cluster):
+        server.headers = {"Retry-After": "1"}
+        server.answers["PATCH /api/v1/namespaces/lab/pods/p/status"] = [(429, {"message": "later"})]
+        with pytest.raises(ClusterError):
+            await cluster.replace_status(pod(5), {})
+        assert cluster.rest.budget.tokens == pytest.approx(-100.0)
+
+
+async def test_a_delete_names_the_very_object_and_shows_at_once(serve: Serve) -> None:
+    async with serve() as (server, cluster):
+        cluster.observe("ADDED", pod(5))
+        server.answers["DELETE /api/v1/namespaces/lab/pods/p"] = [(200, pod(6)), (409, {})]
+        await cluster.delete(KEY, uid="u1")
+        found = cluster.get(KEY)
+        await cluster.delete(KEY, uid="u0")
+    assert found is not None
+    assert found["metadata"]["deletionTimestamp"]
+    assert server.requests[0][2]["preconditions"] == {"uid": "u1"}
+
+
+async def test_a_status_is_written_as_a_patch_of_what_was_seen(serve: Serve) -> None:
+    async with serve() as (server, cluster):
+        server.answers["PATCH /api/v1/namespaces/lab/pods/p/status"] = [(200, pod(7))]
+        seen = {**pod(5), "status": {"phase": "Running", "old": 1}}
+        await cluster.replace_status(seen, {"phase": "Running", "new": [1]})
+    assert server.requests[0][2] == {
+        "metadata": {"resourceVersion": "5"},
+        "status": {"old": None, "new": [1]},
+    }
+
+
+async def test_pods_are_reached_by_their_address_once_it_is_known(serve: Serve) -> None:
+    async with serve() as (_, cluster):
+        assert cluster.address("lab", "p.svc:7000") == "p.svc.lab.svc:7000"
+        cluster.observe("ADDED", {**pod(5), "status": {"podIP": "10.0.0.7"}})
+        assert cluster.address("lab", "p.svc:7000") == "10.0.0.7:7000"
