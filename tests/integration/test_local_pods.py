@@ -124,6 +124,18 @@ async def test_a_process_that_ignores_the_signal_is_killed_after_its_grace(tmp_p
         await until(lambda: cluster.get(Ref("Pod", "lab", "role-0")) is None)
 
 
+async def test_a_process_that_was_never_ready_does_not_get_its_whole_grace(tmp_path: Path) -> None:
+    async with machine(tmp_path) as cluster:
+        manifest = stateful_set(STUBBORN, grace_s=600)
+        spec = manifest["spec"]["template"]["spec"]["containers"][0]
+        probe = {"httpGet": {"path": "/readyz", "port": 8080}}
+        spec |= {"readinessProbe": probe, "startupProbe": {**probe, "failureThreshold": 600}}
+        cluster.put(manifest)
+        await until(lambda: "running" in container(cluster).get("state", {}))
+        cluster.remove(Ref("StatefulSet", "lab", "role"))
+        await until(lambda: cluster.get(Ref("Pod", "lab", "role-0")) is None)
+
+
 async def test_what_a_process_leaves_behind_ends_with_it(tmp_path: Path) -> None:
     async with machine(tmp_path) as cluster:
         cluster.put(stateful_set(PARENT))

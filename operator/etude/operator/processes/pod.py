@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
+STARTING_GRACE_S = 5.0
+"""A process that was never ready has nothing to save: somebody who stops it need not wait."""
+
 CALM_AFTER_S = 600.0
 """A process that lived this long starts again without delay, as under a kubelet."""
 
@@ -32,6 +35,7 @@ class PodRunner:
     process: Process | None = field(default=None, init=False)
     child: Child | None = field(default=None, init=False)
     restarts: int = field(default=0, init=False)
+    _was_ready: bool = field(default=False, init=False)
     _stop: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _hurry: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _last: Manifest | None = field(default=None, init=False)
@@ -79,6 +83,7 @@ class PodRunner:
 
     async def _live(self) -> int:
         """One life of the process; returns its exit code."""
+        self._was_ready = False
         process = self.process = self.plan()
         _prepare(process, self.name, self.restarts)
         child = self.child = Child.start(
@@ -105,7 +110,8 @@ class PodRunner:
             await asyncio.wait({over, stop, probes}, return_when=asyncio.FIRST_COMPLETED)
             if not over.done():
                 self._say_why(probes)
-                await self._end(child, over, process.grace_s)
+                limit_s = process.grace_s if self._was_ready else STARTING_GRACE_S
+                await self._end(child, over, min(process.grace_s, limit_s))
             return await over
         except asyncio.CancelledError:
             child.kill()
@@ -135,6 +141,7 @@ class PodRunner:
             child.kill()
 
     def _running(self, *, is_ready: bool) -> None:
+        self._was_ready = self._was_ready or is_ready
         self._tell("Running", {"running": {}}, is_ready=is_ready)
 
     def _waiting(self, reason: str, message: str) -> None:
