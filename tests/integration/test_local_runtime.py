@@ -66,6 +66,20 @@ class Local:
         path = self.folder / "steps.txt"
         return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
+    def trainer_pid(self) -> int:
+        """Once the state file shows it, which is up to half a second later."""
+        found: list[int] = []
+
+        def is_shown() -> bool:
+            state = read_state(self.folder)
+            found[:] = [
+                p.pid for p in (state.pods if state else ()) if p.pid and p.role == "trainer"
+            ]
+            return bool(found)
+
+        self.until(is_shown)
+        return found[0]
+
     def until(self, condition: Any) -> None:
         deadline = time.monotonic() + LIMIT_S
         while not condition():
@@ -115,8 +129,7 @@ def test_a_killed_trainer_starts_anew_as_the_next_attempt(tmp_path: Path) -> Non
     local = Local(tmp_path, steps=200)
     process = local.start()
     local.until(lambda: len(local.steps()) > 2)
-    pid = next(pod.pid for pod in local.state().pods if pod.role == "trainer")
-    assert pid is not None
+    pid = local.trainer_pid()
     os.kill(pid, signal.SIGKILL)
     local.until(lambda: {epoch for epoch, _ in local.steps()} == {"1", "2"})
     process.send_signal(signal.SIGTERM)
@@ -132,7 +145,7 @@ def test_a_killed_runtime_takes_its_processes_along_and_resumes(tmp_path: Path) 
     local = Local(tmp_path, steps=40)
     process = local.start()
     local.until(lambda: len(local.steps()) > 2)
-    pid = next(pod.pid for pod in local.state().pods if pod.role == "trainer")
+    pid = local.trainer_pid()
     process.kill()
     process.wait()
     local.until(lambda: not Path(f"/proc/{pid}").exists())
