@@ -30,6 +30,8 @@ def main() -> None:
         _give_up(str(error))
     # Two threads on busy cores would spin; Ray's processes inherit this before they load torch.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # Below `uv run` Ray would pack the current folder and start each worker by uv inside the copy.
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     from etude.trainer import cluster
     from etude.trainer.controller.host import serve
 
