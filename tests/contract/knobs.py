@@ -34,6 +34,9 @@ POOL = {
     "lease.ttlSeconds": f"{BROKER}.broker",
     "lease.maxQueue": f"{BROKER}.broker",
     "lease.queueTimeoutSeconds": f"{BROKER}.broker",
+    "store.endpoint": "etude.common.files",
+    "store.region": "etude.common.files",
+    "store.secretRef.name": f"{OPERATOR}.desired",
 }
 STORAGE = {
     "uri": f"{CONTROLLER}.inputs",

@@ -123,3 +123,7 @@ def test_the_probe_refuses_a_store_that_overwrites_on_create() -> None:
 def test_a_url_that_names_no_store_is_refused_with_the_way_out() -> None:
     with pytest.raises(UserError, match=r"file:///absolute/folder or s3://bucket/prefix"):
         open_store("ftp://host/x")
+
+
+def test_a_bucket_of_aws_needs_no_endpoint() -> None:
+    assert open_store("s3://bucket/prefix") is not None

@@ -189,7 +189,10 @@ def _pool_map(pool: EnvPool) -> Manifest:
 def _own_pool(run: RLRun, role: EnvironmentRole, *, is_running: bool) -> Manifest:
     template = role.pool_template
     assert template is not None, f"{role.name} refers to a pool"  # noqa: S101 - our own mistake
-    spec = template.to_json()
+    access = run.spec.storage.to_json()
+    del access["uri"]
+    # Its tasks lie where the run's other inputs do, unless it says otherwise.
+    spec = ({"store": access} if access else {}) | template.to_json()
     if not is_running:
         spec["replicas"] = 0
     name = names.own_pool(run.metadata.name, role.name)
@@ -270,6 +273,8 @@ def _brokers(run: RLRun) -> list[Manifest]:
 
 
 def _pool_plan(pool: EnvPool, role: str, images: Mapping[str, str], platform: Platform) -> Plan:
+    store = pool.spec.store if role == names.NODE else None  # brokers read no tasks
+    secret = store.secret_ref if store is not None else None
     variables = [
         *base_env(PORTS[role], attempt=0),
         env("ETUDE_POOL_FILE", f"{SPEC_FOLDER}/pool.json"),
@@ -292,6 +297,7 @@ def _pool_plan(pool: EnvPool, role: str, images: Mapping[str, str], platform: Pl
         spec_map=names.child(pool.metadata.name, "pool"),
         env=variables,
         grace_s=NODE_GRACE_S if role == names.NODE else BROKER_GRACE_S,
+        secret=secret.name if secret is not None else None,
         seccomp_profile=platform.node_seccomp_profile if role == names.NODE else None,
     )
 

@@ -211,6 +211,21 @@ def test_environment_nodes_alone_get_the_seccomp_profile_of_the_platform(pool: E
     assert "seccompProfile" not in container["securityContext"]
 
 
+def test_an_own_pool_reaches_the_store_as_its_run_does(run_body: Any, platform: Platform) -> None:
+    storage = {
+        "uri": "s3://runs/demo",
+        "endpoint": "http://minio:9000",
+        "secretRef": {"name": "s3"},
+    }
+    run = RLRun.model_validate(run_body(storage=storage))
+    made = children_of(run, platform)["EnvPool", "demo-repos"]
+    assert made["spec"]["store"] == {"endpoint": "http://minio:9000", "secretRef": {"name": "s3"}}
+    pool = EnvPool.model_validate({**made, "metadata": {**made["metadata"], "uid": "uid-pool"}})
+    *_, broker, node = desired.pool_children(pool, (0,), platform.images, platform)
+    assert node["spec"]["containers"][0]["envFrom"] == [{"secretRef": {"name": "s3"}}]
+    assert "envFrom" not in broker["spec"]["template"]["spec"]["containers"][0]
+
+
 def test_the_stores_secret_is_mounted_and_never_read(run: RLRun, platform: Platform) -> None:
     made = children_of(run, platform)
     pod = made["StatefulSet", "demo-trainer"]["spec"]["template"]["spec"]

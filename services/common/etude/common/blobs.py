@@ -201,7 +201,7 @@ def open_store(url: str, *, endpoint: str | None = None, region: str | None = No
         store = S3Store(
             parts.netloc,
             prefix=parts.path.strip("/") or None,
-            endpoint=endpoint,
+            config={"endpoint": endpoint} if endpoint else {},  # as a keyword, None is refused
             region=region or "us-east-1",
             client_options=dict(options),  # type: ignore[arg-type]
             virtual_hosted_style_request=False,

@@ -6,8 +6,8 @@ from typing import TypeVar
 from urllib.parse import unquote, urlparse
 
 from etude.common.api.meta import Model
-from etude.common.api.pool import EnvPoolSpec
-from etude.common.api.run import RLRunSpec, Storage
+from etude.common.api.pool import EnvPoolSpec, StoreAccess
+from etude.common.api.run import RLRunSpec
 from etude.common.blobs import Store, open_store
 from etude.common.errors import CorruptError, Problem, UserError
 
@@ -65,12 +65,12 @@ def _read(path: Path, model: type[M]) -> M:
         ) from cause
 
 
-def store_for(uri: str, storage: Storage) -> Store:
+def store_for(uri: str, storage: StoreAccess) -> Store:
     """The store at uri, reached with the run's endpoint and region."""
     return open_store(uri, endpoint=storage.endpoint, region=storage.region)
 
 
-def materialise(uri: str, scratch: Path, storage: Storage) -> Path:
+def materialise(uri: str, scratch: Path, storage: StoreAccess) -> Path:
     """A local folder with the content of uri: the folder itself, or a download of the prefix.
 
     Raises:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from etude.common.api.meta import NAMED, Model, Name
+from etude.common.api.meta import NAMED, Model, Name, NameRef
 
 
 class Trust(StrEnum):
@@ -50,6 +50,17 @@ class LeasePolicy(Model):
     """Longest wait for a slot."""
 
 
+class StoreAccess(Model):
+    """How pods reach an object store."""
+
+    endpoint: Annotated[str, Field(max_length=512, pattern=r"^https?://")] | None = None
+    """S3 endpoint, for stores other than AWS."""
+    region: Annotated[str, Field(max_length=64)] | None = None
+    """S3 region."""
+    secret_ref: NameRef | None = None
+    """Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, mounted into the pods."""
+
+
 class EnvPoolSpec(Model):
     """What a pool should be."""
 
@@ -63,3 +74,5 @@ class EnvPoolSpec(Model):
     """Environments that one node runs at once."""
     lease: LeasePolicy = Field(default_factory=LeasePolicy)
     """How environments are handed out."""
+    store: StoreAccess | None = None
+    """How nodes reach tasks behind s3://; a run's own pool takes the run's storage unless set."""

@@ -4,8 +4,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from etude.common.api.meta import NAMED, Model, Name, NameRef, Rule, Uri
+from etude.common.api.meta import NAMED, Model, Name, Rule, Uri
 from etude.common.api.phases import Phase, TaskSet
+from etude.common.api.pool import StoreAccess
 from etude.common.api.roles import Roles
 
 
@@ -18,17 +19,11 @@ class ModelSource(Model):
     """Seed of freshly drawn weights."""
 
 
-class Storage(Model):
+class Storage(StoreAccess):
     """Where everything durable of a run lives."""
 
     uri: Uri
     """Prefix of the run: s3://bucket/prefix, or file:///folder mounted by every role."""
-    endpoint: Annotated[str, Field(max_length=512, pattern=r"^https?://")] | None = None
-    """S3 endpoint, for stores other than AWS."""
-    region: Annotated[str, Field(max_length=64)] | None = None
-    """S3 region."""
-    secret_ref: NameRef | None = None
-    """Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, mounted into the roles."""
 
 
 class Weights(Model):

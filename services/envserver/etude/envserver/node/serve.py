@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 from etude.common import channels, files, serving, telemetry
+from etude.common.api.pool import StoreAccess
 from etude.common.files import ResolvedPool
 from etude.common.probes import Probes
 from etude.envserver.drivers.base import Driver, DriverUnavailableError
@@ -56,7 +57,7 @@ def _node(pool: ResolvedPool, driver: Driver, settings: NodeSettings) -> Node:
         )
     return Node(
         driver=driver,
-        sources=Sources(settings.scratch),
+        sources=Sources(settings.scratch, pool.spec.store or StoreAccess()),
         slots=pool.spec.slots_per_replica,
         templates=admitted.served,
         refused=admitted.refused,

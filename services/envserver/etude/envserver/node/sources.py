@@ -5,7 +5,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from etude.common.api.run import Storage
+from etude.common.api.pool import StoreAccess
 from etude.common.errors import Problem, UserError
 from etude.common.files import materialise
 from etude.common.harbor import read_files
@@ -37,6 +37,8 @@ class Sources:
 
     scratch: Path
     """Where prefixes of an object store are copied to."""
+    access: StoreAccess = field(default_factory=StoreAccess)
+    """How that store is reached."""
     cache_bytes: int = CACHE_BYTES
     _kept: OrderedDict[str, Source] = field(default_factory=OrderedDict)
     _loading: dict[str, asyncio.Task[Source]] = field(default_factory=dict)
@@ -66,7 +68,7 @@ class Sources:
             self._kept.popitem(last=False)
 
     def _read(self, uri: str) -> Source:
-        folder = materialise(uri, self.scratch, Storage(uri=uri))
+        folder = materialise(uri, self.scratch, self.access)
         if not folder.is_dir():
             raise _refused(uri, "is no folder")
         files = read_files(folder)
