@@ -53,6 +53,7 @@ class Engine(inference_pb2_grpc.InferenceServiceServicer):
         default_factory=lambda: weights_pb2.PolicyVersion(epoch=1, number=3)
     )
     requests: list[inference_pb2.GenerateRequest] = field(default_factory=list)
+    is_asked: asyncio.Event = field(default_factory=asyncio.Event)
     running: int = 0
     most: int = 0
 
@@ -68,6 +69,7 @@ class Engine(inference_pb2_grpc.InferenceServiceServicer):
             self.refusals -= 1
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine restarts")
         self.requests.append(request)
+        self.is_asked.set()
         self.running += 1
         self.most = max(self.most, self.running)
         try:

@@ -1,5 +1,6 @@
 """A rollout worker against partners that fail: retried, masked, never scored zero."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,20 @@ async def test_the_group_is_leased_together_and_every_lease_is_released(
     await worker.close()
     held = {lease.lease_id for leases in partners.broker.granted.values() for lease in leases}
     assert set(partners.broker.released) == held
+
+
+async def test_closing_in_the_middle_of_a_group_gives_its_environments_back(
+    worker: RolloutWorker, partners: Any, task_uri: str
+) -> None:
+    partners.engine.delay_s = 30
+    running = asyncio.create_task(run(worker, order(task_uri, partners.target)))
+    async with asyncio.timeout(10):
+        await partners.engine.is_asked.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await worker.close()
+    granted = {lease.lease_id for each in partners.broker.granted.values() for lease in each}
+    assert set(partners.broker.released) == granted != set()
 
 
 async def test_an_environment_is_never_used_by_two_attempts(

@@ -93,6 +93,11 @@ class Leases:
             tasks.create_task(self._keep_renewing(), name="renew-leases")
             tasks.create_task(self._keep_releasing(), name="release-leases")
 
+    async def close(self) -> None:
+        """Give back whatever is still held, once keep() has ended."""
+        self.release(sorted(self._held))
+        await self._release_ended()
+
     async def _keep_renewing(self) -> None:
         while True:
             await asyncio.sleep(RENEW_EVERY_S)
@@ -113,13 +118,20 @@ class Leases:
         while True:
             await self._work.wait()
             self._work.clear()
-            ended, self._ended = self._ended, []
-            request = environments_pb2.ReleaseLeasesRequest(lease_ids=ended)
-            try:
-                await self.broker.ReleaseLeases(request, timeout=channels.CONTROL_DEADLINE_S)
-            except grpc.aio.AioRpcError as error:
-                # Not renewed any more, so they end by themselves.
-                log.warning("%d leases not released: %s", len(ended), error.details())
+            await self._release_ended()
+
+    async def _release_ended(self) -> None:
+        """Send what has ended; listed until the call is over, so close() repeats a cancelled one."""
+        ended = list(self._ended)
+        if not ended:
+            return
+        request = environments_pb2.ReleaseLeasesRequest(lease_ids=ended)
+        try:
+            await self.broker.ReleaseLeases(request, timeout=channels.CONTROL_DEADLINE_S)
+        except grpc.aio.AioRpcError as error:
+            # Not renewed any more, so they end by themselves.
+            log.warning("%d leases not released: %s", len(ended), error.details())
+        del self._ended[: len(ended)]
 
 
 @dataclass(slots=True)

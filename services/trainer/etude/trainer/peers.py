@@ -50,5 +50,8 @@ class Peers:
         """Let go of everything."""
         for task in self._keepers:
             task.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for leases in self._leases.values():
+            await leases.close()
         for channel in self._channels.values():
             await channel.close()
