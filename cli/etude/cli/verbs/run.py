@@ -26,6 +26,8 @@ from etude.common.local import is_running, read_state
 REDRAWS_PER_SECOND = 2
 PLAIN_INTERVAL_S = 10.0
 SAVED_WIDTH = 96
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Ctrl-C, a supervisor's order, a terminal that closes: none leaves the run without a watcher."""
 LOOK_INTERVAL_S = 5.0
 """Measuring the memory of some thirty processes costs about 10 ms."""
 
@@ -116,12 +118,13 @@ def follow(
         process.send_signal(signal.SIGTERM)
         say("\nsaving a checkpoint, then stopping; Ctrl-C again stops at once")
 
-    before = signal.signal(signal.SIGINT, interrupted)
+    before = {number: signal.signal(number, interrupted) for number in STOP_SIGNALS}
     try:
         watched = _Watched(process, on_look)
         _show(folder, as_lines=as_lines, is_over=watched.is_over)
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     code = process.wait()
     if interrupts:
         say(f"stopped; run it again to resume: etude run {folder}/run.yaml --dir {folder}")
