@@ -59,6 +59,32 @@ def test_a_workspace_beyond_the_limits_is_not_read(workspace: Path, limits: Limi
         folders.read(workspace, limits)
 
 
+@pytest.fixture
+def deep(workspace: Path) -> Path:
+    """A workspace whose folders nest beyond any stack and any path."""
+    at = os.open(workspace, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("a" * 8, dir_fd=at)
+        inner = os.open("a" * 8, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = inner
+    os.close(os.open("file", os.O_WRONLY | os.O_CREAT, dir_fd=at))
+    os.fchmod(at, 0)
+    os.close(at)
+    return workspace
+
+
+def test_folders_without_end_are_too_large_to_read(deep: Path) -> None:
+    with pytest.raises(TooLargeError, match="deep"):
+        folders.read(deep, folders.DIFF)
+
+
+def test_folders_without_end_go(deep: Path) -> None:
+    folders.remove(deep)
+
+    assert not deep.exists()
+
+
 def test_a_folder_goes_whatever_its_modes_and_without_what_it_links_to(
     workspace: Path, tmp_path: Path
 ) -> None:

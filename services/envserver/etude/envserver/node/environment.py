@@ -161,14 +161,17 @@ class Environment:
             return trees.difference(self.source.tree, found.tree)
 
     async def close(self) -> None:
-        """End what runs and remove the files."""
+        """End what runs and remove the files, or say in the log why they stay."""
         self._closed = True
         for task in self._running:
             task.cancel()
         if self._running:
             await asyncio.wait(self._running)
         self._log.close()
-        await asyncio.to_thread(folders.remove, self.folder)
+        try:
+            await asyncio.to_thread(folders.remove, self.folder)
+        except OSError:
+            log.exception("the files of lease %s stay on the disk", self.lease_id)
 
     def _ended(self) -> UnknownIdError:
         return UnknownIdError(f"lease {self.lease_id} has ended")

@@ -1,12 +1,13 @@
 """Workspaces on disk: written, read back and removed without following anybody's links."""
 
 import os
-import shutil
 import stat
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from etude.agent.workspace.protocol import MAX_DEPTH
 from etude.common.errors import WrongStateError
 from etude.envserver.drivers.base import Owner, current_owner
 from etude.envserver.node.trees import File, Tree
@@ -121,6 +122,8 @@ class _Reader:
                 self.is_plain = False
 
     def _inside(self, folder: int, name: str, path: str) -> None:
+        if path.count("/") >= MAX_DEPTH:
+            raise TooLargeError(f"the workspace has folders more than {MAX_DEPTH} deep")
         try:
             inner = os.open(name, _FOLDER, dir_fd=folder)
         except OSError:
@@ -162,16 +165,57 @@ def _is_text(path: str) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """Take a folder away with all that is in it, whatever modes its owner left behind."""
-    shutil.rmtree(folder, onerror=_open_and_remove)
+    """Take a folder away with all that is in it, whatever depth and modes its owner left behind.
+
+    Folders inside are lifted to the top one by one: their paths may be longer than any call takes,
+    and their levels more than a process has descriptors.
+    """
+    try:
+        top = _opened(folder)
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        folder.unlink()
+        return
+    try:
+        left = _emptied(top, top)
+        while left:
+            name = left.pop()
+            inner = _opened(name, top)
+            try:
+                left += _emptied(inner, top)
+            finally:
+                os.close(inner)
+            os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+    folder.rmdir()
 
 
-def _open_and_remove(_remove: object, name: str, _error: object) -> None:
-    path = Path(name)
-    for each in (path.parent, path):
-        if each.is_dir() and not each.is_symlink():
-            each.chmod(0o700)
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+def _emptied(folder: int, top: int) -> list[str]:
+    """Names in the top folder of the folders that stood in this one; all else in it is gone."""
+    with os.scandir(folder) as entries:
+        found = list(entries)
+    lifted = []
+    for entry in found:
+        if not entry.is_dir(follow_symlinks=False):
+            os.unlink(entry.name, dir_fd=folder)
+        elif folder == top:
+            lifted.append(entry.name)
+        else:
+            # Moving a folder writes to it, so its modes come first.
+            os.close(_opened(entry.name, folder))
+            lifted.append(uuid.uuid4().hex)
+            os.rename(entry.name, lifted[-1], src_dir_fd=folder, dst_dir_fd=top)
+    return lifted
+
+
+def _opened(name: str | Path, parent: int | None = None) -> int:
+    """A folder's descriptor, once its owner may do everything in it."""
+    handle = os.open(name, os.O_PATH | _FOLDER, dir_fd=parent)
+    try:
+        # The handle itself has no modes to change; its entry in /proc follows nobody's link.
+        os.chmod(f"/proc/self/fd/{handle}", 0o700)  # noqa: PTH101 - no path, a descriptor
+        return os.open(".", _FOLDER, dir_fd=handle)
+    finally:
+        os.close(handle)

@@ -112,11 +112,8 @@ class Node:
             try:
                 await self._take_over(folder)
             except EtudeError as error:
-                log.warning(
-                    "lease not taken over", extra={"folder": folder.name, "why": str(error)}
-                )
-                await asyncio.to_thread(folders.remove, folder)
-                removed += 1
+                log.warning("lease %s is not taken over: %s", folder.name, error)
+                removed += await asyncio.to_thread(_removed, folder)
         self._count()
         return len(self._held), removed
 
@@ -218,6 +215,15 @@ class WeakWallError(EtudeError):
     """The template is not trusted enough for this driver."""
 
     reason = "WeakIsolation"
+
+
+def _removed(folder: Path) -> bool:
+    try:
+        folders.remove(folder)
+    except OSError:
+        log.exception("%s stays on the disk", folder)
+        return False
+    return True
 
 
 def _free_bytes(folder: Path) -> int:
