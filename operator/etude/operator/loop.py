@@ -94,7 +94,12 @@ class Operator:
         while True:
             key = await self.queue.take()
             metrics.QUEUE_DEPTH.set(len(self.queue))
-            await self.one(key)
+            try:
+                await self.one(key)
+            except asyncio.CancelledError:
+                # The queue outlives a term of leadership: the next one must find the key free.
+                self.queue.retry(key)
+                raise
 
     async def one(self, key: Ref) -> None:
         """One pass over one object, and when the next one is due."""

@@ -1,0 +1,51 @@
+"""The operator's loop: what ends with a term of leadership, and what the next one takes up."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from typing_extensions import override
+
+from etude.operator.clock import ManualClock
+from etude.operator.desired import Platform
+from etude.operator.loop import operator
+from etude.operator.manifests import Manifest
+from etude.operator.memory import MemoryCluster
+from etude.operator.peers import MemoryPeers
+
+LIMIT_S = 30.0
+
+
+@dataclass(slots=True)
+class HangingCluster(MemoryCluster):
+    """Its API server takes writes and answers none until it is told to."""
+
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    answers: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @override
+    async def apply(self, manifest: Manifest, *, manager: str) -> Manifest:
+        self.reached.set()
+        await self.answers.wait()
+        return await MemoryCluster.apply(self, manifest, manager=manager)
+
+
+async def test_a_pass_that_ends_with_the_leadership_is_made_again_in_the_next_term(
+    platform: Platform, run_body: Callable[..., dict[str, Any]]
+) -> None:
+    clock = ManualClock()
+    cluster = HangingCluster(clock=clock)
+    cluster.put(run_body())
+    made = operator(cluster, MemoryPeers(), platform, clock, instance="test", pace_s=0.0)
+    async with asyncio.timeout(LIMIT_S), made as acting:
+        term = asyncio.create_task(acting.run())
+        await cluster.reached.wait()
+        term.cancel()
+        await asyncio.wait({term})
+        cluster.answers.set()
+        term = asyncio.create_task(acting.run())
+        while not cluster.every("StatefulSet"):  # noqa: ASYNC110 - seen as a reader sees it
+            await asyncio.sleep(0.01)
+        term.cancel()
+        await asyncio.wait({term})
