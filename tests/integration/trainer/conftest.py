@@ -49,6 +49,8 @@ class Engine(inference_pb2_grpc.InferenceServiceServicer):
     delay_s: float = 0.0
     refusals: int = 0
     """Calls that are answered with UNAVAILABLE before any works."""
+    aborts: int = 0
+    """Completions that are aborted before any is finished."""
     version: weights_pb2.PolicyVersion = field(
         default_factory=lambda: weights_pb2.PolicyVersion(epoch=1, number=3)
     )
@@ -76,6 +78,10 @@ class Engine(inference_pb2_grpc.InferenceServiceServicer):
             await asyncio.sleep(self.delay_s)
         finally:
             self.running -= 1
+        if self.aborts:
+            self.aborts -= 1
+            yield inference_pb2.GenerateResponse(finish_reason=inference_pb2.FINISH_REASON_ABORT)
+            return
         turn = self.chat.decode(request.prompt_token_ids).count("<|tool|>")
         ids = self.chat.completion(self.turns[turn])
         version = self.version
@@ -225,6 +231,8 @@ class Node(environments_pb2_grpc.EnvNodeServiceServicer):
     """Turns that find their environment gone."""
     refusals: int = 0
     """Turns that are answered with UNAVAILABLE before any works."""
+    diff: Sequence[bytes] = (b"the ", b"diff")
+    """In chunks."""
 
     @override
     async def RunTurn(
@@ -255,7 +263,7 @@ class Node(environments_pb2_grpc.EnvNodeServiceServicer):
             environments_pb2.DiffRequest, environments_pb2.DiffResponse
         ],
     ) -> AsyncIterator[environments_pb2.DiffResponse]:
-        for part in (b"the ", b"diff"):
+        for part in self.diff:
             yield environments_pb2.DiffResponse(chunk=part)
 
     @override

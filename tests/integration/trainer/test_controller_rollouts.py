@@ -82,7 +82,6 @@ async def test_a_group_comes_back_scored_with_its_exact_tokens(
     sampled = sum(rollout.links[0].loss_mask)
     assert sampled == rollout.costs.completion_tokens
     assert rollout.oldest.number == rollout.newest.number == 3
-    assert rollout.diff == b"the diff"
     assert rollout.ending == rollout_pb2.ENDING_STOPPED
     assert len(rollout.trace_id) == 32
     assert rollout.seed != records[1].rollout.seed
@@ -94,7 +93,32 @@ async def test_scoring_gets_diffs_and_calls_and_no_tokens(
     await run(worker, order(task_uri, partners.target))
     [request] = partners.rewards.requests
     assert (request.task_uri, request.pool) == (task_uri, "repos")
-    assert all(r.diff and r.calls and not r.links for r in request.rollouts)
+    assert all(r.diff == b"the diff" and r.calls and not r.links for r in request.rollouts)
+
+
+async def test_the_journal_gets_no_diff(
+    worker: RolloutWorker, partners: Any, task_uri: str
+) -> None:
+    records = await run(worker, order(task_uri, partners.target))
+    assert not any(record.rollout.diff for record in records)
+
+
+async def test_changes_too_large_to_be_scored_count_as_none(
+    worker: RolloutWorker, partners: Any, task_uri: str
+) -> None:
+    partners.node.diff = [bytes(1 << 20)] * 5
+    records = await run(worker, order(task_uri, partners.target, count=1))
+    assert records[0].reward.WhichOneof("result") == "reward"
+    [request] = partners.rewards.requests
+    assert request.rollouts[0].diff == b""
+
+
+async def test_the_largest_changes_that_can_be_scored_are(
+    worker: RolloutWorker, partners: Any, task_uri: str
+) -> None:
+    partners.node.diff = [bytes(1 << 20)] * 2
+    records = await run(worker, order(task_uri, partners.target, count=2))
+    assert [r.reward.WhichOneof("result") for r in records] == ["reward"] * 2
 
 
 async def test_the_group_is_leased_together_and_every_lease_is_released(
@@ -186,6 +210,26 @@ async def test_a_single_engine_that_restarts_is_waited_for(
     partners.engine.refusals = 4
     result = await worker.run_group(order(task_uri, partners.target))
     assert result.retried == 0
+
+
+async def test_an_aborted_completion_is_sampled_again_after_a_pause(
+    worker: RolloutWorker, partners: Any, task_uri: str
+) -> None:
+    partners.engine.aborts = 2
+    result = await worker.run_group(order(task_uri, partners.target, count=1))
+    assert result.retried == 0
+    assert JournalRollout.FromString(result.records[0]).reward.reward == 1.0
+
+
+async def test_an_engine_that_goes_on_aborting_costs_the_policy_nothing(
+    worker: RolloutWorker, partners: Any, task_uri: str
+) -> None:
+    partners.engine.aborts = 1_000
+    records = await run(
+        worker, order(task_uri, partners.target, count=1, retries=0, timeout_seconds=2)
+    )
+    assert records[0].rollout.ending == rollout_pb2.ENDING_PLATFORM_FAULT
+    assert len(partners.engine.requests) < 10
 
 
 async def test_an_engine_that_stays_away_masks_the_rollout(

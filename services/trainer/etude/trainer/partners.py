@@ -14,7 +14,7 @@ from etude.agent.completions import Completion, FinishReason
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.trajectory import Span
 from etude.agent.turns import Environment, Sampler, ToolCall
-from etude.common import telemetry
+from etude.common import channels, telemetry
 from etude.common.errors import UnavailableError
 from etude.common.weights import VersionId
 from etude.v1 import (
@@ -26,6 +26,9 @@ from etude.v1 import (
 )
 
 RETRY_S = 0.5
+
+MAX_DIFF_BYTES = channels.MAX_MESSAGE_BYTES // 2
+"""Scoring takes a rollout as one message, in which its calls need room too."""
 
 _AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
 
@@ -39,7 +42,7 @@ class Outage:
 
     @asynccontextmanager
     async def waiting(self, what: str) -> AsyncIterator[None]:
-        """Counts the block, and ends the rollout once too much was lost.
+        """Counts the block if the partner was away, and ends the rollout once too much was lost.
 
         Raises:
             UnavailableError: the partner stayed away.
@@ -51,10 +54,17 @@ class Outage:
         except grpc.aio.AioRpcError as error:
             if error.code() not in _AWAY:
                 raise
-            await asyncio.sleep(RETRY_S)
-            self.lost_s += time.monotonic() - started
+            await self._lost(started)
             if self.lost_s > self.limit_s:
                 raise UnavailableError(f"{what}: {error.details()}") from error
+        except UnavailableError as error:
+            await self._lost(started)
+            if self.lost_s > self.limit_s:
+                raise UnavailableError(f"{what}: {error}") from error
+
+    async def _lost(self, started_s: float) -> None:
+        await asyncio.sleep(RETRY_S)
+        self.lost_s += time.monotonic() - started_s
 
 
 @dataclass(slots=True)
@@ -89,9 +99,7 @@ class GenerateSampler(Sampler):
             self._calls += 1
             request.request_id = f"{self.rollout_id}/{self._calls}"
             async with self.outage.waiting(f"engine {target}"):
-                completion = await self._ask(target, request)
-                if completion.finish is not FinishReason.ABORT:
-                    return completion
+                return await self._ask(target, request)
             # The exact prefix continues anywhere.
             self._chosen += 1
 
@@ -100,6 +108,7 @@ class GenerateSampler(Sampler):
         logprobs: list[float] = []
         spans: list[Span] = []
         finish = FinishReason.ABORT
+        # An engine that aborts, or hangs up without a reason, is as good as away.
         async for message in self.engine_of(target).Generate(
             request, timeout=self.timeout_s, metadata=telemetry.inject()
         ):
@@ -108,6 +117,8 @@ class GenerateSampler(Sampler):
             if message.finish_reason:
                 finish = FinishReason(message.finish_reason)
                 spans = [_span(span) for span in message.spans]
+        if finish is FinishReason.ABORT:
+            raise UnavailableError("aborted the completion")
         return Completion(ids, logprobs, spans, finish)
 
 
@@ -145,7 +156,9 @@ class LeasedEnvironment(Environment):
                 return [wire.from_result_message(result) for result in answer.results]
 
     async def diff(self) -> bytes:
-        """The changes of the workspace, once the policy has ended.
+        """The changes of the workspace, once the policy has ended; none if they are too large.
+
+        A policy must not hide its failure by writing more than can be scored.
 
         Raises:
             UnavailableError: the node stayed away.
@@ -158,4 +171,10 @@ class LeasedEnvironment(Environment):
                 answers = self.node.Diff(
                     request, timeout=self.timeout_s, metadata=telemetry.inject()
                 )
-                return b"".join([answer.chunk async for answer in answers])
+                data = bytearray()
+                async for answer in answers:
+                    data += answer.chunk
+                    if len(data) > MAX_DIFF_BYTES:
+                        answers.cancel()
+                        return b""
+                return bytes(data)

@@ -18,6 +18,9 @@ RETRY_S = 1.0
 _MAX_REQUEST_BYTES = MAX_MESSAGE_BYTES // 2
 """Larger groups are scored one rollout at a time."""
 
+_MAX_ROLLOUT_BYTES = MAX_MESSAGE_BYTES - (64 << 10)
+"""A larger rollout is scored without its calls, of which the costs hold the counts."""
+
 
 @dataclass(slots=True)
 class Scorer:
@@ -40,6 +43,8 @@ class Scorer:
             for record in await self._answers(order, pending):
                 records[record.rollout_id] = record
             pending = [r for r in pending if not _has_reward(records.get(r.rollout_id))]
+        for rollout in rollouts:
+            rollout.ClearField("diff")  # only scoring reads it, and it would fill the journal
         return [
             journal_pb2.JournalRollout(rollout=rollout, reward=records[rollout.rollout_id])
             for rollout in rollouts
@@ -52,6 +57,9 @@ class Scorer:
         request = _request(order, rollouts)
         if request.ByteSize() > _MAX_REQUEST_BYTES and len(rollouts) > 1:
             return [r for rollout in rollouts for r in await self._answers(order, [rollout])]
+        if request.ByteSize() > _MAX_ROLLOUT_BYTES:
+            for rollout in request.rollouts:
+                rollout.ClearField("calls")
         try:
             answer = await self._patiently(request)
         except grpc.aio.AioRpcError as error:
