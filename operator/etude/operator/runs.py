@@ -9,7 +9,7 @@ from etude.operator import acceptance, desired, intents, names, records, registr
 from etude.operator.actions import Action, Apply, Decision, Delete, Moment, Order
 from etude.operator.conditions import Fact
 from etude.operator.desired import PORTS, Platform, RunShape
-from etude.operator.manifests import is_applied, is_deleting, labels, ref, uid
+from etude.operator.manifests import Ref, is_applied, is_deleting, labels, ref, uid
 from etude.operator.reasons import Reason
 from etude.operator.run_status import View
 from etude.operator.seen import Seen
@@ -139,7 +139,7 @@ def _actions(course: Course) -> Iterator[Action]:
     yield from registry.retirements(course.run, course.seen)
 
 
-def _children(course: Course) -> Iterator[Apply]:
+def _children(course: Course) -> Iterator[Action]:
     """What differs from what should be; nothing new for a run that holds no pods."""
     run = course.run
     resolved = run.status.resolved
@@ -148,11 +148,21 @@ def _children(course: Course) -> Iterator[Apply]:
     shape = RunShape(
         images=resolved.images, attempts=intents.attempts_of(run), is_running=course.is_running
     )
-    for manifest in desired.run_children(run, shape, course.platform):
+    wanted = desired.run_children(run, shape, course.platform)
+    for manifest in wanted:
         live = course.seen.children.get(ref(manifest))
         is_missing = live is None and course.is_running
         if is_missing or (live is not None and not is_applied(live, manifest)):
             yield Apply(manifest, names.RUN_FIELD_MANAGER)
+    yield from _prunings(course, {ref(manifest) for manifest in wanted})
+
+
+def _prunings(course: Course, wanted: set[Ref]) -> Iterator[Delete]:
+    """Children of parts that left the spec; what others gave the run as an owner is theirs."""
+    ours = desired.run_labels(course.run).items()
+    for key, live in course.seen.children.items():
+        if key not in wanted and ours <= labels(live).items() and not is_deleting(live):
+            yield Delete(key, uid(live))
 
 
 def _replacements(course: Course) -> Iterator[Action]:

@@ -47,7 +47,8 @@ class Seen:
     def is_released(self) -> bool:
         """Whether nothing asks for pods any more."""
         pools = [m for key, m in self.children.items() if key.kind == "EnvPool"]
-        return all(not m["spec"].get("replicas", 1) for m in [*self.sets, *pools])
+        asking = [m for m in [*self.sets, *pools] if not is_deleting(m)]
+        return all(not m["spec"].get("replicas", 1) for m in asking)
 
     @property
     def is_gone(self) -> bool:

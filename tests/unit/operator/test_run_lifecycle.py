@@ -241,3 +241,32 @@ async def test_a_whole_life_costs_few_writes(lab: Any, run_body: Any) -> None:
 
 def lab_kinds() -> tuple[str, ...]:
     return ("RLRun", "EnvPool", "Checkpoint")
+
+
+async def test_what_leaves_the_spec_is_deleted_and_holds_nothing_up(
+    lab: Any, run_body: Any
+) -> None:
+    await started(lab, run_body)
+    theirs = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": "notes",
+            "namespace": "lab",
+            "ownerReferences": [
+                {"kind": "RLRun", "uid": lab.run().metadata.uid, "controller": True}
+            ],
+        },
+    }
+    lab.cluster.put(theirs)
+    body = run_body()
+    role = body["spec"]["roles"]["environments"][0]
+    role["name"] = "sandboxes"
+    body["spec"]["phases"][1]["tasks"][0]["environment"] = "sandboxes"
+    lab.cluster.put(body)
+    await lab.settle()
+    assert lab.names("EnvPool") == ["demo-sandboxes"]
+    assert not [name for name in lab.names("Pod") if "repos" in name]
+    assert "notes" in lab.names("ConfigMap")
+    await lab.say(state=run_pb2.RUN_STATE_DONE, step=40)
+    assert lab.condition("Complete") == ("True", "AllPhasesDone")
