@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.api.meta import API_VERSION
-from etude.common.api.pool import IsolationLevel
 from etude.common.api.roles import EnvironmentRole, RoleSpec
 from etude.common.files import ResolvedPool, ResolvedRun
 from etude.operator import names
@@ -287,8 +286,6 @@ def _pool_plan(pool: EnvPool, role: str, images: Mapping[str, str], platform: Pl
             env("ETUDE_ADVERTISE", f"$(ETUDE_POD_IP):{PORTS[names.NODE]['grpc']}"),
             env("ETUDE_BROKER_TARGET", names.address(broker, PORTS[names.BROKER]["grpc"])),
         ]
-        if accepts_weak_isolation(pool, platform):
-            variables.append(env("ETUDE_ALLOW_WEAK_ISOLATION", "1"))
     return Plan(
         role=role,
         image=images[ENVSERVER],
@@ -300,12 +297,6 @@ def _pool_plan(pool: EnvPool, role: str, images: Mapping[str, str], platform: Pl
         secret=secret.name if secret is not None else None,
         seccomp_profile=platform.node_seccomp_profile if role == names.NODE else None,
     )
-
-
-def accepts_weak_isolation(pool: EnvPool, platform: Platform) -> bool:
-    """Whether both the pool and the platform say that a process is wall enough."""
-    asks = pool.spec.isolation.minimum == IsolationLevel.PROCESS
-    return asks and platform.allows_weak_isolation
 
 
 def _node(pool: EnvPool, ordinal: int, images: Mapping[str, str], platform: Platform) -> Manifest:

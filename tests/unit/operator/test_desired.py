@@ -190,13 +190,12 @@ def test_scaling_a_pool_changes_nothing_that_its_pods_read(
     assert desired.pool_children(more, (0,), platform.images, platform) == first
 
 
-def test_weak_isolation_is_allowed_where_pool_and_platform_both_say_so(
+def test_no_pool_may_run_untrusted_templates_behind_a_weak_wall(
     pool: EnvPool, platform: Platform
 ) -> None:
+    assert platform.allows_weak_isolation
+    assert pool.spec.isolation.minimum == "Process"
     node = desired.pool_children(pool, (0,), platform.images, platform)[-1]
-    assert variables(node)["ETUDE_ALLOW_WEAK_ISOLATION"] == "1"
-    strict = Platform(images=platform.images)
-    node = desired.pool_children(pool, (0,), platform.images, strict)[-1]
     assert "ETUDE_ALLOW_WEAK_ISOLATION" not in variables(node)
 
 
