@@ -106,7 +106,7 @@ RLRUN = {
     "roles.rewards.functions[].function": "etude.rewards.rubric",
     "roles.rewards.functions[].weight": "etude.rewards.rubric",
     "roles.rewards.functions[].parameters": "etude.rewards.rubric",
-    "roles.rewards.functions[].timeoutSeconds": "etude.rewards.rubric",
+    "roles.rewards.functions[].timeoutSeconds": "etude.common.api.roles",
     "weights.dtype": "etude.inference.settings",
     "weights.timeoutSeconds": f"{CONTROLLER}.host",
     "weights.keepVersions": f"{CONTROLLER}.run",

@@ -1,12 +1,16 @@
 """Lint says what is wrong, where, and how to put it right."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from etude.common.api.lint import Finding, lint_bytes, lint_text
+
+BAD = yaml.safe_load((Path(__file__).parents[2] / "cluster" / "bad_manifests.yaml").read_text())
+"""Manifests that the cluster tests give to an API server too."""
 
 POOL = """\
 apiVersion: etude.dev/v1alpha1
@@ -201,3 +205,18 @@ def test_what_every_wrong_type_reads_like_is_never_empty() -> None:
         for finding in findings(yaml.safe_dump({**base, "spec": spec})):
             assert finding.what
             assert finding.fix
+
+
+@pytest.mark.parametrize("case", BAD["cases"], ids=lambda case: str(case["about"]))
+def test_a_bad_manifest_is_refused_for_its_field_and_rule(case: Mapping[str, str]) -> None:
+    good = BAD["good"][case["of"]]
+    assert findings(good) == []
+    found = findings(good.replace(case["old"], case["new"]))
+    assert any(each.field.startswith(case["field"]) for each in found), found
+    assert any(case.get("rule", "") in each.what for each in found), found
+
+
+def test_the_largest_transcript_may_be_as_long_as_the_engine_takes() -> None:
+    small = changed(RUN, "inference: {}", "inference: {maxModelLen: 512}")
+    assert findings(changed(small, "DrGRPO", "DrGRPO\n    rollout: {maxTokens: 512}")) == []
+    assert "rollout.maxTokens must not be above" in only(small).what

@@ -133,7 +133,7 @@ def _entry(index: int, function: RewardFunction) -> Entry:
         function=function.function,
         weight=number(function.weight),
         parameters=parameters,
-        timeout_s=function.timeout_seconds,
+        timeout_s=function.limit_s,
     )
 
 

@@ -63,13 +63,17 @@ HOLDS_PODS = (
 """True from the start of a run until it is suspended. CRD rules have no variables."""
 
 
-def while_holding_pods(kept: str, *, what: str, field_path: str) -> RootRule:
+FROZEN = ("model", "storage", "phases", "roles", "weights")
+"""Parts of a run that its processes read once, as they start. The rest reaches a running run."""
+
+
+def while_holding_pods(field: str) -> RootRule:
     """A rule that keeps one part of the spec while the run holds pods."""
     return RootRule(
-        cel=f"!({HOLDS_PODS}) || {kept}",
-        message=f"{what} is immutable while the run holds pods:"
+        cel=f"!({HOLDS_PODS}) || self.spec.{field} == oldSelf.spec.{field}",
+        message=f"spec.{field} is immutable while the run holds pods:"
         " set spec.suspend=true and wait for condition Suspended",
-        field_path=field_path,
+        field_path=f".spec.{field}",
     )
 
 
@@ -92,23 +96,7 @@ RLRUN = Kind(
     spec=RLRunSpec,
     status=RLRunStatus,
     selectable=(".status.phase",),
-    rules=(
-        NAME_RULE,
-        while_holding_pods(
-            "self.spec.model == oldSelf.spec.model", what="spec.model", field_path=".spec.model"
-        ),
-        while_holding_pods(
-            "self.spec.storage == oldSelf.spec.storage",
-            what="spec.storage",
-            field_path=".spec.storage",
-        ),
-        while_holding_pods(
-            "self.spec.phases.map(p, [p.name, p.type])"
-            " == oldSelf.spec.phases.map(p, [p.name, p.type])",
-            what="the list of phases, by name and type,",
-            field_path=".spec.phases",
-        ),
-    ),
+    rules=(NAME_RULE, *map(while_holding_pods, FROZEN)),
     columns=(
         Column("Status", ".status.phase"),
         Column("Phase", ".status.activePhase"),

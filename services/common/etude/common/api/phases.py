@@ -64,6 +64,34 @@ class Optimizer(Model):
             fix='give the largest norm, for example "1"; a large number turns clipping off',
             field_path=".gradientClip",
         ),
+        Rule(
+            cel="double(self.decayStart) <= 1.0",
+            holds=lambda s: number(s.decay_start) <= 1,
+            message="decayStart must be at most 1: it is a share of the phase",
+            fix='give a share of the phase, for example "0.6"',
+            field_path=".decayStart",
+        ),
+        Rule(
+            cel="double(self.finalFraction) <= 1.0",
+            holds=lambda s: number(s.final_fraction) <= 1,
+            message="finalFraction must be at most 1: it is a share of the peak",
+            fix='give a share of the peak, for example "0.1"',
+            field_path=".finalFraction",
+        ),
+        Rule(
+            cel="double(self.beta1) < 1.0",
+            holds=lambda s: number(s.beta1) < 1,
+            message="beta1 must be below 1: an average with decay 1 forgets nothing",
+            fix='give a decay, for example "0.9"',
+            field_path=".beta1",
+        ),
+        Rule(
+            cel="double(self.beta2) < 1.0",
+            holds=lambda s: number(s.beta2) < 1,
+            message="beta2 must be below 1: an average with decay 1 forgets nothing",
+            fix='give a decay, for example "0.95"',
+            field_path=".beta2",
+        ),
     )
 
     learning_rate: Fraction

@@ -87,6 +87,16 @@ class EnvironmentRole(Model):
 class RewardFunction(Model):
     """One part of the rubric."""
 
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.function == 'Verifier' || !has(self.timeoutSeconds)",
+            holds=lambda s: s.function == "Verifier" or s.timeout_seconds is None,
+            message="only a Verifier has timeoutSeconds: every other function is a formula",
+            fix="remove timeoutSeconds",
+            field_path=".timeoutSeconds",
+        ),
+    )
+
     name: Name
     """Name of this part in records and curves."""
     function: Literal["Verifier", "LengthPenalty", "BrokenCalls", "Unfinished"]
@@ -95,12 +105,27 @@ class RewardFunction(Model):
     """Share in the sum; penalties are subtracted."""
     parameters: dict[str, JsonValue] = Field(default_factory=dict, max_length=32)
     """Checked against the function's own model; an unknown key is refused."""
-    timeout_seconds: Annotated[int, Field(ge=1, le=3_600)] = 300
-    """Limit of one evaluation."""
+    timeout_seconds: Annotated[int, Field(ge=1, le=3_600)] | None = None
+    """Verifier: limit of one evaluation; 300 unless set."""
+
+    @property
+    def limit_s(self) -> int:
+        """Longest time of one evaluation."""
+        return self.timeout_seconds or 300
 
 
 class RewardsRole(RoleSpec):
     """The service that scores finished rollouts."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.functions.exists_one(f, f.function == 'Verifier')",
+            holds=lambda s: sum(f.function == "Verifier" for f in s.functions) == 1,
+            message="exactly one of the functions must be a Verifier",
+            fix="add {name: success, function: Verifier}, or remove all but one of them",
+            field_path=".functions",
+        ),
+    )
 
     functions: Annotated[tuple[RewardFunction, ...], Field(min_length=1, max_length=32), NAMED]
     """The rubric."""

@@ -5,9 +5,12 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from etude.common.api.meta import NAMED, Model, Name, Rule, Uri
-from etude.common.api.phases import Phase, TaskSet
+from etude.common.api.phases import Phase, RolloutPolicy, TaskSet
 from etude.common.api.pool import StoreAccess
 from etude.common.api.roles import Roles
+
+DEFAULT_ROLLOUT = RolloutPolicy()
+"""What holds for a ReinforcementLearning phase without `rollout`."""
 
 
 class ModelSource(Model):
@@ -91,7 +94,8 @@ class Observability(Model):
     """Where signals go."""
 
     otlp_endpoint: Annotated[str, Field(max_length=512, pattern=r"^https?://")] | None = None
-    """OTLP gRPC endpoint for traces; traces.jsonl in the run's prefix unless set."""
+    """OTLP gRPC endpoint for traces, read as a pod starts. Unless set, a cluster keeps no traces and
+    `etude run` writes them to traces.jsonl in the run's folder."""
 
 
 class RLRunSpec(Model):
@@ -143,6 +147,34 @@ class RLRunSpec(Model):
             message="every evaluation[].phase must name a ReinforcementLearning phase",
             fix="name a phase of type ReinforcementLearning",
             field_path=".evaluation",
+        ),
+        Rule(
+            cel="!has(self.evaluation) || self.evaluation.all(e, has(self.roles.environments)"
+            " && self.roles.environments.exists(r, r.name == e.tasks.environment))",
+            holds=lambda s: all(
+                e.tasks.environment in {r.name for r in s.roles.environments} for e in s.evaluation
+            ),
+            message="every evaluation[].tasks.environment must name an entry of roles.environments",
+            fix="name an entry of roles.environments, or add one of that name",
+            field_path=".evaluation",
+        ),
+        Rule(
+            cel="!has(self.roles.inference) || self.phases.all(p,"
+            " p.type != 'ReinforcementLearning' || (has(p.rollout) ? p.rollout.maxTokens"
+            f" : {DEFAULT_ROLLOUT.max_tokens}) <= self.roles.inference.maxModelLen)",
+            holds=lambda s: (
+                s.roles.inference is None
+                or all(
+                    (p.rollout or DEFAULT_ROLLOUT).max_tokens <= s.roles.inference.max_model_len
+                    for p in s.phases
+                    if p.is_rl
+                )
+            ),
+            message="phases[].rollout.maxTokens must not be above roles.inference.maxModelLen"
+            f" (without a rollout it is {DEFAULT_ROLLOUT.max_tokens}): an engine takes no longer"
+            " prompt",
+            fix="set rollout.maxTokens to roles.inference.maxModelLen or less",
+            field_path=".phases",
         ),
     )
 

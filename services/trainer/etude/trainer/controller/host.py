@@ -107,7 +107,7 @@ def _worker_config(settings: Settings, resolved: ResolvedRun, inputs: Inputs) ->
     workers = spec.roles.trainer.rollout_workers
     most = max((p.rollout.max_concurrent for p in spec.phases if p.rollout), default=64)
     rewards = spec.roles.rewards
-    timeouts = [f.timeout_seconds for f in rewards.functions] if rewards else []
+    timeouts = [f.limit_s for f in rewards.functions if f.function == "Verifier"] if rewards else []
     return WorkerConfig(
         run=resolved.uid,
         model_folder=inputs.model_folder,
