@@ -18,9 +18,12 @@ from etude.operator.cluster.api import (
     NameTakenError,
     RefusedError,
 )
-from etude.operator.cluster.kubernetes import CHILDREN, KubernetesCluster
+from etude.operator.cluster.cache import Cache
+from etude.operator.cluster.kubernetes import KubernetesCluster
+from etude.operator.cluster.leases import KubernetesLeases
 from etude.operator.cluster.rest import Rest, path_of
-from etude.operator.manifests import Manifest, Ref
+from etude.operator.cluster.watches import CHILDREN, Watches
+from etude.operator.manifests import KINDS, Manifest, Ref
 
 LIMIT_S = 60.0
 PODS = "/api/v1/pods"
@@ -43,6 +46,7 @@ class ApiServer:
     def __init__(self) -> None:
         self.answers: defaultdict[str, list[tuple[int, Any]]] = defaultdict(list)
         self.watches: list[list[dict[str, Any]]] = []
+        self.watch_status = 200
         self.requests: list[tuple[str, str, Any]] = []
         self.headers: dict[str, str] = {}
 
@@ -57,12 +61,12 @@ class ApiServer:
         return web.Response(status=status, text=text, headers=self.headers)
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
+        response = web.StreamResponse(status=self.watch_status)
         await response.prepare(request)
         events = self.watches.pop(0) if request.path == PODS and self.watches else None
         for event in events or ():
             await response.write(json.dumps(event).encode() + b"\n")
-        if events is None:
+        if events is None and self.watch_status == 200:
             await asyncio.sleep(LIMIT_S)
         return response
 
@@ -87,7 +91,7 @@ def serve(tmp_path: Path) -> Serve:
         rest = await Rest.connect(file)
         try:
             async with asyncio.timeout(LIMIT_S):
-                yield server, KubernetesCluster(rest)
+                yield server, KubernetesCluster(rest, Cache())
         finally:
             await rest.close()
             await runner.cleanup()
@@ -124,7 +128,7 @@ async def test_a_watch_goes_on_from_the_list_and_lists_again_when_it_is_too_late
         gone = {"type": "ERROR", "object": {"kind": "Status", "code": 410}}
         bookmark = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "7"}}}
         server.watches = [[{"type": "MODIFIED", "object": pod(6)}, bookmark], [gone]]
-        watching = asyncio.create_task(cluster.keep_watching())
+        watching = asyncio.create_task(Watches(cluster.rest, cluster.cache).keep_watching())
         await until(lambda: (cluster.get(KEY) or {}).get("status") == {"phase": "Failed"})
         watching.cancel()
         found = cluster.get(KEY)
@@ -136,12 +140,26 @@ async def test_a_watch_goes_on_from_the_list_and_lists_again_when_it_is_too_late
     assert ["resourceVersion=5" in watches[0], "resourceVersion=7" in watches[1]] == [True, True]
 
 
+async def test_a_watch_that_is_refused_is_tried_again_ever_later(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serve() as (server, cluster):
+        for kind in CHILDREN:
+            server.answers[f"GET {path_of(kind)}"] = [listing(1)]
+        server.watch_status = 403
+        watching = asyncio.create_task(Watches(cluster.rest, cluster.cache).keep_watching())
+        await until(lambda: "Pod: watch /api/v1/pods: 403; again in 2.0 s" in caplog.messages)
+        watching.cancel()
+    asked = [path for _, path, _ in server.requests if path.startswith(PODS)]
+    assert ["watch" in path for path in asked] == [False, True, True, True]
+
+
 async def test_what_was_written_is_read_back_at_once_and_never_overtaken(serve: Serve) -> None:
     async with serve() as (server, cluster):
         path = "PATCH /api/v1/namespaces/lab/pods/p"
         server.answers[path] = [(201, pod(20))]
         await cluster.apply(pod(0), manager="test")
-        cluster.observe("MODIFIED", pod(15, phase="Pending"))
+        cluster.cache.see(pod(15, phase="Pending"))
         found = cluster.get(KEY)
     assert found is not None
     assert found["status"] == {"phase": "Running"}
@@ -160,7 +178,7 @@ async def test_an_object_of_another_controller_is_not_touched(serve: Serve) -> N
 async def test_no_write_leaves_through_a_closed_gate(serve: Serve) -> None:
     async with serve() as (server, cluster):
         cluster.may_write = lambda: False
-        cluster.observe("ADDED", pod(5))
+        cluster.cache.see(pod(5))
         for write in (
             cluster.apply(pod(5), manager="test"),
             cluster.delete(KEY, uid="u1"),
@@ -189,11 +207,31 @@ async def test_each_refusal_has_its_name(
     serve: Serve, status: int, body: Any, error: type[Exception]
 ) -> None:
     async with serve() as (server, cluster):
-        cluster.observe("ADDED", pod(5))
+        cluster.cache.see(pod(5))
         server.answers["PATCH /api/v1/namespaces/lab/pods/p/status"] = [(status, body)]
         with pytest.raises(error) as raised:
             await cluster.replace_status(pod(5), {"phase": "Failed"})
     assert type(raised.value) is error
+
+
+FORBIDDEN = 403, {"message": 'pods "p" is forbidden: User "us" cannot patch resource "pods"'}
+
+
+async def test_a_right_that_is_only_missing_yet_is_no_refusal(serve: Serve) -> None:
+    async with serve() as (server, cluster):
+        server.answers[f"GET {PODS}"] = [FORBIDDEN, listing(5)]
+        for kind in (*KINDS, *CHILDREN):
+            server.answers.setdefault(f"GET {path_of(kind)}", [listing(1)])
+        await Watches(cluster.rest, cluster.cache).sync()
+        server.answers["PATCH /api/v1/namespaces/lab/pods/p/status"] = [FORBIDDEN, (200, pod(6))]
+        await cluster.replace_status(pod(5), {"phase": "Failed"})
+        leases = KubernetesLeases(cluster.rest, "lab", "l")
+        server.answers[f"GET {path_of('Lease', 'lab', 'l')}"] = [FORBIDDEN]
+        with pytest.raises(ClusterError):
+            await leases.read()
+        server.answers["PATCH /api/v1/namespaces/lab/pods/p/status"] = [FORBIDDEN]
+        with pytest.raises(RefusedError, match="cannot patch"):
+            await cluster.replace_status(pod(5), {"phase": "Failed"})
 
 
 async def test_an_api_server_that_asks_for_a_pause_gets_it(serve: Serve) -> None:
@@ -207,7 +245,7 @@ async def test_an_api_server_that_asks_for_a_pause_gets_it(serve: Serve) -> None
 
 async def test_a_delete_names_the_very_object_and_shows_at_once(serve: Serve) -> None:
     async with serve() as (server, cluster):
-        cluster.observe("ADDED", pod(5))
+        cluster.cache.see(pod(5))
         server.answers["DELETE /api/v1/namespaces/lab/pods/p"] = [(200, pod(6)), (409, {})]
         await cluster.delete(KEY, uid="u1")
         found = cluster.get(KEY)
@@ -231,5 +269,5 @@ async def test_a_status_is_written_as_a_patch_of_what_was_seen(serve: Serve) -> 
 async def test_pods_are_reached_by_their_address_once_it_is_known(serve: Serve) -> None:
     async with serve() as (_, cluster):
         assert cluster.address("lab", "p.svc:7000") == "p.svc.lab.svc:7000"
-        cluster.observe("ADDED", {**pod(5), "status": {"podIP": "10.0.0.7"}})
+        cluster.cache.see({**pod(5), "status": {"podIP": "10.0.0.7"}})
         assert cluster.address("lab", "p.svc:7000") == "10.0.0.7:7000"

@@ -10,9 +10,8 @@ from typing import Any
 import kopf
 
 from etude.common.api.meta import GROUP, VERSION
-from etude.operator.manifests import RESOURCES, Manifest
+from etude.operator.manifests import KINDS, RESOURCES, Manifest
 
-KINDS = ("RLRun", "EnvPool", "Checkpoint")
 SERVER_TIMEOUT_S = 300
 """An integer: kopf sends it as it is, and the API server refuses 300.0."""
 CLIENT_TIMEOUT_S = 330

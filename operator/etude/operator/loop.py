@@ -13,7 +13,7 @@ from etude.operator.clock import Clock
 from etude.operator.cluster.api import Cluster, ClusterError, ConflictError
 from etude.operator.desired import Platform
 from etude.operator.followers import Followers
-from etude.operator.manifests import Manifest, Ref, labels, ref
+from etude.operator.manifests import KINDS, Manifest, Ref, labels, ref
 from etude.operator.peers import Peers
 from etude.operator.queue import WorkQueue
 from etude.operator.reconcile import Reconciler
@@ -23,7 +23,6 @@ from etude.operator.writer import StatusWriter
 log = logging.getLogger(__name__)
 tracer = trace.get_tracer("etude.operator")
 
-OURS = ("EnvPool", "RLRun", "Checkpoint")
 RESYNC_S = 600.0
 """Every object is looked at this often even if nothing happens."""
 
@@ -58,8 +57,8 @@ class Operator:
         """Which of our objects a change may matter to."""
         found, namespace = labels(manifest), ref(manifest).namespace
         kind = manifest["kind"]
-        keys = [ref(manifest)] if kind in OURS else []
-        if names.CHECKPOINT in found and kind not in OURS:
+        keys = [ref(manifest)] if kind in KINDS else []
+        if names.CHECKPOINT in found and kind not in KINDS:
             keys.append(Ref("Checkpoint", namespace, found[names.CHECKPOINT]))
         elif names.POOL in found:
             keys.append(Ref("EnvPool", namespace, found[names.POOL]))
@@ -71,7 +70,7 @@ class Operator:
 
     def add_all(self) -> None:
         """Have every object of ours looked at."""
-        for kind in OURS:
+        for kind in KINDS:
             for manifest in self.cluster.every(kind):
                 self.queue.add(ref(manifest))
 

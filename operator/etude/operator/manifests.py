@@ -35,6 +35,10 @@ RESOURCES: Mapping[str, Resource] = {
 }
 
 
+KINDS = ("RLRun", "EnvPool", "Checkpoint")
+"""The kinds of ours: users make them, we reconcile them, and they outlive everything else."""
+
+
 class Ref(NamedTuple):
     """The identity of an object."""
 

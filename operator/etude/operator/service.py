@@ -10,9 +10,11 @@ from etude.common.probes import Probes
 from etude.common.serving import shutdown_signals
 from etude.operator import events
 from etude.operator.clock import SystemClock
+from etude.operator.cluster.cache import Cache
 from etude.operator.cluster.kubernetes import KubernetesCluster
 from etude.operator.cluster.leases import KubernetesLeases
 from etude.operator.cluster.rest import Rest
+from etude.operator.cluster.watches import Watches
 from etude.operator.leader import Leader
 from etude.operator.loop import operator
 from etude.operator.peers import GrpcPeers
@@ -36,7 +38,9 @@ async def serve(settings: Settings) -> None:
         leader = Leader(
             KubernetesLeases(rest, settings.namespace, settings.lease), clock, settings.pod
         )
-        cluster = KubernetesCluster(rest, settings.namespaces, leader.may_write)
+        cache = Cache()
+        watches = Watches(rest, cache, settings.namespaces)
+        cluster = KubernetesCluster(rest, cache, leader.may_write)
         made = operator(
             cluster,
             GrpcPeers(),
@@ -46,14 +50,14 @@ async def serve(settings: Settings) -> None:
             pace_s=STATUS_PACE_S,
         )
         with shutdown_signals(stop):
-            await cluster.sync()
+            await watches.sync()
             async with made as acting, asyncio.TaskGroup() as tasks:
                 watching = events.watch(
-                    cluster.observe, namespaces=settings.namespaces, kubeconfig=settings.kubeconfig
+                    watches.observe, namespaces=settings.namespaces, kubeconfig=settings.kubeconfig
                 )
                 running = [
                     tasks.create_task(watching, name="events"),
-                    tasks.create_task(cluster.keep_watching(), name="caches"),
+                    tasks.create_task(watches.keep_watching(), name="caches"),
                     tasks.create_task(leader.lead(acting.run), name="leader"),
                 ]
                 probes.ready = True

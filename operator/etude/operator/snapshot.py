@@ -9,7 +9,7 @@ from pathlib import Path
 
 from etude.common.local import LocalState, write_state
 from etude.operator import run_folder
-from etude.operator.manifests import Manifest, Ref
+from etude.operator.manifests import KINDS, Manifest, Ref
 from etude.operator.processes.cluster import ProcessCluster, ProcessKubelet
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Snapshots:
             self._is_failing = False
 
     def _write(self) -> None:
-        objects = [m for kind in run_folder.KEPT for m in self.cluster.every(kind)]
+        objects = [m for kind in KINDS for m in self.cluster.every(kind)]
         if objects != self._objects:
             run_folder.remember(self.folder, objects)
             self._objects = objects

@@ -42,6 +42,7 @@ class Cache:
 
     def see(self, manifest: Manifest) -> bool:
         """Take over a version of an object; False when it is old news."""
+        manifest = _slim(manifest)
         key = ref(manifest)
         known = self._objects.get(key)
         if uid(manifest) in self._gone:
@@ -102,3 +103,11 @@ class Cache:
     def _tell(self, manifest: Manifest) -> None:
         for listener in self._listeners:
             listener(manifest)
+
+
+def _slim(manifest: Manifest) -> Manifest:
+    """The object without what nobody here reads and every write lengthens."""
+    if "managedFields" not in manifest["metadata"]:
+        return manifest
+    metadata = {k: v for k, v in manifest["metadata"].items() if k != "managedFields"}
+    return {**manifest, "metadata": metadata}

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from typing_extensions import override
 
-from etude.operator.cluster.rest import Rest, accepted, object_path, path_of
+from etude.operator.cluster.rest import Rest, answered, object_path, path_of
 from etude.operator.leader import LeaseRecord, Leases
 from etude.operator.manifests import Manifest, Ref
 
@@ -23,7 +23,7 @@ class KubernetesLeases(Leases):
         reply = await self.rest.request("GET", object_path(self._ref()), is_urgent=True)
         if reply.status == 404:
             return None
-        manifest = accepted(reply, "read lease")
+        manifest = answered(reply, "read lease")
         spec = manifest["spec"]
         return LeaseRecord(
             holder=spec.get("holderIdentity") or "",
@@ -40,7 +40,7 @@ class KubernetesLeases(Leases):
             verb, path = "POST", path_of("Lease", self.namespace)
         body = self._manifest(record)
         reply = await self.rest.request(verb, path, body=body, is_urgent=True)
-        written = accepted(reply, "write lease")
+        written = answered(reply, "write lease")
         return record._replace(version=written["metadata"]["resourceVersion"])
 
     def _ref(self) -> Ref:

@@ -206,6 +206,20 @@ def accepted(reply: Reply, what: str) -> Manifest:
     raise ClusterError(message)
 
 
+def answered(reply: Reply, what: str) -> Manifest:
+    """The object in the answer to a read, a list or a renewal, which nobody refuses for good.
+
+    An API server that has just started forbids everything until it has read its roles.
+
+    Raises:
+        ClusterError: anything but an object.
+    """
+    try:
+        return accepted(reply, what)
+    except RefusedError as refusal:
+        raise ClusterError(str(refusal)) from refusal
+
+
 def _event(path: str, line: bytes) -> dict[str, Any]:
     event = _json(line)
     if event.get("type") == "ERROR":

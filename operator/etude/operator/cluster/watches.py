@@ -1,0 +1,157 @@
+"""Keeps a cache as fresh as the API server's watches can."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+
+from etude.operator import metrics, names
+from etude.operator.cluster.api import ClusterError
+from etude.operator.cluster.cache import Cache
+from etude.operator.cluster.rest import METADATA_ONLY, GoneError, Rest, answered, path_of
+from etude.operator.manifests import KINDS, RESOURCES, Manifest, ref, resource_version, uid
+
+log = logging.getLogger(__name__)
+
+CHILDREN = ("StatefulSet", "Service", "ConfigMap", "PodDisruptionBudget", "Job", "Pod")
+"""Watched here. Our own kinds are watched by kopf: listed here at the start and in every check."""
+SELECTOR = ("labelSelector", f"{names.MANAGED_BY}={names.OURS}")
+
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 30.0
+CHECK_EVERY_S = 300.0
+"""A watch that silently lost something is found out after this."""
+CHECK_GRACE_S = 5.0
+"""What a watch has not brought by then, it has missed."""
+
+
+@dataclass(slots=True)
+class Watches:
+    """Lists and watches of the namespaces that are served."""
+
+    rest: Rest
+    cache: Cache
+    namespaces: tuple[str, ...] = ()
+    """All of them when empty."""
+
+    def observe(self, kind: str, manifest: Manifest) -> None:
+        """Take over one event of a watch."""
+        metrics.WATCH_LAST_EVENT.labels(manifest["kind"]).set_to_current_time()
+        if kind == "DELETED":
+            self.cache.lose(ref(manifest), uid(manifest))
+        else:
+            self.cache.see(manifest)
+
+    async def sync(self) -> None:
+        """Fill the caches; afterwards keep_watching() keeps them filled."""
+        for kind in (*KINDS, *CHILDREN):
+            for scope in self._scopes():
+                await self._first_list(kind, scope)
+
+    async def keep_watching(self) -> None:
+        """Follow every child, and check everything now and then, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for kind in CHILDREN:
+                for scope in self._scopes():
+                    group.create_task(self._follow(kind, scope), name=f"watch-{kind}-{scope}")
+            group.create_task(self._keep_checking(), name="watch-check")
+
+    async def _first_list(self, kind: str, namespace: str) -> None:
+        """List with patience: the storage of a CRD that was just installed is not there yet."""
+        delay_s = FIRST_DELAY_S
+        while True:
+            try:
+                await self._list(kind, namespace)
+            except ClusterError as error:
+                log.warning("%s; again in %.1f s", error, delay_s)
+            else:
+                return
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+
+    async def _follow(self, kind: str, namespace: str) -> None:
+        delay_s, version = FIRST_DELAY_S, ""
+        while True:
+            try:
+                if not version:
+                    version = await self._list(kind, namespace)
+                async for reached in self._stream(kind, namespace, version):
+                    version, delay_s = reached, FIRST_DELAY_S
+            except ClusterError as error:
+                # Unless it is too old the version is still good: no need to list again.
+                version = "" if isinstance(error, GoneError) else version
+                log.warning("%s: %s; again in %.1f s", kind, error, delay_s)
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+
+    async def _stream(self, kind: str, namespace: str, version: str) -> AsyncIterator[str]:
+        """Take over the events of one watch; yields the versions to go on from."""
+        query = [*_query(kind), ("resourceVersion", version), ("allowWatchBookmarks", "true")]
+        async for event in self.rest.watch(path_of(kind, namespace), query):
+            manifest = event["object"]
+            if event["type"] != "BOOKMARK":
+                self.observe(event["type"], {**_typed(kind), **manifest})
+            yield manifest["metadata"]["resourceVersion"]
+
+    async def _list(self, kind: str, namespace: str) -> str:
+        reply = await self.rest.request("GET", path_of(kind, namespace), query=_query(kind))
+        body = answered(reply, f"list {kind}")
+        version: str = body["metadata"]["resourceVersion"]
+        listed = [{**_typed(kind), **item} for item in body.get("items") or ()]
+        self.cache.relist(kind, listed, version=int(version), namespace=namespace)
+        return version
+
+    async def _keep_checking(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_EVERY_S)
+            for kind in (*KINDS, *CHILDREN):
+                for scope in self._scopes():
+                    try:
+                        await self._check(kind, scope)
+                    except ClusterError as error:
+                        log.warning("check of %s: %s", kind, error)
+
+    async def _check(self, kind: str, namespace: str) -> None:
+        """Compare versions with the API server's, and list again where the watch missed one."""
+        reply = await self.rest.request(
+            "GET", path_of(kind, namespace), query=_query(kind), headers={"Accept": METADATA_ONLY}
+        )
+        body = answered(reply, f"check {kind}")
+        listed = {
+            item["metadata"]["uid"]: int(item["metadata"]["resourceVersion"])
+            for item in body.get("items") or ()
+        }
+        version = int(body["metadata"]["resourceVersion"])
+        await asyncio.sleep(CHECK_GRACE_S)
+        missed = sum(1 for _ in self._missed(kind, namespace, listed, version))
+        if missed:
+            log.warning("the watch of %s missed %d changes", kind, missed)
+            metrics.WATCH_GAPS.labels(kind).inc(missed)
+            await self._list(kind, namespace)
+
+    def _missed(
+        self, kind: str, namespace: str, listed: Mapping[str, int], version: int
+    ) -> Iterator[str]:
+        known = {
+            uid(m): resource_version(m)
+            for m in self.cache.every(kind)
+            if not namespace or ref(m).namespace == namespace
+        }
+        for item, item_version in listed.items():
+            if known.get(item, -1) < item_version and not self.cache.is_gone(item):
+                yield item
+        for item, known_version in known.items():
+            if item not in listed and known_version <= version:
+                yield item
+
+    def _scopes(self) -> tuple[str, ...]:
+        return self.namespaces or ("",)
+
+
+def _query(kind: str) -> list[tuple[str, str]]:
+    return [SELECTOR] if kind in CHILDREN else []
+
+
+def _typed(kind: str) -> Manifest:
+    """Items of a list do not say what they are."""
+    return {"apiVersion": RESOURCES[kind].api_version, "kind": kind}
