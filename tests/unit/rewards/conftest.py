@@ -1,5 +1,6 @@
 """A task folder, rollouts, and diffs for reward tests."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def task_folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def job(task_folder: Path) -> Job:
     task = harbor.read_task(task_folder)
-    return Job(task, task_folder.as_uri(), "repos", task.tests())
+    return Job(task, task_folder.as_uri(), "repos", task.tests(), 5.0, time.monotonic() + 60)
 
 
 @pytest.fixture

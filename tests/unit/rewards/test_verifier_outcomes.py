@@ -116,6 +116,24 @@ async def test_a_verifier_that_breaks_on_the_base_too_is_a_platform_fault(
     assert [o.reason for o in outcomes if isinstance(o, Fault)] == [FaultReason.GRADER_ERROR] * 2
 
 
+async def test_a_verifier_that_broke_once_is_asked_again(job: Job, rollout: Make) -> None:
+    busy = environments_pb2.GradeResponse(timed_out=True)
+    answers: Iterator[Answer] = iter([busy, busy, _file(b"1")])
+    verifier = _verifier(MemorySandboxes(lambda _: next(answers)))
+    (first,) = await verifier.outcomes(job, "t", [rollout("right")])
+    assert isinstance(first, Fault)
+    assert await verifier.outcomes(job, "t", [rollout("right")]) == [1.0]
+
+
+async def test_nothing_is_graded_after_the_deadline(job: Job, rollout: Make) -> None:
+    sandboxes = MemorySandboxes(_by_content)
+    late = job._replace(deadline_s=0.0)
+    (outcome,) = await _verifier(sandboxes).outcomes(late, "t", [rollout("right")])
+    assert isinstance(outcome, Fault)
+    assert outcome.reason is FaultReason.ENVIRONMENT_LOST
+    assert not sandboxes.graded
+
+
 async def test_a_lost_environment_is_tried_again_and_then_a_fault_never_zero(
     job: Job, rollout: Make
 ) -> None:

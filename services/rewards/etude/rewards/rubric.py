@@ -41,7 +41,8 @@ class Entry:
     function: str
     weight: float
     parameters: Parameters
-    timeout_s: int
+    limit_s: int
+    """Of one evaluation; only the verifier's takes time."""
 
     @property
     def version(self) -> str:
@@ -133,7 +134,7 @@ def _entry(index: int, function: RewardFunction) -> Entry:
         function=function.function,
         weight=number(function.weight),
         parameters=parameters,
-        timeout_s=function.limit_s,
+        limit_s=function.limit_s,
     )
 
 

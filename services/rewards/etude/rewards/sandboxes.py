@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +18,8 @@ from etude.v1 import environments_pb2, environments_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-GRADE_MARGIN_S = 30.0
-"""On top of the verifier's own limit: start, copy, tear-down."""
+LEASE_MARGIN_S = 60.0
+"""A lease for grading is not renewed: it outlasts the deadline by this."""
 
 
 class Job(NamedTuple):
@@ -29,6 +30,15 @@ class Job(NamedTuple):
     pool: str
     files: Mapping[str, bytes]
     """Hidden tests by path below /tests."""
+    limit_s: float
+    """What one run of them may take."""
+    deadline_s: float
+    """On the monotonic clock: what is not graded by then is lost."""
+
+    @property
+    def left_s(self) -> float:
+        """Until the deadline."""
+        return self.deadline_s - time.monotonic()
 
 
 class Lost(NamedTuple):
@@ -72,7 +82,6 @@ class BrokerSandboxes(Sandboxes):
     templates: Mapping[str, str]
     """Template by pool."""
     run_id: str
-    queue_timeout_s: int = 300
     _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
 
     @override
@@ -81,11 +90,15 @@ class BrokerSandboxes(Sandboxes):
     ) -> list[Answer]:
         broker = environments_pb2_grpc.EnvBrokerServiceStub(self.channel(self.brokers[job.pool]))
         batch = _Batch(self, broker, job, diffs)
+        missing = _NO_LEASE
         try:
-            await batch.run()
+            async with asyncio.timeout(job.left_s):
+                await batch.run()
+        except TimeoutError:
+            missing = _LATE
         finally:
             await batch.release()
-        return [batch.answers.get(index, _NO_LEASE) for index in range(len(diffs))]
+        return [batch.answers.get(index, missing) for index in range(len(diffs))]
 
     def channel(self, target: str) -> grpc.aio.Channel:
         """The one channel to this broker or node."""
@@ -108,12 +121,12 @@ class BrokerSandboxes(Sandboxes):
             workspace=environments_pb2.WorkspaceSource(uri=f"{job.task_uri}/environment"),
             count=count,
             toolset="Standard",
-            ttl_seconds=math.ceil(job.task.verifier_timeout_s + 2 * GRADE_MARGIN_S),
-            queue_timeout_seconds=self.queue_timeout_s,
+            ttl_seconds=math.ceil(max(0, job.left_s) + LEASE_MARGIN_S),
         )
 
 
 _NO_LEASE = Lost("the broker ended without a lease")
+_LATE = Lost("not graded within the deadline of its group")
 
 
 @dataclass(slots=True)
@@ -141,7 +154,7 @@ class _Batch:
     async def _receive(self, group: asyncio.TaskGroup) -> None:
         call = self.broker.LaunchBatch(
             self.sandboxes.launch(self.job, len(self.diffs)),
-            timeout=self.sandboxes.queue_timeout_s + GRADE_MARGIN_S,
+            timeout=self.job.left_s,
             metadata=telemetry.inject(),
         )
         async for launched in call:
@@ -166,7 +179,8 @@ class _Batch:
         try:
             return await node.Grade(
                 _requests(lease, self.job, diff),
-                timeout=self.job.task.verifier_timeout_s + GRADE_MARGIN_S,
+                # The node counts the limit from the start of the tests, which may wait for a core.
+                timeout=self.job.left_s,
                 metadata=telemetry.inject(),
             )
         except grpc.aio.AioRpcError as error:
@@ -189,7 +203,7 @@ class _Batch:
             )
         except grpc.aio.AioRpcError as error:
             # Their time to live ends them; the grades stand.
-            log.warning("leases not released", extra={"error": error.details()})
+            log.warning("leases not released: %s", error.details())
 
 
 def _requests(
@@ -203,7 +217,7 @@ def _requests(
             for path, content in job.files.items()
         ],
         command=job.task.command,
-        timeout_seconds=math.ceil(job.task.verifier_timeout_s),
+        timeout_seconds=math.ceil(job.limit_s),
         reward_path=REWARD_PATH,
     ).SerializeToString()
     for chunk in channels.chunks(encoded):

@@ -33,32 +33,31 @@ class Scorer:
     scratch: Path
 
     async def score(
-        self, task_uri: str, pool: str, rollouts: Sequence[rollout_pb2.Rollout]
+        self,
+        task_uri: str,
+        pool: str,
+        rollouts: Sequence[rollout_pb2.Rollout],
+        *,
+        deadline_s: float,
     ) -> list[Score | Fault]:
-        """The outcome of each rollout, in order."""
+        """The outcome of each rollout, in order, by this time of the monotonic clock.
+
+        What is graded by then stands, whatever became of its siblings.
+        """
         try:
-            task = await asyncio.to_thread(self._task, task_uri, pool)
+            task = await asyncio.to_thread(self._task, task_uri, pool, deadline_s)
         except (UserError, CorruptError) as error:
             return [Fault(FaultReason.INVALID_TASK, str(error))] * len(rollouts)
         except UnavailableError as error:
             return [Fault(FaultReason.ENVIRONMENT_LOST, str(error))] * len(rollouts)
-        outcomes = await self._outcomes(task, rollouts)
+        outcomes = await self.verifier.outcomes(task.job, task.digest, rollouts)
         return [
             outcome if isinstance(outcome, Fault) else self.rubric.score(rollout, outcome)
             for rollout, outcome in zip(rollouts, outcomes, strict=True)
         ]
 
-    async def _outcomes(
-        self, task: Task, rollouts: Sequence[rollout_pb2.Rollout]
-    ) -> list[float | Fault]:
-        limit_s = self.rubric.verifier.timeout_s
-        try:
-            async with asyncio.timeout(limit_s):
-                return await self.verifier.outcomes(task.job, task.digest, rollouts)
-        except TimeoutError:
-            late = Fault(FaultReason.ENVIRONMENT_LOST, f"not graded within {limit_s} s")
-            return [late] * len(rollouts)
-
-    def _task(self, uri: str, pool: str) -> Task:
+    def _task(self, uri: str, pool: str, deadline_s: float) -> Task:
         task = harbor.read_task(files.materialise(uri, self.scratch, self.storage))
-        return Task(Job(task, uri, pool, task.tests()), task.digest())
+        limit_s = min(task.verifier_timeout_s, self.rubric.verifier.limit_s)
+        job = Job(task, uri, pool, task.tests(), limit_s, deadline_s)
+        return Task(job, task.digest())

@@ -17,6 +17,10 @@ from etude.rewards.scoring import Scorer
 from etude.v1 import rewards_pb2, rewards_pb2_grpc, rollout_pb2
 
 MAX_ROLLOUTS = 1024
+MAX_SCORE_S = 43_200.0
+"""Also for callers without a deadline; a lease cannot last longer than a day."""
+ANSWER_SHARE = 0.9
+"""Of the caller's time; in the rest leases go back and the answer travels."""
 
 tracer = trace.get_tracer("etude.rewards")
 
@@ -36,11 +40,17 @@ class RewardService(rewards_pb2_grpc.RewardServiceServicer):
     ) -> rewards_pb2.ScoreResponse:
         self._check(request)
         started = time.monotonic()
+        left_s = min(context.time_remaining() or MAX_SCORE_S, MAX_SCORE_S)
         with (
             telemetry.attached(context.invocation_metadata()),
             tracer.start_as_current_span("score", attributes=_attributes(request)),
         ):
-            outcomes = await self.scorer.score(request.task_uri, request.pool, request.rollouts)
+            outcomes = await self.scorer.score(
+                request.task_uri,
+                request.pool,
+                request.rollouts,
+                deadline_s=started + ANSWER_SHARE * left_s,
+            )
         metrics.REWARD_SECONDS.observe(time.monotonic() - started)
         for rollout, outcome in zip(request.rollouts, outcomes, strict=True):
             tracing.reward(rollout, outcome)

@@ -40,7 +40,6 @@ def assemble(run: ResolvedRun, settings: Settings) -> Parts:
         brokers=settings.brokers,
         templates=templates,
         run_id=run.uid,
-        queue_timeout_s=rubric.verifier.timeout_s,
     )
     scorer = Scorer(rubric, Verifier(parameters, sandboxes), run.spec.storage, settings.scratch)
     return Parts(RewardService(scorer, frozenset(templates)), sandboxes)

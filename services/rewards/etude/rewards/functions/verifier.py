@@ -76,7 +76,7 @@ class Verifier:
 
     parameters: VerifierParameters
     sandboxes: Sandboxes
-    _known: OrderedDict[_Key, float | Broken] = field(default_factory=OrderedDict)
+    _known: OrderedDict[_Key, float] = field(default_factory=OrderedDict)
 
     async def outcomes(
         self, job: Job, task_digest: str, rollouts: Sequence[rollout_pb2.Rollout]
@@ -116,7 +116,7 @@ class Verifier:
         results: dict[str, Result] = {d: self._known.get(keys[d], _NOT_YET) for d in diffs}
         for _ in range(1 + self.parameters.retries):
             missing = [digest for digest, found in results.items() if isinstance(found, Lost)]
-            if not missing:
+            if not missing or job.left_s <= 0:
                 break
             answers = await self.sandboxes.grade(job, [diffs[digest] for digest in missing])
             for digest, answer in zip(missing, answers, strict=True):
@@ -124,14 +124,15 @@ class Verifier:
         return results
 
     def _remember(self, key: _Key, found: Result) -> Result:
-        if not isinstance(found, Lost):
+        # A verifier that broke may have had a busy machine; the next group asks again.
+        if isinstance(found, float):
             self._known[key] = found
             if len(self._known) > CACHED_RESULTS:
                 self._known.popitem(last=False)
         return found
 
 
-_NOT_YET = Lost("not graded yet")
+_NOT_YET = Lost("its group's deadline passed before it was graded")
 
 
 def _outcome(found: _Submission, results: Mapping[str, Result]) -> float | Fault:

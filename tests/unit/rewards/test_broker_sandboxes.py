@@ -1,0 +1,80 @@
+"""Grading in leased environments, with a broker and nodes that answer from a script."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from typing_extensions import override
+
+from etude.common import serving
+from etude.rewards.sandboxes import BrokerSandboxes, Job, Lost
+from etude.v1 import environments_pb2, environments_pb2_grpc
+
+
+class Broker(environments_pb2_grpc.EnvBrokerServiceServicer):
+    """Grants every lease at once, all of the node at its own address."""
+
+    def __init__(self) -> None:
+        self.endpoint = ""
+        self.asked: list[environments_pb2.LaunchBatchRequest] = []
+        self.released: list[str] = []
+
+    @override
+    async def LaunchBatch(
+        self, request: environments_pb2.LaunchBatchRequest, context: object
+    ) -> AsyncIterator[environments_pb2.LaunchBatchResponse]:
+        self.asked.append(request)
+        for index in range(request.count):
+            lease = environments_pb2.Lease(lease_id=f"lease-{index}", endpoint=self.endpoint)
+            yield environments_pb2.LaunchBatchResponse(index=index, lease=lease)
+
+    @override
+    async def ReleaseLeases(
+        self, request: environments_pb2.ReleaseLeasesRequest, context: object
+    ) -> environments_pb2.ReleaseLeasesResponse:
+        self.released += request.lease_ids
+        return environments_pb2.ReleaseLeasesResponse()
+
+
+@dataclass
+class Node(environments_pb2_grpc.EnvNodeServiceServicer):
+    """Grades all diffs but one, which hangs."""
+
+    jobs: list[environments_pb2.GradeJob] = field(default_factory=list)
+
+    @override
+    async def Grade(
+        self, request_iterator: AsyncIterator[environments_pb2.GradeRequest], context: object
+    ) -> environments_pb2.GradeResponse:
+        data = b"".join([request.chunk async for request in request_iterator])
+        job = environments_pb2.GradeJob.FromString(data)
+        self.jobs.append(job)
+        if job.diff.deleted:
+            await asyncio.Event().wait()
+        return environments_pb2.GradeResponse(reward_file=b"1")
+
+
+async def test_a_grade_that_does_not_come_takes_none_of_its_siblings_along(job: Job) -> None:
+    broker, node = Broker(), Node()
+    server = serving.Server(["etude.v1.EnvBrokerService"])
+    environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(broker, server.grpc_server)
+    environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(node, server.grpc_server)
+    await server.start()
+    broker.endpoint = f"127.0.0.1:{server.port}"
+    sandboxes = BrokerSandboxes({"repos": broker.endpoint}, {"repos": "python"}, "run")
+    diffs = [
+        environments_pb2.WorkspaceDiff(),
+        environments_pb2.WorkspaceDiff(deleted=["hangs"]),
+        environments_pb2.WorkspaceDiff(),
+    ]
+
+    hurried = job._replace(limit_s=0.5, deadline_s=time.monotonic() + 2.0)
+    answers = await sandboxes.grade(hurried, diffs)
+
+    assert [isinstance(answer, Lost) for answer in answers] == [False, True, False]
+    assert sorted(broker.released) == ["lease-0", "lease-1", "lease-2"]
+    assert {job.timeout_seconds for job in node.jobs} == {1}
+    assert broker.asked[0].queue_timeout_seconds == 0, "the pool's own"
+    await sandboxes.close()
+    await server.stop(0)
