@@ -1,6 +1,7 @@
 """Workspaces on disk, in the hands of somebody hostile."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ def test_a_workspace_beyond_the_limits_is_not_read(workspace: Path, limits: Limi
 
 
 @pytest.fixture
-def deep(workspace: Path) -> Path:
+def deep(workspace: Path) -> Iterator[Path]:
     """A workspace whose folders nest beyond any stack and any path."""
     at = os.open(workspace, os.O_RDONLY)
     for _ in range(1500):
@@ -71,7 +72,9 @@ def deep(workspace: Path) -> Path:
     os.close(os.open("file", os.O_WRONLY | os.O_CREAT, dir_fd=at))
     os.fchmod(at, 0)
     os.close(at)
-    return workspace
+    yield workspace
+    # pytest cannot remove it either.
+    folders.remove(workspace)
 
 
 def test_folders_without_end_are_too_large_to_read(deep: Path) -> None:
