@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from etude.common.api.kinds import Checkpoint, EnvPool, Resource, RLRun
 from etude.common.api.meta import ObjectMeta
 from etude.common.api.status import CheckpointStatus, EnvPoolStatus, RLRunStatus, Slots, Status
-from etude.common.errors import EtudeError
 from etude.operator import checkpoints, failures, intents, metrics, names, pools, runs, seen
 from etude.operator.acceptance import ACCEPTED
 from etude.operator.actions import (
@@ -26,12 +25,13 @@ from etude.operator.actions import (
 )
 from etude.operator.clock import Clock, rfc3339
 from etude.operator.cluster.api import Cluster, NamespaceClosingError, NameTakenError, RefusedError
-from etude.operator.conditions import Fact, conditions, no
+from etude.operator.conditions import conditions, no
 from etude.operator.desired import PORTS, Platform
 from etude.operator.followers import Followers
 from etude.operator.manifests import Manifest, Ref, is_deleting, is_true, ref, uid
 from etude.operator.peers import PeerError, Peers
 from etude.operator.reasons import Reason
+from etude.operator.refusals import Refusal, Refusals
 from etude.operator.reports import ReportBook
 from etude.operator.writer import StatusWriter
 
@@ -58,7 +58,7 @@ class Reconciler:
     followers: Followers
     writer: StatusWriter
     _uids: dict[Ref, str] = field(default_factory=dict)
-    _problems: dict[str, Fact] = field(default_factory=dict)
+    _refusals: Refusals = field(default_factory=Refusals)
     _ordered: dict[str, float] = field(default_factory=dict)
 
     async def reconcile(self, key: Ref) -> float | None:
@@ -105,12 +105,12 @@ class Reconciler:
         workload = names.child(run.metadata.name, names.TRAINER)
         target = names.address(workload, PORTS[names.TRAINER]["grpc"])
         self._follow(manifest, target, failures.of_attempt(pods, attempt))
-        found = seen.gather(self.cluster, self.book, run, self._problems.get(run.metadata.uid))
+        found = seen.gather(self.cluster, self.book, run, self._refusals.fact(run.metadata.uid))
         _measure_run(run)
         return runs.decide(run, found, self._now(), self.platform)
 
     def _pool(self, pool: EnvPool, manifest: Manifest) -> Decision[EnvPoolStatus]:
-        problem = self._problems.get(pool.metadata.uid)
+        problem = self._refusals.fact(pool.metadata.uid)
         found = pools.gather(self.cluster, self.book, pool, problem)
         workload = names.child(pool.metadata.name, names.BROKER)
         target = names.address(workload, PORTS[names.BROKER]["grpc"])
@@ -119,27 +119,42 @@ class Reconciler:
         return pools.decide(pool, found, self._now(), self.platform)
 
     def _checkpoint(self, checkpoint: Checkpoint, manifest: Manifest) -> Decision[CheckpointStatus]:
-        problem = self._problems.get(uid(manifest))
+        problem = self._refusals.fact(uid(manifest))
         is_closing = problem is not None and problem.reason == NamespaceClosingError.reason
         found = checkpoints.gather(self.cluster, checkpoint, is_namespace_closing=is_closing)
         return checkpoints.decide(checkpoint, found, self._now(), self.platform)
 
     async def _perform(self, manifest: Manifest, decision: Decision[S]) -> float | None:
         about = uid(manifest)
-        try:
-            for action in decision.actions:
-                await self._act(manifest, action)
-        except (NameTakenError, RefusedError) as error:
-            if self._is_news(manifest, error):
+        refusal = await self._act_all(manifest, decision.actions)
+        if refusal is not None:
+            if self._refusals.is_news(manifest, refusal):
                 return 0.0
             await self.writer.write(manifest, decision.status)
             return PROBLEM_RETRY_S
-        had_problem = self._problems.pop(about, None) is not None
+        had_problem = self._refusals.end(about)
         left = await self.writer.write(manifest, decision.status)
         waits = [wait for wait in (decision.requeue_after_s, left) if wait is not None]
         # How far the controller's words have been dealt with is known to the next pass only.
         dealt = any(isinstance(action, DealtWith) for action in decision.actions)
         return 0.0 if had_problem or dealt else min(waits, default=None)
+
+    async def _act_all(self, about: Manifest, actions: Sequence[Action]) -> Refusal | None:
+        """Do all that can be done; returns what was refused first.
+
+        What is new may need what was refused, so nothing new is made after that, and what the
+        controller said is not done with: the next pass tries both again.
+        """
+        refusal: Refusal | None = None
+        for action in actions:
+            is_new = isinstance(action, Apply) and self.cluster.get(ref(action.manifest)) is None
+            if refusal is not None and (is_new or isinstance(action, DealtWith)):
+                continue
+            try:
+                await self._act(about, action)
+            except (NameTakenError, RefusedError) as error:
+                refusal = refusal or Refusal(action, error)
+        return refusal
 
     async def _act(self, about: Manifest, action: Action) -> None:
         match action:
@@ -170,15 +185,6 @@ class Reconciler:
         except PeerError as error:
             log.warning("order %s was not taken: %s", order.request.command_id, error)
 
-    def _is_news(self, manifest: Manifest, error: EtudeError) -> bool:
-        """Remember what was refused; a first time, the next pass says so in the status."""
-        problem = no(ACCEPTED, error.reason, str(error))
-        if self._problems.get(uid(manifest)) == problem:
-            return False
-        self._problems[uid(manifest)] = problem
-        log.warning("%s: %s", manifest["metadata"]["name"], error)
-        return True
-
     def _follow(self, manifest: Manifest, target: str, pods: Sequence[Manifest]) -> None:
         """Listen to the pod that is up, if one is."""
         up = [pod for pod in pods if is_true(pod, "Ready") and not is_deleting(pod)]
@@ -191,7 +197,7 @@ class Reconciler:
         self.followers.leave(gone_uid)
         self.book.forget(gone_uid)
         self.writer.forget(gone_uid)
-        self._problems.pop(gone_uid, None)
+        self._refusals.end(gone_uid)
         del self._uids[key]
         if key.kind == "RLRun":
             for gauge in (metrics.RUN_STEP, metrics.RUN_ETTR, metrics.RUN_STALENESS):

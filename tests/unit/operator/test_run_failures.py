@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
+from etude.operator.cluster.api import RefusedError
 from etude.operator.manifests import Ref, labels
+from etude.operator.memory import MemoryCluster
 from etude.v1 import run_pb2
 
 
@@ -248,3 +250,62 @@ async def test_an_object_that_an_older_schema_let_through_is_refused_by_name(
     accepted = status["conditions"][0]
     assert (accepted["status"], accepted["reason"]) == ("False", "InvalidSpec")
     assert "phases.0.surprise" in accepted["message"]
+
+
+@pytest.fixture
+def refusals(lab: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Names that the API server refuses to write, with how often; its words count along."""
+    refused: dict[str, int] = {}
+    apply = lab.cluster.apply
+
+    async def picky(self: Any, manifest: Any, *, manager: str) -> Any:
+        name = manifest["metadata"]["name"]
+        if name in refused:
+            refused[name] += 1
+            raise RefusedError(f"{name}: exceeded quota, used: {refused[name]}")
+        return await apply(manifest, manager=manager)
+
+    monkeypatch.setattr(MemoryCluster, "apply", picky)
+    return refused
+
+
+async def test_a_refused_child_keeps_nothing_else_from_being_done(
+    running: Any, run_body: Any, refusals: dict[str, int]
+) -> None:
+    refusals["demo-run"] = 0
+    running.cluster.put(run_body(suspend=True))
+    await running.settle()
+    assert [o.WhichOneof("what") for o in running.peers.orders] == ["suspend"]
+    await running.say(state=run_pb2.RUN_STATE_SUSPENDED, step=1)
+    assert running.condition("Suspended") == ("True", "ByUser")
+    assert running.condition("Accepted") == ("False", "Refused")
+    assert running.names("Pod") == []
+
+
+async def test_nothing_new_is_made_after_a_refusal_and_it_is_told_once(
+    lab: Any, run_body: Any, refusals: dict[str, int]
+) -> None:
+    refusals["demo-run"] = 0
+    lab.cluster.put(run_body())
+    await lab.settle()
+    assert lab.condition("Accepted") == ("False", "Refused")
+    assert lab.names("StatefulSet") == []
+    before = len(lab.writes)
+    for _ in range(3):
+        await lab.advance(31)
+    assert lab.writes[before:] == []
+    assert 3 <= refusals["demo-run"] <= 8
+    refusals.clear()
+    await lab.advance(31)
+    assert lab.condition("Accepted")[0] == "True"
+
+
+async def test_a_checkpoint_that_is_refused_is_registered_later(
+    running: Any, refusals: dict[str, int]
+) -> None:
+    refusals["demo-s00000010-000000"] = 0
+    await running.tell_checkpoint(10)
+    assert running.names("Checkpoint") == []
+    refusals.clear()
+    await running.advance(31)
+    assert running.names("Checkpoint") == ["demo-s00000010-000000"]
