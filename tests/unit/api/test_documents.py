@@ -29,6 +29,21 @@ def value(text: str) -> Any:
         ("Off", False),
         ("y", True),
         ("~", None),
+        ("0b_", "0b_"),
+        ("0x_", "0x_"),
+        ("0o_", "0o_"),
+        ("-0b_", "-0b_"),
+        (".", "."),
+        ("._", "._"),
+        ("._5", "._5"),
+        ("-._5", -0.5),
+        (".5", 0.5),
+        ("0_", 0),
+        ("1e999", "1e999"),
+        ("9" * 5_000, "9" * 5_000),
+        ("0x" + "f" * 17, "0x" + "f" * 17),
+        ("18446744073709551615", 2**64 - 1),
+        ("18446744073709551616", float(2**64)),
         ("2024-01-01", "2024-01-01"),
         ("1:20", "1:20"),
         ("'5'", "5"),
@@ -39,6 +54,15 @@ def test_a_scalar_is_what_go_makes_of_it(text: str, expected: object) -> None:
     read_back = value(f"a: {text}")
     assert read_back == {"a": expected}
     assert type(read_back["a"]) is type(expected)
+
+
+def test_a_key_that_looks_like_a_number_but_is_none_stays_text() -> None:
+    assert value("0x_: 1") == {"0x_": 1}
+
+
+def test_a_number_that_json_does_not_have_is_a_problem() -> None:
+    (document,) = read(b"a: -.inf")
+    assert "no number that JSON has" in document.problems[0].what
 
 
 def test_every_value_and_key_has_its_position() -> None:

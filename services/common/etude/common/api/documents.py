@@ -9,6 +9,8 @@ import yaml
 from pydantic import JsonValue
 from typing_extensions import override
 
+from etude.common.api import scalars
+
 FieldPath = tuple[str | int, ...]
 
 MAX_BYTES = 3 * 1024 * 1024
@@ -136,19 +138,7 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 PyYAML's own class attribute, replaced so that its rules do not apply
 
 
-_INT = re.compile(r"^[-+]?(0[bB][01_]+|0[oO]?[0-7_]+|0|0[xX][0-9a-fA-F_]+|[1-9][0-9_]*)$")
-_FLOAT = re.compile(r"^[-+]?(\.[0-9_]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?$")
-_SCALARS = (
-    ("bool", re.compile(r"^(?:y|Y|yes|Yes|YES|true|True|TRUE|on|On|ON)$"), "yYtToO"),
-    ("bool", re.compile(r"^(?:n|N|no|No|NO|false|False|FALSE|off|Off|OFF)$"), "nNfFoO"),
-    ("null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
-    ("int", _INT, "-+0123456789"),
-    ("float", _FLOAT, "-+.0123456789"),
-    ("float", re.compile(r"^(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"), "-+."),
-    ("merge", re.compile(r"^<<$"), "<"),
-)
-"""Source: https://github.com/yaml/go-yaml/blob/v2.4.4/resolve.go."""
-for _name, _pattern, _first in _SCALARS:
+for _name, _pattern, _first in scalars.TAGS:
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", _pattern, list(_first))
 
 
@@ -229,24 +219,17 @@ class _Reader:
             case "null":
                 return None
             case "bool":
-                return text[:2].lower() in {"y", "ye", "tr", "on"}
-            case "int":
-                return _integer(text)
+                return scalars.boolean(text)
+            case "int" | "float" if "n" not in text.lower():
+                return scalars.number(text)
             case "float":
-                return self._float(node, text)
+                self._problem(node, f"{text} is no number that JSON has", "give a finite number")
+                return 0.0
             case "str":
                 return text
             case _:
                 self._problem(node, f"tag {node.tag} is not understood", "remove the tag")
                 return text
-
-    def _float(self, node: yaml.Node, text: str) -> JsonValue:
-        if "n" in text.lower():  # .inf and .nan
-            self._problem(node, f"{text} is no number that JSON has", "give a finite number")
-            return 0.0
-        value = float(text.replace("_", ""))
-        # The API server sees 3.0 and 1e3 as JSON's 3 and 1000, which pass as integers.
-        return int(value) if value.is_integer() and abs(value) < 2**63 else value
 
     def _problem(self, node: yaml.Node, what: str, fix: str) -> None:
         self._problems.append(SyntaxProblem(_position(node), what, fix))
@@ -256,23 +239,13 @@ def _position(node: yaml.Node) -> Position:
     return Position(node.start_mark.line + 1, node.start_mark.column + 1)
 
 
-def _integer(text: str) -> int:
-    """An integer as Go's ParseInt with base 0 reads it: 0x, 0o, 0b, and a bare 0 for octal."""
-    plain = text.replace("_", "").lower()
-    sign = -1 if plain.startswith("-") else 1
-    digits = plain.lstrip("+-")
-    if len(digits) > 1 and digits[0] == "0" and digits[1].isdigit():
-        return sign * int(digits, 8)
-    return sign * int(digits, 0)
-
-
 def _key(node: yaml.ScalarNode) -> str:
     """A key as JSON text: the API server turns true and 1 into the words they stand for."""
     match node.tag.rpartition(":")[2]:
         case "bool":
-            return "true" if node.value[:2].lower() in {"y", "ye", "tr", "on"} else "false"
+            return "true" if scalars.boolean(node.value) else "false"
         case "int":
-            return str(_integer(node.value))
+            return str(scalars.number(node.value))
         case "null":
             return "null"
         case _:

@@ -94,8 +94,8 @@ class Observability(Model):
     """Where signals go."""
 
     otlp_endpoint: Annotated[str, Field(max_length=512, pattern=r"^https?://")] | None = None
-    """OTLP gRPC endpoint for traces, read as a pod starts. Unless set, a cluster keeps no traces and
-    `etude run` writes them to traces.jsonl in the run's folder."""
+    """OTLP gRPC endpoint for traces, read as a pod starts; without it a cluster keeps no traces,
+    and `etude run` writes them to traces.jsonl in the run's folder."""
 
 
 class RLRunSpec(Model):
