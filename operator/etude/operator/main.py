@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sys
+from collections.abc import Coroutine, Iterator
 
 from etude.common.errors import EtudeError
 from etude.operator.settings import Settings
@@ -23,8 +24,24 @@ def main() -> None:
         sys.exit(EXIT_CONFIGURATION)
     from etude.operator.service import serve  # kopf and the API client arrive here
 
+    sys.exit(run(serve(settings)))
+
+
+def run(serving: Coroutine[None, None, None]) -> int:
+    """Serve to the end; returns the exit code. What we know how to name is said in a line."""
+    code = 0
     try:
-        asyncio.run(serve(settings))
-    except EtudeError as error:
-        sys.stderr.write(f"etude-operator: {error}\n")
-        sys.exit(1)
+        asyncio.run(serving)
+    except* EtudeError as caught:  # a task group wraps whatever ends one of its tasks
+        code = 1
+        for error in _each(caught):
+            sys.stderr.write(f"etude-operator: {error}\n")
+    return code
+
+
+def _each(caught: BaseExceptionGroup[EtudeError]) -> Iterator[EtudeError]:
+    for error in caught.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _each(error)
+        else:
+            yield error

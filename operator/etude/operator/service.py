@@ -29,7 +29,7 @@ async def serve(settings: Settings) -> None:
     """Watch always, act while leading; returns when told to stop.
 
     Raises:
-        EtudeError: the API server does not let this account read what it must.
+        UserError: the settings lead to no API server.
     """
     telemetry.setup("etude-operator", otlp_endpoint=settings.otlp_endpoint, traces_file=None)
     stop = asyncio.Event()

@@ -18,17 +18,8 @@ from etude.operator.cluster.api import (
     NameTakenError,
 )
 from etude.operator.cluster.cache import Cache
-from etude.operator.cluster.rest import (
-    APPLY,
-    MERGE,
-    Query,
-    Reply,
-    Rest,
-    accepted,
-    answered,
-    object_path,
-    path_of,
-)
+from etude.operator.cluster.replies import Reply, accepted, answered
+from etude.operator.cluster.rest import APPLY, MERGE, Query, Rest, object_path, path_of
 from etude.operator.manifests import (
     Manifest,
     Ref,

@@ -1,4 +1,4 @@
-"""Requests to the API server: paths, budget, time-outs, errors by their meaning."""
+"""Requests to the API server: paths, budget, time-outs."""
 
 import asyncio
 import contextlib
@@ -7,20 +7,17 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import aiohttp
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
+from etude.common.errors import Problem, UserError
 from etude.operator import metrics
-from etude.operator.cluster.api import (
-    ClusterError,
-    ConflictError,
-    NamespaceClosingError,
-    RefusedError,
-)
-from etude.operator.manifests import RESOURCES, Manifest, Ref
+from etude.operator.cluster.api import ClusterError
+from etude.operator.cluster.replies import Reply
+from etude.operator.manifests import RESOURCES, Ref
 
 WRITE_TIMEOUT_S = 3.0
 """Shorter than what is left of a lease when the write gate closes."""
@@ -42,13 +39,6 @@ Query = Sequence[tuple[str, str]]
 
 class GoneError(ClusterError):
     """The version to watch from is too old: list again."""
-
-
-class Reply(NamedTuple):
-    """What the API server answered."""
-
-    status: int
-    body: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -80,14 +70,28 @@ class Rest:
 
     @classmethod
     async def connect(cls, kubeconfig: Path | None) -> "Rest":
-        """Reach the API server of a kubeconfig, or the one whose pod this is."""
+        """Reach the API server of a kubeconfig, or the one whose pod this is.
+
+        Raises:
+            UserError: there is no such file, or it does not say where.
+        """
         settings = Configuration()
-        if kubeconfig is None:
-            config.load_incluster_config(client_configuration=settings)
-        else:
-            await config.load_kube_config(
-                config_file=str(kubeconfig), client_configuration=settings
-            )
+        try:
+            if kubeconfig is None:
+                config.load_incluster_config(client_configuration=settings)
+            else:
+                await config.load_kube_config(
+                    config_file=str(kubeconfig), client_configuration=settings
+                )
+        except config.ConfigException as cause:
+            raise UserError(
+                Problem(
+                    reason="InvalidSetting",
+                    what=f"no API server can be found: {cause}",
+                    where=str(kubeconfig or "this pod's service account"),
+                    fix="set KUBECONFIG to a file that kubectl can use",
+                )
+            ) from cause
         return cls(ApiClient(configuration=settings))
 
     async def close(self) -> None:
@@ -182,42 +186,6 @@ def path_of(kind: str, namespace: str = "", name: str = "", subresource: str = "
 def object_path(ref: Ref, subresource: str = "") -> str:
     """The path of one object."""
     return path_of(ref.kind, ref.namespace, ref.name, subresource)
-
-
-def accepted(reply: Reply, what: str) -> Manifest:
-    """The object in the answer to a write.
-
-    Raises:
-        ConflictError: it has changed since it was read.
-        NamespaceClosingError: its namespace is going away.
-        RefusedError: it is not acceptable.
-        ClusterError: anything that may be different next time.
-    """
-    if reply.status < 300:
-        return reply.body
-    message = f"{what}: {reply.body.get('message', reply.status)}"
-    causes = (reply.body.get("details") or {}).get("causes") or ()
-    if any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
-        raise NamespaceClosingError(message)
-    if reply.status == 409:
-        raise ConflictError(message)
-    if reply.status in {400, 403, 404, 405, 413, 415, 422}:
-        raise RefusedError(message)
-    raise ClusterError(message)
-
-
-def answered(reply: Reply, what: str) -> Manifest:
-    """The object in the answer to a read, a list or a renewal, which nobody refuses for good.
-
-    An API server that has just started forbids everything until it has read its roles.
-
-    Raises:
-        ClusterError: anything but an object.
-    """
-    try:
-        return accepted(reply, what)
-    except RefusedError as refusal:
-        raise ClusterError(str(refusal)) from refusal
 
 
 def _event(path: str, line: bytes) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from etude.operator import metrics, names
 from etude.operator.cluster.api import ClusterError
 from etude.operator.cluster.cache import Cache
-from etude.operator.cluster.rest import METADATA_ONLY, GoneError, Rest, answered, path_of
+from etude.operator.cluster.replies import answered
+from etude.operator.cluster.rest import METADATA_ONLY, GoneError, Rest, path_of
 from etude.operator.manifests import KINDS, RESOURCES, Manifest, ref, resource_version, uid
 
 log = logging.getLogger(__name__)
