@@ -168,14 +168,26 @@ async def test_a_process_left_behind_ends_with_its_command(
     assert (workspace / "grows").stat().st_size == size
 
 
+@pytest.mark.parametrize("text", ["x" * 200_000, "\x01" * 60_000])
 async def test_a_command_too_long_for_any_program_is_refused_in_words(
-    driver: ProcessDriver, make_workspace: MakeWorkspace
+    driver: ProcessDriver, make_workspace: MakeWorkspace, text: str
 ) -> None:
     workspace = make_workspace(driver, "a", {})
 
-    outcome = await run(driver, workspace, "true " + "x" * 200_000)
+    outcome = await run(driver, workspace, "true " + text)
 
     assert (outcome.output, outcome.exit_code) == (b"sh: argument list too long\n", 126)
+
+
+@pytest.mark.parametrize("text", ["\u6f22" * 43_000, "\U0001f600" * 32_000, "\\'" * 32_000])
+async def test_a_long_command_in_any_script_runs(
+    driver: ProcessDriver, make_workspace: MakeWorkspace, text: str
+) -> None:
+    workspace = make_workspace(driver, "a", {})
+
+    outcome = await run(driver, workspace, f"# {text}\necho done")
+
+    assert (outcome.output, outcome.exit_code) == (b"done\n", 0)
 
 
 async def test_fifty_commands_leave_nothing_behind(

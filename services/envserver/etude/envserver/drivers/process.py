@@ -22,6 +22,7 @@ from typing import Any
 from typing_extensions import override
 
 from etude.agent import minitest
+from etude.envserver.drivers import messages
 from etude.envserver.drivers.base import (
     Command,
     Driver,
@@ -32,7 +33,7 @@ from etude.envserver.drivers.base import (
     Strength,
 )
 from etude.envserver.drivers.sandbox import layout
-from etude.envserver.drivers.sandbox.layout import Job, Layout
+from etude.envserver.drivers.sandbox.layout import Layout
 
 START_TIMEOUT_S = 60.0
 """An idle machine needs 0.1 s; a busy one with a cold disk was seen to need 10."""
@@ -46,6 +47,9 @@ _FIX = (
     " exist, kernel.unprivileged_userns_clone=1 and kernel.apparmor_restrict_unprivileged_userns=0;"
     " in a Pod, seccompProfile Unconfined"
 )
+
+
+_TOO_LONG = Outcome(output=b"sh: argument list too long\n", exit_code=126)
 
 
 @dataclass(slots=True)
@@ -94,7 +98,7 @@ class ProcessDriver(Driver):
     @override
     async def run(self, command: Command) -> Outcome:
         if len(command.command.encode("utf-8", "surrogatepass")) >= layout.MAX_COMMAND_BYTES:
-            return Outcome(output=b"sh: argument list too long\n", exit_code=126)
+            return _TOO_LONG
         async with self._places:
             await self.start()
             return await self._run(command)
@@ -104,16 +108,19 @@ class ProcessDriver(Driver):
         if channel is None:
             raise SandboxError("the sandbox server has ended")
         self._next_id += 1
-        job = _job(self._next_id, command, self.leases)
+        job = messages.job(self._next_id, command, self.leases)
+        message = messages.encoded(dataclasses.asdict(job))
+        if len(message) > layout.MAX_REQUEST_BYTES:
+            return _TOO_LONG
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._waiting[job.job_id] = future
         try:
-            await _send(channel, dataclasses.asdict(job))
+            await messages.send(channel, message)
             return await future
         except asyncio.CancelledError:
             # The supervisor and all below it die; its late report finds nobody waiting.
             with contextlib.suppress(SandboxError):
-                await _send(channel, {"kill": job.job_id})
+                await messages.send(channel, messages.encoded({"kill": job.job_id}))
             raise
         finally:
             self._waiting.pop(job.job_id, None)
@@ -123,6 +130,8 @@ class ProcessDriver(Driver):
         paths = _layout(self.leases, self.scratch)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(0)
+        # The kernel's default refuses a message of this size as a whole.
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, layout.MAX_REQUEST_BYTES)
         loop = asyncio.get_running_loop()
         with theirs:
             arguments = (str(theirs.fileno()), json.dumps(dataclasses.asdict(paths)))
@@ -172,7 +181,7 @@ class ProcessDriver(Driver):
         if refused is not None:
             future.set_exception(SandboxError(str(refused)))
         else:
-            future.set_result(_outcome(header, body) if "job_id" in header else None)
+            future.set_result(messages.outcome(header, body) if "job_id" in header else None)
 
     def _disconnect(self, why: str) -> None:
         channel, self._channel = self._channel, None
@@ -183,34 +192,6 @@ class ProcessDriver(Driver):
         for future in (*self._waiting.values(), self._ready):
             if future is not None and not future.done():
                 future.set_exception(SandboxError(why))
-
-
-def _job(job_id: int, command: Command, leases: Path) -> Job:
-    return Job(
-        job_id=job_id,
-        command=command.command,
-        workspace=str(command.workspace.relative_to(leases)),
-        tests=str(command.tests.relative_to(leases)) if command.tests else "",
-        timeout_s=command.timeout_s,
-        head_bytes=command.head_bytes,
-        tail_bytes=command.tail_bytes,
-        collect=command.collect,
-    )
-
-
-def _outcome(header: Mapping[str, Any], body: bytes) -> Outcome:
-    size = header["output_bytes"]
-    return Outcome(
-        output=body[:size],
-        exit_code=header["exit_code"],
-        timed_out=header["timed_out"],
-        ended_for=header["ended_for"],
-        dropped_bytes=header["dropped_bytes"],
-        dropped_lines=header["dropped_lines"],
-        cpu_ms=header["cpu_ms"],
-        wall_ms=header["wall_ms"],
-        collected=body[size:] if header["has_collected"] else None,
-    )
 
 
 def _layout(leases: Path, scratch: Path) -> Layout:
@@ -233,13 +214,6 @@ def _import_path() -> str:
 
 _OWN_FILES = ((minitest.__file__, 2), (layout.__file__, 4))
 """Modules that the server imports, and how far above them their source root is."""
-
-
-async def _send(channel: socket.socket, message: Mapping[str, object]) -> None:
-    try:
-        await asyncio.get_running_loop().sock_sendall(channel, json.dumps(message).encode())
-    except OSError as cause:
-        raise SandboxError(f"the sandbox server does not listen: {cause}") from cause
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

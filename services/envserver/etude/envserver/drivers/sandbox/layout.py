@@ -36,6 +36,8 @@ TERM_GRACE_S = 2.0
 WATCH_INTERVAL_S = 0.1
 MAX_COMMAND_BYTES = 128 * 1024
 """Longest argument that Linux passes to a program."""
+MAX_REQUEST_BYTES = 256 * 1024
+"""Longest message to the server: control characters take six bytes each in it."""
 MAX_COLLECTED_BYTES = 64 * 1024
 
 ENVIRONMENT: Mapping[str, str] = {

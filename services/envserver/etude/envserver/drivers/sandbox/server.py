@@ -19,7 +19,6 @@ from etude.agent import minitest
 from etude.envserver.drivers.sandbox import kernel, layout, root, supervisor
 from etude.envserver.drivers.sandbox.layout import Job, Layout
 
-_MAX_REQUEST_BYTES = 1 << 18
 _OUT_OF_MEMORY_FIRST = b"500"
 
 
@@ -113,7 +112,7 @@ class _Server:
                 os.read(wake, 4096)
                 self._reap()
             if self.channel.fileno() in events:
-                message = self.channel.recv(_MAX_REQUEST_BYTES)
+                message = self.channel.recv(layout.MAX_REQUEST_BYTES)
                 if not message:
                     os._exit(0)
                 self._obey(json.loads(message))
