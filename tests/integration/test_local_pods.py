@@ -13,6 +13,7 @@ from typing import Any
 
 from etude.operator.manifests import Manifest, Ref, is_true
 from etude.operator.processes import tether
+from etude.operator.processes.child import Child
 from etude.operator.processes.cluster import ProcessCluster, ProcessKubelet, process_cluster
 
 LIMIT_S = 60.0
@@ -134,6 +135,16 @@ async def test_a_process_that_was_never_ready_does_not_get_its_whole_grace(tmp_p
         await until(lambda: "running" in container(cluster).get("state", {}))
         cluster.remove(Ref("StatefulSet", "lab", "role"))
         await until(lambda: cluster.get(Ref("Pod", "lab", "role-0")) is None)
+
+
+async def test_a_process_that_ends_as_it_is_asked_to_keeps_its_exit_code(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "raise SystemExit(7)"]
+    child = Child.start(command, env={}, folder=tmp_path, log=tmp_path / "log")
+    stat = Path(f"/proc/{child.pid}/stat")
+    await until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z")
+    child.ask_to_end()
+    assert await child.wait() == 7
+    child.kill()
 
 
 async def test_what_a_process_leaves_behind_ends_with_it(tmp_path: Path) -> None:

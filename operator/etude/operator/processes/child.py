@@ -1,6 +1,7 @@
 """One operating-system process that never outlives this one."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -63,21 +64,25 @@ class Child:
         loop.add_reader(self._pidfd, over.set)
         try:
             await over.wait()
+            # It is not reaped before its group is killed, so the id cannot be another's.
+            self.kill()
+            code = self._popen.wait()
         finally:
             loop.remove_reader(self._pidfd)
-        # It is not reaped before its group is killed, so the id cannot be another's.
-        self.kill()
-        code = self._popen.wait()
-        os.close(self._pidfd)
+            os.close(self._pidfd)
         return code if code >= 0 else 128 - code
 
     def ask_to_end(self) -> None:
         """SIGTERM, to the process alone, as Kubernetes does."""
-        self._popen.send_signal(signal.SIGTERM)
+        # Popen.send_signal may reap, and then wait() would kill whoever has the id next.
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL, to the whole group."""
-        os.killpg(self._popen.pid, signal.SIGKILL)
+        """SIGKILL, to the whole group; nothing once it is over."""
+        if self._popen.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._popen.pid, signal.SIGKILL)
 
     def last_words(self) -> str:
         """The end of what it printed."""

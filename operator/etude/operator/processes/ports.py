@@ -34,15 +34,6 @@ class PortBook:
             self._ports[key] = self._free()
         return self._ports[key]
 
-    def forget(self, pod: str) -> None:
-        """Give back the ports of a pod that nobody will ask for again."""
-        for key in [key for key in self._ports if key[0] == pod]:
-            del self._ports[key]
-
-    def addresses(self) -> dict[str, int]:
-        """Every port given out so far, by pod:port."""
-        return {f"{pod}:{number}": port for (pod, number), port in self._ports.items()}
-
     def _free(self) -> int:
         taken = set(self._ports.values())
         for port in random.sample(range(FIRST, LAST), 1_000):
