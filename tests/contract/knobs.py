@@ -122,9 +122,9 @@ RLRUN = {
     "evaluation[].greedy": f"{CONTROLLER}.evaluation",
     "failurePolicy.maxRestarts": f"{OPERATOR}.intents",
     "failurePolicy.resetAfterSteps": f"{OPERATOR}.records",
-    "deadlines.preRunningSeconds": f"{OPERATOR}.intents",
-    "deadlines.activeSeconds": f"{OPERATOR}.intents",
-    "deadlines.stepProgressSeconds": f"{OPERATOR}.intents",
+    "deadlines.preRunningSeconds": f"{OPERATOR}.limits",
+    "deadlines.activeSeconds": f"{OPERATOR}.limits",
+    "deadlines.stepProgressSeconds": f"{OPERATOR}.limits",
     "observability.otlpEndpoint": f"{CONTROLLER}.host",
 }
 

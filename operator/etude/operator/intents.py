@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.status import Failure, Intent
-from etude.operator import desired, failures, names
+from etude.operator import desired, failures, limits, names
 from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339, seconds
 from etude.operator.failures import PodFailure, Verdict
@@ -16,15 +16,6 @@ from etude.v1 import run_pb2
 
 SILENCE_LIMIT_S = 30.0
 """A controller whose pod is Ready answers within this, or is treated as gone."""
-
-FIRST_STEPS = 10
-FIRST_STEPS_LIMIT_S = 3_600.0
-"""Before so many steps were measured, a phase's silence is judged by this."""
-LEAST_PROGRESS_LIMIT_S = 300.0
-STEPS_WITHOUT_PROGRESS = 3
-"""Slowest steps that may pass without one finishing."""
-
-OVER = (run_pb2.RUN_STATE_SUSPENDED, run_pb2.RUN_STATE_DONE, run_pb2.RUN_STATE_FAILED)
 
 
 class Undertaking(NamedTuple):
@@ -53,44 +44,6 @@ def undertaking(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
 def attempts_of(run: RLRun) -> Mapping[str, int]:
     """The attempt that each role is at."""
     return {role.name: role.attempt for role in run.status.roles}
-
-
-def progress_limit_s(run: RLRun, status: run_pb2.RunStatus) -> float:
-    """How long the run may go without a finished step or rollout."""
-    given = run.spec.deadlines.step_progress_seconds
-    if given is not None:
-        return float(given)
-    if status.step < FIRST_STEPS:
-        return FIRST_STEPS_LIMIT_S
-    return max(LEAST_PROGRESS_LIMIT_S, STEPS_WITHOUT_PROGRESS * status.step_seconds_p99)
-
-
-def progress_left_s(run: RLRun, seen: Seen, now: Moment) -> float | None:
-    """Seconds until the run counts as stalled; None while nothing is expected of it."""
-    report = seen.report
-    if not report.is_connected or report.status is None or report.status.state in OVER:
-        return None
-    return progress_limit_s(run, report.status) - (now.monotonic_s - report.progressed_s)
-
-
-def deadlines_left_s(run: RLRun, seen: Seen, now: Moment) -> list[float]:
-    """Seconds until each deadline that is counting; those that have passed are negative."""
-    deadlines, began = run.spec.deadlines, run.status.active.since
-    if began is None:
-        return []
-    left = []
-    if deadlines.pre_running_seconds is not None and seen.report.status is None:
-        left.append(deadlines.pre_running_seconds - (now.wall_s - seconds(began)))
-    if deadlines.active_seconds is not None:
-        left.append(deadlines.active_seconds - active_s(run, now.wall_s))
-    return left
-
-
-def active_s(run: RLRun, wall_s: float) -> float:
-    """Seconds that the run has held pods."""
-    active = run.status.active
-    running = max(0.0, wall_s - seconds(active.since)) if active.since else 0.0
-    return round(active.seconds + running, 1)
 
 
 def _next(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
@@ -147,14 +100,14 @@ def _after_failure(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
 
 def _after_deadline(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
     report = seen.report
-    if any(left <= 0 for left in deadlines_left_s(run, seen, now)):
+    if any(left <= 0 for left in limits.deadlines_left_s(run, seen, now)):
         given = run.spec.deadlines.model_dump(by_alias=True, exclude_none=True)
-        limits = ", ".join(f"{name} {value}" for name, value in given.items())
-        message = f"the run has held pods for {active_s(run, now.wall_s):.0f} s: {limits}"
+        words = ", ".join(f"{name} {value}" for name, value in given.items())
+        message = f"the run has held pods for {limits.active_s(run, now.wall_s):.0f} s: {words}"
         return Undertaking(_intent(run, "Fail", Reason.DEADLINE_EXCEEDED, message, now))
-    left = progress_left_s(run, seen, now)
+    left = limits.progress_left_s(run, seen, now)
     if left is not None and left <= 0 and report.status is not None:
-        message = f"nothing was finished for {progress_limit_s(run, report.status):.0f} s"
+        message = f"nothing was finished for {limits.progress_limit_s(run, report.status):.0f} s"
         return Undertaking(_restart(run, names.TRAINER, Reason.NO_PROGRESS, message, now))
     return None
 
@@ -193,7 +146,7 @@ def _has_saved(run: RLRun, seen: Seen, now: Moment) -> bool:
     if not report.is_connected:
         return _silence_s(run, seen, now) > SILENCE_LIMIT_S
     saved = all(h.checkpoint is None for h in report.happenings)
-    return report.status is not None and report.status.state in OVER and saved
+    return report.status is not None and report.status.state in limits.OVER and saved
 
 
 def _has_restarted(intent: Intent, seen: Seen) -> bool:

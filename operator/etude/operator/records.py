@@ -9,7 +9,7 @@ from etude.common.api.status import (
     RLRunStatus,
     RoleStatus,
 )
-from etude.operator import desired, intents
+from etude.operator import desired, intents, limits
 from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339
 from etude.operator.desired import Platform
@@ -67,7 +67,7 @@ def observed(run: RLRun, seen: Seen, now: Moment, *, is_running: bool, is_over: 
     done = seen.report.done
     changes["reported"] = ReportPosition(epoch=done.epoch, sequence=done.sequence)
     if run.status.active.since is not None and (is_over or (not is_running and seen.is_gone)):
-        changes["active"] = ActiveTime(seconds=intents.active_s(run, now.wall_s))
+        changes["active"] = ActiveTime(seconds=limits.active_s(run, now.wall_s))
     if is_over:
         changes["intent"] = None
         changes["completion_time"] = run.status.completion_time or rfc3339(now.wall_s)

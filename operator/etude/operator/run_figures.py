@@ -12,7 +12,7 @@ from etude.common.api.status import (
     StalenessStatus,
     StepStatus,
 )
-from etude.operator import desired, intents
+from etude.operator import desired, intents, limits
 from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339
 from etude.operator.seen import Seen, is_available, is_ready
@@ -73,7 +73,7 @@ def _reported(run: RLRun, report: run_pb2.RunStatus) -> dict[str, object]:
     if report.last_step_unix_ms:
         last_s = report.last_step_unix_ms / 1000
         found["last_step_time"] = rfc3339(last_s)
-        held_s = intents.active_s(run, last_s)
+        held_s = limits.active_s(run, last_s)
         found["ettr"] = f"{min(1.0, report.productive_seconds / held_s):.3f}" if held_s else None
     return found
 

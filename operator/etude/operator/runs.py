@@ -5,7 +5,16 @@ from dataclasses import dataclass
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.status import RLRunStatus
-from etude.operator import acceptance, desired, intents, names, records, registry, run_status
+from etude.operator import (
+    acceptance,
+    desired,
+    intents,
+    limits,
+    names,
+    records,
+    registry,
+    run_status,
+)
 from etude.operator.actions import Action, Apply, Decision, Delete, Moment, Order
 from etude.operator.conditions import Fact
 from etude.operator.desired import PORTS, Platform, RunShape
@@ -184,7 +193,7 @@ def _replacements(course: Course) -> Iterator[Action]:
 def _orders(course: Course) -> Iterator[Order]:
     """What the controller should be told now; repeating an order repeats nothing."""
     run, report = course.run, course.seen.report
-    if not report.is_connected or report.status is None or report.status.state in intents.OVER:
+    if not report.is_connected or report.status is None or report.status.state in limits.OVER:
         return
     intent = run.status.intent
     if intent is not None and intent.type == "Suspend":
@@ -215,12 +224,12 @@ def _look_again_s(course: Course) -> float | None:
         waits.append(WATCHFUL_S)
     if not course.is_running:
         return min(waits, default=None)
-    left = intents.progress_left_s(run, seen, now)
+    left = limits.progress_left_s(run, seen, now)
     if left is not None:
         waits.append(left)
     if seen.report.silent_since_s is not None:
         waits.append(seen.report.silent_since_s + intents.SILENCE_LIMIT_S - now.monotonic_s)
-    waits += intents.deadlines_left_s(run, seen, now)
+    waits += limits.deadlines_left_s(run, seen, now)
     # A moment later than computed, so that the limit is crossed by then.
     coming = [wait + 0.1 for wait in waits if wait > 0]
     return min(coming, default=None)

@@ -309,3 +309,24 @@ async def test_a_checkpoint_that_is_refused_is_registered_later(
     refusals.clear()
     await running.advance(31)
     assert running.names("Checkpoint") == ["demo-s00000010-000000"]
+
+
+@pytest.mark.parametrize(
+    ("state", "patience_s"),
+    [
+        (run_pb2.RUN_STATE_RUNNING, 600),
+        (run_pb2.RUN_STATE_CHECKPOINTING, 930),
+        (run_pb2.RUN_STATE_EVALUATING, 3_600),
+    ],
+)
+async def test_silence_is_judged_by_what_the_controller_is_at(
+    lab: Any, run_body: Any, state: Any, patience_s: int
+) -> None:
+    lab.cluster.put(run_body(checkpointing={"timeoutSeconds": 900}))
+    await lab.settle()
+    await lab.say(state=run_pb2.RUN_STATE_LOADING, step=20, step_seconds_p99=5)
+    await lab.say(state=state, step=20, step_seconds_p99=5)
+    await lab.advance(patience_s - 5)
+    assert lab.run().status.attempt == 0
+    await lab.advance(10)
+    assert lab.run().status.attempt == 1
