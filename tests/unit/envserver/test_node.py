@@ -74,6 +74,21 @@ async def test_leases_from_one_source_do_not_share_files(make_node: MakeNode, or
     assert "a - b" in (await said(other, call("1", "read_file", path="shop/core.py")))[0]
 
 
+@pytest.mark.parametrize(
+    ("limit", "words"), [("memory", "too much memory"), ("output", "printed"), ("disk", "space")]
+)
+async def test_a_command_that_broke_a_limit_says_which(
+    make_node: MakeNode, order: Order, limit: str, words: str
+) -> None:
+    node = make_node(answer=lambda _: Outcome(output=b"a\n", exit_code=137, ended_for=limit))
+    environment = await opened(node, order)
+
+    (answer,) = await said(environment, call("1", "run_terminal", command="yes"))
+
+    assert answer.startswith("a\n[stopped: ")
+    assert words in answer
+
+
 async def test_a_repeated_call_is_answered_and_not_run(make_node: MakeNode, order: Order) -> None:
     numbers = itertools.count(1)
     node = make_node(answer=lambda _: Outcome(output=b"%d" % next(numbers), exit_code=0))

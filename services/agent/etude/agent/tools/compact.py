@@ -7,7 +7,7 @@ from typing_extensions import override
 from etude.agent.patterns import GrepQuery, is_hidden
 from etude.agent.tools import edit
 from etude.agent.tools.base import Access, ErrorKind, Tool, ToolError, ToolOutcome
-from etude.agent.tools.terminal import Command, rendered
+from etude.agent.tools.terminal import Command, rendered, stopped
 from etude.agent.tools.truncate import truncate
 from etude.agent.workspace import FileKind, PathFault, Workspace, WorkspaceError
 
@@ -127,7 +127,7 @@ class RunTerminal(CompactTool):
         done = await workspace.exec(self.command, timeout_s=_TIMEOUT_S)
         if done.timed_out:
             raise ToolError("timed out", ErrorKind.TIMEOUT)
-        return rendered(done, cap_bytes=CAP_BYTES, status="")
+        return rendered(done, cap_bytes=CAP_BYTES, status=stopped(done))
 
 
 def _is_shown(path: str) -> bool:

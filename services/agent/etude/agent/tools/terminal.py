@@ -13,6 +13,12 @@ CAP_BYTES = 30 << 10
 Command = Annotated[str, Field(min_length=1, max_length=65_536, pattern=r"^[^\x00]+$")]
 """One argument of `sh -c`: the kernel takes 128 KiB, and no NUL."""
 
+_LIMITS = {
+    "memory": "it used too much memory",
+    "output": "it printed too much",
+    "disk": "no disk space is left",
+}
+
 
 class RunTerminal(Tool):
     """Run a shell command in the workspace; its processes end with it."""
@@ -31,7 +37,7 @@ class RunTerminal(Tool):
     def _status(self, done: ExecResult) -> str:
         if done.timed_out:
             return f"[stopped after {self.timeout} s]"
-        return f"[exit code {done.exit_code}]" if done.exit_code else ""
+        return stopped(done) or (f"[exit code {done.exit_code}]" if done.exit_code else "")
 
 
 class Finish(Tool):
@@ -44,6 +50,11 @@ class Finish(Tool):
     @override
     async def run(self, workspace: Workspace) -> ToolOutcome:
         return ToolOutcome(content="Finished.")
+
+
+def stopped(done: ExecResult) -> str:
+    """Why a command was ended before its time, in words for the policy; empty if it was not."""
+    return f"[stopped: {_LIMITS[done.ended_for]}]" if done.ended_for in _LIMITS else ""
 
 
 def rendered(done: ExecResult, *, cap_bytes: int, status: str) -> ToolOutcome:

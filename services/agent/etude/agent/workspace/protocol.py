@@ -80,6 +80,8 @@ class ExecResult:
     """Both streams; of a long output its beginning and its end."""
     exit_code: int
     timed_out: bool = False
+    ended_for: str = ""
+    """The limit that ended it: time, memory, output or disk; empty when it ended by itself."""
     cpu_ms: int = 0
     dropped_bytes: int = 0
     """Bytes left out of the middle of output."""

@@ -273,6 +273,7 @@ class Environment:
             output=outcome.output,
             exit_code=outcome.exit_code,
             timed_out=outcome.timed_out,
+            ended_for=outcome.ended_for,
             cpu_ms=outcome.cpu_ms,
             dropped_bytes=outcome.dropped_bytes,
             dropped_lines=outcome.dropped_lines,
