@@ -24,7 +24,8 @@ DURATION_S = 10
 RENEW_DEADLINE_S = 7.0
 """Gate plus the longest request stay below the duration."""
 RETRY_S = 2.0
-ATTEMPT_LIMIT_S = 4.0
+"""From the beginning of one attempt to the next."""
+ATTEMPT_LIMIT_S = 2.5
 """One attempt that hangs leaves time for another before the gate closes."""
 
 
@@ -145,9 +146,13 @@ class Leader:
     async def _work_while_leading(self, work: Callable[[], Awaitable[None]]) -> None:
         async with asyncio.TaskGroup() as group:
             working = group.create_task(_run(work), name="leader-work")
+            pause_s = RETRY_S
             while self.may_write():
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(pause_s)
+                began = self.clock.monotonic_s()
                 await self.campaign()
+                # What hung has used its pause up.
+                pause_s = max(0.0, began + RETRY_S - self.clock.monotonic_s())
             working.cancel()
 
     def _is_ours_to_take(self, record: LeaseRecord | None, now_s: float) -> bool:

@@ -5,7 +5,15 @@ import asyncio
 import pytest
 
 from etude.operator.clock import ManualClock
-from etude.operator.leader import DURATION_S, RENEW_DEADLINE_S, Leader, LeaseRecord, MemoryLeases
+from etude.operator.leader import (
+    ATTEMPT_LIMIT_S,
+    DURATION_S,
+    RENEW_DEADLINE_S,
+    RETRY_S,
+    Leader,
+    LeaseRecord,
+    MemoryLeases,
+)
 
 
 @pytest.fixture
@@ -69,6 +77,11 @@ async def test_the_gate_closes_before_the_lease_can_expire(
     clock.advance(0.1)
     assert not leader.may_write()
     assert RENEW_DEADLINE_S < DURATION_S
+
+
+def test_one_attempt_that_hangs_leaves_time_for_another_before_the_gate_closes() -> None:
+    assert RETRY_S + 2 * ATTEMPT_LIMIT_S <= RENEW_DEADLINE_S
+    assert ATTEMPT_LIMIT_S >= RETRY_S, "else the pause after it counts too"
 
 
 async def test_a_renewal_that_fails_for_a_while_does_not_end_the_leadership(
