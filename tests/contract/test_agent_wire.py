@@ -1,7 +1,7 @@
 """The harness's values and the messages that carry them say the same."""
 
 from etude.agent import wire
-from etude.agent.calls import Call
+from etude.agent.calls import Call, from_json
 from etude.agent.completions import FinishReason
 from etude.agent.tools.base import ErrorKind, ToolOutcome
 from etude.agent.trajectory import CallRecord, Costs, Ending, Link, Span, Trajectory
@@ -13,8 +13,9 @@ from etude.v1 import environments_pb2, inference_pb2, rollout_pb2
 def test_endings_have_the_numbers_of_the_wire() -> None:
     ours = {f"ENDING_{ending.name}": int(ending) for ending in Ending}
     theirs = dict(rollout_pb2.Ending.items())
-    # A platform fault is raised, and the controller writes it down.
-    del theirs["ENDING_UNSPECIFIED"], theirs["ENDING_PLATFORM_FAULT"]
+    # A platform fault is raised, and the trainer writes it down; a policy fault does not occur.
+    for absent in ("UNSPECIFIED", "POLICY_FAULT", "PLATFORM_FAULT"):
+        del theirs[f"ENDING_{absent}"]
     assert ours == theirs
 
 
@@ -36,7 +37,8 @@ def test_finish_reasons_have_the_numbers_of_the_wire() -> None:
 def test_a_call_arrives_as_it_was_sent() -> None:
     message = wire.to_call_message(ToolCall("0.1", "grep", '{"pattern":"é"}'))
     assert message.call_id == "0.1"
-    assert wire.from_call_message(message) == Call(name="grep", arguments={"pattern": "é"})
+    call = Call(name="grep", arguments={"pattern": "é"})
+    assert from_json(message.name, message.arguments_json) == call
 
 
 def test_a_result_arrives_as_it_was_sent() -> None:

@@ -279,6 +279,22 @@ async def test_what_cannot_be_scored_is_tried_again_and_then_masked(
     assert [len(request.rollouts) for request in partners.rewards.requests] == [3, 3]
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"), [(b"word " * 500, "PromptTooLong"), (b"\xff", "no UTF-8"), (None, "")]
+)
+async def test_a_task_that_cannot_be_run_is_masked_without_an_environment(
+    worker: RolloutWorker, partners: Any, task_uri: str, text: bytes | None, reason: str
+) -> None:
+    instruction = Path(task_uri.removeprefix("file://")) / "instruction.md"
+    instruction.unlink() if text is None else instruction.write_bytes(text)
+    result = await worker.run_group(order(task_uri, partners.target))
+    records = [JournalRollout.FromString(data) for data in result.records]
+    assert [r.rollout.rollout_id for r in records] == [f"rl-000007-{i}" for i in range(3)]
+    assert {r.reward.WhichOneof("result") for r in records} == {"fault"}
+    assert all(task_uri in r.rollout.fault and reason in r.rollout.fault for r in records)
+    assert (result.retried, partners.broker.launches) == (0, [])
+
+
 async def test_only_the_missing_siblings_of_a_group_are_run(
     worker: RolloutWorker, partners: Any, task_uri: str
 ) -> None:

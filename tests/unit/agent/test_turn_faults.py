@@ -1,4 +1,4 @@
-"""Who is to blame when a rollout breaks: the sampler, the environment, or the policy."""
+"""Who is to blame when a rollout breaks: the sampler or the environment."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +13,11 @@ from etude.agent.completions import Completion, FinishReason
 from etude.agent.local import LocalEnvironment, ScriptedSampler
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.toolsets import toolset
-from etude.agent.trajectory import Ending, Span, Trajectory
+from etude.agent.trajectory import Span, Trajectory
 from etude.agent.turns import (
     Environment,
     Limits,
     PlatformFaultError,
-    PolicyFaultError,
     RolloutTask,
     Sampler,
     ToolCall,
@@ -131,13 +130,6 @@ async def test_a_partner_that_fails_is_a_platform_fault_and_no_ending(
     with pytest.raises(PlatformFaultError, match=r"^environment: ") as running:
         await roll_out(chat, sampler, failing)
     assert running.value.__cause__ is error
-
-
-async def test_a_policy_that_breaks_its_environment_ends_its_rollout(chat: ChatFormat) -> None:
-    failing = Failing(PolicyFaultError("the sandbox ran out of memory"))
-    done = await roll_out(chat, ScriptedSampler(chat, iter([READ])), failing)
-    assert (done.ending, done.fault) == (Ending.POLICY_FAULT, "the sandbox ran out of memory")
-    assert sum(done.links[0].loss_mask) > 0
 
 
 @dataclass(slots=True)

@@ -16,6 +16,10 @@ KNOWN = {VersionId(1, 4): 4, VersionId(1, 5): 5}
 OLD, NEW = PolicyVersion(epoch=1, number=4), PolicyVersion(epoch=1, number=5)
 
 
+def span(start: int, end: int) -> PolicySpan:
+    return PolicySpan(sampled=NEW, context=OLD, start=start, end=end)
+
+
 def link(**changed: object) -> Link:
     fields: dict[str, object] = {
         "token_ids": [1, 2, 3, 4],
@@ -33,7 +37,7 @@ def rollout(*links: Link, index: int = 0) -> Rollout:
 
 
 def check(given: Rollout) -> None:
-    check_rollout(given, vocab_size=10, position_of=KNOWN.get)
+    check_rollout(given, vocab_size=10, max_tokens=6, position_of=KNOWN.get)
 
 
 def test_a_sound_rollout_passes() -> None:
@@ -50,7 +54,13 @@ def test_a_sound_rollout_passes() -> None:
         ({"sampler_logprobs": [0.0]}, "links[0]"),
         ({"sampler_logprobs": [0.0, 0.0, math.nan, 0.0]}, "links[0].sampler_logprobs"),
         ({"sampler_logprobs": [0.0, 0.0, -math.inf, 0.0]}, "links[0].sampler_logprobs"),
+        ({"token_ids": [1] * 7}, "links[0].token_ids"),
+        ({"loss_mask": bytes([1, 0, 1, 1])}, "links[0].loss_mask"),
         ({"spans": []}, "links[0].spans"),
+        ({"spans": [span(0, 2)]}, "links[0].spans"),
+        ({"spans": [span(2, 5)]}, "links[0].spans"),
+        ({"spans": [span(2, 4), span(3, 4)]}, "links[0].spans"),
+        ({"spans": [span(2, 2), span(2, 4)]}, "links[0].spans"),
         (
             {"spans": [PolicySpan(sampled=PolicyVersion(epoch=9), context=OLD, start=2, end=4)]},
             "links[0].spans",

@@ -14,6 +14,7 @@ from etude.common.files import ResolvedRun
 from etude.trainer.controller.evaluation import due
 from etude.trainer.controller.inputs import find_inputs
 from etude.trainer.controller.tasks import Task
+from etude.trainer.main import main
 from etude.trainer.settings import Settings
 
 
@@ -27,6 +28,7 @@ def folder(tmp_path: Path) -> Path:
     for number in range(6):
         (tmp_path / "tasks" / f"t{number}").mkdir(parents=True)
         (tmp_path / "tasks" / f"t{number}" / "task.toml").write_text("")
+        (tmp_path / "tasks" / f"t{number}" / "instruction.md").write_text("Fix add.")
     return tmp_path
 
 
@@ -78,6 +80,28 @@ def test_everything_that_is_there_is_found(folder: Path) -> None:
 def test_a_phase_that_would_run_out_of_tasks_is_refused_before_it_starts(folder: Path) -> None:
     with pytest.raises(UserError, match=r"phase rl.*needs 8 tasks.*6 are there"):
         find(folder, spec(folder, maxSteps=4))
+
+
+def test_phases_that_share_their_tasks_must_have_enough_for_all(folder: Path) -> None:
+    given = spec(folder, maxSteps=2)
+    given["phases"].append({**given["phases"][0], "name": "more"})
+    with pytest.raises(UserError, match=r"phase more.*needs 4 tasks.*2 are there"):
+        find(folder, given)
+    given["phases"][1]["maxSteps"] = 1
+    assert len(find(folder, given).task_sets.orders["more"]) == 6
+
+
+def test_storage_that_cannot_be_made_ends_in_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = spec(folder) | {"storage": {"uri": f"file://{folder}/model/config.json/run"}}
+    (folder / "run.json").write_text(json.dumps({"name": "r", "uid": "u", "spec": given}))
+    for name, value in environment(folder).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 78
+    assert "storage.uri" in capsys.readouterr().err
 
 
 def test_a_missing_model_is_named(folder: Path) -> None:

@@ -41,7 +41,10 @@ def test_seeds_of_different_purposes_differ_and_stay_positive() -> None:
 
 def test_tasks_are_the_folders_with_a_task_file() -> None:
     store = MemoryStore("file:///tasks")
-    for key in ("b/task.toml", "a/task.toml", "a/environment/x.py", "c/readme.md", "task.toml"):
+    for folder in "ba":
+        store.put(f"{folder}/task.toml", b"")
+        store.put(f"{folder}/instruction.md", b"Fix add.")
+    for key in ("a/environment/x.py", "c/readme.md", "task.toml"):
         store.put(key, b"")
     found = tasks.find_tasks(store, name="train", environment="repos")
     assert [task.task_id for task in found] == ["train/a", "train/b"]
@@ -51,6 +54,13 @@ def test_tasks_are_the_folders_with_a_task_file() -> None:
 def test_an_empty_task_set_names_itself_and_the_way_out() -> None:
     with pytest.raises(UserError, match=r"train.*\n.*etude tasks generate"):
         tasks.find_tasks(MemoryStore(), name="train", environment="repos")
+
+
+def test_a_task_without_an_instruction_is_named() -> None:
+    store = MemoryStore("file:///tasks")
+    store.put("a/task.toml", b"")
+    with pytest.raises(UserError, match=r"file:///tasks/a  holds .* no instruction.md"):
+        tasks.find_tasks(store, name="train", environment="repos")
 
 
 def test_a_task_that_comes_twice_is_refused() -> None:

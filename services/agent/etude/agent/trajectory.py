@@ -12,15 +12,13 @@ MAX_RESULT_BYTES = 4096
 
 
 class Ending(IntEnum):
-    """Why a rollout ended; the numbers are those of the wire."""
+    """Why the policy's work ended; the numbers are those of the wire. Faults have no trajectory."""
 
     STOPPED = 1
     """The policy ended its work."""
     LENGTH_LIMIT = 2
     TURN_LIMIT = 3
     TIME_LIMIT = 4
-    POLICY_FAULT = 5
-    """The policy broke its own environment."""
 
 
 class Span(NamedTuple):
@@ -83,8 +81,6 @@ class Trajectory:
     links: tuple[Link, ...]
     costs: Costs
     ending: Ending
-    fault: str = ""
-    """What failed, when the ending is a fault."""
     final_message: str = ""
     """The last completion's text, or what finish said."""
     calls: tuple[CallRecord, ...] = ()

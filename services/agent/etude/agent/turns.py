@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NamedTuple, Protocol
 
 import grpc
 from opentelemetry import trace
@@ -61,11 +61,7 @@ class Environment(Protocol):
     """The files and tools of one task."""
 
     async def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolOutcome]:
-        """Results of one turn's calls, in call order.
-
-        Raises:
-            PolicyFaultError: the policy broke the environment.
-        """
+        """Results of one turn's calls, in call order."""
         ...
 
 
@@ -73,12 +69,6 @@ class PlatformFaultError(UnavailableError):
     """The sampler or the environment failed, not the policy: retry the rollout, never score it."""
 
     reason = "PlatformFault"
-
-
-class PolicyFaultError(EtudeError):
-    """The policy broke its own environment: the rollout ends and is scored."""
-
-    reason = "PolicyFault"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +93,28 @@ class RolloutTask:
     """Unset: not reproducible."""
 
 
+def first_prompt(
+    chat: ChatFormat, tools: Toolset, instruction: str, *, max_tokens: int
+) -> Sequence[int]:
+    """What a rollout starts from.
+
+    Raises:
+        UserError: it leaves no room for a completion.
+    """
+    opening = chat.opening(tools.system_prompt, instruction)
+    if len(opening) >= max_tokens:
+        raise UserError(
+            Problem(
+                reason="PromptTooLong",
+                what=f"the first prompt has {len(opening)} tokens; a transcript may have"
+                f" {max_tokens}",
+                where="rollout.maxTokens",
+                fix="raise rollout.maxTokens, shorten the instruction, or use the Compact toolset",
+            )
+        )
+    return opening
+
+
 async def run_rollout(
     sampler: Sampler,
     environment: Environment,
@@ -120,25 +132,19 @@ async def run_rollout(
         PlatformFaultError: the sampler or the environment failed, or answered nonsense.
         UserError: the first prompt leaves no room for a completion.
     """
-    opening = chat.opening(tools.system_prompt, task.instruction)
-    if len(opening) >= limits.max_tokens:
-        _refuse(len(opening), limits.max_tokens)
+    opening = first_prompt(chat, tools, task.instruction, max_tokens=limits.max_tokens)
     link = LinkDraft.opened_with(opening)
     costs = Costs(prompt_tokens=len(opening))
     rollout = _Rollout(sampler, environment, chat, tools, limits, task, link, costs)
-    fault = ""
     try:
         async with asyncio.timeout(limits.timeout_s):
             ending = await rollout.to_its_end()
     except TimeoutError:
         ending = Ending.TIME_LIMIT
-    except PolicyFaultError as error:
-        ending, fault = Ending.POLICY_FAULT, str(error)
     return Trajectory(
         links=(link.closed(),),
         costs=rollout.costs,
         ending=ending,
-        fault=fault,
         final_message=rollout.final_message,
         calls=tuple(rollout.records),
     )
@@ -246,8 +252,6 @@ class _Rollout:
             span.set_attribute("gen_ai.tool.name", [call.name for call in sent])
             try:
                 answers = await self.environment.run(sent)
-            except PolicyFaultError:
-                raise
             except (EtudeError, OSError, TimeoutError, grpc.RpcError) as error:
                 raise PlatformFaultError(f"environment: {error}") from error
             if len(answers) != len(sent):
@@ -306,14 +310,3 @@ def _usage(prompt_tokens: int, completion: Completion) -> dict[str, str | int]:
         "gen_ai.usage.input_tokens": prompt_tokens,
         "gen_ai.usage.output_tokens": len(completion.token_ids),
     }
-
-
-def _refuse(num_tokens: int, max_tokens: int) -> NoReturn:
-    raise UserError(
-        Problem(
-            reason="PromptTooLong",
-            what=f"the first prompt has {num_tokens} tokens; a transcript may have {max_tokens}",
-            where="rollout.maxTokens",
-            fix="raise rollout.maxTokens, shorten the instruction, or use the Compact toolset",
-        )
-    )

@@ -2,7 +2,6 @@
 
 from typing import cast
 
-from etude.agent.calls import Call, Malformed, from_json
 from etude.agent.tools.base import ErrorKind, ToolOutcome
 from etude.agent.trajectory import Link, Trajectory
 from etude.agent.turns import ToolCall
@@ -14,11 +13,6 @@ def to_call_message(call: ToolCall) -> environments_pb2.ToolCall:
     return environments_pb2.ToolCall(
         call_id=call.call_id, name=call.name, arguments_json=call.arguments_json
     )
-
-
-def from_call_message(message: environments_pb2.ToolCall) -> Call | Malformed:
-    """What the environment runs."""
-    return from_json(message.name, message.arguments_json)
 
 
 def to_result_message(call_id: str, outcome: ToolOutcome) -> environments_pb2.ToolResult:
@@ -61,7 +55,6 @@ def to_rollout_message(trajectory: Trajectory) -> rollout_pb2.Rollout:
             token_seconds=costs.token_seconds,
         ),
         ending=cast("rollout_pb2.Ending", int(trajectory.ending)),
-        fault=trajectory.fault,
         final_message=trajectory.final_message,
         calls=[
             rollout_pb2.CallRecord(

@@ -121,7 +121,7 @@ class Leases:
             await self._release_ended()
 
     async def _release_ended(self) -> None:
-        """Send what has ended; listed until the call is over, so close() repeats a cancelled one."""
+        """Send what has ended, listed until the call is over: close() repeats a cancelled one."""
         ended = list(self._ended)
         if not ended:
             return

@@ -1,38 +1,23 @@
 """A rollout worker: groups in, scored rollouts out. A plain class that Ray may wrap."""
 
 import asyncio
-import logging
-import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-import grpc
-from opentelemetry import trace
-
-from etude.agent import wire
 from etude.agent.chat import ChatFormat
 from etude.agent.toolsets import toolset
-from etude.agent.trajectory import Ending, Trajectory
-from etude.agent.turns import Limits, PlatformFaultError, RolloutTask, run_rollout
+from etude.agent.turns import first_prompt
 from etude.common import telemetry
-from etude.common.errors import EtudeError, UnavailableError
+from etude.common.blobs import MissingError
+from etude.common.errors import CorruptError, StoreError, UserError
 from etude.common.files import store_for
-from etude.trainer.leases import TTL_S, Launch, Leases, Slots
-from etude.trainer.order import derived_seed
-from etude.trainer.partners import GenerateSampler, LeasedEnvironment, Outage
+from etude.trainer.leases import Slots
 from etude.trainer.peers import Peers
 from etude.trainer.scoring import Scorer
+from etude.trainer.siblings import Siblings
 from etude.trainer.work import GroupOrder, GroupResult, WorkerConfig
-from etude.v1 import environments_pb2, rollout_pb2
 
-log = logging.getLogger(__name__)
-_TRACER = trace.get_tracer("etude.trainer")
-
-CALL_MARGIN_S = 30.0
-"""On top of a rollout's own limit: the rollout ends first, so that slowness is not a fault."""
-
-MIN_QUEUE_S = 600
+RETRY_S = 1.0
+"""Pause before a store that failed is asked again."""
 
 
 class RolloutWorker:
@@ -52,29 +37,55 @@ class RolloutWorker:
 
     async def run_group(self, order: GroupOrder) -> GroupResult:
         """Run and score the siblings of an order; platform faults are retried, then masked."""
-        instruction = await asyncio.to_thread(self._instruction, order.task_uri)
-        group = _Group(
+        siblings = Siblings(
             order=order,
-            instruction=instruction,
             config=self.config,
             chat=self._chat,
             slots=self._slots,
             peers=self._peers,
             nonce=self._nonce,
         )
-        rollouts = await group.run()
+        try:
+            instruction = await self._instruction(order)
+        except (MissingError, StoreError, CorruptError, UserError) as error:
+            rollouts = siblings.masked(f"{order.task_uri}: {error}")
+        else:
+            rollouts = await siblings.run(instruction)
         scorer = Scorer(self._peers.rewards(), self.config.score_timeout_s, self.config.outage_s)
         records = await scorer.score(order, rollouts)
         return GroupResult(
             records=tuple(record.SerializeToString() for record in records),
-            retried=group.retried,
-            driver=group.driver,
-            isolation=group.isolation,
+            retried=siblings.retried,
+            driver=siblings.driver,
+            isolation=siblings.isolation,
         )
 
-    def _instruction(self, task_uri: str) -> str:
+    async def _instruction(self, order: GroupOrder) -> str:
+        """The text of the task, which leaves room for a completion.
+
+        Raises:
+            CorruptError: it is no text.
+        """
+        data = await self._patiently(order.task_uri)
+        try:
+            instruction = data.decode().strip()
+        except UnicodeDecodeError as cause:
+            raise CorruptError(f"instruction.md is no UTF-8: {cause}") from cause
+        limits = order.limits
+        first_prompt(self._chat, toolset(limits.toolset), instruction, max_tokens=limits.max_tokens)
+        return instruction
+
+    async def _patiently(self, task_uri: str) -> bytes:
         store = store_for(task_uri, self.config.storage)
-        return store.get("instruction.md").decode().strip()
+        waited_s = 0.0
+        while True:
+            try:
+                return await asyncio.to_thread(store.get, "instruction.md")
+            except StoreError:
+                if waited_s > self.config.outage_s:
+                    raise
+                await asyncio.sleep(RETRY_S)
+                waited_s += RETRY_S
 
     async def ping(self) -> None:
         """Answer, which a worker that starts does not."""
@@ -83,175 +94,3 @@ class RolloutWorker:
         """Let go of everything, and send the last trace spans."""
         await self._peers.close()
         await asyncio.to_thread(self._traces.shutdown)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Group:
-    """The siblings of one order under way."""
-
-    order: GroupOrder
-    instruction: str
-    config: WorkerConfig
-    chat: ChatFormat
-    slots: Slots
-    peers: Peers
-    nonce: str
-    """Part of every key: no attempt finds an environment that another one, or another worker
-    before it, has used."""
-    retried: int = 0
-    driver: str = ""
-    isolation: environments_pb2.Isolation = environments_pb2.ISOLATION_UNSPECIFIED
-    _finished: dict[int, rollout_pb2.Rollout] = field(default_factory=dict)
-    _tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
-
-    async def run(self) -> list[rollout_pb2.Rollout]:
-        """All rollouts of the order, by index; those that the platform lost say so."""
-        async with self._tasks:
-            waiting = list(self.order.indices)
-            while waiting:
-                granted = await self.slots.take(len(waiting))
-                batch, waiting = waiting[:granted], waiting[granted:]
-                self._tasks.create_task(self._launch(batch, attempt=0), name=self._name(batch[0]))
-        return [self._finished[index] for index in self.order.indices]
-
-    def _name(self, index: int) -> str:
-        return f"{self.order.group_id}-{index}"
-
-    async def _launch(self, indices: Sequence[int], *, attempt: int) -> None:
-        """Lease environments for some siblings, and start each as its own becomes ready."""
-        left = set(indices)
-        try:
-            async for launch in self._leases.launch(self._request(indices, attempt)):
-                index = indices[launch.place]
-                left.discard(index)
-                self._tasks.create_task(
-                    self._attempt(index, launch, attempt=attempt), name=self._name(index)
-                )
-        except EtudeError as error:
-            for index in left:
-                failed = Launch(0, None, str(error))
-                self._tasks.create_task(
-                    self._attempt(index, failed, attempt=attempt), name=self._name(index)
-                )
-
-    @property
-    def _leases(self) -> Leases:
-        return self.peers.leases(self.order.environment)
-
-    def _request(self, indices: Sequence[int], attempt: int) -> environments_pb2.LaunchBatchRequest:
-        order, config = self.order, self.config
-        return environments_pb2.LaunchBatchRequest(
-            run_id=config.run,
-            idempotency_key=f"{self.nonce}/{self._name(indices[0])}/{attempt}",
-            template=config.templates[order.environment],
-            workspace=environments_pb2.WorkspaceSource(uri=f"{order.task_uri}/environment"),
-            count=len(indices),
-            toolset=order.limits.toolset,
-            ttl_seconds=TTL_S,
-            queue_timeout_seconds=max(MIN_QUEUE_S, 4 * order.limits.timeout_seconds),
-        )
-
-    async def _attempt(self, index: int, launch: Launch, *, attempt: int) -> None:
-        """One try at one rollout, with its slot and its lease given back whatever happens."""
-        try:
-            if launch.lease is None:
-                rollout = _lost(f"no environment: {launch.failure}")
-            else:
-                self.driver, self.isolation = launch.lease.driver, launch.lease.isolation
-                rollout = await self._roll_out(index, launch.lease)
-        finally:
-            if launch.lease is not None:
-                self._leases.release([launch.lease.lease_id])
-            self.slots.give()
-        is_fault = rollout.ending == rollout_pb2.ENDING_PLATFORM_FAULT
-        if is_fault and attempt < self.order.limits.retries:
-            log.warning("rollout %s is repeated: %s", self._name(index), rollout.fault)
-            self.retried += 1
-            await self.slots.take(1)
-            await self._launch([index], attempt=attempt + 1)
-            return
-        rollout.rollout_id, rollout.group_id = self._name(index), self.order.group_id
-        rollout.task_id, rollout.index = self.order.task_id, index
-        rollout.seed = self._seed(index)
-        self._finished[index] = rollout
-
-    def _seed(self, index: int) -> int:
-        return derived_seed(self.order.seed, "rollout", index)
-
-    async def _roll_out(self, index: int, lease: environments_pb2.Lease) -> rollout_pb2.Rollout:
-        """The rollout in its environment, as one trace."""
-        with _TRACER.start_as_current_span("invoke_agent etude") as span:
-            span.set_attributes(
-                {
-                    "gen_ai.operation.name": "invoke_agent",
-                    "gen_ai.agent.name": "etude",
-                    "gen_ai.conversation.id": self._name(index),
-                    "etude.run": self.config.run,
-                    "etude.group.id": self.order.group_id,
-                    "etude.task.id": self.order.task_id,
-                    "etude.lease.id": lease.lease_id,
-                }
-            )
-            try:
-                rollout = await self._run(index, lease)
-            except (PlatformFaultError, UnavailableError, grpc.aio.AioRpcError) as error:
-                rollout = _lost(str(error))
-            span.set_attribute("etude.ending", rollout_pb2.Ending.Name(rollout.ending))
-            span.set_attribute("etude.policy.min", rollout.oldest.number)
-            span.set_attribute("etude.policy.max", rollout.newest.number)
-            if rollout.fault:
-                span.set_attribute("etude.fault", rollout.fault[:200])
-            ids = span.get_span_context()
-            rollout.trace_id, rollout.span_id = f"{ids.trace_id:032x}", f"{ids.span_id:016x}"
-        return rollout
-
-    async def _run(self, index: int, lease: environments_pb2.Lease) -> rollout_pb2.Rollout:
-        limits, order = self.order.limits, self.order
-        outage = Outage(self.config.outage_s)
-        timeout_s = limits.timeout_seconds + CALL_MARGIN_S
-        environment = LeasedEnvironment(
-            self.peers.node(lease.endpoint), lease, outage, timeout_s=timeout_s
-        )
-        sampler = GenerateSampler(
-            engine_of=self.peers.engine,
-            targets=order.targets,
-            rollout_id=self._name(index),
-            end_id=self.chat.end_id,
-            outage=outage,
-            timeout_s=timeout_s,
-        )
-        started = time.monotonic()
-        trajectory = await run_rollout(
-            sampler,
-            environment,
-            self.chat,
-            toolset(limits.toolset),
-            Limits(
-                max_turns=limits.max_turns,
-                max_turn_tokens=limits.max_turn_tokens,
-                max_tokens=limits.max_tokens,
-                timeout_s=limits.timeout_seconds,
-            ),
-            RolloutTask(
-                instruction=self.instruction,
-                temperature=order.temperature,
-                seed=self._seed(index),
-            ),
-        )
-        own_s = time.monotonic() - started - outage.lost_s
-        if _was_stopped_by_us(trajectory, is_late=own_s >= limits.timeout_seconds):
-            return _lost(f"stopped after waiting {outage.lost_s:.0f} s for partners")
-        rollout = wire.to_rollout_message(trajectory)
-        rollout.diff = await environment.diff()
-        return rollout
-
-
-def _was_stopped_by_us(trajectory: Trajectory, *, is_late: bool) -> bool:
-    """Whether a time limit hit a rollout that the platform held up, or that never sampled."""
-    if trajectory.ending is not Ending.TIME_LIMIT:
-        return trajectory.oldest is None
-    return not is_late or trajectory.oldest is None
-
-
-def _lost(fault: str) -> rollout_pb2.Rollout:
-    return rollout_pb2.Rollout(ending=rollout_pb2.ENDING_PLATFORM_FAULT, fault=fault)

@@ -8,7 +8,7 @@ import numpy as np
 
 from etude.common.errors import InvalidFieldError
 from etude.common.weights import VersionId
-from etude.trainer.batches import PolicyBatch, PolicySequence, links_of
+from etude.trainer.batches import Bools, PolicyBatch, PolicySequence, links_of
 from etude.v1 import journal_pb2, rollout_pb2
 
 PositionOf = Callable[[VersionId], int | None]
@@ -66,9 +66,15 @@ def oldest_version(rollout: rollout_pb2.Rollout) -> VersionId:
 
 
 def check_rollout(
-    rollout: rollout_pb2.Rollout, *, vocab_size: int, position_of: PositionOf
+    rollout: rollout_pb2.Rollout, *, vocab_size: int, max_tokens: int, position_of: PositionOf
 ) -> None:
     """Refuse a rollout that cannot be trained on, before it is acknowledged.
+
+    Args:
+        rollout: as it came over the wire.
+        vocab_size: of the model.
+        max_tokens: most that one link may have; the model takes as many.
+        position_of: where a version stands.
 
     Raises:
         InvalidFieldError: naming the field.
@@ -76,7 +82,7 @@ def check_rollout(
     if not rollout.links:
         raise InvalidFieldError("links", "a rollout that ended has at least one")
     for place, link in enumerate(rollout.links):
-        _check_link(link, f"links[{place}]", vocab_size=vocab_size)
+        _check_link(link, f"links[{place}]", vocab_size=vocab_size, max_tokens=max_tokens)
         for span in link.spans:
             for version in (span.sampled, span.context):
                 if position_of(VersionId.from_proto(version)) is None:
@@ -88,10 +94,10 @@ def check_rollout(
         raise InvalidFieldError("oldest", "names a version that was never published")
 
 
-def _check_link(link: rollout_pb2.Link, where: str, *, vocab_size: int) -> None:
+def _check_link(link: rollout_pb2.Link, where: str, *, vocab_size: int, max_tokens: int) -> None:
     tokens = len(link.token_ids)
-    if not tokens:
-        raise InvalidFieldError(f"{where}.token_ids", "is empty")
+    if not 0 < tokens <= max_tokens:
+        raise InvalidFieldError(f"{where}.token_ids", f"{tokens} tokens, not 1 to {max_tokens}")
     if len(link.loss_mask) != tokens or len(link.sampler_logprobs) != tokens:
         raise InvalidFieldError(
             where,
@@ -101,11 +107,24 @@ def _check_link(link: rollout_pb2.Link, where: str, *, vocab_size: int) -> None:
     if min(link.token_ids) < 0 or max(link.token_ids) >= vocab_size:
         raise InvalidFieldError(f"{where}.token_ids", f"an id is outside [0, {vocab_size})")
     mask = np.frombuffer(link.loss_mask, dtype=np.uint8) != 0
+    if mask[0]:
+        raise InvalidFieldError(f"{where}.loss_mask", "the first token has nothing before it")
     logprobs = np.asarray(link.sampler_logprobs, dtype=np.float32)
     if not np.isfinite(logprobs[mask]).all():
         raise InvalidFieldError(f"{where}.sampler_logprobs", "not finite on a sampled token")
-    covered = sum(span.end - span.start for span in link.spans)
-    if covered < int(mask.sum()):
+    _check_spans(link, where, mask)
+
+
+def _check_spans(link: rollout_pb2.Link, where: str, mask: Bools) -> None:
+    tokens = len(mask)
+    covered = np.zeros(tokens, dtype=np.bool_)
+    at = 0
+    for span in link.spans:
+        if not at <= span.start < span.end <= tokens:
+            raise InvalidFieldError(f"{where}.spans", f"[{span.start}, {span.end}) after {at}")
+        covered[span.start : span.end] = True
+        at = span.end
+    if not covered[mask].all():
         raise InvalidFieldError(f"{where}.spans", "do not cover the sampled tokens")
 
 

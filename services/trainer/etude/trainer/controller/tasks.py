@@ -1,6 +1,6 @@
 """The tasks of a phase in the order of its seed."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from etude.common.blobs import Store
@@ -8,6 +8,7 @@ from etude.common.errors import Problem, UserError
 from etude.trainer.order import permuted
 
 TASK_FILE = "task.toml"
+INSTRUCTION_FILE = "instruction.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,10 @@ class TaskOrder:
     def __len__(self) -> int:
         return len(self.tasks)
 
+    def ids(self) -> Iterator[str]:
+        """All ids in order."""
+        return (self.at(position).task_id for position in range(len(self)))
+
     def at(self, position: int) -> Task:
         """The task at a position of the order."""
         return self.tasks[permuted(position, size=len(self.tasks), seed=self.seed)]
@@ -50,9 +55,10 @@ def find_tasks(store: Store, *, name: str, environment: str) -> tuple[Task, ...]
         environment: entry of roles.environments in which they run.
 
     Raises:
-        UserError: no task is there.
+        UserError: no task is there, or one has no instruction.
     """
-    folders = sorted(_folders(info.key for info in store.list("")))
+    keys = {info.key for info in store.list("")}
+    folders = sorted(_folders(keys))
     if not folders:
         raise UserError(
             Problem(
@@ -62,6 +68,16 @@ def find_tasks(store: Store, *, name: str, environment: str) -> tuple[Task, ...]
                 fix="write tasks there with `etude tasks generate`, or correct the URI",
             )
         )
+    for folder in folders:
+        if f"{folder}/{INSTRUCTION_FILE}" not in keys:
+            raise UserError(
+                Problem(
+                    reason="InvalidSpec",
+                    what=f"holds a {TASK_FILE} and no {INSTRUCTION_FILE}",
+                    where=f"task set {name}: {store.url}/{folder}",
+                    fix=f"write its {INSTRUCTION_FILE}, or remove the folder",
+                )
+            )
     return tuple(
         Task(task_id=f"{name}/{folder}", uri=f"{store.url}/{folder}", environment=environment)
         for folder in folders

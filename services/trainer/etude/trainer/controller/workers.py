@@ -6,6 +6,7 @@ from etude.common.errors import InvalidFieldError
 from etude.trainer import metrics
 from etude.trainer.controller.groups import check_reward, check_rollout
 from etude.trainer.controller.run import Run
+from etude.trainer.controller.segments import MAX_RECORD_BYTES
 from etude.trainer.work import GroupOrder, GroupResult, WorkerLostError
 from etude.v1 import journal_pb2, rewards_pb2, rollout_pb2
 
@@ -13,6 +14,9 @@ log = logging.getLogger(__name__)
 
 WORKER_RETRIES = 3
 """A worker that dies with one and the same group so often is killed by it."""
+
+MAX_ROLLOUT_BYTES = MAX_RECORD_BYTES - (1 << 10)
+"""What the journal takes of one rollout; the rest is its frame."""
 
 
 async def run_order(run: Run, order: GroupOrder) -> list[journal_pb2.JournalRollout]:
@@ -28,7 +32,7 @@ async def run_order(run: Run, order: GroupOrder) -> list[journal_pb2.JournalRoll
         metrics.INFLIGHT.labels(kind="rollout").dec(len(order.indices))
     records = [journal_pb2.JournalRollout.FromString(data) for data in result.records]
     for record in records:
-        _check(run, record)
+        _check(run, record, order)
         outcome = record.reward.WhichOneof("result") or "fault"
         metrics.ROLLOUTS.labels(state=outcome, reason=record.reward.fault.reason).inc()
     run.figures.retried += result.retried
@@ -46,8 +50,13 @@ async def _run(run: Run, order: GroupOrder) -> GroupResult:
     return await run.rollouts.run(order)
 
 
-def _check(run: Run, record: journal_pb2.JournalRollout) -> None:
+def _check(run: Run, record: journal_pb2.JournalRollout, order: GroupOrder) -> None:
     """Turn a rollout that cannot be trained on into a platform fault: never trust the wire."""
+    if record.ByteSize() > MAX_ROLLOUT_BYTES:
+        what = f"a record of {record.ByteSize()} bytes; the journal takes {MAX_ROLLOUT_BYTES}"
+        for content in ("links", "calls", "diff", "final_message"):
+            record.rollout.ClearField(content)
+        _mask(record, what)
     if record.reward.WhichOneof("result") != "reward":
         return
     try:
@@ -55,17 +64,24 @@ def _check(run: Run, record: journal_pb2.JournalRollout) -> None:
         check_rollout(
             record.rollout,
             vocab_size=run.chat.vocab_size,
+            max_tokens=order.limits.max_tokens,
             position_of=run.book.ledger.versions.get,
         )
     except InvalidFieldError as error:
-        log.error("rollout %s is unusable: %s", record.rollout.rollout_id, error)  # noqa: TRY400
-        record.rollout.ending = rollout_pb2.ENDING_PLATFORM_FAULT
-        record.rollout.fault = str(error)
-        fault = rewards_pb2.RewardFault(reason="InvalidRollout", message=str(error))
-        record.reward.fault.CopyFrom(fault)
+        _mask(record, str(error))
+
+
+def _mask(record: journal_pb2.JournalRollout, what: str) -> None:
+    log.error("rollout %s is unusable: %s", record.rollout.rollout_id, what)
+    record.rollout.ending = rollout_pb2.ENDING_PLATFORM_FAULT
+    record.rollout.fault = what
+    fault = rewards_pb2.RewardFault(reason="InvalidRollout", message=what)
+    record.reward.fault.CopyFrom(fault)
 
 
 def _report_environment(run: Run, pool: str, result: GroupResult) -> None:
+    if not result.driver:
+        return  # no rollout had an environment
     known = {summary.pool: summary for summary in run.reports.status.environments}
     summary = known.get(pool) or run.reports.status.environments.add(pool=pool)
     summary.driver = result.driver

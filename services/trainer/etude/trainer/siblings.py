@@ -1,0 +1,212 @@
+"""The siblings of one order on their way: leased together, run, repeated after platform faults."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import grpc
+from opentelemetry import trace
+
+from etude.agent import wire
+from etude.agent.chat import ChatFormat
+from etude.agent.toolsets import toolset
+from etude.agent.trajectory import Ending, Trajectory
+from etude.agent.turns import Limits, PlatformFaultError, RolloutTask, run_rollout
+from etude.common.errors import EtudeError, UnavailableError
+from etude.trainer.leases import TTL_S, Launch, Leases, Slots
+from etude.trainer.order import derived_seed
+from etude.trainer.partners import GenerateSampler, LeasedEnvironment, Outage
+from etude.trainer.peers import Peers
+from etude.trainer.work import GroupOrder, WorkerConfig
+from etude.v1 import environments_pb2, rollout_pb2
+
+log = logging.getLogger(__name__)
+_TRACER = trace.get_tracer("etude.trainer")
+
+CALL_MARGIN_S = 30.0
+"""On top of a rollout's own limit: the rollout ends first, so that slowness is not a fault."""
+
+MIN_QUEUE_S = 600
+
+
+@dataclass(slots=True, kw_only=True)
+class Siblings:
+    """The siblings of one order under way."""
+
+    order: GroupOrder
+    config: WorkerConfig
+    chat: ChatFormat
+    slots: Slots
+    peers: Peers
+    nonce: str
+    """Part of every key: no attempt finds an environment that another one, or another worker
+    before it, has used."""
+    retried: int = 0
+    driver: str = ""
+    isolation: environments_pb2.Isolation = environments_pb2.ISOLATION_UNSPECIFIED
+    _instruction: str = ""
+    _finished: dict[int, rollout_pb2.Rollout] = field(default_factory=dict)
+    _tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
+
+    async def run(self, instruction: str) -> list[rollout_pb2.Rollout]:
+        """All rollouts of the order, by index; those that the platform lost say so."""
+        self._instruction = instruction
+        async with self._tasks:
+            waiting = list(self.order.indices)
+            while waiting:
+                granted = await self.slots.take(len(waiting))
+                batch, waiting = waiting[:granted], waiting[granted:]
+                self._tasks.create_task(self._launch(batch, attempt=0), name=self._name(batch[0]))
+        return [self._finished[index] for index in self.order.indices]
+
+    def masked(self, fault: str) -> list[rollout_pb2.Rollout]:
+        """What run() answers for a task that cannot be run at all."""
+        return [self._named(lost(fault), index) for index in self.order.indices]
+
+    def _name(self, index: int) -> str:
+        return f"{self.order.group_id}-{index}"
+
+    async def _launch(self, indices: Sequence[int], *, attempt: int) -> None:
+        """Lease environments for some siblings, and start each as its own becomes ready."""
+        left = set(indices)
+        try:
+            async for launch in self._leases.launch(self._request(indices, attempt)):
+                index = indices[launch.place]
+                left.discard(index)
+                self._tasks.create_task(
+                    self._attempt(index, launch, attempt=attempt), name=self._name(index)
+                )
+        except EtudeError as error:
+            for index in left:
+                failed = Launch(0, None, str(error))
+                self._tasks.create_task(
+                    self._attempt(index, failed, attempt=attempt), name=self._name(index)
+                )
+
+    @property
+    def _leases(self) -> Leases:
+        return self.peers.leases(self.order.environment)
+
+    def _request(self, indices: Sequence[int], attempt: int) -> environments_pb2.LaunchBatchRequest:
+        order, config = self.order, self.config
+        return environments_pb2.LaunchBatchRequest(
+            run_id=config.run,
+            idempotency_key=f"{self.nonce}/{self._name(indices[0])}/{attempt}",
+            template=config.templates[order.environment],
+            workspace=environments_pb2.WorkspaceSource(uri=f"{order.task_uri}/environment"),
+            count=len(indices),
+            toolset=order.limits.toolset,
+            ttl_seconds=TTL_S,
+            queue_timeout_seconds=max(MIN_QUEUE_S, 4 * order.limits.timeout_seconds),
+        )
+
+    async def _attempt(self, index: int, launch: Launch, *, attempt: int) -> None:
+        """One try at one rollout, with its slot and its lease given back whatever happens."""
+        try:
+            if launch.lease is None:
+                rollout = lost(f"no environment: {launch.failure}")
+            else:
+                self.driver, self.isolation = launch.lease.driver, launch.lease.isolation
+                rollout = await self._roll_out(index, launch.lease)
+        finally:
+            if launch.lease is not None:
+                self._leases.release([launch.lease.lease_id])
+            self.slots.give()
+        is_fault = rollout.ending == rollout_pb2.ENDING_PLATFORM_FAULT
+        if is_fault and attempt < self.order.limits.retries:
+            log.warning("rollout %s is repeated: %s", self._name(index), rollout.fault)
+            self.retried += 1
+            await self.slots.take(1)
+            await self._launch([index], attempt=attempt + 1)
+            return
+        self._finished[index] = self._named(rollout, index)
+
+    def _named(self, rollout: rollout_pb2.Rollout, index: int) -> rollout_pb2.Rollout:
+        rollout.rollout_id, rollout.group_id = self._name(index), self.order.group_id
+        rollout.task_id, rollout.index = self.order.task_id, index
+        rollout.seed = self._seed(index)
+        return rollout
+
+    def _seed(self, index: int) -> int:
+        return derived_seed(self.order.seed, "rollout", index)
+
+    async def _roll_out(self, index: int, lease: environments_pb2.Lease) -> rollout_pb2.Rollout:
+        """The rollout in its environment, as one trace."""
+        with _TRACER.start_as_current_span("invoke_agent etude") as span:
+            span.set_attributes(
+                {
+                    "gen_ai.operation.name": "invoke_agent",
+                    "gen_ai.agent.name": "etude",
+                    "gen_ai.conversation.id": self._name(index),
+                    "etude.run": self.config.run,
+                    "etude.group.id": self.order.group_id,
+                    "etude.task.id": self.order.task_id,
+                    "etude.lease.id": lease.lease_id,
+                }
+            )
+            try:
+                rollout = await self._run(index, lease)
+            except (PlatformFaultError, UnavailableError, grpc.aio.AioRpcError) as error:
+                rollout = lost(str(error))
+            span.set_attribute("etude.ending", rollout_pb2.Ending.Name(rollout.ending))
+            span.set_attribute("etude.policy.min", rollout.oldest.number)
+            span.set_attribute("etude.policy.max", rollout.newest.number)
+            if rollout.fault:
+                span.set_attribute("etude.fault", rollout.fault[:200])
+            ids = span.get_span_context()
+            rollout.trace_id, rollout.span_id = f"{ids.trace_id:032x}", f"{ids.span_id:016x}"
+        return rollout
+
+    async def _run(self, index: int, lease: environments_pb2.Lease) -> rollout_pb2.Rollout:
+        limits, order = self.order.limits, self.order
+        outage = Outage(self.config.outage_s)
+        timeout_s = limits.timeout_seconds + CALL_MARGIN_S
+        environment = LeasedEnvironment(
+            self.peers.node(lease.endpoint), lease, outage, timeout_s=timeout_s
+        )
+        sampler = GenerateSampler(
+            engine_of=self.peers.engine,
+            targets=order.targets,
+            rollout_id=self._name(index),
+            end_id=self.chat.end_id,
+            outage=outage,
+            timeout_s=timeout_s,
+        )
+        started = time.monotonic()
+        trajectory = await run_rollout(
+            sampler,
+            environment,
+            self.chat,
+            toolset(limits.toolset),
+            Limits(
+                max_turns=limits.max_turns,
+                max_turn_tokens=limits.max_turn_tokens,
+                max_tokens=limits.max_tokens,
+                timeout_s=limits.timeout_seconds,
+            ),
+            RolloutTask(
+                instruction=self._instruction,
+                temperature=order.temperature,
+                seed=self._seed(index),
+            ),
+        )
+        own_s = time.monotonic() - started - outage.lost_s
+        if _was_stopped_by_us(trajectory, is_late=own_s >= limits.timeout_seconds):
+            return lost(f"stopped after waiting {outage.lost_s:.0f} s for partners")
+        rollout = wire.to_rollout_message(trajectory)
+        rollout.diff = await environment.diff()
+        return rollout
+
+
+def _was_stopped_by_us(trajectory: Trajectory, *, is_late: bool) -> bool:
+    """Whether a time limit hit a rollout that the platform held up, or that never sampled."""
+    if trajectory.ending is not Ending.TIME_LIMIT:
+        return trajectory.oldest is None
+    return not is_late or trajectory.oldest is None
+
+
+def lost(fault: str) -> rollout_pb2.Rollout:
+    """A rollout that the platform did not bring to its end."""
+    return rollout_pb2.Rollout(ending=rollout_pb2.ENDING_PLATFORM_FAULT, fault=fault)
