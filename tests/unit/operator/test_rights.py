@@ -1,0 +1,84 @@
+"""The chart's role against what an operator does in a life of every kind of object."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from etude.operator.cluster.watches import CHILDREN
+from etude.operator.manifests import KINDS, RESOURCES, Ref
+from etude.v1 import run_pb2
+
+TEMPLATE = Path(__file__).parents[3] / "helm" / "etude" / "templates" / "rbac.yaml"
+VERBS = {
+    "apply": ("get", "create", "patch"),  # it looks first whose the name is
+    "delete": ("delete",),
+    "status": ("patch",),
+    "finalizers": ("patch",),
+}
+Right = tuple[str, str, str]
+"""API group, resource, verb."""
+
+
+def granted() -> set[Right]:
+    text = TEMPLATE.read_text(encoding="utf-8")
+    rules = text.split('{{- define "etude.rules" -}}')[1].split("{{- end -}}")[0]
+    return {
+        (group, resource, verb)
+        for rule in yaml.safe_load(rules)
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def right(kind: str, verb: str, part: str = "") -> Right:
+    api_version, plural = RESOURCES[kind]
+    group = api_version.rpartition("/")[0]
+    return group, f"{plural}/{part}" if part else plural, verb
+
+
+def used(lab: Any, owners: set[str]) -> Iterator[Right]:
+    for kind in (*KINDS, *CHILDREN):
+        yield from (right(kind, "list"), right(kind, "watch"))
+    for write in lab.writes:
+        did, _, kind = write.partition("/")[0].partition(" ")
+        for verb in VERBS[did]:
+            yield right(kind, verb, "status" if did == "status" else "")
+    if lab.cluster.events:
+        yield right("Event", "create")
+    for kind in owners:
+        yield right(kind, "update", "finalizers")
+
+
+async def test_the_operator_has_every_right_that_it_uses_and_no_other(
+    lab: Any, run_body: Any
+) -> None:
+    owners = set()
+
+    def look() -> None:
+        for manifest in lab.cluster.objects().values():
+            for owner in manifest["metadata"].get("ownerReferences", ()):
+                if owner.get("blockOwnerDeletion"):
+                    owners.add(owner["kind"])
+
+    keep = {"keepLast": 1}
+    lab.cluster.put(run_body(checkpointing=keep))
+    await lab.settle()
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
+    for step in (10, 20):
+        await lab.tell_checkpoint(step)
+        look()
+        await lab.finish_jobs()
+    await lab.finish_jobs()
+    pod = Ref("Pod", "lab", "demo-repos-node-0")
+    assert pod in lab.cluster.objects()
+    lab.cluster.set_status(pod, {"phase": "Failed"})
+    await lab.settle()
+    body = run_body(checkpointing=keep)
+    del body["spec"]["phases"][1:]
+    body["spec"]["roles"] = {"trainer": {}}
+    lab.cluster.put(body)
+    await lab.settle()
+    assert granted() == set(used(lab, owners))
