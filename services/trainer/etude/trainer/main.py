@@ -6,7 +6,7 @@ import os
 import sys
 from typing import NoReturn
 
-from etude.common.errors import UserError
+from etude.common.errors import EtudeError, UserError
 from etude.common.files import read_run
 from etude.trainer.settings import Settings
 
@@ -19,15 +19,28 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         settings = Settings.from_env()
-        resolved = read_run(settings.run_file)
-        settings.check(resolved.spec)
-        from etude.trainer.controller.inputs import find_inputs
-
-        inputs = find_inputs(resolved, settings)
     except KeyError as error:
-        _give_up(f"{error.args[0]} is not set")
-    except (ValueError, UserError) as error:
-        _give_up(str(error))
+        _end(f"{error.args[0]} is not set", code=EXIT_CONFIGURATION)
+    except ValueError as error:
+        _end(str(error), code=EXIT_CONFIGURATION)
+    try:
+        code = _run(settings)
+    except UserError as error:
+        _end(str(error), code=EXIT_CONFIGURATION)
+    except (EtudeError, OSError) as error:
+        _end(f"{type(error).__name__}: {error}", code=1)
+    sys.exit(code)
+
+
+def _run(settings: Settings) -> int:
+    resolved = read_run(settings.run_file)
+    try:
+        settings.check(resolved.spec)
+    except ValueError as error:
+        _end(str(error), code=EXIT_CONFIGURATION)
+    from etude.trainer.controller.inputs import find_inputs
+
+    inputs = find_inputs(resolved, settings)
     # Two threads on busy cores would spin; Ray's processes inherit this before they load torch.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # Below `uv run` Ray would pack the current folder and start each worker by uv inside the copy.
@@ -37,15 +50,11 @@ def main() -> None:
 
     cluster.start(settings.ray_address)
     try:
-        code = asyncio.run(serve(settings, resolved, inputs))
-    except OSError as error:
-        sys.stderr.write(f"etude-trainer: {error}\n")
-        code = 1
+        return asyncio.run(serve(settings, resolved, inputs))
     finally:
         cluster.stop()
-    sys.exit(code)
 
 
-def _give_up(what: str) -> NoReturn:
+def _end(what: str, *, code: int) -> NoReturn:
     sys.stderr.write(f"etude-trainer: {what}\n")
-    sys.exit(EXIT_CONFIGURATION)
+    sys.exit(code)

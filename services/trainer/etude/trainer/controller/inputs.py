@@ -29,9 +29,10 @@ def find_task_sets(spec: RLRunSpec) -> TaskSets:
     """Look at all task sets of a run.
 
     Raises:
-        UserError: a set is empty, or a phase needs more tasks than there are.
+        UserError: a set is empty, or a phase needs more tasks than are left.
     """
     orders: dict[str, TaskOrder] = {}
+    used: set[str] = set()
     for phase in spec.phases:
         if phase.tasks is None or phase.algorithm is None:
             continue
@@ -44,8 +45,12 @@ def find_task_sets(spec: RLRunSpec) -> TaskSets:
                 environment=task_set.environment,
             )
         ]
-        _check_count(phase, len(found), phase.algorithm.prompts_per_step * phase.max_steps)
-        orders[phase.name] = TaskOrder(tasks=tuple(found), seed=phase.seed)
+        order = TaskOrder(tasks=tuple(found), seed=phase.seed)
+        needed = phase.algorithm.prompts_per_step * phase.max_steps
+        left = [task_id for task_id in order.ids() if task_id not in used]
+        _check_count(phase, len(left), needed)
+        used.update(left[:needed])
+        orders[phase.name] = order
     evaluations = {
         evaluation.name: find_tasks(
             store_for(evaluation.tasks.uri, spec.storage),
@@ -67,12 +72,26 @@ def _check_count(phase: Phase, found: int, needed: int) -> None:
         raise UserError(
             Problem(
                 reason="InvalidSpec",
-                what=f"needs {needed} tasks (promptsPerStep x maxSteps), and {found} are there;"
-                " each is used once",
+                what=f"needs {needed} tasks (promptsPerStep x maxSteps), and {found} are there"
+                " that no earlier phase uses; each is used once per run",
                 where=f"phase {phase.name}",
                 fix="add tasks, or lower maxSteps",
             )
         )
+
+
+def _storage(spec: RLRunSpec) -> Store:
+    try:
+        return store_for(spec.storage.uri, spec.storage)
+    except OSError as cause:
+        raise UserError(
+            Problem(
+                reason="InvalidStorage",
+                what=f"cannot be made: {cause}",
+                where=f"storage.uri: {spec.storage.uri}",
+                fix="name a folder that the run may write to",
+            )
+        ) from cause
 
 
 class Inputs(NamedTuple):
@@ -89,9 +108,10 @@ def find_inputs(resolved: ResolvedRun, settings: Settings) -> Inputs:
 
     Raises:
         UserError: something is missing or does not fit; it says what and where.
+        StoreError: the store does not answer, or may not be used.
     """
     spec = resolved.spec
-    store = store_for(spec.storage.uri, spec.storage)
+    store = _storage(spec)
     probe(store)
     model_folder = materialise(spec.model.uri, settings.scratch, spec.storage)
     if not (model_folder / "config.json").is_file():
