@@ -1,6 +1,7 @@
 """Whole runs on this machine, as a user starts them."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from etude.common.local import LocalState, is_running, read_state
+from etude.common.local import LocalState, read_state, runtime_pid
 from etude.common.record import FolderRecord
 
 DEADLINE_S = 1_500
@@ -86,8 +87,7 @@ class Demo:
 def demo(tmp_path: Path) -> Iterator[Demo]:
     running = Demo(tmp_path / "demo")
     yield running
-    state = read_state(running.folder)
-    if state is not None and is_running(state):
-        subprocess.run(["kill", f"-{signal.SIGKILL.value}", str(state.pid)], check=False)
+    if (pid := runtime_pid(running.folder)) is not None:
+        os.kill(pid, signal.SIGKILL)
     if running.process is not None and running.process.poll() is None:
         running.process.kill()

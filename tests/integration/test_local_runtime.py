@@ -117,7 +117,7 @@ def test_a_signal_saves_and_stops_and_the_same_command_resumes(tmp_path: Path) -
     process.send_signal(signal.SIGTERM)
     assert process.wait(LIMIT_S) == 130
     assert conditions(local.state())["Suspended"] == "True"
-    assert not is_running(local.state())
+    assert not is_running(local.folder)
     again = local.start()
     assert again.wait(LIMIT_S) == 0
     steps = [int(step) for _, step in local.steps()]
@@ -160,7 +160,7 @@ def test_two_signals_stop_at_once(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
     assert process.wait(LIMIT_S) == 130
-    local.until(lambda: not is_running(local.state()))
+    local.until(lambda: not is_running(local.folder))
 
 
 def test_a_role_that_refuses_its_configuration_fails_the_run_in_its_own_words(

@@ -1,17 +1,24 @@
-"""Runs of this machine: where they live, how they start and end."""
+"""The life of a run on this machine, from its folder to its end."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from etude.cli.output import Exit, say
 from etude.common.errors import Problem, UserError
-from etude.common.local import LocalState, is_running, read_state
+from etude.common.local import LocalState, is_running, read_state, runtime_pid
 
 ROOT = Path("runs")
+NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+"""Else a name could lead out of the folder of all runs."""
+MAX_WORDS = 64 * 1024
+"""Bytes of a log that go to the terminal at most."""
 START_TIMEOUT_S = 30.0
 """A runtime writes its state within a second; a busy machine needs some more."""
 
@@ -35,7 +42,24 @@ def folder_of(run: str) -> Path:
     )
 
 
-def start(manifest: Path, folder: Path, settings: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The local runtime of one run, as a process that this one started."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    log_start: int
+    """Where its own words begin in the log that all runtimes of the run share."""
+
+    def said(self) -> str:
+        """What it wrote, from its start on, indented."""
+        with _log(self.folder).open("rb") as file:
+            file.seek(self.log_start)
+            text = file.read(MAX_WORDS).decode(errors="replace")
+        return indented(text.splitlines())
+
+
+def start(manifest: Path, folder: Path, settings: Sequence[str] = ()) -> Runtime:
     """Start the local runtime of a run in a session of its own.
 
     Ctrl-C in the terminal must reach this process alone, which then asks the runtime to stop.
@@ -47,68 +71,115 @@ def start(manifest: Path, folder: Path, settings: Sequence[str] = ()) -> subproc
         raise UserError(
             Problem("NotFound", what="no such file", where=str(manifest), fix="check the path")
         )
-    state = read_state(folder)
-    if state is not None and is_running(state):
+    if is_running(folder):
         raise UserError(
             Problem(
-                "Usage",
-                what=f"this run is running already, in process {state.pid}",
+                "Conflict",
+                what=f"this run is running already, in process {runtime_pid(folder)}",
                 where=str(folder),
                 fix=f"etude watch {folder}, or etude stop {folder}",
             )
         )
-    logs = folder / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
+    _log(folder).parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "etude.operator.local"]
     command += ["--file", str(manifest.resolve()), "--dir", str(folder.resolve())]
     for setting in settings:
         command += ["--set", setting]
-    with (logs / "runtime.log").open("ab") as log:
-        return subprocess.Popen(
+    with _log(folder).open("ab") as log:
+        process = subprocess.Popen(
             command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
         )
+        return Runtime(process, folder, log.tell())
 
 
-def await_state(process: subprocess.Popen[bytes], folder: Path) -> LocalState:
-    """The first state that the started runtime writes.
+def await_state(runtime: Runtime) -> LocalState | None:
+    """The first state that the started runtime writes; None when the run was complete before.
 
     Raises:
-        UserError: it ended first; its last words are in the message.
+        UserError: it did not start in time.
+        SystemExit: it refused to start, with its own exit code, after its own words.
     """
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
-        state = read_state(folder)
-        if state is not None and state.pid == process.pid:
+        state = read_state(runtime.folder)
+        if state is not None and state.pid == runtime.process.pid:
             return state
-        if process.poll() is not None:
-            break
+        if (code := runtime.process.poll()) is not None:
+            if code == Exit.DONE:
+                return None
+            say(runtime.said())
+            raise SystemExit(exit_code(code))
         time.sleep(0.1)
+    runtime.process.terminate()
     raise UserError(
         Problem(
             "Unreachable",
-            what="the local runtime did not start:\n" + last_words(folder / "logs" / "runtime.log"),
-            where=str(folder),
+            what=f"the local runtime did not start in {START_TIMEOUT_S:.0f} s:\n{runtime.said()}",
+            where=str(runtime.folder),
             fix="correct what it says; etude doctor checks this machine",
         )
     )
 
 
-def last_words(log: Path, lines: int = 12) -> str:
-    """The end of a log file, indented."""
-    if not log.is_file():
+def exit_code(returned: int) -> int:
+    """Our exit code for that of a runtime; one that was killed by a signal has none of its own."""
+    return returned if returned >= 0 else Exit.NO
+
+
+def name_of(manifest: Path) -> str:
+    """The name of the one RLRun in a file.
+
+    Raises:
+        UserError: there is none, with everything that lint finds.
+    """
+    from etude.common.api import documents  # noqa: PLC0415 - keeps other verbs fast
+    from etude.common.api.lint import lint_file  # noqa: PLC0415 - the same
+
+    try:
+        values = [document.value for document in documents.read(manifest.read_bytes())]
+    except documents.InvalidYamlError:
+        values = []
+    runs = [v for v in values if isinstance(v, dict) and v.get("kind") == "RLRun"]
+    metadata = runs[0].get("metadata") if runs else None
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    if isinstance(name, str) and re.fullmatch(NAME, name):
+        return name
+    findings = "".join(finding.text() + "\n" for finding in lint_file(manifest))
+    raise UserError(
+        Problem(
+            "InvalidSpec",
+            what="holds no RLRun with a usable metadata.name",
+            where=f"{findings}{manifest}",
+            fix=f"etude lint {manifest}",
+        )
+    )
+
+
+def last_words(folder: Path, lines: int = 12) -> str:
+    """The end of the runtime's log, indented."""
+    path = _log(folder)
+    if not path.is_file():
         return "    (no log)"
-    with log.open("rb") as file:
+    with path.open("rb") as file:
         file.seek(0, os.SEEK_END)
-        file.seek(max(0, file.tell() - 16_384))
+        file.seek(max(0, file.tell() - MAX_WORDS))
         text = file.read().decode(errors="replace")
-    return "\n".join("    " + line for line in text.splitlines()[-lines:])
+    return indented(text.splitlines()[-lines:])
 
 
-def ask_to_stop(state: LocalState, *, now: bool) -> None:
+def indented(lines: Sequence[str]) -> str:
+    """Somebody else's words, set apart from ours."""
+    return "\n".join("    " + line for line in lines)
+
+
+def ask_to_stop(folder: Path, *, now: bool) -> None:
     """Tell the runtime to save a checkpoint and end, or to end at once."""
-    if is_running(state):
-        os.kill(state.pid, signal.SIGTERM)
-        if now:
-            # The second signal is the runtime's order to stop without waiting.
+    # The second signal is the runtime's order to stop without waiting.
+    for _ in range(2 if now else 1):
+        if (pid := runtime_pid(folder)) is not None:
+            os.kill(pid, signal.SIGTERM)
             time.sleep(0.2)
-            os.kill(state.pid, signal.SIGTERM)
+
+
+def _log(folder: Path) -> Path:
+    return folder / "logs" / "runtime.log"

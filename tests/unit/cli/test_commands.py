@@ -1,5 +1,7 @@
 """The command line as a user types it."""
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from etude.cli.examples import EXAMPLES
+from etude.cli.verbs.serve import newest_model
+from etude.operator import run_folder
 
 
 def etude(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -49,3 +53,116 @@ def test_logs_are_prefixed_with_their_process(tmp_path: Path) -> None:
     done = etude("logs", "demo", "--role", "trainer", cwd=tmp_path)
     assert done.stdout == "attempt-0/demo-trainer-0  hello\n"
     assert etude("logs", "demo", "--role", "nobody", cwd=tmp_path).returncode == 3
+
+
+MANIFEST = """
+apiVersion: etude.dev/v1alpha1
+kind: RLRun
+metadata: {name: small}
+spec:
+  model: {uri: "s3://inputs/model"}
+  storage: {uri: "s3://runs/small"}
+  phases:
+  - name: sft
+    type: SupervisedFineTuning
+    maxSteps: 1
+    optimizer: {learningRate: "1e-3"}
+    data: [{name: traces, uri: "s3://inputs/traces.jsonl"}]
+  roles: {}
+"""
+POOL = """
+apiVersion: etude.dev/v1alpha1
+kind: EnvPool
+metadata: {name: other}
+spec: {templates: [{name: python}]}
+"""
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    file = tmp_path / "small.yaml"
+    file.write_text(MANIFEST)
+    return file
+
+
+def finished(folder: Path) -> None:
+    """What a runtime leaves behind a run that is complete."""
+    folder.mkdir(parents=True)
+    metadata = {"name": "small", "namespace": "default", "generation": 1}
+    condition = {"type": "Complete", "status": "True", "reason": "AllPhasesDone"}
+    condition |= {"message": "1 step", "observedGeneration": 1}
+    run = {
+        "apiVersion": "etude.dev/v1alpha1",
+        "kind": "RLRun",
+        "metadata": metadata,
+        "spec": {},
+        "status": {"conditions": [condition]},
+    }
+    (folder / "objects.json").write_text(json.dumps([run]))
+
+
+def test_a_run_that_is_complete_is_shown_and_no_failure(tmp_path: Path, manifest: Path) -> None:
+    finished(tmp_path / "runs" / "small")
+    done = etude("run", str(manifest), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "complete already" in done.stderr
+
+
+def test_a_bad_manifest_is_invalid_and_every_finding_is_shown(
+    tmp_path: Path, manifest: Path
+) -> None:
+    settings = [f"spec.phases[sft].wrong{i}=1" for i in range(20)]
+    arguments = [part for setting in settings for part in ("--set", setting)]
+    done = etude("run", str(manifest), *arguments, cwd=tmp_path)
+    assert done.returncode == 4
+    assert all(f"wrong{i} " in done.stderr for i in range(20))
+
+
+def test_a_run_that_is_running_already_is_a_conflict(tmp_path: Path, manifest: Path) -> None:
+    with run_folder.locked(tmp_path / "runs" / "small"):
+        done = etude("run", str(manifest), cwd=tmp_path)
+    assert done.returncode == 8
+    assert f"running already, in process {os.getpid()}" in done.stderr
+
+
+def test_a_pool_may_stand_before_the_run(tmp_path: Path) -> None:
+    file = tmp_path / "both.yaml"
+    file.write_text(f"{POOL}---{MANIFEST}")
+    finished(tmp_path / "runs" / "small")
+    assert etude("run", str(file), cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"kind: RLRun\nmetadata: {}\n", b"\xff\xfe", b"[", b"", b"kind: RLRun\nmetadata: {name: ..}"],
+)
+def test_a_file_without_a_named_run_is_invalid(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_bytes(content)
+    done = etude("run", str(file), cwd=tmp_path)
+    assert done.returncode == 4
+    assert "fix: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("verb", ["run", "doctor"])
+def test_a_folder_that_cannot_be_made_is_explained(
+    tmp_path: Path, manifest: Path, verb: str
+) -> None:
+    arguments = [str(manifest)] if verb == "run" else []
+    done = etude(verb, *arguments, "--dir", str(manifest / "below"), cwd=tmp_path)
+    assert done.returncode == 1
+    assert f"{manifest}/below" in done.stderr
+    assert "fix: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_only_a_model_whose_checkpoint_is_whole_is_served(tmp_path: Path) -> None:
+    whole, half = (tmp_path / "checkpoints" / f"{step:012d}" for step in (3, 20))
+    for folder in (whole, half):
+        (folder / "model").mkdir(parents=True)
+        (folder / "model" / "config.json").write_text("{}")
+    (whole / "manifest.json").write_text("{}")
+    assert newest_model(tmp_path) == whole / "model"
+    assert newest_model(whole / "model") == whole / "model"

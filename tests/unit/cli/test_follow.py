@@ -1,5 +1,6 @@
 """Whoever watches a run in the foreground takes it along when told to end."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from etude.cli.output import Exit
+from etude.cli.runs import Runtime
 from etude.cli.verbs.run import STOP_SIGNALS, follow
 
 RUNTIME = """
@@ -21,18 +23,33 @@ raise SystemExit(130)
 """
 
 
+def started() -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-c", RUNTIME], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == b"ready\n"
+    return process
+
+
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_to_the_watcher_asks_the_runtime_to_stop(
     number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = signal.getsignal(number)
-    runtime = subprocess.Popen([sys.executable, "-c", RUNTIME], stdout=subprocess.PIPE)
-    assert runtime.stdout is not None
-    with runtime.stdout:
-        assert runtime.stdout.readline() == b"ready\n"
+    runtime = started()
     timer = threading.Timer(0.3, os.kill, (os.getpid(), number))
     timer.start()
-    assert follow(runtime, tmp_path, as_lines=True) == Exit.INTERRUPTED
+    assert follow(Runtime(runtime, tmp_path, 0), as_lines=True) == Exit.INTERRUPTED
     assert runtime.returncode == 130
     assert "run it again to resume" in capsys.readouterr().err
     assert signal.getsignal(number) is before
+
+
+def test_a_view_that_fails_takes_the_run_along(tmp_path: Path) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "resources.jsonl")
+
+    runtime = started()
+    with pytest.raises(OSError, match="No space left"):
+        follow(Runtime(runtime, tmp_path, 0), as_lines=True, on_look=full)
+    assert runtime.returncode == 130

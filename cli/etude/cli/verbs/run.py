@@ -6,22 +6,23 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
 import typer
-import yaml
 from rich.console import Console
 from rich.live import Live
 
 from etude.cli import runs
 from etude.cli.live import picture, plain
 from etude.cli.output import Exit, console, say
+from etude.cli.verbs.report import write_report
 from etude.cli.views import Viewer
 from etude.common.errors import Problem, UserError
-from etude.common.local import is_running, read_state
+from etude.common.local import is_running
 
 REDRAWS_PER_SECOND = 2
 PLAIN_INTERVAL_S = 10.0
@@ -47,13 +48,20 @@ def run(
         raise UserError(
             Problem("NotFound", what="no such file", where=str(file), fix="check the path")
         )
-    target = folder or runs.ROOT / _name(file)
-    process = runs.start(file, target, settings or [])
-    state = runs.await_state(process, target)
+    target = folder or runs.ROOT / runs.name_of(file)
+    runtime = runs.start(file, target, settings or [])
+    state = runs.await_state(runtime)
+    if state is None:
+        _draw_once(target)
+        say(f"complete already; etude report {target} shows what it learned")
+        return
     if detach:
         say(f"started in process {state.pid}; etude watch {target}; etude stop {target}")
         return
-    raise SystemExit(follow(process, target, as_lines=plain_log))
+    code = follow(runtime, as_lines=plain_log)
+    if code == Exit.DONE:
+        say(f"report: {write_report(target)}")
+    raise SystemExit(code)
 
 
 def watch(
@@ -67,11 +75,10 @@ def watch(
     if save is not None:
         _save(folder, save)
         return
-    state = read_state(folder)
-    if state is None or not is_running(state):
+    if not is_running(folder):
         _draw_once(folder)
         return
-    _show(folder, as_lines=plain_log, is_over=lambda: not is_running(state))
+    _show(folder, as_lines=plain_log, is_over=lambda: not is_running(folder))
 
 
 def stop(
@@ -81,57 +88,58 @@ def stop(
 ) -> None:
     """Save a checkpoint and stop a run of this machine; run it again to resume."""
     folder = runs.folder_of(name)
-    state = read_state(folder)
-    if state is None or not is_running(state):
+    if not is_running(folder):
         say(f"{folder} is not running")
         return
-    runs.ask_to_stop(state, now=now)
+    runs.ask_to_stop(folder, now=now)
     say("stopping" if now else "saving a checkpoint, then stopping")
-    while is_running(state):
+    while is_running(folder):
         time.sleep(0.2)
     _draw_once(folder)
 
 
 def follow(
-    process: subprocess.Popen[bytes],
-    folder: Path,
-    *,
-    as_lines: bool,
-    on_look: Callable[[], None] | None = None,
+    runtime: runs.Runtime, *, as_lines: bool, on_look: Callable[[], None] | None = None
 ) -> int:
     """Show a run until it ends; the first Ctrl-C asks it to save and stop, the second to stop.
 
     Args:
-        process: the local runtime.
-        folder: its run folder.
+        runtime: the run's local runtime.
         as_lines: a plain log even on a terminal.
         on_look: called every few seconds, for measurements beside the run.
 
     Returns:
         The exit code for the verb.
     """
+    process, folder = runtime.process, runtime.folder
     interrupts = 0
 
     def interrupted(_number: int, _frame: FrameType | None) -> None:
         nonlocal interrupts
         interrupts += 1
         process.send_signal(signal.SIGTERM)
-        say("\nsaving a checkpoint, then stopping; Ctrl-C again stops at once")
+        with suppress(OSError):  # the terminal that closed is where this would go
+            say("\nsaving a checkpoint, then stopping; Ctrl-C again stops at once")
 
     before = {number: signal.signal(number, interrupted) for number in STOP_SIGNALS}
     try:
-        watched = _Watched(process, on_look)
-        _show(folder, as_lines=as_lines, is_over=watched.is_over)
+        _show(folder, as_lines=as_lines, is_over=_Watched(process, on_look).is_over)
+        code = process.wait()
+    except BaseException:
+        # A full disk, a terminal that is gone: the run must not go on without its watcher.
+        if not interrupts:
+            process.send_signal(signal.SIGTERM)
+        process.wait()
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    code = process.wait()
     if interrupts:
         say(f"stopped; run it again to resume: etude run {folder}/run.yaml --dir {folder}")
         return Exit.INTERRUPTED
     if code:
-        say(runs.last_words(folder / "logs" / "runtime.log"))
-    return code
+        say(runs.last_words(folder))
+    return runs.exit_code(code)
 
 
 @dataclass(slots=True)
@@ -172,20 +180,6 @@ def _show_lines(viewer: Viewer, is_over: Callable[[], bool]) -> None:
             shown, last = line, time.monotonic()
         time.sleep(0.5)
     say(plain(viewer.view()))
-
-
-def _name(file: Path) -> str:
-    try:
-        return str(yaml.safe_load(file.read_text())["metadata"]["name"])
-    except (yaml.YAMLError, KeyError, TypeError) as cause:
-        raise UserError(
-            Problem(
-                "InvalidSpec",
-                what="is no manifest with a metadata.name",
-                where=str(file),
-                fix=f"etude lint {file}",
-            )
-        ) from cause
 
 
 def _save(folder: Path, target: Path) -> None:

@@ -31,6 +31,8 @@ def serve(
 
 
 def newest_model(folder: Path) -> Path:
-    """The folder itself, or the model of its newest checkpoint that has one."""
-    exported = sorted(folder.glob("checkpoints/*/model/config.json"))
-    return exported[-1].parent if exported else folder
+    """The folder itself, or the model of its newest whole checkpoint that has one."""
+    # The manifest comes last: without it, a killed trainer may have left half a model.
+    whole = sorted(folder.glob("checkpoints/*/manifest.json"), reverse=True)
+    models = (manifest.parent / "model" for manifest in whole)
+    return next((model for model in models if (model / "config.json").is_file()), folder)

@@ -1,7 +1,6 @@
 """What the local runtime leaves in a run folder for the command line to read."""
 
-import os
-from collections.abc import Mapping
+import fcntl
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,8 @@ from pydantic import Field, JsonValue, ValidationError
 from etude.common.api.meta import Model
 
 FILE = "local.json"
+LOCK = ".lock"
+"""Held by the runtime for as long as it lives, with its process id inside."""
 
 
 class LocalPod(Model):
@@ -37,7 +38,7 @@ class LocalState(Model):
     """The newest state of a run on this machine; overwritten at most twice a second."""
 
     pid: int
-    """Process id of the runtime; the run is stopped when it is gone."""
+    """Process id of the runtime that wrote this."""
     updated_unix_ms: Annotated[int, Field(ge=0)]
     """When this was written."""
     run: dict[str, JsonValue]
@@ -65,18 +66,21 @@ def read_state(folder: Path) -> LocalState | None:
         return None
 
 
-def is_running(state: LocalState) -> bool:
-    """Whether the runtime that wrote this still lives."""
+def is_running(folder: Path) -> bool:
+    """Whether a runtime holds the folder; a process id alone may long belong to a stranger."""
     try:
-        os.kill(state.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
+        with (folder / LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
-    return True
+    except FileNotFoundError:
+        return False
+    return False
 
 
-def status_of(manifest: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
-    """The status of an object, empty before the first pass."""
-    status = manifest.get("status")
-    return status if isinstance(status, dict) else {}
+def runtime_pid(folder: Path) -> int | None:
+    """Process id of the runtime that holds the folder; None while none does."""
+    if not is_running(folder):
+        return None
+    written = (folder / LOCK).read_text().strip()
+    return int(written) if written.isdigit() else None

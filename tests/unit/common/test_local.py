@@ -1,0 +1,38 @@
+"""What a run folder says about its runtime."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from etude.common.errors import UserError
+from etude.common.local import LocalState, is_running, runtime_pid, write_state
+from etude.operator import run_folder
+
+
+def test_a_folder_without_a_runtime_is_not_running(tmp_path: Path) -> None:
+    assert not is_running(tmp_path)
+    assert runtime_pid(tmp_path) is None
+
+
+def test_a_process_id_that_is_in_use_again_is_not_the_runtime(tmp_path: Path) -> None:
+    write_state(tmp_path, LocalState(pid=os.getpid(), updated_unix_ms=1, run={}))
+    (tmp_path / ".lock").write_text(str(os.getpid()))
+    assert not is_running(tmp_path)
+    assert runtime_pid(tmp_path) is None
+
+
+def test_whoever_holds_the_lock_is_the_runtime(tmp_path: Path) -> None:
+    with run_folder.locked(tmp_path):
+        assert is_running(tmp_path)
+        assert runtime_pid(tmp_path) == os.getpid()
+    assert not is_running(tmp_path)
+
+
+def test_a_second_runtime_is_refused_with_the_process_of_the_first(tmp_path: Path) -> None:
+    with (
+        run_folder.locked(tmp_path),
+        pytest.raises(UserError, match=f"process {os.getpid()} runs this run already"),
+        run_folder.locked(tmp_path),
+    ):
+        pass
