@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from etude.common.local import read_state
 
@@ -31,14 +31,11 @@ class ResourceLog:
 
     folder: Path
     runtime_pid: int
-    peak_bytes: int = 0
-    """Largest sum over all processes of the run."""
 
     def look(self) -> None:
         """Measure once."""
         children = _children()
         total = _sum(_descendants(self.runtime_pid, children))
-        self.peak_bytes = max(self.peak_bytes, total.pss_bytes)
         state = read_state(self.folder)
         pids: dict[str, list[int]] = defaultdict(list)
         for pod in state.pods if state else ():
@@ -52,6 +49,13 @@ class ResourceLog:
         }
         with (self.folder / FILE).open("a") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def looks(folder: Path) -> list[dict[str, Any]]:
+    """Every measurement of a run, oldest first; a torn last line is left out."""
+    path = folder / FILE
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
 
 
 def tree(root: int) -> list[int]:

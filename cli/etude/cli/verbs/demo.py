@@ -28,6 +28,7 @@ def demo(
 ) -> None:
     """Warm a small policy up, train it with reinforcement learning, and show that it got better."""
     from etude.cli.demo import inputs
+    from etude.cli.demo.stopwatch import note
     from etude.cli.procs import ResourceLog
 
     started_s = time.time()
@@ -35,36 +36,46 @@ def demo(
     inputs.prepare(target, seed)
     seeds = [f"spec.model.seed={seed}"]
     seeds += [f"spec.phases.{index}.seed={seed}" for index in range(3)]
-    process = runs.start(inputs.manifest(), target, [*seeds, *(settings or [])])
-    runs.await_state(process, target)
-    memory = ResourceLog(target, process.pid)
-    code = follow(process, target, as_lines=plain, on_look=memory.look)
-    if code:
-        raise SystemExit(code)
-    _show(target, started_s=started_s, peak_gib=memory.peak_bytes / 2**30)
+    runtime = runs.start(inputs.manifest(), target, [*seeds, *(settings or [])])
+    if runs.await_state(runtime) is not None:
+        note(target, "started", started_s)
+        memory = ResourceLog(target, runtime.process.pid)
+        code = follow(runtime, as_lines=plain, on_look=memory.look)
+        note(target, "ended", time.time())
+        if code:
+            raise SystemExit(code)
+    _show(target)
 
 
-def _show(folder: Path, *, started_s: float, peak_gib: float) -> None:
-
-    from etude.cli.demo.verdict import outcome
+def _show(folder: Path) -> None:
+    from etude.cli.demo.stopwatch import stopwatch
+    from etude.cli.demo.verdict import UnjudgedError, outcome
+    from etude.cli.procs import looks
     from etude.common.record import FolderRecord, latest
 
-    ended_s = time.time()
-    account = account_of(folder)
-    rows = latest(FolderRecord(folder).rows())
-    result = outcome(
-        rows,
-        started_s=started_s,
-        ended_s=ended_s,
-        lost=account["lost"] + len(account["findings"]),
-        peak_rss_gib=peak_gib,
-    )
-    (folder / "demo.json").write_text(json.dumps(asdict(result), indent=2) + "\n")
+    record = FolderRecord(folder)
+    rows = latest(record.rows())
     _print_habits(folder, rows)
     say(f"report: {write_report(folder)}")
+    account = account_of(folder)
+    seen = looks(folder)
+    signs = [float(row["time_s"]) for row in (*record.rows(), *seen)]
+    try:
+        result = outcome(
+            rows,
+            times=stopwatch(folder, signs),
+            lost=account["lost"] + len(account["findings"]),
+            peak_rss_gib=max((look["total"]["pss_bytes"] for look in seen), default=0) / 2**30,
+        )
+    except UnjudgedError as error:
+        say(f"cannot be judged: {error}")
+        raise SystemExit(Exit.NO) from error
+    (folder / "demo.json").write_text(json.dumps(asdict(result), indent=2) + "\n")
     misses = result.misses()
     for miss in misses:
         say(f"missed: {miss}")
+    for delay in result.delays():
+        say(f"slow: {delay}")
     console().print(result.line(), soft_wrap=True)
     if misses:
         raise SystemExit(Exit.NO)
