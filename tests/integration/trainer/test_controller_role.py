@@ -194,12 +194,8 @@ async def test_a_killed_trainer_resumes_and_trains_nothing_twice(
     assert (found.accepted, found.trained) == (20, 20)
     steps = [r for r in latest(open_record(store).rows()) if r["kind"] == "step"]
     assert sorted(r["global_step"] for r in steps) == list(range(1, 9))
-    assert {o.key.split("/")[2] for o in store.list("checkpoints/000000000008/")} >= {
-        "learner",
-        "model",
-        "controller.json",
-        "manifest.json",
-    }
+    written = {o.key.rsplit("/", 1)[1] for o in store.list("checkpoints/000000000008/")}
+    assert {"config.json", "controller.json", "manifest.json"} <= written
 
 
 async def test_an_engine_that_serves_other_weights_fails_the_run_by_name(
@@ -231,6 +227,18 @@ async def test_a_bad_setting_is_named_and_never_tried_again(
     assert words in (world / "trainer.log").read_text()
 
 
+async def test_storage_of_another_run_is_named_and_never_tried_again(
+    world: Path, start: Start
+) -> None:
+    (world / "run").mkdir()
+    (world / "run" / "owner").write_text("another")
+    process = start(spec(world, mode="Sync"))
+    assert await asyncio.to_thread(process.wait, START_S) == 78
+    log = (world / "trainer.log").read_text()
+    assert "holds run another" in log
+    assert "Traceback" not in log
+
+
 async def test_a_bad_line_of_data_is_named_and_never_tried_again(world: Path, start: Start) -> None:
     (world / "traces.jsonl").write_text('{"prompt": "hi"}\n')
     process = start(spec(world, mode="Sync"))
@@ -238,3 +246,12 @@ async def test_a_bad_line_of_data_is_named_and_never_tried_again(world: Path, st
     log = (world / "trainer.log").read_text()
     assert "traces.jsonl line 1" in log
     assert "fix:" in log
+
+
+async def test_a_model_that_cannot_be_loaded_is_named_and_never_tried_again(
+    world: Path, start: Start
+) -> None:
+    (world / "model" / "pytorch_model.bin").write_bytes(b"pickled")
+    process = start(spec(world, mode="Sync"))
+    assert await asyncio.to_thread(process.wait, START_S) == 78
+    assert "holds pickled weights" in (world / "trainer.log").read_text()

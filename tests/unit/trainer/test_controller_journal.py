@@ -14,6 +14,7 @@ from etude.common.errors import CorruptError, FencedError, StoreError
 from etude.common.weights import claim_epoch
 from etude.trainer.controller import journal, segments
 from etude.trainer.controller.journal import Journal
+from etude.trainer.controller.patience import Patience
 from etude.v1.journal_pb2 import JournalAdmit, JournalOpen, JournalRecord
 
 RUN = "run-uid"
@@ -131,7 +132,7 @@ async def test_a_full_disk_is_waited_for_and_loses_nothing(*, takes_effect: bool
         log.append(opening(1))
         log.append(admit(0))
         await asyncio.wait_for(log.durable(), 10)
-        assert log.trouble == ""
+        assert log.patience.trouble == ""
     assert positions(journal.recover(store, run_uid=RUN, before_epoch=2, since=0).records) == [0]
 
 
@@ -139,7 +140,7 @@ async def test_a_store_that_stays_full_is_an_error_in_the_end() -> None:
     store = FullStore()
     claim_epoch(store, holder="a", parent=None, reason="start")
     store.refusals = 1000
-    log = Journal(store, RUN, 1, 1, patience_s=0.0)
+    log = Journal(store, RUN, 1, 1, patience=Patience(limit_s=0.0))
     log.append(admit(0))
     with pytest.raises(StoreError, match="No space left"):
         await asyncio.wait_for(log.run(), 10)

@@ -4,24 +4,28 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from typing_extensions import override
 
 from etude.agent.chat import LAYOUT_TOKENS, ChatFormat
 from etude.common.blobs import MemoryStore
-from etude.common.errors import FencedError
+from etude.common.checkpoints import newest_verified, stored, verify
+from etude.common.errors import FencedError, StoreError, UserError
 from etude.common.files import ResolvedRun
 from etude.common.record import StoreRecord, latest
 from etude.common.weights import VersionId, newest
 from etude.trainer.controller.audit import Audit, audit
 from etude.trainer.controller.engines import Engines
+from etude.trainer.controller.evaluation import Evaluator
 from etude.trainer.controller.inputs import TaskSets
 from etude.trainer.controller.orders import Orders
 from etude.trainer.controller.program import train
+from etude.trainer.controller.recording import Recording
 from etude.trainer.controller.recovery import open_run
 from etude.trainer.controller.reinforcement import InfraFailuresError, MismatchError
 from etude.trainer.controller.reports import Reports
@@ -29,6 +33,7 @@ from etude.trainer.controller.run import Run, root_cause
 from etude.trainer.controller.saving import Saver
 from etude.trainer.controller.tasks import Task, TaskOrder
 from etude.trainer.simulation import SimulatedLearners, SimulatedRollouts
+from etude.trainer.work import Published
 from etude.v1 import run_pb2
 
 SFT_STEPS = 4
@@ -122,7 +127,7 @@ class World:
             saver=Saver(self.store, opened.book, learners),
             reports=Reports("run", opened.epoch),
             orders=Orders(resolved.spec.checkpointing, resolved.spec.evaluation, 1),
-            record=StoreRecord(self.store),
+            recording=Recording(StoreRecord(self.store)),
             chat=self.chat,
         )
         holder.append(run)
@@ -136,7 +141,8 @@ class World:
             for i in range(4)
         )
         sets = TaskSets(
-            orders={"rl": TaskOrder(tasks=tasks, seed=5)}, evaluations={"held-out": held_out}
+            orders={p.name: TaskOrder(tasks=tasks, seed=p.seed) for p in phases if p.is_rl},
+            evaluations={"held-out": held_out},
         )
         return run, sets, opened.checkpoint
 
@@ -261,6 +267,23 @@ async def test_a_corrupt_newest_checkpoint_falls_back_to_the_one_before(
     assert world.digest == uninterrupted
 
 
+async def test_falling_back_over_the_end_of_a_phase_keeps_the_batches_of_the_next(
+    chat: ChatFormat,
+) -> None:
+    given = spec()
+    second = {**given["phases"][1], "name": "more", "maxSteps": 4}
+    given["phases"].append(second)
+    whole = World(chat, given)
+    assert await whole.train()
+    world = World(chat, given)
+    await crash(world, after=SFT_STEPS + RL_STEPS + 1)
+    end = f"checkpoints/{SFT_STEPS + RL_STEPS:012d}/000001/learner/state.json"
+    world.store.objects[end] = b"garbage"
+    assert await world.train()
+    assert world.digest == whole.digest
+    assert world.audit(max_staleness=0).findings == []
+
+
 @pytest.mark.parametrize("staleness", [1, 2, 4])
 async def test_asynchronous_runs_hold_their_bound_over_crashes(
     chat: ChatFormat, staleness: int
@@ -346,6 +369,108 @@ async def test_a_newer_controller_stops_the_older_one(chat: ChatFormat, uninterr
     await asyncio.wait_for(train(newer, sets, checkpoint=None), 30)
     assert world.digest == uninterrupted
     assert world.audit().findings == []
+
+
+async def test_another_run_is_refused_before_it_fences_the_one_that_lives(
+    chat: ChatFormat,
+) -> None:
+    world = World(chat, spec())
+    run, sets, checkpoint = world.start()
+    phases = run.resolved.spec.phases
+    with pytest.raises(UserError, match=r"storage\.uri.*holds run run"):
+        open_run(world.store, run_uid="other", phases=phases, holder="test")
+    assert await train(run, sets, checkpoint=checkpoint)
+
+
+async def test_a_stalled_controller_leaves_its_successors_checkpoint_alone(
+    chat: ChatFormat,
+) -> None:
+    world = World(chat, spec())
+    stalled, _, _ = world.start()
+    assert await world.train()
+    stalled.cursor.global_step = SFT_STEPS
+    before = dict(world.store.objects)
+    with pytest.raises(FencedError):
+        await stalled.save("PhaseEnd")
+    assert world.store.objects == before
+
+
+async def test_a_controller_that_stalls_while_it_saves_touches_only_its_own_folder(
+    chat: ChatFormat,
+) -> None:
+    world = World(chat, spec())
+    stalled, _, _ = world.start()
+    await stalled.learners.save("checkpoints/000000000004/000001/")
+    assert await world.train()
+    await stalled.learners.save("checkpoints/000000000004/000001/")
+    problems: list[str] = []
+    for found in stored(world.store, run="run"):
+        verify(world.store, found)
+    assert newest_verified(world.store, run="run", problems=problems) is not None
+    assert problems == []
+
+
+@dataclass(slots=True)
+class AwayLearners(SimulatedLearners):
+    """Whose store is away for the first attempts to publish."""
+
+    refusals: int = 2
+
+    @override
+    async def publish(self, version: VersionId, step: int) -> Published:
+        if self.refusals:
+            self.refusals -= 1
+            raise StoreError("the store did not answer")
+        return await SimulatedLearners.publish(self, version, step)
+
+
+async def test_publishing_waits_for_a_store_that_is_away(
+    chat: ChatFormat, uninterrupted: str
+) -> None:
+    world = World(chat, spec())
+
+    def prepare(run: Run) -> None:
+        run.learners = run.saver.learners = AwayLearners(world.store)
+
+    assert await world.train(prepare)
+    assert world.digest == uninterrupted
+
+
+class NothingIsDeleted(MemoryStore):
+    """Refuses deletions."""
+
+    @override
+    def delete(self, keys: Sequence[str]) -> None:
+        raise StoreError("permission denied")
+
+
+async def test_old_versions_that_cannot_be_pruned_fail_nothing(chat: ChatFormat) -> None:
+    world = World(chat, spec(), store=NothingIsDeleted())
+    assert await world.train()
+
+
+async def test_faults_of_a_step_leave_out_those_before_it(chat: ChatFormat) -> None:
+    world = World(chat, spec())
+
+    def prepare(run: Run) -> None:
+        run.figures.retried = 7
+        run.book.ledger.dropped["stale"] = 3
+
+    assert await world.train(prepare)
+    rows = [row for row in world.rows("step") if "retried" in row]
+    assert {(row["retried"], row["dropped"]) for row in rows} == {(0, 0)}
+
+
+async def test_a_rollout_of_an_evaluation_is_a_movement_that_others_see(chat: ChatFormat) -> None:
+    world = World(chat, spec())
+    run, sets, _ = world.start()
+    rl = run.resolved.spec.phases[1]
+    run.enter(rl)
+    run.moved_s = 0.0
+    assert await Evaluator(run=run, phase=rl, tasks=dict(sets.evaluations)).evaluate()
+    assert run.moved_s > 0.0
+    run.report()
+    assert run.reports.status.rollouts.completed == 8
 
 
 async def test_configure_changes_the_cadence_and_echoes_the_generation(chat: ChatFormat) -> None:

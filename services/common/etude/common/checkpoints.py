@@ -1,8 +1,9 @@
 """Checkpoints in the object store: a manifest written last, with the digest of every object.
 
-checkpoints/<step:012d>/learner/…         state of the learner
-checkpoints/<step:012d>/controller.json   state of the controller at the same step
-checkpoints/<step:012d>/manifest.json     written last: without it there is no checkpoint
+checkpoints/<step:012d>/<epoch:06d>/learner/…        state of the learner
+checkpoints/<step:012d>/<epoch:06d>/controller.json  state of the controller at the same step
+checkpoints/<step:012d>/model/…                      Hugging Face folder, at the end of a phase
+checkpoints/<step:012d>/manifest.json                written last: without it there is no checkpoint
 """
 
 import hashlib

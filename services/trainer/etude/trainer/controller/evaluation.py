@@ -74,7 +74,7 @@ class Evaluator:
         run.cursor.evaluated.append(key)
         fields = evaluation_fields(evaluation.name, sampled=sampled, greedy=greedy)
         run.figures.eval_success = fields["success"]
-        run.note(run.place().row("eval", **fields))
+        run.recording.note(run.place().row("eval", **fields))
         run.tell("Evaluated", f"{evaluation.name}: {fields['success']:.3f} of {len(sampled)}")
         return True
 
@@ -88,20 +88,27 @@ class Evaluator:
         async with asyncio.TaskGroup() as group:
             pending = [
                 group.create_task(
-                    run_order(run, self._order(f"{prefix}-{index}", task, greedy=greedy)),
+                    self._roll_out(self._order(f"{prefix}-{index}", task, greedy=greedy)),
                     name=f"{prefix}-{index}",
                 )
                 for index, task in enumerate(tasks)
             ]
         records = [record for task in pending for record in task.result()]
-        rows = [rollout_row(record, run.chat) for record in records]
-        split = f"eval-{name}-greedy" if greedy else f"eval-{name}"
-        await asyncio.to_thread(run.record.write_rollouts, run.cursor.global_step, split, rows)
+        run.recording.write_rollouts(
+            run.cursor.global_step,
+            f"eval-{name}-greedy" if greedy else f"eval-{name}",
+            lambda: [rollout_row(record, run.chat) for record in records],
+        )
         scored = [r for r in records if r.reward.WhichOneof("result") == "reward"]
         if len(scored) < len(records):
             lost = len(records) - len(scored)
             run.tell("EvaluationIncomplete", f"{name}: {lost} rollouts were lost", warning=True)
         return scored
+
+    async def _roll_out(self, order: GroupOrder) -> list[journal_pb2.JournalRollout]:
+        records = await run_order(self.run, order)
+        self.run.figures.evaluated += len(records)
+        return records
 
     def _order(self, group_id: str, task: Task, *, greedy: bool) -> GroupOrder:
         return GroupOrder(

@@ -17,6 +17,7 @@ from etude.trainer.controller.engines import Engines
 from etude.trainer.controller.inputs import Inputs
 from etude.trainer.controller.orders import Orders
 from etude.trainer.controller.program import train
+from etude.trainer.controller.recording import Recording
 from etude.trainer.controller.recovery import Opened, open_run
 from etude.trainer.controller.reports import Reports
 from etude.trainer.controller.run import Run, RunFailedError, root_cause
@@ -152,7 +153,7 @@ def _assemble(
         saver=Saver(inputs.store, opened.book, learners),
         reports=Reports(resolved.uid, opened.epoch),
         orders=Orders(spec.checkpointing, spec.evaluation, resolved.generation),
-        record=open_record(inputs.store),
+        recording=Recording(open_record(inputs.store)),
         chat=inputs.chat,
     )
 
@@ -212,8 +213,7 @@ def _failed(run: Run, error: BaseException) -> int:
     status.reason = error.reason if isinstance(error, EtudeError) else type(error).__name__
     status.message = str(error)[:2048]
     run.tell(status.reason, status.message, warning=True)
-    with contextlib.suppress(OSError, EtudeError):  # the store may be what failed
-        run.record.append(run.take_rows())
+    run.recording.write_rows_now()
     if isinstance(error, UserError):
         run.reports.state(run_pb2.RUN_STATE_FAILED)
         return 78

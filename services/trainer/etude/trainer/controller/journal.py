@@ -1,26 +1,21 @@
 """The controller's durable log: appended in order, acknowledged once it is in the store."""
 
 import asyncio
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from etude.common.blobs import MAX_CREATE_BYTES, ExistsError, Store
-from etude.common.errors import CorruptError, FencedError, StoreError
+from etude.common.errors import CorruptError, FencedError
 from etude.common.weights import is_fenced
 from etude.trainer.controller import segments
+from etude.trainer.controller.patience import Patience
 from etude.v1 import journal_pb2
-
-log = logging.getLogger(__name__)
 
 JOURNAL = "journal/"
 
 LINGER_S = 0.25
 """How long a record that nobody waits for may wait for company: objects cost a round trip each."""
-
-PATIENCE_S = 600.0
-"""How long an unreachable store is tried: rollouts go on meanwhile, up to what may be admitted."""
 
 _ROOM = MAX_CREATE_BYTES - 4_096
 """Bytes of records in one segment; header and commit need the rest."""
@@ -44,9 +39,7 @@ class Journal:
     run_uid: str
     epoch: int
     next_sequence: int
-    patience_s: float = PATIENCE_S
-    trouble: str = ""
-    """What the store last refused; empty while it works."""
+    patience: Patience = field(default_factory=Patience)
     _queue: list[_Frame] = field(default_factory=list)
     _durable: int = field(init=False)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -122,26 +115,14 @@ class Journal:
         return taken
 
     async def _put(self, key: str, data: bytes) -> None:
-        pause_s, waited_s = 0.2, 0.0
-        while True:
-            try:
-                await asyncio.to_thread(_create, self.store, key, data)
-                fenced = await asyncio.to_thread(is_fenced, self.store, self.epoch)
-            except StoreError as error:
-                if waited_s >= self.patience_s:
-                    raise
-                self.trouble = str(error)
-                log.warning("journal %s not written, trying again: %s", key, error)
-                await asyncio.sleep(pause_s)
-                waited_s += pause_s
-                pause_s = min(2 * pause_s, 10.0)
-                continue
-            self.trouble = ""
-            # A successor claims its epoch before it reads this log. So a segment that was there
-            # before the claim is read, and of one that came later nothing is acknowledged.
-            if fenced:
-                raise FencedError(f"epoch {self.epoch + 1} was opened: this controller stops")
-            return
+        await self.patience.keep_trying(key, lambda: asyncio.to_thread(self._put_once, key, data))
+
+    def _put_once(self, key: str, data: bytes) -> None:
+        _create(self.store, key, data)
+        # A successor claims its epoch before it reads this log. So a segment that was there
+        # before the claim is read, and of one that came later nothing is acknowledged.
+        if is_fenced(self.store, self.epoch):
+            raise FencedError(f"epoch {self.epoch + 1} was opened: this controller stops")
 
 
 def _create(store: Store, key: str, data: bytes) -> None:

@@ -10,8 +10,10 @@ from etude.trainer import metrics
 from etude.trainer.controller.evaluation import Evaluator
 from etude.trainer.controller.inputs import TaskSets
 from etude.trainer.controller.orders import dump_stacks
+from etude.trainer.controller.publishing import publish
 from etude.trainer.controller.reinforcement import Reinforcement
 from etude.trainer.controller.run import Run, slow_step_s
+from etude.trainer.controller.state import epoch_folder
 from etude.trainer.controller.supervised import train_supervised
 from etude.v1 import run_pb2
 
@@ -35,13 +37,12 @@ async def train(run: Run, task_sets: TaskSets, *, checkpoint: StoredCheckpoint |
     async with asyncio.TaskGroup() as group:
         helpers = [
             group.create_task(run.book.journal.run(), name="journal"),
-            group.create_task(run.keep_writing_rows(), name="rows"),
+            group.create_task(run.recording.keep_writing(), name="rows"),
             group.create_task(_watch(run), name="watchdog"),
         ]
         is_done = await _phases(run, task_sets, checkpoint)
         await run.book.journal.durable()
-        await run.finish_background()
-        await run.write_rows()
+        await run.recording.finish()
         for task in helpers:
             task.cancel()
     return is_done
@@ -79,14 +80,19 @@ async def _begin(run: Run, checkpoint: StoredCheckpoint | None) -> bool:
 
     True once it is done, which a run that is stopped meanwhile does not see.
     """
-    for found in checkpoints.stored(run.store, run=run.resolved.uid):
+    for found in await asyncio.to_thread(_stored, run):
         run.reports.checkpoint(found, uri=f"{run.store.url}/{found.prefix.rstrip('/')}")
     if checkpoint is not None:
-        await run.learners.restore(checkpoint.prefix)
+        folder = epoch_folder(checkpoint.manifest.epoch)
+        await run.learners.restore(checkpoint.prefix + folder)
         run.saver.last_step = checkpoint.manifest.step
         run.tell("Resumed", f"from the checkpoint of step {checkpoint.manifest.step}")
-    await run.publish()
+    await publish(run)
     return True
+
+
+def _stored(run: Run) -> list[StoredCheckpoint]:
+    return list(checkpoints.stored(run.store, run=run.resolved.uid))
 
 
 def silence_limit_s(deadline_s: int | None, step_seconds: list[float]) -> float:

@@ -1,12 +1,13 @@
 """Taking over a run: a new epoch, the newest verified checkpoint, the journal behind it."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from etude.common import checkpoints
 from etude.common.api.phases import Phase
-from etude.common.blobs import Store
+from etude.common.blobs import ExistsError, Store
 from etude.common.checkpoints import StoredCheckpoint
 from etude.common.errors import Problem, UserError
 from etude.common.weights import VersionId, claim_epoch, read_epoch
@@ -15,6 +16,9 @@ from etude.trainer.controller.journal import Journal
 from etude.trainer.controller.ledger import Ledger, LedgerState, resumed
 from etude.trainer.controller.state import ControllerState, Cursor, Figures, read_state
 from etude.v1 import journal_pb2
+
+OWNER = "owner"
+"""Object that names the run whose storage this is. Created once, before anybody is fenced."""
 
 
 @dataclass(slots=True)
@@ -52,9 +56,11 @@ def open_run(store: Store, *, run_uid: str, phases: Sequence[Phase], holder: str
     """Take over a run, or begin it. From here on every earlier controller is fenced.
 
     Raises:
-        UserError: the phases are not those that the checkpoint was made with.
+        UserError: the storage belongs to another run, or the phases are not those that the
+            checkpoint was made with.
         CorruptError: the journal is damaged.
     """
+    _claim_storage(store, run_uid)
     problems: list[str] = []
     found = checkpoints.newest_verified(store, run=run_uid, problems=problems)
     state = _first(run_uid, phases) if found is None else read_state(store, found)
@@ -89,6 +95,26 @@ def open_run(store: Store, *, run_uid: str, phases: Sequence[Phase], holder: str
         problems=problems,
         is_new=found is None and not before.epoch,
     )
+
+
+def _claim_storage(store: Store, run_uid: str) -> None:
+    """Refuse another run's storage while its controller still may live.
+
+    Raises:
+        UserError: it belongs to another run.
+    """
+    with contextlib.suppress(ExistsError):
+        store.create(OWNER, run_uid.encode())
+    owner = store.get(OWNER).decode(errors="replace")
+    if owner != run_uid:
+        raise UserError(
+            Problem(
+                reason="StorageInUse",
+                what=f"holds run {owner}, and this is run {run_uid}",
+                where=f"storage.uri: {store.url}",
+                fix="give each run a storage.uri of its own, or delete what is there",
+            )
+        )
 
 
 def _first(run_uid: str, phases: Sequence[Phase]) -> ControllerState:

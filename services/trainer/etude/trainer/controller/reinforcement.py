@@ -12,6 +12,7 @@ from etude.trainer.batches import StepResult
 from etude.trainer.controller.evaluation import Evaluator
 from etude.trainer.controller.groups import Group, policy_batch
 from etude.trainer.controller.ledger import Step
+from etude.trainer.controller.publishing import publish, serve
 from etude.trainer.controller.records import (
     Faults,
     Row,
@@ -61,8 +62,9 @@ class Reinforcement:
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _serving: int = 0
     """Position of the version that the engines in rotation serve."""
-    _retried: int = 0
-    """Count of retries at the last step."""
+    _retried: int = field(init=False)
+    _dropped: int = field(init=False)
+    """Counts of the run at the last step."""
 
     def __post_init__(self) -> None:
         limits = self.phase.async_limits or AsyncLimits()
@@ -71,6 +73,8 @@ class Reinforcement:
             max_staleness=limits.max_staleness_versions,
         )
         self.limits = self.phase.rollout or RolloutPolicy()
+        self._retried = self.run.figures.retried
+        self._dropped = self.run.book.ledger.dropped["stale"]
 
     async def train(self) -> bool:
         """Train the phase to its end; False if the controller was told to stop before.
@@ -82,7 +86,7 @@ class Reinforcement:
         run = self.run
         await run.learners.start_phase(self.phase, run.cursor.step)
         await self._train_again()
-        await run.publish()
+        await publish(run)
         await self._serve()
         async with self._tasks:
             try:
@@ -118,13 +122,15 @@ class Reinforcement:
         while (step := Step(self.phase.name, run.cursor.step + 1)) in run.book.ledger.batches:
             groups = run.book.ledger.batches[step]
             result = await run.learners.policy_step(policy_batch(groups))
-            run.note(self._done(result, groups, waited_s=0.0))
-        if run.book.ledger.batches:
-            step = next(iter(run.book.ledger.batches))
-            raise RunFailedError(f"the journal holds batch {step}, which no step leads to")
+            run.recording.note(self._done(result, groups, waited_s=0.0))
+        # Batches of a later phase wait for it: they are left when an older checkpoint was used.
+        over = {self.phase.name, *run.cursor.finished}
+        for left in run.book.ledger.batches:
+            if left.phase in over:
+                raise RunFailedError(f"the journal holds batch {left}, which no step leads to")
 
     async def _serve(self) -> float:
-        swap_ms = await self.run.serve()
+        swap_ms = await serve(self.run)
         self._serving = self.run.cursor.step
         return swap_ms
 
@@ -229,7 +235,6 @@ class Reinforcement:
             self.run.book.write(journal_pb2.JournalRecord(rollout=record))
         self._account_for_faults()
         del self._in_flight[group.group_id]
-        self.run.moved_s = time.monotonic()
         self._news.set()
 
     def _account_for_faults(self) -> None:
@@ -257,9 +262,10 @@ class Reinforcement:
         result = await run.learners.policy_step(policy_batch(groups))
         self._check_mismatch(result)
         row = self._done(result, groups, waited_s=waited_s)
-        published_s = await run.publish()
+        published_s = await publish(run)
         swap_ms = await self._serve()
-        run.note(row | {"publish_seconds": round(published_s, 4), "swap_ms": round(swap_ms, 2)})
+        took = {"publish_seconds": round(published_s, 4), "swap_ms": round(swap_ms, 2)}
+        run.recording.note(row | took)
         status = run.reports.status
         status.rollouts.in_flight = len(self._in_flight) * self.algorithm.group_size
 
@@ -280,9 +286,10 @@ class Reinforcement:
         faults = Faults(
             sum(len(group.masked) for group in groups),
             run.figures.retried - self._retried,
-            run.book.ledger.dropped["stale"],
+            run.book.ledger.dropped["stale"] - self._dropped,
         )
         self._retried = run.figures.retried
+        self._dropped = run.book.ledger.dropped["stale"]
         self._write_rollouts(groups)
         return (
             step_row(run.place(), result, seconds=seconds)
@@ -314,14 +321,13 @@ class Reinforcement:
             metrics.STALENESS.observe(positions)
 
     def _write_rollouts(self, groups: Sequence[Group]) -> None:
-        run, step = self.run, self.run.cursor.global_step
+        run = self.run
         records = [group.finished[index] for group in groups for index in sorted(group.finished)]
-
-        def write() -> None:
-            rows = [rollout_row(record, run.chat) for record in records]
-            run.record.write_rollouts(step, "train", rows)
-
-        run.in_background(asyncio.to_thread(write), name=f"rollouts-{step}")
+        run.recording.write_rollouts(
+            run.cursor.global_step,
+            "train",
+            lambda: [rollout_row(record, run.chat) for record in records],
+        )
 
     def _check_faults(self, groups: Sequence[Group]) -> None:
         masked = sum(len(group.masked) for group in groups)

@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from etude.agent.chat import ChatFormat
 from etude.common.api.phases import Phase
@@ -13,13 +13,13 @@ from etude.common.blobs import Store
 from etude.common.checkpoints import Reason
 from etude.common.errors import EtudeError, StoreError
 from etude.common.files import ResolvedRun
-from etude.common.record import RunRecord
-from etude.common.weights import VersionId
 from etude.trainer import metrics
 from etude.trainer.batches import StepResult
 from etude.trainer.controller.engines import Engines
 from etude.trainer.controller.orders import Orders
-from etude.trainer.controller.records import Place, Row, version_row
+from etude.trainer.controller.patience import Patience
+from etude.trainer.controller.recording import Recording
+from etude.trainer.controller.records import Place, Row
 from etude.trainer.controller.recovery import Book
 from etude.trainer.controller.reports import Reports
 from etude.trainer.controller.saving import Saver
@@ -35,9 +35,6 @@ EWMA = 0.1
 """Weight of the newest batch in the smoothed reward."""
 
 KEPT_STEP_TIMES = 200
-
-ROWS_EVERY_S = 0.5
-"""Rows are written in batches: an object store takes tens of milliseconds for each."""
 
 
 class RunFailedError(EtudeError):
@@ -63,15 +60,15 @@ class Run:
     saver: Saver
     reports: Reports
     orders: Orders
-    record: RunRecord
+    recording: Recording
     chat: ChatFormat
     clock: Callable[[], float] = time.time
     moved_s: float = field(default_factory=time.monotonic)
     """When something was last finished, for the watchdog."""
-    _version: Row | None = None
+    patience: Patience = field(default_factory=Patience)
+    """For publishing."""
+    unserved: Row | None = None
     """Row of a version that no engine was told of yet."""
-    _rows: list[Row] = field(default_factory=list)
-    _background: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
     def phase(self) -> Phase:
@@ -102,38 +99,12 @@ class Run:
         """An event, for the operator and for the record."""
         log.log(logging.WARNING if warning else logging.INFO, "%s: %s", reason, message)
         self.reports.event(reason, message, warning=warning)
-        self.note(self.place().row("event", reason=reason, message=message, warning=warning))
+        row = self.place().row("event", reason=reason, message=message, warning=warning)
+        self.recording.note(row)
 
-    def note(self, row: Row) -> None:
-        """Queue a row of metrics.jsonl."""
-        self._rows.append(row)
-
-    async def write_rows(self) -> None:
-        """Write what was queued."""
-        rows = self.take_rows()
-        if rows:
-            await asyncio.to_thread(self.record.append, rows)
-
-    def take_rows(self) -> list[Row]:
-        """The rows that were queued; they are the caller's to write."""
-        rows, self._rows = self._rows, []
-        return rows
-
-    def in_background(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
-        """Start work that nothing waits for before the end of the run."""
-        task = asyncio.create_task(work, name=name)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-    async def finish_background(self) -> None:
-        """Wait for all work that was started so."""
-        await asyncio.gather(*self._background)
-
-    async def keep_writing_rows(self) -> None:
-        """Write rows until cancelled."""
-        while True:
-            await asyncio.sleep(ROWS_EVERY_S)
-            await self.write_rows()
+    def moved(self) -> None:
+        """Something was finished."""
+        self.moved_s = time.monotonic()
 
     def stepped(self, result: StepResult, *, seconds: float) -> None:
         """An optimiser step is done: advance and log it."""
@@ -142,7 +113,7 @@ class Run:
         cursor.global_step += 1
         figures.productive_seconds += seconds
         figures.step_seconds = [*figures.step_seconds, round(seconds, 4)][-KEPT_STEP_TIMES:]
-        self.moved_s = time.monotonic()
+        self.moved()
         body = journal_pb2.JournalStep(
             phase=cursor.phase,
             step=cursor.step,
@@ -175,7 +146,7 @@ class Run:
         status.step_seconds_p99 = slow_step_s(figures.step_seconds)
         status.observed_generation = self.orders.generation
         ledger, counts = self.book.ledger, status.rollouts
-        counts.completed, counts.trained = ledger.accepted, ledger.trained
+        counts.completed, counts.trained = ledger.accepted + figures.evaluated, ledger.trained
         counts.masked, counts.dropped = ledger.dropped["platform"], ledger.dropped["stale"]
         counts.retried = figures.retried
         if figures.eval_success is not None:
@@ -184,65 +155,14 @@ class Run:
         self.reports.touch()
 
     def _report_trouble(self) -> None:
-        status, trouble = self.reports.status, self.book.journal.trouble
+        status = self.reports.status
+        trouble = (
+            self.book.journal.patience.trouble or self.patience.trouble or self.recording.trouble
+        )
         if trouble:
             status.reason, status.message = StoreError.reason, trouble
         elif status.reason == StoreError.reason:
             status.reason = status.message = ""
-
-    async def publish(self) -> float:
-        """Make the present weights the newest version, unless they are; returns the seconds taken.
-
-        Raises:
-            FencedError: a newer controller took over.
-        """
-        if self._is_published():
-            return 0.0
-        started = time.monotonic()
-        version = VersionId(self.epoch, self.next_version)
-        published = await self.learners.publish(version, self.cursor.global_step)
-        self.next_version += 1
-        self.cursor.policy = (version.epoch, version.number)
-        seconds = time.monotonic() - started
-        body = journal_pb2.JournalPublished(
-            epoch=version.epoch,
-            number=version.number,
-            step=self.cursor.global_step,
-            manifest_sha256=published.manifest_sha256,
-        )
-        self.book.write(journal_pb2.JournalRecord(published=body))
-        metrics.PUBLISH.observe(seconds)
-        self._version = version_row(self.place(), version, seconds, published.size_bytes)
-        await self._prune_versions()
-        self.report()
-        return seconds
-
-    async def serve(self) -> float:
-        """Have the engines serve the newest version; returns their pause in milliseconds.
-
-        A run that is told to stop does not wait for engines.
-
-        Raises:
-            EnginesLateError: none did in time.
-        """
-        if self.cursor.policy is not None:
-            await self.unless_halted(self.engines.commit(VersionId(*self.cursor.policy)))
-        swap_ms = self.engines.last_pause_s * 1e3
-        if self._version is not None:
-            self.note(self._version | {"swap_ms": round(swap_ms, 2)})
-            self._version = None
-        return swap_ms
-
-    def _is_published(self) -> bool:
-        if self.cursor.policy is None or self.cursor.policy[0] != self.epoch:
-            return False
-        step = self.book.ledger.versions.get(VersionId(*self.cursor.policy))
-        return step == self.cursor.global_step
-
-    async def _prune_versions(self) -> None:
-        keep = self.resolved.spec.weights.keep_versions
-        if self.next_version % keep == 0:
-            await self.saver.prune_versions(list(self.book.ledger.versions)[-keep:])
 
     async def boundary(self, *, ended: bool = False) -> bool:
         """Between two steps: save if it is time, and say whether to stop."""
@@ -293,7 +213,8 @@ class Run:
                 raise
         else:
             self.reports.checkpoint(found, uri=f"{self.store.url}/{found.prefix.rstrip('/')}")
-            await self.write_rows()
+            self.moved()
+            await self.recording.write_rows()
         finally:
             self.reports.state(before)
 

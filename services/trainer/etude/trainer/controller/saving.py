@@ -1,22 +1,27 @@
 """Checkpoints of learner and controller at the same step.
 
-Which of them stay is the operator's business: it knows the pinned ones.
+Each epoch writes into a folder of its own, so that a controller that was stalled and replaced
+cannot touch what its successor saved at the same step. Which checkpoints stay is the operator's
+business: it knows the pinned ones.
 """
 
 import asyncio
+import logging
 import time
 from dataclasses import dataclass
 
 from etude.common import checkpoints
 from etude.common.blobs import Store
-from etude.common.checkpoints import CheckpointManifest, Reason, StoredCheckpoint
-from etude.common.errors import FencedError
+from etude.common.checkpoints import MANIFEST, CheckpointManifest, Reason, StoredCheckpoint
+from etude.common.errors import FencedError, StoreError
 from etude.common.weights import VersionId, is_fenced, prune
 from etude.trainer import metrics
 from etude.trainer.controller.recovery import Book
-from etude.trainer.controller.state import CONTROLLER, ControllerState
+from etude.trainer.controller.state import CONTROLLER, ControllerState, epoch_folder
 from etude.trainer.work import Learners
 from etude.v1 import journal_pb2
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -45,18 +50,17 @@ class Saver:
         """
         started = time.monotonic()
         step = state.cursor.global_step
-        prefix = checkpoints.prefix_of(step)
-        await asyncio.to_thread(checkpoints.delete, self.store, step)  # rests of an earlier try
-        objects = await self.learners.save(prefix)
+        prefix, folder = checkpoints.prefix_of(step), epoch_folder(state.epoch)
+        await asyncio.to_thread(self._check_epoch, state.epoch)
+        saved = await self.learners.save(prefix + folder)
+        objects = [item.model_copy(update={"key": folder + item.key}) for item in saved]
         if with_model:
+            await asyncio.to_thread(self._check_epoch, state.epoch)
             objects += await self.learners.export(prefix)
         await self.book.journal.durable(state.sequence)
-        await asyncio.to_thread(
-            self.store.put, prefix + CONTROLLER, state.model_dump_json().encode()
-        )
-        objects.append(
-            await asyncio.to_thread(checkpoints.described, self.store, prefix, CONTROLLER)
-        )
+        key = folder + CONTROLLER
+        await asyncio.to_thread(self.store.put, prefix + key, state.model_dump_json().encode())
+        objects.append(await asyncio.to_thread(checkpoints.described, self.store, prefix, key))
         policy = state.cursor.policy or (state.epoch, 0)
         manifest = CheckpointManifest(
             run=state.run,
@@ -75,10 +79,21 @@ class Saver:
         metrics.CHECKPOINT.labels(stage="all").observe(time.monotonic() - started)
         return found
 
+    def _check_epoch(self, epoch: int) -> None:
+        if is_fenced(self.store, epoch):
+            raise FencedError(f"epoch {epoch + 1} was opened: no checkpoint is written")
+
     def _commit(self, manifest: CheckpointManifest) -> StoredCheckpoint:
-        if is_fenced(self.store, manifest.epoch):
-            raise FencedError(f"epoch {manifest.epoch + 1} was opened: no checkpoint is written")
-        return checkpoints.commit(self.store, manifest)
+        self._check_epoch(manifest.epoch)
+        found = checkpoints.commit(self.store, manifest)
+        named = {found.prefix + item.key for item in manifest.objects}
+        present = [info.key for info in self.store.list(found.prefix)]
+        rests = [key for key in present if key not in named and key != found.prefix + MANIFEST]
+        try:
+            self.store.delete(rests)
+        except StoreError as error:
+            log.warning("rests of an earlier try stay in %s: %s", found.prefix, error)
+        return found
 
     def _log(self, found: StoredCheckpoint) -> None:
         body = journal_pb2.JournalCheckpoint(

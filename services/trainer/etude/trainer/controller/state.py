@@ -10,6 +10,11 @@ from etude.trainer.controller.ledger import LedgerState
 CONTROLLER = "controller.json"
 
 
+def epoch_folder(epoch: int) -> str:
+    """Where one epoch writes below a checkpoint's prefix."""
+    return f"{epoch:06d}/"
+
+
 class Figures(BaseModel):
     """Running figures that survive a restart."""
 
@@ -21,6 +26,8 @@ class Figures(BaseModel):
     step_seconds: list[float] = Field(default_factory=list)
     """Of the last steps of the active phase."""
     retried: int = 0
+    evaluated: int = 0
+    """Rollouts of evaluations: work like any other, though none of it is trained."""
 
 
 class Cursor(BaseModel):
@@ -75,7 +82,7 @@ def read_state(store: Store, found: StoredCheckpoint) -> ControllerState:
     Raises:
         CorruptError: it is of another format.
     """
-    key = found.prefix + CONTROLLER
+    key = found.prefix + epoch_folder(found.manifest.epoch) + CONTROLLER
     try:
         return ControllerState.model_validate_json(store.get(key))
     except ValidationError as cause:

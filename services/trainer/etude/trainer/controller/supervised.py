@@ -15,7 +15,7 @@ async def train_supervised(run: Run, phase: Phase) -> bool:
         result = await run.learners.supervised_step(run.cursor.step)
         seconds = time.monotonic() - started
         run.stepped(result, seconds=seconds)
-        run.note(step_row(run.place(), result, seconds=seconds))
+        run.recording.note(step_row(run.place(), result, seconds=seconds))
         if run.cursor.step < phase.max_steps and await run.boundary():
             return False
     return True

@@ -36,6 +36,7 @@ async def run_order(run: Run, order: GroupOrder) -> list[journal_pb2.JournalRoll
         outcome = record.reward.WhichOneof("result") or "fault"
         metrics.ROLLOUTS.labels(state=outcome, reason=record.reward.fault.reason).inc()
     run.figures.retried += result.retried
+    run.moved()
     _report_environment(run, order.environment, result)
     return records
 

@@ -1,0 +1,87 @@
+"""New weights on their way to the engines: published, served, and pruned when they are old."""
+
+import logging
+import time
+
+from opentelemetry import trace
+
+from etude.common.errors import StoreError
+from etude.common.weights import VersionId
+from etude.trainer import metrics
+from etude.trainer.controller.records import version_row
+from etude.trainer.controller.run import Run
+from etude.v1 import journal_pb2
+
+log = logging.getLogger(__name__)
+_TRACER = trace.get_tracer("etude.trainer")
+
+
+async def publish(run: Run) -> float:
+    """Make the present weights the newest version, unless they are; returns the seconds taken.
+
+    Raises:
+        FencedError: a newer controller took over.
+        StoreError: the store stayed away.
+    """
+    if _is_published(run):
+        return 0.0
+    started = time.monotonic()
+    version = VersionId(run.epoch, run.next_version)
+    step = run.cursor.global_step
+    with _TRACER.start_as_current_span("publish") as span:
+        span.set_attributes({"etude.policy": str(version), "etude.step": step})
+        # Repeating it is harmless: the same weights make the same objects.
+        published = await run.patience.keep_trying(
+            f"policy version {version}", lambda: run.learners.publish(version, step)
+        )
+    run.next_version += 1
+    run.cursor.policy = (version.epoch, version.number)
+    seconds = time.monotonic() - started
+    body = journal_pb2.JournalPublished(
+        epoch=version.epoch,
+        number=version.number,
+        step=step,
+        manifest_sha256=published.manifest_sha256,
+    )
+    run.book.write(journal_pb2.JournalRecord(published=body))
+    metrics.PUBLISH.observe(seconds)
+    run.unserved = version_row(run.place(), version, seconds, published.size_bytes)
+    await _prune_versions(run)
+    run.moved()
+    run.report()
+    return seconds
+
+
+async def serve(run: Run) -> float:
+    """Have the engines serve the newest version; returns their pause in milliseconds.
+
+    A run that is told to stop does not wait for engines.
+
+    Raises:
+        EnginesLateError: none did in time.
+    """
+    if run.cursor.policy is not None:
+        await run.unless_halted(run.engines.commit(VersionId(*run.cursor.policy)))
+    run.moved()
+    swap_ms = run.engines.last_pause_s * 1e3
+    if run.unserved is not None:
+        run.recording.note(run.unserved | {"swap_ms": round(swap_ms, 2)})
+        run.unserved = None
+    return swap_ms
+
+
+def _is_published(run: Run) -> bool:
+    if run.cursor.policy is None or run.cursor.policy[0] != run.epoch:
+        return False
+    step = run.book.ledger.versions.get(VersionId(*run.cursor.policy))
+    return step == run.cursor.global_step
+
+
+async def _prune_versions(run: Run) -> None:
+    keep = run.resolved.spec.weights.keep_versions
+    if run.next_version % keep:
+        return
+    try:
+        await run.saver.prune_versions(list(run.book.ledger.versions)[-keep:])
+    except StoreError as error:  # the next time takes these along
+        log.warning("old policy versions stay for now: %s", error)

@@ -1,0 +1,79 @@
+"""What a run writes down for people. It can wait for its store, and never fails the run."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from etude.common.errors import EtudeError
+from etude.common.record import RunRecord
+from etude.trainer.controller.records import Row
+
+log = logging.getLogger(__name__)
+
+ROWS_EVERY_S = 0.5
+"""Rows are written in batches: an object store takes tens of milliseconds for each."""
+
+KEPT_ROWS = 100_000
+"""Rows that wait for a store that is away, the newest ones: days of steps, in tens of megabytes."""
+
+LAST_WRITES_S = 60.0
+"""Longest wait for rollouts that are still being written when the run is over."""
+
+
+@dataclass(slots=True)
+class Recording:
+    """Rows and rollouts on their way to the record."""
+
+    record: RunRecord
+    trouble: str = ""
+    """What the record last refused; empty while it works."""
+    _rows: list[Row] = field(default_factory=list)
+    _writes: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def note(self, row: Row) -> None:
+        """Queue a row of metrics.jsonl."""
+        self._rows.append(row)
+
+    async def write_rows(self) -> None:
+        """Write what was queued; what cannot be written stays queued."""
+        await asyncio.to_thread(self.write_rows_now)
+
+    def write_rows_now(self) -> None:
+        """Likewise, where no event loop runs any more."""
+        rows, self._rows = self._rows, []
+        if not rows:
+            return
+        try:
+            self.record.append(rows)
+        except (OSError, EtudeError) as error:
+            log.warning("%d rows are not written yet: %s", len(rows), error)
+            self.trouble = str(error)
+            self._rows = [*rows, *self._rows][-KEPT_ROWS:]
+        else:
+            self.trouble = ""
+
+    async def keep_writing(self) -> None:
+        """Write rows until cancelled."""
+        while True:
+            await asyncio.sleep(ROWS_EVERY_S)
+            await self.write_rows()
+
+    def write_rollouts(self, step: int, split: str, rows: Callable[[], list[Row]]) -> None:
+        """Write rollouts in a thread that nothing waits for before the end of the run."""
+
+        def write() -> None:
+            try:
+                self.record.write_rollouts(step, split, rows())
+            except (OSError, EtudeError) as error:
+                log.warning("rollouts %s of step %d are not written: %s", split, step, error)
+
+        task = asyncio.create_task(asyncio.to_thread(write), name=f"rollouts-{split}-{step}")
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+
+    async def finish(self) -> None:
+        """Write what is left; gives up on a store that does not answer."""
+        if self._writes:
+            await asyncio.wait(self._writes, timeout=LAST_WRITES_S)
+        await self.write_rows()
