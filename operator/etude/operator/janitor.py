@@ -58,10 +58,41 @@ def verify(store: Store, digest: str) -> None:
     checkpoints.verify(store, StoredCheckpoint(manifest, "", digest))
 
 
-def delete(store: Store) -> None:
-    """Take a checkpoint away: the manifest first, so that half of one is never resumed from."""
-    store.delete([MANIFEST])
-    store.delete([info.key for info in store.list("")])
+def delete(store: Store, digest: str) -> None:
+    """Take away what the manifest of this digest names, and nothing of anybody else.
+
+    The manifest goes first, so that half of a checkpoint is never resumed from; until the rest
+    is gone a copy under another name says what that is.
+
+    Raises:
+        CorruptError: the manifest cannot be read, and so nobody knows what belongs to it.
+    """
+    leaving = f"deleting-{digest}.json"
+    present = _found(store, MANIFEST)
+    is_ours = present is not None and hashlib.sha256(present).hexdigest() == digest
+    if present is not None and is_ours:
+        store.put(leaving, present)
+        store.delete([MANIFEST])
+    copy = _found(store, leaving)
+    if copy is None:
+        return  # gone, or the prefix holds another checkpoint by now
+    kept = set() if present is None or is_ours else _keys(store, present)
+    store.delete(sorted(_keys(store, copy) - kept))
+    store.delete([leaving])
+
+
+def _found(store: Store, key: str) -> bytes | None:
+    try:
+        return store.get(key)
+    except MissingError:
+        return None
+
+
+def _keys(store: Store, manifest: bytes) -> set[str]:
+    try:
+        return {item.key for item in CheckpointManifest.model_validate_json(manifest).objects}
+    except ValidationError as cause:
+        raise CorruptError(f"{store.url}/{MANIFEST}: {cause}") from cause
 
 
 def carry_out(order: Order) -> None:
@@ -75,7 +106,7 @@ def carry_out(order: Order) -> None:
     for attempt in stamina.retry_context(on=StoreError, timeout=PATIENCE_S, attempts=None):
         with attempt:
             if order.action == "delete":
-                delete(store)
+                delete(store, order.digest)
             else:
                 verify(store, order.digest)
 

@@ -1,0 +1,90 @@
+"""Deleting one checkpoint takes what is its own, also when it was begun before."""
+
+import hashlib
+
+import pytest
+
+from etude.common import checkpoints
+from etude.common.blobs import MemoryStore
+from etude.common.checkpoints import CheckpointManifest
+from etude.common.errors import CorruptError, StoreError
+from etude.operator import janitor
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+def written(store: MemoryStore, *keys: str, step: int = 7, epoch: int = 1) -> str:
+    """A checkpoint with these objects; returns the digest of its manifest."""
+    for key in keys:
+        store.put(key, f"{key} of {epoch}".encode())
+    manifest = CheckpointManifest(
+        run="uid-run",
+        step=step,
+        phase="rl",
+        phase_step=step,
+        epoch=epoch,
+        policy_version=1,
+        reason="Scheduled",
+        objects=[checkpoints.described(store, "", key) for key in keys],
+    )
+    data = manifest.model_dump_json().encode()
+    store.put(checkpoints.MANIFEST, data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_only_what_the_manifest_names_is_deleted(store: MemoryStore) -> None:
+    digest = written(store, "learner/0", "controller.json")
+    store.put("checkpoints/000000000009/manifest.json", b"of another, below a mistyped prefix")
+    janitor.delete(store, digest)
+    assert set(store.objects) == {"checkpoints/000000000009/manifest.json"}
+    janitor.delete(store, digest)
+
+
+def test_a_prefix_that_holds_another_checkpoint_is_left_alone(store: MemoryStore) -> None:
+    old = written(store, "learner/0")
+    new = written(store, "learner/0", epoch=2)
+    before = dict(store.objects)
+    janitor.delete(store, old)
+    assert store.objects == before
+    janitor.delete(store, new)
+    assert store.objects == {}
+
+
+def test_a_deletion_that_broke_off_is_finished(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = written(store, "learner/0", "learner/1")
+    delete, calls = store.delete, []
+
+    def failing(self: MemoryStore, keys: list[str]) -> None:
+        calls.append(keys)
+        if len(calls) == 2:
+            raise StoreError("connection reset")
+        delete(keys)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryStore, "delete", failing)
+        with pytest.raises(StoreError):
+            janitor.delete(store, digest)
+    assert checkpoints.MANIFEST not in store.objects
+    assert "learner/1" in store.objects
+    janitor.delete(store, digest)
+    assert store.objects == {}
+
+
+def test_a_deletion_that_broke_off_spares_what_was_written_since(store: MemoryStore) -> None:
+    old = written(store, "learner/0", "learner/1")
+    store.put(f"deleting-{old}.json", store.get(checkpoints.MANIFEST))
+    new = written(store, "learner/0", epoch=2)
+    janitor.delete(store, old)
+    janitor.verify(store, new)
+    assert set(store.objects) == {"learner/0", checkpoints.MANIFEST}
+
+
+def test_a_manifest_that_cannot_be_read_is_reported(store: MemoryStore) -> None:
+    store.put(checkpoints.MANIFEST, b"{}")
+    with pytest.raises(CorruptError):
+        janitor.delete(store, hashlib.sha256(b"{}").hexdigest())
