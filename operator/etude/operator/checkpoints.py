@@ -1,5 +1,6 @@
 """What to do about one checkpoint: verify its data once, delete its data before it goes."""
 
+import hashlib
 import json
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ from etude.operator.janitor import EXIT_CORRUPT
 from etude.operator.manifests import Manifest, Ref, condition, is_deleting, is_true, ref, uid
 from etude.operator.pods import Plan, env, job_spec
 from etude.operator.reasons import Reason
+from etude.operator.seen import is_settled
 
 VERIFY = "verify"
 DELETE = "delete"
@@ -46,7 +48,7 @@ def gather(
     jobs: dict[str, Manifest] = {}
     endings: dict[str, PodFailure] = {}
     for what in (VERIFY, DELETE):
-        job = cluster.get(Ref("Job", namespace, job_name(name, what)))
+        job = cluster.get(Ref("Job", namespace, job_name(checkpoint, what)))
         if job is not None:
             jobs[what] = job
             ended = failures(names.JANITOR, cluster.owned(uid(job)))
@@ -60,9 +62,13 @@ def gather(
     )
 
 
-def job_name(checkpoint: str, what: str) -> str:
-    """The Job that does one thing to a checkpoint; short, because pods carry it as a label."""
-    return f"{checkpoint[:58]}-{what[:3]}"
+def job_name(checkpoint: Checkpoint, what: str) -> str:
+    """The Job that does one thing to this very checkpoint; short, for pods carry it as a label.
+
+    An import that is made anew under its old name must not take the verdict on the old one.
+    """
+    identity = hashlib.sha256(checkpoint.metadata.uid.encode()).hexdigest()[:8]
+    return f"{checkpoint.metadata.name[:50]}-{identity}-{what[:3]}"
 
 
 def decide(
@@ -75,7 +81,7 @@ def decide(
     if checkpoint.spec.deletion_policy == "Delete" and not held:
         finalizers = (*checkpoint.metadata.finalizers, names.CHECKPOINT_DATA)
         return Decision(status=checkpoint.status, actions=(Finalizers(seen.manifest, finalizers),))
-    if checkpoint.status.phase in {"Ready", "Corrupt"}:
+    if is_settled(checkpoint):
         return Decision(status=checkpoint.status, actions=_tidy(seen, VERIFY))
     return _verification(checkpoint, seen, now, platform)
 
@@ -91,7 +97,7 @@ def _verification(
     if is_true(job, JOB_COMPLETE):
         return Decision(status=_status(checkpoint, yes("Ready", Reason.CHECKPOINT_VERIFIED), now))
     if not is_true(job, JOB_FAILED):
-        return Decision(status=verifying)
+        return Decision(status=verifying, requeue_after_s=RETRY_S)
     ending = seen.endings.get(VERIFY)
     if ending is not None and ending.exit_code == EXIT_CORRUPT:
         return Decision(
@@ -206,7 +212,7 @@ def _job(checkpoint: Checkpoint, what: str, platform: Platform) -> Apply:
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {
-            "name": job_name(checkpoint.metadata.name, what),
+            "name": job_name(checkpoint, what),
             "namespace": checkpoint.metadata.namespace,
             "labels": labels,
         },

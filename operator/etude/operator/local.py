@@ -24,9 +24,10 @@ from etude.operator.clock import SystemClock
 from etude.operator.desired import Platform
 from etude.operator.localise import Object
 from etude.operator.loop import operator
-from etude.operator.manifests import Manifest, is_true, ref
+from etude.operator.manifests import Manifest, condition, is_true, ref
 from etude.operator.peers import GrpcPeers
 from etude.operator.processes.cluster import ProcessCluster, ProcessKubelet, process_cluster
+from etude.operator.reasons import Reason
 from etude.operator.snapshot import Snapshots
 
 log = logging.getLogger("etude.operator.local")
@@ -223,8 +224,8 @@ def _base_env() -> dict[str, str]:
 
 def _has_work(cluster: ProcessCluster) -> bool:
     """Whether a checkpoint is still being read back or taken away."""
-    phases = [m.get("status", {}).get("phase") for m in cluster.every("Checkpoint")]
-    return any(phase not in {"Ready", "Corrupt"} for phase in phases)
+    facts = [condition(m, "Ready") for m in cluster.every("Checkpoint")]
+    return any(f.get("status") != "True" and f.get("reason") != Reason.CORRUPT for f in facts)
 
 
 def _warn_of_weak_isolation(run: Manifest, others: Sequence[Manifest]) -> None:

@@ -11,7 +11,7 @@ from etude.operator.clock import rfc3339
 from etude.operator.conditions import Fact, conditions, no, yes
 from etude.operator.manifests import Manifest
 from etude.operator.reasons import Reason
-from etude.operator.seen import Seen, is_ready
+from etude.operator.seen import Seen, is_corrupt, is_ready, ready_fact
 from etude.v1 import run_pb2
 
 State = run_pb2.RunState
@@ -221,9 +221,13 @@ def _checkpoint_healthy(view: View) -> Fact:
         return yes("CheckpointHealthy", Reason.NO_CHECKPOINT)
     if is_ready(newest):
         return yes("CheckpointHealthy", Reason.CHECKPOINT_VERIFIED)
-    if newest.status.phase == "Corrupt":
+    if is_corrupt(newest):
         message = f"{newest.metadata.name} does not match its manifest; an older one is used"
         return no("CheckpointHealthy", Reason.CORRUPT, message)
+    found = ready_fact(newest)
+    if found is not None and found.reason == Reason.STORAGE_UNAVAILABLE:
+        message = f"{newest.metadata.name}: {found.message}"
+        return no("CheckpointHealthy", Reason.STORAGE_UNAVAILABLE, message)
     return yes("CheckpointHealthy", Reason.VERIFYING)
 
 

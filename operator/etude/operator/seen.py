@@ -19,6 +19,7 @@ from etude.operator.manifests import (
     ref,
     uid,
 )
+from etude.operator.reasons import Reason
 from etude.operator.reports import Position, ReportBook, RunReport
 
 
@@ -117,6 +118,23 @@ def _checkpoint(manifest: Manifest) -> Checkpoint | None:
 def is_ready(checkpoint: Checkpoint) -> bool:
     """Whether a run can resume from it."""
     return holds(checkpoint.status.conditions, "Ready")
+
+
+def ready_fact(checkpoint: Checkpoint) -> Fact | None:
+    """What is known of its data; None before anybody looked at it."""
+    found = (c for c in checkpoint.status.conditions if c.type == "Ready")
+    return next((Fact(c.type, c.status == "True", c.reason, c.message) for c in found), None)
+
+
+def is_corrupt(checkpoint: Checkpoint) -> bool:
+    """Whether its data is wrong, and will stay wrong."""
+    fact = ready_fact(checkpoint)
+    return fact is not None and fact.reason == Reason.CORRUPT
+
+
+def is_settled(checkpoint: Checkpoint) -> bool:
+    """Whether its data was read back, whatever came of it."""
+    return is_ready(checkpoint) or is_corrupt(checkpoint)
 
 
 def is_available(pool: EnvPool) -> bool:
