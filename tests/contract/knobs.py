@@ -109,7 +109,7 @@ RLRUN = {
     "roles.rewards.functions[].timeoutSeconds": "etude.common.api.roles",
     "weights.dtype": "etude.inference.settings",
     "weights.timeoutSeconds": f"{CONTROLLER}.host",
-    "weights.keepVersions": f"{CONTROLLER}.run",
+    "weights.keepVersions": f"{CONTROLLER}.publishing",
     "checkpointing.everySteps": f"{CONTROLLER}.run",
     "checkpointing.keepLast": f"{OPERATOR}.registry",
     "checkpointing.onSuspend": f"{OPERATOR}.intents",
