@@ -102,6 +102,9 @@ class EngineOptions:
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if self.gpus == 0 else "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_ZENTORCH_WEIGHT_PREPACK": "0",
+            # vLLM compiles a comparison of the sampler even when told to run eagerly: a C++
+            # compiler would have to be in every image, for nothing.
+            "TORCHDYNAMO_DISABLE": "1" if self.gpus == 0 else "0",
             "OMP_NUM_THREADS": str(self.threads),
             # A team of threads that spins while it waits took 2 to 8 times the CPU on busy cores.
             "OMP_WAIT_POLICY": "passive",
