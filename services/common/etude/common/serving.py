@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 from typing_extensions import override
 
+from etude.common import stacks
 from etude.common.channels import MAX_MESSAGE_BYTES
 from etude.common.errors import EtudeError, FullError, InvalidFieldError
 
@@ -177,12 +178,13 @@ class Server:
 
 @contextlib.contextmanager
 def shutdown_signals(stop: asyncio.Event) -> Iterator[None]:
-    """SIGTERM and SIGINT set the event instead of killing the process."""
+    """SIGTERM and SIGINT set the event instead of killing the process; SIGUSR1 shows its stacks."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     try:
-        yield
+        with stacks.shown_on_signal():
+            yield
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)

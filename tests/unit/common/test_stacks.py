@@ -1,0 +1,34 @@
+"""The stacks that SIGUSR1 shows."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import asyncio, os, signal
+from etude.common import serving
+
+async def waits_for_ever():
+    await asyncio.Event().wait()
+
+async def main():
+    with serving.shutdown_signals(asyncio.Event()):
+        task = asyncio.create_task(waits_for_ever(), name="patient")
+        await asyncio.sleep(0)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            await asyncio.sleep(0.1)
+        task.cancel()
+
+asyncio.run(main())
+print("went on")
+"""
+
+
+def test_threads_and_tasks_are_shown_each_time_and_the_process_goes_on() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "went on\n"
+    assert done.stderr.count("Current thread") == 2
+    assert done.stderr.count("in waits_for_ever") == 2
+    assert "patient" in done.stderr
