@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import NamedTuple
 
 import grpc
 import pytest
@@ -13,7 +14,7 @@ from etude.operator.clock import SystemClock
 from etude.operator.followers import Followers
 from etude.operator.manifests import Ref
 from etude.operator.memory import MemoryCluster
-from etude.operator.peers import GrpcPeers, PeerError
+from etude.operator.peers import GrpcPeers, MemoryPeers, PeerError, Peers
 from etude.operator.reports import Position, ReportBook
 from etude.v1 import environments_pb2, environments_pb2_grpc, run_pb2, run_pb2_grpc
 
@@ -21,9 +22,16 @@ LIMIT_S = 60.0
 """Far above what a call on this machine takes, also when others load it."""
 
 
+SLOTS = environments_pb2.WatchPoolResponse(sequence=1, slots=64, leased=3)
+
+
+def happening(sequence: int) -> run_pb2.WatchRunResponse:
+    event = run_pb2.RunEvent(reason=f"Event{sequence}")
+    return run_pb2.WatchRunResponse(run_uid="uid", epoch=7, sequence=sequence, event=event)
+
+
 class Controller(run_pb2_grpc.RunServiceServicer):
     def __init__(self) -> None:
-        self.asked: list[run_pb2.WatchRunRequest] = []
         self.orders: list[run_pb2.CommandRequest] = []
 
     @override
@@ -32,11 +40,8 @@ class Controller(run_pb2_grpc.RunServiceServicer):
         request: run_pb2.WatchRunRequest,
         context: grpc.aio.ServicerContext[run_pb2.WatchRunRequest, run_pb2.WatchRunResponse],
     ) -> AsyncIterator[run_pb2.WatchRunResponse]:
-        self.asked.append(request)
         for sequence in range(request.after_sequence + 1, 4):
-            answer = run_pb2.WatchRunResponse(run_uid="uid", epoch=7, sequence=sequence)
-            answer.event.reason = f"Event{sequence}"
-            yield answer
+            yield happening(sequence)
         await asyncio.sleep(LIMIT_S)
 
     @override
@@ -58,7 +63,7 @@ class Broker(environments_pb2_grpc.PoolServiceServicer):
             environments_pb2.WatchPoolRequest, environments_pb2.WatchPoolResponse
         ],
     ) -> AsyncIterator[environments_pb2.WatchPoolResponse]:
-        yield environments_pb2.WatchPoolResponse(sequence=1, slots=64, leased=3)
+        yield SLOTS
         await asyncio.sleep(LIMIT_S)
 
 
@@ -74,21 +79,45 @@ async def serving(controller: Controller) -> AsyncIterator[Server]:
         await server.stop(0)
 
 
-async def test_a_stream_goes_on_after_the_position_that_is_known() -> None:
+class Wired(NamedTuple):
+    """A body of the seam, and a controller and a broker that it reaches."""
+
+    peers: Peers
+    target: str
+    orders: list[run_pb2.CommandRequest]
+
+
+@pytest.fixture(params=["memory", "grpc"])
+async def wired(request: pytest.FixtureRequest) -> AsyncIterator[Wired]:
+    if request.param == "memory":
+        peers = MemoryPeers()
+        for sequence in range(1, 4):
+            peers.runs["target"].say(happening(sequence))
+        peers.pools["target"].say(SLOTS)
+        yield Wired(peers, "target", peers.orders)
+        return
     controller = Controller()
-    async with asyncio.timeout(LIMIT_S), serving(controller) as server:
-        stream = GrpcPeers().watch_run(f"127.0.0.1:{server.port}", Position(7, 1))
+    async with serving(controller) as server:
+        yield Wired(GrpcPeers(), f"127.0.0.1:{server.port}", controller.orders)
+
+
+async def test_a_stream_goes_on_after_the_position_that_is_known(wired: Wired) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        stream = wired.peers.watch_run(wired.target, Position(7, 1))
         heard = [(await anext(stream)).event.reason for _ in range(2)]
     assert heard == ["Event2", "Event3"]
-    assert [(r.epoch, r.after_sequence) for r in controller.asked] == [(7, 1)]
 
 
-async def test_an_order_arrives_once() -> None:
-    controller = Controller()
+async def test_a_broker_says_what_it_has(wired: Wired) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        assert await anext(wired.peers.watch_pool(wired.target)) == SLOTS
+
+
+async def test_an_order_arrives_once(wired: Wired) -> None:
     request = run_pb2.CommandRequest(command_id="a", suspend=run_pb2.SuspendRun(checkpoint=True))
-    async with asyncio.timeout(LIMIT_S), serving(controller) as server:
-        await GrpcPeers().order(f"127.0.0.1:{server.port}", request)
-    assert controller.orders == [request]
+    async with asyncio.timeout(LIMIT_S):
+        await wired.peers.order(wired.target, request)
+    assert wired.orders == [request]
 
 
 async def test_a_peer_that_does_not_listen_is_a_clear_error() -> None:
