@@ -84,14 +84,13 @@ def learners(configs: Sequence[LearnerConfig], *, gpus_per_rank: int) -> "RayLea
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"num_cpus": 0, "num_gpus": gpus_per_rank, "max_restarts": 0}
     actor = ray.remote(LearnerRank)
-    return RayLearners(
-        [
-            actor.options(**options, scheduling_strategy="DEFAULT" if config.rank else here).remote(
-                config
-            )
-            for config in configs
-        ]
-    )
+    ranks = [
+        actor.options(**options, scheduling_strategy="DEFAULT" if config.rank else here).remote(
+            config
+        )
+        for config in configs
+    ]
+    return RayLearners(ranks, [rank.load.remote() for rank in ranks])
 
 
 def rollouts(config: WorkerConfig, *, workers: int) -> "RayRollouts":
@@ -106,12 +105,15 @@ class RayLearners(Learners):
     """Every call goes to all ranks; the first rank's answer counts."""
 
     ranks: list[Actor]
+    loading: list[Actor]
+    """References to the end of loading, which may bring a user's mistake to light."""
 
     async def _call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401 - as Ray has it
         # One copy in the object store, however many ranks read it.
         shared = [_shared(argument) for argument in arguments]
-        references = [getattr(rank, method).remote(*shared) for rank in self.ranks]
         try:
+            await asyncio.gather(*self.loading)
+            references = [getattr(rank, method).remote(*shared) for rank in self.ranks]
             answers = await asyncio.gather(*references)
         except RayActorError as error:
             reason = str(error).partition("\n")[0]
@@ -202,12 +204,23 @@ class RayRollouts(Rollouts):
         return result
 
     async def _revived(self, worker: _Worker) -> None:
-        """Wait until a lost worker answers again: until then it would only lose the next try."""
-        async with asyncio.timeout(REVIVAL_S):
-            while True:
-                try:
-                    await worker.actor.ping.remote()
-                except RayActorError:
-                    await asyncio.sleep(PING_EVERY_S)
-                else:
-                    return
+        """Wait until a lost worker answers again: until then it would only lose the next try.
+
+        Raises:
+            WorkerLostError: it does not come back.
+        """
+        try:
+            await asyncio.wait_for(_answer(worker.actor), REVIVAL_S)
+        except TimeoutError as error:
+            what = f"its rollout worker died and did not come back within {REVIVAL_S:.0f} s"
+            raise WorkerLostError(what) from error
+
+
+async def _answer(actor: Actor) -> None:
+    while True:
+        try:
+            await actor.ping.remote()
+        except RayActorError:
+            await asyncio.sleep(PING_EVERY_S)
+        else:
+            return

@@ -1,7 +1,7 @@
 """One learner rank with the data it trains on, as the Ray door wraps it."""
 
-import json
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from etude.agent.chat import ChatFormat
 from etude.common import checkpoints
@@ -16,21 +16,29 @@ from etude.trainer.corpus import Corpus, load_corpus
 from etude.trainer.learner_config import LearnerConfig
 from etude.trainer.work import Published
 
+if TYPE_CHECKING:
+    from etude.trainer.learner import Learner
+
 LEARNER = "learner"
 MODEL = "model"
 
 
 class LearnerRank:
-    """Calls are collective, as those of the learner inside."""
+    """Calls are collective, as those of the learner inside; load() comes first."""
+
+    _learner: "Learner"
 
     def __init__(self, config: LearnerConfig) -> None:
+        self._config = config
+        self._store = store_for(config.storage.uri, config.storage)
+        self._corpus: Corpus | None = None
+
+    def load(self) -> None:
+        """Load the model; what an actor's constructor raises, its caller would see as a death."""
         # The controller names this class, and must not load torch for it.
         from etude.trainer.learner import Learner  # noqa: PLC0415
 
-        self._config = config
-        self._store = store_for(config.storage.uri, config.storage)
-        self._learner = Learner(config)
-        self._corpus: Corpus | None = None
+        self._learner = Learner(self._config)
 
     def start_phase(self, phase_json: Mapping[str, object], step: int) -> None:
         """Take the settings of a phase, and read its data if it has any."""
@@ -40,7 +48,7 @@ class LearnerRank:
             self._corpus = load_corpus(
                 phase,
                 chat=ChatFormat.load(self._config.model_folder),
-                context=_context(self._config),
+                context=self._learner.policy.config.max_position_embeddings,
                 storage=self._config.storage,
             )
         self._learner.start_phase(phase_json, step)
@@ -85,9 +93,3 @@ class LearnerRank:
     def restore(self, prefix: str) -> None:
         """Return to the state below a checkpoint's prefix."""
         self._learner.restore(prefix + LEARNER)
-
-
-def _context(config: LearnerConfig) -> int:
-    """The longest sequence that the model takes."""
-    described = json.loads((config.model_folder / "config.json").read_text())
-    return int(described["max_position_embeddings"])

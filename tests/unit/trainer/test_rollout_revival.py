@@ -1,0 +1,51 @@
+"""A rollout worker that died is waited for, and not for ever."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from etude.common.api.phases import RolloutPolicy
+from etude.trainer import cluster
+from etude.trainer.work import GroupOrder, WorkerLostError
+
+ORDER = GroupOrder(
+    group_id="g",
+    task_id="train/t",
+    task_uri="file:///tasks/t",
+    environment="repos",
+    indices=(0, 1),
+    seed=0,
+    temperature=1.0,
+    targets=(),
+    limits=RolloutPolicy(),
+)
+
+
+def dying(answers: int) -> Any:
+    """An actor whose pings fail so often before one is answered."""
+    left = iter(range(answers))
+
+    async def die(_: object) -> None:
+        raise ActorDiedError
+
+    async def ping() -> None:
+        if next(left, None) is not None:
+            raise ActorDiedError
+
+    return SimpleNamespace(run_group=SimpleNamespace(remote=die), ping=SimpleNamespace(remote=ping))
+
+
+@pytest.mark.parametrize(
+    ("failures", "words"), [(2, "was started again"), (10_000, "did not come back within")]
+)
+async def test_a_worker_that_died_is_waited_for_up_to_a_limit(
+    monkeypatch: pytest.MonkeyPatch, failures: int, words: str
+) -> None:
+    monkeypatch.setattr(cluster, "PING_EVERY_S", 0.001)
+    monkeypatch.setattr(cluster, "REVIVAL_S", 0.5)
+    worker = cluster._Worker(dying(failures))
+    with pytest.raises(WorkerLostError, match=words):
+        await cluster.RayRollouts([worker]).run(ORDER)
+    assert worker.load == 0
