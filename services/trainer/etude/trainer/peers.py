@@ -18,7 +18,7 @@ class Peers:
     config: WorkerConfig
     _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
     _leases: dict[str, Leases] = field(default_factory=dict)
-    _keepers: list[asyncio.Task[None]] = field(default_factory=list)
+    _keepers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     def engine(self, target: str) -> "inference_pb2_grpc.InferenceServiceAsyncStub":
         """An engine."""
@@ -33,12 +33,18 @@ class Peers:
         return rewards_pb2_grpc.RewardServiceStub(self._channel(self.config.rewards_target))
 
     def leases(self, environment: str) -> Leases:
-        """The leases of one environment's pool, kept alive from now on."""
+        """The leases of one environment's pool, kept alive from now on.
+
+        Whatever ended the keeper is raised here: without it every lease would soon expire.
+        """
         if environment not in self._leases:
             channel = self._channel(self.config.brokers[environment])
             broker = environments_pb2_grpc.EnvBrokerServiceStub(channel)
             found = self._leases[environment] = Leases(broker, self.config.outage_s)
-            self._keepers.append(asyncio.create_task(found.keep(), name=f"leases-{environment}"))
+            keeper = asyncio.create_task(found.keep(), name=f"leases-{environment}")
+            self._keepers[environment] = keeper
+        elif self._keepers[environment].done():
+            self._keepers[environment].result()
         return self._leases[environment]
 
     def _channel(self, target: str) -> grpc.aio.Channel:
@@ -48,9 +54,10 @@ class Peers:
 
     async def close(self) -> None:
         """Let go of everything."""
-        for task in self._keepers:
+        keepers = self._keepers.values()
+        for task in keepers:
             task.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await asyncio.gather(*keepers, return_exceptions=True)
         for leases in self._leases.values():
             await leases.close()
         for channel in self._channels.values():

@@ -111,9 +111,9 @@ class Siblings:
                 self.driver, self.isolation = launch.lease.driver, launch.lease.isolation
                 rollout = await self._roll_out(index, launch.lease)
         finally:
+            self.slots.give()
             if launch.lease is not None:
                 self._leases.release([launch.lease.lease_id])
-            self.slots.give()
         is_fault = rollout.ending == rollout_pb2.ENDING_PLATFORM_FAULT
         if is_fault and attempt < self.order.limits.retries:
             log.warning("rollout %s is repeated: %s", self._name(index), rollout.fault)

@@ -1,0 +1,43 @@
+"""What runs beside rollouts does not end unnoticed."""
+
+from pathlib import Path
+
+import pytest
+
+from etude.common.api.run import Storage
+from etude.trainer.leases import Leases
+from etude.trainer.peers import Peers
+from etude.trainer.work import WorkerConfig
+
+
+def peers() -> Peers:
+    return Peers(
+        WorkerConfig(
+            run="run",
+            model_folder=Path("model"),
+            brokers={"repos": "127.0.0.1:1"},
+            templates={"repos": "python"},
+            rewards_target="127.0.0.1:1",
+            score_timeout_s=1,
+            storage=Storage(uri="file:///run"),
+            max_concurrent=1,
+            outage_s=1,
+        )
+    )
+
+
+async def test_a_keeper_of_leases_that_ends_fails_whoever_needs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def broken(_: Leases) -> None:
+        raise RuntimeError("nobody renews")
+
+    monkeypatch.setattr(Leases, "keep", broken)
+    made = peers()
+    made.leases("repos")
+    [keeper] = made._keepers.values()
+    with pytest.raises(RuntimeError):
+        await keeper
+    with pytest.raises(RuntimeError, match="nobody renews"):
+        made.leases("repos")
+    await made.close()
