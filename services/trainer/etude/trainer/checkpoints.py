@@ -20,7 +20,7 @@ from etude.common.weights import Tensor as WireTensor
 from etude.common.weights import container, sealed
 
 PART_BYTES = 256 << 20
-"""Size at which a part is closed; it bounds the memory that saving takes."""
+"""Size at which a part is closed; encoding takes that much beside the state itself."""
 
 _TORCH = {"F32": torch.float32, "BF16": torch.bfloat16, "U8": torch.uint8, "I64": torch.int64}
 

@@ -237,7 +237,11 @@ class Learner:
         state = self._under_way()
         live = {**self._live_tensors(state), "rng": torch.get_rng_state()}
         # All ranks hand over everything first: a store that fails midway must not strand them.
-        named = {name: ranks.whole(tensor).cpu() for name, tensor in live.items()}
+        named: dict[str, Tensor] = {}
+        for name, tensor in live.items():
+            whole = ranks.whole(tensor)
+            if self._ranks.is_first:
+                named[name] = whole.cpu()
         if not self._ranks.is_first:
             return []
         about = _Saved(
