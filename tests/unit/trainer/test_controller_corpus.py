@@ -92,6 +92,16 @@ def test_a_missing_or_empty_file_is_named(tmp_path: Path, chat: ChatFormat) -> N
         )
 
 
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path, chat: ChatFormat) -> None:
+    with pytest.raises(UserError, match=r"cannot be read: Is a directory"):
+        load_corpus(
+            phase(tmp_path.as_uri()),
+            chat=chat,
+            context=64,
+            storage=Storage(uri=f"file://{tmp_path}/run"),
+        )
+
+
 def corpus(size: int, *, batch_size: int = 4, seed: int = 3) -> Corpus:
     def sequence(index: int) -> SupervisedSequence:
         length = 1 + index * 7 % 50

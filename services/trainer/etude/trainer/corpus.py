@@ -125,6 +125,8 @@ def _lines(uri: str, storage: Storage) -> Iterator[str]:
         data = _content(uri, storage).decode()
     except (MissingError, FileNotFoundError):
         _refuse(uri, "is missing")
+    except OSError as cause:
+        _refuse(uri, f"cannot be read: {cause.strerror}")
     except UnicodeDecodeError as cause:
         _refuse(uri, f"is no UTF-8: {cause}")
     return (line for line in data.split("\n") if line.strip())
