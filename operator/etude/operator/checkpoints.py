@@ -11,10 +11,10 @@ from etude.operator.actions import Apply, Decision, Delete, Finalizers, Moment, 
 from etude.operator.clock import rfc3339, seconds
 from etude.operator.cluster.api import Cluster
 from etude.operator.conditions import Fact, conditions, no, yes
-from etude.operator.controllers import JOB_COMPLETE, JOB_FAILED
 from etude.operator.desired import Platform
 from etude.operator.failures import PodFailure, failures
 from etude.operator.janitor import EXIT_CORRUPT
+from etude.operator.kubernetes_controllers import JOB_COMPLETE, JOB_FAILED
 from etude.operator.manifests import Manifest, Ref, condition, is_deleting, is_true, ref, uid
 from etude.operator.pods import Plan, env, job_spec
 from etude.operator.reasons import Reason

@@ -1,4 +1,4 @@
-"""Events of our three kinds, from kopf; it watches, and does nothing else."""
+"""Events of our three kinds, as kopf watches them."""
 
 import asyncio
 import logging

@@ -28,7 +28,7 @@ from etude.operator.manifests import Manifest, condition, is_true, ref
 from etude.operator.peers import GrpcPeers
 from etude.operator.processes.cluster import ProcessCluster, ProcessKubelet, process_cluster
 from etude.operator.reasons import Reason
-from etude.operator.snapshot import Snapshots
+from etude.operator.state_files import StateFiles
 
 log = logging.getLogger("etude.operator.local")
 
@@ -60,11 +60,11 @@ class Runtime:
         """Run to the end, or until told to stop; returns the exit code."""
         async with ProcessKubelet(folder=self.folder, base_env=self.base_env) as kubelet:
             cluster = process_cluster(kubelet)
-            snapshots = Snapshots(self.folder, os.getpid(), cluster, kubelet, ref(self.run))
+            state_files = StateFiles(self.folder, os.getpid(), cluster, kubelet, ref(self.run))
             cluster.subscribe(lambda manifest: self._news.set())
             self._restore(cluster)
-            code = await self._operate(cluster, kubelet, snapshots)
-        snapshots.write()
+            code = await self._operate(cluster, kubelet, state_files)
+        state_files.write()
         return code
 
     def _restore(self, cluster: ProcessCluster) -> None:
@@ -76,7 +76,7 @@ class Runtime:
         _warn_of_weak_isolation(self.run, self.others)
 
     async def _operate(
-        self, cluster: ProcessCluster, kubelet: ProcessKubelet, snapshots: Snapshots
+        self, cluster: ProcessCluster, kubelet: ProcessKubelet, state_files: StateFiles
     ) -> int:
         clock = SystemClock()
         loop = asyncio.get_running_loop()
@@ -94,7 +94,7 @@ class Runtime:
         async with running as made, asyncio.TaskGroup() as tasks:
             helpers = [
                 tasks.create_task(made.run(), name="operator"),
-                tasks.create_task(snapshots.keep_writing(), name="snapshots"),
+                tasks.create_task(state_files.keep_writing(), name="state-files"),
             ]
             outcome = await self._outcome(cluster)
             for helper in helpers:

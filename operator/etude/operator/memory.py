@@ -8,7 +8,7 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from etude.operator import controllers
+from etude.operator import kubernetes_controllers
 from etude.operator.clock import Clock, ManualClock, rfc3339
 from etude.operator.cluster.api import Cluster, ConflictError, Listener, NameTakenError
 from etude.operator.cluster.cache import Cache
@@ -38,7 +38,7 @@ class InstantKubelet(Kubelet):
 
     @override
     def start(self, cluster: "MemoryCluster", pod: Manifest) -> None:
-        cluster.set_status(ref(pod), controllers.ready_status(pod))
+        cluster.set_status(ref(pod), kubernetes_controllers.ready_status(pod))
 
     @override
     def stop(self, cluster: "MemoryCluster", pod: Manifest) -> None:
@@ -263,19 +263,21 @@ class MemoryCluster(Cluster):
         elif kind == "Pod" and "status" not in live:
             self.kubelet.start(self, live)
         elif kind == "StatefulSet":
-            self._enact(controllers.stateful_set_changes(live, self._pods(live)))
+            self._enact(kubernetes_controllers.stateful_set_changes(live, self._pods(live)))
         elif kind == "Job":
             self._control_job(live)
 
     def _control_job(self, job: Manifest) -> None:
         pods = self._pods(job)
-        over = controllers.job_status(job, pods)
+        over = kubernetes_controllers.job_status(job, pods)
         if over is None:
-            self._enact(controllers.job_changes(job, pods))
+            self._enact(kubernetes_controllers.job_changes(job, pods))
         elif "status" not in job:
-            self.set_status(ref(job), controllers.finished_job(over, self.clock.wall_s()))
+            self.set_status(
+                ref(job), kubernetes_controllers.finished_job(over, self.clock.wall_s())
+            )
 
-    def _enact(self, changes: controllers.Changes) -> None:
+    def _enact(self, changes: kubernetes_controllers.Changes) -> None:
         for key in changes.deletes:
             self.remove(key)
         for pod in changes.creates:

@@ -1,4 +1,4 @@
-"""What the operator counts, with the names of the metrics reference."""
+"""What the operator counts, by the names that its /metrics shows."""
 
 from prometheus_client import Counter, Gauge, Histogram
 

@@ -1,4 +1,4 @@
-"""Writes statuses no more often than somebody wants to read them, and tells what changed."""
+"""Tells users about their objects: a status at a bearable pace, an Event for every change."""
 
 import hashlib
 from collections.abc import Mapping, Sequence

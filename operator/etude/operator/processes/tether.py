@@ -1,4 +1,4 @@
-"""Becomes the command that it is given, and dies when its parent dies.
+"""Ties a command to its parent: it dies when the parent dies.
 
 Run as a script with the bare interpreter: it must start fast and import nothing of ours.
 """

@@ -19,7 +19,7 @@ SHOWN_EVENTS = 20
 
 
 @dataclass(slots=True)
-class Snapshots:
+class StateFiles:
     """Writes local.json and objects.json when something changed, at most twice a second."""
 
     folder: Path
