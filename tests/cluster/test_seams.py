@@ -1,0 +1,223 @@
+"""What the operator may expect of a cluster, in memory as on a real API server."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etude.operator.cluster.api import Cluster, ConflictError, NameTakenError
+from etude.operator.cluster.cache import Cache
+from etude.operator.cluster.kubernetes import KubernetesCluster
+from etude.operator.cluster.leases import KubernetesLeases
+from etude.operator.cluster.rest import Rest, path_of
+from etude.operator.cluster.watches import Watches
+from etude.operator.leader import LeaseRecord, Leases, MemoryLeases
+from etude.operator.manifests import Manifest, Ref, ref, resource_version, uid
+from etude.operator.memory import MemoryCluster
+
+LIMIT_S = 60.0
+MANAGER = "etude/test"
+
+
+@dataclass
+class Bench:
+    """A cluster, a namespace in it, and a user who makes pools."""
+
+    cluster: Cluster
+    namespace: str
+    rest: Rest | None = None
+    watches: Watches | None = None
+
+    async def pool(self, name: str) -> Manifest:
+        """Make a pool, as a user does and as kopf tells."""
+        metadata = {"name": name, "namespace": self.namespace}
+        body = {
+            "apiVersion": "etude.dev/v1alpha1",
+            "kind": "EnvPool",
+            "metadata": metadata,
+            "spec": {"templates": [{"name": "python"}]},
+        }
+        if self.rest is None or self.watches is None:
+            assert isinstance(self.cluster, MemoryCluster)
+            return self.cluster.put(body)
+        reply = await self.rest.request("POST", path_of("EnvPool", self.namespace), body=body)
+        assert reply.status == 201, reply
+        self.watches.observe("ADDED", reply.body)
+        return reply.body
+
+    def config(self, owner: Manifest, **data: str) -> Manifest:
+        """A child of a pool."""
+        by = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "controller": True}
+        by |= {"name": owner["metadata"]["name"], "uid": uid(owner)}
+        metadata = {
+            "name": "child",
+            "namespace": self.namespace,
+            "labels": {"app.kubernetes.io/managed-by": "etude"},
+            "ownerReferences": [by],
+        }
+        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+    @property
+    def child(self) -> Ref:
+        return Ref("ConfigMap", self.namespace, "child")
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while not holds():  # noqa: ASYNC110 - the cache is polled as a reader would
+                await asyncio.sleep(0.02)
+
+
+@pytest.fixture(params=["memory", "kubernetes"])
+async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+    if request.param == "memory":
+        yield Bench(MemoryCluster(), "lab")
+        return
+    state: Mapping[str, Any] = request.getfixturevalue("cluster")
+    request.getfixturevalue("crds")
+    namespace: str = request.getfixturevalue("namespace")
+    rest, cache = await Rest.connect(Path(state["kubeconfig"])), Cache()
+    watches = Watches(rest, cache, (namespace,))
+    await watches.sync()
+    watching = asyncio.create_task(watches.keep_watching())
+    try:
+        yield Bench(KubernetesCluster(rest, cache), namespace, rest, watches)
+    finally:
+        watching.cancel()
+        await asyncio.wait({watching})
+        await rest.close()
+
+
+async def test_what_was_applied_is_read_back_at_once_and_told(bench: Bench) -> None:
+    owner = await bench.pool("p")
+    told: list[Ref] = []
+    bench.cluster.subscribe(lambda manifest: told.append(ref(manifest)))
+    await bench.cluster.apply(bench.config(owner, a="1"), manager=MANAGER)
+    found = bench.cluster.get(bench.child)
+    assert found is not None
+    assert found["data"] == {"a": "1"}
+    assert bench.cluster.every("ConfigMap") == [found]
+    assert bench.cluster.owned(uid(owner)) == [found]
+    assert bench.child in told
+
+
+async def test_what_is_not_said_any_more_is_gone(bench: Bench) -> None:
+    owner = await bench.pool("p")
+    await bench.cluster.apply(bench.config(owner, a="1", b="2"), manager=MANAGER)
+    before = bench.cluster.get(bench.child)
+    await bench.cluster.apply(bench.config(owner, b="3"), manager=MANAGER)
+    after = bench.cluster.get(bench.child)
+    assert before is not None
+    assert after is not None
+    assert after["data"] == {"b": "3"}
+    assert uid(after) == uid(before)
+
+
+async def test_an_object_of_another_owner_is_left_alone(bench: Bench) -> None:
+    owner, other = await bench.pool("p"), await bench.pool("other")
+    await bench.cluster.apply(bench.config(owner, a="1"), manager=MANAGER)
+    with pytest.raises(NameTakenError):
+        await bench.cluster.apply(bench.config(other, a="2"), manager=MANAGER)
+    found = bench.cluster.get(bench.child)
+    assert found is not None
+    assert found["data"] == {"a": "1"}
+
+
+async def test_the_very_object_is_deleted_and_no_other_of_its_name(bench: Bench) -> None:
+    owner = await bench.pool("p")
+    made = await bench.cluster.apply(bench.config(owner, a="1"), manager=MANAGER)
+    await bench.cluster.delete(bench.child, uid=str(uuid.uuid4()))
+    found = bench.cluster.get(bench.child)
+    assert found is not None
+    assert "deletionTimestamp" not in found["metadata"]
+    await bench.cluster.delete(bench.child, uid=uid(made))
+    await bench.cluster.delete(bench.child, uid=uid(made))
+    await bench.until(lambda: bench.cluster.get(bench.child) is None)
+    assert bench.cluster.owned(uid(owner)) == []
+
+
+async def test_a_status_is_written_over_what_was_seen_only(bench: Bench) -> None:
+    seen = await bench.pool("p")
+    await bench.cluster.replace_status(seen, {"phase": "Pending", "observedGeneration": 1})
+    found = bench.cluster.get(ref(seen))
+    assert found is not None
+    with pytest.raises(ConflictError):
+        await bench.cluster.replace_status(seen, {"phase": "Ready"})
+    await bench.cluster.replace_status(found, {"phase": "Ready"})
+    found = bench.cluster.get(ref(seen))
+    assert found is not None
+    assert found["status"] == {"phase": "Ready"}
+    assert found["metadata"]["generation"] == seen["metadata"]["generation"]
+
+
+async def test_an_object_stays_until_its_last_finalizer_is_taken_off(bench: Bench) -> None:
+    owner = await bench.pool("p")
+    manifest = bench.config(owner, a="1")
+    manifest["metadata"]["finalizers"] = ["etude.dev/test"]
+    made = await bench.cluster.apply(manifest, manager=MANAGER)
+    await bench.cluster.delete(bench.child, uid=uid(made))
+    found = bench.cluster.get(bench.child)
+    assert found is not None
+    assert found["metadata"]["deletionTimestamp"]
+    await bench.until(lambda: is_newer(bench.cluster.get(bench.child), made))
+    with pytest.raises(ConflictError):
+        await bench.cluster.set_finalizers(made, [])
+    found = bench.cluster.get(bench.child)
+    assert found is not None
+    await bench.cluster.set_finalizers(found, [])
+    await bench.until(lambda: bench.cluster.get(bench.child) is None)
+
+
+def is_newer(found: Manifest | None, than: Manifest) -> bool:
+    return found is not None and resource_version(found) > resource_version(than)
+
+
+async def test_an_event_that_was_told_already_is_fine(bench: Bench) -> None:
+    about = await bench.pool("p")
+    regarding = {key: about["metadata"][key] for key in ("name", "namespace", "uid")}
+    event = {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": "p.1", "namespace": bench.namespace},
+        "eventTime": "2026-01-01T00:00:00.000000Z",
+        "reportingController": "etude.dev/test",
+        "reportingInstance": "test",
+        "action": "Reconcile",
+        "reason": "Tested",
+        "note": "twice",
+        "type": "Normal",
+        "regarding": {"apiVersion": about["apiVersion"], "kind": "EnvPool", **regarding},
+    }
+    for _ in range(2):
+        await bench.cluster.record(event)
+
+
+@pytest.fixture
+def leases(bench: Bench) -> Leases:
+    if bench.rest is None:
+        return MemoryLeases()
+    return KubernetesLeases(bench.rest, bench.namespace, "leader")
+
+
+async def test_a_lease_is_written_over_the_version_that_was_read_only(leases: Leases) -> None:
+    assert await leases.read() is None
+    first = await leases.write(LeaseRecord("a"))
+    assert first.version
+    assert await leases.read() == first
+    with pytest.raises(ConflictError):
+        await leases.write(LeaseRecord("b"))
+    second = await leases.write(first._replace(holder="b", transitions=1))
+    with pytest.raises(ConflictError):
+        await leases.write(first)
+    assert await leases.read() == second
+
+
+async def test_a_lease_is_released_and_taken_again(leases: Leases) -> None:
+    held = await leases.write(LeaseRecord("a"))
+    free = await leases.write(held._replace(holder=""))
+    assert await leases.read() == free
+    taken = await leases.write(free._replace(holder="b"))
+    assert (await leases.read()) == taken
