@@ -103,7 +103,7 @@ def test_pruning_keeps_what_it_is_told_and_everything_newer(
     assert weights.accepted_chain(store) == [VersionId(1, 1), VersionId(1, 4), VersionId(1, 5)]
     assert deleted[0] == VersionId(1, 3).manifest_key
     for version in weights.accepted_chain(store):
-        assert list(weights.load(store, weights.read_manifest(store, version)))
+        assert list(weights.fetch(store, weights.read_manifest(store, version)))
     assert len([key for key in store.objects if key.startswith("weights/full/")]) == 3
 
 
@@ -193,10 +193,11 @@ class Publishers(RuleBasedStateMachine):
             return
         try:
             manifest = weights.read_manifest(self.store, newest)
-            [tensor] = weights.load(self.store, manifest)
+            [fetched] = weights.fetch(self.store, manifest)
         except (MissingError, CorruptError) as error:
             raise AssertionError(f"{newest} was offered and cannot be read") from error
         assert weights.is_accepted(self.store, newest)
+        [tensor] = fetched.tensors
         assert struct.unpack("<f", tensor.data)[0] == self.ledger[newest]
         self.read.append(newest)
 

@@ -18,7 +18,11 @@ Tensors = Callable[[float], list[Tensor]]
 
 def content(store: MemoryStore, version: VersionId) -> dict[str, bytes]:
     manifest = weights.read_manifest(store, version)
-    return {t.name: bytes(memoryview(t.data)) for t in weights.load(store, manifest)}
+    return {
+        tensor.name: bytes(memoryview(tensor.data))
+        for fetched in weights.fetch(store, manifest)
+        for tensor in fetched.tensors
+    }
 
 
 def test_a_published_version_reads_back_bit_for_bit(
@@ -100,7 +104,7 @@ def test_a_pruned_payload_is_missing_and_not_corrupt(
     manifest = publish(1, 0)
     del store.objects[manifest.objects[0].key]
     with pytest.raises(MissingError):
-        list(weights.load(store, manifest))
+        list(weights.fetch(store, manifest))
 
 
 def test_damage_on_the_way_is_read_again_and_damage_in_the_store_is_not(
@@ -109,10 +113,10 @@ def test_damage_on_the_way_is_read_again_and_damage_in_the_store_is_not(
     claim()
     manifest = publish(1, 0)
     flaky = FlakyReads(objects=store.objects, failures=1)
-    assert len(list(weights.load(flaky, manifest))) == 4
+    assert sum(len(each.tensors) for each in weights.fetch(flaky, manifest)) == 4
     broken = FlakyReads(objects=store.objects, failures=99)
     with pytest.raises(CorruptError, match="BLAKE3"):
-        list(weights.load(broken, manifest))
+        list(weights.fetch(broken, manifest))
 
 
 def test_a_truncated_or_longer_payload_is_refused_before_it_is_fetched(
@@ -124,7 +128,7 @@ def test_a_truncated_or_longer_payload_is_refused_before_it_is_fetched(
     for data in (store.objects[key][:-1], store.objects[key] + b"\0"):
         store.objects[key] = data
         with pytest.raises(CorruptError, match="the manifest says"):
-            list(weights.load(store, manifest))
+            list(weights.fetch(store, manifest))
 
 
 def accept_and_read(store: MemoryStore, version: VersionId) -> None:

@@ -5,15 +5,19 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 from urllib.parse import unquote, urlparse
 
 import obstore
+from blake3 import blake3
 from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PermissionDeniedError
 from obstore.store import LocalStore, ObjectStore, S3Store
 from typing_extensions import override
 
 from etude.common.errors import EtudeError, Problem, StoreError, UserError
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
 
 MAX_CREATE_BYTES = 16 << 20
 
@@ -35,6 +39,8 @@ class ObjectInfo(NamedTuple):
 
     key: str
     size: int
+    tag: str = ""
+    """Another one whenever the store has other content; empty where nobody asks."""
 
 
 class Store(Protocol):
@@ -47,7 +53,7 @@ class Store(Protocol):
     def put(self, key: str, data: bytes) -> None: ...
     def create(self, key: str, data: bytes) -> None: ...
     def head(self, key: str) -> ObjectInfo | None: ...
-    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]: ...
+    def list(self, prefix: str) -> Iterator[ObjectInfo]: ...
     def delete(self, keys: Sequence[str]) -> None: ...
 
 
@@ -82,14 +88,13 @@ class MemoryStore(Store):
 
     @override
     def head(self, key: str) -> ObjectInfo | None:
-        data = self.objects.get(key)
-        return None if data is None else ObjectInfo(key, len(data))
+        return _described(key, self.objects[key]) if key in self.objects else None
 
     @override
-    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
         for key in sorted(self.objects):
-            if key.startswith(prefix) and key > after:
-                yield ObjectInfo(key, len(self.objects[key]))
+            if key.startswith(prefix):
+                yield _described(key, self.objects[key])
 
     @override
     def delete(self, keys: Sequence[str]) -> None:
@@ -132,18 +137,18 @@ class ObstoreStore(Store):
     def head(self, key: str) -> ObjectInfo | None:
         try:
             with _translated(self.url, key):
-                return ObjectInfo(key, obstore.head(self.store, key)["size"])
+                return _info(obstore.head(self.store, key))
         except MissingError:
             return None
 
     @override
-    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
         found: list[ObjectInfo] = []
         with _translated(self.url, prefix):
             # obstore matches whole path segments, and a folder lists in any order.
             for page in obstore.list(self.store, prefix.rpartition("/")[0] or None):
-                found += [ObjectInfo(meta["path"], meta["size"]) for meta in page]
-        yield from sorted(o for o in found if o.key.startswith(prefix) and o.key > after)
+                found += map(_info, page)
+        yield from sorted(o for o in found if o.key.startswith(prefix))
 
     @override
     def delete(self, keys: Sequence[str]) -> None:
@@ -153,6 +158,14 @@ class ObstoreStore(Store):
                     obstore.delete(self.store, key)
             except MissingError:
                 continue
+
+
+def _described(key: str, data: bytes) -> ObjectInfo:
+    return ObjectInfo(key, len(data), blake3(data).hexdigest())
+
+
+def _info(meta: "ObjectMeta") -> ObjectInfo:
+    return ObjectInfo(meta["path"], meta["size"], meta["e_tag"] or str(meta["last_modified"]))
 
 
 def _exact(data: bytes, length: int, where: str) -> bytes:

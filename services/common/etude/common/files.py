@@ -1,14 +1,18 @@
 """The files that a role starts from: its resolved object, and folders named by URI."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import TypeVar
 from urllib.parse import unquote, urlparse
+
+from blake3 import blake3
 
 from etude.common.api.meta import Model
 from etude.common.api.pool import EnvPoolSpec, StoreAccess
 from etude.common.api.run import RLRunSpec
-from etude.common.blobs import Store, open_store
+from etude.common.blobs import ObjectInfo, Store, open_store
 from etude.common.errors import CorruptError, Problem, UserError
 
 M = TypeVar("M", bound=Model)
@@ -70,36 +74,68 @@ def store_for(uri: str, storage: StoreAccess) -> Store:
     return open_store(uri, endpoint=storage.endpoint, region=storage.region)
 
 
+def source_for(uri: str, access: StoreAccess) -> Store:
+    """The store at uri, to read from; unlike `store_for` it makes no folder.
+
+    Raises:
+        UserError: nothing is there.
+    """
+    if urlparse(uri).scheme == "file" and not _folder(uri).is_dir():
+        raise UserError(_nothing_there(uri))
+    return store_for(uri, access)
+
+
 def materialise(uri: str, scratch: Path, storage: StoreAccess) -> Path:
     """A local folder with the content of uri: the folder itself, or a download of the prefix.
+
+    A download is used again as long as the prefix holds the same objects.
 
     Raises:
         UserError: nothing is there.
         CorruptError: an object's key would leave the folder.
     """
-    parts = urlparse(uri)
-    if parts.scheme == "file":
-        folder = Path(unquote(parts.path))
-        if not folder.exists():
+    if urlparse(uri).scheme == "file":
+        if not _folder(uri).exists():
             raise UserError(_nothing_there(uri))
-        return folder
-    target = scratch / "inputs" / parts.netloc / parts.path.strip("/")
+        return _folder(uri)
     store = store_for(uri, storage)
-    found = False
-    for info in store.list(""):
-        relative = PurePosixPath(info.key)
-        if relative.is_absolute() or ".." in relative.parts:
-            raise CorruptError(f"{uri}: key {info.key!r} leaves the prefix")
-        path = target / relative
-        if not (path.exists() and path.stat().st_size == info.size):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_name(path.name + ".partial")
-            partial.write_bytes(store.get(info.key))
-            partial.rename(path)
-        found = True
+    found = list(store.list(""))
     if not found:
         raise UserError(_nothing_there(uri))
+    listing = json.dumps([uri, found]).encode()
+    # Task folders are known by their last part.
+    target = scratch / "inputs" / blake3(listing).hexdigest()[:32] / PurePosixPath(uri).name
+    if not target.exists():
+        _download(store, found, target)
     return target
+
+
+def _download(store: Store, objects: Sequence[ObjectInfo], target: Path) -> None:
+    """Fill a folder beside the target and rename it, so that the target is complete or absent.
+
+    Raises:
+        CorruptError: an object's key would leave the folder.
+        OSError: the folder cannot be written.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix="partial-", dir=target.parent) as name:
+        partial = Path(name) / target.name
+        for info in objects:
+            relative = PurePosixPath(info.key)
+            if relative.is_absolute() or ".." in relative.parts:
+                raise CorruptError(f"{store.url}: key {info.key!r} leaves the prefix")
+            path = partial / relative
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(store.get(info.key))
+        try:
+            partial.rename(target)
+        except OSError:
+            if not target.exists():  # else another reader of this scratch was faster
+                raise
+
+
+def _folder(uri: str) -> Path:
+    return Path(unquote(urlparse(uri).path))
 
 
 def _nothing_there(uri: str) -> Problem:

@@ -28,8 +28,6 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     # Our channels ping while idle; without this a server takes that for abuse and hangs up.
     ("grpc.keepalive_permit_without_calls", 1),
-    # Without this a client that pings an idle connection is sent away after three pings.
-    ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_connection_age_ms", 1_800_000),
     ("grpc.max_connection_age_grace_ms", 60_000),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

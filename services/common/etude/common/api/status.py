@@ -56,9 +56,9 @@ class RolloutStatus(Status):
     """An account of every rollout."""
 
     in_flight: Count = 0
-    """Running now."""
+    """Rollouts of the groups that are under way, siblings that are finished included."""
     completed: Count = 0
-    """Finished and scored."""
+    """Finished, those that are masked included."""
     trained: Count = 0
     """Part of a finished step."""
     masked: Count = 0

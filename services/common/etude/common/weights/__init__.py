@@ -4,7 +4,7 @@ from etude.common.weights.chain import accepted_chain, is_accepted, newest, prun
 from etude.common.weights.container import Tensor
 from etude.common.weights.epochs import EpochRecord, claim_epoch, is_fenced, read_epoch
 from etude.common.weights.manifest import WeightManifest, WeightObject, read_manifest
-from etude.common.weights.transfer import Fetched, fetch, load, publish
+from etude.common.weights.transfer import Fetched, fetch, publish
 from etude.common.weights.versions import VersionId
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "fetch",
     "is_accepted",
     "is_fenced",
-    "load",
     "newest",
     "prune",
     "publish",

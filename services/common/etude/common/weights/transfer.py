@@ -145,17 +145,6 @@ def fetch(store: Store, manifest: WeightManifest) -> Iterator[Fetched]:
         )
 
 
-def load(store: Store, manifest: WeightManifest) -> Iterator[Tensor]:
-    """The tensors of a version, as views into verified objects, one of which is held here.
-
-    Raises:
-        CorruptError: as `fetch`.
-        MissingError: as `fetch`.
-    """
-    for fetched in fetch(store, manifest):
-        yield from fetched.tensors
-
-
 def _fetch(store: Store, item: WeightObject) -> bytes:
     where = f"{store.url}/{item.key}"
     found = store.head(item.key)

@@ -1,0 +1,87 @@
+"""Inputs are read from where they are: a folder as it stands, a prefix as a fresh copy."""
+
+from pathlib import Path
+
+import pytest
+
+from etude.common import files
+from etude.common.api.pool import StoreAccess
+from etude.common.blobs import MemoryStore
+from etude.common.errors import CorruptError, UserError
+from etude.common.files import materialise, source_for
+
+URI = "s3://bucket/tasks/a-task"
+ACCESS = StoreAccess()
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
+    store = MemoryStore(objects={"task.toml": b"one", "tests/test.sh": b"sh"})
+    monkeypatch.setattr(files, "store_for", lambda uri, access: store)
+    return store
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def test_a_prefix_becomes_a_folder_of_its_last_name(store: MemoryStore, tmp_path: Path) -> None:
+    folder = materialise(URI, tmp_path, ACCESS)
+    assert folder.name == "a-task"
+    assert content(folder) == store.objects
+    assert [path.name for path in folder.parent.iterdir()] == ["a-task"]
+
+
+def test_a_download_is_used_again_while_the_prefix_is_the_same(
+    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = materialise(URI, tmp_path, ACCESS)
+    monkeypatch.delattr(MemoryStore, "get")
+    assert materialise(URI, tmp_path, ACCESS) == folder
+
+
+def test_a_correction_of_equal_length_and_a_deletion_arrive(
+    store: MemoryStore, tmp_path: Path
+) -> None:
+    materialise(URI, tmp_path, ACCESS)
+    store.put("task.toml", b"two")
+    store.delete(["tests/test.sh"])
+    assert content(materialise(URI, tmp_path, ACCESS)) == {"task.toml": b"two"}
+
+
+def test_a_download_that_broke_off_is_no_download(
+    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(MemoryStore, "get", lambda self, key: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            materialise(URI, tmp_path, ACCESS)
+    assert content(materialise(URI, tmp_path, ACCESS)) == store.objects
+
+
+def test_a_key_that_leaves_the_folder_is_refused(store: MemoryStore, tmp_path: Path) -> None:
+    store.put("../outside", b"x")
+    with pytest.raises(CorruptError, match="leaves the prefix"):
+        materialise(URI, tmp_path, ACCESS)
+
+
+def test_an_empty_prefix_is_refused(store: MemoryStore, tmp_path: Path) -> None:
+    store.objects.clear()
+    with pytest.raises(UserError, match="holds no files"):
+        materialise(URI, tmp_path, ACCESS)
+
+
+def test_a_source_that_is_missing_is_refused_and_not_made(tmp_path: Path) -> None:
+    missing = tmp_path / "mistyped" / "tasks"
+    with pytest.raises(UserError, match="holds no files"):
+        source_for(missing.as_uri(), ACCESS)
+    with pytest.raises(UserError, match="holds no files"):
+        materialise(missing.as_uri(), tmp_path, ACCESS)
+    assert not missing.parent.exists()
+
+
+def test_a_source_that_is_there_is_read_as_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"1")
+    assert materialise(tmp_path.as_uri(), tmp_path / "scratch", ACCESS) == tmp_path
+    assert source_for(tmp_path.as_uri(), ACCESS).get("x") == b"1"
