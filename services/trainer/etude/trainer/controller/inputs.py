@@ -10,7 +10,7 @@ from etude.common.api.phases import Phase
 from etude.common.api.run import RLRunSpec
 from etude.common.blobs import Store, probe
 from etude.common.errors import Problem, UserError
-from etude.common.files import ResolvedRun, materialise, store_for
+from etude.common.files import ResolvedRun, materialise, source_for, store_for
 from etude.trainer.controller.tasks import Task, TaskOrder, find_tasks
 from etude.trainer.settings import Settings
 
@@ -40,7 +40,7 @@ def find_task_sets(spec: RLRunSpec) -> TaskSets:
             task
             for task_set in phase.tasks
             for task in find_tasks(
-                store_for(task_set.uri, spec.storage),
+                source_for(task_set.uri, spec.storage),
                 name=task_set.name,
                 environment=task_set.environment,
             )
@@ -53,7 +53,7 @@ def find_task_sets(spec: RLRunSpec) -> TaskSets:
         orders[phase.name] = order
     evaluations = {
         evaluation.name: find_tasks(
-            store_for(evaluation.tasks.uri, spec.storage),
+            source_for(evaluation.tasks.uri, spec.storage),
             name=evaluation.tasks.name,
             environment=evaluation.tasks.environment,
         )
