@@ -1,12 +1,44 @@
-"""The demo's own figures, from a run of it: python bench/demo.py [--run runs/demo]."""
+"""The demo's gains and stages, from a run of it: python bench/demo.py [--run runs/demo]."""
 
 import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from etude.cli.demo.stopwatch import Stopwatch, stopwatch
+from etude.cli.demo.verdict import FIRST_STEP_S, TOTAL_S
+from etude.cli.procs import looks
+from etude.common.record import FolderRecord, latest
 
 OUT = Path(__file__).parent / "out" / "demo.json"
+
+
+def ratios(figures: dict[str, float]) -> dict[str, float]:
+    """What the demo claims, as one number each: above 1 is better, for times below 1."""
+    return {
+        "held-out T=1, after / before": figures["held_out_after"] / figures["held_out_before"],
+        "held-out greedy, after / before": figures["greedy_after"] / figures["greedy_before"],
+        "training reward, last 10 / first 5": figures["reward_last"] / figures["reward_first"],
+        "first optimiser step / 120 s": figures["first_step_s"] / FIRST_STEP_S,
+        "total / 600 s": figures["total_s"] / TOTAL_S,
+    }
+
+
+def stages(rows: Sequence[dict[str, Any]], times: Stopwatch) -> dict[str, float]:
+    """Seconds to the first step, of each phase without its evaluations, and of all of these."""
+    moments = [r for r in rows if r["kind"] in {"step", "eval", "version"}]
+    first = next(r for r in moments if r["kind"] == "step")
+    found = {"start": times.at(first["time_s"])}
+    before = found["start"]
+    for row in moments[moments.index(first) :]:
+        now = times.at(row["time_s"])
+        stage = "evaluations" if row["kind"] == "eval" else row.get("phase", "versions")
+        found[stage] = found.get(stage, 0.0) + max(0.0, now - before)
+        before = max(before, now)
+    return {**found, "end": times.total_s - before}
 
 
 def main() -> None:
@@ -18,10 +50,15 @@ def main() -> None:
         code = "from etude.cli.main import main; main()"
         subprocess.run([sys.executable, "-c", code, "demo", "--dir", str(run)], check=True)
     figures = json.loads((run / "demo.json").read_text())
-    for name, value in figures.items():
-        print(f"{name:18} {value:,.3f}")
+    rows = [dict(row) for row in latest(FolderRecord(run).rows())]
+    times = stopwatch(run, [float(row["time_s"]) for row in (*rows, *looks(run))])
+    tables = {"ratio": ratios(figures), "stage, seconds": stages(rows, times)}
+    for title, table in tables.items():
+        print(f"\n{title}")
+        for name, value in table.items():
+            print(f"  {name:36} {value:10,.2f}")
     OUT.parent.mkdir(exist_ok=True)
-    OUT.write_text(json.dumps(figures, indent=2) + "\n")
+    OUT.write_text(json.dumps({**figures, **tables}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -15,11 +15,12 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from socket import socket
 
+from etude.agent import minitest
 from etude.common import channels
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
@@ -70,7 +71,8 @@ class Bench:
 
     async def release(self, leases: list[environments_pb2.Lease]) -> None:
         ids = [lease.lease_id for lease in leases]
-        await self.broker.ReleaseLeases(environments_pb2.ReleaseLeasesRequest(lease_ids=ids))
+        request = environments_pb2.ReleaseLeasesRequest(lease_ids=ids)
+        await self.broker.ReleaseLeases(request, timeout=120)
 
     async def call(
         self, lease: environments_pb2.Lease, call_id: str, name: str, arguments: Mapping[str, str]
@@ -278,11 +280,43 @@ async def step(bench: Bench, rollouts: int, figures: dict[str, float]) -> None:
         await bench.release([lease for _, lease in leases])
 
 
+def plain_cpu_ms(command: Sequence[str], folder: Path, repeats: int = 20) -> float:
+    """CPU time of a command without any sandbox, service or lease around it."""
+    before = os.times()
+    for _ in range(repeats):
+        subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL)
+    after = os.times()
+    used = after.children_user - before.children_user
+    return 1000 * (used + after.children_system - before.children_system) / repeats
+
+
+def ratios(figures: Mapping[str, float]) -> dict[str, float]:
+    """Our CPU time against the same work as a bare process of this machine."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for path, text in FILES.items():
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text.replace("a - b", "a + b"))
+        peers = {
+            "shell_command": plain_cpu_ms(["sh", "-c", "echo done"], folder),
+            "pytest_own_files": plain_cpu_ms([sys.executable, "-B", minitest.__file__], folder),
+        }
+    parts = ("broker", "node", "sandboxes")
+    return {
+        name: sum(figures[f"{name}_{part}_cpu_ms"] for part in parts) / peer_ms
+        for name, peer_ms in peers.items()
+    }
+
+
 async def measure(rollouts: int) -> None:
     """Run, print, keep the figures."""
     figures: dict[str, float] = {"rollouts": rollouts}
     async with running() as bench:
         await step(bench, rollouts, figures)
+    for name, ratio in ratios(figures).items():
+        print(f"{name:34} {ratio:5.2f} times the CPU of a bare process")
+        figures[f"{name}_cpu_ratio"] = round(ratio, 3)
     OUT.parent.mkdir(exist_ok=True)
     OUT.write_text(json.dumps(figures, indent=2) + "\n")
 

@@ -32,6 +32,7 @@ from etude.agent.toolsets import toolset
 from etude.agent.trajectory import Span
 from etude.agent.turns import Limits, RolloutTask, Sampler, run_rollout
 from etude.agent.workspace import ExecResult, MemoryWorkspace
+from etude.cli.verbs.serve import newest_model
 from etude.common.record import FolderRecord, latest
 
 OUT = Path(__file__).parent / "out" / "spine.json"
@@ -174,10 +175,10 @@ def our_figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def role_table(run: Path, rows: Sequence[dict[str, Any]]) -> Table:
-    """Memory and CPU of each role while it waits for the warm-up, and during RL."""
+    """Memory (proportional set size) and CPU of each role beside the warm-up, and during RL."""
     first_rl = min(r["time_s"] for r in rows if r["kind"] == "eval")
     looks = [json.loads(line) for line in (run / "resources.jsonl").read_text().splitlines()]
-    table = Table("role", "RSS warm-up, MiB", "CPU warm-up", "RSS RL, MiB", "CPU RL", box=None)
+    table = Table("role", "PSS warm-up, MiB", "CPU warm-up", "PSS RL, MiB", "CPU RL", box=None)
     last = max(r["time_s"] for r in rows)
     stages = (
         [k for k in looks if k["time_s"] < first_rl],
@@ -208,7 +209,7 @@ def main() -> None:
         code = "from etude.cli.main import main; main()"
         subprocess.run([sys.executable, "-c", code, "demo", "--dir", str(run)], check=True)
     rows = [dict(row) for row in latest(FolderRecord(run).rows())]
-    model = max(run.glob("checkpoints/*/model"))
+    model = newest_model(run)
     ours = our_figures(rows)
     peer = asyncio.run(peer_rollouts(run, model))
     ours["rollout_speedup_vs_transformers"] = ours["rollout_tokens_per_s"] / peer.per_second
