@@ -88,8 +88,8 @@ def manifest(tmp_path: Path) -> Path:
 def finished(folder: Path) -> None:
     """What a runtime leaves behind a run that is complete."""
     folder.mkdir(parents=True)
-    metadata = {"name": "small", "namespace": "default", "generation": 1}
-    condition = {"type": "Complete", "status": "True", "reason": "AllPhasesDone"}
+    metadata: dict[str, object] = {"name": "small", "namespace": "default", "generation": 1}
+    condition: dict[str, object] = {"type": "Complete", "status": "True", "reason": "AllPhasesDone"}
     condition |= {"message": "1 step", "observedGeneration": 1}
     run = {
         "apiVersion": "etude.dev/v1alpha1",
