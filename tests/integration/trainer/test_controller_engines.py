@@ -128,6 +128,17 @@ async def test_a_replica_that_lags_leaves_rotation_and_comes_back(
     assert len(serving.rotation) == 2
 
 
+async def test_a_refusal_does_not_shorten_the_time_of_the_others(
+    replicas: list[Replica], engines: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    replicas[0].error = CorruptError("its disk is bad")
+    replicas[1].delay_s = 1.0
+    serving = engines(grace_s=0.1)
+    await serving.commit(VERSION)
+    assert serving.rotation == (replicas[1].target,)
+    assert "its disk is bad" in caplog.text
+
+
 async def test_a_dead_replica_does_not_stop_the_others(
     replicas: list[Replica], engines: Make
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from etude.common.api.run import Checkpointing
+from etude.common.api.run import RLRunSpec
 from etude.common.checkpoints import CheckpointManifest, CheckpointObject, StoredCheckpoint
 from etude.common.errors import InvalidFieldError
 from etude.trainer.controller.orders import Orders
@@ -77,8 +77,30 @@ async def test_a_waiting_watcher_is_woken() -> None:
     assert (await waiting)[0].status.state == run_pb2.RUN_STATE_RUNNING
 
 
+SPEC: dict[str, Any] = {
+    "model": {"uri": "file:///m"},
+    "storage": {"uri": "file:///s"},
+    "phases": [
+        {
+            "name": "sft",
+            "type": "SupervisedFineTuning",
+            "maxSteps": 1,
+            "optimizer": {"learningRate": "1"},
+            "data": [{"name": "d", "uri": "file:///d"}],
+        }
+    ],
+    "roles": {},
+}
+
+
 def orders() -> Orders:
-    return Orders(Checkpointing(), (), 3)
+    return Orders(RLRunSpec.model_validate(SPEC), 3)
+
+
+def configured(given: Orders, generation: int, **changed: object) -> None:
+    spec_json = json.dumps(SPEC | changed)
+    order = run_pb2.ConfigureRun(spec_json=spec_json, generation=generation)
+    given.take(run_pb2.CommandRequest(command_id=f"c{generation}", configure=order))
 
 
 def test_a_command_with_a_known_id_changes_nothing() -> None:
@@ -123,26 +145,21 @@ def test_a_bad_command_names_its_field(request_: run_pb2.CommandRequest, field: 
 
 def test_a_spec_that_was_delivered_late_is_ignored() -> None:
     given = orders()
-    spec = {
-        "model": {"uri": "file:///m"},
-        "storage": {"uri": "file:///s"},
-        "phases": [
-            {
-                "name": "sft",
-                "type": "SupervisedFineTuning",
-                "maxSteps": 1,
-                "optimizer": {"learningRate": "1"},
-                "data": [{"name": "d", "uri": "file:///d"}],
-            }
-        ],
-        "roles": {},
-        "checkpointing": {"everySteps": 7},
-    }
-    for number, generation in enumerate((5, 4)):
-        spec["checkpointing"] = {"everySteps": generation}
-        order = run_pb2.ConfigureRun(spec_json=json.dumps(spec), generation=generation)
-        given.take(run_pb2.CommandRequest(command_id=str(number), configure=order))
-    assert (given.generation, given.checkpointing.every_steps) == (5, 5)
+    configured(given, 2, checkpointing={"everySteps": 7})
+    assert given.generation == 3
+    assert given.checkpointing.every_steps != 7
+    configured(given, 4, checkpointing={"everySteps": 7})
+    assert given.generation == 4
+    assert given.checkpointing.every_steps == 7
+
+
+def test_a_field_that_is_fixed_is_named_and_nothing_is_taken_over() -> None:
+    given = orders()
+    longer = [{**SPEC["phases"][0], "maxSteps": 9}]
+    with pytest.raises(InvalidFieldError, match="phases"):
+        configured(given, 4, phases=longer, checkpointing={"everySteps": 7})
+    assert given.generation == 3
+    assert given.checkpointing.every_steps != 7
 
 
 def test_dumping_stacks_needs_no_event_loop(caplog: pytest.LogCaptureFixture) -> None:

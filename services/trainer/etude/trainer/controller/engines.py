@@ -66,24 +66,39 @@ class Engines:
             for target in self.targets
         }
         try:
-            done, late = await asyncio.wait(
-                tasks, timeout=self.timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            if late and done:
-                done, late = await asyncio.wait(tasks, timeout=self.grace_s)
+            await self._wait(tasks)
+            ended = {task for task in tasks if task.done()}
         finally:
             for task in tasks:
                 task.cancel()
-        statuses = {tasks[task]: task.result() for task in done if task.exception() is None}
+        statuses = {tasks[task]: task.result() for task in ended if task.exception() is None}
         if not statuses:
-            raise _refusal(done) or EnginesLateError(
+            raise _refusal(ended) or EnginesLateError(
                 f"no engine of {', '.join(self.targets)} served version {version}"
                 f" within {self.timeout_s:.0f} s: see the logs of the inference role"
             )
         self.rotation = tuple(target for target in self.targets if target in statuses)
         self.last_pause_s = max(status.last_pause_seconds for status in statuses.values())
-        for task in late:
-            log.warning("engine %s lags behind %s and leaves rotation", tasks[task], version)
+        for task, target in tasks.items():
+            if task not in ended:
+                log.warning("engine %s lags behind %s and leaves rotation", target, version)
+            elif (refusal := task.exception()) is not None:
+                log.warning("engine %s leaves rotation: %s", target, refusal)
+
+    async def _wait(self, tasks: Collection[asyncio.Task[weights_pb2.WeightStatus]]) -> None:
+        """Until all are done, or time is up; the first that serves starts the others' grace."""
+        now_s = asyncio.get_running_loop().time
+        end_s, pending, serves = now_s() + self.timeout_s, set(tasks), False
+        while pending:
+            done, pending = await asyncio.wait(
+                pending,
+                timeout=max(0.0, end_s - now_s()),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if not done:
+                return
+            if not serves and any(task.exception() is None for task in done):
+                serves, end_s = True, min(end_s, now_s() + self.grace_s)
 
     async def _commit_one(self, target: str, version: VersionId) -> weights_pb2.WeightStatus:
         stub = weights_pb2_grpc.WeightServiceStub(self._channel(target))

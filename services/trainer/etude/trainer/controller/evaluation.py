@@ -2,14 +2,16 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from etude.common.api.phases import Phase, RolloutPolicy
 from etude.common.api.run import Evaluation
+from etude.common.errors import EtudeError
+from etude.common.files import store_for
 from etude.trainer.controller.records import evaluation_fields, rollout_row
 from etude.trainer.controller.run import Run
-from etude.trainer.controller.tasks import Task
+from etude.trainer.controller.tasks import Task, find_tasks
 from etude.trainer.controller.workers import run_order
 from etude.trainer.order import derived_seed
 from etude.trainer.work import GroupOrder
@@ -41,27 +43,49 @@ class Evaluator:
     run: Run
     phase: Phase
     tasks: dict[str, tuple[Task, ...]]
-    """By evaluation name."""
+    """Of the evaluations that the run began with, by name."""
+    _found: dict[str, tuple[Task, ...]] = field(default_factory=dict)
+    """Of task sets that came later, by what names them."""
 
     async def evaluate(self) -> bool:
         """Do what is due now; False if the controller was told to stop before it was done."""
         for evaluation in self.run.orders.evaluation:
-            if evaluation.phase != self.phase.name or evaluation.name not in self.tasks:
+            if evaluation.phase != self.phase.name:
                 continue
-            if not await self._evaluate(evaluation):
+            tasks = await self._tasks_of(evaluation)
+            if not await self._evaluate(evaluation, tasks):
                 return False
         return True
 
-    async def _evaluate(self, evaluation: Evaluation) -> bool:
+    async def _tasks_of(self, evaluation: Evaluation) -> tuple[Task, ...]:
+        """The tasks to measure on, also those of an evaluation that was added or changed."""
+        first = {e.name: e.tasks for e in self.run.resolved.spec.evaluation}
+        if first.get(evaluation.name) == evaluation.tasks:
+            return self.tasks[evaluation.name]
+        key = evaluation.tasks.model_dump_json()
+        if key not in self._found:
+            try:
+                self._found[key] = await asyncio.to_thread(self._find, evaluation)
+            except EtudeError as error:
+                self.run.tell("EvaluationSkipped", f"{evaluation.name}: {error}", warning=True)
+                return ()
+        return self._found[key]
+
+    def _find(self, evaluation: Evaluation) -> tuple[Task, ...]:
+        task_set = evaluation.tasks
+        store = store_for(task_set.uri, self.run.resolved.spec.storage)
+        return find_tasks(store, name=task_set.name, environment=task_set.environment)
+
+    async def _evaluate(self, evaluation: Evaluation, tasks: tuple[Task, ...]) -> bool:
         run = self.run
         found = due(
             evaluation,
-            self.tasks[evaluation.name],
+            tasks,
             step=run.cursor.step,
             last_step=self.phase.max_steps,
         )
         key = f"{evaluation.name}@{self.phase.name}:{run.cursor.step}"
-        if found is None or key in run.cursor.evaluated:
+        if found is None or not found.tasks or key in run.cursor.evaluated:
             return True
         run.reports.state(run_pb2.RUN_STATE_EVALUATING)
         sampled = await run.unless_halted(self._pass(evaluation.name, found.tasks, greedy=False))

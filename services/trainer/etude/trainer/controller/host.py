@@ -152,7 +152,7 @@ def _assemble(
         engines=Engines(settings.inference_targets, timeout_s=spec.weights.timeout_seconds),
         saver=Saver(inputs.store, opened.book, learners),
         reports=Reports(resolved.uid, opened.epoch),
-        orders=Orders(spec.checkpointing, spec.evaluation, resolved.generation),
+        orders=Orders(spec, resolved.generation),
         recording=Recording(open_record(inputs.store)),
         chat=inputs.chat,
     )

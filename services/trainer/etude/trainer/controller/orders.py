@@ -10,6 +10,7 @@ from types import FrameType
 
 from pydantic import ValidationError
 
+from etude.common.api.crd import FROZEN
 from etude.common.api.run import Checkpointing, Evaluation, RLRunSpec
 from etude.common.errors import InvalidFieldError
 from etude.v1 import run_pb2
@@ -24,10 +25,10 @@ _MAX_REMEMBERED = 4_096
 class Orders:
     """Commands of the run's owner, each taken once."""
 
-    checkpointing: Checkpointing
-    evaluation: tuple[Evaluation, ...]
+    spec: RLRunSpec
+    """Newest one; only the fields that may change while running differ from the first."""
     generation: int
-    """Generation of the spec that these come from."""
+    """Of the spec."""
     wants_checkpoint: bool = False
     suspend: run_pb2.SuspendRun | None = None
     is_stopping: bool = False
@@ -35,6 +36,16 @@ class Orders:
     halting: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the controller shall stop working."""
     _seen: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def checkpointing(self) -> Checkpointing:
+        """When to save."""
+        return self.spec.checkpointing
+
+    @property
+    def evaluation(self) -> tuple[Evaluation, ...]:
+        """What to measure."""
+        return self.spec.evaluation
 
     def take(self, request: run_pb2.CommandRequest) -> None:
         """Remember an order; one with a known id changes nothing.
@@ -71,7 +82,7 @@ class Orders:
         """Take over the fields that may change while running.
 
         Raises:
-            InvalidFieldError: the spec is invalid; nothing changes.
+            InvalidFieldError: the spec is invalid, or differs in another field; nothing changes.
         """
         try:
             spec = RLRunSpec.model_validate_json(order.spec_json)
@@ -79,8 +90,10 @@ class Orders:
             raise InvalidFieldError("configure.spec_json", str(cause)) from cause
         if order.generation < self.generation:
             return  # an older spec that was delivered late
-        self.checkpointing = spec.checkpointing
-        self.evaluation = spec.evaluation
+        for name in FROZEN:
+            if getattr(spec, name) != getattr(self.spec, name):
+                raise InvalidFieldError(f"configure.spec_json.{name}", "is fixed while running")
+        self.spec = spec
         self.generation = order.generation
 
 

@@ -114,7 +114,7 @@ async def _watch(run: Run) -> None:
         metrics.LOG_DEPTH.labels(log="journal").set(run.book.journal.depth)
         run.report()
         limit_s = silence_limit_s(
-            run.resolved.spec.deadlines.step_progress_seconds, run.figures.step_seconds
+            run.orders.spec.deadlines.step_progress_seconds, run.figures.step_seconds
         )
         if silence_s > limit_s and run.moved_s != alarmed_s:
             alarmed_s = run.moved_s

@@ -1,0 +1,190 @@
+"""A whole run over simulated learners and rollouts."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+from etude.agent.chat import LAYOUT_TOKENS, ChatFormat
+from etude.common.blobs import MemoryStore
+from etude.common.files import ResolvedRun
+from etude.common.record import StoreRecord, latest
+from etude.common.weights import VersionId
+from etude.trainer.controller.audit import Audit, audit
+from etude.trainer.controller.engines import Engines
+from etude.trainer.controller.inputs import TaskSets
+from etude.trainer.controller.orders import Orders
+from etude.trainer.controller.program import train
+from etude.trainer.controller.recording import Recording
+from etude.trainer.controller.recovery import open_run
+from etude.trainer.controller.reports import Reports
+from etude.trainer.controller.run import Run, root_cause
+from etude.trainer.controller.saving import Saver
+from etude.trainer.controller.tasks import Task, TaskOrder
+from etude.trainer.simulation import SimulatedLearners, SimulatedRollouts
+
+SFT_STEPS = 4
+RL_STEPS = 6
+
+
+@pytest.fixture(scope="session")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
+    folder = tmp_path_factory.mktemp("model")
+    alphabet = {byte: i for i, byte in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in LAYOUT_TOKENS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return ChatFormat.load(folder)
+
+
+def spec(*, staleness: int = 0, every_steps: int = 2, **fields: object) -> dict[str, Any]:
+    mode = "FullyAsync" if staleness else "Sync"
+    optimizer = {"learningRate": "1e-3"}
+    task_set = {"name": "train", "uri": "file:///tasks", "environment": "repos"}
+    pool = {"templates": [{"name": "python", "trust": "Trusted"}]}
+    return {
+        "model": {"uri": "file:///model"},
+        "storage": {"uri": "file:///run"},
+        "weights": {"dtype": "Float32", "keepVersions": 2},
+        "checkpointing": {"everySteps": every_steps, "keepLast": 2},
+        "phases": [
+            {
+                "name": "sft",
+                "type": "SupervisedFineTuning",
+                "maxSteps": SFT_STEPS,
+                "optimizer": optimizer,
+                "data": [{"name": "traces", "uri": "file:///traces.jsonl"}],
+            },
+            {
+                "name": "rl",
+                "type": "ReinforcementLearning",
+                "maxSteps": RL_STEPS,
+                "seed": 5,
+                "optimizer": optimizer,
+                "tasks": [task_set],
+                "algorithm": {"promptsPerStep": 2, "groupSize": 3},
+                "asyncLimits": {"mode": mode, "maxStalenessVersions": staleness},
+                "rollout": {"maxInfraFailurePercent": 40},
+            },
+        ],
+        "evaluation": [
+            {"name": "held-out", "tasks": task_set, "phase": "rl", "everySteps": 3, "limit": 2}
+        ],
+        "roles": {
+            "inference": {},
+            "environments": [{"name": "repos", "template": "python", "poolTemplate": pool}],
+            "rewards": {"functions": [{"name": "success", "function": "Verifier"}]},
+        },
+        **fields,
+    }
+
+
+@dataclass
+class World:
+    """What outlives a controller: the store."""
+
+    chat: ChatFormat
+    spec: dict[str, Any]
+    store: MemoryStore = field(default_factory=MemoryStore)
+    fault_share: float = 0.0
+    runs: list[Run] = field(default_factory=list)
+
+    def start(self) -> tuple[Run, TaskSets, Any]:
+        """A new controller takes over."""
+        resolved = ResolvedRun.model_validate({"name": "demo", "uid": "run", "spec": self.spec})
+        phases = resolved.spec.phases
+        opened = open_run(self.store, run_uid="run", phases=phases, holder="test")
+        learners = SimulatedLearners(self.store)
+        holder: list[Run] = []
+        rollouts = SimulatedRollouts(
+            lambda: VersionId(*(holder[0].cursor.policy or (0, 0))), self.fault_share
+        )
+        run = Run(
+            resolved=resolved,
+            epoch=opened.epoch,
+            store=self.store,
+            book=opened.book,
+            cursor=opened.cursor,
+            figures=opened.figures,
+            next_version=opened.next_version,
+            learners=learners,
+            rollouts=rollouts,
+            engines=Engines((), timeout_s=1.0),
+            saver=Saver(self.store, opened.book, learners),
+            reports=Reports("run", opened.epoch),
+            orders=Orders(resolved.spec, 1),
+            recording=Recording(StoreRecord(self.store)),
+            chat=self.chat,
+        )
+        holder.append(run)
+        self.runs.append(run)
+        tasks = tuple(
+            Task(task_id=f"train/t{i}", uri=f"file:///tasks/t{i}", environment="repos")
+            for i in range(30)
+        )
+        held_out = tuple(
+            Task(task_id=f"held-out/t{i}", uri=f"file:///h/t{i}", environment="repos")
+            for i in range(4)
+        )
+        sets = TaskSets(
+            orders={p.name: TaskOrder(tasks=tasks, seed=p.seed) for p in phases if p.is_rl},
+            evaluations={"held-out": held_out},
+        )
+        return run, sets, opened.checkpoint
+
+    async def train(self, prepare: Callable[[Run], None] = lambda _run: None) -> bool:
+        run, sets, checkpoint = self.start()
+        prepare(run)
+        async with asyncio.timeout(60):
+            return await train(run, sets, checkpoint=checkpoint)
+
+    @property
+    def digest(self) -> str:
+        learners = self.runs[-1].learners
+        assert isinstance(learners, SimulatedLearners)
+        return learners.weights
+
+    def audit(self, **arguments: Any) -> Audit:
+        return audit(self.store.objects, **arguments)
+
+    def rows(self, kind: str) -> list[dict[str, Any]]:
+        return [dict(r) for r in latest(StoreRecord(self.store).rows()) if r["kind"] == kind]
+
+    async def crash(self, *, after: int) -> None:
+        """One controller that dies after so many steps, as with kill -9."""
+
+        def prepare(run: Run) -> None:
+            assert isinstance(run.learners, SimulatedLearners)
+            run.learners.steps_until_crash = after
+
+        with pytest.raises(ExceptionGroup) as caught:
+            await self.train(prepare)
+        assert isinstance(root_cause(caught.value), ConnectionError)
+
+
+@pytest.fixture(scope="session")
+def make_world(chat: ChatFormat) -> Callable[..., World]:
+    """A store before its first controller; further arguments change the spec."""
+
+    def make(
+        store: MemoryStore | None = None,
+        *,
+        given: dict[str, Any] | None = None,
+        fault_share: float = 0.0,
+        **changed: Any,
+    ) -> World:
+        return World(chat, given or spec(**changed), store or MemoryStore(), fault_share)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(make_world: Callable[..., World]) -> str:
+    """The weights that every other way through the run must lead to."""
+    world = make_world()
+    assert asyncio.run(world.train())
+    return world.digest

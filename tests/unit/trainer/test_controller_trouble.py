@@ -1,0 +1,232 @@
+"""A run beside other controllers, stores that are away, and partners that fail."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from etude.common.api.run import RLRunSpec
+from etude.common.blobs import MemoryStore
+from etude.common.checkpoints import newest_verified, stored, verify
+from etude.common.errors import FencedError, StoreError, UserError
+from etude.common.weights import VersionId
+from etude.trainer.controller.evaluation import Evaluator
+from etude.trainer.controller.program import train
+from etude.trainer.controller.recovery import open_run
+from etude.trainer.controller.reinforcement import InfraFailuresError, MismatchError
+from etude.trainer.controller.run import Run, root_cause
+from etude.trainer.simulation import SimulatedLearners
+from etude.trainer.work import Published
+from etude.v1 import run_pb2
+
+SFT_STEPS = 4
+RL_STEPS = 6
+
+MakeWorld = Callable[..., Any]
+
+
+async def test_falling_back_over_the_end_of_a_phase_keeps_the_batches_of_the_next(
+    make_world: MakeWorld,
+) -> None:
+    given = make_world().spec
+    second = {**given["phases"][1], "name": "more", "maxSteps": 4}
+    given["phases"].append(second)
+    whole = make_world(given=given)
+    assert await whole.train()
+    world = make_world(given=given)
+    await world.crash(after=SFT_STEPS + RL_STEPS + 1)
+    end = f"checkpoints/{SFT_STEPS + RL_STEPS:012d}/000001/learner/state.json"
+    world.store.objects[end] = b"garbage"
+    assert await world.train()
+    assert world.digest == whole.digest
+    assert world.audit(max_staleness=0).findings == []
+
+
+async def test_lost_rollouts_are_masked_and_accounted_for(make_world: MakeWorld) -> None:
+    world = make_world(fault_share=0.1)
+    await world.crash(after=SFT_STEPS + 3)
+    assert await world.train()
+    found = world.audit(max_staleness=0)
+    assert found.findings == []
+    assert found.dropped["platform"] > 0
+    assert found.trained + found.dropped.total() == found.accepted == 36
+    assert sum(r.get("masked", 0) for r in world.rows("step")) == found.dropped["platform"]
+
+
+async def test_too_many_lost_rollouts_stop_the_run_with_the_reason(make_world: MakeWorld) -> None:
+    world = make_world(fault_share=0.9)
+    with pytest.raises(ExceptionGroup) as caught:
+        await world.train()
+    error = root_cause(caught.value)
+    assert isinstance(error, InfraFailuresError)
+    assert "maxInfraFailurePercent 40" in str(error)
+    assert "simulated" in str(error)
+
+
+@pytest.mark.parametrize(("dtype", "mismatch"), [("Float32", 2e-3), ("BFloat16", 0.2)])
+async def test_engine_and_learner_that_disagree_stop_the_run(
+    make_world: MakeWorld, dtype: str, mismatch: float
+) -> None:
+    def prepare(run: Run) -> None:
+        assert isinstance(run.learners, SimulatedLearners)
+        run.learners.mismatch = mismatch
+
+    world = make_world(weights={"dtype": dtype})
+    with pytest.raises(ExceptionGroup) as caught:
+        await world.train(prepare)
+    assert isinstance(root_cause(caught.value), MismatchError)
+    # The update that was made from wrong samples is not published.
+    manifests = [k for k in world.store.objects if k.startswith("weights/manifests/")]
+    assert len(manifests) == 2
+
+
+async def test_a_newer_controller_stops_the_older_one(
+    make_world: MakeWorld, uninterrupted: str
+) -> None:
+    world = make_world()
+    older, sets, checkpoint = world.start()
+    newer, _, _ = world.start()
+    with pytest.raises(ExceptionGroup) as caught:
+        await asyncio.wait_for(train(older, sets, checkpoint=checkpoint), 30)
+    assert isinstance(root_cause(caught.value), FencedError)
+    await asyncio.wait_for(train(newer, sets, checkpoint=None), 30)
+    assert world.digest == uninterrupted
+    assert world.audit().findings == []
+
+
+async def test_another_run_is_refused_before_it_fences_the_one_that_lives(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world()
+    run, sets, checkpoint = world.start()
+    phases = run.resolved.spec.phases
+    with pytest.raises(UserError, match=r"storage\.uri.*holds run run"):
+        open_run(world.store, run_uid="other", phases=phases, holder="test")
+    assert await train(run, sets, checkpoint=checkpoint)
+
+
+async def test_a_stalled_controller_leaves_its_successors_checkpoint_alone(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world()
+    stalled, _, _ = world.start()
+    assert await world.train()
+    stalled.cursor.global_step = SFT_STEPS
+    before = dict(world.store.objects)
+    with pytest.raises(FencedError):
+        await stalled.save("PhaseEnd")
+    assert world.store.objects == before
+
+
+async def test_a_controller_that_stalls_while_it_saves_touches_only_its_own_folder(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world()
+    stalled, _, _ = world.start()
+    await stalled.learners.save("checkpoints/000000000004/000001/")
+    assert await world.train()
+    await stalled.learners.save("checkpoints/000000000004/000001/")
+    problems: list[str] = []
+    for found in stored(world.store, run="run"):
+        verify(world.store, found)
+    assert newest_verified(world.store, run="run", problems=problems) is not None
+    assert problems == []
+
+
+@dataclass(slots=True)
+class AwayLearners(SimulatedLearners):
+    """Whose store is away for the first attempts to publish."""
+
+    refusals: int = 2
+
+    @override
+    async def publish(self, version: VersionId, step: int) -> Published:
+        if self.refusals:
+            self.refusals -= 1
+            raise StoreError("the store did not answer")
+        return await SimulatedLearners.publish(self, version, step)
+
+
+async def test_publishing_waits_for_a_store_that_is_away(
+    make_world: MakeWorld, uninterrupted: str
+) -> None:
+    world = make_world()
+
+    def prepare(run: Run) -> None:
+        run.learners = run.saver.learners = AwayLearners(world.store)
+
+    assert await world.train(prepare)
+    assert world.digest == uninterrupted
+
+
+class NothingIsDeleted(MemoryStore):
+    """Refuses deletions."""
+
+    @override
+    def delete(self, keys: Sequence[str]) -> None:
+        raise StoreError("permission denied")
+
+
+async def test_old_versions_that_cannot_be_pruned_fail_nothing(make_world: MakeWorld) -> None:
+    world = make_world(NothingIsDeleted())
+    assert await world.train()
+
+
+async def test_faults_of_a_step_leave_out_those_before_it(make_world: MakeWorld) -> None:
+    world = make_world()
+
+    def prepare(run: Run) -> None:
+        run.figures.retried = 7
+        run.book.ledger.dropped["stale"] = 3
+
+    assert await world.train(prepare)
+    rows = [row for row in world.rows("step") if "retried" in row]
+    assert {(row["retried"], row["dropped"]) for row in rows} == {(0, 0)}
+
+
+async def test_a_rollout_of_an_evaluation_is_a_movement_that_others_see(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world()
+    run, sets, _ = world.start()
+    rl = run.resolved.spec.phases[1]
+    run.enter(rl)
+    run.moved_s = 0.0
+    assert await Evaluator(run=run, phase=rl, tasks=dict(sets.evaluations)).evaluate()
+    assert run.moved_s > 0.0
+    run.report()
+    assert run.reports.status.rollouts.completed == 8
+
+
+async def test_an_evaluation_that_was_added_is_measured(
+    make_world: MakeWorld, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "task.toml").touch()
+    world = make_world()
+    run, sets, _ = world.start()
+    task_set = {"name": "new", "uri": f"file://{tmp_path}", "environment": "repos"}
+    added = {"name": "added", "tasks": task_set, "phase": "rl"}
+    missing = {**added, "name": "missing", "tasks": {**task_set, "uri": f"file://{tmp_path}/a/b"}}
+    changed = RLRunSpec.model_validate({**world.spec, "evaluation": [missing, added]})
+    order = run_pb2.ConfigureRun(spec_json=changed.model_dump_json(by_alias=True), generation=2)
+    run.orders.take(run_pb2.CommandRequest(command_id="1", configure=order))
+    rl = run.resolved.spec.phases[1]
+    run.enter(rl)
+    assert await Evaluator(run=run, phase=rl, tasks=dict(sets.evaluations)).evaluate()
+    await run.recording.finish()
+    assert [(r["name"], r["count"]) for r in world.rows("eval")] == [("added", 2)]
+    assert "EvaluationSkipped" in {r["reason"] for r in world.rows("event")}
+
+
+async def test_the_rounding_of_published_weights_is_no_disagreement(make_world: MakeWorld) -> None:
+    def prepare(run: Run) -> None:
+        assert isinstance(run.learners, SimulatedLearners)
+        run.learners.mismatch = 2e-2
+
+    assert await make_world(weights={"dtype": "BFloat16"}).train(prepare)
