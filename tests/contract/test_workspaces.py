@@ -151,15 +151,6 @@ async def test_a_pattern_that_does_not_parse_is_an_error(
         await workspace.grep(GrepQuery(pattern=pattern))
 
 
-async def test_hashes_cover_every_file(workspace: Workspace) -> None:
-    before = await workspace.hashes()
-    assert list(before) == sorted(FILES)
-    await workspace.write("notes.md", b"new")
-    await workspace.delete("shop/core.py")
-    after = await workspace.hashes()
-    assert {p for p in before if before[p] != after.get(p)} == {"notes.md", "shop/core.py"}
-
-
 async def test_a_command_goes_to_the_runner(workspace: Workspace) -> None:
     done = await workspace.exec("pytest", timeout_s=5)
     assert done == ExecResult(output=b"pytest 5", exit_code=3, cpu_ms=7)
@@ -176,7 +167,6 @@ operations = st.one_of(
     st.tuples(
         st.just("grep"), st.builds(GrepQuery, pattern=st.sampled_from(["x", "y$"]), path=paths)
     ),
-    st.tuples(st.just("hashes")),
 )
 
 

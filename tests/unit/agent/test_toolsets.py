@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from etude.agent.calls import Call, Malformed
 from etude.agent.tools.base import ErrorKind
-from etude.agent.toolsets import run_calls, toolset
+from etude.agent.toolsets import run_calls, schema, toolset
 from etude.agent.workspace import ExecResult, MemoryWorkspace, Workspace, WorkspaceLostError
 from etude.common.errors import InvalidFieldError
 
@@ -62,8 +62,8 @@ def test_the_standard_prompt_tells_every_tool_and_argument() -> None:
 
 
 def test_schemas_are_in_the_form_of_chat_endpoints() -> None:
-    first = toolset("Compact").schemas[0]
-    assert first == {
+    name, tool = next(iter(toolset("Compact").tools.items()))
+    assert schema(name, tool) == {
         "type": "function",
         "function": {
             "name": "read_file",

@@ -55,11 +55,6 @@ class Toolset:
     bad_call: str = ""
     """Fixed answer to every call that cannot run; unset: the answer says why."""
 
-    @property
-    def schemas(self) -> list[dict[str, object]]:
-        """The tools as JSON schemas, in the form that chat endpoints take."""
-        return [schema(name, tool) for name, tool in self.tools.items()]
-
     def refusal(self, why: str) -> ToolOutcome:
         """What the policy reads in place of a call's result when the call cannot run."""
         return ToolOutcome(content=self.bad_call or f"Error: {why}", kind=ErrorKind.INVALID)

@@ -7,11 +7,8 @@ import uuid
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from blake3 import blake3
-
 from etude.agent.workspace.protocol import (
     MAX_FILE_BYTES,
-    MAX_HASHED_BYTES,
     FileInfo,
     FileKind,
     PathFault,
@@ -21,7 +18,6 @@ from etude.agent.workspace.protocol import (
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_CHUNK_BYTES = 1 << 20
 _MIN_READ_BYTES = 16 << 10
 """Files that say 0 bytes and are not empty are read in pieces of this size."""
 
@@ -140,16 +136,6 @@ def _chunks(descriptor: int, size: int) -> Iterator[bytes]:
             return
         total += len(chunk)
         yield chunk
-
-
-def digest(folder: int, name: str, path: str) -> str:
-    """BLAKE3 of one regular file, up to a limit that no honest file reaches."""
-    hasher, size = blake3(), 0
-    with _opened(folder, name, path) as descriptor:
-        while size <= MAX_HASHED_BYTES and (chunk := os.read(descriptor, _CHUNK_BYTES)):
-            hasher.update(chunk)
-            size += len(chunk)
-    return hasher.hexdigest()
 
 
 def write(folder: int, name: str, path: str, data: bytes, owner: tuple[int, int] | None) -> None:

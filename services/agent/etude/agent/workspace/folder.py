@@ -24,7 +24,6 @@ from etude.agent.workspace import descriptors
 from etude.agent.workspace.protocol import (
     MAX_FILE_BYTES,
     MAX_FILES,
-    MAX_HASHED_BYTES,
     ExecResult,
     FileInfo,
     Originals,
@@ -115,10 +114,6 @@ class FolderWorkspace(Workspace):
     async def exec(self, command: str, *, timeout_s: float) -> ExecResult:
         return await self.run(command, timeout_s)
 
-    @override
-    async def hashes(self) -> dict[str, str]:
-        return await asyncio.to_thread(self._hashes)
-
     def _paths(self, *, hidden: bool) -> Sequence[str]:
         with _faults(""), self._folder("") as root:
             return _sorted(found.path for found in Walk(hidden=hidden).files(root, ""))
@@ -138,16 +133,6 @@ class FolderWorkspace(Workspace):
                 hits += [hit] if hit else []
         hits.sort(key=lambda hit: hit.path.encode())
         return patterns.limited(hits, query.limit)
-
-    def _hashes(self) -> dict[str, str]:
-        hashes: dict[str, str] = {}
-        with _faults(""), self._folder("") as root:
-            for found in Walk(hidden=True).files(root, ""):
-                if found.size > MAX_HASHED_BYTES:
-                    hashes[found.path] = f"oversized-{found.size}"
-                elif digest := found.get(descriptors.digest):
-                    hashes[found.path] = digest
-        return {path: hashes[path] for path in _sorted(hashes)}
 
     @contextlib.contextmanager
     def _parent(self, path: str, *, create: bool = False) -> Iterator[tuple[int, str]]:

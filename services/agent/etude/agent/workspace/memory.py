@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from blake3 import blake3
 from typing_extensions import override
 
 from etude.agent import patterns
@@ -101,10 +100,6 @@ class MemoryWorkspace(Workspace):
     @override
     async def exec(self, command: str, *, timeout_s: float) -> ExecResult:
         return await self.run(command, timeout_s)
-
-    @override
-    async def hashes(self) -> dict[str, str]:
-        return {p: blake3(self.files[p]).hexdigest() for p in sorted(self.files, key=str.encode)}
 
     def _all_folders(self) -> set[str]:
         """Every folder there is, those of present files included."""

@@ -13,7 +13,6 @@ from etude.common.errors import EtudeError, UnavailableError
 HOME = "/workspace"
 """Where the sandbox shows the workspace; absolute paths below it name workspace files."""
 MAX_FILE_BYTES = 8 << 20
-MAX_HASHED_BYTES = 64 << 20
 """The hash of a larger file says its size only."""
 MAX_FILES = 100_000
 MAX_DEPTH = 64
@@ -128,9 +127,6 @@ class Workspace(Protocol):
     async def grep(self, query: GrepQuery) -> Sequence[FileMatches]: ...
     async def delete(self, path: str) -> None: ...
     async def exec(self, command: str, *, timeout_s: float) -> ExecResult: ...
-    async def hashes(self) -> dict[str, str]:
-        """BLAKE3 of every regular file, hidden ones included, by path."""
-        ...
 
 
 def relative(path: str) -> str:
