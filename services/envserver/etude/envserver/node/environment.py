@@ -8,12 +8,12 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 from blake3 import blake3
 
+from etude.agent import wire
 from etude.agent.calls import Call, Malformed, from_json
-from etude.agent.tools.base import Access, ToolOutcome
+from etude.agent.tools.base import Access
 from etude.agent.toolsets import Toolset, run_calls
 from etude.agent.workspace import ExecResult, FolderWorkspace
 from etude.common.errors import (
@@ -208,7 +208,10 @@ class Environment:
                 lost = f"lease {self.lease_id} was lost in a turn: {error}"
                 raise UnknownIdError(lost) from error
             raise
-        results = [_result(call.call_id, o) for call, o in zip(calls, outcomes, strict=True)]
+        results = [
+            wire.to_result_message(call.call_id, outcome)
+            for call, outcome in zip(calls, outcomes, strict=True)
+        ]
         response = environments_pb2.RunTurnResponse(results=_fitting(results))
         fresh = {call.call_id: digests[call.call_id] for call in calls}
         self._store(response.results, fresh)
@@ -291,18 +294,6 @@ def _is_same(one: str, other: str) -> bool:
 
 def _digest(call: environments_pb2.ToolCall) -> str:
     return blake3(f"{call.name}\0{call.arguments_json}".encode()).hexdigest(length=8)
-
-
-def _result(call_id: str, outcome: ToolOutcome) -> environments_pb2.ToolResult:
-    return environments_pb2.ToolResult(
-        call_id=call_id,
-        content=outcome.content.encode("utf-8", "replace"),
-        is_error=outcome.is_error,
-        error=cast("environments_pb2.ToolErrorKind", int(outcome.kind)),
-        wall_ms=outcome.wall_ms,
-        cpu_ms=outcome.cpu_ms,
-        omitted_bytes=outcome.omitted_bytes,
-    )
 
 
 def _fitting(
