@@ -207,7 +207,8 @@ async def test_an_evaluation_that_was_added_is_measured(
 ) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "task.toml").touch()
+        for file in ("task.toml", "instruction.md"):
+            (tmp_path / name / file).touch()
     world = make_world()
     run, sets, _ = world.start()
     task_set = {"name": "new", "uri": f"file://{tmp_path}", "environment": "repos"}
