@@ -1,5 +1,6 @@
 """The gate before the OpenAI application."""
 
+import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -33,7 +34,7 @@ async def client(versions: list[str | None]) -> AsyncIterator[httpx.AsyncClient]
     await server.start()
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
         yield client
-    await server.stop()
+    await server.stop(5)
 
 
 async def test_an_answer_names_the_policy_version(client: httpx.AsyncClient) -> None:
@@ -61,6 +62,25 @@ async def test_nothing_is_served_before_the_first_version(
 @pytest.mark.parametrize("path", ["/", "/scale_elastic_ep", "/pause", "/v1/models/", "/metrics"])
 async def test_a_path_that_we_do_not_serve_is_refused(client: httpx.AsyncClient, path: str) -> None:
     assert (await client.post(path)).status_code == 404
+
+
+async def test_an_answer_without_end_is_cut_off_after_the_grace_period() -> None:
+    async def streams(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await hello(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        await asyncio.Event().wait()
+
+    server = HttpServer(streams, "127.0.0.1", 0)
+    await server.start()
+    async with httpx.AsyncClient() as client:
+        request = client.build_request("GET", f"http://127.0.0.1:{server.port}/")
+        answer = await client.send(request, stream=True)
+        await server.stop(0)
+        with pytest.raises(httpx.RemoteProtocolError):
+            await answer.aread()
 
 
 async def test_a_port_in_use_is_an_error_and_not_a_second_server() -> None:

@@ -116,6 +116,15 @@ def test_serving_a_folder_keeps_its_number_format(model: Path) -> None:
     assert (found.dtype, found.served_name, found.follows_store) == ("float32", "model", False)
 
 
+@pytest.mark.parametrize("port", ["99999", "-1", "http"])
+def test_serving_a_folder_refuses_what_is_no_port(
+    port: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        serve.parse(["--model", "folder", f"--port={port}"])
+    assert f"'{port}' is no port" in capsys.readouterr().err
+
+
 def test_the_process_refuses_bad_settings_at_once_and_says_how_to_fix_them() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "etude.inference.main"],

@@ -1,16 +1,13 @@
 """The inference role's process: settings, wiring, serve."""
 
 import asyncio
-import os
+import logging
 import socket
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from etude.common.errors import EtudeError, UserError
-from etude.inference.settings import EngineOptions, Settings
-
-if TYPE_CHECKING:
-    from etude.inference.engine.replica import Replica
+from etude.inference.settings import Settings
 
 CONFIGURATION_ERROR = 78
 """The exit code that tells the operator not to try again (EX_CONFIG)."""
@@ -18,6 +15,7 @@ CONFIGURATION_ERROR = 78
 
 def main() -> None:
     """Serve the run's policy until told to stop."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         asyncio.run(serve(Settings.from_env()))
     except UserError as error:
@@ -35,6 +33,7 @@ async def serve(settings: Settings) -> None:
     """Check everything cheap, build the engine, then answer until SIGTERM."""
     from etude.common import files, serving, telemetry
     from etude.common.probes import Probes
+    from etude.inference.building import build_engine, leave
     from etude.inference.settings import engine_options
 
     run = files.read_run(settings.run_file)
@@ -51,30 +50,20 @@ async def serve(settings: Settings) -> None:
     stop = asyncio.Event()
     with serving.shutdown_signals(stop):
         await probes.start()
-        replica = await build_engine(options)
-        from etude.inference.wiring import Role
+        replica = await build_engine(options, stop)
+        if replica is not None:
+            from etude.inference.wiring import Role
 
-        role = Role(settings=settings, run=run, replica=replica, probes=probes)
-        await role.start()
-        try:
-            await role.run_until(stop)
-        finally:
-            await role.stop()
-            replica.shutdown()
-            await probes.stop()
-            provider.shutdown()
-
-
-async def build_engine(options: EngineOptions) -> "Replica":
-    """Import vLLM and build the engine, on a thread so that liveness probes are answered."""
-    os.environ.update(options.environment())
-
-    def build() -> "Replica":
-        from etude.inference.engine import replica
-
-        return replica.build(options)
-
-    return await asyncio.to_thread(build)
+            role = Role(settings=settings, run=run, replica=replica, probes=probes)
+            await role.start()
+            try:
+                await role.run_until(stop)
+            finally:
+                await role.stop()
+                replica.shutdown()
+        await probes.stop()
+        provider.shutdown()
+        leave()
 
 
 if __name__ == "__main__":

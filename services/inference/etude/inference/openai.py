@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 import socket
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
@@ -112,7 +113,8 @@ class HttpServer:
                 raise UnavailableError("the OpenAI endpoint did not start; its log says why")
             await asyncio.sleep(0.02)
 
-    async def stop(self) -> None:
-        """Let running answers end, then close."""
+    async def stop(self, grace_s: float) -> None:
+        """Let running answers end for so long, then close."""
+        self._server.config.timeout_graceful_shutdown = math.ceil(grace_s)
         self._server.should_exit = True
         await self._task

@@ -9,9 +9,13 @@ from pathlib import Path
 
 from etude.common.errors import EtudeError, UserError
 from etude.common.serving import shutdown_signals
-from etude.inference.main import CONFIGURATION_ERROR, build_engine
+from etude.inference.building import build_engine, leave
+from etude.inference.main import CONFIGURATION_ERROR
 from etude.inference.openai import Gate, HttpServer
 from etude.inference.settings import DEFAULT_KV_CACHE_MIB, EngineOptions, read_folder
+
+STOP_GRACE_S = 5.0
+"""For answers that are being written."""
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -20,7 +24,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face model folder")
     parser.add_argument("--name", help="model name for clients; the folder's name unless set")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=int, default=8000, help="0 picks a free port")
+    parser.add_argument("--port", type=_port, default=8000, help="0 picks a free port")
     parser.add_argument("--max-model-len", type=int, help="longest prompt plus completion")
     parser.add_argument("--max-concurrent", type=int, default=16, help="requests at once")
     parser.add_argument(
@@ -28,6 +32,12 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--gpus", type=int, default=0, help="0 serves on the CPU")
     return parser.parse_args(words)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65_535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: use a number from 0 to 65535")
+    return int(text)
 
 
 def options(args: argparse.Namespace) -> EngineOptions:
@@ -56,7 +66,9 @@ async def serve(args: argparse.Namespace) -> None:
     chosen = options(args)
     stop = asyncio.Event()
     with shutdown_signals(stop):
-        replica = await build_engine(chosen)
+        replica = await build_engine(chosen, stop)
+        if replica is None:
+            leave()
         from etude.inference.engine.openai_app import openai_app  # noqa: PLC0415 - vLLM is heavy
 
         http = HttpServer(Gate(await openai_app(replica), lambda: ""), args.host, args.port)
@@ -64,8 +76,9 @@ async def serve(args: argparse.Namespace) -> None:
         sys.stdout.write(f"serving {chosen.served_name} at http://{args.host}:{http.port}/v1\n")
         sys.stdout.flush()
         await stop.wait()
-        await http.stop()
+        await http.stop(STOP_GRACE_S)
         replica.shutdown()
+        leave()
 
 
 def main() -> None:

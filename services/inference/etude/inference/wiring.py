@@ -79,8 +79,7 @@ class Role:
         self.probes.ready = False
         role = self.run.spec.roles.inference
         grace_s = role.termination_grace_period_seconds * 0.8 if role else 0.0
-        await self._server.stop(grace_s)
-        await self._http.stop()
+        await asyncio.gather(self._server.stop(grace_s), self._http.stop(grace_s))
 
     async def _show_readiness(self) -> None:
         async for status in self.receiver.watch():

@@ -17,7 +17,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from etude.common.errors import UnavailableError
+from etude.common.errors import Problem, UnavailableError, UserError
 from etude.common.weights import VersionId
 from etude.inference.engine.core import in_this_process
 from etude.inference.engine_weights import BACKEND
@@ -108,6 +108,8 @@ class Replica(PolicyEngine):
         except TimeoutError as cause:
             self._broken = f"the swap to {staged.version} took over {COMMIT_DEADLINE_S:.0f} s"
             raise UnavailableError(f"engine: {self._broken}") from cause
+        except (EngineDeadError, EngineGenerateError) as cause:
+            raise UnavailableError(f"the engine failed: {cause!r}") from cause
 
     async def _commit(self, staged: StagedVersion) -> float:
         # Not llm.pause_generation: it sleeps 20 ms after the pause, for the looks of logs only.
@@ -208,10 +210,29 @@ def engine_args(options: EngineOptions) -> Mapping[str, Any]:
 
 
 def build(options: EngineOptions) -> Replica:
-    """Build the engine; takes seconds, and the options' environment must be set before."""
-    args = AsyncEngineArgs(**engine_args(options))
-    config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    """Build the engine; takes seconds, and the options' environment must be set before.
+
+    Raises:
+        UserError: vLLM refuses the model or an option.
+    """
     place = in_this_process() if options.gpus == 0 else contextlib.nullcontext()
-    with place:
-        llm = _SaltedLLM.from_vllm_config(config)
+    try:
+        args = AsyncEngineArgs(**engine_args(options))
+        config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+        with place:
+            llm = _SaltedLLM.from_vllm_config(config)
+    except ValueError as cause:
+        raise UserError(_refusal(options, cause)) from cause
     return Replica(llm, options)
+
+
+def _refusal(options: EngineOptions, cause: ValueError) -> Problem:
+    words = str(cause)
+    # pydantic puts the reason between a heading and all of its input.
+    reason = words.partition("Value error, ")[2] or words
+    return Problem(
+        reason="EngineRefused",
+        what=f"vLLM refuses it: {reason.partition(' [type=')[0][:500]}",
+        where=str(options.model),
+        fix="serve a model that vLLM knows, with a length and a KV cache that fit it",
+    )

@@ -1,0 +1,55 @@
+"""Building the engine: many seconds that nothing can interrupt, but that may be walked out on."""
+
+import asyncio
+import concurrent.futures
+import multiprocessing
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, NoReturn
+
+from etude.inference.settings import EngineOptions
+
+if TYPE_CHECKING:
+    from etude.inference.engine.replica import Replica
+
+
+async def build_engine(options: EngineOptions, stop: asyncio.Event) -> "Replica | None":
+    """Import vLLM and build the engine, on a thread so that probes and signals are answered.
+
+    Returns:
+        None if told to stop meanwhile; the thread goes on, so `leave` the process then.
+
+    Raises:
+        UserError: vLLM cannot serve what was asked for.
+    """
+    os.environ.update(options.environment())
+    outcome: concurrent.futures.Future[Replica] = concurrent.futures.Future()
+
+    def build() -> None:
+        try:
+            from etude.inference.engine import replica  # noqa: PLC0415 - vLLM is heavy
+
+            outcome.set_result(replica.build(options))
+        except BaseException as error:  # noqa: BLE001 - handed to the caller
+            outcome.set_exception(error)
+
+    # Not asyncio's pool, which the event loop waits for when it ends.
+    threading.Thread(target=build, name="build-engine", daemon=True).start()
+    built = asyncio.wrap_future(outcome)
+    told = asyncio.create_task(stop.wait(), name="stop")
+    await asyncio.wait({built, told}, return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+    return None if stop.is_set() else await built
+
+
+def leave() -> NoReturn:
+    """End the process now, once everything that matters is closed.
+
+    Python would wait for threads that build, fetch or step, or crash below their feet.
+    """
+    for child in multiprocessing.active_children():
+        child.terminate()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
