@@ -32,7 +32,7 @@ from etude.operator.manifests import Manifest, Ref, is_deleting, is_true, ref, u
 from etude.operator.peers import PeerError, Peers
 from etude.operator.reasons import Reason
 from etude.operator.refusals import Refusal, Refusals
-from etude.operator.reports import ReportBook
+from etude.operator.reports import Position, ReportBook
 from etude.operator.writer import StatusWriter
 
 log = logging.getLogger(__name__)
@@ -100,6 +100,9 @@ class Reconciler:
         return await self._perform(manifest, decide(resource, manifest))
 
     def _run(self, run: RLRun, manifest: Manifest) -> Decision[RLRunStatus]:
+        reported = run.status.reported
+        # A restarted operator asks for what came after this.
+        self.book.dealt_with(run.metadata.uid, Position(reported.epoch, reported.sequence))
         attempt = intents.attempts_of(run).get(names.TRAINER, 0)
         pods = seen.role_pods(self.cluster, run).get(names.TRAINER, ())
         workload = names.child(run.metadata.name, names.TRAINER)

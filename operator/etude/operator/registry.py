@@ -1,8 +1,9 @@
 """Checkpoints of a run: told by its controller, registered as objects, retired by age."""
 
 from collections.abc import Iterator
+from typing import Literal
 
-from etude.common.api.kinds import RLRun
+from etude.common.api.kinds import Checkpoint, RLRun
 from etude.common.api.meta import API_VERSION
 from etude.operator import names
 from etude.operator.actions import Action, Apply, DealtWith, Delete, Note
@@ -12,6 +13,8 @@ from etude.operator.reports import Happening
 from etude.operator.seen import Seen, is_ready
 from etude.operator.workloads import head
 from etude.v1 import run_pb2
+
+DeletionPolicy = Literal["Retain", "Delete"]
 
 
 def happenings(run: RLRun, seen: Seen) -> Iterator[Action]:
@@ -27,17 +30,22 @@ def happenings(run: RLRun, seen: Seen) -> Iterator[Action]:
 def retirements(run: RLRun, seen: Seen) -> Iterator[Action]:
     """Let go of checkpoints that are older than the newest verified ones that are kept.
 
-    Pinned ones stay, and so does everything while too few are verified.
+    Pinned and retained ones stay, and so does everything while too few are verified.
     """
-    verified = [c for c in seen.checkpoints if is_ready(c) and not c.spec.pinned]
+    passing = [c for c in seen.checkpoints if not _stays(c)]
+    verified = [c for c in passing if is_ready(c)]
     kept = verified[: run.spec.checkpointing.keep_last]
     if len(kept) < run.spec.checkpointing.keep_last:
         return
-    for checkpoint in seen.checkpoints:
+    for checkpoint in passing:
         is_old = checkpoint.spec.step < kept[-1].spec.step
-        if is_old and not checkpoint.spec.pinned and not checkpoint.metadata.deletion_timestamp:
+        if is_old and not checkpoint.metadata.deletion_timestamp:
             key = Ref("Checkpoint", run.metadata.namespace, checkpoint.metadata.name)
             yield Delete(key, checkpoint.metadata.uid)
+
+
+def _stays(checkpoint: Checkpoint) -> bool:
+    return checkpoint.spec.pinned or checkpoint.spec.deletion_policy == "Retain"
 
 
 def _registration(run: RLRun, seen: Seen, record: run_pb2.CheckpointRecord) -> Iterator[Action]:
@@ -45,12 +53,26 @@ def _registration(run: RLRun, seen: Seen, record: run_pb2.CheckpointRecord) -> I
         run.metadata.name, step=record.step, manifest_digest=record.manifest_digest
     )
     if all(known.metadata.name != name for known in seen.checkpoints):
-        yield Apply(_manifest(run, name, record), names.RUN_FIELD_MANAGER)
+        policy = "Retain" if _was_let_go(run, name, record) else "Delete"
+        yield Apply(_manifest(run, name, record, policy), names.RUN_FIELD_MANAGER)
 
 
-def _manifest(run: RLRun, name: str, record: run_pb2.CheckpointRecord) -> Manifest:
+def _was_let_go(run: RLRun, name: str, record: run_pb2.CheckpointRecord) -> bool:
+    """Whether it was an object before, and somebody took that away but not the data.
+
+    A new controller tells of all that lies in the store. What is older than the newest one that
+    was ever verified has been told before.
+    """
+    last = run.status.last_checkpoint
+    return last is not None and (record.step < last.step or name == last.name)
+
+
+def _manifest(
+    run: RLRun, name: str, record: run_pb2.CheckpointRecord, policy: DeletionPolicy
+) -> Manifest:
     manifest = head(run, API_VERSION, "Checkpoint", name, run_labels(run))
-    manifest["metadata"]["finalizers"] = [names.CHECKPOINT_DATA]
+    if policy == "Delete":
+        manifest["metadata"]["finalizers"] = [names.CHECKPOINT_DATA]
     manifest["spec"] = {
         "runRef": {"name": run.metadata.name, "uid": run.metadata.uid},
         "reason": record.reason,
@@ -59,7 +81,7 @@ def _manifest(run: RLRun, name: str, record: run_pb2.CheckpointRecord) -> Manife
         "step": record.step,
         "policyVersion": record.policy_version,
         "sizeBytes": record.size_bytes,
-        "deletionPolicy": "Delete",
+        "deletionPolicy": policy,
     }
     if record.metrics:
         manifest["spec"]["metrics"] = dict(record.metrics)

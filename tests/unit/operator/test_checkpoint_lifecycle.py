@@ -6,6 +6,8 @@ import pytest
 
 from etude.common.api.kinds import Checkpoint
 from etude.operator.manifests import Ref
+from etude.operator.peers import MemoryPeers
+from etude.operator.reports import Position
 from etude.v1 import run_pb2
 
 
@@ -59,12 +61,50 @@ async def test_announcing_it_again_registers_nothing(running: Any) -> None:
     assert len([w for w in running.writes if "Checkpoint" in w]) == before
 
 
-async def test_a_restarted_operator_asks_only_for_what_is_new(running: Any) -> None:
+async def test_a_restarted_operator_asks_only_for_what_is_new(
+    running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await running.tell_checkpoint(10)
     await running.tell_event("PhaseStarted")
     await running.advance(10)
     reported = running.run().status.reported
     assert (reported.epoch, reported.sequence) == (1, 3)
+    asked: list[Position] = []
+    watch_run = running.peers.watch_run
+
+    def watched(self: MemoryPeers, target: str, after: Position) -> Any:
+        asked.append(after)
+        return watch_run(target, after)
+
+    monkeypatch.setattr(MemoryPeers, "watch_run", watched)
+    await running.kill()
+    await running.settle()
+    assert asked == [Position(1, 3)]
+    assert running.book.run(running.run().metadata.uid).happenings == []
+
+
+async def test_data_that_outlived_its_checkpoint_is_not_deleted_later(running: Any) -> None:
+    for step in (10, 20):
+        await running.tell_checkpoint(step)
+        await running.finish_jobs()
+    await running.advance(5)
+    key = Ref("Checkpoint", "lab", name(10))
+    manifest = running.cluster.objects()[key]
+    kept = {**manifest["spec"], "deletionPolicy": "Retain"}
+    running.cluster.put({**manifest, "spec": kept})
+    await running.settle()
+    running.cluster.remove(key)
+    await running.settle()
+    assert steps(running) == [20]
+    running.epoch += 1  # a new controller tells of all that lies in the store
+    for step in (10, 20, 30, 40):
+        await running.tell_checkpoint(step)
+        await running.finish_jobs()
+    await running.finish_jobs()
+    assert steps(running) == [10, 30, 40]
+    assert checkpoint(running, 10).spec.deletion_policy == "Retain"
+    assert checkpoint(running, 10).metadata.finalizers == ()
+    assert checkpoint(running, 30).spec.deletion_policy == "Delete"
 
 
 async def test_damaged_data_is_reported_and_not_resumed_from(running: Any) -> None:
