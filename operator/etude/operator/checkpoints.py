@@ -18,7 +18,7 @@ from etude.operator.kubernetes_controllers import JOB_COMPLETE, JOB_FAILED
 from etude.operator.manifests import Manifest, Ref, condition, is_deleting, is_true, ref, uid
 from etude.operator.pods import Plan, env, job_spec
 from etude.operator.reasons import Reason
-from etude.operator.seen import is_settled
+from etude.operator.seen import is_settled, ready_fact
 
 VERIFY = "verify"
 DELETE = "delete"
@@ -91,7 +91,10 @@ def _verification(
 ) -> Decision[CheckpointStatus]:
     """Its objects are read back once, in a Job."""
     job = seen.jobs.get(VERIFY)
-    verifying = _status(checkpoint, no("Ready", Reason.VERIFYING, "its objects are read back"), now)
+    known = ready_fact(checkpoint)
+    if known is None or known.reason != Reason.STORAGE_UNAVAILABLE:  # which holds until it is read
+        known = no("Ready", Reason.VERIFYING, "its objects are read back")
+    verifying = _status(checkpoint, known, now)
     if job is None:
         return Decision(status=verifying, actions=(_job(checkpoint, VERIFY, platform),))
     if is_true(job, JOB_COMPLETE):

@@ -11,7 +11,7 @@ from etude.operator.clock import rfc3339, seconds
 from etude.operator.failures import PodFailure, Verdict
 from etude.operator.manifests import is_deleting, labels
 from etude.operator.reasons import Reason
-from etude.operator.seen import Seen
+from etude.operator.seen import Seen, is_corrupt, is_ready
 from etude.v1 import run_pb2
 
 SILENCE_LIMIT_S = 30.0
@@ -60,14 +60,10 @@ def _next(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
 def _outcome(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
     """What the controller says about the end of the run, if it says so now."""
     report = seen.report
-    if not report.is_connected or report.status is None or run.status.active.since is None:
+    if not report.is_current or report.status is None or run.status.active.since is None:
         return Undertaking(None)
     if report.status.state == run_pb2.RUN_STATE_DONE:
-        if any(h.checkpoint is not None for h in report.happenings):
-            return Undertaking(None)
-        return Undertaking(
-            _intent(run, "Complete", Reason.ALL_PHASES_DONE, "every phase is done", now)
-        )
+        return _done(run, seen, now)
     if report.status.state == run_pb2.RUN_STATE_FAILED:
         reason = report.status.reason or Reason.ROLE_FAILED
         message = report.status.message
@@ -76,6 +72,25 @@ def _outcome(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
         )
         return Undertaking(_intent(run, "Fail", reason, message, now), failure)
     return Undertaking(None)
+
+
+def _done(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
+    """The end, once the final checkpoint was read back, or for too long could not be."""
+    if not _is_registered(seen):
+        return Undertaking(None)
+    last = seen.last_saved
+    if any(is_corrupt(c) for c in last) and not any(is_ready(c) for c in last):
+        sentence = f"{last[0].metadata.name} does not match its manifest; its steps are repeated"
+        return Undertaking(_restart(run, names.TRAINER, Reason.CORRUPT, sentence, now))
+    if not seen.has_saved and limits.verification_left_s(run, seen, now) > 0:
+        return Undertaking(None)
+    message = "every phase is done"
+    return Undertaking(_intent(run, "Complete", Reason.ALL_PHASES_DONE, message, now))
+
+
+def _is_registered(seen: Seen) -> bool:
+    """Whether every checkpoint that was told of is an object."""
+    return all(h.checkpoint is None for h in seen.report.happenings)
 
 
 def _after_failure(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
@@ -129,7 +144,7 @@ def _suspending(run: RLRun, current: Intent, seen: Seen, now: Moment) -> Underta
         return outcome
     limit_s = run.spec.checkpointing.timeout_seconds
     if now.wall_s - seconds(current.since) > limit_s:
-        message = f"no checkpoint within {limit_s} s of the suspension; the last one is used"
+        message = f"no verified checkpoint within {limit_s} s; the last one is used"
         return Undertaking(_intent(run, "Release", Reason.SUSPEND_TIMEOUT, message, now))
     if _has_saved(run, seen, now):
         return Undertaking(_intent(run, "Release", current.reason, current.message, now))
@@ -145,8 +160,8 @@ def _has_saved(run: RLRun, seen: Seen, now: Moment) -> bool:
     report = seen.report
     if not report.is_connected:
         return _silence_s(run, seen, now) > SILENCE_LIMIT_S
-    saved = all(h.checkpoint is None for h in report.happenings)
-    return report.status is not None and report.status.state in limits.OVER and saved
+    is_over = report.status is not None and report.status.state in limits.OVER
+    return is_over and _is_registered(seen) and seen.has_saved
 
 
 def _has_restarted(intent: Intent, seen: Seen) -> bool:

@@ -55,6 +55,12 @@ def progress_left_s(run: RLRun, seen: Seen, now: Moment) -> float | None:
     return progress_limit_s(run, report.status) - (now.monotonic_s - report.progressed_s)
 
 
+def verification_left_s(run: RLRun, seen: Seen, now: Moment) -> float:
+    """Seconds for which the end of a run still waits for its final checkpoint."""
+    since_done_s = now.monotonic_s - seen.report.progressed_s
+    return run.spec.checkpointing.timeout_seconds - since_done_s
+
+
 def deadlines_left_s(run: RLRun, seen: Seen, now: Moment) -> list[float]:
     """Seconds until each deadline that is counting; those that have passed are negative."""
     deadlines, began = run.spec.deadlines, run.status.active.since

@@ -31,12 +31,21 @@ class RunReport:
     """Since when no stream is open; None while one is."""
     status: run_pb2.RunStatus | None = None
     """Newest status, also of a controller that is gone."""
+    epoch: int = 0
+    """Newest epoch that was heard of."""
+    status_epoch: int = 0
+    """Epoch of the controller that said the status."""
     progressed_s: float = 0.0
     """Monotonic time at which it last said something new."""
     happenings: list[Happening] = field(default_factory=list)
     """Not dealt with yet, oldest first."""
     done: Position = field(default_factory=Position)
     """Everything up to here has been dealt with."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the controller that is connected has said the status itself."""
+        return self.is_connected and self.status is not None and self.status_epoch == self.epoch
 
 
 @dataclass(slots=True)
@@ -70,7 +79,9 @@ class ReportBook:
         """Note one message of a controller; True when it should be acted on at once."""
         report = self.run(uid)
         position = Position(response.epoch, response.sequence)
+        report.epoch = max(report.epoch, response.epoch)
         if response.HasField("status"):
+            report.status_epoch = response.epoch
             return self._take_status(report, response.status)
         if position <= report.done or any(h.position == position for h in report.happenings):
             return False

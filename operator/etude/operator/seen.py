@@ -1,7 +1,7 @@
 """What is known of a run when a decision is made; from caches alone."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
@@ -20,7 +20,7 @@ from etude.operator.manifests import (
     uid,
 )
 from etude.operator.reasons import Reason
-from etude.operator.reports import Position, ReportBook, RunReport
+from etude.operator.reports import ReportBook, RunReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,19 @@ class Seen:
         """Whether no role pod is left."""
         return self.is_released and not any(self.pods.values())
 
+    @property
+    def last_saved(self) -> list[Checkpoint]:
+        """Those of the newest step; several if it was saved more than once."""
+        return [c for c in self.checkpoints if c.spec.step == self.checkpoints[0].spec.step]
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether the newest of what was saved has been read back, whatever came of it."""
+        last = self.last_saved
+        return any(is_ready(c) for c in last) or all(
+            is_settled(c) or c.metadata.deletion_timestamp for c in last
+        )
+
     def ready(self, role: str, *, attempt: int) -> int:
         """Pods of this attempt of a role that are Ready."""
         return sum(
@@ -79,19 +92,16 @@ def gather(cluster: Cluster, book: ReportBook, run: RLRun, problem: Fact | None)
     owned = cluster.owned(run.metadata.uid)
     children = {ref(m): m for m in owned if m["kind"] != "Checkpoint"}
     found = [_checkpoint(m) for m in owned if m["kind"] == "Checkpoint"]
-    report = book.run(run.metadata.uid)
-    reported = Position(run.status.reported.epoch, run.status.reported.sequence)
-    done = max(report.done, reported)
     return Seen(
         children=children,
         pods=role_pods(cluster, run),
         pools=_pools(cluster, run),
         checkpoints=sorted(
-            (c for c in found if c is not None), key=lambda c: c.spec.step, reverse=True
+            (c for c in found if c is not None),
+            key=lambda c: (c.spec.step, is_ready(c)),
+            reverse=True,
         ),
-        report=replace(
-            report, done=done, happenings=[h for h in report.happenings if h.position > done]
-        ),
+        report=book.run(run.metadata.uid),
         problem=problem,
     )
 

@@ -211,6 +211,9 @@ class Lab:
             manifest_digest=f"{step:064x}",
             size_bytes=10,
         )
+        await self.tell(record)
+
+    async def tell(self, record: run_pb2.CheckpointRecord) -> None:
         await self._report(run_pb2.WatchRunResponse(checkpoint=record))
 
     async def tell_event(self, reason: str) -> None:

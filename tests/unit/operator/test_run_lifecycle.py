@@ -132,6 +132,56 @@ async def test_a_finished_run_releases_its_pods_and_is_complete_for_ever(
     assert lab.run().status.completion_time == completed
 
 
+async def test_a_run_is_complete_once_its_final_checkpoint_was_read_back(
+    lab: Any, run_body: Any
+) -> None:
+    await started(lab, run_body)
+    await lab.tell_checkpoint(40)
+    await lab.say(state=run_pb2.RUN_STATE_DONE, step=40)
+    await lab.advance(500)
+    assert lab.condition("Complete")[0] == "False"
+    assert lab.pods("trainer")
+    await lab.finish_jobs()
+    assert lab.condition("Complete") == ("True", "AllPhasesDone")
+
+
+async def test_a_store_that_stays_away_does_not_hold_up_the_end_for_ever(
+    lab: Any, run_body: Any
+) -> None:
+    await started(lab, run_body)
+    await lab.tell_checkpoint(40)
+    await lab.say(state=run_pb2.RUN_STATE_DONE, step=40)
+    for _ in range(3):
+        await lab.finish_jobs(exit_code=75, message="connection refused")
+    await lab.advance(601)
+    assert lab.condition("Complete") == ("True", "AllPhasesDone")
+    assert lab.condition("CheckpointHealthy") == ("False", "StorageUnavailable")
+
+
+async def test_steps_behind_a_damaged_final_checkpoint_are_repeated(
+    lab: Any, run_body: Any
+) -> None:
+    await started(lab, run_body)
+    await lab.tell_checkpoint(40)
+    await lab.say(state=run_pb2.RUN_STATE_DONE, step=40)
+    lab.new_controller()
+    for _ in range(3):
+        await lab.finish_jobs(exit_code=65, message="learner/0: is missing")
+    assert (lab.run().status.attempt, lab.condition("Complete")[0]) == (1, "False")
+    await lab.tell_event("Resumed")
+    assert lab.run().status.attempt == 1
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=30)
+    digest = "f" * 64
+    record = run_pb2.CheckpointRecord(
+        step=40, reason="Final", uri="s3://runs/demo/again", manifest_digest=digest
+    )
+    await lab.tell(record)
+    await lab.finish_jobs()
+    await lab.say(state=run_pb2.RUN_STATE_DONE, step=40)
+    assert lab.condition("Complete") == ("True", "AllPhasesDone")
+    assert lab.condition("CheckpointHealthy") == ("True", "CheckpointVerified")
+
+
 async def test_a_run_that_the_controller_gives_up_fails_with_its_reason(
     lab: Any, run_body: Any
 ) -> None:
@@ -155,9 +205,10 @@ async def test_suspending_waits_for_the_checkpoint_and_then_releases_the_pods(
     assert lab.pods("trainer")
     await lab.tell_checkpoint(7)
     await lab.say(state=run_pb2.RUN_STATE_SUSPENDED, step=7)
-    assert lab.condition("Suspended") == ("True", "ByUser")
-    assert [name.startswith("demo-s00000007-000000-") for name in lab.names("Pod")] == [True]
+    assert lab.condition("Suspended") == ("False", "Suspending")
     await lab.finish_jobs()
+    assert lab.condition("Suspended") == ("True", "ByUser")
+    assert lab.names("Pod") == []
     assert lab.run().status.last_checkpoint.step == 7
     assert lab.run().status.intent is None
 

@@ -104,7 +104,8 @@ async def test_a_kill_at_any_write_is_recovered_from(
         lab = lab_of(seed=kill_at)
         lab.kill_at = kill_at
         await story(lab, run_body)
-        assert lab.kills == 1, kill_at
+        # Another order of events may need a write less.
+        assert lab.kills == (kill_at <= len(lab.writes)), kill_at
         found = end_state(lab)
         different = [key for key in wanted | found if wanted.get(key) != found.get(key)]
         assert not different, (kill_at, reference.writes[kill_at - 1])
