@@ -50,6 +50,7 @@ docs: $(READY) ## regenerate CRDs and reference pages
 	$(RUN) python -m etude.common.api.crd
 	$(RUN) python -m etude.common.api.reference
 	$(RUN) python -m etude.operator.reference
+	$(RUN) python hack/metrics_reference.py
 
 bench: $(READY) ## one table of ratios per claim
 	@for script in bench/*.py; do $(RUN) python $$script || exit 1; done

@@ -1,4 +1,4 @@
-"""The API reference page, made from the API models."""
+"""The reference pages of the API, of algorithms and of reward functions, from their models."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,11 +8,13 @@ from typing import Any
 from etude.common.api import algorithms, crd, rewards, structural
 from etude.common.api.meta import GROUP, VERSION, Model
 
-PAGE = Path("docs/reference/api.md")
-INTRODUCTION = f"""\
+FOLDER = Path("docs/reference")
+COMMAND = "python -m etude.common.api.reference"
+GENERATED = f"<!-- Generated from etude.common.api by `{COMMAND}`; do not edit. -->"
+API = f"""\
 # API reference
 
-<!-- Generated from etude.common.api by `python -m etude.common.api.reference`; do not edit. -->
+{GENERATED}
 
 Group `{GROUP}`, version `{VERSION}`. Fields below `spec` are yours; fields below `status` are \
 written by the operator. A field marked **required** has no default. Decimals are text, so that \
@@ -20,19 +22,34 @@ they survive every JSON encoder: `"3e-3"`, in quotes. `etude lint FILE…` judge
 API server does, with line, reason and fix; `kubectl explain` prints the same sentences as this \
 page.
 """
+ALGORITHMS = f"""\
+# Algorithms reference
+
+{GENERATED}
+
+What each value of `phases[].algorithm.name` does, and what `phases[].algorithm.parameters` may \
+hold then. [Learning](../concepts/learning.md) has the formulas.
+"""
+REWARDS = f"""\
+# Rewards reference
+
+{GENERATED}
+
+What each value of `roles.rewards.functions[].function` measures, and what `parameters` beside it \
+may hold. The reward of a rollout is weight x verifier, less the sum of weight x penalty; exactly \
+one function is the Verifier.
+"""
 
 Schema = Mapping[str, Any]
 
 
-def page() -> str:
-    """The whole page: each kind, then what algorithms and reward functions take."""
-    parts = [INTRODUCTION]
-    parts += [part for kind in crd.KINDS for part in _kind(kind)]
-    parts.append("## Algorithms\n\nParameters of `phases[].algorithm.parameters`, by name.\n")
-    parts += [_parameters(name, model) for name, model in algorithms.PARAMETERS.items()]
-    parts.append("## Reward functions\n\nParameters of `roles.rewards.functions[].parameters`.\n")
-    parts += [_parameters(name, model) for name, model in rewards.PARAMETERS.items()]
-    return "\n".join(parts)
+def pages() -> Mapping[str, str]:
+    """Every page by its file name."""
+    return {
+        "api.md": "\n".join([API, *(part for kind in crd.KINDS for part in _kind(kind))]),
+        "algorithms.md": _listed(ALGORITHMS, algorithms.PARAMETERS),
+        "rewards.md": _listed(REWARDS, rewards.PARAMETERS),
+    }
 
 
 def _kind(kind: crd.Kind) -> Iterator[str]:
@@ -47,12 +64,16 @@ def _kind(kind: crd.Kind) -> Iterator[str]:
     yield f"### {kind.name}.status\n\n{_table(status, 'status')}"
 
 
+def _listed(introduction: str, models: Mapping[str, type[Model]]) -> str:
+    return "\n".join([introduction, *(_parameters(name, each) for name, each in models.items())])
+
+
 def _parameters(name: str, model: type[Model]) -> str:
     about = " ".join((model.__doc__ or "").split())
     schema = structural.schema(model)
     if not schema.get("properties"):
-        return f"### {name}\n\n{about}\n\nNo parameters.\n"
-    return f"### {name}\n\n{about}\n\n{_table(schema, '')}"
+        return f"## {name}\n\n{about}\n\nNo parameters.\n"
+    return f"## {name}\n\n{about}\n\n{_table(schema, '')}"
 
 
 def _table(schema: Schema, prefix: str) -> str:
@@ -122,10 +143,11 @@ def _about(node: Schema) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write the page to the path named, or to its place in the docs."""
-    path = Path(arguments[0]) if arguments else PAGE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(), encoding="utf-8")
+    """Write the pages into the folder named, or to their place in the docs."""
+    folder = Path(arguments[0]) if arguments else FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
