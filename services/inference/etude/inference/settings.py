@@ -104,7 +104,7 @@ class EngineOptions:
             "VLLM_ZENTORCH_WEIGHT_PREPACK": "0",
             # vLLM compiles a comparison of the sampler even when told to run eagerly: a C++
             # compiler would have to be in every image, for nothing.
-            "TORCHDYNAMO_DISABLE": "1" if self.gpus == 0 else "0",
+            "TORCH_COMPILE_DISABLE": "1" if self.gpus == 0 else "0",
             "OMP_NUM_THREADS": str(self.threads),
             # A team of threads that spins while it waits took 2 to 8 times the CPU on busy cores.
             "OMP_WAIT_POLICY": "passive",
