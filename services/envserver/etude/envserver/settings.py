@@ -36,7 +36,7 @@ class ServerSettings:
             probe_port=_port(env, "ETUDE_PROBE_PORT", "8080"),
             pod=env.get("ETUDE_POD", "envserver"),
             traces_file=Path(traces) if traces else None,
-            otlp_endpoint=env.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None,
+            otlp_endpoint=env.get("ETUDE_OTLP_ENDPOINT") or None,
         )
 
 
