@@ -1,6 +1,7 @@
 """The reward service's process: settings, wiring, serve."""
 
 import asyncio
+import logging
 import sys
 from typing import NoReturn
 
@@ -15,6 +16,7 @@ DRAIN_S = 30.0
 
 def main() -> None:
     """Serve rewards until told to stop."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         settings = Settings.from_env()
     except KeyError as error:

@@ -21,8 +21,6 @@ class Settings:
     host: str
     port: int
     probe_port: int
-    pod: str
-    """Name in traces and broker queues."""
     traces_file: Path | None
 
     @classmethod
@@ -41,7 +39,6 @@ class Settings:
             host=env.get("ETUDE_HOST", "127.0.0.1"),
             port=_port(env, "ETUDE_PORT", "7040"),
             probe_port=_port(env, "ETUDE_PROBE_PORT", "8080"),
-            pod=env.get("ETUDE_POD", "rewards"),
             traces_file=Path(traces) if traces else None,
         )
 

@@ -31,11 +31,6 @@ class Batch:
     outcomes: dict[int, environments_pb2.LaunchBatchResponse] = field(default_factory=dict)
     """In the order of their arrival."""
 
-    @property
-    def is_done(self) -> bool:
-        """Whether every index has its outcome."""
-        return len(self.outcomes) == self.request.count
-
 
 class Turn(NamedTuple):
     """One environment of a batch whose turn it is."""

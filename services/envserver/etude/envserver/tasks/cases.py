@@ -11,7 +11,6 @@ Value = int | bool | list[int] | None
 Arguments = tuple[Value, ...]
 
 NUM_VISIBLE = 2
-NUM_HIDDEN = 6
 
 
 @dataclass(frozen=True, slots=True)
