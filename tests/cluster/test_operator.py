@@ -171,16 +171,16 @@ def test_an_update_reaches_the_roles_and_is_observed(
     start_operator("first")
     kubectl("-n", namespace, "apply", "-f", "-", text=with_name("demo"))
     eventually(lambda: has(kubectl, namespace, "ConfigMap/demo-run"), "children")
-    phases = [{**RUN["spec"]["phases"][0], "maxSteps": 12}]
-    kubectl("-n", namespace, "apply", "-f", "-", text=with_name("demo", phases=phases))
+    changed = with_name("demo", checkpointing={"keepLast": 7})
+    kubectl("-n", namespace, "apply", "-f", "-", text=changed)
 
     def has_arrived() -> bool:
         data = get(kubectl, namespace, "configmap", "demo-run")["data"]["run.json"]
         run = get(kubectl, namespace, "rlr", "demo")
         observed = run["status"].get("observedGeneration") == run["metadata"]["generation"]
-        return bool(json.loads(data)["spec"]["phases"][0]["maxSteps"] == 12 and observed)
+        return bool(json.loads(data)["spec"]["checkpointing"]["keepLast"] == 7 and observed)
 
-    eventually(has_arrived, "the new limit in the run's ConfigMap")
+    eventually(has_arrived, "the new number in the run's ConfigMap")
 
 
 def test_a_deleted_run_leaves_nothing_also_while_the_operator_is_down(
