@@ -1,7 +1,9 @@
 """Reason codes: code and reference agree."""
 
+import ast
 from pathlib import Path
 
+from etude.operator.cluster import api
 from etude.operator.reasons import Reason
 from etude.operator.reference import PAGE, meanings, page
 
@@ -15,3 +17,19 @@ def test_every_reason_has_one_sentence_of_meaning() -> None:
 
 def test_the_reference_is_generated_from_the_code() -> None:
     assert (ROOT / PAGE).read_text() == page()
+
+
+def test_every_code_is_used_by_the_operator() -> None:
+    sources = (ROOT / "operator").rglob("*.py")
+    used = {
+        node.attr
+        for source in sources
+        for node in ast.walk(ast.parse(source.read_text()))
+        if isinstance(node, ast.Attribute)
+    }
+    assert {reason.name for reason in Reason} - used == set()
+
+
+def test_what_an_api_server_answers_has_a_code() -> None:
+    answers = (api.ClusterError, api.NameTakenError, api.RefusedError, api.NamespaceClosingError)
+    assert {answer.reason for answer in answers} <= set(Reason)

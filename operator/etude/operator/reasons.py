@@ -16,6 +16,10 @@ class Reason(StrEnum):
     """A child's name is taken by an object that is not ours."""
     REFUSED = "Refused"
     """The API server refuses a child; the message says why."""
+    NAMESPACE_CLOSING = "NamespaceClosing"
+    """The namespace is going away, and nothing can be created in it any more."""
+    CLUSTER_UNAVAILABLE = "ClusterUnavailable"
+    """The API server did not do what was asked; it is asked again."""
     WEAK_ISOLATION_NOT_ALLOWED = "WeakIsolationNotAllowed"
     """isolation.minimum Process is not allowed on this platform."""
 
@@ -101,8 +105,6 @@ class Reason(StrEnum):
     DRIVER_UNAVAILABLE = "DriverUnavailable"
     """Nodes end at start; their last words are in the message."""
 
-    DATA_DELETED = "DataDeleted"
-    """The checkpoint's objects are gone."""
     DELETING = "Deleting"
     """The checkpoint's objects are being deleted."""
     DELETION_FAILED = "DeletionFailed"

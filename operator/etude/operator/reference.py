@@ -11,8 +11,10 @@ PAGE = Path("docs") / "reference" / "reasons.md"
 
 HEAD = """# Reasons
 
-Every condition and Event of a run, pool or checkpoint carries one of these codes. Codes of a run's
-controller pass through unchanged, with the controller's own sentence.
+Every condition, and every Event that the operator makes of what it finds, carries one of these
+codes. What a run's processes say of themselves passes through unchanged, with their own codes and
+sentences: Events such as `PhaseStarted`, `Evaluated` and `Stalled`, condition Degraded, and the
+failure of a run that its controller ended.
 
 | reason | meaning |
 |---|---|

@@ -1,10 +1,11 @@
 """What the operator asks of a cluster; reads come from caches, writes go to the API server."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from etude.common.errors import EtudeError, UnavailableError
 from etude.operator.manifests import Manifest, Ref
+from etude.operator.reasons import Reason
 
 Listener = Callable[[Manifest], None]
 """Told of every object that changed, and of every one that is gone in its last known state."""
@@ -13,7 +14,7 @@ Listener = Callable[[Manifest], None]
 class ClusterError(UnavailableError):
     """The API server did not do what was asked; ask again."""
 
-    reason = "ClusterUnavailable"
+    reason: ClassVar[str] = Reason.CLUSTER_UNAVAILABLE
 
 
 class ConflictError(ClusterError):
@@ -25,7 +26,7 @@ class ConflictError(ClusterError):
 class NameTakenError(EtudeError):
     """An object of this name exists and belongs to somebody else."""
 
-    reason = "NameConflict"
+    reason = Reason.NAME_CONFLICT
 
     def __init__(self, ref: Ref) -> None:
         super().__init__(f"{ref.kind} {ref.namespace}/{ref.name} exists and is not ours")
@@ -35,13 +36,13 @@ class NameTakenError(EtudeError):
 class RefusedError(EtudeError):
     """The API server refuses this object for good: a schema, a policy, a missing right."""
 
-    reason = "Refused"
+    reason = Reason.REFUSED
 
 
 class NamespaceClosingError(RefusedError):
     """Nothing can be created any more in a namespace that is going away."""
 
-    reason = "NamespaceClosing"
+    reason = Reason.NAMESPACE_CLOSING
 
 
 class Cluster(Protocol):
