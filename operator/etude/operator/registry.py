@@ -53,7 +53,7 @@ def _registration(run: RLRun, seen: Seen, record: run_pb2.CheckpointRecord) -> I
         run.metadata.name, step=record.step, manifest_digest=record.manifest_digest
     )
     if all(known.metadata.name != name for known in seen.checkpoints):
-        policy = "Retain" if _was_let_go(run, name, record) else "Delete"
+        policy: DeletionPolicy = "Retain" if _was_let_go(run, name, record) else "Delete"
         yield Apply(_manifest(run, name, record, policy), names.RUN_FIELD_MANAGER)
 
 
