@@ -11,6 +11,7 @@ from etude.common.api.rewards import check_function
 from etude.operator import desired
 from etude.operator.conditions import Fact, no
 from etude.operator.desired import Platform
+from etude.operator.pods import is_reserved
 from etude.operator.reasons import Reason
 from etude.operator.seen import Seen
 
@@ -65,7 +66,7 @@ def _refused(
 def _reserved_names(run: RLRun) -> Iterator[str]:
     for role in desired.roles(run):
         for item in desired.role_spec(run, role).env:
-            if item.name.startswith("ETUDE_"):
+            if is_reserved(item.name):
                 yield f"spec.roles.{role}.env: {item.name} is set by the operator; remove it"
 
 
@@ -76,7 +77,10 @@ def _wrong_pools(run: RLRun, seen: Seen) -> Iterator[Fact]:
         if role.pool_ref is not None:
             pool = seen.pools.get(role.name)
             if pool is None:
-                message = f"{at}.poolRef.name: no EnvPool {role.pool_ref.name} in this namespace"
+                message = (
+                    f"{at}.poolRef.name: no EnvPool {role.pool_ref.name} in this namespace"
+                    " whose spec is valid"
+                )
                 yield no(ACCEPTED, Reason.POOL_NOT_FOUND, message)
                 continue
             template = pool.spec

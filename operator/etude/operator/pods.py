@@ -63,6 +63,11 @@ def base_env(ports: Mapping[str, int], *, attempt: int) -> list[Manifest]:
     ]
 
 
+def is_reserved(variable: str) -> bool:
+    """Whether a pod has this environment variable from us; given twice, a pod is refused."""
+    return variable == "HOME" or variable.startswith("ETUDE_")
+
+
 def pod_spec(plan: Plan) -> Manifest:
     """The pod spec of one role."""
     spec: Manifest = {

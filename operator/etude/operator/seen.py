@@ -1,6 +1,7 @@
 """What is known of a run when a decision is made; from caches alone."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pydantic import ValidationError
@@ -113,7 +114,9 @@ def _pools(cluster: Cluster, run: RLRun) -> dict[str, EnvPool]:
         manifest = cluster.get(key)
         is_own = manifest is not None and controller_uid(manifest) == run.metadata.uid
         if manifest is not None and (is_own or role.pool_ref is not None):
-            pools[role.name] = EnvPool.model_validate(manifest)
+            # What no schema of ours takes is told in the pool's own status.
+            with suppress(ValidationError):
+                pools[role.name] = EnvPool.model_validate(manifest)
     return pools
 
 

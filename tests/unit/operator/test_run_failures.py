@@ -208,6 +208,7 @@ async def test_a_name_that_is_taken_is_reported_and_left_alone(lab: Any, run_bod
         ({"storage": {"uri": "file:///data"}}, "InvalidParameters", "spec.storage.uri"),
         ("algorithm", "InvalidParameters", "spec.phases[1].algorithm.parameters"),
         ("env", "InvalidParameters", "ETUDE_PORT is set by the operator"),
+        ("home", "InvalidParameters", "spec.roles.rewards.env: HOME is set by the operator"),
         ("pool", "PoolNotFound", "spec.roles.environments[0].poolRef.name: no EnvPool shared"),
         ("template", "InvalidParameters", "spec.roles.environments[0].template: rust is none"),
     ],
@@ -222,6 +223,8 @@ async def test_what_no_schema_can_judge_is_refused_with_the_field(
             body["spec"]["phases"][1]["algorithm"] = {"name": "DrGRPO", "parameters": {"x": 1}}
         case "env":
             roles["trainer"] = {"env": [{"name": "ETUDE_PORT", "value": "1"}]}
+        case "home":
+            roles["rewards"]["env"] = [{"name": "HOME", "value": "/root"}]
         case "pool":
             roles["environments"][0].pop("poolTemplate")
             roles["environments"][0]["poolRef"] = {"name": "shared"}
