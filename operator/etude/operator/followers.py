@@ -58,7 +58,7 @@ class Followers:
             if uid in self.book.runs:
                 self.book.disconnected(uid)
             if uid in self.book.pools:
-                self.book.pools[uid].is_connected = False
+                self.book.pools[uid].newest = None
 
     def leave_all(self) -> None:
         """Stop listening to anybody."""
@@ -100,14 +100,11 @@ class Followers:
                 delay_s = FIRST_DELAY_S
             except PeerError as error:
                 log.info("%s/%s: %s", key.namespace, key.name, error)
-                self.book.pool(uid).is_connected = False
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
     async def _hear_pool(self, key: Ref, uid: str, target: str) -> None:
         address = self.cluster.address(key.namespace, target)
         async for response in self.peers.watch_pool(address):
-            report = self.book.pool(uid)
-            report.is_connected = True
-            report.newest = response
+            self.book.pool(uid).newest = response
             self.tell(key, PACE_S)

@@ -33,6 +33,14 @@ ISOLATION = {
     environments_pb2.ISOLATION_STRONG: "Strong",
 }
 
+UNSERVED: Mapping[str, object] = {
+    "slots": Slots(),
+    "leases": None,
+    "driver": "",
+    "isolation": "",
+}
+"""Figures of a pool without a broker: those of the last one say nothing about now."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenPool:
@@ -111,7 +119,6 @@ def _status(pool: EnvPool, seen: SeenPool, now: Moment, problem: Fact | None) ->
     ready = sum(is_true(node, "Ready") for node in staying)
     accepted = problem or yes("Accepted", Reason.ACCEPTED)
     found = [accepted, _available(pool, seen, ready, problem), _degraded(seen)]
-    newest = seen.report.newest
     changes: dict[str, object] = {
         "observed_generation": pool.metadata.generation,
         "replicas": len(staying),
@@ -125,7 +132,15 @@ def _status(pool: EnvPool, seen: SeenPool, now: Moment, problem: Fact | None) ->
         ),
         "phase": _phase(pool, found, ready),
     }
-    return pool.status.model_copy(update=changes | (_reported(newest) if newest else {}))
+    if not _is_served(seen):
+        changes |= UNSERVED
+    elif seen.report.newest is not None:
+        changes |= _reported(seen.report.newest)
+    return pool.status.model_copy(update=changes)
+
+
+def _is_served(seen: SeenPool) -> bool:
+    return any(is_true(pod, "Ready") for pod in seen.brokers)
 
 
 def _reported(newest: environments_pb2.WatchPoolResponse) -> dict[str, object]:
@@ -149,7 +164,7 @@ def _available(pool: EnvPool, seen: SeenPool, ready: int, problem: Fact | None) 
         return no("Available", problem.reason, problem.message)
     if not pool.spec.replicas:
         return no("Available", Reason.SCALED_TO_ZERO, "spec.replicas is 0")
-    if not any(is_true(pod, "Ready") for pod in seen.brokers):
+    if not _is_served(seen):
         return no("Available", Reason.BROKER_NOT_READY, "the broker is not ready")
     if not ready:
         words = failures.unschedulable(seen.nodes) or "no node is ready"

@@ -52,7 +52,6 @@ class RunReport:
 class PoolReport:
     """What one pool's broker has said."""
 
-    is_connected: bool = False
     newest: environments_pb2.WatchPoolResponse | None = None
 
 

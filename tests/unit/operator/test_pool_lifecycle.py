@@ -90,6 +90,29 @@ async def test_the_brokers_figures_reach_the_status(pool_lab: Any) -> None:
     assert (found.driver, found.isolation, found.leases.acquire_p99_ms) == ("process", "Weak", 40)
 
 
+async def test_figures_go_with_the_broker_that_gave_them(pool_lab: Any) -> None:
+    report = environments_pb2.WatchPoolResponse(sequence=1, slots=128, leased=100, driver="process")
+    pool_lab.peers.pools["repos-broker-0.repos-broker:7020"].say(report)
+    await pool_lab.settle()
+    await pool_lab.advance(5)
+    assert status(pool_lab).slots.leased == 100
+    pool_lab.cluster.put(body(replicas=0))
+    await pool_lab.settle()
+    found = status(pool_lab)
+    assert (found.slots.idle, found.slots.leased) == (0, 0)
+    assert (found.leases, found.driver) == (None, "")
+
+
+async def test_a_pool_that_cannot_be_read_is_reported_by_name(pool_lab: Any, run_body: Any) -> None:
+    pool_lab.cluster.put(body(surprise=True))
+    run = run_body()
+    role = {"name": "repos", "template": "python", "poolRef": {"name": "repos"}}
+    run["spec"]["roles"]["environments"] = [role]
+    pool_lab.cluster.put(run)
+    await pool_lab.settle()
+    assert pool_lab.condition("Accepted") == ("False", "PoolNotFound")
+
+
 async def test_nodes_that_refuse_to_start_show_as_an_unavailable_driver(pool_lab: Any) -> None:
     pool_lab.end("repos-node-0", exit_code=78, message="isolation MicroVM needs /dev/kvm")
     pool_lab.end("repos-node-1", exit_code=78, message="isolation MicroVM needs /dev/kvm")
