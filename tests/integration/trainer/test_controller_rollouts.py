@@ -126,7 +126,7 @@ async def test_the_group_is_leased_together_and_every_lease_is_released(
 ) -> None:
     await run(worker, order(task_uri, partners.target))
     [launch] = partners.broker.launches
-    assert launch.count == 3
+    assert (launch.count, launch.ttl_seconds) == (3, 0)
     assert launch.workspace.uri == f"{task_uri}/environment"
     await worker.close()
     held = {lease.lease_id for leases in partners.broker.granted.values() for lease in leases}

@@ -14,11 +14,8 @@ from etude.v1 import environments_pb2, environments_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-TTL_S = 60
-"""A lease outlives its worker by this at most: a resumed run must not wait longer for slots."""
-
 RENEW_EVERY_S = 15.0
-"""Three attempts fit into a lease's life, also on a machine that stutters."""
+"""Three attempts fit into the shortest life that a pool may give a lease."""
 
 RETRY_S = 1.0
 
@@ -103,9 +100,8 @@ class Leases:
             await asyncio.sleep(RENEW_EVERY_S)
             if not self._held:
                 continue
-            request = environments_pb2.RenewLeasesRequest(
-                lease_ids=sorted(self._held), ttl_seconds=TTL_S
-            )
+            # For as long as the pool's spec says, here as at the launch.
+            request = environments_pb2.RenewLeasesRequest(lease_ids=sorted(self._held))
             try:
                 answer = await self.broker.RenewLeases(request, timeout=channels.CONTROL_DEADLINE_S)
             except grpc.aio.AioRpcError as error:

@@ -15,7 +15,7 @@ from etude.agent.toolsets import toolset
 from etude.agent.trajectory import Ending, Trajectory
 from etude.agent.turns import Limits, PlatformFaultError, RolloutTask, run_rollout
 from etude.common.errors import EtudeError, UnavailableError
-from etude.trainer.leases import TTL_S, Launch, Leases, Slots
+from etude.trainer.leases import Launch, Leases, Slots
 from etude.trainer.order import derived_seed
 from etude.trainer.partners import GenerateSampler, LeasedEnvironment, Outage
 from etude.trainer.peers import Peers
@@ -98,7 +98,6 @@ class Siblings:
             workspace=environments_pb2.WorkspaceSource(uri=f"{order.task_uri}/environment"),
             count=len(indices),
             toolset=order.limits.toolset,
-            ttl_seconds=TTL_S,
             queue_timeout_seconds=max(MIN_QUEUE_S, 4 * order.limits.timeout_seconds),
         )
 

@@ -42,12 +42,13 @@ class Isolation(Model):
 class LeasePolicy(Model):
     """How environments are handed out."""
 
-    ttl_seconds: Annotated[int, Field(ge=10, le=86_400)] = 900
-    """A lease ends after this unless renewed; keep it longer than a trainer restart."""
+    ttl_seconds: Annotated[int, Field(ge=45, le=86_400)] = 60
+    """A lease ends after this unless renewed, every 15 s: so long a lost client keeps its slots."""
     max_queue: Annotated[int, Field(ge=1, le=100_000)] = 10_000
     """Environments that may wait; more are refused with a retry hint."""
     queue_timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = 600
-    """Longest wait for a slot."""
+    """Longest wait for a slot where a client sets none. A run's rollouts wait for four of their own
+    time limits, and at least 600 s; a verifier waits for its own."""
 
 
 class StoreAccess(Model):
