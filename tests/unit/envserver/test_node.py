@@ -10,8 +10,8 @@ import pytest
 from etude.common.errors import InvalidFieldError, ReusedIdError, UnknownIdError
 from etude.envserver.drivers.base import Command, Outcome, SandboxError
 from etude.envserver.drivers.memory import MemoryDriver, run_tests
-from etude.envserver.node import environment as environment_module
 from etude.envserver.node import folders
+from etude.envserver.node import results as results_module
 from etude.envserver.node.environment import Environment
 from etude.envserver.node.node import Node
 from etude.v1 import environments_pb2
@@ -242,7 +242,7 @@ async def test_a_policy_that_fills_its_workspace_hands_in_nothing(
 async def test_a_turn_whose_results_no_message_can_carry_says_so(
     make_node: MakeNode, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environment_module, "MAX_TURN_BYTES", 10)
+    monkeypatch.setattr(results_module, "MAX_TURN_BYTES", 10)
     node = make_node(answer=lambda command: Outcome(output=command.command.encode(), exit_code=0))
     environment = await opened(node, order)
     texts = ("12345678", "123", "1")
@@ -258,7 +258,7 @@ async def test_a_turn_whose_results_no_message_can_carry_says_so(
 async def test_only_so_many_results_are_kept_and_the_newest_always(
     make_node: MakeNode, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environment_module, "MAX_STORED_BYTES", 3)
+    monkeypatch.setattr(results_module, "MAX_STORED_BYTES", 3)
     numbers = itertools.count(10)
     node = make_node(answer=lambda _: Outcome(output=b"%d" % next(numbers), exit_code=0))
     environment = await opened(node, order)

@@ -4,12 +4,9 @@ import asyncio
 import hmac
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from blake3 import blake3
 
 from etude.agent import wire
 from etude.agent.calls import Call, Malformed, from_json
@@ -19,7 +16,6 @@ from etude.agent.workspace import ExecResult, FolderWorkspace
 from etude.common.errors import (
     ForbiddenError,
     InvalidFieldError,
-    ReusedIdError,
     UnavailableError,
     UnknownIdError,
     crossing,
@@ -30,16 +26,13 @@ from etude.envserver.drivers.sandbox.layout import warm
 from etude.envserver.node import folders, trees
 from etude.envserver.node.cache import ResultCache
 from etude.envserver.node.records import CALLS, WORKSPACE, CallLog, History, Record
+from etude.envserver.node.results import Results, digest, fitting
 from etude.envserver.node.sources import Source
 from etude.v1 import environments_pb2
 
 log = logging.getLogger(__name__)
 
 MAX_CALLS = 256
-MAX_TURN_BYTES = 3 << 20
-"""Results of one turn; a message of the wire carries 4 MiB."""
-MAX_STORED_BYTES = 4 << 20
-"""Results kept for clients that ask again, the newest turn always."""
 
 _CHANGES = frozenset({Access.WRITE, Access.ALL})
 
@@ -59,9 +52,7 @@ class Environment:
     """On the monotonic clock."""
     _workspace: FolderWorkspace = field(init=False)
     _log: CallLog = field(init=False)
-    _results: OrderedDict[str, environments_pb2.ToolResult] = field(default_factory=OrderedDict)
-    _stored_bytes: int = 0
-    _digests: dict[str, str] = field(default_factory=dict)
+    _results: Results = field(default_factory=Results)
     _identity: str | None = None
     """Of the workspace, where it is known; empty where it cannot be told."""
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -106,7 +97,7 @@ class Environment:
         """Continue where another process stopped; False if a turn was cut off and left a trace."""
         if found.before is not None and (self._present_identity() or None) != found.before:
             return False
-        self._store(list(found.results.values()), found.digests)
+        self._results.add(list(found.results.values()), found.digests)
         return True
 
     async def run_turn(
@@ -120,7 +111,7 @@ class Environment:
             UnknownIdError: the lease ended meanwhile.
             CancelledError: the caller has gone; the turn goes on.
         """
-        digests = {call.call_id: _digest(call) for call in calls}
+        digests = {call.call_id: digest(call) for call in calls}
         if len(digests) < len(calls) or "" in digests:
             raise InvalidFieldError("calls", "each call needs an id of its own")
         if len(calls) > MAX_CALLS:
@@ -180,14 +171,12 @@ class Environment:
         self, calls: Sequence[environments_pb2.ToolCall], digests: Mapping[str, str]
     ) -> list[environments_pb2.ToolResult]:
         async with self._turn:
-            for call_id, digest in digests.items():
-                if self._digests.get(call_id, digest) != digest:
-                    raise ReusedIdError(f"call {call_id!r} was another call before")
-            fresh = [call for call in calls if call.call_id not in self._results]
+            self._results.check(digests)
+            fresh = [call for call in calls if not self._results.has(call.call_id)]
             if fresh:
                 with crossing(SandboxError, f"lease {self.lease_id}"):
                     await self._run_fresh(fresh, digests)
-            return [self._results[call.call_id] for call in calls]
+            return self._results.of(calls)
 
     async def _run_fresh(
         self, calls: Sequence[environments_pb2.ToolCall], digests: Mapping[str, str]
@@ -212,9 +201,9 @@ class Environment:
             wire.to_result_message(call.call_id, outcome)
             for call, outcome in zip(calls, outcomes, strict=True)
         ]
-        response = environments_pb2.RunTurnResponse(results=_fitting(results))
+        response = environments_pb2.RunTurnResponse(results=fitting(results))
         fresh = {call.call_id: digests[call.call_id] for call in calls}
-        self._store(response.results, fresh)
+        self._results.add(response.results, fresh)
         if changes:
             self._log.end(fresh, response)
 
@@ -233,18 +222,6 @@ class Environment:
     def _may_change(self, call: Call | Malformed) -> bool:
         tool = self.toolset.tools.get(call.name) if isinstance(call, Call) else None
         return tool is not None and tool.access in _CHANGES
-
-    def _store(
-        self, results: Sequence[environments_pb2.ToolResult], digests: Mapping[str, str]
-    ) -> None:
-        self._digests.update(digests)
-        for result in results:
-            self._results[result.call_id] = result
-            self._stored_bytes += len(result.content)
-        while self._stored_bytes > MAX_STORED_BYTES and len(self._results) > len(results):
-            call_id, oldest = self._results.popitem(last=False)
-            self._stored_bytes -= len(oldest.content)
-            self._digests.pop(call_id, None)
 
     def _present_identity(self) -> str:
         """Identity of the workspace, empty where it is too large or too odd to tell cheaply."""
@@ -290,21 +267,3 @@ def seconds_left(lease: environments_pb2.Lease) -> float:
 
 def _is_same(one: str, other: str) -> bool:
     return bool(other) and hmac.compare_digest(one.encode(), other.encode())
-
-
-def _digest(call: environments_pb2.ToolCall) -> str:
-    return blake3(f"{call.name}\0{call.arguments_json}".encode()).hexdigest(length=8)
-
-
-def _fitting(
-    results: Sequence[environments_pb2.ToolResult],
-) -> list[environments_pb2.ToolResult]:
-    """The results, from the first that does not fit on without their content."""
-    left = MAX_TURN_BYTES
-    for result in results:
-        if len(result.content) > left:
-            left = 0
-            result.content = b"Error: the results of this turn are too long together"
-            result.is_error, result.error = True, environments_pb2.TOOL_ERROR_KIND_TOOL
-        left = max(0, left - len(result.content))
-    return list(results)

@@ -1,0 +1,74 @@
+"""The results of a lease's calls, kept for clients that ask again."""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from blake3 import blake3
+
+from etude.common.errors import ReusedIdError
+from etude.v1 import environments_pb2
+
+MAX_TURN_BYTES = 3 << 20
+"""Results of one turn; a message of the wire carries 4 MiB."""
+MAX_STORED_BYTES = 4 << 20
+"""Oldest out first, the newest turn never."""
+
+
+@dataclass(slots=True)
+class Results:
+    """Results by call id, and what each call was."""
+
+    _kept: OrderedDict[str, environments_pb2.ToolResult] = field(default_factory=OrderedDict)
+    _digests: dict[str, str] = field(default_factory=dict)
+    _num_bytes: int = 0
+
+    def check(self, digests: Mapping[str, str]) -> None:
+        """Refuse calls whose ids were other calls before.
+
+        Raises:
+            ReusedIdError: one was.
+        """
+        for call_id, digest in digests.items():
+            if self._digests.get(call_id, digest) != digest:
+                raise ReusedIdError(f"call {call_id!r} was another call before")
+
+    def has(self, call_id: str) -> bool:
+        """Whether the call has its result."""
+        return call_id in self._kept
+
+    def of(self, calls: Sequence[environments_pb2.ToolCall]) -> list[environments_pb2.ToolResult]:
+        """The results of calls that have one, in order."""
+        return [self._kept[call.call_id] for call in calls]
+
+    def add(
+        self, results: Sequence[environments_pb2.ToolResult], digests: Mapping[str, str]
+    ) -> None:
+        """Keep the results of one turn."""
+        self._digests.update(digests)
+        for result in results:
+            self._kept[result.call_id] = result
+            self._num_bytes += len(result.content)
+        while self._num_bytes > MAX_STORED_BYTES and len(self._kept) > len(results):
+            call_id, oldest = self._kept.popitem(last=False)
+            self._num_bytes -= len(oldest.content)
+            self._digests.pop(call_id, None)
+
+
+def digest(call: environments_pb2.ToolCall) -> str:
+    """What a call is, apart from its id."""
+    return blake3(f"{call.name}\0{call.arguments_json}".encode()).hexdigest(length=8)
+
+
+def fitting(
+    results: Sequence[environments_pb2.ToolResult],
+) -> list[environments_pb2.ToolResult]:
+    """The results, from the first that does not fit on without their content."""
+    left = MAX_TURN_BYTES
+    for result in results:
+        if len(result.content) > left:
+            left = 0
+            result.content = b"Error: the results of this turn are too long together"
+            result.is_error, result.error = True, environments_pb2.TOOL_ERROR_KIND_TOOL
+        left = max(0, left - len(result.content))
+    return list(results)
