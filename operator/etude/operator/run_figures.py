@@ -63,7 +63,7 @@ def _reported(run: RLRun, report: run_pb2.RunStatus) -> dict[str, object]:
         ),
     }
     mean, ewma = figure(report.reward_mean), figure(report.reward_ewma)
-    if counts.completed and mean is not None and ewma is not None:
+    if counts.trained and mean is not None and ewma is not None:
         found["reward"] = RewardStatus(mean=mean, ewma=ewma)
         found["staleness"] = StalenessStatus(
             p50=figure(report.staleness_p50) or "0", max=int(report.staleness_max)

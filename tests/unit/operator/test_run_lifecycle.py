@@ -48,7 +48,7 @@ async def test_a_reporting_run_is_running_and_shows_its_figures(lab: Any, run_bo
         reward_mean=0.5,
         reward_ewma=0.4,
         staleness_max=1,
-        rollouts=run_pb2.RolloutCounts(completed=128),
+        rollouts=run_pb2.RolloutCounts(completed=128, trained=128),
         eval_success=0.38,
         last_step_unix_ms=int(lab.clock.wall_s() * 1000),
         productive_seconds=5,
