@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -42,9 +43,14 @@ def test_etude_is_a_namespace_in_every_root() -> None:
 
 
 def test_every_root_is_in_the_wheel_and_in_the_type_check() -> None:
-    text = (ROOT / "pyproject.toml").read_text()
-    missing = [r for r in SOURCE_ROOTS if f'"{r}/etude"' not in text or f'"{r}"' not in text]
-    assert missing == []
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    wheel, mypy = tool["hatch"]["build"]["targets"]["wheel"], tool["mypy"]
+    assert set(wheel["packages"]) == {f"{r}/etude" for r in SOURCE_ROOTS}
+    assert set(wheel["dev-mode-dirs"]) == set(SOURCE_ROOTS)
+    assert set(mypy["mypy_path"].split(":")) - {"hack/testbed"} == set(SOURCE_ROOTS)
+    checked = {r for r in SOURCE_ROOTS if {r, r.partition("/")[0]} & set(mypy["files"])}
+    assert checked == set(SOURCE_ROOTS) - {"protos"}, "generated stubs alone are not checked"
+    assert {"tests", "bench", "hack"} <= set(mypy["files"])
 
 
 def test_no_file_is_longer_than_a_reader_can_hold() -> None:
