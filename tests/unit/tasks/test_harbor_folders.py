@@ -101,6 +101,14 @@ BAD = {
     ),
     "several steps": (_write("task.toml", b"[[steps]]\nname='a'"), "steps"),
     "a GPU": (_write("task.toml", b"[environment]\ngpus=1"), r"environment\.gpus"),
+    "a network": (
+        _write("task.toml", b"[environment]\nallow_internet=true"),
+        r"environment\.allow_internet",
+    ),
+    "some network": (
+        _write("task.toml", b"[environment]\nnetwork_mode='allowlist'"),
+        r"environment\.network_mode",
+    ),
     "no instruction": (_remove("instruction.md"), r"instruction\.md.*is missing"),
     "empty instruction": (_write("instruction.md", b" \n"), r"instruction\.md.*is empty"),
     "binary instruction": (_write("instruction.md", b"\xff\xfe"), r"instruction\.md.*not UTF-8"),

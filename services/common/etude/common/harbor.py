@@ -49,11 +49,13 @@ class _Verifier(_Section):
 
 
 class _Agent(_Section):
+    """For other harnesses: here the run limits its rollouts."""
+
     timeout_sec: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
 
 class _Environment(_Section):
-    """Sizes are the template's business here; what a template cannot give is refused."""
+    """Sizes are for other harnesses: here the pool decides. What no pool gives is refused."""
 
     build_timeout_sec: float = Field(default=600.0, gt=0)
     cpus: float = Field(default=1, gt=0)
@@ -61,8 +63,8 @@ class _Environment(_Section):
     storage_mb: int = Field(default=10_240, gt=0)
     memory: str | None = None
     storage: str | None = None
-    allow_internet: bool = True
-    network_mode: Literal["public", "no-network", "allowlist"] | None = None
+    allow_internet: Literal[False] | None = None
+    network_mode: Literal["no-network"] | None = None
     gpus: Literal[0] = 0
 
 
