@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from etude.inference.settings import EngineOptions
 
@@ -38,7 +38,8 @@ async def build_engine(options: EngineOptions, stop: asyncio.Event) -> "Replica 
     threading.Thread(target=build, name="build-engine", daemon=True).start()
     built = asyncio.wrap_future(outcome)
     told = asyncio.create_task(stop.wait(), name="stop")
-    await asyncio.wait({built, told}, return_when=asyncio.FIRST_COMPLETED)
+    either: set[asyncio.Future[Any]] = {built, told}
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     told.cancel()
     return None if stop.is_set() else await built
 
