@@ -16,7 +16,7 @@ from etude.common.api.phases import Phase, RolloutPolicy
 from etude.common.blobs import ObjectInfo, open_store
 from etude.common.errors import CorruptError, WrongStateError
 from etude.common.weights import VersionId
-from etude.trainer import checkpoints, publisher, ranks, rows
+from etude.trainer import learner_state, publisher, ranks, rows
 from etude.trainer.algorithms.base import AlgorithmSteps
 from etude.trainer.algorithms.choice import chosen
 from etude.trainer.batches import (
@@ -250,7 +250,7 @@ class Learner:
             updates=state.optimiser.updates,
             has_reference=state.reference is not None,
         )
-        return checkpoints.write(
+        return learner_state.write(
             self._store,
             prefix,
             tensors=(publisher.wire_tensor(name, tensor) for name, tensor in named.items()),
@@ -264,7 +264,7 @@ class Learner:
             CorruptError: an object is missing, damaged or of another model; it is named.
         """
         where = f"{self._store.url}/{prefix}"
-        saved = checkpoints.read(self._store, prefix)
+        saved = learner_state.read(self._store, prefix)
         try:
             about = _Saved.model_validate(saved.state)
         except ValidationError as cause:
@@ -279,7 +279,7 @@ class Learner:
         state.optimiser.prepare(updates=about.updates)
         live = self._live_tensors(state)
         rng = saved.tensors.pop("rng", torch.zeros(0))
-        checkpoints.check_fit(saved.tensors, live, where=where)
+        learner_state.check_fit(saved.tensors, live, where=where)
         torch.set_rng_state(rng)
         for name, tensor in live.items():
             ranks.fill(tensor, saved.tensors[name])

@@ -31,8 +31,6 @@ class Orders:
     """Of the spec."""
     wants_checkpoint: bool = False
     suspend: run_pb2.SuspendRun | None = None
-    is_stopping: bool = False
-    """The process was told to end."""
     halting: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the controller shall stop working."""
     _seen: dict[str, None] = field(default_factory=dict)
@@ -75,7 +73,6 @@ class Orders:
 
     def stop(self) -> None:
         """The process shall end."""
-        self.is_stopping = True
         self.halting.set()
 
     def _configure(self, order: run_pb2.ConfigureRun) -> None:

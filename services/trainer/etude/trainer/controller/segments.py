@@ -30,8 +30,6 @@ _RECORD = struct.Struct("<IIBQ")
 _COMMIT = struct.Struct("<QII")
 _CRC = struct.Struct("<I")
 
-COMMIT_BYTES = _RECORD.size + _COMMIT.size
-
 
 class Segment(NamedTuple):
     """What one object of the journal holds."""

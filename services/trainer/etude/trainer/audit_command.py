@@ -1,4 +1,4 @@
-"""`python -m etude.trainer.audit STORE`: judge a run by its own journal."""
+"""`python -m etude.trainer.audit_command STORE`: judge a run by its own journal."""
 
 import argparse
 import json
