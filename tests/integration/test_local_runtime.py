@@ -196,3 +196,13 @@ def test_a_bad_manifest_is_refused_with_every_finding(tmp_path: Path) -> None:
     assert b"maxStep" in errors
     assert b"storage.uri" in errors
     assert not local.folder.exists()
+
+
+def test_a_manifest_that_is_suspended_says_how_to_go_on(tmp_path: Path) -> None:
+    local = Local(tmp_path)
+    local.file.write_text(local.file.read_text() + "  suspend: true\n")
+    process = local.start()
+    _, words = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 130
+    assert b"--set spec.suspend=false goes on" in words
+    assert local.start("--set", "spec.suspend=false").wait(LIMIT_S) == 0

@@ -136,6 +136,9 @@ class Runtime:
             case "Failed":
                 log.error("failed: %s", run_folder.ending(run))
                 return EXIT_FAILED
+            case "Suspended" if not self._signals:
+                log.info("suspended: spec.suspend is true; --set spec.suspend=false goes on")
+                return EXIT_STOPPED
             case _:
                 log.info("stopped; the same command resumes")
                 return EXIT_STOPPED
