@@ -1,4 +1,4 @@
-"""Where each field of the API must show: the modules that read it."""
+"""Where each field of the API must show: the expressions that read it."""
 
 from collections.abc import Iterator
 
@@ -7,6 +7,7 @@ TRAINER = "etude.trainer"
 CONTROLLER = "etude.trainer.controller"
 NODE = "etude.envserver.node"
 BROKER = "etude.envserver.broker"
+PEOPLE = "people"
 
 
 def under(prefix: str, readers: dict[str, str]) -> Iterator[tuple[str, str]]:
@@ -16,39 +17,36 @@ def under(prefix: str, readers: dict[str, str]) -> Iterator[tuple[str, str]]:
 
 
 ROLE = {
-    "image": f"{OPERATOR}.desired",
-    "gpusPerReplica": f"{OPERATOR}.desired",
-    "cpu": f"{OPERATOR}.desired",
-    "memory": f"{OPERATOR}.desired",
-    "env[].name": f"{OPERATOR}.desired",
-    "env[].value": f"{OPERATOR}.desired",
-    "nodeSelector": f"{OPERATOR}.desired",
-    "terminationGracePeriodSeconds": f"{OPERATOR}.desired",
+    "image": f"{OPERATOR}.desired spec",
+    "gpusPerReplica": f"{OPERATOR}.desired spec",
+    "cpu": f"{OPERATOR}.desired spec",
+    "memory": f"{OPERATOR}.desired spec",
+    "env[].name": f"{OPERATOR}.desired item",
+    "env[].value": f"{OPERATOR}.desired item",
+    "nodeSelector": f"{OPERATOR}.desired spec",
+    "terminationGracePeriodSeconds": f"{OPERATOR}.desired spec",
 }
 POOL = {
-    "templates[].name": f"{NODE}.serve",
+    "templates[].name": f"{NODE}.admission",
     "templates[].trust": f"{NODE}.admission",
     "isolation.minimum": f"{NODE}.admission",
-    "replicas": f"{OPERATOR}.desired",
-    "slotsPerReplica": f"{NODE}.serve",
+    "replicas": f"{OPERATOR}.desired spec",
+    "slotsPerReplica": f"{NODE}.serve spec",
     "lease.ttlSeconds": f"{BROKER}.broker",
     "lease.maxQueue": f"{BROKER}.broker",
     "lease.queueTimeoutSeconds": f"{BROKER}.broker",
-    "store.endpoint": "etude.common.files",
-    "store.region": "etude.common.files",
-    "store.secretRef.name": f"{OPERATOR}.desired",
+    "store.endpoint": "etude.common.files storage",
+    "store.region": "etude.common.files storage",
+    "store.secretRef.name": f"{OPERATOR}.desired secret",
 }
 STORAGE = {
     "uri": f"{CONTROLLER}.inputs",
     "endpoint": "etude.common.files",
     "region": "etude.common.files",
-    "secretRef.name": f"{OPERATOR}.desired",
+    "secretRef.name": f"{OPERATOR}.desired secret",
 }
-TASKS = {
-    "name": f"{CONTROLLER}.inputs",
-    "uri": f"{CONTROLLER}.inputs",
-    "environment": f"{CONTROLLER}.inputs",
-}
+TASKS = dict.fromkeys(("name", "uri", "environment"), f"{CONTROLLER}.inputs task_set")
+EVALUATED = dict.fromkeys(("name", "uri", "environment"), f"{CONTROLLER}.inputs tasks")
 
 RLRUN = {
     "suspend": f"{OPERATOR}.intents",
@@ -56,7 +54,7 @@ RLRUN = {
     "model.seed": f"{CONTROLLER}.host",
     **dict(under("storage", STORAGE)),
     "phases[].name": f"{CONTROLLER}.program",
-    "phases[].type": "etude.common.api.phases",
+    "phases[].type": "etude.common.api.phases self",
     "phases[].maxSteps": f"{CONTROLLER}.run",
     "phases[].seed": f"{CONTROLLER}.inputs",
     "phases[].optimizer.learningRate": f"{TRAINER}.schedule",
@@ -64,29 +62,29 @@ RLRUN = {
     "phases[].optimizer.warmupSteps": f"{TRAINER}.schedule",
     "phases[].optimizer.decayStart": f"{TRAINER}.schedule",
     "phases[].optimizer.finalFraction": f"{TRAINER}.schedule",
-    "phases[].optimizer.weightDecay": f"{TRAINER}.optimiser",
-    "phases[].optimizer.gradientClip": f"{TRAINER}.optimiser",
-    "phases[].optimizer.beta1": f"{TRAINER}.optimiser",
-    "phases[].optimizer.beta2": f"{TRAINER}.optimiser",
+    "phases[].optimizer.weightDecay": f"{TRAINER}.optimiser settings",
+    "phases[].optimizer.gradientClip": f"{TRAINER}.optimiser settings",
+    "phases[].optimizer.beta1": f"{TRAINER}.optimiser settings",
+    "phases[].optimizer.beta2": f"{TRAINER}.optimiser settings",
     "phases[].batchSize": f"{TRAINER}.corpus",
-    "phases[].data[].name": f"{TRAINER}.corpus",
-    "phases[].data[].uri": f"{TRAINER}.corpus",
-    "phases[].data[].contextWeight": f"{TRAINER}.corpus",
+    "phases[].data[].name": f"{TRAINER}.corpus dataset",
+    "phases[].data[].uri": f"{TRAINER}.corpus dataset",
+    "phases[].data[].contextWeight": f"{TRAINER}.corpus dataset",
     **dict(under("phases[].tasks[]", TASKS)),
     "phases[].algorithm.name": f"{TRAINER}.algorithms.choice",
     "phases[].algorithm.groupSize": f"{CONTROLLER}.reinforcement",
     "phases[].algorithm.promptsPerStep": f"{CONTROLLER}.reinforcement",
     "phases[].algorithm.parameters": f"{TRAINER}.algorithms.choice",
-    "phases[].asyncLimits.mode": f"{CONTROLLER}.reinforcement",
-    "phases[].asyncLimits.maxStalenessVersions": f"{CONTROLLER}.reinforcement",
-    "phases[].rollout.toolset": f"{TRAINER}.siblings",
-    "phases[].rollout.maxConcurrent": f"{TRAINER}.cluster",
-    "phases[].rollout.maxTurns": f"{TRAINER}.siblings",
-    "phases[].rollout.maxTurnTokens": f"{TRAINER}.siblings",
-    "phases[].rollout.maxTokens": f"{TRAINER}.siblings",
-    "phases[].rollout.timeoutSeconds": f"{TRAINER}.siblings",
-    "phases[].rollout.retries": f"{TRAINER}.siblings",
-    "phases[].rollout.maxInfraFailurePercent": f"{CONTROLLER}.reinforcement",
+    "phases[].asyncLimits.mode": f"{CONTROLLER}.reinforcement limits",
+    "phases[].asyncLimits.maxStalenessVersions": f"{CONTROLLER}.reinforcement limits",
+    "phases[].rollout.toolset": f"{TRAINER}.siblings limits",
+    "phases[].rollout.maxConcurrent": f"{TRAINER}.cluster limits",
+    "phases[].rollout.maxTurns": f"{TRAINER}.siblings limits",
+    "phases[].rollout.maxTurnTokens": f"{TRAINER}.siblings limits",
+    "phases[].rollout.maxTokens": f"{TRAINER}.siblings limits",
+    "phases[].rollout.timeoutSeconds": f"{TRAINER}.siblings limits",
+    "phases[].rollout.retries": f"{TRAINER}.siblings limits",
+    "phases[].rollout.maxInfraFailurePercent": f"{CONTROLLER}.reinforcement limits",
     **dict(under("roles.trainer", ROLE)),
     "roles.trainer.learnerRanks": f"{CONTROLLER}.host",
     "roles.trainer.rolloutWorkers": f"{CONTROLLER}.host",
@@ -94,19 +92,19 @@ RLRUN = {
     "roles.trainer.microBatchTokens": f"{CONTROLLER}.host",
     **dict(under("roles.inference", ROLE)),
     "roles.inference.replicas": f"{OPERATOR}.desired",
-    "roles.inference.maxModelLen": "etude.inference.settings",
-    "roles.inference.maxConcurrent": "etude.inference.settings",
-    "roles.inference.kvCacheMib": "etude.inference.settings",
-    "roles.environments[].name": f"{OPERATOR}.desired",
+    "roles.inference.maxModelLen": "etude.inference.settings role",
+    "roles.inference.maxConcurrent": "etude.inference.settings role",
+    "roles.inference.kvCacheMib": "etude.inference.settings role",
+    "roles.environments[].name": f"{OPERATOR}.desired role",
     "roles.environments[].poolRef.name": f"{OPERATOR}.desired",
     **dict(under("roles.environments[].poolTemplate", POOL)),
-    "roles.environments[].template": f"{CONTROLLER}.host",
+    "roles.environments[].template": f"{CONTROLLER}.host role",
     **dict(under("roles.rewards", ROLE)),
     "roles.rewards.functions[].name": "etude.rewards.rubric",
     "roles.rewards.functions[].function": "etude.rewards.rubric",
     "roles.rewards.functions[].weight": "etude.rewards.rubric",
     "roles.rewards.functions[].parameters": "etude.rewards.rubric",
-    "roles.rewards.functions[].timeoutSeconds": "etude.common.api.roles",
+    "roles.rewards.functions[].timeoutSeconds": "etude.common.api.roles self",
     "weights.dtype": "etude.inference.settings",
     "weights.timeoutSeconds": f"{CONTROLLER}.host",
     "weights.keepVersions": f"{CONTROLLER}.publishing",
@@ -115,7 +113,7 @@ RLRUN = {
     "checkpointing.onSuspend": f"{OPERATOR}.intents",
     "checkpointing.timeoutSeconds": f"{CONTROLLER}.run",
     "evaluation[].name": f"{CONTROLLER}.evaluation",
-    **dict(under("evaluation[].tasks", TASKS)),
+    **dict(under("evaluation[].tasks", EVALUATED)),
     "evaluation[].phase": f"{CONTROLLER}.evaluation",
     "evaluation[].everySteps": f"{CONTROLLER}.evaluation",
     "evaluation[].limit": f"{CONTROLLER}.evaluation",
@@ -129,9 +127,9 @@ RLRUN = {
 }
 
 CHECKPOINT = {
-    "runRef.name": f"{OPERATOR}.registry",
-    "runRef.uid": f"{OPERATOR}.registry",
-    "reason": f"{OPERATOR}.checkpoints",
+    "runRef.name": "column Run",
+    "runRef.uid": PEOPLE,
+    "reason": "column Reason",
     "source.uri": f"{OPERATOR}.checkpoints",
     "source.manifestDigest": f"{OPERATOR}.checkpoints",
     **dict(under("storage", STORAGE)),
@@ -144,5 +142,6 @@ CHECKPOINT = {
 }
 
 KNOBS = {"RLRun": RLRUN, "Checkpoint": CHECKPOINT, "EnvPool": POOL}
-"""By kind: field path below spec → module that reads it, or `column` and its name for a figure
-that only people read."""
+"""By kind: field path below spec → module that reads it, and from which name where that is not the
+parent's own: `settings` for `settings.beta1`, which would be `optimizer.beta1`. `column` and a name
+stand for a figure that kubectl shows; PEOPLE for one that it shows in full only."""
