@@ -22,11 +22,13 @@ $(READY): pyproject.toml uv.lock | $(filter .tools/%,$(UV))
 demo: $(READY) ## train a small policy on this machine and watch it get better (SEED=0)
 	$(RUN) etude demo --seed $(SEED)
 
-check: $(READY) ## format, lint, types, import rules
+check: $(READY) ## format, lint, types, import rules; the wire where Node is, Go files where Go is
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
 	$(RUN) mypy
 	$(RUN) lint-imports
+	.ci/buf --if-possible
+	.ci/go
 
 fix: $(READY) ## format and repair what can be repaired
 	$(RUN) ruff format .
@@ -46,10 +48,11 @@ testbed: $(READY) ## build and start a real control plane and node, and run the 
 protos: $(READY) ## regenerate the committed stubs
 	$(RUN) python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos --grpc_python_out=protos --mypy_grpc_out=protos protos/etude/v1/*.proto
 
-docs: $(READY) ## regenerate CRDs and reference pages
+docs: $(READY) ## regenerate CRDs and reference pages, and build the site into site/
 	$(RUN) python -m etude.common.api.crd
 	$(RUN) python -m etude.common.api.reference
 	$(RUN) python -m etude.operator.reference
+	$(UV) run --isolated --locked --only-group docs zensical build --strict
 	$(RUN) python hack/metrics_reference.py
 
 bench: $(READY) ## one table of ratios per claim

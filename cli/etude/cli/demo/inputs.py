@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from importlib import resources
 from pathlib import Path
 
 from etude.cli.output import say
@@ -19,9 +18,9 @@ def manifest() -> Path:
     Raises:
         UserError: neither holds it.
     """
-    packaged = Path(str(resources.files("etude.cli"))) / "rlrun.yaml"
+    in_wheel = Path(__file__).with_name("rlrun.yaml")
     in_repository = Path(__file__).parents[4] / "examples" / "demo" / "rlrun.yaml"
-    for path in (packaged, in_repository):
+    for path in (in_wheel, in_repository):
         if path.is_file():
             return path
     raise UserError(
