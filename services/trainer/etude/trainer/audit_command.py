@@ -4,8 +4,10 @@ import argparse
 import json
 import sys
 
-from etude.common.blobs import Store, open_store
+from etude.common.api.pool import StoreAccess
+from etude.common.blobs import Store
 from etude.common.errors import EtudeError
+from etude.common.files import source_for
 from etude.trainer.controller.audit import JOURNAL, Audit, audit
 
 
@@ -37,8 +39,8 @@ def main() -> None:
     parser.add_argument("--endpoint", help="S3 endpoint, for stores other than AWS")
     chosen = parser.parse_args()
     try:
-        account = judged(open_store(chosen.store, endpoint=chosen.endpoint))
-    except EtudeError as error:
+        account = judged(source_for(chosen.store, StoreAccess(endpoint=chosen.endpoint)))
+    except (EtudeError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(1) from error
     sys.stdout.write(json.dumps(summary(account)) + "\n")
