@@ -116,7 +116,7 @@ async def test_changes_too_large_to_be_scored_count_as_none(
 async def test_the_largest_changes_that_can_be_scored_are(
     worker: RolloutWorker, partners: Any, task_uri: str
 ) -> None:
-    partners.node.diff = [bytes(1 << 20)] * 2
+    partners.node.diff = [bytes(1 << 20)] * 3
     records = await run(worker, order(task_uri, partners.target, count=2))
     assert [r.reward.WhichOneof("result") for r in records] == ["reward"] * 2
 

@@ -210,3 +210,20 @@ def test_what_the_model_cannot_read_is_refused_by_place() -> None:
         check_sequences([sequence(0, ".x"), good], vocabulary=2, context=8)
     with pytest.raises(InvalidFieldError, match="3 tokens, the model takes 2"):
         check_sequences([good], vocabulary=9, context=2)
+
+
+@pytest.mark.parametrize("name", ["DrGRPO", "GRPO"])
+def test_a_rollout_that_lost_its_siblings_has_no_part_in_anything(name: str) -> None:
+    whole = [sequence(0, ".xx"), sequence(1, ".x")]
+    alone = batch(*whole, rewards=[1, 0], groups=[0, 0])
+    beside = batch(
+        *whole, sequence(2, ".xxxx"), rewards=[1, 0, 5, 0], groups=[0, 0, 1, 1], masked=(3,)
+    )
+    expected, found = (policy_rows(each, algorithm(name)) for each in (alone, beside))
+    assert [row.advantages.tolist() for row in found.rows] == [
+        row.advantages.tolist() for row in expected.rows
+    ]
+    assert [row.weights.tolist() for row in found.rows] == [
+        row.weights.tolist() for row in expected.rows
+    ]
+    assert (found.removed, found.filtered) == (0, 0)

@@ -27,7 +27,7 @@ from etude.v1 import (
 
 RETRY_S = 0.5
 
-MAX_DIFF_BYTES = channels.MAX_MESSAGE_BYTES // 2
+MAX_DIFF_BYTES = channels.MAX_MESSAGE_BYTES * 3 // 4
 """Scoring takes a rollout as one message, in which its calls need room too."""
 
 _AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
