@@ -38,6 +38,7 @@ POOL = {
     "store.endpoint": "etude.common.files storage",
     "store.region": "etude.common.files storage",
     "store.secretRef.name": f"{OPERATOR}.desired secret",
+    "observability.otlpEndpoint": f"{OPERATOR}.desired observability",
 }
 STORAGE = {
     "uri": f"{CONTROLLER}.inputs",

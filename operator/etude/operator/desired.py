@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 ENVSERVER = "envserver"
 """Name of the image that brokers and nodes share."""
 
+CHECKPOINT_MARGIN_S = 30
 BROKER_GRACE_S = 30
 NODE_GRACE_S = 60
 
@@ -192,6 +193,8 @@ def _own_pool(run: RLRun, role: EnvironmentRole, *, is_running: bool) -> Manifes
     del access["uri"]
     # Its tasks lie where the run's other inputs do, unless it says otherwise.
     spec = ({"store": access} if access else {}) | template.to_json()
+    given = template.observability.to_json()
+    spec["observability"] = run.spec.observability.to_json() | given
     if not is_running:
         spec["replicas"] = 0
     name = names.own_pool(run.metadata.name, role.name)
@@ -229,9 +232,18 @@ def _run_plan(run: RLRun, role: str, shape: RunShape, platform: Platform) -> Pla
         gpus=spec.gpus_per_replica,
         secret=secret.name if secret is not None else None,
         node_selector=spec.node_selector,
-        grace_s=spec.termination_grace_period_seconds,
+        grace_s=_grace_s(run, role),
         shared_memory=role in {names.TRAINER, names.INFERENCE},
     )
+
+
+def _grace_s(run: RLRun, role: str) -> int:
+    """A trainer that is told to go saves first; a drain must not cut that short."""
+    spec = role_spec(run, role)
+    given = spec.termination_grace_period_seconds
+    if role == names.TRAINER and given is None:
+        return run.spec.checkpointing.timeout_seconds + CHECKPOINT_MARGIN_S
+    return spec.grace_s
 
 
 def _peers(run: RLRun, role: str) -> list[Manifest]:
@@ -278,6 +290,7 @@ def _pool_plan(pool: EnvPool, role: str, images: Mapping[str, str], platform: Pl
         *base_env(PORTS[role], attempt=0),
         env("ETUDE_POOL_FILE", f"{SPEC_FOLDER}/pool.json"),
         *_traces(platform),
+        *_collector(pool),
     ]
     if role == names.NODE:
         broker = names.child(pool.metadata.name, names.BROKER)
@@ -304,6 +317,11 @@ def _node(pool: EnvPool, ordinal: int, images: Mapping[str, str], platform: Plat
     plan = _pool_plan(pool, names.NODE, images, platform)
     name = node_name(pool.metadata.name, ordinal)
     return {**head(pool, "v1", "Pod", name, labels), "spec": pod_spec(plan)}
+
+
+def _collector(pool: EnvPool) -> list[Manifest]:
+    endpoint = pool.spec.observability.otlp_endpoint
+    return [] if endpoint is None else [env("ETUDE_OTLP_ENDPOINT", endpoint)]
 
 
 def _traces(platform: Platform) -> list[Manifest]:

@@ -225,6 +225,28 @@ def test_an_own_pool_reaches_the_store_as_its_run_does(run_body: Any, platform: 
     assert "envFrom" not in broker["spec"]["template"]["spec"]["containers"][0]
 
 
+def test_a_pool_traces_to_where_its_run_does(run_body: Any, platform: Platform) -> None:
+    endpoint = "http://collector:4317"
+    run = RLRun.model_validate(run_body(observability={"otlpEndpoint": endpoint}))
+    made = children_of(run, platform)["EnvPool", "demo-repos"]
+    pool = EnvPool.model_validate({**made, "metadata": {**made["metadata"], "uid": "uid-pool"}})
+    *_, broker, node = desired.pool_children(pool, (0,), platform.images, platform)
+    assert variables(broker)["ETUDE_OTLP_ENDPOINT"] == endpoint
+    assert variables(node)["ETUDE_OTLP_ENDPOINT"] == endpoint
+
+
+def test_a_trainer_has_time_for_its_last_checkpoint(run_body: Any, platform: Platform) -> None:
+    def grace_s(role: str, **spec: Any) -> int:
+        body = run_body(checkpointing={"timeoutSeconds": 900})
+        body["spec"]["roles"][role] |= spec
+        made = children_of(RLRun.model_validate(body), platform)["StatefulSet", f"demo-{role}"]
+        found: int = made["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+        return found
+
+    assert (grace_s("trainer"), grace_s("rewards")) == (930, 60)
+    assert grace_s("trainer", terminationGracePeriodSeconds=20) == 20
+
+
 def test_the_stores_secret_is_mounted_and_never_read(run: RLRun, platform: Platform) -> None:
     made = children_of(run, platform)
     pod = made["StatefulSet", "demo-trainer"]["spec"]["template"]["spec"]

@@ -78,7 +78,7 @@ class Role:
         """Take no new requests, let the running ones end, close."""
         self.probes.ready = False
         role = self.run.spec.roles.inference
-        grace_s = role.termination_grace_period_seconds * 0.8 if role else 0.0
+        grace_s = role.grace_s * 0.8 if role else 0.0
         await asyncio.gather(self._server.stop(grace_s), self._http.stop(grace_s))
 
     async def _show_readiness(self) -> None:

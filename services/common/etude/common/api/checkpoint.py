@@ -58,7 +58,7 @@ class CheckpointSpec(Model):
     pinned: bool = False
     """Pinned checkpoints are never collected."""
     deletion_policy: Literal["Retain", "Delete"] = "Delete"
-    """Whether the data goes when the object goes."""
+    """Whether the data goes when the object goes; the object goes with its run in both cases."""
     metrics: dict[str, Annotated[str, Field(max_length=64)]] = Field(
         default_factory=dict, max_length=32
     )

@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from etude.common.api.meta import NAMED, Model, Name, NameRef
+from etude.common.api.observability import Observability
 
 
 class Trust(StrEnum):
@@ -77,3 +78,5 @@ class EnvPoolSpec(Model):
     """How environments are handed out."""
     store: StoreAccess | None = None
     """How nodes reach tasks behind s3://; a run's own pool takes the run's storage unless set."""
+    observability: Observability = Field(default_factory=Observability)
+    """Where signals go; a run's own pool takes the run's unless set."""

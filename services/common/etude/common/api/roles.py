@@ -7,6 +7,8 @@ from pydantic import Field, JsonValue
 from etude.common.api.meta import NAMED, Fraction, LabelValue, Model, Name, NameRef, Rule
 from etude.common.api.pool import EnvPoolSpec
 
+DEFAULT_GRACE_S = 60
+
 
 class EnvVar(Model):
     """One environment variable."""
@@ -32,8 +34,14 @@ class RoleSpec(Model):
     """Extra environment variables."""
     node_selector: dict[str, LabelValue] = Field(default_factory=dict, max_length=64)
     """Labels that a node must carry."""
-    termination_grace_period_seconds: Annotated[int, Field(ge=1, le=86_400)] = 60
-    """Time to end in order before a pod is killed."""
+    termination_grace_period_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
+    """Time to end in order before a pod is killed; 60 unless set, and for the trainer, which saves
+    first, checkpointing.timeoutSeconds + 30."""
+
+    @property
+    def grace_s(self) -> int:
+        """The time to end in order of a role that saves nothing."""
+        return self.termination_grace_period_seconds or DEFAULT_GRACE_S
 
 
 class TrainerRole(RoleSpec):

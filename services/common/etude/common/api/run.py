@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from etude.common.api.meta import NAMED, Model, Name, Rule, Uri
+from etude.common.api.observability import Observability
 from etude.common.api.phases import Phase, RolloutPolicy, TaskSet
 from etude.common.api.pool import StoreAccess
 from etude.common.api.roles import Roles
@@ -88,14 +89,6 @@ class Deadlines(Model):
     """Total time with pods."""
     step_progress_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = None
     """Longest time without a finished step; derived from measured steps unless set."""
-
-
-class Observability(Model):
-    """Where signals go."""
-
-    otlp_endpoint: Annotated[str, Field(max_length=512, pattern=r"^https?://")] | None = None
-    """OTLP gRPC endpoint for traces, read as a pod starts; without it a cluster keeps no traces,
-    and `etude run` writes them to traces.jsonl in the run's folder."""
 
 
 class RLRunSpec(Model):

@@ -1,0 +1,15 @@
+"""Where the signals of a run or a pool go."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from etude.common.api.meta import Model
+
+
+class Observability(Model):
+    """Where signals go."""
+
+    otlp_endpoint: Annotated[str, Field(max_length=512, pattern=r"^https?://")] | None = None
+    """OTLP gRPC endpoint for traces, read as a pod starts; without it a cluster keeps no traces,
+    and `etude run` writes them to traces.jsonl in the run's folder."""
