@@ -114,6 +114,18 @@ def test_columns_and_selectable_fields_read_what_exists(version: dict[str, Any])
             assert path in parts
 
 
+def test_each_part_of_a_run_is_frozen_or_reaches_a_run_that_works() -> None:
+    reaching = {
+        "suspend",
+        *("checkpointing", "evaluation", "failurePolicy", "deadlines", "observability"),
+    }
+    spec = crd.definition(crd.RLRUN)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    assert set(spec["properties"]["spec"]["properties"]) == reaching | set(crd.FROZEN)
+    kept = {rule["fieldPath"]: rule["rule"] for rule in spec["x-kubernetes-validations"][1:]}
+    for field in crd.FROZEN:
+        assert kept[f".spec.{field}"].endswith(f" || self.spec.{field} == oldSelf.spec.{field}")
+
+
 def test_every_kind_has_a_short_name_and_the_category() -> None:
     for kind, short in zip(crd.KINDS, ("rlr", "ckpt", "envp"), strict=True):
         names = crd.definition(kind)["spec"]["names"]
