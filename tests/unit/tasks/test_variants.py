@@ -53,7 +53,7 @@ def test_every_mistake_is_unique_text_that_visible_and_hidden_tests_see(variant:
             "b": random.choice(words.SECOND_PARAMETERS),
             "xs": random.choice(words.LISTS),
         }
-        function = Function("shop", "core", verb, "price", names)
+        function = Function(package="shop", module="core", verb=verb, noun="price", names=names)
         known = cases.draw(random, function)
         wrong = function.source(bug)
         assert wrong.count(function.text(bug.text).strip()) == 1

@@ -1,7 +1,7 @@
 """Why a rollout could not be scored: the closed list of reasons."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class FaultReason(StrEnum):
@@ -17,8 +17,7 @@ class FaultReason(StrEnum):
     """The task's folder cannot be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(NamedTuple):
     """One rollout without a reward."""
 
     reason: FaultReason

@@ -70,7 +70,7 @@ class Score(NamedTuple):
     parts: tuple[Part, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rubric:
     """R = weight · verifier, less the sum of weight · penalty."""
 
@@ -86,7 +86,7 @@ class Rubric:
         entries = tuple(_entry(index, function) for index, function in enumerate(functions))
         if sum(entry.function == "Verifier" for entry in entries) != 1:
             raise UserError(_problem("", "exactly one entry must have function Verifier"))
-        return cls(entries)
+        return cls(entries=entries)
 
     @property
     def verifier(self) -> Entry:

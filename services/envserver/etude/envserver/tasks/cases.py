@@ -1,9 +1,9 @@
 """Inputs that tell right functions from wrong ones, and what a function answers to them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from random import Random
 from types import CodeType
+from typing import NamedTuple
 
 from etude.envserver.tasks.repositories import Function
 
@@ -13,16 +13,14 @@ Arguments = tuple[Value, ...]
 NUM_VISIBLE = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(NamedTuple):
     """One call and the answer of the right function."""
 
     arguments: Arguments
     expected: Value
 
 
-@dataclass(frozen=True, slots=True)
-class Cases:
+class Cases(NamedTuple):
     """The cases of one function; visible ones are in the repository, hidden ones grade."""
 
     visible: tuple[Case, ...]

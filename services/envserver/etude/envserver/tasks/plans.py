@@ -7,6 +7,7 @@ spread over many forms rarely becomes what a policy does by default.
 
 from dataclasses import dataclass, replace
 from random import Random
+from typing import NamedTuple
 
 from etude.envserver.tasks import words
 from etude.envserver.tasks.problems import Issue, Problem
@@ -32,8 +33,7 @@ STRAY_BLANK = 0.03
 WRONG_FILE = 0.04
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
+class Edit(NamedTuple):
     """One search_replace; lines without their indentation, so that their tokens are the file's."""
 
     path: str
@@ -43,7 +43,7 @@ class Edit:
     """Whether tests run right after it; otherwise it is the last."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One demonstrator's intentions."""
 
@@ -71,7 +71,7 @@ def draw(problem: Problem, random: Random) -> Plan:
         gives_up=random.random() < GIVES_UP,
         reads=reads,
         edits=tuple(
-            replace(edit, is_verified=random.random() < VERIFIES)
+            edit._replace(is_verified=random.random() < VERIFIES)
             for edit in _edits(problem, random)
         ),
     )
@@ -103,7 +103,7 @@ def _edits(problem: Problem, random: Random) -> list[Edit]:
     first = _first(problem, random)
     present = bug.text
     if random.random() < STRAY_BLANK:
-        first = replace(first, old=first.old.replace(" ", "  ", 1))
+        first = first._replace(old=first.old.replace(" ", "  ", 1))
     elif first.old == target.text(bug.text).strip():
         present = next(
             text

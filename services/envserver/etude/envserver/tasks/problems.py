@@ -24,7 +24,7 @@ ISSUES = {Issue.FUNCTION: 0.45, Issue.FILE: 0.30, Issue.NOTHING: 0.25}
 """Share of each kind: most issues are under-specified."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """Everything that a task folder or a demonstration is made from."""
 
@@ -115,4 +115,4 @@ def _draw(random: Random) -> Problem:
     repository = repositories.draw(random)
     known = tuple(cases.draw(random, function) for function in repository.functions)
     issue = random.choices(list(ISSUES), weights=list(ISSUES.values()))[0]
-    return Problem(repository, known, issue)
+    return Problem(repository=repository, cases=known, issue=issue)

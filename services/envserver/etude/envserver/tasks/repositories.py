@@ -24,7 +24,7 @@ VARIANTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Function:
     """A function with its names filled in, alone in its file."""
 
@@ -61,7 +61,7 @@ class Function:
         return "\n".join(lines) + "\n"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Repository:
     """Three functions in a random order; the one at index `broken` has the bug."""
 
@@ -99,10 +99,15 @@ def draw(random: Random) -> Repository:
     modules = random.sample(words.MODULES, NUM_FUNCTIONS)
     nouns = random.sample(words.NOUNS, NUM_FUNCTIONS)
     functions = tuple(
-        Function(package, module, verb, noun, _names(random))
+        Function(package=package, module=module, verb=verb, noun=noun, names=_names(random))
         for module, verb, noun in zip(modules, verbs, nouns, strict=True)
     )
-    return Repository(package, functions, verbs.index(broken.verb), broken.bug)
+    return Repository(
+        package=package,
+        functions=functions,
+        broken=verbs.index(broken.verb),
+        bug=broken.bug,
+    )
 
 
 def _names(random: Random) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The 20 verbs: what each function means, and the 56 ways in which it can be wrong."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class BugClass(StrEnum):
@@ -26,8 +26,7 @@ FREQUENCIES = {
 """Share of the tasks that have each class of bug."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bug:
+class Bug(NamedTuple):
     """One wrong form of one line."""
 
     line: int
@@ -35,8 +34,7 @@ class Bug:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Verb:
+class Verb(NamedTuple):
     """One meaning: the right body, how to call it, and its known mistakes.
 
     Lines name the slots {a} and {b} (numbers) and {xs} (a list), and carry their indentation below
