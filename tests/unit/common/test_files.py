@@ -33,6 +33,14 @@ def test_a_prefix_becomes_a_folder_of_its_last_name(store: MemoryStore, tmp_path
     assert [path.name for path in folder.parent.iterdir()] == ["a-task"]
 
 
+def test_the_empty_object_that_stands_for_a_folder_is_no_file(
+    store: MemoryStore, tmp_path: Path
+) -> None:
+    store.put("tests", b"")
+    folder = materialise(URI, tmp_path, ACCESS)
+    assert content(folder).keys() == {"task.toml", "tests/test.sh"}
+
+
 def test_a_download_is_used_again_while_the_prefix_is_the_same(
     store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,9 +118,13 @@ def _download(store: Store, objects: Sequence[ObjectInfo], target: Path) -> None
         OSError: the folder cannot be written.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
+    folders = {str(folder) for info in objects for folder in PurePosixPath(info.key).parents}
     with TemporaryDirectory(prefix="partial-", dir=target.parent) as name:
         partial = Path(name) / target.name
+        partial.mkdir()
         for info in objects:
+            if info.key in folders:  # the empty object with which S3 consoles show a folder
+                continue
             relative = PurePosixPath(info.key)
             if relative.is_absolute() or ".." in relative.parts:
                 raise CorruptError(f"{store.url}: key {info.key!r} leaves the prefix")
