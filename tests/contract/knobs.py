@@ -30,15 +30,15 @@ POOL = {
     "templates[].name": f"{NODE}.admission",
     "templates[].trust": f"{NODE}.admission",
     "isolation.minimum": f"{NODE}.admission",
-    "replicas": f"{OPERATOR}.desired spec",
+    "replicas": f"{OPERATOR}.pools spec",
     "slotsPerReplica": f"{NODE}.serve spec",
     "lease.ttlSeconds": f"{BROKER}.broker",
     "lease.maxQueue": f"{BROKER}.broker",
     "lease.queueTimeoutSeconds": f"{BROKER}.broker",
     "store.endpoint": "etude.common.files storage",
     "store.region": "etude.common.files storage",
-    "store.secretRef.name": f"{OPERATOR}.desired secret",
-    "observability.otlpEndpoint": f"{OPERATOR}.desired observability",
+    "store.secretRef.name": f"{OPERATOR}.desired_pools secret",
+    "observability.otlpEndpoint": f"{OPERATOR}.desired_pools observability",
 }
 STORAGE = {
     "uri": f"{CONTROLLER}.inputs",

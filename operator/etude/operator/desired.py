@@ -1,16 +1,16 @@
-"""What should exist: pure functions from a run or a pool to its children."""
+"""What should exist for a run: a pure function from it to its children."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from etude.common.api.kinds import EnvPool, RLRun
+from etude.common.api.kinds import RLRun
 from etude.common.api.meta import API_VERSION
 from etude.common.api.roles import EnvironmentRole, RoleSpec
-from etude.common.files import ResolvedPool, ResolvedRun
+from etude.common.files import ResolvedRun
 from etude.operator import names
 from etude.operator.manifests import Manifest, stamped
-from etude.operator.pods import SPEC_FOLDER, Plan, base_env, env, field_env, pod_spec
+from etude.operator.pods import SPEC_FOLDER, Plan, base_env, env
 from etude.operator.workloads import head, service, stateful_set
 
 PORTS: Mapping[str, Mapping[str, int]] = {
@@ -27,12 +27,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     names.BROKER: ("etude-envserver", "broker"),
     names.NODE: ("etude-envserver", "node"),
 }
-ENVSERVER = "envserver"
-"""Name of the image that brokers and nodes share."""
-
 CHECKPOINT_MARGIN_S = 30
-BROKER_GRACE_S = 30
-NODE_GRACE_S = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,24 +74,6 @@ def run_children(run: RLRun, shape: RunShape, platform: Platform) -> list[Manife
             service(run, name, labels, PORTS[role]),
             stateful_set(run, name, labels, plan, replicas=pods, attempt=attempt),
         ]
-    return [stamped(child) for child in children]
-
-
-def pool_children(
-    pool: EnvPool, ordinals: tuple[int, ...], images: Mapping[str, str], platform: Platform
-) -> list[Manifest]:
-    """The broker of a pool, and the nodes with the given ordinals, in the order to apply them."""
-    labels = pool_labels(pool)
-    name = names.child(pool.metadata.name, names.BROKER)
-    broker_labels = {**labels, names.ROLE: names.BROKER}
-    plan = _pool_plan(pool, names.BROKER, images, platform)
-    brokers = 1 if pool.spec.replicas else 0
-    children = [
-        _pool_map(pool),
-        service(pool, name, broker_labels, PORTS[names.BROKER]),
-        stateful_set(pool, name, broker_labels, plan, replicas=brokers, attempt=0),
-        *(_node(pool, ordinal, images, platform) for ordinal in ordinals),
-    ]
     return [stamped(child) for child in children]
 
 
@@ -148,18 +125,6 @@ def run_labels(run: RLRun) -> dict[str, str]:
     return {names.MANAGED_BY: names.OURS, names.RUN: run.metadata.name}
 
 
-def pool_labels(pool: EnvPool) -> dict[str, str]:
-    """Labels of everything that a pool owns; those of its run too, when it has one."""
-    labels = {names.MANAGED_BY: names.OURS, names.POOL: pool.metadata.name}
-    run = pool.metadata.labels.get(names.RUN)
-    return labels | {names.RUN: run} if run else labels
-
-
-def node_name(pool: str, ordinal: int) -> str:
-    """The pod of one environment node."""
-    return names.pod(names.child(pool, names.NODE), ordinal)
-
-
 def _run_map(run: RLRun) -> Manifest:
     resolved = ResolvedRun(
         name=run.metadata.name,
@@ -168,22 +133,9 @@ def _run_map(run: RLRun) -> Manifest:
         generation=run.metadata.generation,
         spec=run.spec,
     )
-    data = {"run.json": _json(resolved.to_json())}
+    data = {"run.json": json_text(resolved.to_json())}
     name = names.child(run.metadata.name, "run")
     return {**head(run, "v1", "ConfigMap", name, run_labels(run)), "data": data}
-
-
-def _pool_map(pool: EnvPool) -> Manifest:
-    # Replicas are the pool's business alone: a scale must not change what its pods read.
-    resolved = ResolvedPool(
-        name=pool.metadata.name,
-        namespace=pool.metadata.namespace,
-        uid=pool.metadata.uid,
-        spec=pool.spec.model_copy(update={"replicas": 1}),
-    )
-    data = {"pool.json": _json(resolved.to_json())}
-    name = names.child(pool.metadata.name, "pool")
-    return {**head(pool, "v1", "ConfigMap", name, pool_labels(pool)), "data": data}
 
 
 def _own_pool(run: RLRun, role: EnvironmentRole, *, is_running: bool) -> Manifest:
@@ -223,7 +175,7 @@ def _run_plan(run: RLRun, role: str, shape: RunShape, platform: Platform) -> Pla
         env=[
             *base_env(PORTS[role], attempt=shape.attempts.get(role, 0)),
             env("ETUDE_RUN_FILE", f"{SPEC_FOLDER}/run.json"),
-            *_traces(platform),
+            *traces(platform),
             *_peers(run, role),
             *(env(item.name, item.value) for item in spec.env),
         ],
@@ -280,53 +232,14 @@ def _brokers(run: RLRun) -> list[Manifest]:
         role.name: names.address(names.child(pool_name(run, role), names.BROKER), port)
         for role in run.spec.roles.environments
     }
-    return [env("ETUDE_BROKERS", _json(targets))] if targets else []
+    return [env("ETUDE_BROKERS", json_text(targets))] if targets else []
 
 
-def _pool_plan(pool: EnvPool, role: str, images: Mapping[str, str], platform: Platform) -> Plan:
-    store = pool.spec.store if role == names.NODE else None  # brokers read no tasks
-    secret = store.secret_ref if store is not None else None
-    variables = [
-        *base_env(PORTS[role], attempt=0),
-        env("ETUDE_POOL_FILE", f"{SPEC_FOLDER}/pool.json"),
-        *_traces(platform),
-        *_collector(pool),
-    ]
-    if role == names.NODE:
-        broker = names.child(pool.metadata.name, names.BROKER)
-        variables += [
-            field_env("ETUDE_POD_IP", "status.podIP"),
-            env("ETUDE_ADVERTISE", f"$(ETUDE_POD_IP):{PORTS[names.NODE]['grpc']}"),
-            env("ETUDE_BROKER_TARGET", names.address(broker, PORTS[names.BROKER]["grpc"])),
-        ]
-    return Plan(
-        role=role,
-        image=images[ENVSERVER],
-        command=COMMANDS[role],
-        ports=PORTS[role],
-        spec_map=names.child(pool.metadata.name, "pool"),
-        env=variables,
-        grace_s=NODE_GRACE_S if role == names.NODE else BROKER_GRACE_S,
-        secret=secret.name if secret is not None else None,
-        seccomp_profile=platform.node_seccomp_profile if role == names.NODE else None,
-    )
-
-
-def _node(pool: EnvPool, ordinal: int, images: Mapping[str, str], platform: Platform) -> Manifest:
-    labels = {**pool_labels(pool), names.ROLE: names.NODE}
-    plan = _pool_plan(pool, names.NODE, images, platform)
-    name = node_name(pool.metadata.name, ordinal)
-    return {**head(pool, "v1", "Pod", name, labels), "spec": pod_spec(plan)}
-
-
-def _collector(pool: EnvPool) -> list[Manifest]:
-    endpoint = pool.spec.observability.otlp_endpoint
-    return [] if endpoint is None else [env("ETUDE_OTLP_ENDPOINT", endpoint)]
-
-
-def _traces(platform: Platform) -> list[Manifest]:
+def traces(platform: Platform) -> list[Manifest]:
+    """Where the roles of one machine write their spans."""
     return [] if platform.traces_file is None else [env("ETUDE_TRACES_FILE", platform.traces_file)]
 
 
-def _json(value: object) -> str:
+def json_text(value: object) -> str:
+    """The same value as the same text."""
     return json.dumps(value, separators=(",", ":"), sort_keys=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from etude.common.api.kinds import EnvPool
 from etude.common.api.status import EnvPoolStatus, LeaseStatus, Resolved, Slots
-from etude.operator import acceptance, desired, failures, names
+from etude.operator import acceptance, desired_pools, failures, names
 from etude.operator.actions import Action, Apply, Decision, Delete, Moment
 from etude.operator.clock import rfc3339
 from etude.operator.cluster.api import Cluster
@@ -106,7 +106,9 @@ def _actions(pool: EnvPool, seen: SeenPool, platform: Platform) -> Iterator[Acti
         is_over = node.get("status", {}).get("phase") in _OVER
         if (_ordinal(node) not in wanted or is_over) and not is_deleting(node):
             yield Delete(ref(node), uid(node))
-    for manifest in desired.pool_children(pool, wanted, pool.status.resolved.images, platform):
+    for manifest in desired_pools.pool_children(
+        pool, wanted, pool.status.resolved.images, platform
+    ):
         live = seen.children.get(ref(manifest))
         # A pod's template is fixed when it is made: what runs is left as it is.
         is_stale = live is not None and live["kind"] != "Pod" and not is_applied(live, manifest)

@@ -8,7 +8,7 @@ from pathlib import Path
 from etude.common.api import documents
 from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.errors import Problem, UserError
-from etude.operator import desired
+from etude.operator import desired, desired_pools
 from etude.operator.desired import Platform, RunShape
 from etude.operator.manifests import Manifest
 
@@ -31,7 +31,7 @@ def rendered(manifest: object, platform: Platform) -> Iterator[Manifest]:
         case "EnvPool":
             pool = EnvPool.model_validate(manifest)
             ordinals = tuple(range(pool.spec.replicas))
-            yield from desired.pool_children(pool, ordinals, platform.images, platform)
+            yield from desired_pools.pool_children(pool, ordinals, platform.images, platform)
         case other:
             raise ValueError(f"kind {other!r} has no children: give an RLRun or an EnvPool")
 

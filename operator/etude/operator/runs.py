@@ -20,8 +20,8 @@ from etude.operator.conditions import Fact
 from etude.operator.desired import PORTS, Platform, RunShape
 from etude.operator.manifests import Ref, is_applied, is_deleting, labels, ref, uid
 from etude.operator.reasons import Reason
-from etude.operator.run_status import View
 from etude.operator.seen import Seen
+from etude.operator.view import View
 from etude.v1 import run_pb2
 
 WATCHFUL_S = 5.0

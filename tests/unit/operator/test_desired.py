@@ -10,7 +10,7 @@ import yaml
 
 from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.files import ResolvedPool, ResolvedRun
-from etude.operator import desired, names
+from etude.operator import desired, desired_pools, names
 from etude.operator.desired import Platform, RunShape
 from etude.operator.manifests import RESOURCES
 from etude.operator.render import main as render_main
@@ -48,7 +48,7 @@ def test_a_run_becomes_a_map_a_pool_a_budget_and_a_service_and_set_per_role(
 def test_a_pool_becomes_a_map_a_broker_and_one_pod_per_ordinal(
     pool: EnvPool, platform: Platform
 ) -> None:
-    made = desired.pool_children(pool, (0, 2), platform.images, platform)
+    made = desired_pools.pool_children(pool, (0, 2), platform.images, platform)
     assert [(m["kind"], m["metadata"]["name"]) for m in made] == [
         ("ConfigMap", "repos-pool"),
         ("Service", "repos-broker"),
@@ -62,7 +62,7 @@ def test_everything_made_passes_the_strict_kubernetes_schema(
     run: RLRun, pool: EnvPool, platform: Platform
 ) -> None:
     made = [*children_of(run, platform).values()]
-    made += desired.pool_children(pool, (0, 1), platform.images, platform)
+    made += desired_pools.pool_children(pool, (0, 1), platform.images, platform)
     core = [manifest for manifest in made if manifest["kind"] in CORE]
     assert len(core) == len(made) - 1
     for manifest in core:
@@ -80,7 +80,7 @@ def test_every_pod_meets_the_restricted_pod_security_standard(
     run: RLRun, pool: EnvPool, platform: Platform
 ) -> None:
     made = [*children_of(run, platform).values()]
-    made += desired.pool_children(pool, (0,), platform.images, platform)
+    made += desired_pools.pool_children(pool, (0,), platform.images, platform)
     specs = [
         m["spec"]["template"]["spec"] if m["kind"] == "StatefulSet" else m["spec"]
         for m in made
@@ -178,7 +178,7 @@ def test_the_maps_hold_what_the_roles_read_back(
     held = children_of(run, platform)["ConfigMap", "demo-run"]["data"]["run.json"]
     read = ResolvedRun.model_validate_json(held)
     assert (read.name, read.namespace, read.uid, read.spec) == ("demo", "lab", "uid-run", run.spec)
-    made = desired.pool_children(pool, (), platform.images, platform)
+    made = desired_pools.pool_children(pool, (), platform.images, platform)
     assert ResolvedPool.model_validate_json(made[0]["data"]["pool.json"]).uid == "uid-pool"
 
 
@@ -186,8 +186,8 @@ def test_scaling_a_pool_changes_nothing_that_its_pods_read(
     pool: EnvPool, platform: Platform
 ) -> None:
     more = pool.model_copy(update={"spec": pool.spec.model_copy(update={"replicas": 7})})
-    first = desired.pool_children(pool, (0,), platform.images, platform)
-    assert desired.pool_children(more, (0,), platform.images, platform) == first
+    first = desired_pools.pool_children(pool, (0,), platform.images, platform)
+    assert desired_pools.pool_children(more, (0,), platform.images, platform) == first
 
 
 def test_no_pool_may_run_untrusted_templates_behind_a_weak_wall(
@@ -195,14 +195,14 @@ def test_no_pool_may_run_untrusted_templates_behind_a_weak_wall(
 ) -> None:
     assert platform.allows_weak_isolation
     assert pool.spec.isolation.minimum == "Process"
-    node = desired.pool_children(pool, (0,), platform.images, platform)[-1]
+    node = desired_pools.pool_children(pool, (0,), platform.images, platform)[-1]
     assert "ETUDE_ALLOW_WEAK_ISOLATION" not in variables(node)
 
 
 def test_environment_nodes_alone_get_the_seccomp_profile_of_the_platform(pool: EnvPool) -> None:
     profile = "etude/environment-node.json"
     platform = Platform(images={"envserver": "img"}, node_seccomp_profile=profile)
-    *_, broker, node = desired.pool_children(pool, (0,), platform.images, platform)
+    *_, broker, node = desired_pools.pool_children(pool, (0,), platform.images, platform)
     (container,) = node["spec"]["containers"]
     wanted = {"type": "Localhost", "localhostProfile": profile}
     assert container["securityContext"]["seccompProfile"] == wanted
@@ -220,7 +220,7 @@ def test_an_own_pool_reaches_the_store_as_its_run_does(run_body: Any, platform: 
     made = children_of(run, platform)["EnvPool", "demo-repos"]
     assert made["spec"]["store"] == {"endpoint": "http://minio:9000", "secretRef": {"name": "s3"}}
     pool = EnvPool.model_validate({**made, "metadata": {**made["metadata"], "uid": "uid-pool"}})
-    *_, broker, node = desired.pool_children(pool, (0,), platform.images, platform)
+    *_, broker, node = desired_pools.pool_children(pool, (0,), platform.images, platform)
     assert node["spec"]["containers"][0]["envFrom"] == [{"secretRef": {"name": "s3"}}]
     assert "envFrom" not in broker["spec"]["template"]["spec"]["containers"][0]
 
@@ -230,7 +230,7 @@ def test_a_pool_traces_to_where_its_run_does(run_body: Any, platform: Platform) 
     run = RLRun.model_validate(run_body(observability={"otlpEndpoint": endpoint}))
     made = children_of(run, platform)["EnvPool", "demo-repos"]
     pool = EnvPool.model_validate({**made, "metadata": {**made["metadata"], "uid": "uid-pool"}})
-    *_, broker, node = desired.pool_children(pool, (0,), platform.images, platform)
+    *_, broker, node = desired_pools.pool_children(pool, (0,), platform.images, platform)
     assert variables(broker)["ETUDE_OTLP_ENDPOINT"] == endpoint
     assert variables(node)["ETUDE_OTLP_ENDPOINT"] == endpoint
 

@@ -1,0 +1,101 @@
+"""What should exist for a pool: a pure function from it to its children."""
+
+from collections.abc import Mapping
+
+from etude.common.api.kinds import EnvPool
+from etude.common.files import ResolvedPool
+from etude.operator import names
+from etude.operator.desired import COMMANDS, PORTS, Platform, json_text, traces
+from etude.operator.manifests import Manifest, stamped
+from etude.operator.pods import SPEC_FOLDER, Plan, base_env, env, field_env, pod_spec
+from etude.operator.workloads import head, service, stateful_set
+
+ENVSERVER = "envserver"
+"""Name of the image that brokers and nodes share."""
+
+BROKER_GRACE_S = 30
+NODE_GRACE_S = 60
+
+
+def pool_children(
+    pool: EnvPool, ordinals: tuple[int, ...], images: Mapping[str, str], platform: Platform
+) -> list[Manifest]:
+    """The broker of a pool, and the nodes with the given ordinals, in the order to apply them."""
+    labels = pool_labels(pool)
+    name = names.child(pool.metadata.name, names.BROKER)
+    broker_labels = {**labels, names.ROLE: names.BROKER}
+    plan = _pool_plan(pool, names.BROKER, images, platform)
+    brokers = 1 if pool.spec.replicas else 0
+    children = [
+        _pool_map(pool),
+        service(pool, name, broker_labels, PORTS[names.BROKER]),
+        stateful_set(pool, name, broker_labels, plan, replicas=brokers, attempt=0),
+        *(_node(pool, ordinal, images, platform) for ordinal in ordinals),
+    ]
+    return [stamped(child) for child in children]
+
+
+def pool_labels(pool: EnvPool) -> dict[str, str]:
+    """Labels of everything that a pool owns; those of its run too, when it has one."""
+    labels = {names.MANAGED_BY: names.OURS, names.POOL: pool.metadata.name}
+    run = pool.metadata.labels.get(names.RUN)
+    return labels | {names.RUN: run} if run else labels
+
+
+def node_name(pool: str, ordinal: int) -> str:
+    """The pod of one environment node."""
+    return names.pod(names.child(pool, names.NODE), ordinal)
+
+
+def _pool_map(pool: EnvPool) -> Manifest:
+    # Replicas are the pool's business alone: a scale must not change what its pods read.
+    resolved = ResolvedPool(
+        name=pool.metadata.name,
+        namespace=pool.metadata.namespace,
+        uid=pool.metadata.uid,
+        spec=pool.spec.model_copy(update={"replicas": 1}),
+    )
+    data = {"pool.json": json_text(resolved.to_json())}
+    name = names.child(pool.metadata.name, "pool")
+    return {**head(pool, "v1", "ConfigMap", name, pool_labels(pool)), "data": data}
+
+
+def _pool_plan(pool: EnvPool, role: str, images: Mapping[str, str], platform: Platform) -> Plan:
+    store = pool.spec.store if role == names.NODE else None  # brokers read no tasks
+    secret = store.secret_ref if store is not None else None
+    variables = [
+        *base_env(PORTS[role], attempt=0),
+        env("ETUDE_POOL_FILE", f"{SPEC_FOLDER}/pool.json"),
+        *traces(platform),
+        *_collector(pool),
+    ]
+    if role == names.NODE:
+        broker = names.child(pool.metadata.name, names.BROKER)
+        variables += [
+            field_env("ETUDE_POD_IP", "status.podIP"),
+            env("ETUDE_ADVERTISE", f"$(ETUDE_POD_IP):{PORTS[names.NODE]['grpc']}"),
+            env("ETUDE_BROKER_TARGET", names.address(broker, PORTS[names.BROKER]["grpc"])),
+        ]
+    return Plan(
+        role=role,
+        image=images[ENVSERVER],
+        command=COMMANDS[role],
+        ports=PORTS[role],
+        spec_map=names.child(pool.metadata.name, "pool"),
+        env=variables,
+        grace_s=NODE_GRACE_S if role == names.NODE else BROKER_GRACE_S,
+        secret=secret.name if secret is not None else None,
+        seccomp_profile=platform.node_seccomp_profile if role == names.NODE else None,
+    )
+
+
+def _node(pool: EnvPool, ordinal: int, images: Mapping[str, str], platform: Platform) -> Manifest:
+    labels = {**pool_labels(pool), names.ROLE: names.NODE}
+    plan = _pool_plan(pool, names.NODE, images, platform)
+    name = node_name(pool.metadata.name, ordinal)
+    return {**head(pool, "v1", "Pod", name, labels), "spec": pod_spec(plan)}
+
+
+def _collector(pool: EnvPool) -> list[Manifest]:
+    endpoint = pool.spec.observability.otlp_endpoint
+    return [] if endpoint is None else [env("ETUDE_OTLP_ENDPOINT", endpoint)]
