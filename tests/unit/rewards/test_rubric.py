@@ -8,7 +8,7 @@ from etude.common.api import rewards as parameters
 from etude.common.api.roles import RewardFunction
 from etude.common.errors import UserError
 from etude.rewards.faults import Fault
-from etude.rewards.rubric import Rubric, Score
+from etude.rewards.rubric import RewardValue, Rubric
 from etude.v1 import rollout_pb2
 
 Make = Callable[..., rollout_pb2.Rollout]
@@ -65,7 +65,7 @@ def test_the_demo_rubric_gives_its_recipe(
         ),
     )
     scored = demo.score(rollout, success)
-    assert isinstance(scored, Score)
+    assert isinstance(scored, RewardValue)
     assert scored.reward == pytest.approx(expected, abs=1e-15)
     assert scored.success == success
     assert scored.reward == pytest.approx(sum(p.weight * p.value for p in scored.parts))

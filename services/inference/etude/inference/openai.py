@@ -1,4 +1,4 @@
-"""The OpenAI-compatible endpoint: vLLM's own application behind a small gate."""
+"""The OpenAI-compatible endpoint: vLLM's own application behind a small door."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class Door:
     """Passes known paths on while there is something to serve, and names the policy version."""
 
     app: App

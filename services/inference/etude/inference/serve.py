@@ -11,7 +11,7 @@ from etude.common.errors import EtudeError, UserError
 from etude.common.serving import shutdown_signals
 from etude.inference.building import build_engine, leave
 from etude.inference.main import CONFIGURATION_ERROR
-from etude.inference.openai import Gate, HttpServer
+from etude.inference.openai import Door, HttpServer
 from etude.inference.settings import DEFAULT_KV_CACHE_MIB, EngineOptions, read_folder
 
 STOP_GRACE_S = 5.0
@@ -71,7 +71,7 @@ async def serve(args: argparse.Namespace) -> None:
             leave()
         from etude.inference.engine.openai_app import openai_app  # noqa: PLC0415 - vLLM is heavy
 
-        http = HttpServer(Gate(await openai_app(replica), lambda: ""), args.host, args.port)
+        http = HttpServer(Door(await openai_app(replica), lambda: ""), args.host, args.port)
         await http.start()
         sys.stdout.write(f"serving {chosen.served_name} at http://{args.host}:{http.port}/v1\n")
         sys.stdout.flush()

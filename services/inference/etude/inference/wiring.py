@@ -8,7 +8,7 @@ from etude.common.probes import Probes
 from etude.common.serving import Server
 from etude.inference.engine.openai_app import openai_app
 from etude.inference.engine.replica import Replica
-from etude.inference.openai import Gate, HttpServer
+from etude.inference.openai import Door, HttpServer
 from etude.inference.receiver import Receiver, Status
 from etude.inference.service import SERVICES, Inference, Weights
 from etude.inference.settings import Settings
@@ -45,7 +45,7 @@ class Role:
         """
         app = await openai_app(self.replica)
         self._http = HttpServer(
-            Gate(app, self._version), self.settings.host, self.settings.http_port
+            Door(app, self._version), self.settings.host, self.settings.http_port
         )
         await self._http.start()
         inference = Inference(engine=self.replica, http_port=self._http.port)

@@ -62,7 +62,7 @@ class Part(NamedTuple):
     weight: float
 
 
-class Score(NamedTuple):
+class RewardValue(NamedTuple):
     """The reward of one rollout with what it is made of."""
 
     reward: float
@@ -100,7 +100,7 @@ class Rubric:
         ]
         return blake3(json.dumps(rows).encode()).hexdigest()
 
-    def score(self, rollout: rollout_pb2.Rollout, success: float) -> Score | Fault:
+    def score(self, rollout: rollout_pb2.Rollout, success: float) -> RewardValue | Fault:
         """The reward of a rollout whose hidden tests gave this success. Pure."""
         parts = tuple(
             Part(entry.name, _value(entry, rollout, success), entry.weight)
@@ -109,7 +109,7 @@ class Rubric:
         reward = math.fsum(part.weight * part.value for part in parts)
         if not math.isfinite(reward) or abs(reward) > LARGEST_REWARD:
             return Fault(FaultReason.GRADER_ERROR, f"the rubric gives {reward}")
-        return Score(reward, success, parts)
+        return RewardValue(reward, success, parts)
 
 
 def _value(entry: Entry, rollout: rollout_pb2.Rollout, success: float) -> float:

@@ -11,7 +11,7 @@ from etude.common.api.run import Storage
 from etude.common.errors import CorruptError, UnavailableError, UserError
 from etude.rewards.faults import Fault, FaultReason
 from etude.rewards.functions.verifier import Verifier
-from etude.rewards.rubric import Rubric, Score
+from etude.rewards.rubric import RewardValue, Rubric
 from etude.rewards.sandboxes import Job
 from etude.v1 import rollout_pb2
 
@@ -39,7 +39,7 @@ class Scorer:
         rollouts: Sequence[rollout_pb2.Rollout],
         *,
         deadline_s: float,
-    ) -> list[Score | Fault]:
+    ) -> list[RewardValue | Fault]:
         """The outcome of each rollout, in order, by this time of the monotonic clock.
 
         What is graded by then stands, whatever became of its siblings.

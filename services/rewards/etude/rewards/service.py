@@ -12,7 +12,7 @@ from etude.common import telemetry
 from etude.common.errors import InvalidFieldError
 from etude.rewards import metrics, tracing
 from etude.rewards.faults import Fault
-from etude.rewards.rubric import Score
+from etude.rewards.rubric import RewardValue
 from etude.rewards.scoring import Scorer
 from etude.v1 import rewards_pb2, rewards_pb2_grpc, rollout_pb2
 
@@ -95,7 +95,7 @@ class RewardService(rewards_pb2_grpc.RewardServiceServicer):
             raise InvalidFieldError("pool", f"{request.pool!r} is none of this run's: {known}")
 
 
-def record(rollout: rollout_pb2.Rollout, outcome: Score | Fault) -> rewards_pb2.RewardRecord:
+def record(rollout: rollout_pb2.Rollout, outcome: RewardValue | Fault) -> rewards_pb2.RewardRecord:
     """A rollout's outcome as the trainer reads it."""
     if isinstance(outcome, Fault):
         metrics.REWARD_FAULTS.labels(kind=outcome.reason, blame="platform").inc()

@@ -4,13 +4,13 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 
 from etude.rewards.faults import Fault
-from etude.rewards.rubric import Score
+from etude.rewards.rubric import RewardValue
 from etude.v1 import rollout_pb2
 
 tracer = trace.get_tracer("etude.rewards")
 
 
-def reward(rollout: rollout_pb2.Rollout, outcome: Score | Fault) -> None:
+def reward(rollout: rollout_pb2.Rollout, outcome: RewardValue | Fault) -> None:
     """Record an outcome beside the rollout's turns; a rollout without a trace gets none."""
     parent = _context(rollout.trace_id, rollout.span_id)
     if parent is None:

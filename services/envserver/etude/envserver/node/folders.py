@@ -35,7 +35,7 @@ class TooLargeError(WrongStateError):
     reason = "WorkspaceTooLarge"
 
 
-class Snapshot(NamedTuple):
+class FolderContent(NamedTuple):
     """What a folder held."""
 
     tree: dict[str, File]
@@ -81,7 +81,7 @@ def _parents(path: str) -> Iterator[str]:
         at = path.find("/", at + 1)
 
 
-def read(folder: Path, limits: Limits) -> Snapshot:
+def read(folder: Path, limits: Limits) -> FolderContent:
     """The regular files below a folder that a hostile process may have filled.
 
     Raises:
@@ -94,7 +94,7 @@ def read(folder: Path, limits: Limits) -> Snapshot:
         reader.folder(root, "")
     finally:
         os.close(root)
-    return Snapshot(reader.tree, reader.is_plain)
+    return FolderContent(reader.tree, reader.is_plain)
 
 
 class _Reader:

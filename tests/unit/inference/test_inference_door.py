@@ -1,4 +1,4 @@
-"""The gate before the OpenAI application."""
+"""The door before the OpenAI application."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from etude.inference.openai import Gate, HttpServer, Receive, Scope, Send
+from etude.inference.openai import Door, HttpServer, Receive, Scope, Send
 
 
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:
@@ -30,7 +30,7 @@ async def versions() -> list[str | None]:
 
 @pytest.fixture
 async def client(versions: list[str | None]) -> AsyncIterator[httpx.AsyncClient]:
-    server = HttpServer(Gate(hello, lambda: versions[0]), "127.0.0.1", 0)
+    server = HttpServer(Door(hello, lambda: versions[0]), "127.0.0.1", 0)
     await server.start()
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
         yield client
