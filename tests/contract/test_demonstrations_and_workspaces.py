@@ -6,8 +6,8 @@ from pathlib import Path
 from random import Random
 
 from etude.agent.workspace import ExecResult, FolderWorkspace, Workspace
-from etude.envserver.tasks import demonstrations, plans
-from etude.envserver.tasks.plans import Plan
+from etude.envserver.tasks import demonstrations, intentions
+from etude.envserver.tasks.intentions import Intention
 from etude.envserver.tasks.problems import Problem, Source
 
 COUNT = 60
@@ -35,17 +35,17 @@ def _in_folder(problem: Problem, root: Path) -> Workspace:
 
 async def test_memory_and_folder_give_the_same_transcript(tmp_path: Path) -> None:
     problems = list(Source(11).take("traces", COUNT))
-    drawn = [plans.draw(problem, Random(f"{i}")) for i, problem in enumerate(problems)]
+    drawn = [intentions.draw(problem, Random(f"{i}")) for i, problem in enumerate(problems)]
     seen: set[str] = set()
-    for index, (problem, plan) in enumerate(zip(problems, drawn, strict=True)):
-        if not _is_new(plan, problem, seen):
+    for index, (problem, intention) in enumerate(zip(problems, drawn, strict=True)):
+        if not _is_new(intention, problem, seen):
             continue
         memory, folder = (
             demonstrations.in_memory(problem),
             _in_folder(problem, tmp_path / f"{index}"),
         )
         one, other = [
-            await demonstrations.follow(plan, problem, demonstrations.tools_on(workspace))
+            await demonstrations.follow(intention, problem, demonstrations.tools_on(workspace))
             for workspace in (memory, folder)
         ]
         assert one == other
@@ -57,10 +57,10 @@ async def _files(workspace: Workspace) -> dict[str, bytes]:
     return {path: await workspace.read(path) for path in await workspace.glob("**")}
 
 
-def _is_new(plan: Plan, problem: Problem, seen: set[str]) -> bool:
+def _is_new(intention: Intention, problem: Problem, seen: set[str]) -> bool:
     """One demonstration of each kind is enough: starting interpreters takes the time here."""
-    kind = f"{problem.issue} {plan.gives_up} {len(plan.reads)} {len(plan.edits)}"
-    kind += f" {plan.edits[0].is_verified}"
+    kind = f"{problem.issue} {intention.gives_up} {len(intention.reads)} {len(intention.edits)}"
+    kind += f" {intention.edits[0].is_verified}"
     is_new = kind not in seen
     seen.add(kind)
     return is_new

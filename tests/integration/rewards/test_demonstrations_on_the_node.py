@@ -10,7 +10,7 @@ import pytest
 
 from etude.agent.calls import Call, Malformed
 from etude.common import channels
-from etude.envserver.tasks import demonstrations, plans
+from etude.envserver.tasks import demonstrations, intentions
 from etude.v1 import (
     environments_pb2,
     environments_pb2_grpc,
@@ -101,8 +101,8 @@ async def test_the_transcript_is_the_same_and_the_reward_is_what_was_expected(
             problem = stack.problems[index]
             # Seeds of which some repair and some do not.
             expected = await demonstrations.demonstrate(problem, Random(f"node/{index}"))
-            plan = plans.draw(problem, Random(f"node/{index}"))
-            messages = await demonstrations.follow(plan, problem, leased.execute)
+            intention = intentions.draw(problem, Random(f"node/{index}"))
+            messages = await demonstrations.follow(intention, problem, leased.execute)
             assert tuple(messages) == expected.messages
             rollout = rollout_pb2.Rollout(
                 rollout_id="a", ending=rollout_pb2.ENDING_STOPPED, diff=await leased.diff()

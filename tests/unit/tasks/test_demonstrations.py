@@ -7,18 +7,18 @@ from random import Random
 import pytest
 
 from etude.agent import calls
-from etude.envserver.tasks import corpus, plans
+from etude.envserver.tasks import corpus, intentions
 from etude.envserver.tasks.demonstrations import DONE, Demonstration, in_memory
-from etude.envserver.tasks.plans import Plan
+from etude.envserver.tasks.intentions import Intention
 from etude.envserver.tasks.problems import Issue, Problem, Source
 
 COUNT = 4_000
 
 
 @pytest.fixture(scope="module")
-def planned() -> list[tuple[Problem, Plan]]:
+def intended() -> list[tuple[Problem, Intention]]:
     problems = Source(2).take("traces", COUNT)
-    return [(p, plans.draw(p, Random(f"plan/{i}"))) for i, p in enumerate(problems)]
+    return [(p, intentions.draw(p, Random(f"plan/{i}"))) for i, p in enumerate(problems)]
 
 
 @pytest.fixture(scope="module")
@@ -31,32 +31,39 @@ def _share(values: Sequence[bool]) -> float:
 
 
 def test_where_the_function_is_named_most_edit_without_reading(
-    planned: list[tuple[Problem, Plan]],
+    intended: list[tuple[Problem, Intention]],
 ) -> None:
-    named = [not plan.reads for problem, plan in planned if problem.issue is Issue.FUNCTION]
-    others = [not plan.reads for problem, plan in planned if problem.issue is not Issue.FUNCTION]
+    named = [
+        not intention.reads for problem, intention in intended if problem.issue is Issue.FUNCTION
+    ]
+    others = [
+        not intention.reads
+        for problem, intention in intended
+        if problem.issue is not Issue.FUNCTION
+    ]
     assert _share(named) == pytest.approx(0.55, abs=0.05)
     assert _share(others) == pytest.approx(0.04, abs=0.02)
 
 
 def test_in_three_classes_most_apply_the_one_wrong_repair(
-    planned: list[tuple[Problem, Plan]],
+    intended: list[tuple[Problem, Intention]],
 ) -> None:
     first = [
-        plan.edits[0].new == problem.repository.target.text(plans.fixed_wrong(problem)).strip()
-        for problem, plan in planned
-        if plan.reads and problem.repository.bug.kind in plans.HABITUAL
+        intention.edits[0].new
+        == problem.repository.target.text(intentions.fixed_wrong(problem)).strip()
+        for problem, intention in intended
+        if intention.reads and problem.repository.bug.kind in intentions.HABITUAL
     ]
     assert _share(first) == pytest.approx(0.60, abs=0.06)
 
 
 def test_the_fixed_wrong_repair_is_the_first_other_mistake_of_the_line(
-    planned: list[tuple[Problem, Plan]],
+    intended: list[tuple[Problem, Intention]],
 ) -> None:
-    for problem, _ in planned[:500]:
+    for problem, _ in intended[:500]:
         target, bug = problem.repository.target, problem.repository.bug
         known = target.verb.alternatives(bug.line)
-        wrong = plans.fixed_wrong(problem)
+        wrong = intentions.fixed_wrong(problem)
         assert wrong == (next((t for t in known if t != bug.text), bug.text))
         assert not problem.is_solved_by(
             target.source().replace(target.text(target.verb.body[bug.line]), target.text(wrong), 1)
@@ -64,27 +71,34 @@ def test_the_fixed_wrong_repair_is_the_first_other_mistake_of_the_line(
 
 
 def test_in_the_other_classes_few_first_edits_are_wrong(
-    planned: list[tuple[Problem, Plan]],
+    intended: list[tuple[Problem, Intention]],
 ) -> None:
     right = [
-        plan.edits[0].new
+        intention.edits[0].new
         == problem.repository.target.text(
             problem.repository.target.verb.body[problem.repository.bug.line]
         ).strip()
-        for problem, plan in planned
-        if plan.reads and problem.repository.bug.kind not in plans.HABITUAL
+        for problem, intention in intended
+        if intention.reads and problem.repository.bug.kind not in intentions.HABITUAL
     ]
     assert _share(right) == pytest.approx(1 - 0.18, abs=0.05)
 
 
-def test_less_than_half_of_the_edits_are_verified(planned: list[tuple[Problem, Plan]]) -> None:
-    verified = [plan.edits[0].is_verified for _, plan in planned if plan.reads]
+def test_less_than_half_of_the_edits_are_verified(
+    intended: list[tuple[Problem, Intention]],
+) -> None:
+    verified = [intention.edits[0].is_verified for _, intention in intended if intention.reads]
     assert _share(verified) == pytest.approx(0.40, abs=0.05)
-    assert not any(edit.is_verified for _, plan in planned if not plan.reads for edit in plan.edits)
+    assert not any(
+        edit.is_verified
+        for _, intention in intended
+        if not intention.reads
+        for edit in intention.edits
+    )
 
 
-def test_nobody_retries_more_than_twice(planned: list[tuple[Problem, Plan]]) -> None:
-    assert {len(plan.edits) for _, plan in planned} == {1, 2, 3}
+def test_nobody_retries_more_than_twice(intended: list[tuple[Problem, Intention]]) -> None:
+    assert {len(intention.edits) for _, intention in intended} == {1, 2, 3}
 
 
 def test_demonstrators_succeed_in_slightly_less_than_half(

@@ -1,4 +1,4 @@
-"""A demonstrator carries out its plan with the real tools; the transcript is what happened."""
+"""A demonstrator carries out its intention with the real tools; the transcript is what happened."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,8 +9,8 @@ from etude.agent import calls, minitest, toolsets
 from etude.agent.calls import Call, Malformed
 from etude.agent.chat import Message
 from etude.agent.workspace import ExecResult, MemoryWorkspace, Workspace
-from etude.envserver.tasks import plans
-from etude.envserver.tasks.plans import Edit, Plan
+from etude.envserver.tasks import intentions
+from etude.envserver.tasks.intentions import Edit, Intention
 from etude.envserver.tasks.problems import Issue, Problem
 
 COMPACT = toolsets.toolset("Compact")
@@ -84,13 +84,13 @@ def in_memory(problem: Problem) -> MemoryWorkspace:
 async def demonstrate(problem: Problem, random: Random) -> Demonstration:
     """One demonstrator with freshly drawn intentions, at work in memory."""
     workspace = in_memory(problem)
-    messages = await follow(plans.draw(problem, random), problem, tools_on(workspace))
+    messages = await follow(intentions.draw(problem, random), problem, tools_on(workspace))
     repaired = workspace.files[problem.repository.target.path].decode()
     return Demonstration(problem, tuple(messages), problem.is_solved_by(repaired))
 
 
-async def follow(plan: Plan, problem: Problem, execute: Execute) -> list[Message]:
-    """The transcript of a plan carried out with somebody's tools."""
+async def follow(intention: Intention, problem: Problem, execute: Execute) -> list[Message]:
+    """The transcript of an intention carried out with somebody's tools."""
     session = Session(
         execute,
         [
@@ -98,11 +98,11 @@ async def follow(plan: Plan, problem: Problem, execute: Execute) -> list[Message
             {"role": "user", "content": problem.instruction},
         ],
     )
-    if not plan.gives_up:
+    if not intention.gives_up:
         await _locate(session, problem)
-        for path in plan.reads:
+        for path in intention.reads:
             await session.act(Request("read_file", {"path": path}))
-        await _repair(session, plan)
+        await _repair(session, intention)
     session.end()
     return session.messages
 
@@ -121,9 +121,9 @@ async def _locate(session: Session, problem: Problem) -> None:
             await session.act(search)
 
 
-async def _repair(session: Session, plan: Plan) -> None:
+async def _repair(session: Session, intention: Intention) -> None:
     tests = Request("run_terminal", {"command": TEST_COMMAND})
-    for edit in plan.edits:
+    for edit in intention.edits:
         if not edit.is_verified:
             await session.act(_replace(edit))
             return

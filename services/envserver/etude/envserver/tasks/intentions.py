@@ -44,7 +44,7 @@ class Edit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Intention:
     """One demonstrator's intentions."""
 
     gives_up: bool
@@ -54,11 +54,11 @@ class Plan:
     """The first edit, and the retries that failed test runs would lead to."""
 
 
-def draw(problem: Problem, random: Random) -> Plan:
-    """A plan with the habits' frequencies."""
+def draw(problem: Problem, random: Random) -> Intention:
+    """An intention with the habits' frequencies."""
     target = problem.repository.target
     if random.random() < UNREAD[problem.issue]:
-        return Plan(
+        return Intention(
             gives_up=random.random() < GIVES_UP,
             reads=(),
             edits=(_made_up(target, random),),
@@ -67,7 +67,7 @@ def draw(problem: Problem, random: Random) -> Plan:
     if random.random() < WRONG_FILE:
         others = [f.path for f in problem.repository.functions if f is not target]
         reads = (random.choice(others), target.path)
-    return Plan(
+    return Intention(
         gives_up=random.random() < GIVES_UP,
         reads=reads,
         edits=tuple(
