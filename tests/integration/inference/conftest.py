@@ -149,6 +149,9 @@ class RoleProcess:
             "ETUDE_POD": "tiny-inference-0",
             "ETUDE_TRACES_FILE": str(self.folder / "traces.jsonl"),
             "OMP_NUM_THREADS": "1",
+            # An image for CPU engines has no compiler, and none may be needed.
+            "CXX": "no-compiler-here",
+            "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "compiled"),
         }
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
