@@ -1,4 +1,4 @@
-"""What a decision may ask for, and the decision itself."""
+"""Decisions, in terms of what they may ask for."""
 
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar

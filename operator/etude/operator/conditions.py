@@ -1,4 +1,4 @@
-"""Conditions: facts with a reason, and when each last changed."""
+"""Conditions: dated facts, each with its reason."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

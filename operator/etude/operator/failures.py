@@ -1,4 +1,4 @@
-"""What went wrong in the pods of a role, and what follows: the first matching rule."""
+"""What follows from a failure in the pods of a role: the first matching rule."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum

@@ -1,4 +1,4 @@
-"""The newest report of every controller and broker, and what each of them said in order."""
+"""What every controller or broker has said."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What to say about a run: its conditions, and one word derived from them."""
+"""What to say about a run."""
 
 from collections.abc import Sequence
 

@@ -88,7 +88,8 @@ class Deadlines(Model):
     active_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = None
     """Total time with pods."""
     step_progress_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = None
-    """Longest time without a finished step; derived from measured steps unless set."""
+    """Longest time without a finished step, beside checkpoints and evaluations; derived from
+    measured steps unless set."""
 
 
 class RLRunSpec(Model):
