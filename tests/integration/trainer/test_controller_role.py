@@ -107,6 +107,7 @@ def environment(world: Path, partners: Any) -> dict[str, str]:
         "ETUDE_INFERENCE_TARGETS": partners.target,
         "ETUDE_REWARDS_TARGET": partners.target,
         "ETUDE_BROKERS": json.dumps({"repos": partners.target}),
+        "ETUDE_TRACES_FILE": str(world / "spans.jsonl"),
     }
 
 
@@ -194,6 +195,11 @@ async def test_a_killed_trainer_resumes_and_trains_nothing_twice(
     assert (found.accepted, found.trained) == (20, 20)
     steps = [r for r in latest(open_record(store).rows()) if r["kind"] == "step"]
     assert sorted(r["global_step"] for r in steps) == list(range(1, 9))
+    spans = [json.loads(line) for line in (world / "spans.jsonl").read_text().splitlines()]
+    groups = {span["span_id"] for span in spans if span["name"] == "group"}
+    rollouts = [span for span in spans if span["name"] == "invoke_agent etude"]
+    assert {"step", "publish"} <= {span["name"] for span in spans}
+    assert any(span["parent_id"] in groups for span in rollouts)
     written = {o.key.rsplit("/", 1)[1] for o in store.list("checkpoints/000000000008/")}
     assert {"config.json", "controller.json", "manifest.json"} <= written
 

@@ -38,7 +38,6 @@ async def worker(partners: Any, model_folder: Path, tmp_path: Path) -> AsyncIter
             rewards_target=partners.target,
             score_timeout_s=30,
             storage=Storage(uri=f"file://{tmp_path}/run"),
-            max_concurrent=4,
             outage_s=5,
             traces_file=tmp_path / "traces.jsonl",
         )

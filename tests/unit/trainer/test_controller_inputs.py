@@ -119,6 +119,9 @@ def test_a_wrong_tokenizer_is_named(folder: Path) -> None:
 def test_settings_are_read_and_checked_against_the_run(folder: Path) -> None:
     settings = Settings.from_env(environment(folder))
     assert settings.inference_targets == ("a:1", "b:2")
+    assert settings.ray_address is None
+    joined = Settings.from_env({**environment(folder), "RAY_ADDRESS": "head:6379"})
+    assert joined.ray_address == "head:6379"
     run = RLRunSpec.model_validate(spec(folder))
     settings.check(run)
     for name in ("ETUDE_INFERENCE_TARGETS", "ETUDE_REWARDS_TARGET", "ETUDE_BROKERS"):

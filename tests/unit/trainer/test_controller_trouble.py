@@ -16,6 +16,7 @@ from etude.common.errors import FencedError, StoreError, UserError
 from etude.common.weights import VersionId
 from etude.trainer.controller.evaluation import Evaluator
 from etude.trainer.controller.program import train
+from etude.trainer.controller.publishing import publish
 from etude.trainer.controller.recovery import open_run
 from etude.trainer.controller.reinforcement import InfraFailuresError, MismatchError
 from etude.trainer.controller.run import Run, root_cause
@@ -219,6 +220,7 @@ async def test_an_evaluation_that_was_added_is_measured(
     run.orders.take(run_pb2.CommandRequest(command_id="1", configure=order))
     rl = run.resolved.spec.phases[1]
     run.enter(rl)
+    await publish(run)
     assert await Evaluator(run=run, phase=rl, tasks=dict(sets.evaluations)).evaluate()
     await run.recording.finish()
     assert [(r["name"], r["count"]) for r in world.rows("eval")] == [("added", 2)]

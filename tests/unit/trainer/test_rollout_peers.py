@@ -20,7 +20,6 @@ def peers() -> Peers:
             rewards_target="127.0.0.1:1",
             score_timeout_s=1,
             storage=Storage(uri="file:///run"),
-            max_concurrent=1,
             outage_s=1,
         )
     )

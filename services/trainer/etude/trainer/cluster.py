@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -28,6 +28,7 @@ from etude.trainer.work import (
     Rollouts,
     WorkerConfig,
     WorkerLostError,
+    shares,
 )
 
 log = logging.getLogger(__name__)
@@ -188,9 +189,10 @@ class RayRollouts(Rollouts):
 
     @override
     async def run(self, order: GroupOrder) -> GroupResult:
-        worker = min(self.workers, key=lambda w: w.load)
+        parts = shares(order.limits.max_concurrent, len(self.workers))
+        share, worker = min(zip(parts, self.workers, strict=False), key=lambda part: part[1].load)
         worker.load += len(order.indices)
-        reference = worker.actor.run_group.remote(order)
+        reference = worker.actor.run_group.remote(replace(order, share=share))
         try:
             result: GroupResult = await reference
         except RayActorError as error:

@@ -134,21 +134,28 @@ class Leases:
 class Slots:
     """Rollouts that may run at once, handed out in the order of asking."""
 
-    free: int
+    size: int = 0
+    """Of the newest order; those beyond it that are taken come back by themselves."""
+    _taken: int = 0
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _freed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def take(self, wanted: int) -> int:
         """Wait for at least one slot; take up to the number wanted."""
         async with self._turn:
-            while not self.free:
+            while self._taken >= self.size:
                 self._freed.clear()
                 await self._freed.wait()
-            granted = min(wanted, self.free)
-            self.free -= granted
+            granted = min(wanted, self.size - self._taken)
+            self._taken += granted
             return granted
+
+    def resize(self, size: int) -> None:
+        """Another phase has another limit."""
+        self.size = size
+        self._freed.set()
 
     def give(self) -> None:
         """Hand one back."""
-        self.free += 1
+        self._taken -= 1
         self._freed.set()

@@ -31,12 +31,17 @@ class RolloutWorker:
         )
         self.config = config
         self._chat = ChatFormat.load(config.model_folder)
-        self._slots = Slots(config.max_concurrent)
+        self._slots = Slots()
         self._peers = Peers(config)
         self._nonce = uuid.uuid4().hex[:12]
 
     async def run_group(self, order: GroupOrder) -> GroupResult:
         """Run and score the siblings of an order; platform faults are retried, then masked."""
+        self._slots.resize(order.share or order.limits.max_concurrent)
+        with telemetry.attached(order.trace):
+            return await self._run_group(order)
+
+    async def _run_group(self, order: GroupOrder) -> GroupResult:
         siblings = Siblings(
             order=order,
             config=self.config,

@@ -23,7 +23,7 @@ class Settings:
     rewards_target: str
     """host:port of the reward service; empty for a run that never samples."""
     ray_address: str | None
-    """Ray cluster to join; unset starts one on this machine."""
+    """RAY_ADDRESS, as Ray itself has it: the cluster to join; unset starts one on this machine."""
     scratch: Path
     """Private folder."""
     host: str
@@ -48,7 +48,7 @@ class Settings:
             inference_targets=tuple(t.strip() for t in targets.split(",") if t.strip()),
             brokers=_brokers(env.get("ETUDE_BROKERS", "{}")),
             rewards_target=env.get("ETUDE_REWARDS_TARGET", ""),
-            ray_address=env.get("ETUDE_RAY_ADDRESS") or None,
+            ray_address=env.get("RAY_ADDRESS") or None,
             scratch=Path(env["ETUDE_SCRATCH"]),
             host=env.get("ETUDE_HOST", "127.0.0.1"),
             port=_count(env, "ETUDE_PORT", "7000", most=65_535),

@@ -44,6 +44,16 @@ class GroupOrder:
     targets: tuple[str, ...]
     """Engines in rotation; the first is asked first."""
     limits: RolloutPolicy
+    share: int | None = None
+    """Of limits.max_concurrent for the worker that runs it; all of it unless set."""
+    trace: tuple[tuple[str, str], ...] = ()
+    """Trace context of the controller."""
+
+
+def shares(total: int, workers: int) -> list[int]:
+    """A limit in even parts, one per worker; a limit below the number of workers idles some."""
+    used = min(total, workers)
+    return [total // used + (place < total % used) for place in range(used)]
 
 
 class GroupResult(NamedTuple):
@@ -74,8 +84,6 @@ class WorkerConfig:
     score_timeout_s: float
     storage: Storage
     """How to reach task folders."""
-    max_concurrent: int
-    """Rollouts at once in this worker."""
     outage_s: float
     """How long an engine or broker that does not answer is waited for."""
     traces_file: Path | None = None

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 from etude.common import telemetry
 from etude.common.errors import EtudeError, FencedError, InvalidFieldError, UserError
@@ -47,7 +47,7 @@ async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> in
     can be read. Anything else that goes wrong ends the process, and a new one resumes.
     """
     stop = asyncio.Event()
-    with shutdown_signals(stop):
+    with shutdown_signals(stop), _traced(settings, resolved):
         # Learners load their libraries while the controller takes over the run.
         learners = cluster.learners(
             _learner_configs(settings, resolved, inputs),
@@ -79,6 +79,20 @@ async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> in
     return code
 
 
+@contextlib.contextmanager
+def _traced(settings: Settings, resolved: ResolvedRun) -> Iterator[None]:
+    """Trace spans are recorded, and the last ones sent."""
+    traces = telemetry.setup(
+        "etude-trainer",
+        otlp_endpoint=resolved.spec.observability.otlp_endpoint,
+        traces_file=settings.traces_file,
+    )
+    try:
+        yield
+    finally:
+        traces.shutdown()
+
+
 def _learner_configs(
     settings: Settings, resolved: ResolvedRun, inputs: Inputs
 ) -> list[LearnerConfig]:
@@ -105,8 +119,6 @@ def _learner_configs(
 
 def _worker_config(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> WorkerConfig:
     spec = resolved.spec
-    workers = spec.roles.trainer.rollout_workers
-    most = max((p.rollout.max_concurrent for p in spec.phases if p.rollout), default=64)
     rewards = spec.roles.rewards
     timeouts = [f.limit_s for f in rewards.functions if f.function == "Verifier"] if rewards else []
     return WorkerConfig(
@@ -117,7 +129,6 @@ def _worker_config(settings: Settings, resolved: ResolvedRun, inputs: Inputs) ->
         rewards_target=settings.rewards_target,
         score_timeout_s=sum(timeouts) + QUEUE_MARGIN_S,
         storage=spec.storage,
-        max_concurrent=-(-most // workers),
         outage_s=spec.weights.timeout_seconds,
         traces_file=settings.traces_file,
         otlp_endpoint=spec.observability.otlp_endpoint,
@@ -134,11 +145,6 @@ def _assemble(
     rollouts: Rollouts,
 ) -> Run:
     spec = resolved.spec
-    telemetry.setup(
-        "etude-trainer",
-        otlp_endpoint=spec.observability.otlp_endpoint,
-        traces_file=settings.traces_file,
-    )
     return Run(
         resolved=resolved,
         epoch=opened.epoch,

@@ -5,6 +5,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from opentelemetry import trace
+
 from etude.common.api.phases import Algorithm, AsyncLimits, AsyncMode, Phase, RolloutPolicy
 from etude.common.weights import VersionId
 from etude.trainer import metrics
@@ -28,6 +30,8 @@ from etude.trainer.controller.workers import run_order
 from etude.trainer.order import derived_seed
 from etude.trainer.work import GroupOrder
 from etude.v1 import journal_pb2
+
+_TRACER = trace.get_tracer("etude.trainer")
 
 MAX_MISMATCH: Mapping[str, float] = {"Float32": 1e-3, "BFloat16": 0.1}
 """Largest mean |sampler - trainer log-prob| by weights.dtype, where both have the same weights.
@@ -107,7 +111,11 @@ class Reinforcement:
             groups = await self._next_batch()
             if not groups:
                 return not run.orders.halting.is_set()
-            await self._step(groups, waited_s=time.monotonic() - started)
+            with _TRACER.start_as_current_span("step") as span:
+                span.set_attributes(
+                    {"etude.run": run.resolved.uid, "etude.step": run.cursor.global_step + 1}
+                )
+                await self._step(groups, waited_s=time.monotonic() - started)
             if not await self.evaluator.evaluate():
                 return False
             if run.cursor.step < self.phase.max_steps and await run.boundary():

@@ -1,7 +1,11 @@
 """Running orders on rollout workers: lost workers, unusable rollouts, the status of pools."""
 
 import logging
+from dataclasses import replace
 
+from opentelemetry import trace
+
+from etude.common import telemetry
 from etude.common.errors import InvalidFieldError
 from etude.trainer import metrics
 from etude.trainer.controller.groups import check_reward, check_rollout
@@ -11,6 +15,7 @@ from etude.trainer.work import GroupOrder, GroupResult, WorkerLostError
 from etude.v1 import journal_pb2, rewards_pb2, rollout_pb2
 
 log = logging.getLogger(__name__)
+_TRACER = trace.get_tracer("etude.trainer")
 
 WORKER_RETRIES = 3
 """A worker that dies with one and the same group so often is killed by it."""
@@ -27,7 +32,15 @@ async def run_order(run: Run, order: GroupOrder) -> list[journal_pb2.JournalRoll
     """
     metrics.INFLIGHT.labels(kind="rollout").inc(len(order.indices))
     try:
-        result = await _run(run, order)
+        with _TRACER.start_as_current_span("group") as span:
+            span.set_attributes(
+                {
+                    "etude.run": run.resolved.uid,
+                    "etude.group.id": order.group_id,
+                    "etude.task.id": order.task_id,
+                }
+            )
+            result = await _run(run, replace(order, trace=telemetry.inject()))
     finally:
         metrics.INFLIGHT.labels(kind="rollout").dec(len(order.indices))
     records = [journal_pb2.JournalRollout.FromString(data) for data in result.records]

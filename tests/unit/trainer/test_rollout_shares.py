@@ -1,0 +1,30 @@
+"""How many rollouts run at once, over all workers and in each."""
+
+import asyncio
+
+import pytest
+
+from etude.trainer.leases import Slots
+from etude.trainer.work import shares
+
+
+@pytest.mark.parametrize(
+    ("total", "workers", "expected"),
+    [(10, 4, [3, 3, 2, 2]), (8, 2, [4, 4]), (2, 3, [1, 1]), (64, 1, [64])],
+)
+def test_a_limit_is_divided_without_rest(total: int, workers: int, expected: list[int]) -> None:
+    assert shares(total, workers) == expected
+
+
+async def test_a_phase_with_another_limit_gets_its_own_slots() -> None:
+    slots = Slots()
+    slots.resize(3)
+    assert await slots.take(5) == 3
+    slots.resize(1)
+    waiting = asyncio.create_task(slots.take(1))
+    for _ in range(2):
+        slots.give()
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    slots.give()
+    assert await waiting == 1
