@@ -13,6 +13,8 @@ BUSYBOX = Path("/bin/busybox")
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 SYSTEM_LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
 LOADER = "ld-linux-x86-64.so.2"
+HOST_PROGRAMS = (Path("/usr/bin/lscpu"),)
+"""What roles call beside Python: vLLM on CPU asks lscpu for the cores."""
 NOBODY = "65534"
 
 BASE = "localhost/etude-base:1"
@@ -46,6 +48,7 @@ def write_base(path: Path, commands: Sequence[Path]) -> None:
         for name in applets.stdout.decode().split()
         if name != "busybox"  # a link to itself would destroy the image
     ]
+    entries += [Entry(f"bin/{each.name}", each.read_bytes()) for each in HOST_PROGRAMS]
     entries += [
         Entry("etc/passwd", b"root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/tmp:/bin/sh\n"),
         Entry("etc/group", b"root:x:0:\nnogroup:x:65534:\n"),

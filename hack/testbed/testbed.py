@@ -196,7 +196,7 @@ def _command_build(_: argparse.Namespace) -> int:
 
 def _command_down(arguments: argparse.Namespace) -> int:
     for layout in _clusters():
-        if arguments.index in {layout.index, None}:
+        if arguments.all or arguments.index == layout.index:
             holder.stop(layout)
     return 0
 
@@ -230,8 +230,9 @@ def main() -> int:
     starts = commands.add_parser("up", help="start a cluster and print where it is")
     starts.add_argument("--level", choices=LEVELS, default="node")
     starts.add_argument("--owner", type=int, default=0, help="its end makes the cluster stale")
-    stops = commands.add_parser("down", help="take clusters down and leave nothing behind")
-    stops.add_argument("--index", type=int, help="one of them; all unless given")
+    stops = commands.add_parser("down", help="take a cluster down and leave nothing behind")
+    stops.add_argument("--index", type=int, default=0)
+    stops.add_argument("--all", action="store_true", help="also those of other people")
     commands.add_parser("status", help="which clusters and processes are up")
     again = commands.add_parser("restart", help="kill one component and start it again")
     again.add_argument("component", choices=sorted(components.NAMES))

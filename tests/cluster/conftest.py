@@ -74,7 +74,7 @@ def kubectl(cluster: Mapping[str, Any]) -> Callable[..., str]:
     def run(*arguments: str, text: str | None = None, fails: bool = False) -> str:
         words = (program, "--kubeconfig", cluster["kubeconfig"], *arguments)
         done = subprocess.run(
-            words, check=False, capture_output=True, text=True, input=text, timeout=120
+            words, check=False, capture_output=True, text=True, input=text, timeout=400
         )
         assert (done.returncode != 0) == fails, f"{arguments}: {done.stdout}{done.stderr}"
         return done.stderr if fails else done.stdout

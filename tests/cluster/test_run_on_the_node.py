@@ -1,0 +1,183 @@
+"""The demo's run, cut to a few steps, as pods on a real node."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etude.common.api import documents
+
+ROOT = Path(__file__).parents[2]
+OUT = ROOT / "bench" / "out"
+SIZES = ("--rl", "64", "--held-out", "16", "--traces", "400")
+LIMIT_S = 900
+"""Two minutes on idle cores, most of it imports; a busy machine gets patience."""
+
+Kubectl = Callable[..., str]
+Store = Mapping[str, str]
+
+pytestmark = [pytest.mark.usefixtures("crds"), pytest.mark.timeout(3 * LIMIT_S)]
+
+
+@pytest.fixture(scope="module")
+def demo_data(store: Store) -> None:
+    """Model, tasks and transcripts of the demo, in the bucket that pods read."""
+    generate = (sys.executable, "-m", "etude.envserver.tasks.generate")
+    where = ("--out", str(Path(store["folder"]) / "demo"), "--seed", "0")
+    subprocess.run((*generate, *where, *SIZES), check=True, capture_output=True, timeout=300)
+
+
+@pytest.fixture
+def operator_pod(kubectl: Kubectl, chart: str) -> Iterator[None]:
+    """The chart's own Deployment, available."""
+    if Path("/tmp") in ROOT.parents:
+        pytest.skip("pods have a /tmp of their own over the checkout: clone it somewhere else")
+    kubectl("-n", chart, "scale", "deployment/etude-operator", "--replicas=1")
+    kubectl("-n", chart, "rollout", "status", "deployment/etude-operator", "--timeout=180s")
+    yield
+    kubectl("-n", chart, "scale", "deployment/etude-operator", "--replicas=0")
+
+
+@pytest.fixture
+def lab(kubectl: Kubectl, namespace: str, store: Store) -> str:
+    """A namespace with the Secret that the manifests below name."""
+    keys = {"AWS_ACCESS_KEY_ID": store["access_key"], "AWS_SECRET_ACCESS_KEY": store["secret_key"]}
+    literals = [f"--from-literal={name}={value}" for name, value in keys.items()]
+    kubectl("-n", namespace, "create", "secret", "generic", "s3", *literals)
+    return namespace
+
+
+def cut_demo(store: Store, prefix: str) -> dict[str, Any]:
+    """The demo's manifest, with the cluster's store and a few steps of each phase."""
+    text = (ROOT / "examples" / "demo" / "rlrun.yaml").read_bytes()
+    run: dict[str, Any] = json.loads(json.dumps(documents.read(text)[0].value))
+    spec = run["spec"]
+    spec["storage"] = {
+        "uri": f"s3://etude/{prefix}",
+        "endpoint": store["endpoint"],
+        "region": "us-east-1",
+        "secretRef": {"name": "s3"},
+    }
+    for phase, steps in zip(spec["phases"], (2, 20, 3), strict=True):
+        phase["maxSteps"] = steps
+        phase["optimizer"]["warmupSteps"] = 0
+    spec["phases"][2]["algorithm"] |= {"promptsPerStep": 4, "groupSize": 4}
+    spec["evaluation"][0] |= {"limit": 8, "everySteps": 2}
+    spec["checkpointing"] = {"everySteps": 5}
+    return run
+
+
+def get(kubectl: Kubectl, namespace: str, *what: str) -> Any:
+    return json.loads(kubectl("-n", namespace, "get", *what, "-o", "json"))
+
+
+def wait_until(
+    kubectl: Kubectl, namespace: str, holds: Callable[[dict[str, Any]], bool], what: str
+) -> dict[str, Any]:
+    """The run once it is so; a run that failed ends the wait with its status."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while True:
+        run: dict[str, Any] = get(kubectl, namespace, "rlr", "demo")
+        if holds(run):
+            return run
+        state = json.dumps(run.get("status", {}), indent=1)
+        assert run.get("status", {}).get("phase") != "Failed", state
+        assert time.monotonic() < deadline_s, f"never: {what}\n{state}\n{pods(kubectl, namespace)}"
+        time.sleep(1)
+
+
+def pods(kubectl: Kubectl, namespace: str) -> str:
+    """What each pod is up to and its last words."""
+    listed = get(kubectl, namespace, "pods")["items"]
+    names = [each["metadata"]["name"] for each in listed]
+    logs = [kubectl("-n", namespace, "logs", name, "--tail=15") for name in names]
+    shown = kubectl("-n", namespace, "get", "pods", "-o", "wide")
+    return "\n".join([shown, *(f"== {n}\n{text}" for n, text in zip(names, logs, strict=True))])
+
+
+def phase_of(run: dict[str, Any]) -> str:
+    return str(run.get("status", {}).get("phase", ""))
+
+
+def at_step(run: dict[str, Any]) -> int:
+    return int(run.get("status", {}).get("step", {}).get("current", 0))
+
+
+@pytest.mark.usefixtures("demo_data", "operator_pod")
+def test_the_demos_run_trains_on_the_node_from_first_phase_to_last(
+    kubectl: Kubectl, lab: str, store: Store
+) -> None:
+    run = cut_demo(store, f"runs/{lab}")
+    kubectl("-n", lab, "apply", "-f", "-", text=json.dumps(run))
+    wait_until(kubectl, lab, lambda r: r.get("status", {}).get("activePhase") == "rl", "phase rl")
+    working = shown(kubectl, lab)
+    done = wait_until(kubectl, lab, lambda r: phase_of(r) == "Succeeded", "Succeeded")
+    keep("cluster.txt", working + "\n" + shown(kubectl, lab))
+    status = done["status"]
+    assert status["step"] == {"current": 3, "target": 3, "text": "3/3"}
+    assert status["policyVersion"] >= 3
+    assert status["rollouts"]["trained"] > 0
+    assert status["rollouts"]["inFlight"] == 0
+    final = [c for c in get(kubectl, lab, "ckpt")["items"] if c["spec"]["reason"] == "Final"]
+    assert [each["status"]["phase"] for each in final] == ["Ready"]
+    kubectl("-n", lab, "delete", "rlr", "demo", "--timeout=60s")
+    gone = "--for=delete"
+    kubectl("-n", lab, "wait", gone, "pod", "--all", "--timeout=120s")
+    assert get(kubectl, lab, "statefulsets,envpools")["items"] == []
+
+
+@pytest.mark.usefixtures("demo_data", "operator_pod")
+def test_a_suspended_run_goes_on_at_the_step_after_its_checkpoint(
+    kubectl: Kubectl, lab: str, store: Store
+) -> None:
+    run = cut_demo(store, f"runs/{lab}")
+    spec = run["spec"]
+    spec["phases"] = [{**spec["phases"][1], "maxSteps": 2_000}]
+    spec["roles"] = {"trainer": spec["roles"]["trainer"]}
+    del spec["evaluation"]
+    kubectl("-n", lab, "apply", "-f", "-", text=json.dumps(run))
+    wait_until(kubectl, lab, lambda r: at_step(r) >= 5, "five steps")
+    patch(kubectl, lab, {"suspend": True})
+    suspended = wait_until(kubectl, lab, lambda r: phase_of(r) == "Suspended", "Suspended")
+    assert get(kubectl, lab, "pods")["items"] == []
+    saved = [each["spec"]["step"] for each in get(kubectl, lab, "ckpt")["items"]]
+    assert max(saved) >= at_step(suspended) >= 5
+    wanted = max(saved) + 10
+    patch(kubectl, lab, {"suspend": False, "phases": [{**spec["phases"][0], "maxSteps": wanted}]})
+    done = wait_until(kubectl, lab, lambda r: phase_of(r) == "Succeeded", "Succeeded")
+    assert at_step(done) == wanted
+    rows = metrics(store, lab)
+    steps = [row["global_step"] for row in rows if row["kind"] == "step"]
+    assert steps == list(range(1, wanted + 1)), "each step once, in order"
+
+
+def patch(kubectl: Kubectl, namespace: str, spec: dict[str, Any]) -> None:
+    kubectl(
+        "-n", namespace, "patch", "rlr", "demo", "--type=merge", "-p", json.dumps({"spec": spec})
+    )
+
+
+def metrics(store: Store, prefix: str) -> list[dict[str, Any]]:
+    """The run's own record, in order."""
+    folder = Path(store["folder"]) / "runs" / prefix
+    files = sorted(path for path in folder.rglob("*.jsonl") if "metrics" in str(path))
+    lines = [line for path in files for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in lines]
+
+
+def shown(kubectl: Kubectl, namespace: str) -> str:
+    """What people type to see how a run is doing."""
+    table = kubectl("-n", namespace, "get", "rlr,envp,ckpt", "-o", "wide")
+    return f"{table}\n{kubectl('-n', namespace, 'describe', 'rlr', 'demo')}"
+
+
+def keep(name: str, text: str) -> None:
+    """Leave a figure where benches leave theirs, and print it for `pytest -s`."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / name).write_text(text, encoding="utf-8")
+    sys.stdout.write(text)
