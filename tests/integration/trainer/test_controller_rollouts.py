@@ -58,6 +58,7 @@ def order(task_uri: str, *targets: str, count: int = 3, **limits: Any) -> GroupO
         temperature=1.0,
         targets=targets,
         limits=RolloutPolicy(**{**policy, **limits}),
+        trace=(("traceparent", f"00-{'7' * 32}-{'1' * 16}-01"),),
     )
 
 
@@ -82,7 +83,7 @@ async def test_a_group_comes_back_scored_with_its_exact_tokens(
     assert sampled == rollout.costs.completion_tokens
     assert rollout.oldest.number == rollout.newest.number == 3
     assert rollout.ending == rollout_pb2.ENDING_STOPPED
-    assert len(rollout.trace_id) == 32
+    assert rollout.trace_id == "7" * 32
     assert rollout.seed != records[1].rollout.seed
 
 
@@ -162,7 +163,7 @@ async def test_no_more_rollouts_run_than_there_are_slots(
     worker: RolloutWorker, partners: Any, task_uri: str
 ) -> None:
     partners.engine.delay_s = 0.05
-    records = await run(worker, order(task_uri, partners.target, count=10))
+    records = await run(worker, order(task_uri, partners.target, count=10, max_concurrent=4))
     assert len(records) == 10
     assert partners.engine.most <= 4
 
