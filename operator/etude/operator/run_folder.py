@@ -9,11 +9,9 @@ from pathlib import Path
 
 from etude.common.errors import Problem, UserError
 from etude.operator.clock import seconds
-from etude.operator.manifests import Manifest, condition, is_true
+from etude.operator.manifests import KINDS, Manifest, condition, is_true
 
 OBJECTS = "objects.json"
-KEPT = ("RLRun", "EnvPool", "Checkpoint")
-"""Kinds that outlive the runtime; everything else is made anew from them."""
 
 
 @contextmanager
@@ -55,7 +53,7 @@ def remembered(folder: Path) -> list[Manifest]:
 
 def remember(folder: Path, objects: Sequence[Manifest]) -> None:
     """Keep the objects that outlive the runtime, all or nothing."""
-    kept = [manifest for manifest in objects if manifest["kind"] in KEPT]
+    kept = [manifest for manifest in objects if manifest["kind"] in KINDS]
     partial = folder / f"{OBJECTS}.partial"
     partial.write_text(json.dumps(kept, separators=(",", ":")))
     partial.replace(folder / OBJECTS)
