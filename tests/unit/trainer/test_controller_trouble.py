@@ -14,11 +14,11 @@ from etude.common.blobs import MemoryStore
 from etude.common.checkpoints import newest_verified, stored, verify
 from etude.common.errors import FencedError, StoreError, UserError
 from etude.common.weights import VersionId
+from etude.trainer.controller.checks import InfraFailuresError, MismatchError
 from etude.trainer.controller.evaluation import Evaluator
 from etude.trainer.controller.program import train
 from etude.trainer.controller.publishing import publish
 from etude.trainer.controller.recovery import open_run
-from etude.trainer.controller.reinforcement import InfraFailuresError, MismatchError
 from etude.trainer.controller.run import Run, root_cause
 from etude.trainer.simulation import SimulatedLearners
 from etude.trainer.work import Published

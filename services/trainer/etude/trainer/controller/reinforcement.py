@@ -2,15 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from opentelemetry import trace
 
-from etude.common.api.phases import Algorithm, AsyncLimits, AsyncMode, Phase, RolloutPolicy
+from etude.common.api.phases import Algorithm, AsyncLimits, Phase, RolloutPolicy
 from etude.common.weights import VersionId
 from etude.trainer import metrics
 from etude.trainer.batches import StepResult
+from etude.trainer.controller.checks import check_faults, check_mismatch
 from etude.trainer.controller.evaluation import Evaluator
 from etude.trainer.controller.groups import Group, policy_batch
 from etude.trainer.controller.ledger import Step
@@ -32,24 +33,6 @@ from etude.trainer.work import GroupOrder
 from etude.v1 import journal_pb2
 
 _TRACER = trace.get_tracer("etude.trainer")
-
-MAX_MISMATCH: Mapping[str, float] = {"Float32": 1e-3, "BFloat16": 0.1}
-"""Largest mean |sampler - trainer log-prob| by weights.dtype, where both have the same weights.
-
-With fp32 1e-5 is usual. bf16 keeps 8 bits: logits of about 10 are off by up to 0.03, and so are
-their differences. A wrongly loaded tensor gives 1 and more in either."""
-
-
-class MismatchError(RunFailedError):
-    """Engine and learner do not compute the same policy."""
-
-    reason = "SamplerMismatch"
-
-
-class InfraFailuresError(RunFailedError):
-    """The platform lost more rollouts than the run allows."""
-
-    reason = "InfraFailures"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -260,7 +243,7 @@ class Reinforcement:
 
     async def _step(self, groups: Sequence[Group], *, waited_s: float) -> None:
         run = self.run
-        self._check_faults(groups)
+        check_faults(run, groups, self.limits)
         body = journal_pb2.JournalBatch(
             phase=self.phase.name,
             step=run.cursor.step + 1,
@@ -270,7 +253,7 @@ class Reinforcement:
         # Durable before the learner sees it; the rollouts stand before it in the log.
         await run.book.journal.durable(sequence)
         result = await run.learners.policy_step(policy_batch(groups))
-        self._check_mismatch(result)
+        check_mismatch(run, result)
         row = self._done(result, groups, waited_s=waited_s)
         published_s = await publish(run)
         swap_ms = await self._serve()
@@ -338,25 +321,3 @@ class Reinforcement:
             "train",
             lambda: [rollout_row(record, run.chat) for record in records],
         )
-
-    def _check_faults(self, groups: Sequence[Group]) -> None:
-        masked = sum(len(group.masked) for group in groups)
-        total = sum(len(group.finished) for group in groups)
-        if 100 * masked > self.limits.max_infra_failure_percent * total:
-            reasons = sorted({g.finished[i].reward.fault.message for g in groups for i in g.masked})
-            raise InfraFailuresError(
-                f"step {self.run.cursor.step + 1}: {masked} of {total} rollouts were lost,"
-                f" more than maxInfraFailurePercent {self.limits.max_infra_failure_percent}."
-                f" First reason: {reasons[0][:300]}"
-            )
-
-    def _check_mismatch(self, result: StepResult) -> None:
-        limits = self.phase.async_limits or AsyncLimits()
-        most = MAX_MISMATCH[self.run.resolved.spec.weights.dtype]
-        # Other modes also train tokens of older versions, which differ without any fault.
-        if limits.mode == AsyncMode.SYNC and result.mismatch_mean > most:
-            raise MismatchError(
-                f"step {self.run.cursor.step + 1}: engine and learner log-probs differ by"
-                f" {result.mismatch_mean:.3g} on average (limit {most}); the engine does"
-                " not serve the published weights. Nothing was published from this step"
-            )

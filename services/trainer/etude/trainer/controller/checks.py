@@ -1,0 +1,60 @@
+"""What no step may go on with: too many lost rollouts, or engines that serve other weights."""
+
+from collections.abc import Mapping, Sequence
+
+from etude.common.api.phases import AsyncLimits, AsyncMode, RolloutPolicy
+from etude.trainer.batches import StepResult
+from etude.trainer.controller.groups import Group
+from etude.trainer.controller.run import Run, RunFailedError
+
+MAX_MISMATCH: Mapping[str, float] = {"Float32": 1e-3, "BFloat16": 0.1}
+"""Largest mean |sampler - trainer log-prob| by weights.dtype, where both have the same weights.
+
+With fp32 1e-5 is usual. bf16 keeps 8 bits: logits of about 10 are off by up to 0.03, and so are
+their differences. A wrongly loaded tensor gives 1 and more in either."""
+
+
+class MismatchError(RunFailedError):
+    """Engine and learner do not compute the same policy."""
+
+    reason = "SamplerMismatch"
+
+
+class InfraFailuresError(RunFailedError):
+    """The platform lost more rollouts than the run allows."""
+
+    reason = "InfraFailures"
+
+
+def check_faults(run: Run, groups: Sequence[Group], limits: RolloutPolicy) -> None:
+    """Refuse a batch that lost too much.
+
+    Raises:
+        InfraFailuresError: it did.
+    """
+    masked = sum(len(group.masked) for group in groups)
+    total = sum(len(group.finished) for group in groups)
+    if 100 * masked > limits.max_infra_failure_percent * total:
+        reasons = sorted({g.finished[i].reward.fault.message for g in groups for i in g.masked})
+        raise InfraFailuresError(
+            f"step {run.cursor.step + 1}: {masked} of {total} rollouts were lost,"
+            f" more than maxInfraFailurePercent {limits.max_infra_failure_percent}."
+            f" First reason: {reasons[0][:300]}"
+        )
+
+
+def check_mismatch(run: Run, result: StepResult) -> None:
+    """Refuse a step on samples of other weights.
+
+    Raises:
+        MismatchError: engine and learner disagree.
+    """
+    limits = run.phase.async_limits or AsyncLimits()
+    most = MAX_MISMATCH[run.resolved.spec.weights.dtype]
+    # Other modes also train tokens of older versions, which differ without any fault.
+    if limits.mode == AsyncMode.SYNC and result.mismatch_mean > most:
+        raise MismatchError(
+            f"step {run.cursor.step + 1}: engine and learner log-probs differ by"
+            f" {result.mismatch_mean:.3g} on average (limit {most}); the engine does"
+            " not serve the published weights. Nothing was published from this step"
+        )
