@@ -211,3 +211,18 @@ async def test_a_lease_whose_source_has_changed_is_not_continued(
     (tmp_path / "task/environment/shop/core.py").write_text("pass\n")
 
     assert await make_node().take_over() == (0, 1)
+
+
+async def test_a_folder_that_cannot_be_removed_ends_neither_its_node_nor_the_next(
+    make_node: MakeNode, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(folder: Path) -> None:
+        raise OSError(f"{folder} stays")
+
+    node = make_node()
+    await opened(node, order)
+    (node.driver.leases / "torn").mkdir()
+    monkeypatch.setattr(node_module.folders, "remove", fails)
+
+    await node.close(["a"])
+    assert await make_node().take_over() == (1, 0)
