@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from etude.operator.manifests import Manifest, Ref, is_true
+from etude.operator.manifests import Manifest, Ref, is_true, uid
 from etude.operator.processes import tether
 from etude.operator.processes.child import Child
 from etude.operator.processes.cluster import ProcessCluster, ProcessKubelet, process_cluster
@@ -123,6 +123,16 @@ async def test_a_process_that_ignores_the_signal_is_killed_after_its_grace(tmp_p
         await until(lambda: "running" in container(cluster).get("state", {}))
         cluster.remove(Ref("StatefulSet", "lab", "role"))
         await until(lambda: cluster.get(Ref("Pod", "lab", "role-0")) is None)
+
+
+async def test_who_deletes_a_pod_may_cut_its_grace(tmp_path: Path) -> None:
+    async with machine(tmp_path) as cluster:
+        key = Ref("Pod", "lab", "role-0")
+        cluster.put(stateful_set(STUBBORN, grace_s=600))
+        await until(lambda: "running" in container(cluster).get("state", {}))
+        first = uid(cluster.objects()[key])
+        await cluster.delete(key, uid=first, grace_s=1)
+        await until(lambda: uid(cluster.get(key) or {"metadata": {}}) not in {"", first})
 
 
 async def test_a_process_that_was_never_ready_does_not_get_its_whole_grace(tmp_path: Path) -> None:

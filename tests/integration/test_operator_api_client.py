@@ -249,10 +249,12 @@ async def test_a_delete_names_the_very_object_and_shows_at_once(serve: Serve) ->
         server.answers["DELETE /api/v1/namespaces/lab/pods/p"] = [(200, pod(6)), (409, {})]
         await cluster.delete(KEY, uid="u1")
         found = cluster.get(KEY)
-        await cluster.delete(KEY, uid="u0")
+        await cluster.delete(KEY, uid="u0", grace_s=30)
     assert found is not None
     assert found["metadata"]["deletionTimestamp"]
     assert server.requests[0][2]["preconditions"] == {"uid": "u1"}
+    assert "gracePeriodSeconds" not in server.requests[0][2]
+    assert server.requests[1][2]["gracePeriodSeconds"] == 30
 
 
 async def test_a_status_is_written_as_a_patch_of_what_was_seen(serve: Serve) -> None:

@@ -33,6 +33,8 @@ class Delete:
 
     ref: Ref
     uid: str
+    grace_s: int | None = None
+    """A pod's time to end in order; its own unless set."""
 
 
 @dataclass(frozen=True, slots=True)

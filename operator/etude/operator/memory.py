@@ -90,12 +90,12 @@ class MemoryCluster(Cluster):
         return self._cache.get(key) or stored
 
     @override
-    async def delete(self, ref: Ref, *, uid: str) -> None:
+    async def delete(self, ref: Ref, *, uid: str, grace_s: int | None = None) -> None:
         live = self._objects.get(ref)
         if live is None or live["metadata"]["uid"] != uid:
             return
         self._cache.amend(ref, deletionTimestamp=self._now())
-        self.remove(ref)
+        self.remove(ref, grace_s=grace_s)
         self.after_write("delete", ref)
 
     @override
@@ -163,13 +163,15 @@ class MemoryCluster(Cluster):
         if live is not None:
             self._store({**live, "status": status})
 
-    def remove(self, ref: Ref) -> None:
+    def remove(self, ref: Ref, *, grace_s: int | None = None) -> None:
         """Ask an object to go; pods and objects with finalizers take their time."""
         live = self._objects.get(ref)
         if live is None or is_deleting(live):
             return
         if ref.kind == "Pod" or live["metadata"].get("finalizers"):
             metadata = {**live["metadata"], "deletionTimestamp": self._now()}
+            if grace_s is not None:
+                metadata["deletionGracePeriodSeconds"] = grace_s
             self._store({**live, "metadata": metadata})
         else:
             self.forget(ref)

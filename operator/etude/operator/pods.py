@@ -14,6 +14,8 @@ USER_ID = 10_001
 START_LIMIT_S = 600
 """Importing a training stack or an engine on a busy machine may take minutes."""
 
+UNRESPONSIVE_GRACE_S = 30
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -138,7 +140,11 @@ def _served(plan: Plan) -> Manifest:
             {"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()
         ],
         "startupProbe": _probe("/livez", period_s=2, failures=START_LIMIT_S // 2),
-        "livenessProbe": _probe("/livez", period_s=10, failures=12),
+        "livenessProbe": {
+            **_probe("/livez", period_s=10, failures=12),
+            # One that does not answer has nothing to end in order.
+            "terminationGracePeriodSeconds": min(UNRESPONSIVE_GRACE_S, plan.grace_s),
+        },
         "readinessProbe": _probe("/readyz", period_s=2, failures=5),
     }
 

@@ -164,7 +164,7 @@ class Reconciler:
             case Apply():
                 await self.cluster.apply(action.manifest, manager=action.manager)
             case Delete():
-                await self.cluster.delete(action.ref, uid=action.uid)
+                await self.cluster.delete(action.ref, uid=action.uid, grace_s=action.grace_s)
             case Finalizers():
                 await self.cluster.set_finalizers(action.seen, action.finalizers)
             case Order():

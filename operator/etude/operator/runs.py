@@ -27,6 +27,9 @@ from etude.v1 import run_pb2
 WATCHFUL_S = 5.0
 """How often a run is looked at while something is awaited that no event announces."""
 
+STUCK_GRACE_S = 30
+"""A trainer that finished nothing for so long will not save a checkpoint on its way out."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
@@ -184,10 +187,12 @@ def _replacements(course: Course) -> Iterator[Action]:
         for pod in course.seen.pods.get(intent.role, ())
         if labels(pod).get(names.ATTEMPT) != str(intent.attempt) and not is_deleting(pod)
     ]
-    if old and intent.reason == Reason.NO_PROGRESS:
+    is_stuck = intent.reason == Reason.NO_PROGRESS
+    if old and is_stuck:
         order = run_pb2.CommandRequest(dump_stacks=run_pb2.DumpStacks())
         yield _order(course, order, "dump", intent.attempt)
-    yield from (Delete(ref(pod), uid(pod)) for pod in old)
+    grace_s = STUCK_GRACE_S if is_stuck else None
+    yield from (Delete(ref(pod), uid(pod), grace_s) for pod in old)
 
 
 def _orders(course: Course) -> Iterator[Order]:

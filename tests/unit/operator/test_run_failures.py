@@ -110,6 +110,14 @@ async def test_a_disrupted_pod_is_no_failure(running: Any) -> None:
 async def test_a_run_without_progress_dumps_its_stacks_and_restarts_its_trainer(
     lab: Any, run_body: Any
 ) -> None:
+    graces: set[int] = set()
+
+    def see(manifest: Any) -> None:
+        metadata = manifest["metadata"]
+        if "deletionGracePeriodSeconds" in metadata:
+            graces.add(metadata["deletionGracePeriodSeconds"])
+
+    lab.cluster.subscribe(see)
     lab.cluster.put(run_body(deadlines={"stepProgressSeconds": 60}))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=5)
@@ -120,6 +128,7 @@ async def test_a_run_without_progress_dumps_its_stacks_and_restarts_its_trainer(
     await lab.advance(20)
     assert lab.run().status.attempt == 1
     assert [o.WhichOneof("what") for o in lab.peers.orders] == ["dump_stacks"]
+    assert graces == {30}
     assert "NoProgress" in [e["reason"] for e in lab.cluster.events]
 
 

@@ -58,7 +58,7 @@ class Cluster(Protocol):
         """
         ...
 
-    async def delete(self, ref: Ref, *, uid: str) -> None:
+    async def delete(self, ref: Ref, *, uid: str, grace_s: int | None = None) -> None:
         """Ask this very object to go; one that is gone already is fine."""
         ...
 

@@ -63,13 +63,15 @@ class KubernetesCluster(Cluster):
         return reply
 
     @override
-    async def delete(self, ref: Ref, *, uid: str) -> None:
-        body = {
+    async def delete(self, ref: Ref, *, uid: str, grace_s: int | None = None) -> None:
+        body: Manifest = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "propagationPolicy": "Background",
             "preconditions": {"uid": uid},
         }
+        if grace_s is not None:
+            body["gracePeriodSeconds"] = grace_s
         reply = await self._send("DELETE", object_path(ref), body)
         if reply.status not in {404, 409}:  # gone already, or another object of the same name
             accepted(reply, f"delete {ref.kind} {ref.name}")

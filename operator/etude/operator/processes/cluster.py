@@ -82,7 +82,8 @@ class ProcessKubelet(Kubelet):
     def stop(self, cluster: MemoryCluster, pod: Manifest) -> None:
         runner = self._runners.get(ref(pod))
         if runner is not None:
-            runner.stop(now=self._is_hurried)
+            grace_s = pod["metadata"].get("deletionGracePeriodSeconds")
+            runner.stop(now=self._is_hurried, grace_s=grace_s)
 
     def hurry(self) -> None:
         """End without grace from now on."""

@@ -36,6 +36,7 @@ class PodRunner:
     child: Child | None = field(default=None, init=False)
     restarts: int = field(default=0, init=False)
     _was_ready: bool = field(default=False, init=False)
+    _grace_s: float | None = field(default=None, init=False)
     _stop: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _hurry: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _last: Manifest | None = field(default=None, init=False)
@@ -71,8 +72,9 @@ class PodRunner:
         assert self.process is not None, "asked before the first start"  # noqa: S101 - our mistake
         return self.process
 
-    def stop(self, *, now: bool = False) -> None:
+    def stop(self, *, now: bool = False, grace_s: float | None = None) -> None:
         """Ask the process to end, and the pod with it; now skips the grace period."""
+        self._grace_s = grace_s
         self._stop.set()
         if now:
             self.hurry()
@@ -110,8 +112,11 @@ class PodRunner:
             await asyncio.wait({over, stop, probes}, return_when=asyncio.FIRST_COMPLETED)
             if not over.done():
                 self._say_why(probes)
-                limit_s = process.grace_s if self._was_ready else STARTING_GRACE_S
-                await self._end(child, over, min(process.grace_s, limit_s))
+                given_s = process.grace_s if self._grace_s is None else self._grace_s
+                # One that does not answer, or never did, has nothing to end in order.
+                is_sound = self._was_ready and not probes.done()
+                limit_s = given_s if is_sound else STARTING_GRACE_S
+                await self._end(child, over, min(given_s, limit_s))
             return await over
         except asyncio.CancelledError:
             child.kill()
