@@ -10,6 +10,7 @@ import pytest
 
 from etude.common.errors import ForbiddenError
 from etude.envserver.drivers.memory import MemoryDriver
+from etude.envserver.node import folders
 from etude.envserver.node import node as node_module
 from etude.envserver.node.environment import Environment
 from etude.envserver.node.node import Node
@@ -222,7 +223,7 @@ async def test_a_folder_that_cannot_be_removed_ends_neither_its_node_nor_the_nex
     node = make_node()
     await opened(node, order)
     (node.driver.leases / "torn").mkdir()
-    monkeypatch.setattr(node_module.folders, "remove", fails)
+    monkeypatch.setattr(folders, "remove", fails)
 
     await node.close(["a"])
     assert await make_node().take_over() == (1, 0)
