@@ -3,15 +3,20 @@
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from etude.common.errors import Problem, UserError
+from etude.common.local import LOCK
 from etude.operator.clock import seconds
 from etude.operator.manifests import KINDS, Manifest, condition, is_true
 
 OBJECTS = "objects.json"
+LOCK_TRIES, LOCK_PAUSE_S = 5, 0.05
+"""Whoever asks whether a run is running holds the lock for an instant."""
 
 
 @contextmanager
@@ -22,12 +27,10 @@ def locked(folder: Path) -> Iterator[None]:
         UserError: another runtime holds it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as cause:
+    with (folder / LOCK).open("a+") as lock:
+        if not _is_taken(lock):
             lock.seek(0)
-            holder = lock.read().strip() or "another process"
+            holder = lock.read().strip() or "?"
             raise UserError(
                 Problem(
                     reason="Conflict",
@@ -35,11 +38,22 @@ def locked(folder: Path) -> Iterator[None]:
                     where=str(folder),
                     fix=f"etude watch {folder}, or etude stop {folder}",
                 )
-            ) from cause
+            )
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
         yield
+
+
+def _is_taken(lock: TextIO) -> bool:
+    for _ in range(LOCK_TRIES):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(LOCK_PAUSE_S)
+        else:
+            return True
+    return False
 
 
 def remembered(folder: Path) -> list[Manifest]:
