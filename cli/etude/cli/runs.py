@@ -99,17 +99,17 @@ def await_state(runtime: Runtime) -> LocalState | None:
         UserError: it did not start in time.
         SystemExit: it refused to start, with its own exit code, after its own words.
     """
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        state = read_state(runtime.folder)
-        if state is not None and state.pid == runtime.process.pid:
-            return state
-        if (code := runtime.process.poll()) is not None:
-            if code == Exit.DONE:
-                return None
-            say(runtime.said())
-            raise SystemExit(exit_code(code))
-        time.sleep(0.1)
+    try:
+        state = _started(runtime)
+    except BaseException:
+        # Ctrl-C before there is anything to see: nobody would watch what goes on starting.
+        runtime.process.terminate()
+        raise
+    if state is not None or runtime.process.poll() == Exit.DONE:
+        return state
+    if (code := runtime.process.poll()) is not None:
+        say(runtime.said())
+        raise SystemExit(exit_code(code))
     runtime.process.terminate()
     raise UserError(
         Problem(
@@ -119,6 +119,20 @@ def await_state(runtime: Runtime) -> LocalState | None:
             fix="correct what it says; etude doctor checks this machine",
         )
     )
+
+
+def _started(runtime: Runtime) -> LocalState | None:
+    """Its first state; None when it ended before, or wrote none in time."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        is_over = runtime.process.poll() is not None
+        state = read_state(runtime.folder)
+        if state is not None and state.pid == runtime.process.pid:
+            return state
+        if is_over:
+            break
+        time.sleep(0.1)
+    return None
 
 
 def exit_code(returned: int) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from etude.cli.output import Exit
-from etude.cli.runs import Runtime
+from etude.cli.runs import Runtime, await_state
 from etude.cli.verbs.run import STOP_SIGNALS, follow
 
 RUNTIME = """
@@ -53,3 +53,12 @@ def test_a_view_that_fails_takes_the_run_along(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
         follow(Runtime(runtime, tmp_path, 0), as_lines=True, on_look=full)
     assert runtime.returncode == 130
+
+
+def test_an_interrupt_while_the_run_starts_takes_it_along(tmp_path: Path) -> None:
+    runtime = started()
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        await_state(Runtime(runtime, tmp_path, 0))
+    assert runtime.wait(10) == 130
