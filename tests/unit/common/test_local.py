@@ -1,6 +1,8 @@
 """What a run folder says about its runtime."""
 
+import fcntl
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -36,3 +38,13 @@ def test_a_second_runtime_is_refused_with_the_process_of_the_first(tmp_path: Pat
         run_folder.locked(tmp_path),
     ):
         pass
+
+
+def test_somebody_who_only_looks_does_not_keep_a_runtime_from_starting(tmp_path: Path) -> None:
+    lock = (tmp_path / ".lock").open("a+")
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    looking = threading.Timer(0.05, lock.close)
+    looking.start()
+    with run_folder.locked(tmp_path):
+        assert runtime_pid(tmp_path) == os.getpid()
+    looking.join()
