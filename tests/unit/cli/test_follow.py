@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,15 @@ def test_a_view_that_fails_takes_the_run_along(tmp_path: Path) -> None:
     assert runtime.returncode == 130
 
 
+@pytest.fixture
+def heeds_interrupts() -> Iterator[None]:
+    """As in a terminal; a background job of a shell starts with the signal ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_interrupts")
 def test_an_interrupt_while_the_run_starts_takes_it_along(tmp_path: Path) -> None:
     runtime = started()
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
