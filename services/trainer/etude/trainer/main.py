@@ -41,8 +41,11 @@ def _run(settings: Settings) -> int:
     from etude.trainer.controller.inputs import find_inputs
 
     inputs = find_inputs(resolved, settings)
-    # Two threads on busy cores would spin; Ray's processes inherit this before they load torch.
+    # Ray's processes inherit these before they load torch. Threads that spin for long starve busy
+    # cores (2 x the CPU seconds); those that sleep at once wake too late for small operations. A
+    # thousand turns: a step of the demo takes 0.129 s instead of 0.156 on idle cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     # Below `uv run` Ray would pack the current folder and start each worker by uv inside the copy.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     from etude.trainer import cluster
