@@ -57,13 +57,14 @@ def main() -> None:
     figures = json.loads((run / "demo.json").read_text())
     rows = [dict(row) for row in latest(FolderRecord(run).rows())]
     times = stopwatch(run, [float(row["time_s"]) for row in (*rows, *looks(run))])
-    tables = {"ratio": ratios(figures), "stage, seconds": stages(rows, times)}
-    for title, table in tables.items():
+    spent = stages(rows, times)
+    for title, table in {"ratio": ratios(figures), "stage, seconds": spent}.items():
         print(f"\n{title}")
         for name, value in table.items():
             print(f"  {name:36} {value:10,.2f}")
     OUT.parent.mkdir(exist_ok=True)
-    OUT.write_text(json.dumps({**figures, **tables}, indent=2) + "\n")
+    seconds = {f"stage_{name}_s": value for name, value in spent.items()}
+    OUT.write_text(json.dumps({**figures, **seconds}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
