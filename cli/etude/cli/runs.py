@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from etude.cli.output import Exit, say
 from etude.common.errors import Problem, UserError
@@ -21,6 +23,8 @@ MAX_WORDS = 64 * 1024
 """Bytes of a log that go to the terminal at most."""
 START_TIMEOUT_S = 30.0
 """A runtime writes its state within a second; a busy machine needs some more."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Ctrl-C, a supervisor's order, a terminal that closes: none leaves the run without a watcher."""
 
 
 def folder_of(run: str) -> Path:
@@ -100,9 +104,10 @@ def await_state(runtime: Runtime) -> LocalState | None:
         SystemExit: it refused to start, with its own exit code, after its own words.
     """
     try:
-        state = _started(runtime)
+        with told_to_stop(_interrupted):
+            state = _started(runtime)
     except BaseException:
-        # Ctrl-C before there is anything to see: nobody would watch what goes on starting.
+        # An order to stop before there is anything to see: nobody would watch what goes on.
         runtime.process.terminate()
         raise
     if state is not None or runtime.process.poll() == Exit.DONE:
@@ -119,6 +124,21 @@ def await_state(runtime: Runtime) -> LocalState | None:
             fix="correct what it says; etude doctor checks this machine",
         )
     )
+
+
+@contextmanager
+def told_to_stop(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Let the handler take whatever tells this process to stop, for a while."""
+    before = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+def _interrupted(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _started(runtime: Runtime) -> LocalState | None:

@@ -6,14 +6,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from etude.cli.output import Exit
-from etude.cli.runs import Runtime, await_state
-from etude.cli.verbs.run import STOP_SIGNALS, follow
+from etude.cli.runs import STOP_SIGNALS, Runtime, await_state
+from etude.cli.verbs.run import follow
 
 RUNTIME = """
 import signal
@@ -56,19 +55,15 @@ def test_a_view_that_fails_takes_the_run_along(tmp_path: Path) -> None:
     assert runtime.returncode == 130
 
 
-@pytest.fixture
-def heeds_interrupts() -> Iterator[None]:
-    """As in a terminal; a background job of a shell starts with the signal ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("heeds_interrupts")
-def test_an_interrupt_while_the_run_starts_takes_it_along(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_while_the_run_starts_takes_it_along(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    before = signal.getsignal(number)
     runtime = started()
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), number))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         await_state(Runtime(runtime, tmp_path, 0))
     assert runtime.wait(10) == 130
+    assert signal.getsignal(number) is before

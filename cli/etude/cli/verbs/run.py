@@ -27,8 +27,6 @@ from etude.common.local import is_running
 REDRAWS_PER_SECOND = 2
 PLAIN_INTERVAL_S = 10.0
 SAVED_WIDTH = 96
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Ctrl-C, a supervisor's order, a terminal that closes: none leaves the run without a watcher."""
 LOOK_INTERVAL_S = 5.0
 """Measuring the memory of some thirty processes costs about 10 ms."""
 
@@ -121,19 +119,16 @@ def follow(
         with suppress(OSError):  # the terminal that closed is where this would go
             say("\nsaving a checkpoint, then stopping; Ctrl-C again stops at once")
 
-    before = {number: signal.signal(number, interrupted) for number in STOP_SIGNALS}
-    try:
-        _show(folder, as_lines=as_lines, is_over=_Watched(process, on_look).is_over)
-        code = process.wait()
-    except BaseException:
-        # A full disk, a terminal that is gone: the run must not go on without its watcher.
-        if not interrupts:
-            process.send_signal(signal.SIGTERM)
-        process.wait()
-        raise
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with runs.told_to_stop(interrupted):
+        try:
+            _show(folder, as_lines=as_lines, is_over=_Watched(process, on_look).is_over)
+            code = process.wait()
+        except BaseException:
+            # A full disk, a terminal that is gone: the run must not go on without its watcher.
+            if not interrupts:
+                process.send_signal(signal.SIGTERM)
+            process.wait()
+            raise
     if interrupts:
         say(f"stopped; run it again to resume: etude run {folder}/run.yaml --dir {folder}")
         return Exit.INTERRUPTED
