@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -25,6 +25,8 @@ START_TIMEOUT_S = 30.0
 """A runtime writes its state within a second; a busy machine needs some more."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, a supervisor's order, a terminal that closes: none leaves the run without a watcher."""
+LOCK_TIMEOUT_S = 5.0
+"""A runtime writes its process id within milliseconds of taking the folder."""
 
 
 def folder_of(run: str) -> Path:
@@ -207,12 +209,38 @@ def indented(lines: Sequence[str]) -> str:
 
 
 def ask_to_stop(folder: Path, *, now: bool) -> None:
-    """Tell the runtime to save a checkpoint and end, or to end at once."""
+    """Tell the runtime to save a checkpoint and end, or to end at once.
+
+    Raises:
+        UserError: the runtime does not say which process it is.
+    """
     # The second signal is the runtime's order to stop without waiting.
     for _ in range(2 if now else 1):
-        if (pid := runtime_pid(folder)) is not None:
-            os.kill(pid, signal.SIGTERM)
+        if (pid := _awaited_pid(folder)) is not None:
+            with suppress(ProcessLookupError):  # it ended meanwhile
+                os.kill(pid, signal.SIGTERM)
             time.sleep(0.2)
+
+
+def _awaited_pid(folder: Path) -> int | None:
+    """The runtime's process; None once there is no runtime.
+
+    Raises:
+        UserError: it does not say which one it is.
+    """
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if (pid := runtime_pid(folder)) is not None or not is_running(folder):
+            return pid
+        time.sleep(0.05)
+    raise UserError(
+        Problem(
+            "Unreachable",
+            what="a process holds the run folder and does not say which one it is",
+            where=str(folder),
+            fix="try again; fuser .lock in the folder finds the process",
+        )
+    )
 
 
 def _log(folder: Path) -> Path:

@@ -42,7 +42,10 @@ def locked(folder: Path) -> Iterator[None]:
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
-        yield
+        try:
+            yield
+        finally:
+            lock.truncate(0)  # the next runtime takes the lock before it writes its own id
 
 
 def _is_taken(lock: TextIO) -> bool:

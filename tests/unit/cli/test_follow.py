@@ -1,6 +1,7 @@
 """Whoever watches a run in the foreground takes it along when told to end."""
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from etude.cli.output import Exit
-from etude.cli.runs import STOP_SIGNALS, Runtime, await_state
+from etude.cli.runs import STOP_SIGNALS, Runtime, ask_to_stop, await_state
 from etude.cli.verbs.run import follow
 
 RUNTIME = """
@@ -67,3 +68,19 @@ def test_a_signal_while_the_run_starts_takes_it_along(
         await_state(Runtime(runtime, tmp_path, 0))
     assert runtime.wait(10) == 130
     assert signal.getsignal(number) is before
+
+
+def test_a_stop_waits_for_a_runtime_that_has_not_said_its_process_yet(tmp_path: Path) -> None:
+    runtime = started()
+    with (tmp_path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def says() -> None:
+            lock.write(str(runtime.pid))
+            lock.flush()
+
+        timer = threading.Timer(0.3, says)
+        timer.start()
+        ask_to_stop(tmp_path, now=False)
+        timer.join()
+    assert runtime.wait(10) == 130

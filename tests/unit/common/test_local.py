@@ -2,6 +2,8 @@
 
 import fcntl
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -29,6 +31,18 @@ def test_whoever_holds_the_lock_is_the_runtime(tmp_path: Path) -> None:
         assert is_running(tmp_path)
         assert runtime_pid(tmp_path) == os.getpid()
     assert not is_running(tmp_path)
+    assert (tmp_path / ".lock").read_text() == ""
+
+
+def test_the_process_id_of_a_runtime_that_died_is_not_that_of_the_next(tmp_path: Path) -> None:
+    died = subprocess.Popen([sys.executable, "-c", ""])
+    died.wait()
+    with (tmp_path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(str(died.pid))
+        lock.flush()
+        assert is_running(tmp_path)
+        assert runtime_pid(tmp_path) is None
 
 
 def test_a_second_runtime_is_refused_with_the_process_of_the_first(tmp_path: Path) -> None:

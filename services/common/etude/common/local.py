@@ -1,6 +1,7 @@
 """What the local runtime leaves in a run folder for the command line to read."""
 
 import fcntl
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -79,8 +80,19 @@ def is_running(folder: Path) -> bool:
 
 
 def runtime_pid(folder: Path) -> int | None:
-    """Process id of the runtime that holds the folder; None while none does."""
+    """Process id of the runtime that holds the folder; None while none does, or has said so."""
     if not is_running(folder):
         return None
     written = (folder / LOCK).read_text().strip()
-    return int(written) if written.isdigit() else None
+    # Between taking the lock and writing to it stands the id of the runtime before, if any.
+    return int(written) if written.isdigit() and _is_alive(int(written)) else None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
