@@ -52,8 +52,8 @@ docs: $(READY) ## regenerate CRDs and reference pages, and build the site into s
 	$(RUN) python -m etude.common.api.crd
 	$(RUN) python -m etude.common.api.reference
 	$(RUN) python -m etude.operator.reference
-	$(UV) run --isolated --locked --only-group docs zensical build --strict
 	$(RUN) python hack/metrics_reference.py
+	$(UV) run --isolated --locked --only-group docs zensical build --strict
 
 bench: $(READY) ## one table of ratios per claim
 	@for script in bench/*.py; do $(RUN) python $$script || exit 1; done
