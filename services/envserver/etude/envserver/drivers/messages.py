@@ -3,11 +3,13 @@
 import asyncio
 import json
 import socket
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from etude.envserver.drivers.base import Command, Outcome, SandboxError
+from etude.envserver.drivers.base import Command, Outcome
 from etude.envserver.drivers.sandbox.layout import Job
 
 
@@ -46,13 +48,40 @@ def encoded(content: Mapping[str, object]) -> bytes:
     return json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
-async def send(channel: socket.socket, message: bytes) -> None:
-    """Send a message as one packet.
+@dataclass(slots=True)
+class Outbox:
+    """Messages to the server, one packet each, in order; the kernel takes few large ones at once.
 
-    Raises:
-        SandboxError: the server has ended.
+    Not asyncio's `sock_sendall`, which waits for a socket on behalf of one caller only.
     """
-    try:
-        await asyncio.get_running_loop().sock_sendall(channel, message)
-    except OSError as cause:
-        raise SandboxError(f"the sandbox server does not listen: {cause}") from cause
+
+    channel: socket.socket
+    lost: Callable[[str], None]
+    """Told why when the server has ended."""
+    _unsent: deque[bytes] = field(default_factory=deque)
+
+    def send(self, message: bytes) -> None:
+        """Send a message, as soon as there is room for it."""
+        self._unsent.append(message)
+        if len(self._unsent) == 1:
+            self._flush()
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self._unsent.clear()
+        asyncio.get_running_loop().remove_writer(self.channel)
+
+    def _flush(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._unsent:
+            try:
+                self.channel.send(self._unsent[0])
+            except BlockingIOError:
+                loop.add_writer(self.channel, self._flush)
+                return
+            except OSError as error:
+                self.close()
+                self.lost(f"the sandbox server does not listen: {error}")
+                return
+            self._unsent.popleft()
+        loop.remove_writer(self.channel)

@@ -8,7 +8,6 @@ bandwidth. So it is WEAK: for one tenant, and for templates somebody trusts.
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 import os
@@ -62,6 +61,7 @@ class ProcessDriver(Driver):
     strength: Strength = Strength.WEAK
     leases: Path = field(init=False)
     _channel: socket.socket | None = None
+    _outbox: messages.Outbox | None = None
     _process: asyncio.subprocess.Process | None = None
     _waiting: dict[int, asyncio.Future[Outcome]] = field(default_factory=dict)
     _ready: asyncio.Future[None] | None = None
@@ -104,8 +104,8 @@ class ProcessDriver(Driver):
             return await self._run(command)
 
     async def _run(self, command: Command) -> Outcome:
-        channel = self._channel
-        if channel is None:
+        outbox = self._outbox
+        if outbox is None:
             raise SandboxError("the sandbox server has ended")
         self._next_id += 1
         job = messages.job(self._next_id, command, self.leases)
@@ -115,12 +115,12 @@ class ProcessDriver(Driver):
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._waiting[job.job_id] = future
         try:
-            await messages.send(channel, message)
+            outbox.send(message)
             return await future
         except asyncio.CancelledError:
             # The supervisor and all below it die; its late report finds nobody waiting.
-            with contextlib.suppress(SandboxError):
-                await messages.send(channel, messages.encoded({"kill": job.job_id}))
+            if outbox is self._outbox:
+                outbox.send(messages.encoded({"kill": job.job_id}))
             raise
         finally:
             self._waiting.pop(job.job_id, None)
@@ -145,6 +145,7 @@ class ProcessDriver(Driver):
                 start_new_session=True,
             )
         self._channel = ours
+        self._outbox = messages.Outbox(ours, self._disconnect)
         self._ready = loop.create_future()
         loop.add_reader(ours, self._read)
         try:
@@ -185,8 +186,10 @@ class ProcessDriver(Driver):
 
     def _disconnect(self, why: str) -> None:
         channel, self._channel = self._channel, None
-        if channel is None:
+        outbox, self._outbox = self._outbox, None
+        if channel is None or outbox is None:
             return
+        outbox.close()
         asyncio.get_running_loop().remove_reader(channel)
         channel.close()
         for future in (*self._waiting.values(), self._ready):
