@@ -32,7 +32,6 @@ CODES = {
     "Unreachable": Exit.UNREACHABLE,
     "Conflict": Exit.CONFLICT,
     "Internal": Exit.BUG,
-    "Failed": Exit.NO,
 }
 """By reason; every other problem is invalid input."""
 WAYS_OUT = {

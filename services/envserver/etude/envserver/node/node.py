@@ -113,7 +113,7 @@ class Node:
                 await self._take_over(folder)
             except EtudeError as error:
                 log.warning("lease %s is not taken over: %s", folder.name, error)
-                removed += await asyncio.to_thread(_removed, folder)
+                removed += await asyncio.to_thread(_remove_or_say, folder)
         self._count()
         return len(self._held), removed
 
@@ -217,7 +217,7 @@ class WeakWallError(EtudeError):
     reason = "WeakIsolation"
 
 
-def _removed(folder: Path) -> bool:
+def _remove_or_say(folder: Path) -> bool:
     try:
         folders.remove(folder)
     except OSError:
