@@ -1,7 +1,9 @@
 """Rows and rollouts on their way to a record that may be away."""
 
+import asyncio
+import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from typing_extensions import override
 
@@ -46,3 +48,50 @@ async def test_rollouts_that_cannot_be_written_fail_nothing() -> None:
     recording = Recording(FullRecord(MemoryStore()))
     recording.write_rollouts(1, "train", lambda: [{"rollout_id": "r"}])
     await recording.finish()
+
+
+@dataclass(slots=True)
+class SlowRecord(StoreRecord):
+    """Keeps its first writer until it is let go, and then refuses it if told to."""
+
+    refuses: bool = False
+    begun: threading.Event = field(default_factory=threading.Event)
+    let_go: threading.Event = field(default_factory=threading.Event)
+
+    @override
+    def append(self, rows: Sequence[Row]) -> None:
+        if not self.begun.is_set():
+            self.begun.set()
+            self.let_go.wait(10)
+            if self.refuses:
+                raise StoreError("the bucket is gone")
+        StoreRecord.append(self, rows)
+
+
+async def test_rows_noted_during_a_write_follow_it() -> None:
+    record = SlowRecord(MemoryStore())
+    recording = Recording(record)
+    recording.note({"kind": "a"})
+    first = asyncio.create_task(recording.write_rows())
+    await asyncio.to_thread(record.begun.wait)
+    recording.note({"kind": "b"})
+    second = asyncio.create_task(recording.write_rows())
+    await asyncio.wait({second}, timeout=0.2)
+    record.let_go.set()
+    await asyncio.gather(first, second)
+    assert [row["kind"] for row in record.rows()] == ["a", "b"]
+
+
+async def test_a_write_that_is_refused_after_its_task_was_cancelled_loses_no_row() -> None:
+    record = SlowRecord(MemoryStore(), refuses=True)
+    recording = Recording(record)
+    recording.note({"kind": "a"})
+    writer = asyncio.create_task(recording.write_rows())
+    await asyncio.to_thread(record.begun.wait)
+    writer.cancel()
+    recording.note({"kind": "b"})
+    last = asyncio.create_task(recording.write_rows())
+    await asyncio.wait({last}, timeout=0.2)
+    record.let_go.set()
+    await last
+    assert [row["kind"] for row in record.rows()] == ["a", "b"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -29,6 +30,8 @@ class Recording:
     trouble: str = ""
     """What the record last refused; empty while it works."""
     _rows: list[Row] = field(default_factory=list)
+    """Changed in place only, and in one operation each: a thread writes while others are noted."""
+    _writing: threading.Lock = field(default_factory=threading.Lock)
     _writes: set[asyncio.Task[None]] = field(default_factory=set)
 
     def note(self, row: Row) -> None:
@@ -41,17 +44,19 @@ class Recording:
 
     def write_rows_now(self) -> None:
         """Likewise, where no event loop runs any more."""
-        rows, self._rows = self._rows, []
-        if not rows:
-            return
-        try:
-            self.record.append(rows)
-        except (OSError, EtudeError) as error:
-            log.warning("%d rows are not written yet: %s", len(rows), error)
-            self.trouble = str(error)
-            self._rows = [*rows, *self._rows][-KEPT_ROWS:]
-        else:
-            self.trouble = ""
+        with self._writing:
+            rows = self._rows.copy()
+            if not rows:
+                return
+            try:
+                self.record.append(rows)
+            except (OSError, EtudeError) as error:
+                log.warning("%d rows are not written yet: %s", len(rows), error)
+                self.trouble = str(error)
+                del self._rows[:-KEPT_ROWS]
+            else:
+                self.trouble = ""
+                del self._rows[: len(rows)]
 
     async def keep_writing(self) -> None:
         """Write rows until cancelled."""
