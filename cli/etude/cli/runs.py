@@ -48,7 +48,7 @@ def folder_of(run: str) -> Path:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
     """The local runtime of one run, as a process that this one started."""
 
@@ -95,7 +95,7 @@ def start(manifest: Path, folder: Path, settings: Sequence[str] = ()) -> Runtime
         process = subprocess.Popen(
             command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
         )
-        return Runtime(process, folder, log.tell())
+        return Runtime(process=process, folder=folder, log_start=log.tell())
 
 
 def await_state(runtime: Runtime) -> LocalState | None:

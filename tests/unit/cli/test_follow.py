@@ -40,7 +40,10 @@ def test_a_signal_to_the_watcher_asks_the_runtime_to_stop(
     runtime = started()
     timer = threading.Timer(0.3, os.kill, (os.getpid(), number))
     timer.start()
-    assert follow(Runtime(runtime, tmp_path, 0), as_lines=True) == Exit.INTERRUPTED
+    assert (
+        follow(Runtime(process=runtime, folder=tmp_path, log_start=0), as_lines=True)
+        == Exit.INTERRUPTED
+    )
     assert runtime.returncode == 130
     assert "run it again to resume" in capsys.readouterr().err
     assert signal.getsignal(number) is before
@@ -52,7 +55,7 @@ def test_a_view_that_fails_takes_the_run_along(tmp_path: Path) -> None:
 
     runtime = started()
     with pytest.raises(OSError, match="No space left"):
-        follow(Runtime(runtime, tmp_path, 0), as_lines=True, on_look=full)
+        follow(Runtime(process=runtime, folder=tmp_path, log_start=0), as_lines=True, on_look=full)
     assert runtime.returncode == 130
 
 
@@ -65,7 +68,7 @@ def test_a_signal_while_the_run_starts_takes_it_along(
     timer = threading.Timer(0.3, os.kill, (os.getpid(), number))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        await_state(Runtime(runtime, tmp_path, 0))
+        await_state(Runtime(process=runtime, folder=tmp_path, log_start=0))
     assert runtime.wait(10) == 130
     assert signal.getsignal(number) is before
 
