@@ -23,6 +23,7 @@ async def build_engine(options: EngineOptions, stop: asyncio.Event) -> "Replica 
     Raises:
         UserError: vLLM cannot serve what was asked for.
     """
+    # Here and not in a main module: two programs build engines, and it must precede the import.
     os.environ.update(options.environment())
     outcome: concurrent.futures.Future[Replica] = concurrent.futures.Future()
 
@@ -44,7 +45,7 @@ async def build_engine(options: EngineOptions, stop: asyncio.Event) -> "Replica 
     return None if stop.is_set() else await built
 
 
-def leave() -> NoReturn:
+def leave(code: int = 0) -> NoReturn:
     """End the process now, once everything that matters is closed.
 
     Python would wait for threads that build, fetch or step, or crash below their feet.
@@ -53,4 +54,4 @@ def leave() -> NoReturn:
         child.terminate()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)

@@ -1,12 +1,14 @@
 """The inference role's process: settings, wiring, serve."""
 
 import asyncio
+import contextlib
 import logging
 import socket
 import sys
 from typing import NoReturn
 
 from etude.common.errors import EtudeError, UserError
+from etude.inference.building import build_engine, leave
 from etude.inference.settings import Settings
 
 CONFIGURATION_ERROR = 78
@@ -16,24 +18,30 @@ CONFIGURATION_ERROR = 78
 def main() -> None:
     """Serve the run's policy until told to stop."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    asyncio.run(_serve_and_leave())
+
+
+async def _serve_and_leave() -> NoReturn:
+    # Asyncio, too, waits for threads when it ends, so that errors are told before.
+    code = 0
     try:
-        asyncio.run(serve(Settings.from_env()))
+        await serve(Settings.from_env())
     except UserError as error:
-        _end(str(error), CONFIGURATION_ERROR)
+        code = _told(error, CONFIGURATION_ERROR)
     except (EtudeError, OSError, RuntimeError) as error:
-        _end(str(error), 1)
+        code = _told(error, 1)
+    leave(code)
 
 
-def _end(message: str, code: int) -> NoReturn:
-    sys.stderr.write(f"etude-inference: {message}\n")
-    sys.exit(code)
+def _told(error: Exception, code: int) -> int:
+    sys.stderr.write(f"etude-inference: {error}\n")
+    return code
 
 
 async def serve(settings: Settings) -> None:
     """Check everything cheap, build the engine, then answer until SIGTERM."""
     from etude.common import files, serving, telemetry
     from etude.common.probes import Probes
-    from etude.inference.building import build_engine, leave
     from etude.inference.settings import engine_options
 
     run = files.read_run(settings.run_file)
@@ -49,21 +57,20 @@ async def serve(settings: Settings) -> None:
     probes = Probes(settings.probe_port, settings.host)
     stop = asyncio.Event()
     with serving.shutdown_signals(stop):
-        await probes.start()
-        replica = await build_engine(options, stop)
-        if replica is not None:
+        async with contextlib.AsyncExitStack() as closing:
+            closing.callback(provider.shutdown)
+            closing.push_async_callback(probes.stop)
+            await probes.start()
+            replica = await build_engine(options, stop)
+            if replica is None:
+                return
             from etude.inference.wiring import Role
 
+            closing.callback(replica.shutdown)
             role = Role(settings=settings, run=run, replica=replica, probes=probes)
             await role.start()
-            try:
-                await role.run_until(stop)
-            finally:
-                await role.stop()
-                replica.shutdown()
-        await probes.stop()
-        provider.shutdown()
-        leave()
+            closing.push_async_callback(role.stop)
+            await role.run_until(stop)
 
 
 if __name__ == "__main__":
