@@ -79,8 +79,10 @@ def _done(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
     if not _is_registered(seen):
         return Undertaking(None)
     last = seen.last_saved
-    if any(is_corrupt(c) for c in last) and not any(is_ready(c) for c in last):
-        sentence = f"{last[0].metadata.name} does not match its manifest; its steps are repeated"
+    corrupt = [c for c in last if is_corrupt(c)]
+    # One that was saved again may still be read back beside the damaged one.
+    if corrupt and seen.has_saved and not any(is_ready(c) for c in last):
+        sentence = f"{corrupt[0].metadata.name} does not match its manifest; its steps are repeated"
         return Undertaking(_restart(run, names.TRAINER, Reason.CORRUPT, sentence, now))
     if not seen.has_saved and limits.verification_left_s(run, seen, now) > 0:
         return Undertaking(None)

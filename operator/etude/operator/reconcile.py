@@ -109,6 +109,8 @@ class Reconciler:
         target = names.address(workload, PORTS[names.TRAINER]["grpc"])
         self._follow(manifest, target, failures.of_attempt(pods, attempt))
         found = seen.gather(self.cluster, self.book, run, self._refusals.fact(run.metadata.uid))
+        if run.spec.suspend and run.status.intent is None and found.is_gone:
+            self.book.ended(run.metadata.uid)
         _measure_run(run)
         return runs.decide(run, found, self._now(), self.platform)
 
@@ -131,7 +133,7 @@ class Reconciler:
         about = uid(manifest)
         refusal = await self._act_all(manifest, decision.actions)
         if refusal is not None:
-            if self._refusals.is_news(manifest, refusal):
+            if self._refusals.remember(manifest, refusal):
                 return 0.0
             await self.writer.write(manifest, decision.status)
             return PROBLEM_RETRY_S

@@ -43,8 +43,8 @@ class Refusals:
         refusal = self._known.get(about)
         return None if refusal is None else refusal.fact
 
-    def is_news(self, manifest: Manifest, refusal: Refusal) -> bool:
-        """Remember a refusal; a first time, the next pass says so in the status."""
+    def remember(self, manifest: Manifest, refusal: Refusal) -> bool:
+        """Keep a refusal; True if it is news, which the next pass says in the status."""
         known = self._known.get(uid(manifest))
         if known is not None and known.is_like(refusal):
             return False

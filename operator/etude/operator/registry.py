@@ -21,7 +21,9 @@ def happenings(run: RLRun, seen: Seen) -> Iterator[Action]:
     """Register what was told, in the order in which it was told."""
     for happening in seen.report.happenings:
         if happening.checkpoint is not None:
-            yield from _registration(run, seen, happening.checkpoint)
+            yield from _registration(
+                run, seen, happening.checkpoint, may_be_old=happening.may_be_old
+            )
         if happening.event is not None:
             yield _note(happening, happening.event)
         yield DealtWith(happening.position)
@@ -48,12 +50,15 @@ def _stays(checkpoint: Checkpoint) -> bool:
     return checkpoint.spec.pinned or checkpoint.spec.deletion_policy == "Retain"
 
 
-def _registration(run: RLRun, seen: Seen, record: run_pb2.CheckpointRecord) -> Iterator[Action]:
+def _registration(
+    run: RLRun, seen: Seen, record: run_pb2.CheckpointRecord, *, may_be_old: bool
+) -> Iterator[Action]:
     name = names.checkpoint(
         run.metadata.name, step=record.step, manifest_digest=record.manifest_digest
     )
     if all(known.metadata.name != name for known in seen.checkpoints):
-        policy: DeletionPolicy = "Retain" if _was_let_go(run, name, record) else "Delete"
+        was_let_go = may_be_old and _was_let_go(run, name, record)
+        policy: DeletionPolicy = "Retain" if was_let_go else "Delete"
         yield Apply(_manifest(run, name, record, policy), names.RUN_FIELD_MANAGER)
 
 

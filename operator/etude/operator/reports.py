@@ -6,6 +6,9 @@ from typing import NamedTuple
 from etude.operator.clock import Clock
 from etude.v1 import environments_pb2, run_pb2
 
+RESUMED = "Resumed"
+"""Event of a controller that has told of all that it found in the store."""
+
 
 class Position(NamedTuple):
     """A place in a controller's stream of reports."""
@@ -20,6 +23,8 @@ class Happening(NamedTuple):
     position: Position
     checkpoint: run_pb2.CheckpointRecord | None
     event: run_pb2.RunEvent | None
+    may_be_old: bool
+    """Whether the checkpoint may have been found in the store; else it is newly saved."""
 
 
 @dataclass(slots=True)
@@ -32,9 +37,11 @@ class RunReport:
     status: run_pb2.RunStatus | None = None
     """Newest status, also of a controller that is gone."""
     epoch: int = 0
-    """Newest epoch that was heard of."""
+    """Epoch of the controller that was heard last; each store counts its own."""
     status_epoch: int = 0
     """Epoch of the controller that said the status."""
+    resumed_epoch: int = 0
+    """Epoch of the controller that said last that it resumed."""
     progressed_s: float = 0.0
     """Monotonic time at which it last said something new."""
     happenings: list[Happening] = field(default_factory=list)
@@ -78,7 +85,7 @@ class ReportBook:
         """Note one message of a controller; True when it should be acted on at once."""
         report = self.run(uid)
         position = Position(response.epoch, response.sequence)
-        report.epoch = max(report.epoch, response.epoch)
+        report.epoch = response.epoch
         if response.HasField("status"):
             report.status_epoch = response.epoch
             return self._take_status(report, response.status)
@@ -86,7 +93,10 @@ class ReportBook:
             return False
         checkpoint = response.checkpoint if response.HasField("checkpoint") else None
         event = response.event if response.HasField("event") else None
-        report.happenings.append(Happening(position, checkpoint, event))
+        if event is not None and event.reason == RESUMED:
+            report.resumed_epoch = response.epoch
+        may_be_old = report.resumed_epoch != response.epoch
+        report.happenings.append(Happening(position, checkpoint, event, may_be_old))
         return True
 
     def connected(self, uid: str) -> None:
@@ -102,6 +112,13 @@ class ReportBook:
         if report.is_connected:
             report.silent_since_s = self.clock.monotonic_s()
         report.is_connected = False
+
+    def ended(self, uid: str) -> None:
+        """The controller and its pod are gone; the next may count anew, in another store."""
+        report = self.run(uid)
+        report.status_epoch = report.resumed_epoch = 0
+        if not report.happenings:
+            report.done = Position()
 
     def dealt_with(self, uid: str, position: Position) -> None:
         """Everything up to this position is registered or recorded."""

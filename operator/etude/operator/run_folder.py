@@ -28,7 +28,7 @@ def locked(folder: Path) -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a+") as lock:
-        if not _is_taken(lock):
+        if not _take(lock):
             lock.seek(0)
             holder = lock.read().strip() or "?"
             raise UserError(
@@ -48,7 +48,7 @@ def locked(folder: Path) -> Iterator[None]:
             lock.truncate(0)  # the next runtime takes the lock before it writes its own id
 
 
-def _is_taken(lock: TextIO) -> bool:
+def _take(lock: TextIO) -> bool:
     for _ in range(LOCK_TRIES):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -108,9 +108,5 @@ def _awake(manifest: Manifest, last_s: float) -> Manifest:
         active["seconds"] = active.get("seconds", 0.0) + held_s
     if not is_true(manifest, "Failed"):
         return {**manifest, "status": {**status, "active": active}}
-    kept = {
-        key: status[key]
-        for key in ("attempt", "startTime", "resolved", "reported")
-        if key in status
-    }
+    kept = {key: status[key] for key in ("attempt", "startTime", "resolved") if key in status}
     return {**manifest, "status": {**kept, "active": active}}

@@ -59,12 +59,17 @@ class Seen:
 
     @property
     def last_saved(self) -> list[Checkpoint]:
-        """Those of the newest step; several if it was saved more than once."""
-        return [c for c in self.checkpoints if c.spec.step == self.checkpoints[0].spec.step]
+        """Those of the step that was saved last; several if it was saved more than once.
+
+        After a fall-back that is not the highest step.
+        """
+        saved = ((c.metadata.creation_timestamp or "", c.spec.step) for c in self.checkpoints)
+        _, step = max(saved, default=("", 0))
+        return [c for c in self.checkpoints if c.spec.step == step]
 
     @property
     def has_saved(self) -> bool:
-        """Whether the newest of what was saved has been read back, whatever came of it."""
+        """Whether the last of what was saved has been read back, whatever came of it."""
         last = self.last_saved
         return any(is_ready(c) for c in last) or all(
             is_settled(c) or c.metadata.deletion_timestamp for c in last

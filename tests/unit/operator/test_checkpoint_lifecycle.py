@@ -107,6 +107,18 @@ async def test_data_that_outlived_its_checkpoint_is_not_deleted_later(running: A
     assert checkpoint(running, 30).spec.deletion_policy == "Delete"
 
 
+async def test_steps_that_are_repeated_after_a_fall_back_are_kept_like_any(running: Any) -> None:
+    for step in (10, 20):
+        await running.tell_checkpoint(step)
+        await running.finish_jobs()
+    running.epoch += 1
+    for step in (10, 20):
+        await running.tell_checkpoint(step)
+    await running.tell_event("Resumed")
+    await running.tell_checkpoint(15)
+    assert checkpoint(running, 15).spec.deletion_policy == "Delete"
+
+
 async def test_damaged_data_is_reported_and_not_resumed_from(running: Any) -> None:
     await running.tell_checkpoint(10)
     await running.finish_jobs()

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from etude.operator.manifests import Ref
 from etude.v1 import run_pb2
 
@@ -176,8 +178,10 @@ async def test_steps_behind_a_damaged_final_checkpoint_are_repeated(
         step=40, reason="Final", uri="s3://runs/demo/again", manifest_digest=digest
     )
     await lab.tell(record)
-    await lab.finish_jobs()
     await lab.say(state=run_pb2.RUN_STATE_DONE, step=40)
+    assert (lab.run().status.attempt, lab.condition("Complete")[0]) == (1, "False")
+    await lab.finish_jobs()
+    assert lab.run().status.attempt == 1
     assert lab.condition("Complete") == ("True", "AllPhasesDone")
     assert lab.condition("CheckpointHealthy") == ("True", "CheckpointVerified")
 
@@ -228,6 +232,54 @@ async def test_a_resumed_run_gets_its_pods_back(lab: Any, run_body: Any) -> None
     assert lab.run().status.phase == "Running"
     assert lab.run().status.active.seconds == held
     assert len(lab.names("Pod")) == 7
+
+
+@pytest.mark.parametrize("epoch", [1, 5])
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_a_run_that_resumes_in_another_store_is_heard_from_its_start(
+    lab: Any, run_body: Any, epoch: int, *, is_restarted: bool
+) -> None:
+    lab.epoch = epoch
+    await started(lab, run_body)
+    await lab.tell_checkpoint(5)
+    lab.cluster.put(run_body(suspend=True))
+    await lab.settle()
+    await lab.tell_checkpoint(7)
+    await lab.say(state=run_pb2.RUN_STATE_SUSPENDED, step=7)
+    await lab.finish_jobs()
+    assert lab.condition("Suspended")[0] == "True"
+    lab.new_controller()
+    lab.epoch = 1
+    if is_restarted:
+        await lab.kill()
+    storage = {"uri": "s3://elsewhere/demo", "secretRef": {"name": "s3"}}
+    lab.cluster.put(run_body(storage=storage, suspend=True))
+    await lab.settle()
+    lab.cluster.put(run_body(storage=storage))
+    await lab.settle()
+    await lab.tell_checkpoint(40)
+    assert "demo-s00000040-000000" in lab.names("Checkpoint")
+    assert lab.condition("Suspended")[0] == "False"
+    await lab.say(state=run_pb2.RUN_STATE_DONE, step=40)
+    await lab.finish_jobs()
+    assert lab.condition("Complete") == ("True", "AllPhasesDone")
+
+
+async def test_a_suspension_after_a_fall_back_waits_for_what_was_saved_last(
+    lab: Any, run_body: Any
+) -> None:
+    await started(lab, run_body)
+    await lab.tell_checkpoint(20)
+    for _ in range(3):
+        await lab.finish_jobs(exit_code=65, message="learner/0: is missing")
+    await lab.advance(10)
+    lab.cluster.put(run_body(suspend=True))
+    await lab.settle()
+    await lab.tell_checkpoint(15)
+    await lab.say(state=run_pb2.RUN_STATE_SUSPENDED, step=15)
+    assert lab.condition("Suspended") == ("False", "Suspending")
+    await lab.finish_jobs()
+    assert lab.condition("Suspended") == ("True", "ByUser")
 
 
 async def test_a_suspension_without_an_answer_uses_the_last_checkpoint(
