@@ -27,7 +27,8 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     names.BROKER: ("etude-envserver", "broker"),
     names.NODE: ("etude-envserver", "node"),
 }
-CHECKPOINT_MARGIN_S = 30
+SAVING_MARGIN_S = 30
+"""A trainer that saves on its way out has its time-out and this much to end in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +195,7 @@ def _grace_s(run: RLRun, role: str) -> int:
     spec = role_spec(run, role)
     given = spec.termination_grace_period_seconds
     if role == names.TRAINER and given is None:
-        return run.spec.checkpointing.timeout_seconds + CHECKPOINT_MARGIN_S
+        return run.spec.checkpointing.timeout_seconds + SAVING_MARGIN_S
     return spec.grace_s
 
 

@@ -15,6 +15,7 @@ START_LIMIT_S = 600
 """Importing a training stack or an engine on a busy machine may take minutes."""
 
 UNRESPONSIVE_GRACE_S = 30
+"""One that does not answer gets no longer than Kubernetes gives any pod that says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
 STARTING_GRACE_S = 5.0
-"""A process that was never ready has nothing to save: somebody who stops it need not wait."""
+"""One that was never ready or no longer answers saves nothing: a person need not wait for it."""
 
 CALM_AFTER_S = 600.0
 """A process that lived this long starts again without delay, as under a kubelet."""
