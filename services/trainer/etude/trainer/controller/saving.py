@@ -45,7 +45,7 @@ class Saver:
         """Write the state and make it visible.
 
         Raises:
-            FencedError: a newer controller took over; nothing became visible.
+            FencedError: a newer controller took over.
             StoreError: the store failed.
         """
         started = time.monotonic()
@@ -86,9 +86,14 @@ class Saver:
     def _commit(self, manifest: CheckpointManifest) -> StoredCheckpoint:
         self._check_epoch(manifest.epoch)
         found = checkpoints.commit(self.store, manifest)
-        named = {found.prefix + item.key for item in manifest.objects}
-        present = [info.key for info in self.store.list(found.prefix)]
-        rests = [key for key in present if key not in named and key != found.prefix + MANIFEST]
+        self._check_epoch(manifest.epoch)
+        kept = {MANIFEST, *(item.key for item in manifest.objects)}
+        present = [info.key.removeprefix(found.prefix) for info in self.store.list(found.prefix)]
+        rests = [
+            found.prefix + key
+            for key in present
+            if key not in kept and not _is_of_later(key, manifest.epoch)
+        ]
         try:
             self.store.delete(rests)
         except StoreError as error:
@@ -118,3 +123,9 @@ class Saver:
             for found in checkpoints.stored(self.store, run=self.book.journal.run_uid)
         }
         prune(self.store, keep={*recent, *named})
+
+
+def _is_of_later(key: str, epoch: int) -> bool:
+    """Whether a successor wrote it, who may take over at any moment."""
+    folder = key.partition("/")[0]
+    return folder.isdecimal() and int(folder) > epoch
