@@ -119,6 +119,8 @@ class RayLearners(Learners):
         except RayActorError as error:
             reason = str(error).partition("\n")[0]
             raise LearnerLostError(f"a learner rank died in {method}: {reason}") from error
+        except RayTaskError as error:
+            raise as_raised(error) from error
         return answers[0]
 
     @override
