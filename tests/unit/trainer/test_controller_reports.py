@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from etude.common.api.run import RLRunSpec
 from etude.common.checkpoints import CheckpointManifest, CheckpointObject, StoredCheckpoint
 from etude.common.errors import InvalidFieldError
 from etude.trainer.controller.orders import Orders
-from etude.trainer.controller.program import FIRST_STEPS_LIMIT_S, silence_limit_s
+from etude.trainer.controller.program import FIRST_STEPS_LIMIT_S, limit_now_s, silence_limit_s
 from etude.trainer.controller.reports import Reports
 from etude.trainer.controller.run import slow_step_s
 from etude.v1 import run_pb2
@@ -172,6 +173,22 @@ def test_silence_is_judged_by_the_deadline_or_by_measured_steps() -> None:
     assert silence_limit_s(None, [1.0]) == FIRST_STEPS_LIMIT_S
     assert silence_limit_s(None, [1.0] * 100) == 300
     assert silence_limit_s(None, [1.0] * 90 + [200.0] * 10) == 600
+
+
+def test_checkpoints_and_evaluations_have_limits_of_their_own(
+    make_world: Callable[..., Any],
+) -> None:
+    checkpointing = {"everySteps": 2, "keepLast": 2, "timeoutSeconds": 400}
+    deadlines = {"stepProgressSeconds": 60}
+    run, _, _ = make_world(checkpointing=checkpointing, deadlines=deadlines).start()
+    limits = {
+        run_pb2.RUN_STATE_RUNNING: 60,
+        run_pb2.RUN_STATE_CHECKPOINTING: 430,
+        run_pb2.RUN_STATE_EVALUATING: 3_600,
+    }
+    for state, limit_s in limits.items():
+        run.reports.state(state)
+        assert limit_now_s(run) == limit_s
 
 
 def test_the_slow_step_is_the_one_in_a_hundred() -> None:

@@ -24,6 +24,11 @@ FIRST_STEPS_LIMIT_S = 3_600.0
 """Before so many steps were measured, silence is judged by this."""
 
 LEAST_LIMIT_S = 300.0
+CHECKPOINT_MARGIN_S = 30.0
+"""A checkpoint that takes too long is reported as such, before it counts as silence."""
+EVALUATION_LIMIT_S = 3_600.0
+"""Silence of an evaluation, which may finish nothing before its last task is scored."""
+
 WATCH_EVERY_S = 5.0
 
 
@@ -104,6 +109,19 @@ def silence_limit_s(deadline_s: int | None, step_seconds: list[float]) -> float:
     return max(LEAST_LIMIT_S, 3 * slow_step_s(step_seconds))
 
 
+def limit_now_s(run: Run) -> float:
+    """Likewise, in the present state: checkpoints and evaluations have limits of their own."""
+    match run.reports.status.state:
+        case run_pb2.RUN_STATE_CHECKPOINTING:
+            least_s = run.orders.checkpointing.timeout_seconds + CHECKPOINT_MARGIN_S
+        case run_pb2.RUN_STATE_EVALUATING:
+            least_s = EVALUATION_LIMIT_S
+        case _:
+            least_s = 0.0
+    deadline_s = run.orders.spec.deadlines.step_progress_seconds
+    return max(least_s, silence_limit_s(deadline_s, run.figures.step_seconds))
+
+
 async def _watch(run: Run) -> None:
     """Dump stacks and raise an alarm when nothing moves; the operator decides what follows."""
     alarmed_s = -1.0
@@ -113,10 +131,7 @@ async def _watch(run: Run) -> None:
         metrics.SILENCE.labels(what="step").set(silence_s)
         metrics.LOG_DEPTH.labels(log="journal").set(run.book.journal.depth)
         run.report()
-        limit_s = silence_limit_s(
-            run.orders.spec.deadlines.step_progress_seconds, run.figures.step_seconds
-        )
-        if silence_s > limit_s and run.moved_s != alarmed_s:
+        if silence_s > limit_now_s(run) and run.moved_s != alarmed_s:
             alarmed_s = run.moved_s
             dump_stacks()
             run.tell("Stalled", f"nothing was finished for {silence_s:.0f} s", warning=True)
