@@ -9,11 +9,12 @@ from tokenizers import AddedToken, Tokenizer, models
 
 from etude.agent.chat import LAYOUT_TOKENS
 from etude.common.api.run import Evaluation, RLRunSpec
+from etude.common.blobs import open_store
 from etude.common.errors import UserError
 from etude.common.files import ResolvedRun
+from etude.common.weights import claim_epoch
 from etude.trainer.controller.evaluation import due
 from etude.trainer.controller.inputs import find_inputs
-from etude.trainer.controller.tasks import Task
 from etude.trainer.main import main
 from etude.trainer.settings import Settings
 
@@ -91,6 +92,18 @@ def test_phases_that_share_their_tasks_must_have_enough_for_all(folder: Path) ->
     assert len(find(folder, given).task_sets.orders["more"]) == 6
 
 
+def test_a_mistake_in_an_evaluation_refuses_a_run_that_has_not_begun(folder: Path) -> None:
+    given = spec(folder)
+    task_set = {**given["phases"][0]["tasks"][0], "uri": f"file://{folder}/typo"}
+    given["evaluation"] = [{"name": "late", "tasks": task_set, "phase": "rl"}]
+    with pytest.raises(UserError, match="typo"):
+        find(folder, given)
+    store = open_store(given["storage"]["uri"])
+    claim_epoch(store, holder="t", parent=None, reason="start")
+    assert find(folder, given).task_sets.evaluations == {}
+    assert not (folder / "typo").exists()
+
+
 def test_storage_that_cannot_be_made_ends_in_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,9 +156,6 @@ def test_a_missing_setting_is_named(folder: Path) -> None:
         Settings.from_env({})
 
 
-TASKS = [Task(task_id=str(i), uri="u", environment="e") for i in range(5)]
-
-
 def evaluation(**changed: Any) -> Evaluation:
     task_set = {"name": "t", "uri": "file:///t", "environment": "e"}
     fields = {"name": "held-out", "tasks": task_set, "phase": "rl", "everySteps": 10, "limit": 2}
@@ -154,20 +164,16 @@ def evaluation(**changed: Any) -> Evaluation:
 
 def test_the_first_and_the_last_evaluation_take_all_tasks_and_a_greedy_pass() -> None:
     for step in (0, 25):
-        found = due(evaluation(), TASKS, step=step, last_step=25)
-        assert found is not None
-        assert (len(found.tasks), found.is_greedy) == (5, True)
+        assert due(evaluation(), step=step, last_step=25) == (None, True)
 
 
 def test_evaluations_between_are_limited_and_sampled_only() -> None:
-    found = due(evaluation(), TASKS, step=10, last_step=25)
-    assert found is not None
-    assert (len(found.tasks), found.is_greedy) == (2, False)
-    assert due(evaluation(), TASKS, step=11, last_step=25) is None
+    assert due(evaluation(), step=10, last_step=25) == (2, False)
+    assert due(evaluation(), step=11, last_step=25) is None
 
 
 @pytest.mark.parametrize(("greedy", "expected"), [("Always", True), ("Never", False)])
 def test_the_greedy_pass_follows_its_setting(greedy: str, *, expected: bool) -> None:
-    found = due(evaluation(greedy=greedy), TASKS, step=10, last_step=25)
+    found = due(evaluation(greedy=greedy), step=10, last_step=25)
     assert found is not None
     assert found.is_greedy is expected

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from etude.common.api.phases import Phase, RolloutPolicy
 from etude.common.api.run import Evaluation
 from etude.common.errors import EtudeError
-from etude.common.files import store_for
+from etude.common.files import source_for
 from etude.trainer.controller.records import evaluation_fields, rollout_row
 from etude.trainer.controller.run import Run
 from etude.trainer.controller.tasks import Task, find_tasks
@@ -21,19 +21,20 @@ from etude.v1 import journal_pb2, run_pb2
 class Pass(NamedTuple):
     """What one evaluation at one step consists of."""
 
-    tasks: tuple[Task, ...]
+    limit: int | None
+    """Tasks at most."""
     is_greedy: bool
     """Whether a greedy pass follows the sampled one."""
 
 
-def due(evaluation: Evaluation, tasks: Sequence[Task], *, step: int, last_step: int) -> Pass | None:
+def due(evaluation: Evaluation, *, step: int, last_step: int) -> Pass | None:
     """What to evaluate after so many steps of the phase; None for nothing."""
     is_end = step in {0, last_step}
     if not is_end and step % evaluation.every_steps:
         return None
     limit = None if is_end else evaluation.limit
     is_greedy = evaluation.greedy == "Always" or (evaluation.greedy == "Ends" and is_end)
-    return Pass(tuple(tasks)[:limit], is_greedy)
+    return Pass(limit, is_greedy)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,60 +47,65 @@ class Evaluator:
     """Of the evaluations that the run began with, by name."""
     _found: dict[str, tuple[Task, ...]] = field(default_factory=dict)
     """Of task sets that came later, by what names them."""
+    _refused: set[str] = field(default_factory=set)
+    """What was told about task sets that cannot be used: the same thing is not told again."""
 
     async def evaluate(self) -> bool:
         """Do what is due now; False if the controller was told to stop before it was done."""
+        cursor = self.run.cursor
         for evaluation in self.run.orders.evaluation:
             if evaluation.phase != self.phase.name:
                 continue
-            tasks = await self._tasks_of(evaluation)
-            if not await self._evaluate(evaluation, tasks):
+            key = f"{evaluation.name}@{self.phase.name}:{cursor.step}"
+            found = due(evaluation, step=cursor.step, last_step=self.phase.max_steps)
+            if found is None or key in cursor.evaluated:
+                continue
+            tasks = (await self._tasks_of(evaluation))[: found.limit]
+            if not tasks:
+                continue
+            if not await self._evaluate(evaluation.name, tasks, is_greedy=found.is_greedy):
                 return False
+            cursor.evaluated.append(key)
         return True
 
     async def _tasks_of(self, evaluation: Evaluation) -> tuple[Task, ...]:
         """The tasks to measure on, also those of an evaluation that was added or changed."""
         first = {e.name: e.tasks for e in self.run.resolved.spec.evaluation}
-        if first.get(evaluation.name) == evaluation.tasks:
+        if evaluation.name in self.tasks and first.get(evaluation.name) == evaluation.tasks:
             return self.tasks[evaluation.name]
         key = evaluation.tasks.model_dump_json()
         if key not in self._found:
             try:
                 self._found[key] = await asyncio.to_thread(self._find, evaluation)
-            except EtudeError as error:
-                self.run.tell("EvaluationSkipped", f"{evaluation.name}: {error}", warning=True)
+            except (OSError, EtudeError) as error:
+                self._refuse(f"{evaluation.name}: {error}")
                 return ()
         return self._found[key]
 
+    def _refuse(self, why: str) -> None:
+        if why not in self._refused:
+            self._refused.add(why)
+            self.run.tell("EvaluationSkipped", why, warning=True)
+
     def _find(self, evaluation: Evaluation) -> tuple[Task, ...]:
         task_set = evaluation.tasks
-        store = store_for(task_set.uri, self.run.resolved.spec.storage)
+        store = source_for(task_set.uri, self.run.resolved.spec.storage)
         return find_tasks(store, name=task_set.name, environment=task_set.environment)
 
-    async def _evaluate(self, evaluation: Evaluation, tasks: tuple[Task, ...]) -> bool:
+    async def _evaluate(self, name: str, tasks: tuple[Task, ...], *, is_greedy: bool) -> bool:
         run = self.run
-        found = due(
-            evaluation,
-            tasks,
-            step=run.cursor.step,
-            last_step=self.phase.max_steps,
-        )
-        key = f"{evaluation.name}@{self.phase.name}:{run.cursor.step}"
-        if found is None or not found.tasks or key in run.cursor.evaluated:
-            return True
         run.reports.state(run_pb2.RUN_STATE_EVALUATING)
-        sampled = await run.unless_halted(self._pass(evaluation.name, found.tasks, greedy=False))
+        sampled = await run.unless_halted(self._pass(name, tasks, greedy=False))
         greedy: list[journal_pb2.JournalRollout] | None = []
-        if found.is_greedy and sampled is not None:
-            greedy = await run.unless_halted(self._pass(evaluation.name, found.tasks, greedy=True))
+        if is_greedy and sampled is not None:
+            greedy = await run.unless_halted(self._pass(name, tasks, greedy=True))
         run.reports.state(run_pb2.RUN_STATE_RUNNING)
         if sampled is None or greedy is None:
             return False
-        run.cursor.evaluated.append(key)
-        fields = evaluation_fields(evaluation.name, sampled=sampled, greedy=greedy)
+        fields = evaluation_fields(name, sampled=sampled, greedy=greedy)
         run.figures.eval_success = fields["success"]
         run.recording.note(run.place().row("eval", **fields))
-        run.tell("Evaluated", f"{evaluation.name}: {fields['success']:.3f} of {len(sampled)}")
+        run.tell("Evaluated", f"{name}: {fields['success']:.3f} of {len(sampled)}")
         return True
 
     async def _pass(

@@ -1,5 +1,6 @@
 """What a run starts from: its model and its tasks, found and checked before anything is started."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +10,13 @@ from etude.agent.chat import ChatFormat
 from etude.common.api.phases import Phase
 from etude.common.api.run import RLRunSpec
 from etude.common.blobs import Store, probe
-from etude.common.errors import Problem, UserError
+from etude.common.errors import EtudeError, Problem, UserError
 from etude.common.files import ResolvedRun, materialise, source_for, store_for
+from etude.common.weights.epochs import latest_epoch
 from etude.trainer.controller.tasks import Task, TaskOrder, find_tasks
 from etude.trainer.settings import Settings
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,14 +26,21 @@ class TaskSets:
     orders: Mapping[str, TaskOrder]
     """By phase."""
     evaluations: Mapping[str, tuple[Task, ...]]
-    """By evaluation."""
+    """By evaluation; without those that cannot be used, which are told when they are due."""
 
 
-def find_task_sets(spec: RLRunSpec) -> TaskSets:
+def find_task_sets(spec: RLRunSpec, *, is_begun: bool) -> TaskSets:
     """Look at all task sets of a run.
+
+    Args:
+        spec: of the run.
+        is_begun: whether it has trained already. A mistake in an evaluation, which may be added
+            while it trains, ends it no more.
 
     Raises:
         UserError: a set is empty, or a phase needs more tasks than are left.
+        EtudeError: a store does not answer.
+        OSError: a folder may not be read.
     """
     orders: dict[str, TaskOrder] = {}
     used: set[str] = set()
@@ -51,14 +62,18 @@ def find_task_sets(spec: RLRunSpec) -> TaskSets:
         _check_count(phase, len(left), needed)
         used.update(left[:needed])
         orders[phase.name] = order
-    evaluations = {
-        evaluation.name: find_tasks(
-            source_for(evaluation.tasks.uri, spec.storage),
-            name=evaluation.tasks.name,
-            environment=evaluation.tasks.environment,
-        )
-        for evaluation in spec.evaluation
-    }
+    evaluations: dict[str, tuple[Task, ...]] = {}
+    for evaluation in spec.evaluation:
+        try:
+            evaluations[evaluation.name] = find_tasks(
+                source_for(evaluation.tasks.uri, spec.storage),
+                name=evaluation.tasks.name,
+                environment=evaluation.tasks.environment,
+            )
+        except (OSError, EtudeError) as error:
+            if not is_begun:
+                raise
+            log.warning("evaluation %s: %s", evaluation.name, error)
     return TaskSets(orders=orders, evaluations=evaluations)
 
 
@@ -123,4 +138,5 @@ def find_inputs(resolved: ResolvedRun, settings: Settings) -> Inputs:
                 fix="give a Hugging Face model folder",
             )
         )
-    return Inputs(store, model_folder, ChatFormat.load(model_folder), find_task_sets(spec))
+    task_sets = find_task_sets(spec, is_begun=latest_epoch(store) is not None)
+    return Inputs(store, model_folder, ChatFormat.load(model_folder), task_sets)
