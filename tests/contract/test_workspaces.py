@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.agent.patterns import GrepQuery, PatternError
@@ -178,7 +178,6 @@ async def outcome(workspace: Workspace, operation: Sequence[object]) -> object:
         return error.fault
 
 
-@settings(deadline=None)
 @given(st.lists(operations, max_size=25))
 def test_memory_and_folder_cannot_be_told_apart(script: list[tuple[object, ...]]) -> None:
     async def compare() -> None:

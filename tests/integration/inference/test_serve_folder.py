@@ -208,7 +208,7 @@ def test_a_folder_without_a_model_is_refused_at_once(tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
-    assert done.returncode == 78
+    assert done.returncode == 4
     assert "config.json" in done.stderr
 
 

@@ -4,14 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from etude.agent.chat import ChatFormat
 from etude.agent.workspace import ExecResult, FolderWorkspace, MemoryWorkspace, Workspace
-
-# A busy machine is no reason to fail: hypothesis' deadline is wall-clock time.
-settings.register_profile("etude", deadline=None)
-settings.load_profile("etude")
 
 MODEL = Path(__file__).parent / "model"
 

@@ -111,9 +111,23 @@ def test_a_config_that_is_no_json_is_refused(model: Path) -> None:
 
 
 def test_serving_a_folder_keeps_its_number_format(model: Path) -> None:
+    (model / "model.safetensors").touch()
     args = serve.parse(["--model", str(model), "--port", "0"])
     found = serve.options(args)
     assert (found.dtype, found.served_name, found.follows_store) == ("float32", "model", False)
+
+
+def test_serving_a_folder_without_weights_is_refused_before_vllm_is_loaded(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["serve", "--model", str(model)])
+    with pytest.raises(SystemExit) as ended:
+        serve.main()
+    assert ended.value.code == 4
+    said = capsys.readouterr().err
+    assert f"{model}  holds no weights" in said
+    assert "fix:" in said
+    assert "vllm" not in sys.modules
 
 
 @pytest.mark.parametrize("port", ["99999", "-1", "http"])

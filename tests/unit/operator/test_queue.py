@@ -68,7 +68,7 @@ async def test_failures_wait_longer_each_time_up_to_a_limit() -> None:
     assert queue.retry(A) <= 0.005
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.sampled_from(["add a", "add b", "take", "done"]), max_size=40))
 def test_nothing_that_was_added_is_ever_lost_or_worked_on_twice_at_once(steps: list[str]) -> None:
     async def run() -> None:

@@ -58,12 +58,32 @@ def test_a_folder_that_holds_something_is_not_touched(made: Path) -> None:
         generate.generate(made, seed=0, sizes=SMALL)
 
 
-@pytest.mark.parametrize("wrong", [("--rl", "0"), ("--traces", "70000")])
+@pytest.mark.parametrize("wrong", [("--train", "0"), ("--held-out", "-1"), ("--traces", "70000")])
 def test_a_wrong_size_is_refused_before_anything_is_written(
-    wrong: tuple[str, str], tmp_path: Path
+    wrong: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert generate.main(["--out", str(tmp_path / "x"), *wrong]) == 1
+    assert generate.main(["--out", str(tmp_path / "x"), *wrong]) == 2
     assert not (tmp_path / "x").exists()
+    said = capsys.readouterr().err
+    assert wrong[0] in said
+    assert "fix:" in said
+
+
+def test_a_folder_in_use_is_a_conflict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").touch()
+    assert generate.main(["--out", str(tmp_path)]) == 8
+    assert "is not empty" in capsys.readouterr().err
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert generate.main(["--out", str(file)]) == 1
+    said = capsys.readouterr().err
+    assert str(file) in said
+    assert "fix:" in said
 
 
 def test_every_task_folder_is_valid_harbor_and_all_are_different(made: Path) -> None:

@@ -171,4 +171,4 @@ def test_showing_a_task_spells_control_characters_out(
     assert "Make it work." in shown
     assert r"\x1b[31m" in shown
     assert "\x1b" not in shown
-    assert show.main([str(folder / "tests")]) == 1
+    assert show.main([str(folder / "tests")]) == 4

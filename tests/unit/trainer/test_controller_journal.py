@@ -185,7 +185,7 @@ def test_a_segment_cut_at_any_byte_is_refused() -> None:
         segments.decode_segment(data + b"\0", where="here")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_a_segment_with_any_bit_flipped_is_refused(data: st.DataObject) -> None:
     raw = bytearray(example_segment())

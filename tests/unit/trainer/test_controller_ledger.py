@@ -120,7 +120,7 @@ def judged(made: History, records: list[pb.JournalRecord] | None = None) -> Audi
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6))
 def test_the_audit_of_a_legal_run_finds_nothing_and_agrees_with_the_ledger(seed: int) -> None:
     made = history(seed)
@@ -136,7 +136,7 @@ def test_the_audit_of_a_legal_run_finds_nothing_and_agrees_with_the_ledger(seed:
     assert ledger.accepted == ledger.trained + ledger.dropped.total() + ledger.queued
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.data())
 def test_a_ledger_resumed_anywhere_equals_the_one_that_was_never_stopped(
     seed: int, data: st.DataObject

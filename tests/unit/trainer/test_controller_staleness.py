@@ -109,7 +109,7 @@ class Simulation:
             self.ready.add(heapq.heappop(self.running)[1])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     groups_per_step=st.integers(1, 6),
     max_staleness=st.integers(0, 4),

@@ -146,7 +146,7 @@ def test_the_gradient_does_not_depend_on_the_microbatches(max_tokens: int) -> No
     assert torch.allclose(found, expected, atol=1e-6)
 
 
-@settings(deadline=None, max_examples=5)  # each example is several backward passes
+@settings(max_examples=5)  # each example is several backward passes
 @given(shares=st.lists(st.integers(0, 2), min_size=4, max_size=4))
 def test_the_gradient_does_not_depend_on_who_trains_which_sequence(shares: list[int]) -> None:
     algorithm = chosen(Algorithm.model_validate({"parameters": {"lossScale": 8}}), max_tokens=64)

@@ -39,7 +39,7 @@ def by_name(tensor: Tensor) -> str:
     return tensor.name
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(any_tensor(), min_size=1, max_size=6, unique_by=by_name))
 def test_any_tensors_survive_the_container(tensors: list[Tensor]) -> None:
     assert rows(decode(encode(tensors), where="here")) == rows(tensors)

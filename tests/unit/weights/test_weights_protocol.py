@@ -217,4 +217,4 @@ class Publishers(RuleBasedStateMachine):
 
 
 TestPublishers = Publishers.TestCase
-TestPublishers.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestPublishers.settings = settings(max_examples=60, stateful_step_count=25)
