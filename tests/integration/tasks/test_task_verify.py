@@ -95,4 +95,4 @@ def test_a_task_that_cannot_be_trusted_is_found_out(case: str, task_set: Path) -
 
 
 def test_a_folder_without_tasks_is_an_error(tmp_path: Path) -> None:
-    assert verify.main([str(tmp_path)]) == 1
+    assert verify.main([str(tmp_path)]) == 4

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from etude.agent.chat import ChatFormat
 from etude.common.errors import Problem as Complaint
 from etude.common.errors import UserError
-from etude.envserver.tasks import corpus, facts, folders, modelfolder, tokenizer
+from etude.envserver.tasks import corpus, exits, facts, folders, modelfolder, tokenizer
 from etude.envserver.tasks.demonstrations import Demonstration
 from etude.envserver.tasks.problems import Problem, Source
 
@@ -40,11 +40,22 @@ class Sizes:
     """Correct repositories as plain text: 12 for each of 50 steps."""
 
     def __post_init__(self) -> None:
-        given = (self.train, self.held_out, self.traces, self.repositories)
-        if min(given) < 1:
-            raise ValueError("every size must be at least 1")
-        if sum(given) > MAX_PROBLEMS:
-            raise ValueError(f"{sum(given)} problems in all; the limit is {MAX_PROBLEMS}")
+        given = {
+            "--train": self.train,
+            "--held-out": self.held_out,
+            "--traces": self.traces,
+            "repositories": self.repositories,
+        }
+        for name, size in given.items():
+            if size < 1:
+                raise exits.wrong_option(name, f"is {size}", "use a number from 1")
+        total = sum(given.values())
+        if total > MAX_PROBLEMS:
+            raise exits.wrong_option(
+                ", ".join(given),
+                f"are {total} problems together",
+                f"ask for at most {MAX_PROBLEMS} in all",
+            )
 
 
 def generate(out: Path, *, seed: int, sizes: Sizes) -> Mapping[str, object]:
@@ -55,6 +66,7 @@ def generate(out: Path, *, seed: int, sizes: Sizes) -> Mapping[str, object]:
 
     Raises:
         UserError: the folder exists and holds something.
+        OSError: no folder can be made there.
     """
     if out.exists() and any(out.iterdir()):
         raise UserError(
@@ -132,16 +144,15 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m etude.envserver.tasks.generate")
     parser.add_argument("--out", type=Path, required=True, help="folder to create")
     parser.add_argument("--seed", type=int, default=0, help="everything follows from it")
-    parser.add_argument("--rl", type=int, default=usual.train, help="tasks to train on")
+    parser.add_argument("--train", "--rl", type=int, default=usual.train, help="tasks to train on")
     parser.add_argument("--held-out", type=int, default=usual.held_out, help="tasks to measure on")
     parser.add_argument("--traces", type=int, default=usual.traces, help="demonstrations")
     given = parser.parse_args(arguments)
     try:
-        sizes = Sizes(train=given.rl, held_out=given.held_out, traces=given.traces)
+        sizes = Sizes(train=given.train, held_out=given.held_out, traces=given.traces)
         found = generate(given.out, seed=given.seed, sizes=sizes)
-    except (UserError, ValueError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
+    except (UserError, OSError) as error:
+        return exits.explain(error)
     sys.stdout.write(
         f"{found['train']} training tasks, {found['held_out']} held-out tasks,"
         f" {found['traces']} demonstrations of {found['transcript_tokens_mean']:.0f} tokens\n"

@@ -11,6 +11,7 @@ from pathlib import Path
 from etude.common import harbor
 from etude.common.errors import UserError
 from etude.common.harbor import HarborTask
+from etude.envserver.tasks import exits
 
 MAX_LINES = 60
 """Of one file; the rest is counted."""
@@ -53,10 +54,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("task", type=Path, help="a task folder")
     given = parser.parse_args(arguments)
     try:
-        sys.stdout.write(rendered(harbor.read_task(given.task)))
+        sys.stdout.write(rendered(harbor.read_task(exits.existing(given.task))))
     except UserError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
+        return exits.explain(error)
     return 0
 
 

@@ -21,6 +21,7 @@ from etude.envserver.drivers.process import ProcessDriver
 from etude.envserver.node.cache import ResultCache
 from etude.envserver.node.grading import Grader
 from etude.envserver.node.sources import Sources
+from etude.envserver.tasks import exits
 from etude.v1 import environments_pb2
 
 SOLUTION = "solution"
@@ -109,6 +110,14 @@ async def verify(folders: Sequence[Path]) -> list[Finding]:
     return [finding for task in tasks for finding in task.result()]
 
 
+def _chosen(folder: Path, limit: int) -> list[Path]:
+    if limit < 0:
+        raise exits.wrong_option("--limit", f"is {limit}", "use 0 for all, or more")
+    is_task = (exits.existing(folder) / "task.toml").is_file()
+    folders = [folder] if is_task else harbor.task_folders(folder)
+    return folders[: limit or None]
+
+
 def main(arguments: Sequence[str]) -> int:
     """Verify, print what is wrong, and say how many are proved."""
     parser = argparse.ArgumentParser(prog="python -m etude.envserver.tasks.verify")
@@ -116,13 +125,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--limit", type=int, default=0, help="at most this many; 0 means all")
     given = parser.parse_args(arguments)
     try:
-        is_task = (given.folder / "task.toml").is_file()
-        folders = [given.folder] if is_task else harbor.task_folders(given.folder)
-        chosen = folders[: given.limit or None]
+        chosen = _chosen(given.folder, given.limit)
         found = asyncio.run(verify(chosen))
     except UserError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
+        return exits.explain(error)
     for finding in found:
         sys.stderr.write(f"{finding.task_id}: {finding.what}\n")
     proved = len(chosen) - len({finding.task_id for finding in found})

@@ -1,0 +1,43 @@
+"""How the programs behind `etude tasks` explain an error and exit: as the command line promises."""
+
+import sys
+from pathlib import Path
+
+from etude.common.errors import Problem, UserError
+
+NO = 1
+INVALID = 4
+CODES = {"Usage": 2, "NotFound": 3, "Conflict": 8}
+"""By reason; every other problem is invalid input."""
+
+
+def explain(error: UserError | OSError) -> int:
+    """Say in three parts what is wrong; returns the exit code that fits it."""
+    if isinstance(error, UserError):
+        sys.stderr.write(f"{error}\n")
+        return CODES.get(error.problem.reason, INVALID)
+    problem = Problem(
+        "SystemError",
+        what=error.strerror or str(error),
+        where=str(error.filename or "this machine"),
+        fix="name a folder that you may use, on a disk with free space",
+    )
+    sys.stderr.write(f"{problem.text()}\n")
+    return NO
+
+
+def wrong_option(option: str, what: str, fix: str) -> UserError:
+    """An option whose value cannot work."""
+    return UserError(Problem("Usage", what=what, where=option, fix=fix))
+
+
+def existing(folder: Path) -> Path:
+    """The folder itself.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not folder.is_dir():
+        what = "is no folder" if folder.exists() else "does not exist"
+        raise UserError(Problem("NotFound", what=what, where=str(folder), fix="check the path"))
+    return folder
