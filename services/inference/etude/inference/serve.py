@@ -10,10 +10,16 @@ from pathlib import Path
 from etude.common.errors import EtudeError, UserError
 from etude.common.serving import shutdown_signals
 from etude.inference.building import build_engine, leave
-from etude.inference.main import CONFIGURATION_ERROR
 from etude.inference.openai import Door, HttpServer
-from etude.inference.settings import DEFAULT_KV_CACHE_MIB, EngineOptions, read_folder
+from etude.inference.settings import (
+    DEFAULT_KV_CACHE_MIB,
+    EngineOptions,
+    read_folder,
+    require_weights,
+)
 
+INVALID = 4
+"""Exit code of the command line for bad input; a role's 78 would mean nothing there."""
 STOP_GRACE_S = 5.0
 """For answers that are being written."""
 
@@ -44,9 +50,10 @@ def options(args: argparse.Namespace) -> EngineOptions:
     """The engine that the command line asks for.
 
     Raises:
-        UserError: the folder holds no model.
+        UserError: the folder holds no model, or a model without weights.
     """
     facts = read_folder(args.model)
+    require_weights(args.model)
     threads = os.environ.get("OMP_NUM_THREADS", "")
     return EngineOptions(
         model=args.model,
@@ -88,7 +95,7 @@ def main() -> None:
         asyncio.run(serve(args))
     except UserError as error:
         sys.stderr.write(f"etude serve: {error}\n")
-        sys.exit(CONFIGURATION_ERROR)
+        sys.exit(INVALID)
     except (EtudeError, OSError, RuntimeError) as error:
         sys.stderr.write(f"etude serve: {error}\n")
         sys.exit(1)

@@ -13,6 +13,8 @@ from etude.common.files import ResolvedRun
 
 DTYPES = {"Float32": "float32", "BFloat16": "bfloat16"}
 DEFAULT_KV_CACHE_MIB = 1_024
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
+"""Files that vLLM looks for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,3 +188,19 @@ def read_folder(model: Path) -> FolderFacts:
         # vLLM's own "auto" turns float32 weights into bfloat16.
         dtype=dtype if dtype in {"float32", "float16", "bfloat16"} else "auto",
     )
+
+
+def require_weights(model: Path) -> None:
+    """Check for weights before vLLM does, which takes a minute to say less.
+
+    Raises:
+        UserError: the folder holds none in a format that vLLM reads.
+    """
+    if not any(file for pattern in WEIGHTS for file in model.glob(pattern)):
+        raise UserError(
+            _problem(
+                str(model),
+                f"holds no weights ({', '.join(WEIGHTS)})",
+                "name a folder with weights, such as a run folder with a checkpoint",
+            )
+        )
