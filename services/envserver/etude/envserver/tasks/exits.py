@@ -20,7 +20,7 @@ def explain(error: UserError | OSError) -> int:
         "SystemError",
         what=error.strerror or str(error),
         where=str(error.filename or "this machine"),
-        fix="name a folder that you may use, on a disk with free space",
+        fix="name a new folder where you may write, on a disk with free space",
     )
     sys.stderr.write(f"{problem.text()}\n")
     return NO
