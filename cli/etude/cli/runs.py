@@ -64,6 +64,17 @@ class Runtime:
             text = file.read(MAX_WORDS).decode(errors="replace")
         return indented(text.splitlines())
 
+    def last_words(self, lines: int = 12) -> str:
+        """The end of what it wrote, indented."""
+        path = _log(self.folder)
+        if not path.is_file():
+            return "    (no log)"
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(self.log_start, end - MAX_WORDS))
+            text = file.read().decode(errors="replace")
+        return indented(text.splitlines()[-lines:])
+
 
 def start(manifest: Path, folder: Path, settings: Sequence[str] = ()) -> Runtime:
     """Start the local runtime of a run in a session of its own.
@@ -172,7 +183,7 @@ def name_of(manifest: Path) -> str:
     from etude.common.api.lint import lint_file  # noqa: PLC0415 - the same
 
     try:
-        values = [document.value for document in documents.read(manifest.read_bytes())]
+        values = [document.value for document in documents.read(documents.content(manifest))]
     except documents.InvalidYamlError:
         values = []
     runs = [v for v in values if isinstance(v, dict) and v.get("kind") == "RLRun"]
@@ -189,18 +200,6 @@ def name_of(manifest: Path) -> str:
             fix=f"etude lint {manifest}",
         )
     )
-
-
-def last_words(folder: Path, lines: int = 12) -> str:
-    """The end of the runtime's log, indented."""
-    path = _log(folder)
-    if not path.is_file():
-        return "    (no log)"
-    with path.open("rb") as file:
-        file.seek(0, os.SEEK_END)
-        file.seek(max(0, file.tell() - MAX_WORDS))
-        text = file.read().decode(errors="replace")
-    return indented(text.splitlines()[-lines:])
 
 
 def indented(lines: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
 """The local runtime: the operator's loop over the processes of one machine.
 
 SIGINT or SIGTERM saves a checkpoint and stops; a second one stops at once; the same command
-resumes. Exit code 0: complete; 1: failed; 4: invalid manifest; 8: the run is running already;
-70: a bug of ours, in the log; 130: stopped before its end.
+resumes. Exit code 0: complete; 1: failed; 2: bad --set; 4: invalid manifest; 8: the folder is in
+use or another run's; 70: a bug of ours, in the log; 130: stopped before its end.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from etude.common.api import documents
-from etude.common.api.lint import lint_text
+from etude.common.api.lint import lint_bytes
 from etude.common.errors import Problem, UserError
 from etude.operator import localise, run_folder
 from etude.operator.clock import SystemClock
@@ -34,7 +34,8 @@ log = logging.getLogger("etude.operator.local")
 
 EXIT_FAILED = 1
 EXIT_INVALID = 4
-EXIT_CONFLICT = 8
+EXITS = {"Usage": 2, "Conflict": 8}
+"""By reason; every other problem is an invalid manifest."""
 EXIT_BUG = 70
 EXIT_STOPPED = 130
 
@@ -159,7 +160,7 @@ def main() -> None:
             code = _run(folder, manifests)
     except UserError as error:
         sys.stderr.write(f"{error}\n")
-        code = EXIT_CONFLICT if error.problem.reason == "Conflict" else EXIT_INVALID
+        code = EXITS.get(error.problem.reason, EXIT_INVALID)
     except OSError as error:
         sys.stderr.write(f"{folder}: {error}\n  fix: give --dir a folder with space to write in\n")
         code = EXIT_FAILED
@@ -176,7 +177,8 @@ def read(file: Path, settings: Sequence[str]) -> list[Object]:
         UserError: naming everything that is wrong.
     """
     try:
-        found = [document.value for document in documents.read(file.read_bytes())]
+        data = documents.content(file)
+        found = [document.value for document in documents.read(data)]
     except (OSError, documents.InvalidYamlError) as cause:
         raise UserError(
             Problem("InvalidYaml", str(cause), str(file), "give a readable YAML file")
@@ -187,8 +189,8 @@ def read(file: Path, settings: Sequence[str]) -> list[Object]:
         for value in objects
     ]
     # The text is only written anew when it was changed, so that positions stay those of the file.
-    text = documents.write(objects) if settings else file.read_text()
-    findings = lint_text(text, name=str(file))
+    checked = documents.write(objects).encode() if settings else data
+    findings = lint_bytes(checked, name=str(file))
     if findings:
         sys.stderr.write("".join(f"{finding.text()}\n" for finding in findings))
         count = len(findings)
@@ -201,10 +203,10 @@ def read(file: Path, settings: Sequence[str]) -> list[Object]:
 
 
 def _run(folder: Path, objects: list[Object]) -> int:
-    (folder / "run.yaml").write_text(documents.write(objects))
     local = [_named(localise.on_this_machine(value, folder)) for value in objects]
     run = next(m for m in local if m["kind"] == "RLRun")
-    before = next((m for m in run_folder.remembered(folder) if ref(m) == ref(run)), None)
+    before = run_folder.last_of(folder, run)
+    (folder / "run.yaml").write_text(documents.write(objects), encoding="utf-8")
     if before is not None and is_true(before, "Complete"):
         log.info("complete already: %s", run_folder.ending(before))
         return 0

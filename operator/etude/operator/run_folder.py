@@ -12,7 +12,7 @@ from typing import TextIO
 from etude.common.errors import Problem, UserError
 from etude.common.local import LOCK
 from etude.operator.clock import seconds
-from etude.operator.manifests import KINDS, Manifest, condition, is_true
+from etude.operator.manifests import KINDS, Manifest, condition, is_true, ref
 
 OBJECTS = "objects.json"
 LOCK_TRIES, LOCK_PAUSE_S = 5, 0.05
@@ -66,6 +66,20 @@ def remembered(folder: Path) -> list[Manifest]:
         return []
     found: list[Manifest] = json.loads(path.read_bytes())
     return [_awake(manifest, path.stat().st_mtime) for manifest in found]
+
+
+def last_of(folder: Path, run: Manifest) -> Manifest | None:
+    """The run as its last runtime left it; None in a new folder.
+
+    Raises:
+        UserError: the folder holds another run.
+    """
+    last = next((m for m in remembered(folder) if m["kind"] == "RLRun"), None)
+    if last is not None and ref(last) != ref(run):
+        what = f"the folder holds the run {last['metadata']['name']}"
+        fix = "give this run a folder of its own: --dir FOLDER"
+        raise UserError(Problem("Conflict", what, str(folder), fix))
+    return last
 
 
 def remember(folder: Path, objects: Sequence[Manifest]) -> None:

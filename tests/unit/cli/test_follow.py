@@ -49,6 +49,25 @@ def test_a_signal_to_the_watcher_asks_the_runtime_to_stop(
     assert signal.getsignal(number) is before
 
 
+def test_a_runtime_that_was_killed_is_told_by_its_signal_and_its_own_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "logs" / "runtime.log"
+    log.parent.mkdir()
+    log.write_text("words of another\n")
+    start = log.stat().st_size
+    with log.open("a") as file:
+        file.write("words of its own\n")
+    runtime = started()
+    runtime.kill()
+    found = follow(Runtime(process=runtime, folder=tmp_path, log_start=start), as_lines=True)
+    said = capsys.readouterr().err
+    assert found == Exit.NO
+    assert "words of its own" in said
+    assert "words of another" not in said
+    assert "ended by signal 9; the same command resumes" in said
+
+
 def test_a_view_that_fails_takes_the_run_along(tmp_path: Path) -> None:
     def full() -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "resources.jsonl")

@@ -133,7 +133,9 @@ def follow(
         say(f"stopped; run it again to resume: etude run {folder}/run.yaml --dir {folder}")
         return Exit.INTERRUPTED
     if code:
-        say(runs.last_words(folder))
+        say(runtime.last_words())
+    if code < 0:
+        say(f"the local runtime was ended by signal {-code}; the same command resumes")
     return runs.exit_code(code)
 
 
@@ -182,7 +184,7 @@ def _save(folder: Path, target: Path) -> None:
     screen.print(picture(Viewer(folder).view()))
     svg = screen.export_svg(title="etude watch")
     # rich names a font on a content network; a picture should load nothing.
-    target.write_text(re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL))
+    target.write_text(re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL), encoding="utf-8")
     say(f"wrote {target}")
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import yaml
@@ -67,6 +68,12 @@ class InvalidYamlError(ValueError):
         self.problem = problem
 
 
+def content(path: Path) -> bytes:
+    """The bytes of a file, and no more of them than show that it is too long."""
+    with path.open("rb") as file:
+        return file.read(MAX_BYTES + 1)
+
+
 def read(data: bytes) -> list[Document]:
     """Every document of a file that is not empty.
 
@@ -91,7 +98,7 @@ def read(data: bytes) -> list[Document]:
 
 def _decoded(data: bytes) -> str:
     if len(data) > MAX_BYTES:
-        what = f"the file has {len(data)} bytes, the limit is {MAX_BYTES}"
+        what = f"the file has more than {MAX_BYTES} bytes, which is the limit"
         raise InvalidYamlError(_whole_file(what, "split it"))
     return data.decode("utf-8")
 

@@ -10,7 +10,14 @@ from pydantic import Field, JsonValue, ValidationError
 
 from etude.common.api import algorithms, rewards, structural
 from etude.common.api.checkpoint import CheckpointSpec
-from etude.common.api.documents import Document, FieldPath, InvalidYamlError, Position, read
+from etude.common.api.documents import (
+    Document,
+    FieldPath,
+    InvalidYamlError,
+    Position,
+    content,
+    read,
+)
 from etude.common.api.meta import API_VERSION, GROUP, LabelValue, Model, Name
 from etude.common.api.pool import EnvPoolSpec
 from etude.common.api.run import RLRunSpec
@@ -98,7 +105,7 @@ def lint_file(path: Path) -> list[Finding]:
     Raises:
         OSError: the file cannot be read.
     """
-    return lint_bytes(path.read_bytes(), name=str(path))
+    return lint_bytes(content(path), name=str(path))
 
 
 def lint_text(text: str, *, name: str) -> list[Finding]:
