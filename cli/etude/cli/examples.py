@@ -2,7 +2,10 @@
 
 EXAMPLES = {
     "demo": ("etude demo", "etude demo --seed 1 --dir runs/second"),
-    "run": ("etude run examples/demo/rlrun.yaml", "etude run mine.yaml --dir runs/mine --detach"),
+    "run": (
+        "etude tasks generate runs/mine/inputs/etude/demo",
+        "etude run examples/demo/rlrun.yaml --dir runs/mine",
+    ),
     "watch": ("etude watch demo", "etude watch runs/mine --plain"),
     "stop": ("etude stop demo", "etude stop runs/mine --now"),
     "logs": ("etude logs demo", "etude logs demo --role inference --follow"),
@@ -12,7 +15,7 @@ EXAMPLES = {
     "lint": ("etude lint examples/demo/rlrun.yaml", "etude lint manifests/*.yaml"),
     "serve": ("etude serve runs/demo", "curl -s localhost:8000/v1/models"),
     "generate": ("etude tasks generate runs/inputs", "etude tasks generate small --train 32"),
-    "show": ("etude tasks show runs/inputs/tasks/train/000000", "etude tasks show my-task"),
+    "show": ("etude tasks show runs/inputs/tasks/train/train-0000", "etude tasks show my-task"),
     "verify": ("etude tasks verify runs/inputs/tasks/train --limit 20", "etude tasks verify mine"),
 }
 

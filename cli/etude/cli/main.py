@@ -1,5 +1,7 @@
 """`etude`: entry point of the command line."""
 
+import io
+import sys
 from collections.abc import Callable
 
 import typer
@@ -33,5 +35,8 @@ app.add_typer(tasks.app, name="tasks")
 
 def main() -> None:
     """Run one verb."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows no box or dot
     with explained():
         app()

@@ -1,7 +1,8 @@
 """From a run folder's files to the values of the live view."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,15 @@ class Viewer:
         # A line that is still being written has no end yet: leave it for the next look.
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)
-        self._rows += [json.loads(line) for line in complete.splitlines() if line.strip()]
+        self._rows += _rows(complete)
+
+
+def _rows(data: bytes) -> Iterator[Row]:
+    for line in data.splitlines():
+        with suppress(ValueError):  # torn by a kill
+            row = json.loads(line)
+            if isinstance(row, dict):
+                yield row
 
 
 def view_of(name: str, state: LocalState | None, rows: Sequence[Row]) -> View:

@@ -4,18 +4,25 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from etude.cli.demo.inputs import PREFIX
+from etude.cli.demo.inputs import manifest as manifest_of_demo
 from etude.cli.examples import EXAMPLES
 from etude.cli.verbs.serve import newest_model
 from etude.operator import run_folder
 
 
-def etude(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def etude(
+    *arguments: str, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from etude.cli.main import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, timeout=60)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=cwd, env=env, timeout=60
+    )
 
 
 @pytest.mark.parametrize("verb", sorted(EXAMPLES))
@@ -123,6 +130,52 @@ def test_a_run_that_is_running_already_is_a_conflict(tmp_path: Path, manifest: P
         done = etude("run", str(manifest), cwd=tmp_path)
     assert done.returncode == 8
     assert f"running already, in process {os.getpid()}" in done.stderr
+
+
+def test_a_folder_of_another_run_is_a_conflict_and_stays_as_it_is(
+    tmp_path: Path, manifest: Path
+) -> None:
+    folder = tmp_path / "held"
+    finished(folder)
+    manifest.write_text(MANIFEST.replace("name: small", "name: second"))
+    done = etude("run", str(manifest), "--dir", str(folder), cwd=tmp_path)
+    assert done.returncode == 8
+    assert "the folder holds the run small" in done.stderr
+    assert not (folder / "run.yaml").exists()
+
+
+def test_a_setting_that_is_no_assignment_is_a_usage_error(tmp_path: Path, manifest: Path) -> None:
+    done = etude("run", str(manifest), "--set", "foo", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "is no assignment" in done.stderr
+
+
+@pytest.mark.parametrize("more", [("lint",), ("run",), ("run", "--dir", "folder")])
+def test_a_file_that_is_far_too_long_is_not_read(tmp_path: Path, more: tuple[str, ...]) -> None:
+    file = tmp_path / "big.yaml"
+    with file.open("wb") as sparse:
+        sparse.truncate(200 * 2**30)
+    done = etude(*more, str(file), cwd=tmp_path)
+    assert done.returncode == 4
+    assert "more than 3145728 bytes" in done.stderr
+
+
+def test_a_terminal_of_another_encoding_gets_what_it_can_show(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("kind: RLRun\n")
+    words = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    environment = os.environ | words | {"LC_ALL": "C"}
+    for verb in ("watch", "report"):
+        done = etude(verb, str(tmp_path), env=environment)
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_folder_named_for_the_examples_inputs_is_where_the_manifest_looks() -> None:
+    generate, run = EXAMPLES["run"]
+    folder = Path(run.rpartition("--dir ")[2])
+    assert generate == f"etude tasks generate {folder / PREFIX}"
+    how_to = (manifest_of_demo().parents[2] / "docs/how-to/run-locally.md").read_text()
+    assert generate in how_to
+    assert run in how_to
 
 
 def test_a_pool_may_stand_before_the_run(tmp_path: Path) -> None:

@@ -24,6 +24,12 @@ def test_rows_are_followed_as_they_are_written_and_a_torn_line_waits(tmp_path: P
     assert viewer.view().held_out == (0.25, 0.25)
 
 
+def test_a_line_that_is_no_row_is_passed_over(tmp_path: Path) -> None:
+    good = json.dumps({"kind": "eval", "success": 0.25, "time_s": 1}).encode()
+    (tmp_path / "metrics.jsonl").write_bytes(b"\xff\xfe{\n7\n" + good + b"\n")
+    assert Viewer(tmp_path).view().held_out == (0.25,)
+
+
 def test_the_first_broken_condition_explains_a_run(tmp_path: Path) -> None:
     run: dict[str, JsonValue] = {
         "apiVersion": "etude.dev/v1alpha1",

@@ -70,7 +70,7 @@ def _show(folder: Path) -> None:
     except UnjudgedError as error:
         say(f"cannot be judged: {error}")
         raise SystemExit(Exit.NO) from error
-    (folder / "demo.json").write_text(json.dumps(asdict(result), indent=2) + "\n")
+    (folder / "demo.json").write_text(json.dumps(asdict(result), indent=2) + "\n", encoding="utf-8")
     misses = result.misses()
     for miss in misses:
         say(f"missed: {miss}")

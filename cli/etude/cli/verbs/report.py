@@ -36,5 +36,5 @@ def write_report(folder: Path) -> Path:
     for chart in pictures:
         (target / f"{chart.name}.png").write_bytes(png(chart))
     page = target / "index.html"
-    page.write_text(render(folder.name, record, rows, pictures))
+    page.write_text(render(folder.name, record, rows, pictures), encoding="utf-8")
     return page
