@@ -259,16 +259,12 @@ async def step(bench: Bench, rollouts: int, figures: dict[str, float]) -> None:
                 for n, (_, lease) in enumerate(leases)
             )
         )
-    async with stage.measured("pytest_own_files", len(leases)):
-        test = {"command": "pytest -q"}
-        await asyncio.gather(
-            *(bench.call(lease, "test", "run_terminal", test) for _, lease in leases)
-        )
-    async with stage.measured("shell_command", len(leases)):
-        echo = {"command": "echo done"}
-        await asyncio.gather(
-            *(bench.call(lease, "echo", "run_terminal", echo) for _, lease in leases)
-        )
+    for name, command in (("pytest_own_files", "pytest -q"), ("shell_command", "echo done")):
+        async with stage.measured(name, len(leases)):
+            given = {"command": command}
+            await asyncio.gather(
+                *(bench.call(lease, name, "run_terminal", given) for _, lease in leases)
+            )
     async with stage.measured("grade_own_files", len(leases)):
         await asyncio.gather(
             *(

@@ -83,11 +83,11 @@ class _Watcher:
 def _registry(tell: Observe, kubeconfig: Path | None) -> Any:  # noqa: ANN401 - kopf is untyped here
     registry = kopf.OperatorRegistry()
 
-    async def handle(event: Any, **_: Any) -> None:  # noqa: ANN401
+    async def handle(event: Any, **_: Any) -> None:  # noqa: ANN401 - as above
         # The first list of a watch has no type.
         tell(event["type"] or "ADDED", dict(event["object"]))
 
-    def login(settings: Any, **_: Any) -> Any:  # noqa: ANN401
+    def login(settings: Any, **_: Any) -> Any:  # noqa: ANN401 - as above
         if kubeconfig is None:
             return kopf.login_with_service_account(settings=settings)
         return kopf.login_with_kubeconfig(settings=settings)

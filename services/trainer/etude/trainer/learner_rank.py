@@ -36,7 +36,7 @@ class LearnerRank:
     def load(self) -> None:
         """Load the model; what an actor's constructor raises, its caller would see as a death."""
         # The controller names this class, and must not load torch for it.
-        from etude.trainer.learner import Learner  # noqa: PLC0415
+        from etude.trainer.learner import Learner  # noqa: PLC0415 - torch is heavy
 
         self._learner = Learner(self._config)
 
