@@ -47,6 +47,8 @@ class Engine(inference_pb2_grpc.InferenceServiceServicer):
     chat: ChatFormat
     turns: Sequence[str] = (CALL, "Done.")
     delay_s: float = 0.0
+    holds_after: int | None = None
+    """Calls that are answered before any more wait until they are cancelled."""
     refusals: int = 0
     """Calls that are answered with UNAVAILABLE before any works."""
     aborts: int = 0
@@ -75,6 +77,8 @@ class Engine(inference_pb2_grpc.InferenceServiceServicer):
         self.running += 1
         self.most = max(self.most, self.running)
         try:
+            if self.holds_after is not None and len(self.requests) > self.holds_after:
+                await asyncio.Event().wait()
             await asyncio.sleep(self.delay_s)
         finally:
             self.running -= 1

@@ -173,13 +173,16 @@ async def ended(process: subprocess.Popen[bytes]) -> int:
 
 
 async def test_a_killed_trainer_resumes_and_trains_nothing_twice(
-    world: Path, start: Start, runs: Any
+    world: Path, start: Start, runs: Any, partners: Any
 ) -> None:
     given = spec(world, mode="FullyAsync")
+    # Twelve of the twenty rollouts, two calls each: enough for a step, too few for all of them.
+    partners.engine.holds_after = 24
     first = start(given)
-    await status_where(runs, first, lambda s: s.phase == "rl" and s.step >= 2)
+    await status_where(runs, first, lambda s: s.phase == "rl" and s.step >= 1)
     first.send_signal(signal.SIGKILL)
     await ended(first)
+    partners.engine.holds_after = None
 
     second = start(given)
     done = await status_where(runs, second, lambda s: s.state == run_pb2.RUN_STATE_DONE)

@@ -26,7 +26,7 @@ from vllm.model_executor.model_loader import base_loader
 from vllm.platforms import current_platform
 
 from etude.common.errors import CorruptError
-from etude.common.weights import container
+from etude.common.weights import safetensors
 
 BACKEND = "etude"
 CHANGED = "etude_changed_parameters"
@@ -134,7 +134,7 @@ class EtudeWeightEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ig
                 raise CorruptError(f"tensor {name!r} is {found}, in the live version {known}")
         self._load(tensors)
 
-    def _load(self, tensors: list[container.Tensor]) -> None:
+    def _load(self, tensors: list[safetensors.Tensor]) -> None:
         """Write the tensors.
 
         Raises:
@@ -145,7 +145,7 @@ class EtudeWeightEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ig
         except (AssertionError, KeyError, RuntimeError, ValueError) as cause:
             raise CorruptError(f"the tensors do not fit the model: {cause!r}") from cause
 
-    def _load_first(self, tensors: list[container.Tensor]) -> None:
+    def _load_first(self, tensors: list[safetensors.Tensor]) -> None:
         """Load the first version and prove that it fills the whole model.
 
         vLLM's loaders say which parameters they touched, not which part of each.
@@ -162,7 +162,7 @@ class EtudeWeightEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ig
         if missing:
             raise CorruptError(f"the version leaves {missing[:4]} unfilled, or fills in NaN")
 
-    def _check_dtypes(self, tensors: list[container.Tensor]) -> None:
+    def _check_dtypes(self, tensors: list[safetensors.Tensor]) -> None:
         live = self.model_config.dtype
         for tensor in tensors:
             dtype = _TORCH.get(tensor.dtype)
@@ -214,14 +214,14 @@ def _ignores_weight(layer: torch.nn.Module) -> bool:
     return bool(before == after)
 
 
-def _read(path: Path) -> list[container.Tensor]:
+def _read(path: Path) -> list[safetensors.Tensor]:
     with path.open("rb") as file:
         # Copy-on-write: torch wants writable memory, and nobody writes.
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    return container.decode(data, where=str(path))
+    return safetensors.decode(data, where=str(path))
 
 
-def _named(tensors: list[container.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+def _named(tensors: list[safetensors.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     for tensor in tensors:
         flat = torch.frombuffer(tensor.data, dtype=_TORCH[tensor.dtype])
         yield tensor.name, flat.view(tensor.shape)

@@ -17,7 +17,7 @@ from torch import Tensor
 from etude.common.blobs import MissingError, ObjectInfo, Store
 from etude.common.errors import CorruptError
 from etude.common.weights import Tensor as WireTensor
-from etude.common.weights import container, sealed
+from etude.common.weights import safetensors, sealed
 
 PART_BYTES = 256 << 20
 """Size at which a part is closed; encoding takes that much beside the state itself."""
@@ -60,7 +60,7 @@ def write(
     parts: list[_Part] = []
     count = 0
     for index, part in enumerate(_batched(tensors)):
-        data = container.encode(part)
+        data = safetensors.encode(part)
         digest = blake3(data).hexdigest()
         name = f"{index:04d}-{digest[:16]}.safetensors"
         store.put(f"{prefix}/{name}", data)
@@ -105,7 +105,7 @@ def read(store: Store, prefix: str) -> Saved:
             raise CorruptError(f"{where}: {len(data)} bytes, the index says {part.size}")
         if blake3(data).hexdigest() != part.blake3:
             raise CorruptError(f"{where}: content does not match its BLAKE3 digest")
-        for tensor in container.decode(data, where=where):
+        for tensor in safetensors.decode(data, where=where):
             tensors[tensor.name] = _torch_tensor(tensor)
     if len(tensors) != index.tensors:
         raise CorruptError(f"{store.url}/{prefix}: {len(tensors)} tensors, not {index.tensors}")

@@ -11,7 +11,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from etude.common.blobs import ObjectInfo, Store
 from etude.common.weights import Tensor as WireTensor
-from etude.common.weights import container
+from etude.common.weights import safetensors
 from etude.trainer.policy import Policy
 from etude.trainer.ranks import Ranks, whole
 
@@ -87,13 +87,13 @@ def _weight_files(tensors: list[WireTensor]) -> Iterator[tuple[str, bytes]]:
             parts.append([])
         parts[-1].append(tensor)
     if len(parts) == 1:
-        yield "model.safetensors", container.encode(parts[0])
+        yield "model.safetensors", safetensors.encode(parts[0])
         return
     where: dict[str, str] = {}
     for index, part in enumerate(parts, start=1):
         name = f"model-{index:05d}-of-{len(parts):05d}.safetensors"
         where |= {tensor.name: name for tensor in part}
-        yield name, container.encode(part)
+        yield name, safetensors.encode(part)
     body = {
         "metadata": {"total_size": sum(t.num_bytes for t in tensors)},
         "weight_map": where,

@@ -1,9 +1,9 @@
 """Policy versions in the object store: epochs, manifests, tensors, the accepted chain."""
 
 from etude.common.weights.chain import accepted_chain, is_accepted, newest, prune
-from etude.common.weights.container import Tensor
 from etude.common.weights.epochs import EpochRecord, claim_epoch, is_fenced, read_epoch
 from etude.common.weights.manifest import WeightManifest, WeightObject, read_manifest
+from etude.common.weights.safetensors import Tensor
 from etude.common.weights.transfer import Fetched, fetch, publish
 from etude.common.weights.versions import VersionId
 

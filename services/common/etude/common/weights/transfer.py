@@ -7,10 +7,10 @@ from blake3 import blake3
 
 from etude.common.blobs import ExistsError, MissingError, Store
 from etude.common.errors import CorruptError, FencedError, StoreError
-from etude.common.weights import container
-from etude.common.weights.container import Tensor
+from etude.common.weights import safetensors
 from etude.common.weights.epochs import is_fenced, read_epoch
 from etude.common.weights.manifest import WeightManifest, WeightObject
+from etude.common.weights.safetensors import Tensor
 from etude.common.weights.versions import VersionId
 
 PART_BYTES = 256 << 20
@@ -83,7 +83,7 @@ def _parts(tensors: Iterable[Tensor], seen: set[str]) -> Iterator[list[Tensor]]:
 
 
 def _put_part(store: Store, version: VersionId, index: int, part: list[Tensor]) -> WeightObject:
-    data = container.encode(part)
+    data = safetensors.encode(part)
     digest = blake3(data).hexdigest()
     # The key carries the content: a repeated or torn put can only write the same object again.
     key = f"{version.payload_prefix}{index:04d}-{digest[:16]}.safetensors"
@@ -133,7 +133,7 @@ def fetch(store: Store, manifest: WeightManifest) -> Iterator[Fetched]:
     seen: set[str] = set()
     for item in manifest.objects:
         data = _fetch(store, item)
-        tensors = container.decode(data, where=f"{store.url}/{item.key}")
+        tensors = safetensors.decode(data, where=f"{store.url}/{item.key}")
         for tensor in tensors:
             if tensor.name in seen:
                 raise CorruptError(f"version {manifest.version}: tensor {tensor.name!r} twice")
