@@ -50,7 +50,7 @@ def test_what_a_process_reads_once_stays_while_the_run_holds_pods(
         "storage": {"uri": "s3://other/run"},
         "phases": longer,
         "roles": {"trainer": {"rolloutWorkers": 2}},
-        "weights": {"keepVersions": 8},
+        "weights": {"advanced": {"retainVersions": 8}},
     }
     assert changes.keys() == set(crd.FROZEN)
     for field, value in changes.items():

@@ -46,6 +46,27 @@ STORAGE = {
     "region": "etude.common.files",
     "secretRef.name": f"{OPERATOR}.desired secret",
 }
+LEARNER = f"{TRAINER}.learner_config"
+ENGINE = "etude.inference.settings"
+KEEPER = f"{TRAINER}.keeper"
+WEIGHT_SETTINGS = {
+    "codec": LEARNER,
+    "tileGrid": LEARNER,
+    "stepsPerVersion": f"{CONTROLLER}.publishing",
+    "backlog": f"{CONTROLLER}.publishing",
+    "allowNonFinite": LEARNER,
+    "chainRatio": KEEPER,
+    "skips": KEEPER,
+    "commit": f"{CONTROLLER}.engines",
+    "commitTimeoutSeconds": f"{CONTROLLER}.engines",
+    "recomputeKv": ENGINE,
+    "prefixCache": ENGINE,
+    "stickyLag": ENGINE,
+    "undoDepth": ENGINE,
+    "auditEvery": ENGINE,
+    "retainKeyframes": KEEPER,
+    "retainVersions": KEEPER,
+}
 TASKS = dict.fromkeys(("name", "uri", "environment"), f"{CONTROLLER}.inputs task_set")
 EVALUATED = dict.fromkeys(("name", "uri", "environment"), f"{CONTROLLER}.inputs tasks")
 
@@ -108,7 +129,10 @@ RLRUN = {
     "roles.rewards.functions[].timeoutSeconds": "etude.common.api.roles self",
     "weights.dtype": "etude.inference.settings",
     "weights.timeoutSeconds": f"{CONTROLLER}.host",
-    "weights.keepVersions": f"{CONTROLLER}.publishing",
+    "weights.encoding": "etude.trainer.learner_config",
+    "weights.keyframeEverySteps": f"{TRAINER}.keeper",
+    "weights.pause": "etude.inference.settings",
+    **dict(under("weights.advanced", WEIGHT_SETTINGS)),
     "checkpointing.everySteps": f"{CONTROLLER}.run",
     "checkpointing.keepLast": f"{OPERATOR}.registry",
     "checkpointing.onSuspend": f"{OPERATOR}.intents",

@@ -49,7 +49,7 @@ def spec(*, staleness: int = 0, every_steps: int = 2, **fields: object) -> dict[
     return {
         "model": {"uri": "file:///model"},
         "storage": {"uri": "file:///run"},
-        "weights": {"dtype": "Float32", "keepVersions": 2},
+        "weights": {"dtype": "Float32", "advanced": {"retainVersions": 2}},
         "checkpointing": {"everySteps": every_steps, "keepLast": 2},
         "phases": [
             {

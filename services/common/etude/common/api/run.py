@@ -9,6 +9,7 @@ from etude.common.api.observability import Observability
 from etude.common.api.phases import Phase, RolloutPolicy, TaskSet
 from etude.common.api.pool import StoreAccess
 from etude.common.api.roles import Roles
+from etude.common.api.weights import Weights
 
 DEFAULT_ROLLOUT = RolloutPolicy()
 """What holds for a ReinforcementLearning phase without `rollout`."""
@@ -28,17 +29,6 @@ class Storage(StoreAccess):
 
     uri: Uri
     """Prefix of the run: s3://bucket/prefix, or file:///folder mounted by every role."""
-
-
-class Weights(Model):
-    """How policy versions travel from the trainer to the engines."""
-
-    dtype: Literal["Float32", "BFloat16"] = "BFloat16"
-    """Number format of published versions and of the engines; training keeps fp32 masters."""
-    timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = 600
-    """Longest wait for an engine to serve a published version."""
-    keep_versions: Annotated[int, Field(ge=2, le=10_000)] = 4
-    """Newest versions kept in the store, beside those that checkpoints name."""
 
 
 class Checkpointing(Model):
@@ -169,6 +159,21 @@ class RLRunSpec(Model):
             " prompt",
             fix="set rollout.maxTokens to roles.inference.maxModelLen or less",
             field_path=".phases",
+        ),
+        Rule(
+            cel="!has(self.roles.inference) || self.weights.advanced.codec == 'L1'"
+            " || self.weights.advanced.tileGrid"
+            " % (self.roles.inference.gpusPerReplica > 0"
+            " ? self.roles.inference.gpusPerReplica : 1) == 0",
+            holds=lambda s: (
+                s.roles.inference is None
+                or s.weights.advanced.codec == "L1"
+                or s.weights.advanced.tile_grid % max(1, s.roles.inference.gpus_per_replica) == 0
+            ),
+            message="codecs L2 and L2r code whole tiles: roles.inference.gpusPerReplica must divide"
+            " weights.advanced.tileGrid",
+            fix="raise tileGrid to a multiple of gpusPerReplica, or use codec L1",
+            field_path=".weights.advanced.codec",
         ),
     )
 

@@ -78,7 +78,7 @@ def _is_published(run: Run) -> bool:
 
 
 async def _prune_versions(run: Run) -> None:
-    keep = run.resolved.spec.weights.keep_versions
+    keep = run.resolved.spec.weights.advanced.retain_versions
     if run.next_version % keep:
         return
     try:
