@@ -66,7 +66,7 @@ def test_a_line_of_versions_is_published_taken_over_read_and_pruned(store: Store
     publish(store, VersionId(2, 3), 33)
     line = [VersionId(1, 0), VersionId(1, 1), VersionId(2, 3)]
     assert weights.accepted_chain(store) == line
-    [fetched] = weights.fetch(store, weights.read_manifest(store, VersionId(2, 3)))
+    [fetched] = weights.fetch(store, weights.read_full_manifest(store, VersionId(2, 3)))
     [tensor] = fetched.tensors
     assert struct.unpack("<f", tensor.data) == (33.0,)
     deleted = weights.prune(store, keep={VersionId(1, 1), VersionId(2, 3)})
@@ -108,4 +108,4 @@ def test_of_publishers_of_one_version_with_different_content_one_wins(store: Sto
     for thread in threads:
         thread.join()
     assert sorted(outcomes) == ["Fenced"] * 7 + ["published"]
-    assert len(list(weights.fetch(store, weights.read_manifest(store, VersionId(1, 0))))) == 1
+    assert len(list(weights.fetch(store, weights.read_full_manifest(store, VersionId(1, 0))))) == 1

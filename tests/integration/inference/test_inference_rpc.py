@@ -192,7 +192,7 @@ async def test_committing_what_was_never_published_is_not_found(replica: Replica
 
 async def test_committing_a_corrupt_version_is_data_loss(replica: Replica) -> None:
     replica.publish(0)
-    key = weights.read_manifest(replica.store, VersionId(1, 0)).objects[0].key
+    key = weights.read_full_manifest(replica.store, VersionId(1, 0)).objects[0].key
     replica.store.objects[key] += b"x"
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await replica.commit(0)

@@ -48,7 +48,7 @@ async def test_two_ranks_make_the_same_update_as_one_and_read_each_others_checkp
     one, two = (
         {
             tensor.name: np.frombuffer(bytes(tensor.data), np.float32)
-            for each in weights.fetch(store, weights.read_manifest(store, VersionId(1, size)))
+            for each in weights.fetch(store, weights.read_full_manifest(store, VersionId(1, size)))
             for tensor in each.tensors
         }
         for size in (1, 2)

@@ -8,13 +8,13 @@ import pytest
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore
-from etude.common.weights import Tensor, VersionId, WeightManifest
+from etude.common.weights import FullManifest, Tensor, VersionId
 from etude.inference.policy import EngineInfo, MemoryEngine
 from etude.inference.receiver import Receiver, Status
 
 RUN = "uid-run"
 
-Publish = Callable[..., WeightManifest]
+Publish = Callable[..., FullManifest]
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 def publish(store: MemoryStore) -> Publish:
-    def make(number: int, *, epoch: int = 1, run: str = RUN) -> WeightManifest:
+    def make(number: int, *, epoch: int = 1, run: str = RUN) -> FullManifest:
         tensor = Tensor(name="w", dtype="F32", shape=(1,), data=struct.pack("<f", number))
         return weights.publish(
             store,

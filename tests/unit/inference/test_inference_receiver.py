@@ -16,12 +16,12 @@ from etude.common.errors import (
     UnavailableError,
     UnknownIdError,
 )
-from etude.common.weights import VersionId, WeightManifest
+from etude.common.weights import FullManifest, VersionId
 from etude.inference import receiver as receivers
 from etude.inference.policy import MemoryEngine
 from etude.inference.receiver import Receiver, State
 
-Publish = Callable[..., WeightManifest]
+Publish = Callable[..., FullManifest]
 
 
 def staged(receiver: Receiver) -> set[str]:

@@ -57,7 +57,7 @@ def build(tmp_path: Path) -> Build:
     return make
 
 
-def tensors_of(store: Store, manifest: weights.WeightManifest) -> list[weights.Tensor]:
+def tensors_of(store: Store, manifest: weights.FullManifest) -> list[weights.Tensor]:
     return [tensor for each in weights.fetch(store, manifest) for tensor in each.tensors]
 
 
@@ -233,7 +233,7 @@ def test_a_published_version_holds_the_weights_in_hugging_face_names(
     manifest = learner.publish(weights.VersionId(epoch, 0), 0)
     assert manifest is not None
     assert manifest["holder"] == "test"
-    found = weights.read_manifest(store, weights.VersionId(epoch, 0))
+    found = weights.read_full_manifest(store, weights.VersionId(epoch, 0))
     assert found.model_dump(mode="json") == manifest
     tensors = {tensor.name: tensor for tensor in tensors_of(store, found)}
     expected = learner.policy.model.state_dict()
@@ -247,7 +247,7 @@ def test_a_version_in_bfloat16_is_half_the_size(build: Build, store: Store) -> N
     learner = build(weights_dtype="BFloat16")
     epoch = weights.claim_epoch(store, holder="test", parent=None, reason="start")
     learner.publish(weights.VersionId(epoch, 0), 0)
-    found = weights.read_manifest(store, weights.VersionId(epoch, 0))
+    found = weights.read_full_manifest(store, weights.VersionId(epoch, 0))
     for tensor in tensors_of(store, found):
         assert tensor.dtype == "BF16"
         assert tensor.num_bytes == 2 * int(np.prod(tensor.shape))
@@ -299,7 +299,7 @@ def test_a_mixture_of_experts_is_published_in_its_checkpoints_layout(
     learner = build(model_folder=tmp_path / "moe", weights_dtype="Float32")
     epoch = weights.claim_epoch(store, holder="test", parent=None, reason="start")
     learner.publish(weights.VersionId(epoch, 0), 0)
-    found = weights.read_manifest(store, weights.VersionId(epoch, 0))
+    found = weights.read_full_manifest(store, weights.VersionId(epoch, 0))
     names = {tensor.name for tensor in tensors_of(store, found)}
     assert "model.layers.0.mlp.experts.3.down_proj.weight" in names
     assert "lm_head.weight" in names

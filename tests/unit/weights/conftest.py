@@ -7,9 +7,9 @@ import pytest
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore
-from etude.common.weights import Tensor, VersionId, WeightManifest
+from etude.common.weights import FullManifest, Tensor, VersionId
 
-Publish = Callable[..., WeightManifest]
+Publish = Callable[..., FullManifest]
 
 
 def small_tensors(value: float) -> list[Tensor]:
@@ -36,7 +36,7 @@ def tensors() -> Callable[[float], list[Tensor]]:
 def publish(store: MemoryStore) -> Publish:
     """Publishes one small version whose content depends on its number alone, unless told."""
 
-    def make(epoch: int, number: int, value: float | None = None) -> WeightManifest:
+    def make(epoch: int, number: int, value: float | None = None) -> FullManifest:
         return weights.publish(
             store,
             run="run-1",

@@ -12,9 +12,9 @@ from typing_extensions import override
 from etude.common import weights
 from etude.common.blobs import MemoryStore, MissingError
 from etude.common.errors import CorruptError, FencedError
-from etude.common.weights import Tensor, VersionId, WeightManifest
+from etude.common.weights import FullManifest, Tensor, VersionId
 
-Publish = Callable[..., WeightManifest]
+Publish = Callable[..., FullManifest]
 
 
 def test_a_new_epoch_fences_the_publisher_before_it(
@@ -103,7 +103,7 @@ def test_pruning_keeps_what_it_is_told_and_everything_newer(
     assert weights.accepted_chain(store) == [VersionId(1, 1), VersionId(1, 4), VersionId(1, 5)]
     assert deleted[0] == VersionId(1, 3).manifest_key
     for version in weights.accepted_chain(store):
-        assert list(weights.fetch(store, weights.read_manifest(store, version)))
+        assert list(weights.fetch(store, weights.read_full_manifest(store, version)))
     assert len([key for key in store.objects if key.startswith("weights/full/")]) == 3
 
 
@@ -192,7 +192,7 @@ class Publishers(RuleBasedStateMachine):
         if newest is None or newest not in weights.accepted_chain(self.store):
             return
         try:
-            manifest = weights.read_manifest(self.store, newest)
+            manifest = weights.read_full_manifest(self.store, newest)
             [fetched] = weights.fetch(self.store, manifest)
         except (MissingError, CorruptError) as error:
             raise AssertionError(f"{newest} was offered and cannot be read") from error

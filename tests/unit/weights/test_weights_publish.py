@@ -10,14 +10,14 @@ from typing_extensions import override
 from etude.common import weights
 from etude.common.blobs import MemoryStore, MissingError
 from etude.common.errors import CorruptError, FencedError, StoreError
-from etude.common.weights import Tensor, VersionId, WeightManifest, sealed, transfer
+from etude.common.weights import FullManifest, Tensor, VersionId, sealed, transfer
 
-Publish = Callable[..., WeightManifest]
+Publish = Callable[..., FullManifest]
 Tensors = Callable[[float], list[Tensor]]
 
 
 def content(store: MemoryStore, version: VersionId) -> dict[str, bytes]:
-    manifest = weights.read_manifest(store, version)
+    manifest = weights.read_full_manifest(store, version)
     return {
         tensor.name: bytes(memoryview(tensor.data))
         for fetched in weights.fetch(store, manifest)
@@ -94,7 +94,7 @@ def test_a_version_that_was_never_published_is_missing(
 ) -> None:
     claim()
     with pytest.raises(MissingError):
-        weights.read_manifest(store, VersionId(1, 3))
+        weights.read_full_manifest(store, VersionId(1, 3))
 
 
 def test_a_pruned_payload_is_missing_and_not_corrupt(
@@ -183,7 +183,7 @@ def test_a_sealed_manifest_with_a_wrong_field_is_refused(
     body = publish(1, 0).model_dump() | change
     store.objects[VersionId(1, 0).manifest_key] = sealed.seal(body)
     with pytest.raises(CorruptError, match=complaint):
-        weights.read_manifest(store, VersionId(1, 0))
+        weights.read_full_manifest(store, VersionId(1, 0))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_manifest_that_names_a_key_elsewhere_is_refused(
     body["objects"][0]["key"] = key
     store.objects[VersionId(1, 0).manifest_key] = sealed.seal(body)
     with pytest.raises(CorruptError, match="outside the version's prefix"):
-        weights.read_manifest(store, VersionId(1, 0))
+        weights.read_full_manifest(store, VersionId(1, 0))
 
 
 def test_a_create_whose_reply_is_lost_counts_as_published(

@@ -21,7 +21,7 @@ from etude.common.errors import (
     UnknownIdError,
     crossing,
 )
-from etude.common.weights import VersionId, WeightManifest
+from etude.common.weights import FullManifest, VersionId
 from etude.inference import metrics
 from etude.inference.policy import PolicyEngine, StagedVersion
 from etude.v1 import weights_pb2
@@ -179,7 +179,7 @@ class Receiver:
         self._observe_lag(version)
         await asyncio.to_thread(self._sweep, version)
 
-    def _stage(self, version: VersionId) -> tuple[WeightManifest, StagedVersion]:
+    def _stage(self, version: VersionId) -> tuple[FullManifest, StagedVersion]:
         """Fetch and verify into files; runs on a thread.
 
         Raises:
@@ -188,7 +188,7 @@ class Receiver:
             UnavailableError: the scratch folder takes no more.
         """
         try:
-            manifest = weights.read_manifest(self.store, version)
+            manifest = weights.read_full_manifest(self.store, version)
             if manifest.run != self.run:
                 raise CorruptError(f"version {version} is of run {manifest.run}, not {self.run}")
             with crossing(UnavailableError, f"cannot stage version {version}"):
@@ -197,7 +197,7 @@ class Receiver:
             raise UnknownIdError(f"version {version}: {cause} is not in the store") from cause
         return manifest, StagedVersion(version=version, files=files)
 
-    def _write(self, manifest: WeightManifest) -> list[Path]:
+    def _write(self, manifest: FullManifest) -> list[Path]:
         folder = self._folder(manifest.version)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

@@ -10,7 +10,7 @@ from etude.common.blobs import ObjectInfo
 from etude.common.checkpoints import CheckpointObject
 from etude.common.errors import WrongStateError
 from etude.common.files import store_for
-from etude.common.weights import VersionId, WeightManifest
+from etude.common.weights import FullManifest, VersionId
 from etude.trainer.batches import PolicyBatch, StepResult
 from etude.trainer.corpus import Corpus, load_corpus
 from etude.trainer.learner_config import LearnerConfig
@@ -72,7 +72,7 @@ class LearnerRank:
         found = self._learner.publish(version, step)
         if found is None:
             return None
-        manifest = WeightManifest.model_validate(found)
+        manifest = FullManifest.model_validate(found)
         return Published(manifest.sha256.hex(), manifest.num_bytes)
 
     def save(self, prefix: str) -> list[CheckpointObject]:

@@ -2,7 +2,7 @@
 
 from etude.common.weights.chain import accepted_chain, is_accepted, newest, prune
 from etude.common.weights.epochs import EpochRecord, claim_epoch, is_fenced, read_epoch
-from etude.common.weights.manifest import WeightManifest, WeightObject, read_manifest
+from etude.common.weights.full import FullManifest, FullObject, read_full_manifest
 from etude.common.weights.safetensors import Tensor
 from etude.common.weights.transfer import Fetched, fetch, publish
 from etude.common.weights.versions import VersionId
@@ -10,10 +10,10 @@ from etude.common.weights.versions import VersionId
 __all__ = [
     "EpochRecord",
     "Fetched",
+    "FullManifest",
+    "FullObject",
     "Tensor",
     "VersionId",
-    "WeightManifest",
-    "WeightObject",
     "accepted_chain",
     "claim_epoch",
     "fetch",
@@ -23,5 +23,5 @@ __all__ = [
     "prune",
     "publish",
     "read_epoch",
-    "read_manifest",
+    "read_full_manifest",
 ]

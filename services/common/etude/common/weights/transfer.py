@@ -9,7 +9,7 @@ from etude.common.blobs import ExistsError, MissingError, Store
 from etude.common.errors import CorruptError, FencedError, StoreError
 from etude.common.weights import safetensors
 from etude.common.weights.epochs import is_fenced, read_epoch
-from etude.common.weights.manifest import WeightManifest, WeightObject
+from etude.common.weights.full import FullManifest, FullObject
 from etude.common.weights.safetensors import Tensor
 from etude.common.weights.versions import VersionId
 
@@ -25,7 +25,7 @@ def publish(
     step: int,
     holder: str,
     tensors: Iterable[Tensor],
-) -> WeightManifest:
+) -> FullManifest:
     """Make a complete version visible to every reader; repeating it is harmless.
 
     Args:
@@ -51,7 +51,7 @@ def publish(
     objects = [
         _put_part(store, version, index, part) for index, part in enumerate(_parts(tensors, seen))
     ]
-    manifest = WeightManifest(
+    manifest = FullManifest(
         run=run,
         epoch=version.epoch,
         number=version.number,
@@ -82,16 +82,16 @@ def _parts(tensors: Iterable[Tensor], seen: set[str]) -> Iterator[list[Tensor]]:
         yield part
 
 
-def _put_part(store: Store, version: VersionId, index: int, part: list[Tensor]) -> WeightObject:
+def _put_part(store: Store, version: VersionId, index: int, part: list[Tensor]) -> FullObject:
     data = safetensors.encode(part)
     digest = blake3(data).hexdigest()
     # The key carries the content: a repeated or torn put can only write the same object again.
     key = f"{version.payload_prefix}{index:04d}-{digest[:16]}.safetensors"
     store.put(key, data)
-    return WeightObject(key=key, size=len(data), blake3=digest)
+    return FullObject(key=key, size=len(data), blake3=digest)
 
 
-def _commit(store: Store, manifest: WeightManifest) -> None:
+def _commit(store: Store, manifest: FullManifest) -> None:
     key = manifest.version.manifest_key
     data = manifest.to_bytes()
     try:
@@ -117,13 +117,13 @@ def _read_back(store: Store, key: str) -> bytes | None:
 class Fetched(NamedTuple):
     """One payload object whose every byte was verified."""
 
-    item: WeightObject
+    item: FullObject
     data: bytes
     tensors: list[Tensor]
     """Views into data."""
 
 
-def fetch(store: Store, manifest: WeightManifest) -> Iterator[Fetched]:
+def fetch(store: Store, manifest: FullManifest) -> Iterator[Fetched]:
     """The payload objects of a version; each is hash-checked before a byte of it is used.
 
     Raises:
@@ -145,7 +145,7 @@ def fetch(store: Store, manifest: WeightManifest) -> Iterator[Fetched]:
         )
 
 
-def _fetch(store: Store, item: WeightObject) -> bytes:
+def _fetch(store: Store, item: FullObject) -> bytes:
     where = f"{store.url}/{item.key}"
     found = store.head(item.key)
     if found is None:

@@ -1,4 +1,4 @@
-"""The manifest: the create-only object that commits a version."""
+"""The manifest of a version that is published whole, one tensor after the other."""
 
 import hashlib
 import re
@@ -14,7 +14,7 @@ from etude.common.weights.versions import MAX_EPOCH, MAX_NUMBER, VersionId
 _PART = re.compile(r"[0-9]{4}-[0-9a-f]{16}\.safetensors")
 
 
-class WeightObject(BaseModel):
+class FullObject(BaseModel):
     """One payload object of a version."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -25,7 +25,7 @@ class WeightObject(BaseModel):
     blake3: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-class WeightManifest(BaseModel):
+class FullManifest(BaseModel):
     """What a policy version consists of; a version exists once its manifest does."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -40,7 +40,7 @@ class WeightManifest(BaseModel):
     holder: str = Field(max_length=256)
     tensors: int = Field(ge=1)
     """How many, over all objects."""
-    objects: list[WeightObject] = Field(min_length=1)
+    objects: list[FullObject] = Field(min_length=1)
 
     @property
     def version(self) -> VersionId:
@@ -62,14 +62,14 @@ class WeightManifest(BaseModel):
         return sealed.seal(self.model_dump())
 
 
-def parse_manifest(data: bytes, *, version: VersionId, where: str) -> WeightManifest:
+def parse_full_manifest(data: bytes, *, version: VersionId, where: str) -> FullManifest:
     """The manifest of this very version, every field checked.
 
     Raises:
         CorruptError: damaged, of another version, or naming keys outside its own prefix.
     """
     try:
-        manifest = WeightManifest.model_validate(sealed.unseal(data, where=where))
+        manifest = FullManifest.model_validate(sealed.unseal(data, where=where))
     except ValidationError as cause:
         raise CorruptError(f"{where}: {cause}") from cause
     if manifest.version != version:
@@ -84,7 +84,7 @@ def parse_manifest(data: bytes, *, version: VersionId, where: str) -> WeightMani
     return manifest
 
 
-def read_manifest(store: Store, version: VersionId) -> WeightManifest:
+def read_full_manifest(store: Store, version: VersionId) -> FullManifest:
     """The manifest of a published version.
 
     Raises:
@@ -92,4 +92,4 @@ def read_manifest(store: Store, version: VersionId) -> WeightManifest:
         CorruptError: the manifest is damaged.
     """
     key = version.manifest_key
-    return parse_manifest(store.get(key), version=version, where=f"{store.url}/{key}")
+    return parse_full_manifest(store.get(key), version=version, where=f"{store.url}/{key}")
