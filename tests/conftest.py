@@ -1,7 +1,67 @@
-"""What holds for every test."""
+"""What holds for every test, and the object stores that several suites run on."""
 
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
+from tests.support import s3_servers
+
+from etude.common.blobs import MemoryStore, Store, open_store
+from etude.common.blobs.buckets import make_bucket
 
 # Tests do not assert timings: a busy machine is not a failure.
 settings.register_profile("etude", deadline=None)
 settings.load_profile("etude")
+
+
+@pytest.fixture
+def s3_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What every S3 server of these tests accepts, in this process's environment."""
+    for name, value in s3_servers.CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="session")
+def moto_endpoint() -> Iterator[str]:
+    """An S3 emulator with one bucket, `etude`."""
+    with s3_servers.moto() as endpoint:
+        _make_bucket(endpoint)
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def minio_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A MinIO server with one bucket, `etude`."""
+    if not s3_servers.minio_binary().exists():
+        if os.environ.get("ETUDE_REQUIRE") == "minio":
+            pytest.fail("there is no MinIO server: run `make minio`")
+        pytest.skip("there is no MinIO server: `make minio` builds one (needs Go)")
+    server = s3_servers.MinioServer(tmp_path_factory.mktemp("minio"))
+    server.start()
+    try:
+        _make_bucket(server.endpoint)
+        yield server.endpoint
+    finally:
+        server.stop()
+
+
+@pytest.fixture(params=["memory", "folder", "moto", "minio"])
+def any_store(request: pytest.FixtureRequest, tmp_path: Path, s3_credentials: None) -> Store:
+    """Each kind of store in turn, empty."""
+    match request.param:
+        case "memory":
+            return MemoryStore()
+        case "folder":
+            return open_store(f"file://{tmp_path}/store")
+        case kind:
+            endpoint: str = request.getfixturevalue(f"{kind}_endpoint")
+            return open_store(f"s3://{s3_servers.BUCKET}/{tmp_path.name}", endpoint=endpoint)
+
+
+def _make_bucket(endpoint: str) -> None:
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in s3_servers.CREDENTIALS.items():
+            environment.setenv(name, value)
+        make_bucket(f"s3://{s3_servers.BUCKET}", endpoint=endpoint)

@@ -1,47 +1,19 @@
 """Publishing, fencing, reading and pruning are the same on every object store."""
 
-import os
 import struct
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from etude.common import weights
-from etude.common.blobs import MemoryStore, Store, open_store
+from etude.common.blobs import Store
 from etude.common.errors import EtudeError, FencedError
 from etude.common.weights import Tensor, VersionId
 
 
-@pytest.fixture(scope="module")
-def s3_endpoint() -> Iterator[str]:
-    """An S3 emulator with one bucket."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
-    saved = dict(os.environ)
-    os.environ |= {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
-    boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket="etude")
-    yield endpoint
-    os.environ.clear()
-    os.environ.update(saved)
-    server.stop()
-
-
-@pytest.fixture(params=["memory", "folder", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    match request.param:
-        case "memory":
-            return MemoryStore()
-        case "folder":
-            return open_store(f"file://{tmp_path}/store")
-        case _:
-            endpoint = request.getfixturevalue("s3_endpoint")
-            return open_store(f"s3://etude/{tmp_path.name}", endpoint=endpoint)
+@pytest.fixture
+def store(any_store: Store) -> Store:
+    return any_store
 
 
 def publish(store: Store, version: VersionId, value: float) -> None:

@@ -273,5 +273,5 @@ class Down(MemoryStore):
     """Answers nothing."""
 
     @override
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         raise StoreError("connection refused")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from typing_extensions import override
+from typing_extensions import Buffer, override
 
 from etude.common.blobs import MemoryStore, ObjectInfo
 from etude.common.errors import FencedError
@@ -29,16 +29,16 @@ class OvertakenStore(MemoryStore):
             MemoryStore.put(self, SUCCESSORS, b"{}")
 
     @override
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: Buffer) -> None:
         MemoryStore.put(self, key, data)
         if key == PREFIX + "manifest.json":
             self._overtake("manifest")
 
     @override
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         if prefix == PREFIX:
             self._overtake("rests")
-        return MemoryStore.list(self, prefix)
+        return MemoryStore.list(self, prefix, after)
 
 
 @pytest.mark.parametrize("point", ["manifest", "rests"])

@@ -1,0 +1,39 @@
+"""The object store: a folder or any S3, behind one small protocol."""
+
+from etude.common.blobs.client import ObstoreStore
+from etude.common.blobs.memory import MemoryStore
+from etude.common.blobs.opening import Deadlines, open_store
+from etude.common.blobs.pacing import Pace
+from etude.common.blobs.probing import probe
+from etude.common.blobs.ranges import Range, RangeReader
+from etude.common.blobs.store import (
+    MAX_CREATE_BYTES,
+    DeniedError,
+    ExistsError,
+    MissingError,
+    NoBucketError,
+    ObjectInfo,
+    RefusedError,
+    ShortReadError,
+    Store,
+)
+
+__all__ = [
+    "MAX_CREATE_BYTES",
+    "Deadlines",
+    "DeniedError",
+    "ExistsError",
+    "MemoryStore",
+    "MissingError",
+    "NoBucketError",
+    "ObjectInfo",
+    "ObstoreStore",
+    "Pace",
+    "Range",
+    "RangeReader",
+    "RefusedError",
+    "ShortReadError",
+    "Store",
+    "open_store",
+    "probe",
+]

@@ -1,0 +1,142 @@
+"""Making a bucket, once, by hand; runs only ever read and write objects."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import NamedTuple
+from urllib.parse import urlparse
+
+import urllib3
+from minio import Minio
+from minio.commonconfig import ENABLED, Filter
+from minio.error import MinioException, S3Error
+from minio.lifecycleconfig import AbortIncompleteMultipartUpload, LifecycleConfig, Rule
+from urllib3.exceptions import HTTPError
+
+from etude.common.blobs.opening import DEFAULT_REGION
+from etude.common.blobs.store import DeniedError
+from etude.common.blobs.translation import NO_CREDENTIALS
+from etude.common.errors import EtudeError, Problem, StoreError, UserError
+
+AWS = "https://s3.amazonaws.com"
+UPLOAD_DAYS = 1
+"""A part of an upload that nobody finished is garbage after this; ours take minutes."""
+PATIENCE = urllib3.Timeout(connect=5, read=30)
+ATTEMPTS = 2
+DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "RequestTimeTooSkewed"}
+
+
+class Cleaning(StrEnum):
+    """Who deletes the parts of uploads that were never finished."""
+
+    RULE = "a lifecycle rule of ours deletes unfinished uploads after a day"
+    KEPT = "it has lifecycle rules already, which stay: one of them should abort unfinished uploads"
+    SERVER = (
+        "the server takes no rule for unfinished uploads: it must delete them itself, as MinIO does"
+    )
+    NOBODY = "no lifecycle rule was set"
+
+
+class Bucket(NamedTuple):
+    """What `make_bucket` found or made."""
+
+    name: str
+    is_new: bool
+    cleaning: Cleaning
+
+
+def make_bucket(
+    url: str, *, endpoint: str | None = None, region: str | None = None, with_rule: bool = True
+) -> Bucket:
+    """Make the bucket of an s3://bucket/prefix URL, unless it is there.
+
+    Credentials come from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN.
+
+    Raises:
+        UserError: the URL names no bucket, or a name that S3 does not allow.
+        DeniedError: there are no credentials, or they may not.
+        StoreError: the endpoint does not answer, or answers with an error.
+    """
+    parts = urlparse(url)
+    if parts.scheme != "s3" or not parts.netloc:
+        raise UserError(_bad_url(url, "names no bucket"))
+    with _translated(url):
+        client = _client(url, endpoint or AWS, region or DEFAULT_REGION)
+        is_new = not client.bucket_exists(parts.netloc)
+        if is_new:
+            client.make_bucket(parts.netloc, location=region or DEFAULT_REGION)
+        cleaning = _cleaning(client, parts.netloc) if with_rule else Cleaning.NOBODY
+    return Bucket(parts.netloc, is_new, cleaning)
+
+
+def _client(url: str, endpoint: str, region: str) -> Minio:
+    address = urlparse(endpoint)
+    if address.scheme not in {"http", "https"} or not address.netloc or address.path.strip("/"):
+        raise UserError(
+            Problem(
+                "InvalidStorage",
+                what=f"{endpoint!r} is no endpoint",
+                where="--endpoint",
+                fix="give scheme, host and port alone, such as http://127.0.0.1:9000",
+            )
+        )
+    access, secret = (
+        os.environ.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    )
+    if not access or not secret:
+        raise DeniedError(f"{url}: {NO_CREDENTIALS}")
+    return Minio(
+        address.netloc,
+        access_key=access,
+        secret_key=secret,
+        session_token=os.environ.get("AWS_SESSION_TOKEN"),
+        secure=address.scheme == "https",
+        region=region,
+        # The client's own waits five minutes and tries five times.
+        http_client=urllib3.PoolManager(timeout=PATIENCE, retries=urllib3.Retry(ATTEMPTS)),
+    )
+
+
+def _cleaning(client: Minio, bucket: str) -> Cleaning:
+    rule = Rule(
+        ENABLED,
+        rule_filter=Filter(prefix=""),
+        rule_id="etude-unfinished-uploads",
+        abort_incomplete_multipart_upload=AbortIncompleteMultipartUpload(UPLOAD_DAYS),
+    )
+    try:
+        found = client.get_bucket_lifecycle(bucket)
+        if found is not None:  # a write replaces all rules, also those that this client cannot read
+            ours = any(each.rule_id == rule.rule_id for each in found.rules)
+            return Cleaning.RULE if ours else Cleaning.KEPT
+        client.set_bucket_lifecycle(bucket, LifecycleConfig([rule]))
+    except S3Error as error:
+        if error.code in {"InvalidArgument", "MalformedXML", "NotImplemented", "InvalidRequest"}:
+            return Cleaning.SERVER
+        raise
+    return Cleaning.RULE
+
+
+@contextlib.contextmanager
+def _translated(url: str) -> Iterator[None]:
+    try:
+        yield
+    except EtudeError:
+        raise
+    except S3Error as error:
+        what = f"{url}: {error.code}: {error.message}"
+        raise (DeniedError(what) if error.code in DENIED else StoreError(what)) from error
+    except ValueError as error:
+        raise UserError(_bad_url(url, str(error))) from error
+    except (HTTPError, MinioException) as error:
+        raise StoreError(f"{url}: {error}") from error
+
+
+def _bad_url(url: str, what: str) -> Problem:
+    return Problem(
+        "InvalidStorage",
+        what=what,
+        where=url,
+        fix="use s3://bucket/prefix; names are 3 to 63 of a-z, 0-9, dot and hyphen",
+    )

@@ -1,0 +1,130 @@
+"""A folder or bucket through obstore's synchronous API."""
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import obstore
+from obstore.store import ObjectStore
+from typing_extensions import Buffer, override
+
+from etude.common.blobs.pacing import pause_s
+from etude.common.blobs.store import (
+    MissingError,
+    ObjectInfo,
+    Store,
+    checked_create,
+    checked_key,
+    checked_range,
+    exact,
+)
+from etude.common.blobs.translation import ConflictError, translated
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
+
+PART_BYTES = 16 << 20
+MULTIPART_ABOVE_BYTES = 64 << 20
+"""Up to here one request; above, parts of PART_BYTES that are sent again one by one."""
+PARTS_AT_ONCE = 4
+CONFLICTS_AT_MOST = 5
+"""Each needs a delete of the key within one round trip: five in a row are no accident."""
+
+
+@dataclass(slots=True)
+class ObstoreStore(Store):
+    """Retries and time limits are the clients'; see `opening`."""
+
+    url: str
+    store: ObjectStore
+    once: ObjectStore
+    """The same place through a client that does not retry."""
+
+    @override
+    def get(self, key: str) -> bytes:
+        with translated(self._where(key)):
+            return bytes(obstore.get(self.store, checked_key(key)).bytes())
+
+    @override
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        return bytes(self._range(self.store, key, start, length))
+
+    @override
+    def view(self, key: str, start: int, length: int) -> memoryview:
+        return self._range(self.once, key, start, length)
+
+    @override
+    def put(self, key: str, data: Buffer) -> None:
+        content = memoryview(data).cast("B")
+        with translated(self._where(key)):
+            obstore.put(
+                self.store,
+                checked_key(key),
+                content,
+                use_multipart=content.nbytes > MULTIPART_ABOVE_BYTES,
+                chunk_size=PART_BYTES,
+                max_concurrency=PARTS_AT_ONCE,
+            )
+
+    @override
+    def create(self, key: str, data: bytes) -> None:
+        checked_create(data)
+        for conflicts in range(CONFLICTS_AT_MOST):
+            try:
+                with translated(self._where(key)):
+                    obstore.put(self.store, checked_key(key), data, mode="create")
+            except ConflictError:
+                if conflicts + 1 == CONFLICTS_AT_MOST:
+                    raise
+                time.sleep(pause_s(conflicts + 1, random.random()))  # noqa: S311 - jitter
+            else:
+                return
+
+    @override
+    def head(self, key: str) -> ObjectInfo | None:
+        try:
+            with translated(self._where(key)):
+                return _info(obstore.head(self.store, checked_key(key)))
+        except MissingError:
+            return None
+
+    @override
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        found: list[ObjectInfo] = []
+        with translated(self._where(prefix)):
+            # obstore matches whole path segments, and a folder lists in any order.
+            folder = prefix.rpartition("/")[0] or None
+            for page in obstore.list(self.store, folder, offset=after or None):
+                found += map(_info, page)
+        yield from sorted(o for o in found if o.key.startswith(prefix) and o.key > after)
+
+    @override
+    def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            try:
+                with translated(self._where(key)):
+                    obstore.delete(self.store, checked_key(key))
+            except MissingError:
+                continue
+
+    def _range(self, client: ObjectStore, key: str, start: int, length: int) -> memoryview:
+        checked_range(start, length)
+        checked_key(key)
+        if not length:  # no request can ask for nothing
+            return memoryview(b"")
+        with translated(self._where(key)):
+            data = obstore.get_range(client, key, start=start, length=length)
+        return exact(memoryview(data), length, self._where(key))
+
+    def _where(self, key: str) -> str:
+        return f"{self.url}/{key}"
+
+
+def _info(meta: "ObjectMeta") -> ObjectInfo:
+    changed = meta["last_modified"]
+    # Listings carry milliseconds on some stores, heads never do.
+    return ObjectInfo(
+        meta["path"], meta["size"], meta["e_tag"] or str(changed), float(int(changed.timestamp()))
+    )

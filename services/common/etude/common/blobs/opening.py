@@ -1,0 +1,100 @@
+"""From a URL to a store."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote, urlparse
+
+from obstore.store import LocalStore, S3Store
+
+from etude.common.blobs.client import ObstoreStore
+from etude.common.blobs.store import Store
+from etude.common.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig
+
+DEFAULT_REGION = "us-east-1"
+
+
+class Deadlines(NamedTuple):
+    """When a call to a bucket ends; a folder's calls end when the kernel's do."""
+
+    connect_s: float = 5.0
+    request_s: float = 120.0
+    """One request with its body: the largest is 64 MiB, so this asks for 0.6 MB/s."""
+    range_s: float = 30.0
+    """One attempt at a range: at most 16 MiB, and a slow one is better asked again."""
+    retries: int = 5
+    """Of one call, after a 5xx answer, a connection that broke or, for reads, a time limit."""
+    retry_s: float = 60.0
+    """No retry begins later than this after the first attempt."""
+
+
+def open_store(
+    url: str,
+    *,
+    endpoint: str | None = None,
+    region: str | None = None,
+    deadlines: Deadlines = Deadlines(),  # noqa: B008 - frozen
+) -> Store:
+    """The store behind file:///folder or s3://bucket/prefix.
+
+    S3 credentials come from the standard AWS_… environment variables.
+
+    Raises:
+        UserError: the URL names no store.
+    """
+    parts = urlparse(url)
+    if parts.scheme == "file" and not parts.netloc and parts.path.startswith("/"):
+        folder = Path(unquote(parts.path))
+        folder.mkdir(parents=True, exist_ok=True)
+        local = LocalStore(folder, mkdir=True)
+        return ObstoreStore(url.rstrip("/"), local, local)
+    if parts.scheme == "s3" and parts.netloc:
+
+        def client(*, limit_s: float, retries: int) -> S3Store:
+            return S3Store(
+                parts.netloc,
+                prefix=parts.path.strip("/") or None,
+                config={"endpoint": endpoint} if endpoint else {},  # as a keyword, None is refused
+                region=region or DEFAULT_REGION,
+                client_options=_limits(endpoint, deadlines, limit_s),
+                retry_config=_retries(deadlines, retries),
+                virtual_hosted_style_request=False,
+            )
+
+        return ObstoreStore(
+            url.rstrip("/"),
+            client(limit_s=deadlines.request_s, retries=deadlines.retries),
+            client(limit_s=deadlines.range_s, retries=0),
+        )
+    raise UserError(
+        Problem(
+            reason="InvalidStorage",
+            what=f"{url!r} names no object store",
+            where="storage.uri",
+            fix="use file:///absolute/folder or s3://bucket/prefix",
+        )
+    )
+
+
+def _limits(endpoint: str | None, deadlines: Deadlines, limit_s: float) -> "ClientConfig":
+    return {
+        "allow_http": (endpoint or "").startswith("http://"),
+        "connect_timeout": timedelta(seconds=deadlines.connect_s),
+        "timeout": timedelta(seconds=limit_s),
+    }
+
+
+def _retries(deadlines: Deadlines, retries: int) -> "RetryConfig":
+    # Pauses double with jitter: 0.1 s, then up to 5 s.
+    return {
+        "max_retries": retries,
+        "retry_timeout": timedelta(seconds=deadlines.retry_s),
+        "backoff": {
+            "init_backoff": timedelta(seconds=0.1),
+            "max_backoff": timedelta(seconds=5),
+            "base": 2,
+        },
+    }

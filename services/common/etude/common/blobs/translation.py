@@ -1,0 +1,93 @@
+"""obstore's errors in our names."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
+
+from etude.common.blobs.store import (
+    DeniedError,
+    ExistsError,
+    MissingError,
+    NoBucketError,
+    RefusedError,
+    ShortReadError,
+)
+from etude.common.errors import EtudeError, InvalidFieldError, StoreError
+
+NO_CREDENTIALS = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+
+
+class ConflictError(StoreError):
+    """Two conditional writes met, and the store does not say which one came to be.
+
+    S3 answers so when a concurrent delete succeeds first; obstore calls it "already exists".
+    """
+
+
+_BY_TEXT: tuple[tuple[str, type[EtudeError], str], ...] = (
+    # Where the client looks for credentials when the environment has none.
+    (r"169\.254\.169\.254", DeniedError, NO_CREDENTIALS),
+    (r"NoSuchBucket", NoBucketError, "the bucket does not exist"),
+    (
+        r"status code: 416|Requested range was invalid",
+        ShortReadError,
+        "the object ends before the range starts",
+    ),
+    (r"status code: 40[13]", DeniedError, ""),  # of a listing, which has no type of its own
+    (r"status code: 409", ConflictError, ""),
+    # 404 and 412 have types of their own; 408 and 429 pass.
+    (r"status code: 4(?!04|08|12|29)\d\d", RefusedError, ""),
+)
+"""What obstore's types do not tell: pattern, our error, and better words."""
+
+
+@contextlib.contextmanager
+def translated(where: str) -> Iterator[None]:
+    """Run one call of obstore.
+
+    Raises:
+        EtudeError: the error of the call in our names, chained to it.
+    """
+    try:
+        yield
+    except EtudeError:
+        raise
+    except (BaseError, OSError, ValueError) as cause:
+        error = translation(cause, where)
+        raise error from cause
+
+
+def translation(error: Exception, where: str) -> EtudeError:
+    """Which of our errors this is; `where` names the object."""
+    text = str(error)
+    for pattern, kind, what in _BY_TEXT:
+        if re.search(pattern, text):
+            return kind(f"{where}: {what or said(text)}")
+    match error:
+        case AlreadyExistsError():
+            return ExistsError(where)
+        case FileNotFoundError():
+            return MissingError(where)
+        case PermissionDeniedError() | UnauthenticatedError():
+            return DeniedError(f"{where}: {said(text)}")
+        case ValueError():
+            return InvalidFieldError("key", said(text))
+        case _:
+            return StoreError(f"{where}: {said(text)}")
+
+
+def said(text: str) -> str:
+    """The part of a message that a person can use: the store's own words, on one line."""
+    text = text.partition("Debug source")[0]
+    words = re.search(r"<Message>(.*?)</Message>", text, re.DOTALL)
+    code = re.search(r"<Code>(.*?)</Code>", text, re.DOTALL)
+    if words and code:
+        text = f"{code[1]}: {words[1]}"
+    return " ".join(text.split())[:500]
