@@ -1,0 +1,210 @@
+"""The map from a checkpoint's elements to the parameters of a loaded model.
+
+Engines fuse, cut, pad and share the tensors of a checkpoint, each model in its own loader. The
+map is not written down per model but read off: tensors whose bits are their elements' numbers go
+through the model's own loader, and the parameters then say where each number went. What comes
+back changed was computed, and has no place in the map.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import torch
+
+from etude.common.errors import CorruptError
+from etude.common.weights.regions import Region
+from etude.common.weights.schema import Schema
+from etude.common.weights.words import Words
+from etude.inference.worker import codes
+from etude.inference.worker.regions import rectangles
+from etude.inference.worker.tensors import DTYPES, NAMES, as_tensor, as_words
+
+Load = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
+"""A model's own loader: names and tensors of a checkpoint, or of any part of it."""
+
+BATCH_ELEMENTS = 1 << 25
+"""Parameters read back at a time: their readers take some 20 bytes for each element."""
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """Where each tensor of the checkpoint lies in the parameters."""
+
+    parameters: Mapping[str, Words]
+    """The live words of each parameter, in the order in which they lie in memory."""
+    regions: Mapping[int, Sequence[Region]]
+    """By the tensor's place in the schema."""
+
+
+@torch.no_grad()
+def bake(model: torch.nn.Module, load: Load, schema: Schema) -> Map:
+    """Read the map off a model; its floating-point parameters are overwritten.
+
+    Raises:
+        CorruptError: the schema does not describe this model: a tensor has no place in it, or a
+            part of it is filled by no tensor or by a computation on one.
+    """
+    return _Baking(model, load, schema).map()
+
+
+class _Baking:
+    def __init__(self, model: torch.nn.Module, load: Load, schema: Schema) -> None:
+        _check_formats(schema)
+        self._load = load
+        self._schema = schema
+        self._starts = _starts(schema)
+        live = {n: p for n, p in model.named_parameters() if p.dtype in NAMES and p.numel()}
+        self._words = {name: as_words(parameter) for name, parameter in live.items()}
+        self._formats = {name: NAMES[parameter.dtype] for name, parameter in live.items()}
+        self._floating = {name for name, p in live.items() if p.is_floating_point()}
+
+    def map(self) -> Map:
+        for name in self._floating:
+            self._words[name].view(np.uint8)[:] = codes.BLANK_BYTE
+        sources = self._sources()
+        regions: dict[int, list[Region]] = {}
+        for batch in _batches(self._words):
+            for name, numbers in self._numbers(batch, sources).items():
+                self._check_filled(name, numbers)
+                for tensor, region in self._regions(name, numbers):
+                    regions.setdefault(tensor, []).append(region)
+        _check_cover(self._schema, regions)
+        mapped = {region.parameter for found in regions.values() for region in found}
+        return Map({n: words for n, words in self._words.items() if n in mapped}, regions)
+
+    def _sources(self) -> dict[str, list[int]]:
+        """The tensors of which each parameter may hold elements."""
+        formats = {spec.dtype for spec in self._schema.tensors}
+        places = range(len(self._schema.tensors))
+        numbers = np.arange(len(places), dtype=np.int64)
+        loads = codes.loads_for(formats, len(places))
+        sources = {name: list(places) for name in self._words}
+        for load in range(loads):
+            self._write(places, lambda place: numbers[place : place + 1], load, loads)
+            for name, words in self._words.items():
+                format_ = self._formats[name]
+                seen = codes.digits_seen(words, format_)
+                expected = codes.digits(numbers, format_, load, loads)
+                sources[name] = [place for place in sources[name] if seen[expected[place]]]
+        # What was written without a trace of any tensor was computed: the numbers will tell.
+        return {n: found or self._all_if_touched(n) for n, found in sources.items()}
+
+    def _all_if_touched(self, name: str) -> list[int]:
+        blank = self._words[name].view(np.uint8) == codes.BLANK_BYTE
+        return [] if blank.all() else list(range(len(self._schema.tensors)))
+
+    def _numbers(
+        self, batch: list[str], sources: Mapping[str, Sequence[int]]
+    ) -> dict[str, codes.Numbers]:
+        """Source of each element of some parameters."""
+        places = sorted({place for name in batch for place in sources[name]})
+        formats = {self._schema.tensors[place].dtype for place in places}
+        loads = codes.loads_for(formats, int(self._starts[-1]))
+        readers = {
+            name: codes.Reader(self._formats[name], len(self._words[name]), loads) for name in batch
+        }
+        for load in range(loads):
+            self._write(places, self._elements, load, loads)
+            for name, reader in readers.items():
+                reader.read(self._words[name], load)
+        return {name: reader.numbers() for name, reader in readers.items()}
+
+    def _elements(self, place: int) -> codes.Numbers:
+        return np.arange(self._starts[place], self._starts[place + 1] - 1, dtype=np.int64)
+
+    def _write(
+        self,
+        places: Iterable[int],
+        numbers_of: Callable[[int], codes.Numbers],
+        load: int,
+        loads: int,
+    ) -> None:
+        """Send one digit of each element's number through the loader.
+
+        Raises:
+            CorruptError: the loader refuses a tensor of the schema.
+        """
+
+        def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+            for place in places:
+                spec = self._schema.tensors[place]
+                words = codes.written(numbers_of(place), spec.dtype, load, loads)
+                whole = np.array(np.broadcast_to(words, spec.elements))
+                yield spec.name, as_tensor(whole, spec.dtype, spec.shape)
+
+        try:
+            self._load(tensors())
+        except (AssertionError, IndexError, KeyError, RuntimeError, ValueError) as cause:
+            raise CorruptError(f"the tensors do not fit the model: {cause!r}") from cause
+
+    def _check_filled(self, name: str, numbers: codes.Numbers) -> None:
+        computed = numbers == codes.UNKNOWN
+        if computed.any():
+            raise CorruptError(
+                f"parameter {name!r} is {self._formats[name]} and holds numbers that its loader "
+                "converted or computed from the version's tensors; spec.weights.dtype sets the "
+                "format of versions and of engines"
+            )
+        blank = self._words[name].view(np.uint8).reshape(len(numbers), -1) == codes.BLANK_BYTE
+        if name in self._floating and (blank.all(axis=1) & (numbers == codes.CONSTANT)).any():
+            raise CorruptError(f"the version leaves parameter {name!r} unfilled")
+
+    def _regions(self, name: str, numbers: codes.Numbers) -> Iterator[tuple[int, Region]]:
+        for found in rectangles(numbers, self._starts):
+            tensor = int(np.searchsorted(self._starts, found.source_offset, side="right")) - 1
+            yield (
+                tensor,
+                Region(
+                    parameter=name,
+                    parameter_offset=found.parameter_offset,
+                    source_offset=found.source_offset - int(self._starts[tensor]),
+                    rows=found.rows,
+                    width=found.width,
+                    parameter_stride=found.parameter_stride,
+                    source_stride=found.source_stride,
+                ),
+            )
+
+
+def _check_formats(schema: Schema) -> None:
+    for spec in schema.tensors:
+        if spec.dtype not in DTYPES:
+            raise CorruptError(f"tensor {spec.name!r} is {spec.dtype}, which no engine computes in")
+
+
+def _starts(schema: Schema) -> codes.Numbers:
+    """First number of each tensor's elements, with a gap of one between two tensors.  [t + 1]."""
+    counts = (spec.elements + 1 for spec in schema.tensors)
+    return np.fromiter(accumulate(counts, initial=0), np.int64)
+
+
+def _batches(words: Mapping[str, Words]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for name, found in words.items():
+        if batch and size + len(found) > BATCH_ELEMENTS:
+            yield batch
+            batch, size = [], 0
+        batch.append(name)
+        size += len(found)
+    if batch:
+        yield batch
+
+
+def _check_cover(schema: Schema, regions: Mapping[int, Sequence[Region]]) -> None:
+    """Every element of the checkpoint lies somewhere in the model.
+
+    Raises:
+        CorruptError: one does not.
+    """
+    for place, spec in enumerate(schema.tensors):
+        held = np.zeros(spec.elements, np.bool_)
+        for region in regions.get(place, ()):
+            rows = region.source_offset + np.arange(region.rows) * region.source_stride
+            held[rows[:, None] + np.arange(region.width)] = True
+        if not held.all():
+            raise CorruptError(
+                f"the model does not take all elements of tensor {spec.name!r} as they are"
+            )
