@@ -1,27 +1,91 @@
-"""Policy versions in the object store: epochs, manifests, tensors, the accepted chain."""
+"""Policy versions in the object store: epochs, manifests, the accepted chain, who needs what."""
 
-from etude.common.weights.chain import accepted_chain, is_accepted, newest, prune
-from etude.common.weights.epochs import EpochRecord, claim_epoch, is_fenced, read_epoch
+from etude.common.weights.chain import accepted_chain, is_accepted, lineage, newest, prune
+from etude.common.weights.collector import Collector
+from etude.common.weights.epochs import EpochRecord, is_fenced, read_epoch
+from etude.common.weights.folded import (
+    Keyframe,
+    Skip,
+    publish_keyframe_part,
+    publish_skip_part,
+    read_keyframe,
+    read_skip,
+    write_folded,
+)
 from etude.common.weights.full import FullManifest, FullObject, read_full_manifest
+from etude.common.weights.leases import Lease, Protected, drop_lease, protected_plan, write_lease
+from etude.common.weights.manifest import (
+    PayloadObject,
+    Stats,
+    VersionRef,
+    WeightManifest,
+    read_manifest,
+)
+from etude.common.weights.opening import claim_epoch
+from etude.common.weights.plan import Edge, is_reachable, plan
+from etude.common.weights.publication import (
+    commit,
+    publish_payload,
+    put_schema,
+    read_schema_bytes,
+)
+from etude.common.weights.quarantine import (
+    QuarantinedError,
+    is_quarantined,
+    quarantine,
+    quarantined,
+)
+from etude.common.weights.retention import Retention
 from etude.common.weights.safetensors import Tensor
 from etude.common.weights.transfer import Fetched, fetch, publish
 from etude.common.weights.versions import VersionId
 
 __all__ = [
+    "Collector",
+    "Edge",
     "EpochRecord",
     "Fetched",
     "FullManifest",
     "FullObject",
+    "Keyframe",
+    "Lease",
+    "PayloadObject",
+    "Protected",
+    "QuarantinedError",
+    "Retention",
+    "Skip",
+    "Stats",
     "Tensor",
     "VersionId",
+    "VersionRef",
+    "WeightManifest",
     "accepted_chain",
     "claim_epoch",
+    "commit",
+    "drop_lease",
     "fetch",
     "is_accepted",
     "is_fenced",
+    "is_quarantined",
+    "is_reachable",
+    "lineage",
     "newest",
+    "plan",
+    "protected_plan",
     "prune",
     "publish",
+    "publish_keyframe_part",
+    "publish_payload",
+    "publish_skip_part",
+    "put_schema",
+    "quarantine",
+    "quarantined",
     "read_epoch",
     "read_full_manifest",
+    "read_keyframe",
+    "read_manifest",
+    "read_schema_bytes",
+    "read_skip",
+    "write_folded",
+    "write_lease",
 ]

@@ -35,8 +35,11 @@ class _Link(NamedTuple):
 
 def _links(store: Store) -> list[_Link]:
     """The epochs of the accepted chain, newest first."""
+    return _links_from(store, latest_epoch(store), MAX_NUMBER)
+
+
+def _links_from(store: Store, record: EpochRecord | None, last: int) -> list[_Link]:
     links: list[_Link] = []
-    record, last = latest_epoch(store), MAX_NUMBER
     while record is not None:
         links.append(_Link(record, last))
         parent = record.parent
@@ -60,10 +63,19 @@ def accepted_chain(store: Store) -> list[VersionId]:
     return chain
 
 
-def newest(store: Store) -> VersionId | None:
-    """The newest accepted version; None before the first."""
+def lineage(store: Store, version: VersionId) -> list[VersionId]:
+    """A version and the published ones before it, oldest first, whether accepted or abandoned."""
+    chain: list[VersionId] = []
+    start = epoch_or_none(store, version.epoch)
+    for link in reversed(_links_from(store, start, version.number)):
+        chain += _published_in(store, link)
+    return chain
+
+
+def newest(store: Store, *, besides: Collection[VersionId] = frozenset()) -> VersionId | None:
+    """The newest accepted version, besides refused ones; None before the first."""
     for link in _links(store):
-        accepted = _published_in(store, link)
+        accepted = [version for version in _published_in(store, link) if version not in besides]
         if accepted:
             return accepted[-1]
     return None
@@ -84,8 +96,9 @@ def is_accepted(store: Store, version: VersionId) -> bool:
 
 
 def prune(store: Store, *, keep: Collection[VersionId]) -> list[str]:
-    """Delete the versions that are older than the newest of keep and not in keep.
+    """Delete whole versions that are older than the newest of keep and not in keep.
 
+    Only versions that were published one tensor after the other: deltas are the collector's.
     Nothing as new as the newest kept version is touched, so a version that is being published is
     safe, and a fenced publisher cannot harm its successor.
 
@@ -100,11 +113,7 @@ def prune(store: Store, *, keep: Collection[VersionId]) -> list[str]:
     top = max(keep)
     if is_fenced(store, top.epoch):
         raise FencedError(f"epoch {top.epoch + 1} was opened; nothing was deleted")
-    doomed = [
-        version
-        for version in all_published(store)
-        if version not in keep and version.epoch <= top.epoch and version.number < top.number
-    ]
+    doomed: set[VersionId] = set()
     payloads = []
     for info in store.list(PAYLOADS):
         owner = payload_owner(info.key)
@@ -112,6 +121,8 @@ def prune(store: Store, *, keep: Collection[VersionId]) -> list[str]:
             continue
         if owner.epoch <= top.epoch and owner.number < top.number:
             payloads.append(info.key)
+            doomed.add(owner)
+    doomed &= set(all_published(store))
     keys = [version.manifest_key for version in sorted(doomed, reverse=True)] + payloads
     store.delete(keys)
     return keys

@@ -3,11 +3,11 @@
 import uuid
 from typing import Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field
 
-from etude.common.blobs import ExistsError, MissingError, Store
+from etude.common.blobs import MissingError, Store
 from etude.common.errors import CorruptError, FencedError
-from etude.common.weights import sealed
+from etude.common.weights import records
 from etude.common.weights.versions import (
     EPOCHS,
     MAX_EPOCH,
@@ -26,7 +26,7 @@ _MAX_ATTEMPTS = 16
 class EpochRecord(BaseModel):
     """One incarnation of the publisher, and where its chain continues."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = records.STRICT
 
     epoch: int = Field(ge=1, le=MAX_EPOCH)
     parent_epoch: int | None = Field(ge=1, le=MAX_EPOCH)
@@ -45,17 +45,10 @@ class EpochRecord(BaseModel):
         return VersionId(self.parent_epoch, self.parent_number)
 
 
-def claim_epoch(store: Store, *, holder: str, parent: VersionId | None, reason: str) -> int:
-    """Open the next epoch and thereby fence every earlier publisher.
-
-    Args:
-        store: the run's store.
-        holder: who claims, for people.
-        parent: the version stored in the checkpoint being resumed; later ones are abandoned.
-        reason: start, takeover or rollback.
-
-    Returns:
-        The new epoch, at least 1.
+def create_epoch(
+    store: Store, *, holder: str, parent: VersionId | None, reason: str
+) -> EpochRecord:
+    """Write the record of the next epoch; use claim_epoch(), which looks at the parent too.
 
     Raises:
         ValueError: the reason is none of the three.
@@ -77,13 +70,10 @@ def claim_epoch(store: Store, *, holder: str, parent: VersionId | None, reason: 
                 "nonce": nonce,
             }
         )
-        try:
-            store.create(epoch_key(record.epoch), sealed.seal(record.model_dump()))
-        except ExistsError:
-            # The client may have retried a create whose reply was lost: the nonce tells.
-            if read_epoch(store, record.epoch).nonce != nonce:
-                continue
-        return record.epoch
+        data = records.to_bytes(record)
+        # The client may have retried a create whose reply was lost: the nonce tells.
+        if records.create_once(store, epoch_key(record.epoch), data) == data:
+            return record
     raise FencedError(f"{store.url}: {_MAX_ATTEMPTS} other publishers opened an epoch meanwhile")
 
 
@@ -116,10 +106,7 @@ def read_epoch(store: Store, epoch: int) -> EpochRecord:
         CorruptError: the record is damaged.
     """
     where = f"{store.url}/{epoch_key(epoch)}"
-    try:
-        record = EpochRecord.model_validate(sealed.unseal(store.get(epoch_key(epoch)), where=where))
-    except ValidationError as cause:
-        raise CorruptError(f"{where}: {cause}") from cause
+    record = records.parse(EpochRecord, records.fetch(store, epoch_key(epoch)), where=where)
     if record.epoch != epoch or (record.parent_epoch is None) != (record.parent_number is None):
         raise CorruptError(f"{where}: the record is of epoch {record.epoch}")
     if record.parent is not None and record.parent.epoch >= epoch:

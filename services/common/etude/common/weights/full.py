@@ -93,3 +93,8 @@ def read_full_manifest(store: Store, version: VersionId) -> FullManifest:
     """
     key = version.manifest_key
     return parse_full_manifest(store.get(key), version=version, where=f"{store.url}/{key}")
+
+
+def is_full(store: Store, version: VersionId) -> bool:
+    """Whether a version was published whole, one tensor after the other."""
+    return next(iter(store.list(version.payload_prefix)), None) is not None
