@@ -5,7 +5,7 @@ import itertools
 import random
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -45,7 +45,7 @@ class RangeReader:
     hedges: int = 0
     """Second requests for slow ranges, over all transfers."""
 
-    def read(self, ranges: Iterable[Range]) -> Iterator[Answer]:
+    def read(self, ranges: Iterable[Range]) -> Generator[Answer, None, None]:
         """Each range once, in the order of arrival; a slow one holds up no other.
 
         Bytes are views of what the client received, not copies. Ranges are taken from the iterable
@@ -82,6 +82,11 @@ class _Attempt(NamedTuple):
     began_s: float
 
 
+class _Received(NamedTuple):
+    data: memoryview
+    seconds: float
+
+
 @dataclass(slots=True)
 class _Transfer:
     """Asks and waits in the caller's thread; only the store's calls run in the pool."""
@@ -89,7 +94,7 @@ class _Transfer:
     reader: RangeReader
     waiting: Iterator[Range]
     pool: ThreadPoolExecutor
-    running: dict[Future[memoryview], _Attempt] = field(default_factory=dict)
+    running: dict[Future[_Received], _Attempt] = field(default_factory=dict)
     resting: list[tuple[float, int, _Wanted]] = field(default_factory=list)
     """Failed ranges and when they are asked for again: a heap by that time."""
     recent: deque[Timing] = field(default_factory=lambda: deque(maxlen=pacing.RECENT))
@@ -133,22 +138,21 @@ class _Transfer:
 
     def _ask(self, wanted: _Wanted) -> None:
         wanted.attempts += 1
-        key, start, length = wanted.range
-        future = self.pool.submit(self.reader.store.view, key, start, length)
+        future = self.pool.submit(_received, self.reader.store, wanted.range)
         self.running[future] = _Attempt(wanted, time.monotonic())
 
     def _hedges_due(self) -> Iterator[tuple[_Wanted, float]]:
         """Ranges that may get a second request, and when."""
         if not pacing.may_hedge(hedges=self.hedges, asked=self.asked, pace=self.reader.pace):
             return
-        for wanted, began_s in self.running.values():
-            if wanted.is_hedged or wanted.is_answered:
+        for future, (wanted, began_s) in self.running.items():
+            if wanted.is_hedged or wanted.is_answered or future.done():
                 continue
             after_s = pacing.hedge_after_s(self.recent, wanted.range.length)
             if after_s is not None:
                 yield wanted, began_s + after_s
 
-    def _ended(self) -> list[Future[memoryview]]:
+    def _ended(self) -> list[Future[_Received]]:
         """Attempts that ended, after waiting until one did or there is something else to do."""
         due_s = [at_s for at_s, _, _ in self.resting[:1]]
         due_s += [at_s for _, at_s in self._hedges_due()]
@@ -158,22 +162,22 @@ class _Transfer:
             return []
         return list(wait(self.running, patience_s, FIRST_COMPLETED).done)
 
-    def _settled(self, future: Future[memoryview]) -> Answer | None:
+    def _settled(self, future: Future[_Received]) -> Answer | None:
         """The answer, if this attempt was the first to bring it.
 
         Raises:
             EtudeError: it failed, and is not repeated.
         """
-        wanted, began_s = self.running.pop(future)
+        wanted = self.running.pop(future).wanted
         wanted.attempts -= 1
         if wanted.is_answered:
             return None
         try:
-            data = future.result()
+            data, seconds = future.result()
         except EtudeError as error:
             self._failed(wanted, error)
             return None
-        self.recent.append(Timing(wanted.range.length, time.monotonic() - began_s))
+        self.recent.append(Timing(wanted.range.length, seconds))
         wanted.is_answered = True
         self.open -= 1
         return Answer(wanted.range, data)
@@ -190,3 +194,10 @@ class _Transfer:
         self.reader.retries += 1
         pause_s = pacing.pause_s(wanted.failures, random.random())  # noqa: S311 - jitter
         heapq.heappush(self.resting, (time.monotonic() + pause_s, next(self._ties), wanted))
+
+
+def _received(store: Store, range_: Range) -> _Received:
+    # Timed here: the caller may take its time before it looks at an answer.
+    began_s = time.monotonic()
+    data = store.view(*range_)
+    return _Received(data, time.monotonic() - began_s)
