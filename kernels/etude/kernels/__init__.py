@@ -1,1 +1,1 @@
-"""GPU kernels, each beside its reference; none is built yet."""
+"""GPU kernels, each beside its reference."""

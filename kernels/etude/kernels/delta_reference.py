@@ -1,0 +1,89 @@
+"""Deltas in plain torch, tile by tile: the specification, and the path of CPU tensors."""
+
+import torch
+from torch import Tensor
+
+from etude.kernels.delta_changes import Changes, entries
+from etude.kernels.digest import element_sums
+from etude.kernels.tiles import Tiles
+from etude.kernels.words import lanes_per_element, signed, unsigned, widened
+
+
+def scan(old: Tensor, new: Tensor, *, tiles: Tiles, capacity: int) -> Changes:
+    """What differs, tile after tile."""
+    places = [
+        (signed(old[start:stop]) != signed(new[start:stop])).nonzero().view(-1)
+        for start, stop in _ranges(tiles)
+    ]
+    counts = torch.tensor([p.numel() for p in places], dtype=torch.int32, device=old.device)
+    ends = counts.cumsum(0, dtype=torch.int64)
+    total = sum(p.numel() for p in places)
+    index = torch.zeros(capacity, dtype=torch.int32, device=old.device)
+    value = torch.zeros(capacity, dtype=new.dtype, device=old.device)
+    if 0 < total <= capacity:
+        index[:total] = torch.cat(places).to(torch.int32)
+        taken = [
+            signed(new[start:stop])[p]
+            for (start, stop), p in zip(_ranges(tiles), places, strict=True)
+        ]
+        signed(value)[:total] = torch.cat(taken)
+    overflow = torch.tensor(total > capacity, device=old.device)
+    return Changes(
+        tiles=tiles,
+        counts=counts,
+        starts=ends - counts,
+        index=index,
+        value=value,
+        overflow=overflow,
+    )
+
+
+def cast_scan(
+    master: Tensor, old: Tensor, *, tiles: Tiles, capacity: int
+) -> tuple[Tensor, Changes]:
+    """Round, then compare; the master is given as words."""
+    new = torch.empty_like(old)
+    piece = 1 << 18
+    for start in range(0, master.numel(), piece):
+        signed(new)[start : start + piece] = rounded(master[start : start + piece])
+    return new, scan(old, new, tiles=tiles, capacity=capacity)
+
+
+def rounded(master: Tensor) -> Tensor:
+    """The bf16 bits nearest to fp32 bits, ties to even; NaN stays NaN.  uint32 -> int16."""
+    bits = widened(master)
+    nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    return torch.where(is_nan, (bits >> 16) | 0x40, nearest).to(torch.int16)
+
+
+def digest(old: Tensor, changes: Changes) -> Tensor:
+    """What the changes add to the state digest; zero after an overflow."""
+    total = 0 if changes.overflow else int(changes.counts.sum())
+    return visit(old, changes, total=total, writes=False)[1]
+
+
+def visit(raw: Tensor, changes: Changes, *, total: int, writes: bool) -> tuple[Tensor, Tensor]:
+    """Gather what the first `total` entries name, and overwrite it if asked to.
+
+    Returns:
+        The old values [k], and what the changes add to the state digest [2].
+    """
+    if total == 0:
+        return raw[:0].clone(), torch.zeros(2, dtype=torch.int64, device=raw.device)
+    place, lane, inside = entries(changes, total=total)
+    new = changes.value[:total]
+    old = unsigned(torch.where(inside, signed(raw)[place], 0))
+    lanes = lanes_per_element(8 * raw.itemsize)
+    kept = lane[inside]
+    change = element_sums(widened(new)[inside], kept, lanes=lanes)
+    change -= element_sums(widened(old)[inside], kept, lanes=lanes)
+    if writes:
+        signed(raw)[place[inside]] = signed(new)[inside]
+    return old, change
+
+
+def _ranges(tiles: Tiles) -> list[tuple[int, int]]:
+    base = tiles.base.tolist()
+    sizes = tiles.elements.tolist()
+    return [(start, start + size) for start, size in zip(base, sizes, strict=True)]

@@ -1,0 +1,50 @@
+"""Which body computes: the reference or Triton."""
+
+import contextlib
+import os
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+CHOICES = ("", "reference", "triton")
+
+
+def body(env: Mapping[str, str] = os.environ) -> str:
+    """The body that ETUDE_KERNELS forces; empty: Triton for CUDA tensors, else the reference.
+
+    Raises:
+        ValueError: ETUDE_KERNELS names no body.
+    """
+    chosen = env.get("ETUDE_KERNELS", "")
+    if chosen not in CHOICES:
+        raise ValueError(f"ETUDE_KERNELS={chosen!r}: it is 'reference', 'triton' or not set")
+    return chosen
+
+
+FORCED = body()
+"""Read once: an engine does not change its arithmetic while it runs."""
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether Triton bodies run on CPU tensors."""
+
+CHECKED = os.environ.get("ETUDE_KERNELS_CHECK") == "1"
+"""Whether values on the device are checked too, which waits for the device."""
+
+
+def uses_triton(tensor: Tensor) -> bool:
+    """Whether a Triton body computes on this tensor.
+
+    Raises:
+        ValueError: Triton is forced on a CPU tensor and its interpreter is off.
+    """
+    if FORCED == "reference":
+        return False
+    if FORCED == "triton" and not (tensor.is_cuda or INTERPRETED):
+        raise ValueError("ETUDE_KERNELS=triton on CPU tensors needs TRITON_INTERPRET=1")
+    return tensor.is_cuda or FORCED == "triton"
+
+
+def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Makes a tensor's GPU the current one, where Triton launches."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()

@@ -1,0 +1,43 @@
+"""Tensors as raw bits: one unsigned word per element, never computed with."""
+
+import torch
+from torch import Tensor
+
+UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
+"""The word as wide as an element of so many bytes."""
+
+SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+"""The same bits in types that every torch operation knows."""
+
+
+def words(tensor: Tensor, *, name: str) -> Tensor:
+    """The elements' raw bits, flat, sharing the tensor's memory.  [...] -> [n].
+
+    Raises:
+        ValueError: elements are not 8, 16 or 32 bits wide, or the tensor is not contiguous.
+    """
+    if tensor.itemsize not in UNSIGNED or tensor.is_complex():
+        raise ValueError(f"{name} is {tensor.dtype}: elements are 8, 16 or 32 bits wide")
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name} is not contiguous: strides {tensor.stride()}")
+    return tensor.detach().view(-1).view(UNSIGNED[tensor.itemsize])
+
+
+def signed(tensor: Tensor) -> Tensor:
+    """Words as signed integers of the same bits, sharing their memory."""
+    return tensor.view(SIGNED[tensor.itemsize])
+
+
+def unsigned(tensor: Tensor) -> Tensor:
+    """Signed integers back as words, sharing their memory."""
+    return tensor.view(UNSIGNED[tensor.itemsize])
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Words as the numbers they spell, in int64."""
+    return signed(tensor).to(torch.int64) & ((1 << (8 * tensor.itemsize)) - 1)
+
+
+def lanes_per_element(bits: int) -> int:
+    """How many 16-bit lanes of the state digest one element takes: one unless it is wider."""
+    return max(1, bits // 16)
