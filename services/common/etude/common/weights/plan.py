@@ -157,8 +157,8 @@ class _Planner:
         """The version on the chain that has the live state, if one is known to."""
         if self.live is None:
             return None
-        if self.live.version in self.chain[:-1]:
-            return self.live.version
+        if self.live.version in self.chain:
+            return self.live.version if self._is_what_was_published(self.live) else None
         # After a resume the same steps may have led to the same weights under newer names.
         newer = [
             each
@@ -172,6 +172,13 @@ class _Planner:
             except (MissingError, CorruptError) as error:
                 self.problem = error
         return None
+
+    def _is_what_was_published(self, live: VersionRef) -> bool:
+        try:
+            return self._manifest(live.version).ref == live
+        except (MissingError, CorruptError) as error:
+            self.problem = error
+            return False
 
     def _manifest(self, version: VersionId) -> WeightManifest:
         if version not in self.manifests:
@@ -209,10 +216,7 @@ class _Planner:
         if base is not None:
             if base.version not in self.chain:
                 raise MissingError(f"{self.store.url}: base {base.version} of {target} is gone")
-            known = self.live
-            if known is None or known.version != base.version:
-                known = self._manifest(base.version).ref
-            if base != known:
+            if base != self._manifest(base.version).ref:
                 raise CorruptError(f"{self.store.url}: {target} builds on another {base.version}")
         listed = {info.key: info.size for info in self._infos(edge)}
         for item in edge.objects:
