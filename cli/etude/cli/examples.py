@@ -16,6 +16,14 @@ EXAMPLES = {
     "serve": ("etude serve runs/demo", "curl -s localhost:8000/v1/models"),
     "generate": ("etude tasks generate runs/inputs", "etude tasks generate small --train 32"),
     "show": ("etude tasks show runs/inputs/tasks/train/train-0000", "etude tasks show my-task"),
+    "init": (
+        "etude storage init s3://runs --endpoint http://127.0.0.1:9000",
+        "etude storage init s3://my-runs/team --region eu-central-1",
+    ),
+    "check": (
+        "etude storage check s3://runs --endpoint http://127.0.0.1:9000",
+        "etude storage check file:///srv/runs",
+    ),
     "verify": ("etude tasks verify runs/inputs/tasks/train --limit 20", "etude tasks verify mine"),
 }
 

@@ -8,7 +8,7 @@ import typer
 
 from etude.cli.examples import epilog
 from etude.cli.output import explained
-from etude.cli.verbs import audit, demo, doctor, lint, logs, report, run, serve, tasks
+from etude.cli.verbs import audit, demo, doctor, lint, logs, report, run, serve, storage, tasks
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -31,6 +31,7 @@ VERBS: dict[str, Callable[..., None]] = {
 for name, verb in VERBS.items():
     app.command(name, epilog=epilog(name))(verb)
 app.add_typer(tasks.app, name="tasks")
+app.add_typer(storage.app, name="storage")
 
 
 def main() -> None:
