@@ -102,7 +102,7 @@ class Line:
         """Uploads the payload; the manifest is not committed."""
         data = self.payload(None if base is None else self.models[base], model, pad)
         key = weights.publish_payload(self.store, version, 0, data, complete=base is None)
-        fields = {
+        fields: dict[str, Any] = {
             "run": "run-1",
             "epoch": version.epoch,
             "number": version.number,
@@ -142,7 +142,7 @@ class Line:
     def skip(self, base: VersionId, target: VersionId, *, pad: int = 0, **changed: Any) -> Skip:
         data = self.payload(self.models[base], self.models[target], pad)
         key = weights.publish_skip_part(self.store, base, target, 0, data)
-        fields = {
+        fields: dict[str, Any] = {
             "run": "run-1",
             "base": self.manifests[base].ref,
             "target": self.manifests[target].ref,
@@ -155,7 +155,7 @@ class Line:
     def keyframe(self, version: VersionId, *, pad: int = 1_000, **changed: Any) -> Keyframe:
         data = self.payload(None, self.models[version], pad)
         key = weights.publish_keyframe_part(self.store, version, 0, data)
-        fields = {
+        fields: dict[str, Any] = {
             "run": "run-1",
             "target": self.manifests[version].ref,
             "schema_sha256": self.schema,

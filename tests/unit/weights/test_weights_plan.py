@@ -12,9 +12,10 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore, MissingError
 from etude.common.errors import CorruptError, FencedError
 from etude.common.weights import Edge, VersionId, VersionRef
-from etude.common.weights.paths import Step, cheapest
+from etude.common.weights.paths import Kind, Step, cheapest
 
 V = [VersionId(1, number) for number in range(600)]
+KINDS: list[Kind] = ["delta", "skip", "keyframe"]
 
 
 def kinds(edges: list[Edge]) -> list[str]:
@@ -94,7 +95,7 @@ def test_no_way_is_cheaper_than_the_plan(data: st.DataObject) -> None:
     drawn = data.draw(
         st.lists(
             st.tuples(
-                st.sampled_from(["delta", "skip", "keyframe"]),
+                st.sampled_from(KINDS),
                 st.sampled_from(bases),
                 st.sampled_from(V[: count + 1]),
                 st.integers(0, 9),

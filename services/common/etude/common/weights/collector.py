@@ -14,7 +14,15 @@ from etude.common.weights.leases import SeenLease, seen_leases
 from etude.common.weights.listing import Folded, take_listing
 from etude.common.weights.manifest import read_manifest
 from etude.common.weights.quarantine import quarantined
-from etude.common.weights.retention import Inventory, Retention, Roots, deletions
+from etude.common.weights.retention import (
+    Inventory,
+    Kept,
+    Retention,
+    Roots,
+    deletions,
+    kept,
+    needed,
+)
 from etude.common.weights.trash import MAX_KEYS, Tombstone, read_trash, write_tombstone
 from etude.common.weights.versions import TRASH, VersionId, all_published
 
@@ -107,9 +115,12 @@ class Collector:
             resumable=frozenset(self.resumable()),
         )
         inventory = take_inventory(self.store, self.epoch, roots.resumable)
-        doomed = deletions(inventory, roots, self.retention)
-        readable = all(lease.is_readable for lease in leases)
-        return _Seen(doomed if readable else [], _there(inventory))
+        stays = kept(inventory, roots, self.retention)
+        doomed = deletions(inventory, stays)
+        if all(lease.is_readable for lease in leases):
+            return _Seen(doomed, needed(inventory, stays))
+        everything = Kept(inventory.published, frozenset(inventory.listing.keyframes))
+        return _Seen([], needed(inventory, everything) | set(doomed))
 
     def _counted(self) -> dict[str, tuple[str, int]]:
         """Rounds that each lease has not moved for, this one included."""
@@ -126,11 +137,7 @@ class Collector:
 
 class _Seen(NamedTuple):
     deletable: list[str]
-    there: set[str]
-
-    @property
-    def needed(self) -> set[str]:
-        return self.there - set(self.deletable)
+    needed: set[str]
 
 
 def take_inventory(store: Store, epoch: int, resumable: Collection[VersionId]) -> Inventory:
@@ -162,12 +169,3 @@ def _is_sound(store: Store, version: VersionId, keyframe: Folded) -> bool:
     listed = {info.key: info.size for info in keyframe.parts}
     whole = all(listed.get(item.key) == item.size for item in record.objects)
     return whole and record.target == published.ref
-
-
-def _there(inventory: Inventory) -> set[str]:
-    """Every key of a version, a skip or a keyframe."""
-    listing = inventory.listing
-    there = {version.manifest_key for version in inventory.published}
-    there |= {info.key for infos in listing.payloads.values() for info in infos}
-    folded = [*listing.skips.values(), *listing.keyframes.values()]
-    return there | {info.key for each in folded for info in each.objects}

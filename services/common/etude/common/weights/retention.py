@@ -1,10 +1,11 @@
 """What may be deleted, from what is there and who needs it; decides only."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from etude.common.blobs import ObjectInfo
-from etude.common.weights.listing import Listing
+from etude.common.weights.listing import Folded, Listing
 from etude.common.weights.versions import VersionId
 
 ORPHAN_S = 3_600.0
@@ -50,49 +51,77 @@ class Inventory:
     """Versions at which a replica without weights can begin: complete ones and sound keyframes."""
 
 
-def deletions(inventory: Inventory, roots: Roots, retention: Retention) -> list[str]:
+class Kept(NamedTuple):
+    """What somebody relies on, or may."""
+
+    versions: frozenset[VersionId]
+    keyframes: frozenset[VersionId]
+
+
+def kept(inventory: Inventory, roots: Roots, retention: Retention) -> Kept:
+    """What must stay: the chain from the oldest root on, and where each root can begin."""
+    if not inventory.chain:
+        return Kept(inventory.published, frozenset(inventory.listing.keyframes))
+    versions = _kept_versions(inventory, roots, retention)
+    return Kept(versions, _kept_keyframes(inventory, roots, retention, versions))
+
+
+def needed(inventory: Inventory, kept: Kept) -> set[str]:
+    """Keys that must stay: no announced deletion that names one of them is carried out."""
+    keys: set[str] = set()
+    for version in inventory.published:
+        if version in kept.versions or _is_ahead(inventory, version):
+            keys.add(version.manifest_key)
+    for version, infos in inventory.listing.payloads.items():
+        if version in kept.versions or _is_ahead(inventory, version):
+            keys |= {info.key for info in infos}
+    for folded, is_kept in _folded(inventory, kept):
+        keys |= {info.key for info in folded.objects if is_kept}
+    return keys
+
+
+def deletions(inventory: Inventory, kept: Kept) -> list[str]:
     """Keys that nobody needs, in the order in which they go.
 
     Manifests newest first, so that no chain has a hole while it shrinks; then the records of skips
     and keyframes, so that none is found whose payloads are gone; then payloads.
     """
-    if not inventory.chain:
-        return []
-    kept = _kept_versions(inventory, roots, retention)
-    keyframes = _kept_keyframes(inventory, roots, retention, kept)
-    listing = inventory.listing
     dead = {
         version
-        for version in inventory.published - kept
-        if version.epoch < inventory.epoch or version < inventory.chain[-1]
+        for version in inventory.published - kept.versions
+        if not _is_ahead(inventory, version)
     }
-    manifests = [version.manifest_key for version in sorted(dead, reverse=True)]
+    newest_s = inventory.listing.newest_s
     records: list[str] = []
     payloads: list[str] = []
-    for version, infos in listing.payloads.items():
-        if version in dead or version not in inventory.published:
-            payloads += _payloads(inventory, infos, is_dead=version in dead, version=version)
-    folded = [(keyframe, version in keyframes) for version, keyframe in listing.keyframes.items()]
-    folded += [(skip, set(span) <= kept) for span, skip in listing.skips.items()]
-    for each, is_kept in folded:
+    for version, infos in inventory.listing.payloads.items():
+        if version in dead:
+            payloads += [info.key for info in infos]
+        elif version not in inventory.published and not _is_ahead(inventory, version):
+            payloads += _old(infos, newest_s)
+    for folded, is_kept in _folded(inventory, kept):
         if is_kept:
             continue
-        if each.record is not None:
-            records.append(each.record.key)
-            payloads += [info.key for info in each.parts]
+        if folded.record is None:
+            payloads += _old(folded.parts, newest_s)
         else:
-            payloads += _old(each.parts, listing.newest_s)
+            records.append(folded.record.key)
+            payloads += [info.key for info in folded.parts]
+    manifests = [version.manifest_key for version in sorted(dead, reverse=True)]
     return manifests + sorted(records) + sorted(payloads)
 
 
-def _payloads(
-    inventory: Inventory, infos: list[ObjectInfo], *, is_dead: bool, version: VersionId
-) -> list[str]:
-    if is_dead:
-        return [info.key for info in infos]
-    if version.epoch >= inventory.epoch:
-        return []  # its manifest may be next
-    return _old(infos, inventory.listing.newest_s)
+def _is_ahead(inventory: Inventory, version: VersionId) -> bool:
+    """Whether the publisher is about to publish it, or has done so since the chain was listed."""
+    chain = inventory.chain
+    return version.epoch >= inventory.epoch and (not chain or version > chain[-1])
+
+
+def _folded(inventory: Inventory, kept: Kept) -> Iterator[tuple[Folded, bool]]:
+    for version, keyframe in inventory.listing.keyframes.items():
+        yield keyframe, version in kept.keyframes
+    for span, skip in inventory.listing.skips.items():
+        yield skip, set(span) <= kept.versions
 
 
 def _old(infos: Iterable[ObjectInfo], newest_s: float) -> list[str]:
