@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo test test-long check fix protos docs bench testbed system-deps buf
+.PHONY: help demo test test-gpu test-long check fix protos docs bench testbed system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -37,6 +37,9 @@ fix: $(READY) ## format and repair what can be repaired
 test: $(READY) $(if $(ROOT),system-deps) ## unit, contract, integration; cluster tests where Go and the rights are present
 	$(RUN) python hack/testbed/build.py --if-possible
 	$(RUN) pytest tests/unit tests/contract tests/integration tests/cluster
+
+test-gpu: $(READY) ## the kernels on a real GPU (EXTRA=gpu)
+	ETUDE_REQUIRE=gpu $(RUN) pytest tests/gpu
 
 test-long: $(READY) ## what takes longer: the demo on three seeds, kill -9 of each role
 	$(RUN) pytest tests/e2e --timeout=3600
