@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo test test-gpu test-long check fix protos docs bench testbed system-deps buf
+.PHONY: help demo test test-gpu test-long check fix protos docs bench minio testbed system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -42,7 +42,12 @@ test-gpu: $(READY) ## the kernels on a real GPU (EXTRA=gpu)
 	ETUDE_REQUIRE=gpu $(RUN) pytest tests/gpu
 
 test-long: $(READY) ## what takes longer: the demo on three seeds, kill -9 of each role
+	$(RUN) python hack/minio.py --if-possible
 	$(RUN) pytest tests/e2e --timeout=3600
+
+minio: $(READY) ## build a MinIO server, and run the object store's tests on it too (needs Go)
+	$(RUN) python hack/minio.py
+	ETUDE_REQUIRE=minio $(RUN) pytest tests/contract/test_store.py tests/contract/test_store_faults.py tests/contract/test_weights_stores.py tests/unit/cli/test_storage_verb.py
 
 testbed: $(READY) ## build and start a real control plane and node, and run the cluster tests on it
 	$(RUN) python hack/testbed/build.py

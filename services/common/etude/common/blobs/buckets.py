@@ -12,7 +12,7 @@ from minio import Minio
 from minio.commonconfig import ENABLED, Filter
 from minio.error import MinioException, S3Error
 from minio.lifecycleconfig import AbortIncompleteMultipartUpload, LifecycleConfig, Rule
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, MaxRetryError
 
 from etude.common.blobs.opening import DEFAULT_REGION
 from etude.common.blobs.store import DeniedError
@@ -23,7 +23,8 @@ AWS = "https://s3.amazonaws.com"
 UPLOAD_DAYS = 1
 """A part of an upload that nobody finished is garbage after this; ours take minutes."""
 PATIENCE = urllib3.Timeout(connect=5, read=30)
-ATTEMPTS = 2
+RETRIES = urllib3.Retry(3, backoff_factor=0.5, status_forcelist=(500, 502, 503, 504))
+"""A server that has just started answers 503 for a moment."""
 DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "RequestTimeTooSkewed"}
 
 
@@ -94,7 +95,7 @@ def _client(url: str, endpoint: str, region: str) -> Minio:
         secure=address.scheme == "https",
         region=region,
         # The client's own waits five minutes and tries five times.
-        http_client=urllib3.PoolManager(timeout=PATIENCE, retries=urllib3.Retry(ATTEMPTS)),
+        http_client=urllib3.PoolManager(timeout=PATIENCE, retries=RETRIES),
     )
 
 
@@ -130,7 +131,8 @@ def _translated(url: str) -> Iterator[None]:
     except ValueError as error:
         raise UserError(_bad_url(url, str(error))) from error
     except (HTTPError, MinioException) as error:
-        raise StoreError(f"{url}: {error}") from error
+        cause = error.reason if isinstance(error, MaxRetryError) else error
+        raise StoreError(f"{url}: {cause}") from error
 
 
 def _bad_url(url: str, what: str) -> Problem:

@@ -21,6 +21,8 @@ from etude.common.blobs.store import (
 )
 from etude.common.errors import EtudeError, InvalidFieldError, StoreError
 
+LONGEST = 10_000
+"""Characters of a message that are looked at: a server may send any amount."""
 NO_CREDENTIALS = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 
 
@@ -66,7 +68,7 @@ def translated(where: str) -> Iterator[None]:
 
 def translation(error: Exception, where: str) -> EtudeError:
     """Which of our errors this is; `where` names the object."""
-    text = str(error)
+    text = str(error)[:LONGEST]
     for pattern, kind, what in _BY_TEXT:
         if re.search(pattern, text):
             return kind(f"{where}: {what or said(text)}")
@@ -85,7 +87,7 @@ def translation(error: Exception, where: str) -> EtudeError:
 
 def said(text: str) -> str:
     """The part of a message that a person can use: the store's own words, on one line."""
-    text = text.partition("Debug source")[0]
+    text = text[:LONGEST].partition("Debug source")[0]
     words = re.search(r"<Message>(.*?)</Message>", text, re.DOTALL)
     code = re.search(r"<Code>(.*?)</Code>", text, re.DOTALL)
     if words and code:

@@ -1,0 +1,59 @@
+"""Messages of the client library, as it wrote them, in our names."""
+
+import pytest
+from obstore.exceptions import AlreadyExistsError, GenericError, PermissionDeniedError
+
+from etude.common.blobs import (
+    DeniedError,
+    ExistsError,
+    MissingError,
+    NoBucketError,
+    RefusedError,
+    ShortReadError,
+)
+from etude.common.blobs.translation import ConflictError, said, translation
+from etude.common.errors import EtudeError, StoreError
+
+NON_2XX = "Error performing PUT http://h/b/k in 2ms - Server returned non-2xx status code: "
+XML = """<?xml version="1.0" encoding="UTF-8"?>
+<Error><Code>{}</Code><Message>{}</Message><RequestId>x</RequestId></Error>
+
+Debug source:
+Generic {{ … }}"""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (GenericError(NON_2XX + "503 Slow Down: "), StoreError),
+        (GenericError(NON_2XX + "429 Too Many Requests: "), StoreError),
+        (GenericError(NON_2XX + "400 Bad Request: "), RefusedError),
+        (GenericError(NON_2XX + "416 Range Not Satisfiable: "), ShortReadError),
+        (GenericError(NON_2XX + "403 Forbidden: "), DeniedError),
+        (PermissionDeniedError(NON_2XX + "403 Forbidden: "), DeniedError),
+        (GenericError("PUT http://169.254.169.254/latest/api/token: timed out"), DeniedError),
+        (GenericError(NON_2XX + "404 Not Found: <Code>NoSuchBucket</Code>"), NoBucketError),
+        (FileNotFoundError(NON_2XX + "404 Not Found: <Code>NoSuchBucket</Code>"), NoBucketError),
+        (FileNotFoundError(NON_2XX + "404 Not Found: "), MissingError),
+        (AlreadyExistsError(NON_2XX + "412 Precondition Failed: "), ExistsError),
+        (AlreadyExistsError(NON_2XX + "409 Conflict: "), ConflictError),
+        (GenericError("error sending request"), StoreError),
+        (OSError("No space left on device"), StoreError),
+    ],
+)
+def test_each_error_of_the_client_has_one_name_of_ours(
+    error: Exception, kind: type[EtudeError]
+) -> None:
+    ours = translation(error, "s3://b/k")
+    assert type(ours) is kind
+    assert str(ours).startswith("s3://b/k")
+
+
+def test_a_message_is_the_stores_own_sentence_on_one_line() -> None:
+    text = NON_2XX + "403 Forbidden: " + XML.format("AccessDenied", "Access\nDenied.")
+    assert said(text) == "AccessDenied: Access Denied."
+    assert said("first\n  second\n\nDebug source:\nX { }") == "first second"
+
+
+def test_a_message_of_a_hostile_store_is_kept_short() -> None:
+    assert len(said("<Code>" + "x" * 100_000)) <= 500
