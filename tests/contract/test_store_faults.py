@@ -21,6 +21,7 @@ from etude.common.blobs import (
     open_store,
     probe,
 )
+from etude.common.blobs.buckets import make_bucket
 from etude.common.errors import StoreError
 
 RETRIES = 4
@@ -172,3 +173,27 @@ def test_ranges_over_a_bad_line_are_exact(behind: Behind) -> None:
         answers = {each.range: bytes(each.data) for each in reader.read(ranges)}
     assert answers == {r: CONTENT[r.start : r.start + r.length] for r in ranges}
     assert reader.retries >= len(faults.met), "every kind of fault was met, and repeated"
+
+
+def test_a_server_that_was_killed_is_missed_and_has_kept_what_it_acknowledged(
+    tmp_path: Path, minio_endpoint: str, s3_credentials: None
+) -> None:
+    server = s3_servers.MinioServer(tmp_path)
+    server.start()
+    try:
+        make_bucket("s3://etude", endpoint=server.endpoint)
+        limits = Deadlines(retries=2, retry_s=5)
+        store = open_store("s3://etude", endpoint=server.endpoint, deadlines=limits)
+        store.put("a", CONTENT)
+        store.create("manifest", b"{}")
+        server.stop()
+        for call in (*READS.values(), lambda each: each.create("b", b"")):
+            with pytest.raises(StoreError):
+                call(store)
+        server.start()
+        assert store.get("a") == CONTENT
+        with pytest.raises(ExistsError):
+            store.create("manifest", b"other")
+        store.create("b", b"")
+    finally:
+        server.stop()
