@@ -7,17 +7,12 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.errors import StoreError
-from etude.common.weights import Collector, Lease, Retention, VersionId
+from etude.common.weights import Collector, ReaderLease, Retention, VersionId
 from etude.common.weights.leases import seen_leases
 
 V = [VersionId(1, number) for number in range(12)]
-
-
-def lease(replica: str = "replica-0", **fields: Any) -> Lease:
-    return Lease(**({"replica": replica, "live": None, "needs": None, "serial": 0} | fields))
 
 
 def greedy(store: MemoryStore, epoch: int = 1) -> Collector:
@@ -33,26 +28,49 @@ def test_a_plan_is_held_before_it_is_relied_on(line: Any, store: MemoryStore) ->
     line.open()
     line.many(8, pad=500)
     line.keyframe(V[4], pad=10)
-    found = weights.protected_plan(store, lease(), V[7])
-    assert [edge.kind for edge in found.edges] == ["keyframe", "delta", "delta", "delta"]
-    assert found.lease.needs == line.manifests[V[4]].ref
+    edges = ReaderLease(store, "replica-0").plan(V[7])
+    assert [edge.kind for edge in edges] == ["keyframe", "delta", "delta", "delta"]
     [seen] = seen_leases(store)
     assert (seen.replica, seen.needs, seen.is_readable) == ("replica-0", V[4], True)
     line.keyframe(V[7], pad=10)
     greedy(store).round()
-    assert line.applied(None, found.edges) == line.models[V[7]]
+    assert line.applied(None, edges) == line.models[V[7]]
 
 
 def test_a_replica_that_follows_writes_nothing_to_plan(line: Any, store: MemoryStore) -> None:
     line.open()
     line.many(8)
-    serving = lease(serial=3).serving(line.manifests[V[6]].ref)
-    weights.write_lease(store, serving)
+    lease = ReaderLease(store, "replica-0")
+    lease.serve(line.manifests[V[6]].ref)
     before = dict(store.objects)
-    found = weights.protected_plan(store, serving, V[7])
-    assert [edge.kind for edge in found.edges] == ["delta"]
-    assert found.lease == serving
+    assert [edge.kind for edge in lease.plan(V[7])] == ["delta"]
     assert store.objects == before
+
+
+def test_a_lease_that_may_not_have_arrived_is_written_again(line: Any) -> None:
+    @dataclass
+    class Failing(MemoryStore):
+        """Fails puts of leases, before they take effect."""
+
+        fails: bool = True
+
+        @override
+        def put(self, key: str, data: Any) -> None:
+            if self.fails and key.startswith("weights/leases/"):
+                raise StoreError(f"{key}: 503")
+            MemoryStore.put(self, key, data)
+
+    store = line.store = Failing()
+    line.open()
+    line.many(8)
+    lease = ReaderLease(store, "replica-0")
+    with pytest.raises(StoreError, match="503"):
+        lease.serve(line.manifests[V[6]].ref)
+    assert lease.live == line.manifests[V[6]].ref
+    store.fails = False
+    assert seen_leases(store) == []
+    assert lease.plan(V[7])
+    assert [seen.needs for seen in seen_leases(store)] == [V[6]]
 
 
 @dataclass
@@ -82,10 +100,10 @@ def test_a_plan_that_a_collector_took_apart_meanwhile_is_made_again(line: Any) -
         assert greedy(store).round()
 
     store.happens = collect
-    found = weights.protected_plan(store, lease(live=live), V[7])
-    assert [edge.kind for edge in found.edges] == ["keyframe", "delta"]
-    assert found.lease.needs == line.manifests[V[6]].ref
-    assert line.applied(live, found.edges) == line.models[V[7]]
+    edges = ReaderLease(store, "replica-0", live).plan(V[7])
+    assert [edge.kind for edge in edges] == ["keyframe", "delta"]
+    assert [seen.needs for seen in seen_leases(store)] == [V[6]]
+    assert line.applied(live, edges) == line.models[V[7]]
 
 
 def test_a_reader_that_loses_every_plan_says_so(line: Any) -> None:
@@ -109,24 +127,23 @@ def test_a_reader_that_loses_every_plan_says_so(line: Any) -> None:
     line.skip(V[8], V[11])
     line.keyframe(V[8], pad=8)
     with pytest.raises(StoreError, match=r"1\.11 is being deleted"):
-        weights.protected_plan(store, lease(), V[11])
+        ReaderLease(store, "replica-0").plan(V[11])
 
 
 def test_a_lease_is_its_owners_to_renew_and_to_drop(line: Any, store: MemoryStore) -> None:
     line.open()
     line.many(2)
-    first = lease().serving(line.manifests[V[0]].ref)
-    second = first.serving(line.manifests[V[1]].ref)
-    assert (first.serial, second.serial) == (1, 2)
+    lease = ReaderLease(store, "replica-0")
     tokens = []
-    for each in (first, first, second):
-        weights.write_lease(store, each)
+    for act in (lambda: lease.serve(line.manifests[V[1]].ref), lease.renew, lease.renew):
+        act()
         [seen] = seen_leases(store)
+        assert seen.needs == V[1]
         tokens.append(seen.token)
-    assert tokens[0] == tokens[1] != tokens[2]
-    weights.drop_lease(store, "replica-0")
+    assert len(set(tokens)) == 3
+    lease.drop()
     assert seen_leases(store) == []
-    weights.drop_lease(store, "replica-0")
+    lease.drop()
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff" * 9, b" " * ((16 << 20) + 1)])
@@ -138,7 +155,7 @@ def test_a_lease_that_nobody_can_read_is_seen_as_such(store: MemoryStore, conten
 
 
 def test_a_lease_under_anothers_name_is_not_believed(store: MemoryStore) -> None:
-    weights.write_lease(store, lease("a"))
+    ReaderLease(store, "a").renew()
     store.put("weights/leases/b.json", store.get("weights/leases/a.json"))
     store.put("weights/leases/sub/c.json", b"")
     assert [(each.replica, each.is_readable) for each in seen_leases(store)] == [
@@ -148,6 +165,6 @@ def test_a_lease_under_anothers_name_is_not_believed(store: MemoryStore) -> None
 
 
 @pytest.mark.parametrize("name", ["", "../a", "a/b", ".a", "a" * 129])
-def test_a_replicas_name_stays_inside_the_leases(name: str) -> None:
+def test_a_replicas_name_stays_inside_the_leases(store: MemoryStore, name: str) -> None:
     with pytest.raises(ValueError, match="replica"):
-        lease(name)
+        ReaderLease(store, name).renew()

@@ -12,7 +12,7 @@ from typing_extensions import override
 from etude.common import weights
 from etude.common.blobs import MemoryStore, ObjectInfo
 from etude.common.errors import FencedError, StoreError
-from etude.common.weights import Collector, Lease, Retention, VersionId
+from etude.common.weights import Collector, ReaderLease, Retention, VersionId
 from etude.common.weights.collector import MAX_RESTING_ROUNDS, take_inventory
 from etude.common.weights.retention import ORPHAN_S, Roots, deletions, kept, needed
 from etude.common.weights.trash import Tombstone, read_trash, write_tombstone
@@ -36,9 +36,10 @@ def collector(
     )
 
 
-def hold(line: Any, replica: str, needs: VersionId, serial: int = 1) -> None:
-    ref = line.manifests[needs].ref
-    weights.write_lease(line.store, Lease(replica=replica, live=ref, needs=ref, serial=serial))
+def hold(line: Any, replica: str, needs: VersionId) -> ReaderLease:
+    lease = ReaderLease(line.store, replica)
+    lease.serve(line.manifests[needs].ref)
+    return lease
 
 
 def test_without_a_keyframe_the_whole_chain_stays(line: Any, store: MemoryStore) -> None:
@@ -82,12 +83,12 @@ def test_what_a_reader_holds_stays(line: Any, store: MemoryStore) -> None:
     line.many(10)
     line.keyframe(V[3])
     line.keyframe(V[8])
-    hold(line, "slow", V[5])
+    lease = hold(line, "slow", V[5])
     collector(store).round()
     assert weights.accepted_chain(store) == V[5:10]
     live = line.manifests[V[5]].ref
     assert line.applied(live, weights.plan(store, live, V[9])) == line.models[V[9]]
-    weights.drop_lease(store, "slow")
+    lease.drop()
     collector(store).round()
     assert weights.accepted_chain(store) == V[8:10]
 
@@ -96,12 +97,10 @@ def test_a_keyframe_that_a_reader_begins_with_stays(line: Any, store: MemoryStor
     line.open()
     line.many(10, pad=500)
     line.keyframe(V[3], pad=0)
-    found = weights.protected_plan(
-        store, Lease(replica="new", live=None, needs=None, serial=0), V[4]
-    )
+    edges = ReaderLease(store, "new").plan(V[4])
     line.keyframe(V[8])
     collector(store).round()
-    assert line.applied(None, found.edges) == line.models[V[4]]
+    assert line.applied(None, edges) == line.models[V[4]]
 
 
 def test_a_retained_checkpoints_version_stays_reachable_without_weights(
@@ -212,8 +211,9 @@ def test_a_lease_that_moves_is_kept_for_ever(line: Any, store: MemoryStore) -> N
     ours = collector(store)
     ours.round()
     line.keyframe(V[5])
-    for serial in range(3 * MAX_RESTING_ROUNDS):
-        hold(line, "idle", V[4], serial)
+    lease = hold(line, "idle", V[4])
+    for _ in range(3 * MAX_RESTING_ROUNDS):
+        lease.renew()
         ours.round()
     assert weights.accepted_chain(store) == V[4:6]
 
@@ -338,8 +338,7 @@ def test_a_damaged_tombstone_stops_neither_readers_nor_a_new_line(
     line.many(6)
     line.keyframe(V[4])
     store.put(f"weights/trash/{'0' * 32}.json", b"?")
-    lease = Lease(replica="r", live=None, needs=None, serial=0)
-    assert weights.protected_plan(store, lease, V[5]).edges
+    assert ReaderLease(store, "replica-0").plan(V[5])
     assert line.open(V[5], "takeover") == 3
     assert weights.read_epoch(store, 3).parent is None
 

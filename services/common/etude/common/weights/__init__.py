@@ -13,7 +13,7 @@ from etude.common.weights.folded import (
     write_folded,
 )
 from etude.common.weights.full import FullManifest, FullObject, read_full_manifest
-from etude.common.weights.leases import Lease, Protected, drop_lease, protected_plan, write_lease
+from etude.common.weights.leases import ReaderLease
 from etude.common.weights.manifest import (
     PayloadObject,
     Stats,
@@ -48,10 +48,9 @@ __all__ = [
     "FullManifest",
     "FullObject",
     "Keyframe",
-    "Lease",
     "PayloadObject",
-    "Protected",
     "QuarantinedError",
+    "ReaderLease",
     "Retention",
     "Skip",
     "Stats",
@@ -62,7 +61,6 @@ __all__ = [
     "accepted_chain",
     "claim_epoch",
     "commit",
-    "drop_lease",
     "fetch",
     "is_accepted",
     "is_fenced",
@@ -71,7 +69,6 @@ __all__ = [
     "lineage",
     "newest",
     "plan",
-    "protected_plan",
     "prune",
     "publish",
     "publish_keyframe_part",
@@ -87,5 +84,4 @@ __all__ = [
     "read_schema_bytes",
     "read_skip",
     "write_folded",
-    "write_lease",
 ]

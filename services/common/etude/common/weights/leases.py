@@ -1,6 +1,8 @@
 """Reader leases: what a replica is about to read, so that the collector leaves it alone."""
 
 import re
+import secrets
+from dataclasses import dataclass, field
 from typing import Annotated, Literal, NamedTuple
 
 from blake3 import blake3
@@ -39,10 +41,6 @@ class Lease(BaseModel):
         """Where the lease is."""
         return f"{LEASES}{self.replica}.json"
 
-    def serving(self, live: VersionRef) -> "Lease":
-        """The next lease of a replica that serves a version and waits for newer ones."""
-        return self.model_copy(update={"live": live, "needs": live, "serial": self.serial + 1})
-
 
 class SeenLease(NamedTuple):
     """A lease as the collector finds it."""
@@ -55,14 +53,79 @@ class SeenLease(NamedTuple):
     """A damaged lease needs everything, until it is ignored."""
 
 
-def write_lease(store: Store, lease: Lease) -> None:
-    """Write or renew a lease; its owner then reads the trash before it relies on it."""
-    store.put(lease.key, records.to_bytes(lease))
+@dataclass(slots=True)
+class ReaderLease:
+    """The lease of one replica, which it alone writes.
 
+    A collector ignores a lease that was not written for many of its rounds: renew() it while
+    nothing else does.
+    """
 
-def drop_lease(store: Store, replica: str) -> None:
-    """Give a lease up, by its owner alone."""
-    store.delete([f"{LEASES}{replica}.json"])
+    store: Store
+    replica: str
+    live: VersionRef | None = None
+    """What the replica serves."""
+    _needs: VersionRef | None = None
+    _serial: int = field(default_factory=lambda: secrets.randbits(40))
+    """Begins anywhere, so that a replica that starts again is not taken for a resting one."""
+    _is_written: bool = False
+    """Whether the store is known to have it: a put that failed may have taken effect."""
+
+    def plan(self, target: VersionId, *, avoid: frozenset[str] = frozenset()) -> list[Edge]:
+        """Plan from what is live; no collector takes the plan apart while the lease is held.
+
+        Keys to avoid, because they turned out to be damaged, come on top of those that are being
+        deleted.
+
+        Writes the lease, then reads the trash, then looks at what is there: a collector that
+        missed the lease has left its tombstone to be seen, or is done and has left nothing that
+        could be planned with.
+
+        Raises:
+            StoreError: the store failed, or collectors took every plan apart.
+            EtudeError: as plan().
+        """
+        for _ in range(_MAX_ATTEMPTS):
+            edges = plan(self.store, self.live, target, avoid=avoid | read_trash(self.store).keys)
+            first = needs(edges)
+            if first is None or (self._is_written and first == self._needs):
+                return edges
+            self._write(first)
+        raise StoreError(f"{self.store.url}: what leads to version {target} is being deleted")
+
+    def serve(self, live: VersionRef) -> None:
+        """Say what is live now; all since then stays, for the next plan.
+
+        Raises:
+            StoreError: the store failed; what is live is remembered nevertheless.
+        """
+        self.live = live
+        self._write(live)
+
+    def renew(self) -> None:
+        """Say that the replica is still there.
+
+        Raises:
+            StoreError: the store failed.
+        """
+        self._write(self._needs)
+
+    def drop(self) -> None:
+        """Give the lease up.
+
+        Raises:
+            StoreError: the store failed.
+        """
+        self._is_written = False
+        self.store.delete([f"{LEASES}{self.replica}.json"])
+
+    def _write(self, wanted: VersionRef | None) -> None:
+        self._is_written = False
+        self._needs = wanted
+        self._serial += 1
+        lease = Lease(replica=self.replica, live=self.live, needs=wanted, serial=self._serial)
+        self.store.put(lease.key, records.to_bytes(lease))
+        self._is_written = True
 
 
 def seen_leases(store: Store) -> list[SeenLease]:
@@ -90,39 +153,3 @@ def _seen(store: Store, key: str, replica: str) -> SeenLease | None:
         return SeenLease(replica, None, token, is_readable=False)
     wanted = None if lease.needs is None else lease.needs.version
     return SeenLease(replica, wanted, token, lease.replica == replica)
-
-
-class Protected(NamedTuple):
-    """A plan that no collector takes apart while the lease is renewed."""
-
-    edges: list[Edge]
-    lease: Lease
-
-
-def protected_plan(store: Store, lease: Lease, target: VersionId) -> Protected:
-    """Plan from what is live, and hold a lease on all of it before it is relied on.
-
-    Writes the lease, then reads the trash, then looks at what is there: a collector that missed
-    the lease has left its tombstone to be seen, or is done and has left nothing to be planned.
-
-    Args:
-        store: the run's store.
-        lease: the last one written, whose serial is continued.
-        target: where to.
-
-    Returns:
-        The plan, and the lease that is in the store.
-
-    Raises:
-        StoreError: the store failed, or collectors took every plan apart.
-        EtudeError: as plan().
-    """
-    for _ in range(_MAX_ATTEMPTS):
-        edges = plan(store, lease.live, target, avoid=read_trash(store).keys)
-        first = needs(edges)
-        # Serial 0 was never written: nobody has seen that lease.
-        if first is None or (lease.serial > 0 and first == lease.needs):
-            return Protected(edges, lease)
-        lease = lease.model_copy(update={"needs": first, "serial": lease.serial + 1})
-        write_lease(store, lease)
-    raise StoreError(f"{store.url}: what leads to version {target} is being deleted")
