@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from etude.common.errors import CorruptError
 from etude.common.weights import digest, placing
+from etude.common.weights.codecs import l2
 from etude.common.weights.codecs.ids import Codec
 from etude.common.weights.digest import Digest
 from etude.common.weights.jit import fixed
@@ -125,13 +126,17 @@ class Preparation:
         return {key: _Growing(self._words[key[0]].dtype, size) for key, size in most.items()}
 
     def _decoded(self, block: StagedBlock) -> StagedBlock:
-        """A block that was handed over as in the container, by the words that are live.
-
-        Raises:
-            CorruptError: no codec reads it.
-        """
-        where = self._layout.where(block.tensor, block.tile)
-        raise CorruptError(f"{where}: codec {block.codec.name} is not read here")
+        """A block that was handed over as in the container, by the words that are live."""
+        found = l2.decode(
+            block.payload or b"",
+            self._old_tile(block),
+            changed=block.changed,
+            flags=block.flags,
+            dtype=self._layout.schema.tensors[block.tensor].dtype,
+            where=self._layout.where(block.tensor, block.tile),
+            what="rans" if block.codec is Codec.L2R else "rice",
+        )
+        return block._replace(index=found.index, data=found.delta, payload=None)
 
     def _old_tile(self, block: StagedBlock) -> Words:
         every = np.arange(block.hi - block.lo, dtype=np.uint32)
