@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
 DEFAULT_REGION = "us-east-1"
+ONE_REQUEST_BYTES = 64 << 20
 
 
 class Deadlines(NamedTuple):
@@ -22,7 +23,7 @@ class Deadlines(NamedTuple):
 
     connect_s: float = 5.0
     request_s: float = 120.0
-    """One request with its body: the largest is 64 MiB, so this asks for 0.6 MB/s."""
+    """One request with its body: the largest is ONE_REQUEST_BYTES, so this asks for 0.6 MB/s."""
     range_s: float = 30.0
     """One attempt at a range: at most 16 MiB, and a slow one is better asked again."""
     retries: int = 5
@@ -68,6 +69,7 @@ def open_store(
             url.rstrip("/"),
             client(limit_s=deadlines.request_s, retries=deadlines.retries),
             client(limit_s=deadlines.range_s, retries=0),
+            parts_above=ONE_REQUEST_BYTES,
         )
     raise UserError(
         Problem(
