@@ -184,23 +184,24 @@ def test_a_payload_cut_anywhere_is_refused(what):
 
 
 @pytest.mark.parametrize("what", WHAT)
-def test_a_flipped_bit_is_refused_or_is_another_encoding(what):
+@pytest.mark.parametrize("dtype", ["BF16", "F8_E4M3", "F32"])
+def test_a_flipped_bit_is_refused_or_is_another_encoding(what, dtype):
     rng = np.random.default_rng(6)
-    old, changes = step_of_a_model(rng, 5000)
-    payload = l2.encode(old, changes, dtype="BF16", what=what).payload
+    old, changes = random_tile(rng, dtype, 2000, 0.1)
+    payload = l2.encode(old, changes, dtype=dtype, what=what).payload
     refused = 0
     for bit in rng.integers(0, 8 * len(payload), 2000):
         damaged = bytearray(payload)
         damaged[bit // 8] ^= 1 << (bit % 8)
         try:
-            decoded = decode(bytes(damaged), old, changes.index.size, "BF16", what)
+            decoded = decode(bytes(damaged), old, changes.index.size, dtype, what)
         except CorruptError:
             refused += 1
             continue
         well_formed(old, decoded)
         if bit >= 8 or what == "rans":
             # Every payload that is read is the only one of its changes (but for e0 of L2).
-            assert l2.encode(old, decoded, dtype="BF16", what=what).payload == bytes(damaged)
+            assert l2.encode(old, decoded, dtype=dtype, what=what).payload == bytes(damaged)
     assert refused
 
 

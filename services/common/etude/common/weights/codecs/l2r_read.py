@@ -154,9 +154,10 @@ def _take_tail(state: tuple[int, int], stream: Stream, deltas: Counts, last: int
         tail >>= 1
     if tail != 0:
         return 5
+    furthest = np.int64(1) << last
     for delta in deltas:
         # The one difference of the largest size is negative: it is its own opposite.
-        if delta >= np.int64(1) << last:
+        if not -furthest <= delta < furthest:
             return 6
     return 0
 

@@ -52,15 +52,20 @@ def distance_cost(deltas: Counts, a: int) -> int:
 def best(gaps: Gaps, deltas: Counts) -> tuple[int, int, int]:
     """The parameters of a class with changes: k, a, and the bits of its stream."""
     k, gap_bits = 0, rice_cost(gaps, 0)
-    for other in range(1, MOST_K + 1):
+    other = 1
+    # No code is shorter than its parameter and one more.
+    while other <= MOST_K and gaps.size * (other + 1) < gap_bits:
         bits = rice_cost(gaps, other)
         if bits < gap_bits:
             k, gap_bits = other, bits
+        other += 1
     a, distance_bits = 0, distance_cost(deltas, 0)
-    for other in range(1, MOST_A + 1):
+    other = 1
+    while other <= MOST_A and deltas.size * (other + 1) < distance_bits:
         bits = distance_cost(deltas, other)
         if bits < distance_bits:
             a, distance_bits = other, bits
+        other += 1
     return k, a, gap_bits + distance_bits + deltas.size
 
 
