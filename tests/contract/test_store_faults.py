@@ -14,6 +14,7 @@ from etude.common.blobs import (
     Deadlines,
     DeniedError,
     ExistsError,
+    ObstoreStore,
     Pace,
     Range,
     RangeReader,
@@ -84,6 +85,23 @@ def test_an_overwrite_is_sent_again_because_twice_is_as_good_as_once(
     behind.faults.push(fault)
     behind.store.put("a", CONTENT)
     assert behind.direct.get("a") == CONTENT
+
+
+@pytest.mark.parametrize("method", ["PUT", "POST"])  # parts; first and last request
+@pytest.mark.parametrize("fault", [Fault.UNAVAILABLE, Fault.RESET, Fault.LOST_REPLY])
+def test_a_large_object_arrives_whole_whichever_of_its_requests_fails(
+    behind: Behind, method: str, fault: Fault
+) -> None:
+    data = bytes(range(251)) * ((17 << 20) // 251)
+    faults = Schedule(hits=lambda call, _key: call == method)
+    faults.push(None, fault)
+    with fault_proxy(behind.endpoint, faults) as bad:
+        store = open_store(behind.prefix, endpoint=bad, deadlines=QUICK)
+        assert isinstance(store, ObstoreStore)
+        store.parts_above = 1 << 20  # two parts are enough here
+        store.put("large", data)
+    assert faults.met == {(method, fault): 1}
+    assert behind.direct.get("large") == data
 
 
 def test_a_delete_is_sent_again_and_what_is_gone_is_success(behind: Behind) -> None:

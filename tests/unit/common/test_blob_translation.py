@@ -11,7 +11,7 @@ from etude.common.blobs import (
     RefusedError,
     ShortReadError,
 )
-from etude.common.blobs.translation import ConflictError, said, translation
+from etude.common.blobs.translation import ConflictError, LostUploadError, said, translation
 from etude.common.errors import EtudeError, StoreError
 
 NON_2XX = "Error performing PUT http://h/b/k in 2ms - Server returned non-2xx status code: "
@@ -35,6 +35,7 @@ Generic {{ … }}"""
         (GenericError(NON_2XX + "404 Not Found: <Code>NoSuchBucket</Code>"), NoBucketError),
         (FileNotFoundError(NON_2XX + "404 Not Found: <Code>NoSuchBucket</Code>"), NoBucketError),
         (FileNotFoundError(NON_2XX + "404 Not Found: "), MissingError),
+        (FileNotFoundError(NON_2XX + "404 Not Found: <Code>NoSuchUpload</Code>"), LostUploadError),
         (AlreadyExistsError(NON_2XX + "412 Precondition Failed: "), ExistsError),
         (AlreadyExistsError(NON_2XX + "409 Conflict: "), ConflictError),
         (GenericError("error sending request"), StoreError),

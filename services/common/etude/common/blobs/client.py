@@ -21,7 +21,7 @@ from etude.common.blobs.store import (
     checked_range,
     exact,
 )
-from etude.common.blobs.translation import ConflictError, translated
+from etude.common.blobs.translation import ConflictError, LostUploadError, translated
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -62,6 +62,12 @@ class ObstoreStore(Store):
     @override
     def put(self, key: str, data: Buffer) -> None:
         content = memoryview(data).cast("B")
+        try:
+            self._put(key, content)
+        except LostUploadError:  # it may be there, but only a reply would say so
+            self._put(key, content)
+
+    def _put(self, key: str, content: memoryview) -> None:
         with translated(self._where(key)):
             obstore.put(
                 self.store,

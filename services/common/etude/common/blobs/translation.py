@@ -33,10 +33,18 @@ class ConflictError(StoreError):
     """
 
 
+class LostUploadError(StoreError):
+    """The store knows no such upload in parts: it is finished, or was aborted.
+
+    The client is told so when the reply to its last request was lost, and it sent that again.
+    """
+
+
 _BY_TEXT: tuple[tuple[str, type[EtudeError], str], ...] = (
     # Where the client looks for credentials when the environment has none.
     (r"169\.254\.169\.254", DeniedError, NO_CREDENTIALS),
     (r"NoSuchBucket", NoBucketError, "the bucket does not exist"),
+    (r"NoSuchUpload", LostUploadError, "the upload is gone before its end was confirmed"),
     (
         r"status code: 416|Requested range was invalid",
         ShortReadError,
