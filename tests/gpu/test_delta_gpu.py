@@ -19,6 +19,7 @@ LAWS = (
     "test_delta_laws.py",
     "test_delta_cast.py",
     "test_delta_digest.py",
+    "test_delta_axis.py",
     "test_delta_refusals.py",
 )
 

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from etude.kernels import delta_reference
-from etude.kernels.delta_changes import Changes, checked
+from etude.kernels import delta_checks, delta_reference
+from etude.kernels.delta_changes import Changes
 from etude.kernels.dispatch import uses_triton
 from etude.kernels.tiles import Tiles
-from etude.kernels.words import UNSIGNED, words
+from etude.kernels.words import Axis, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,15 @@ class CastScan(NamedTuple):
     new: Tensor
     """The master rounded to bf16, shaped as it."""
     delta: Delta
+
+
+class Resolved(NamedTuple):
+    """A delta of differences, resolved against the words that they are differences from."""
+
+    delta: Delta
+    """The same changes as new raw bits, safe to apply again and again; its digest is known."""
+    old: Tensor
+    """The live values that it replaces, in the order of its entries; also the undo record. [k]"""
 
 
 class Prepared(NamedTuple):
@@ -58,11 +67,11 @@ def delta_scan(old: Tensor, new: Tensor, *, tiles: Tiles, capacity: int) -> Delt
     if old.shape != new.shape or old.dtype != new.dtype:
         raise ValueError(f"old is {old.dtype} {old.shape}, new is {new.dtype} {new.shape}")
     before, after = words(old, name="old"), words(new, name="new")
-    _fit(before, after, tiles=tiles, capacity=capacity)
+    delta_checks.fit_for_scan(before, after, tiles=tiles, capacity=capacity)
     if uses_triton(before):
-        from etude.kernels import delta_triton
+        from etude.kernels import delta_scan_triton
 
-        changes = delta_triton.scan(before, after, tiles=tiles, capacity=capacity)
+        changes = delta_scan_triton.scan(before, after, tiles=tiles, capacity=capacity)
     else:
         changes = delta_reference.scan(before, after, tiles=tiles, capacity=capacity)
     return _with_digest(before, changes)
@@ -89,11 +98,11 @@ def cast_scan(master: Tensor, old: Tensor, *, tiles: Tiles, capacity: int) -> Ca
             "float32 and bfloat16 of one shape"
         )
     source, before = words(master, name="master"), words(old, name="old")
-    _fit(before, source, tiles=tiles, capacity=capacity)
+    delta_checks.fit_for_scan(before, source, tiles=tiles, capacity=capacity)
     if uses_triton(before):
-        from etude.kernels import delta_triton
+        from etude.kernels import delta_scan_triton
 
-        new, changes = delta_triton.cast_scan(source, before, tiles=tiles, capacity=capacity)
+        new, changes = delta_scan_triton.cast_scan(source, before, tiles=tiles, capacity=capacity)
     else:
         new, changes = delta_reference.cast_scan(source, before, tiles=tiles, capacity=capacity)
     rounded = new.view(torch.bfloat16).view(master.shape)
@@ -123,8 +132,34 @@ def staged_delta(tiles: Tiles, *, counts: Tensor, index: Tensor, value: Tensor) 
         overflow=torch.zeros((), dtype=torch.bool, device=device),
         digest=torch.zeros(2, dtype=torch.int64, device=device),
     )
-    _checked_columns(delta)
+    delta_checks.fit_columns(delta)
     return delta
+
+
+def delta_resolve(live: Tensor, *, delta: Delta, axis: Axis) -> Resolved:
+    """Prepare a delta whose values are differences from the live words; writes nothing.
+
+    Differences can be folded and taken back without weights, but must not be applied twice.
+
+    Args:
+        live: the words of the base version.
+        delta: its values are differences, as words; `staged_delta` makes one.
+        axis: what the differences count.
+
+    Raises:
+        ValueError: live does not fit the delta, the delta overflowed, or the axis is ABSOLUTE.
+    """
+    if axis is Axis.ABSOLUTE:
+        raise ValueError("axis is ABSOLUTE: the values are new raw bits already")
+    raw, total = _target(live, delta)
+    if uses_triton(raw):
+        from etude.kernels import delta_triton
+
+        old, new, digest = delta_triton.resolve(raw, delta, total=total, axis=axis)
+    else:
+        old, new, digest = delta_reference.resolve(raw, delta, total=total, axis=axis)
+    absolute = replace(delta, index=delta.index[:total], value=new, digest=digest)
+    return Resolved(absolute, old)
 
 
 def delta_prepare(live: Tensor, *, delta: Delta) -> Prepared:
@@ -193,36 +228,6 @@ def _visit(raw: Tensor, delta: Delta, *, total: int, writes: bool) -> tuple[Tens
     return delta_reference.visit(raw, delta, total=total, writes=writes)
 
 
-def _fit(before: Tensor, after: Tensor, *, tiles: Tiles, capacity: int) -> None:
-    """Refuse words that a scan cannot compare along these tiles.
-
-    Raises:
-        ValueError: names what does not fit.
-    """
-    if capacity < 0:
-        raise ValueError(f"capacity is {capacity}: it is at least 0")
-    if not tiles.is_contiguous:
-        raise ValueError("tiles are not contiguous: a scan reads a tensor in its own order")
-    if before.device != after.device:
-        raise ValueError(f"old is on {before.device}, new on {after.device}")
-    _fits_tiles(before, tiles, name="old")
-
-
-def _fits_tiles(raw: Tensor, tiles: Tiles, *, name: str) -> None:
-    """Refuse words that these tiles do not describe.
-
-    Raises:
-        ValueError: width, device or length differ.
-    """
-    bits = 8 * raw.itemsize
-    if bits != tiles.bits or raw.device != tiles.base.device:
-        raise ValueError(
-            f"{name} has {bits} bits on {raw.device}, tiles {tiles.bits} on {tiles.base.device}"
-        )
-    if raw.numel() < tiles.end:
-        raise ValueError(f"{name} has {raw.numel()} elements, its tiles end at {tiles.end}")
-
-
 def _target(live: Tensor, delta: Delta) -> tuple[Tensor, int]:
     """The live words, and how many entries the delta has.
 
@@ -230,32 +235,12 @@ def _target(live: Tensor, delta: Delta) -> tuple[Tensor, int]:
         ValueError: the delta overflowed, or is not one of these words.
     """
     raw = words(live, name="live")
-    _fits_tiles(raw, delta.tiles, name="live")
-    _checked_columns(delta)
+    delta_checks.fit_tiles(raw, delta.tiles, name="live")
+    delta_checks.fit_columns(delta)
     total = int(delta.counts.sum())
     if delta.overflow:
         raise ValueError(f"the delta overflowed: {total} changes, room for {delta.index.numel()}")
     if total > delta.index.numel():
         raise ValueError(f"counts add up to {total}, index has {delta.index.numel()} entries")
-    checked(delta, total=total)
+    delta_checks.fit_values(delta, total=total)
     return raw, total
-
-
-def _checked_columns(delta: Delta) -> None:
-    """Refuse a delta whose columns do not belong together; looks at no value.
-
-    Raises:
-        ValueError: names the column.
-    """
-    tiles = delta.tiles
-    kinds = (
-        ("counts", delta.counts, torch.int32, tiles.base.numel()),
-        ("starts", delta.starts, torch.int64, tiles.base.numel()),
-        ("index", delta.index, torch.int32, delta.index.numel()),
-        ("value", delta.value, UNSIGNED[tiles.bits // 8], delta.index.numel()),
-    )
-    for name, column, dtype, length in kinds:
-        if column.dtype != dtype or column.shape != (length,) or not column.is_contiguous():
-            raise ValueError(f"{name} is {column.dtype} {column.shape}, not {dtype} [{length}]")
-        if column.device != tiles.base.device:
-            raise ValueError(f"{name} is on {column.device}, tiles on {tiles.base.device}")

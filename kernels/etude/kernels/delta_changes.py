@@ -1,4 +1,4 @@
-"""Changes of words: what the bodies find and visit, and the check of its values."""
+"""Changes of words: what the bodies find and visit."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from etude.kernels import dispatch
 from etude.kernels.tiles import Tiles
 
 
@@ -42,6 +41,17 @@ class Entries(NamedTuple):
     """Whether the index lies in its tile. bool [k]"""
 
 
+class Steps(NamedTuple):
+    """Where differences lead from live words. k entries."""
+
+    old: Tensor
+    """[k]"""
+    new: Tensor
+    """[k]"""
+    digest: Tensor
+    """What the changes add to the state digest. int64 [2]"""
+
+
 def entries(changes: Changes, *, total: int) -> Entries:
     """Where each of the first `total` entries lies."""
     tiles = changes.tiles
@@ -59,24 +69,3 @@ def entries(changes: Changes, *, total: int) -> Entries:
     place = tiles.base[tile] + row * tiles.pitch[tile] + column
     lane = tiles.lane[tile] + row * tiles.lane_pitch[tile] + column * step
     return Entries(torch.where(inside, place, 0), torch.where(inside, lane, 0), inside)
-
-
-def checked(changes: Changes, *, total: int) -> None:
-    """Look at every count and index, if ETUDE_KERNELS_CHECK=1; waits for the device.
-
-    Raises:
-        ValueError: a count is negative, tiles' entries do not follow each other, an index lies
-            outside its tile, or does not rise.
-    """
-    if not dispatch.CHECKED:
-        return
-    counts = changes.counts.to(torch.int64)
-    if bool((counts < 0).any()) or not torch.equal(changes.starts, counts.cumsum(0) - counts):
-        raise ValueError("counts and starts are not those of tiles that follow each other")
-    if not bool(entries(changes, total=total).inside.all()):
-        raise ValueError("index has an entry outside its tile")
-    rises = changes.index[1:total] > changes.index[: max(total - 1, 0)]
-    opens = torch.zeros(total + 1, dtype=torch.bool, device=counts.device)
-    opens[changes.starts] = True
-    if not bool((rises | opens[1:total]).all()):
-        raise ValueError("index does not rise inside a tile")

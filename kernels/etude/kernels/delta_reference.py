@@ -1,12 +1,14 @@
 """Deltas in plain torch, tile by tile: the specification, and the path of CPU tensors."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from etude.kernels.delta_changes import Changes, entries
+from etude.kernels.delta_changes import Changes, Steps, entries
 from etude.kernels.digest import element_sums
 from etude.kernels.tiles import Tiles
-from etude.kernels.words import lanes_per_element, signed, unsigned, widened
+from etude.kernels.words import SIGNED, Axis, lanes_per_element, signed, unsigned, widened
 
 
 def scan(old: Tensor, new: Tensor, *, tiles: Tiles, capacity: int) -> Changes:
@@ -61,6 +63,28 @@ def digest(old: Tensor, changes: Changes) -> Tensor:
     """What the changes add to the state digest; zero after an overflow."""
     total = 0 if changes.overflow else int(changes.counts.sum())
     return visit(old, changes, total=total, writes=False)[1]
+
+
+def resolve(raw: Tensor, changes: Changes, *, total: int, axis: Axis) -> Steps:
+    """What the first `total` entries lead to, whose values are differences."""
+    old, _ = visit(raw, changes, total=total, writes=False)
+    bits = 8 * raw.itemsize
+    numbers = moved(widened(old), widened(changes.value[:total]), axis=axis, bits=bits)
+    new = unsigned(numbers.to(SIGNED[raw.itemsize]))
+    absolute = replace(changes, index=changes.index[:total], value=new)
+    return Steps(old, new, visit(raw, absolute, total=total, writes=False)[1])
+
+
+def moved(old: Tensor, steps: Tensor, *, axis: Axis, bits: int) -> Tensor:
+    """The words so many steps along an axis, as numbers.  [k], [k] -> [k].
+
+    The ulp axis: `key(u) = u ^ top if u < top else ~u` with `top = 2^(bits-1)`, a bijection.
+    """
+    top, mask = 1 << (bits - 1), (1 << bits) - 1
+    if axis is Axis.PLAIN:
+        return (old + steps) & mask
+    place = (torch.where(old < top, old ^ top, mask - old) + steps) & mask
+    return torch.where(place >= top, place ^ top, mask - place)
 
 
 def visit(raw: Tensor, changes: Changes, *, total: int, writes: bool) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,7 @@
 """Tensors as raw bits: one unsigned word per element, never computed with."""
 
+import enum
+
 import torch
 from torch import Tensor
 
@@ -41,3 +43,14 @@ def widened(tensor: Tensor) -> Tensor:
 def lanes_per_element(bits: int) -> int:
     """How many 16-bit lanes of the state digest one element takes: one unless it is wider."""
     return max(1, bits // 16)
+
+
+class Axis(enum.Enum):
+    """What a delta's values mean."""
+
+    ABSOLUTE = 0
+    """New raw bits."""
+    PLAIN = 1
+    """Differences of raw bits, mod 2^w: formats without an order."""
+    ORDERED = 2
+    """Steps along the ulp axis, mod 2^w: sign-magnitude formats, whose neighbours differ by 1."""

@@ -7,16 +7,16 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import pytest
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from etude.kernels import delta_triton, digest_triton, dispatch
+from etude.kernels import delta_scan_triton, delta_triton, digest_triton, dispatch
 
 HERE = Path(__file__).parent
 LAWS = (
@@ -24,6 +24,7 @@ LAWS = (
     "test_delta_laws.py",
     "test_delta_cast.py",
     "test_delta_digest.py",
+    "test_delta_axis.py",
     "test_delta_refusals.py",
 )
 
@@ -60,49 +61,56 @@ VISIT = {
 }
 VISITING = {"KEEP": True, "ENTRIES": 1024}
 SCAN = {"partial": "*i64", "n": "i64", "first_lane": "i64"}
-BODIES: dict[str, tuple[str, dict[str, str], dict[str, Any], int]] = {
-    "mark": ("_mark", MARK | {"new": "*u16"}, CHUNKED | {"CAST": False}, 8),
-    "cast": ("_mark", MARK | {"new": "*u32"}, CHUNKED | {"CAST": True}, 8),
-    "compact": ("_compact", COMPACT | {"new": "*u16", "value": "*u16"}, CHUNKED, 8),
-    "predict": (
-        "_visit",
-        VISIT | {"raw": "*u16", "old": "*u16", "value": "*u16"},
-        VISITING | {"LANES": 1, "WRITE": False, "DIGEST": True},
-        4,
+
+
+class Body(NamedTuple):
+    """One way to compile a body."""
+
+    module: ModuleType
+    name: str
+    types: dict[str, str]
+    values: dict[str, Any]
+    warps: int
+
+
+def visiting(word: str, **values: Any) -> Body:
+    words = {"raw": word, "old": word, "fresh": word, "value": word}
+    fixed = {"AXIS": 0, "WRITE": False, "DIGEST": False} | values
+    return Body(delta_triton, "_visit", VISIT | words, VISITING | fixed, 4)
+
+
+MARKED = MARK | {"new": "*u16"}
+CAST = MARK | {"new": "*u32"}
+COMPACTED = COMPACT | {"new": "*u16", "value": "*u16"}
+DIGESTED = SCAN | {"raw": "*u16"}
+BODIES = {
+    "mark": Body(delta_scan_triton, "_mark", MARKED, CHUNKED | {"CAST": False}, 8),
+    "mark anywhere": Body(
+        delta_scan_triton, "_mark", MARKED, {"CHUNK": 4096, "ALIGN": 1, "CAST": False}, 8
     ),
-    "overwrite": (
-        "_visit",
-        VISIT | {"raw": "*u32", "old": "*u32", "value": "*u32"},
-        VISITING | {"LANES": 2, "WRITE": True, "DIGEST": False},
-        4,
-    ),
-    "digest": (
-        "_scan",
-        SCAN | {"raw": "*u16"},
-        {"LANES": 1, "BLOCK": 1024, "BLOCKS": 32},
-        4,
-    ),
+    "cast": Body(delta_scan_triton, "_mark", CAST, CHUNKED | {"CAST": True}, 8),
+    "compact": Body(delta_scan_triton, "_compact", COMPACTED, CHUNKED, 8),
+    "predict": visiting("*u16", LANES=1, BITS=16, DIGEST=True),
+    "resolve": visiting("*u16", LANES=1, BITS=16, DIGEST=True, AXIS=2),
+    "overwrite": visiting("*u32", LANES=2, BITS=32, WRITE=True),
+    "digest": Body(digest_triton, "_scan", DIGESTED, {"LANES": 1, "BLOCK": 1024, "BLOCKS": 32}, 4),
 }
 WIDE = ("mark", "cast", "digest")
 """Bodies that read whole tensors."""
 
 
-def compiled(
-    name: str, types: Mapping[str, str], values: Mapping[str, Any], *, warps: int, capability: int
-) -> bytes:
+def compiled(body: Body, *, capability: int) -> bytes:
     """The machine code of a body for a GPU that need not be here."""
-    body = getattr(delta_triton, name, None) or getattr(digest_triton, name)
-    signature = {arg: types.get(arg, "constexpr") for arg in body.arg_names}
-    aligned = [i for i, arg in enumerate(body.arg_names) if arg in types]
+    function = getattr(body.module, body.name)
+    names = function.arg_names
     source = ASTSource(
-        fn=body,
-        signature=signature,
-        constexprs=dict(values),
-        attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
+        fn=function,
+        signature={name: body.types.get(name, "constexpr") for name in names},
+        constexprs=dict(body.values),
+        attrs={(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n in body.types},
     )
-    kernel = triton.compile(
-        source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps}
-    )
+    target = GPUTarget("cuda", capability, 32)
+    kernel = triton.compile(source, target=target, options={"num_warps": body.warps})
     code: bytes = kernel.asm["cubin"]
     return code
 
@@ -113,9 +121,8 @@ def test_a_body_compiles_without_spills_and_reads_wide(
     body: str, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    name, types, values, warps = BODIES[body]
     cubin = tmp_path / "body.cubin"
-    cubin.write_bytes(compiled(name, types, values, warps=warps, capability=capability))
+    cubin.write_bytes(compiled(BODIES[body], capability=capability))
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     usage = subprocess.run(
         [tools / "cuobjdump", "-res-usage", cubin], capture_output=True, text=True, check=True
