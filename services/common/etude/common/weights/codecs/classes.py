@@ -63,11 +63,9 @@ def partition(old: Words, dtype: str) -> Partition:
     """How a tile falls into classes.  [n]."""
     field = field_of(dtype)
     counts = np.zeros(256, np.int64)
-    _histogram(fixed(old), field.shift, field.mask, counts)
-    median = int(np.searchsorted(np.cumsum(counts), (old.size + 1) // 2))
-    first = max(0, median - BELOW_MEDIAN)
     sizes = np.zeros(CLASSES, np.int64)
-    np.add.at(sizes, np.clip(np.arange(256) - first, 0, CLASSES - 1), counts)
+    _histogram(fixed(old), field.shift, field.mask, counts)
+    first = int(_sizes(counts, sizes))
     return Partition(first, sizes, members(old, field, first))
 
 
@@ -125,6 +123,21 @@ def _histogram(old: Words, shift: int, mask: int, counts: Counts) -> None:
         parts[0, (old[i] >> shift) & mask] += 1
     for e in range(counts.size):
         counts[e] = parts[0, e] + parts[1, e] + parts[2, e] + parts[3, e]
+
+
+@compiled
+def _sizes(counts: Counts, sizes: Counts) -> int:
+    """Fill the sizes of classes from those of exponents; e0."""
+    half = (counts.sum() + 1) // 2
+    median = 0
+    reached = counts[0]
+    while reached < half:
+        median += 1
+        reached += counts[median]
+    first = max(0, median - BELOW_MEDIAN)
+    for e in range(counts.size):
+        sizes[min(max(e - first, 0), CLASSES - 1)] += counts[e]
+    return first
 
 
 @compiled

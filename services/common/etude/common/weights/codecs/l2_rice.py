@@ -36,13 +36,14 @@ class _Header(NamedTuple):
 def encode(first: int, changes: ByClass) -> bytes:
     """The payload of at least one change.  k changes."""
     headers = bytearray(_HEADER_BYTES)
+    _, all_gaps, all_deltas = changes.fixed()
     streams = []
     mask = 0
     for cls in range(CLASSES):
         start, stop = changes.starts[cls : cls + 2].tolist()
         if start == stop:
             continue
-        gaps, deltas = fixed(changes.gaps[start:stop]), fixed(changes.deltas[start:stop])
+        gaps, deltas = all_gaps[start:stop], all_deltas[start:stop]
         k, a, bits = rice.best(gaps, deltas)
         stream = np.zeros((bits + 7) // 8, np.uint8)
         rice.write_class(gaps, deltas, k, a, stream)
@@ -76,19 +77,22 @@ def decode(data: memoryview, changes: ByClass, *, word_bits: int, mask: int, whe
     changed, length = sum(h.changed for h in headers), sum(h.length for h in headers)
     if changed != changes.gaps.size or length != len(data) - at:
         raise CorruptError(f"{where}: classes: {changed} changes, {length} bytes of streams")
+    octets = fixed(np.frombuffer(data, np.uint8))
+    filled = changes.fixed()
+    furthest = 1 << (word_bits - 1)
     counts = np.zeros(CLASSES, np.int64)
     start = 0
     for header in headers:
         counts[header.cls] = header.changed
         stop = start + header.changed
-        stream = np.frombuffer(data[at : at + header.length], np.uint8)
-        gaps, deltas = changes.gaps[start:stop], changes.deltas[start:stop]
+        part = slice(start, stop)
+        stream = octets[at : at + header.length]
         fault = rice.read_class(
-            fixed(stream), header.k, header.a, gaps, deltas, 1 << (word_bits - 1)
+            stream, header.k, header.a, changes.gaps[part], changes.deltas[part], furthest
         )
         if fault:
             raise CorruptError(f"{where}: class {header.cls}: {rice.FAULTS[fault]}")
-        if rice.best(fixed(gaps), fixed(deltas))[:2] != (header.k, header.a):
+        if rice.best(filled.gaps[part], filled.deltas[part])[:2] != (header.k, header.a):
             raise CorruptError(f"{where}: class {header.cls}: not the shortest parameters")
         start, at = stop, at + header.length
     np.cumsum(counts, out=changes.starts[1:])

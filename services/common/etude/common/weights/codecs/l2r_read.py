@@ -71,9 +71,10 @@ def _take_count(x: int, place: int, stream: Stream, k: int) -> tuple[int, int, i
 
 
 @compiled
-def _take_gap(x: int, place: int, stream: Stream, left: int, size: int) -> tuple[int, int, int]:
+def _take_gap(
+    x: int, place: int, stream: Stream, left: int, size: int, b: int
+) -> tuple[int, int, int]:
     """State, place, and the gap, which is above size - left if it is none."""
-    b = run_bits(left, size)
     chance = pass_chance(left, size, b)
     gap = 0
     x, place, bit = take_bit(x, place, stream, chance)
@@ -82,7 +83,7 @@ def _take_gap(x: int, place: int, stream: Stream, left: int, size: int) -> tuple
         if gap > size - left:
             return x, place, gap
         if left < FEW:
-            b = run_bits(left, size - gap)
+            b = run_bits(left, size - gap, b)
             chance = pass_chance(left, size - gap, b)
         x, place, bit = take_bit(x, place, stream, chance)
     x, place, low = take_even(x, place, stream, b)
@@ -124,9 +125,11 @@ def _take_class(
     x, place = state
     gaps, deltas = part
     last, wider, upper = contexts
+    b = 0
     for j in range(gaps.size):
         left = gaps.size - j
-        x, place, gap = _take_gap(x, place, stream, left, size)
+        b = run_bits(left, size, b)
+        x, place, gap = _take_gap(x, place, stream, left, size, b)
         if gap > size - left:
             return x, place, 2
         gaps[j] = gap

@@ -89,15 +89,14 @@ def _put_count(symbols: Symbols, used: int, z: int, k: int) -> int:
 
 
 @compiled
-def _put_gap(symbols: Symbols, used: int, gap: int, left: int, size: int) -> int:
-    b = run_bits(left, size)
+def _put_gap(symbols: Symbols, used: int, gap: int, left: int, size: int, b: int) -> int:
     chance = pass_chance(left, size, b)
     while gap >> b:
         used = put_bit(symbols, used, 1, chance)
         gap -= 1 << b
         if left < FEW:
             size -= 1 << b
-            b = run_bits(left, size)
+            b = run_bits(left, size, b)
             chance = pass_chance(left, size, b)
     used = put_bit(symbols, used, 0, chance)
     return put_even(symbols, used, gap, b)
@@ -132,9 +131,11 @@ def _put_class(
     """The changes of one class, the first `signs` of them with their signs."""
     gaps, deltas = part
     last, wider, upper = contexts
+    b = 0
     for j in range(gaps.size):
         gap = int(np.int64(gaps[j]))
-        used = _put_gap(symbols, used, gap, gaps.size - j, size)
+        b = run_bits(gaps.size - j, size, b)
+        used = _put_gap(symbols, used, gap, gaps.size - j, size, b)
         size -= gap + 1
         used = _put_distance(symbols, used, abs(int(deltas[j])), last, wider, upper)
         if j < signs:

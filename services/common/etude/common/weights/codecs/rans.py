@@ -95,8 +95,9 @@ def write(symbols: Symbols, count: int, tail: int, out: Stream) -> int:
             place -= 1
             out[place] = x & 0xFFFF
             x >>= 16
-        quotient = np.uint32(x) // np.uint32(freq)
-        x = (np.int64(quotient) << bits) + x - np.int64(quotient) * freq + start
+        # Even bits need no division, which is most of the time of a symbol.
+        quotient = x if freq == 1 else int(np.int64(np.uint32(x) // np.uint32(freq)))
+        x = (quotient << bits) + x - quotient * freq + start
     out[place - 1] = x & 0xFFFF
     out[place - 2] = x >> 16
     return place - 2
