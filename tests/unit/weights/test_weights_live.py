@@ -423,3 +423,21 @@ def test_differences_move_words_where_the_axis_wraps() -> None:
     old = np.array([0x7FFF, 0xFFFF], np.uint16)
     new = ulp.moved(old, np.array([1, 0xFFFF], np.uint16), ordered=True)
     assert new.tolist() == [0xFFFF, 0x7FFF]
+
+
+def test_a_block_that_only_old_words_decode_must_be_whole_on_the_rank() -> None:
+    live = LiveWeights(
+        PLAIN, sliced(PLAIN, random_words(PLAIN, 1), 0, 2), slice_regions(PLAIN, 0, 2)
+    )
+    tensor = PLAIN.index["embed"]
+    cut = tiling(PLAIN.tensors[tensor], PLAIN.grid)
+    inside = StagedBlock(tensor, 0, 0, cut.tile(0).elements, Codec.L2, None, None, b"\x00", 0, 1)
+    with pytest.raises(CorruptError, match="'embed', tile 0"):
+        live.prepare([inside])
+    outside = inside._replace(tile=cut.tiles - 1)
+    assert live.prepare([outside]).changed == 0
+    half = slice_regions(PLAIN, 0, 2)
+    half[tensor] = [half[tensor][0]._replace(width=1000, rows=1)]
+    live = LiveWeights(PLAIN, sliced(PLAIN, random_words(PLAIN, 1), 0, 2), half)
+    with pytest.raises(ValueError, match="not whole"):
+        live.prepare([inside])

@@ -54,7 +54,11 @@ def _met(
     whole = index.tile[here] == WHOLE_TENSOR
     met = np.zeros(here.size, np.bool_)
     for region in held:
-        inside = (first < region.source_stop) & (last >= region.source_offset)
+        # Of the region's rows that start before the block ends, the last reaches furthest.
+        stride = max(1, region.source_stride)
+        row = np.minimum((last - region.source_offset) // stride, region.rows - 1)
+        stop = region.source_offset + row * stride + region.width
+        inside = (row >= 0) & (first < stop)
         if region.source_stride == cut.columns and not cut.is_contiguous():
             # Rows of both are rows of the matrix: columns decide as well.
             begin = region.source_offset % cut.columns
