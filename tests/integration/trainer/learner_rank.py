@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from etude.common.api.run import Storage
+from etude.common.api.weights import Weights
 from etude.common.weights import VersionId
 from etude.trainer.batches import PolicyBatch, PolicySequence, SupervisedSequence
 from etude.trainer.learner import Learner
@@ -66,7 +67,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
             model_folder=MODEL,
             seed=1,
             storage=Storage(uri=f"file://{folder}"),
-            weights_dtype="Float32",
+            weights=Weights(dtype="Float32"),
             micro_batch_tokens=64,
             rank=rank,
             world_size=world_size,
@@ -79,7 +80,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     learner.start_phase(RL, 0)
     results += [learner.policy_step(rollouts(seed)) for seed in range(3)]
     learner.save(f"checkpoint-{world_size}")
-    learner.publish(VersionId(1, world_size), 6)
+    learner.publish_whole(VersionId(1, world_size), 6)
     # Two ranks run first: alone, this reads what two wrote.
     learner.restore("checkpoint-2")
     results.append(learner.policy_step(rollouts(9)))

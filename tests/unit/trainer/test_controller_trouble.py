@@ -145,11 +145,11 @@ class AwayLearners(SimulatedLearners):
     refusals: int = 2
 
     @override
-    async def publish(self, version: VersionId, step: int) -> Published:
+    async def publish_whole(self, version: VersionId, step: int) -> Published:
         if self.refusals:
             self.refusals -= 1
             raise StoreError("the store did not answer")
-        return await SimulatedLearners.publish(self, version, step)
+        return await SimulatedLearners.publish_whole(self, version, step)
 
 
 async def test_publishing_waits_for_a_store_that_is_away(

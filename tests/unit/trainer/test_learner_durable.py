@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausal
 
 from etude.common import weights
 from etude.common.api.run import Storage
+from etude.common.api.weights import Weights
 from etude.common.blobs import Store, open_store
 from etude.common.errors import CorruptError, WrongStateError
 from etude.trainer.batches import PolicyBatch, PolicySequence, SupervisedSequence
@@ -228,9 +229,9 @@ def test_a_learner_without_a_phase_has_nothing_to_save(build: Build) -> None:
 def test_a_published_version_holds_the_weights_in_hugging_face_names(
     build: Build, store: Store
 ) -> None:
-    learner = build(weights_dtype="Float32")
+    learner = build(weights=Weights(dtype="Float32"))
     epoch = weights.claim_epoch(store, holder="test", parent=None, reason="start")
-    manifest = learner.publish(weights.VersionId(epoch, 0), 0)
+    manifest = learner.publish_whole(weights.VersionId(epoch, 0), 0)
     assert manifest is not None
     assert manifest["holder"] == "test"
     found = weights.read_full_manifest(store, weights.VersionId(epoch, 0))
@@ -244,9 +245,9 @@ def test_a_published_version_holds_the_weights_in_hugging_face_names(
 
 
 def test_a_version_in_bfloat16_is_half_the_size(build: Build, store: Store) -> None:
-    learner = build(weights_dtype="BFloat16")
+    learner = build(weights=Weights(dtype="BFloat16"))
     epoch = weights.claim_epoch(store, holder="test", parent=None, reason="start")
-    learner.publish(weights.VersionId(epoch, 0), 0)
+    learner.publish_whole(weights.VersionId(epoch, 0), 0)
     found = weights.read_full_manifest(store, weights.VersionId(epoch, 0))
     for tensor in tensors_of(store, found):
         assert tensor.dtype == "BF16"
@@ -261,7 +262,7 @@ def test_an_exported_folder_loads_in_transformers_with_equal_weights(
     for name in ("tokenizer.json", "chat_template.jinja", "pytorch_model.bin.index.json"):
         (source / name).write_text("{}")
     (source / "config.json").write_bytes((MODEL / "config.json").read_bytes())
-    learner = build(model_folder=source, weights_dtype="Float32")
+    learner = build(model_folder=source, weights=Weights(dtype="Float32"))
     written = {info.key for info in learner.export("final")}
     assert written == {
         "final/model.safetensors",
@@ -296,9 +297,9 @@ def test_a_mixture_of_experts_is_published_in_its_checkpoints_layout(
     torch.manual_seed(0)
     original = Qwen3MoeForCausalLM(config)
     original.save_pretrained(tmp_path / "moe")
-    learner = build(model_folder=tmp_path / "moe", weights_dtype="Float32")
+    learner = build(model_folder=tmp_path / "moe", weights=Weights(dtype="Float32"))
     epoch = weights.claim_epoch(store, holder="test", parent=None, reason="start")
-    learner.publish(weights.VersionId(epoch, 0), 0)
+    learner.publish_whole(weights.VersionId(epoch, 0), 0)
     found = weights.read_full_manifest(store, weights.VersionId(epoch, 0))
     names = {tensor.name for tensor in tensors_of(store, found)}
     assert "model.layers.0.mlp.experts.3.down_proj.weight" in names

@@ -18,6 +18,7 @@ from etude.common.weights import VersionId
 from etude.trainer.batches import PolicyBatch, StepResult
 from etude.trainer.learner_config import LearnerConfig
 from etude.trainer.learner_rank import LearnerRank
+from etude.trainer.receipts import Base, Receipt
 from etude.trainer.rollouts import RolloutWorker
 from etude.trainer.work import (
     GroupOrder,
@@ -103,25 +104,28 @@ def rollouts(config: WorkerConfig, *, workers: int) -> "RayRollouts":
 
 @dataclass(slots=True)
 class RayLearners(Learners):
-    """Every call goes to all ranks; the first rank's answer counts."""
+    """Every call goes to all ranks; where only one may answer, the first rank's answer counts."""
 
     ranks: list[Actor]
     loading: list[Actor]
     """References to the end of loading, which may bring a user's mistake to light."""
 
     async def _call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401 - as Ray has it
+        answers = await self._answers(method, *arguments)
+        return answers[0]
+
+    async def _answers(self, method: str, *arguments: object) -> list[Any]:
         # One copy in the object store, however many ranks read it.
         shared = [_shared(argument) for argument in arguments]
         try:
             await asyncio.gather(*self.loading)
             references = [getattr(rank, method).remote(*shared) for rank in self.ranks]
-            answers = await asyncio.gather(*references)
+            return await asyncio.gather(*references)
         except RayActorError as error:
             reason = str(error).partition("\n")[0]
             raise LearnerLostError(f"a learner rank died in {method}: {reason}") from error
         except RayTaskError as error:
             raise as_raised(error) from error
-        return answers[0]
 
     @override
     async def start_phase(self, phase: Phase, step: int) -> None:
@@ -138,8 +142,13 @@ class RayLearners(Learners):
         return result
 
     @override
-    async def publish(self, version: VersionId, step: int) -> Published:
-        published: Published = await self._call("publish", version, step)
+    async def publish(self, version: VersionId, base: Base | None) -> list[Receipt]:
+        receipts: list[Receipt] = await self._answers("publish", version, base)
+        return receipts
+
+    @override
+    async def publish_whole(self, version: VersionId, step: int) -> Published:
+        published: Published = await self._call("publish_whole", version, step)
         return published
 
     @override

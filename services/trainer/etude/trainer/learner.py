@@ -2,23 +2,18 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from blake3 import blake3
-from pydantic import JsonValue, ValidationError
+from pydantic import JsonValue
 from torch import Tensor
 
 from etude.common import weights
-from etude.common.api.meta import Model
-from etude.common.api.phases import Phase, RolloutPolicy
+from etude.common.api.phases import Phase
 from etude.common.blobs import ObjectInfo, open_store
-from etude.common.errors import CorruptError, WrongStateError
+from etude.common.errors import WrongStateError
 from etude.common.weights import VersionId
-from etude.trainer import learner_state, publisher, ranks, rows
-from etude.trainer.algorithms.base import AlgorithmSteps
-from etude.trainer.algorithms.choice import chosen
+from etude.trainer import export, ranks, rows
 from etude.trainer.batches import (
     PolicyBatch,
     PolicySequence,
@@ -28,41 +23,14 @@ from etude.trainer.batches import (
 )
 from etude.trainer.gradients import accumulate
 from etude.trainer.learner_config import LearnerConfig
+from etude.trainer.learner_phase import Phases, PhaseState, Position
 from etude.trainer.microbatches import Microbatch
 from etude.trainer.objective import Objective, PolicyObjective, Reference, imitation
-from etude.trainer.optimiser import Optimiser, Update
-from etude.trainer.policy import Policy, like, load_policy
+from etude.trainer.optimiser import Update
+from etude.trainer.policy import Policy, load_policy
+from etude.trainer.publisher import Publisher
+from etude.trainer.receipts import Base, Receipt
 from etude.trainer.rows import Row
-
-
-class Position(NamedTuple):
-    """Where in the run a restored state is."""
-
-    phase: str
-    step: int
-    """Steps done of the phase."""
-
-
-class _Saved(Model):
-    """What a checkpoint holds beside tensors."""
-
-    phase: Phase
-    step: int
-    updates: int
-    has_reference: bool
-
-
-@dataclass(slots=True)
-class _PhaseState:
-    """A phase under way."""
-
-    phase: Phase
-    step: int
-    """Steps done."""
-    optimiser: Optimiser
-    algorithm: AlgorithmSteps | None
-    reference: Policy | None = None
-    """The weights at the start of the phase, if the divergence from them costs something."""
 
 
 class Learner:
@@ -82,7 +50,11 @@ class Learner:
         )
         self.policy = load_policy(config.model_folder, seed=config.seed)
         self._ranks.shard(self.policy)
-        self._state: _PhaseState | None = None
+        self._publisher = Publisher(
+            self.policy, self._ranks, store=self._store, settings=config.weights
+        )
+        self._phases = Phases(self.policy, self._ranks, steps=self._publisher)
+        self._state: PhaseState | None = None
 
     def close(self) -> None:
         """Leave the other ranks."""
@@ -99,23 +71,7 @@ class Learner:
             WrongStateError: it asks for a divergence from weights that are gone.
         """
         parsed = Phase.model_validate(phase)
-        algorithm = _algorithm(parsed)
-        state = self._state
-        if state is None or state.phase.name != parsed.name:
-            state = _PhaseState(parsed, step, Optimiser(self.policy, parsed), algorithm)
-        else:
-            state.optimiser.renew(parsed)
-            state = _PhaseState(parsed, step, state.optimiser, algorithm, state.reference)
-        if algorithm is None or algorithm.parameters.kl_coefficient == 0:
-            state.reference = None
-        elif state.reference is None and step > 0:
-            raise WrongStateError(
-                f"phase {parsed.name}: klCoefficient cannot be switched on after {step} steps,"
-                " because the weights at the start of the phase were not kept"
-            )
-        elif state.reference is None:
-            state.reference = self._copy()
-        self._state = state
+        self._state = self._phases.begun(parsed, step, under_way=self._state)
 
     def supervised_step(self, sequences: Sequence[SupervisedSequence]) -> StepResult:
         """One update towards the given tokens.
@@ -190,8 +146,18 @@ class Learner:
         state.step += 1
         return loss, update
 
-    def publish(self, version: VersionId, step: int) -> dict[str, JsonValue] | None:
-        """Make the present weights visible under version; the manifest as JSON, on rank 0.
+    def publish(self, version: VersionId, base: Base | None) -> Receipt:
+        """Upload this rank's part of the present weights.
+
+        Raises:
+            NonFiniteWeightsError: some are NaN or infinite; nothing was uploaded.
+            SchemaChangedError: the base is of another model; nothing was uploaded.
+            StoreError: the store failed; publish again.
+        """
+        return self._publisher.publish(version, base)
+
+    def publish_whole(self, version: VersionId, step: int) -> dict[str, JsonValue] | None:
+        """Publish the present weights as whole tensors; the manifest as JSON, on rank 0.
 
         Raises:
             FencedError: a newer publisher took over.
@@ -219,7 +185,7 @@ class Learner:
         tensors = self._published()
         if not self._ranks.is_first:
             return []
-        return publisher.export(
+        return export.export(
             self._store,
             prefix,
             policy=self.policy,
@@ -234,27 +200,11 @@ class Learner:
             StoreError: the store failed.
             WrongStateError: no phase was started.
         """
-        state = self._under_way()
-        live = {**self._live_tensors(state), "rng": torch.get_rng_state()}
-        # All ranks hand over everything first: a store that fails midway must not strand them.
-        named: dict[str, Tensor] = {}
-        for name, tensor in live.items():
-            whole = ranks.whole(tensor)
-            if self._ranks.is_first:
-                named[name] = whole.cpu()
-        if not self._ranks.is_first:
-            return []
-        about = _Saved(
-            phase=state.phase,
-            step=state.step,
-            updates=state.optimiser.updates,
-            has_reference=state.reference is not None,
-        )
-        return learner_state.write(
+        return self._phases.save(
             self._store,
             prefix,
-            tensors=(publisher.wire_tensor(name, tensor) for name, tensor in named.items()),
-            state=about.model_dump(mode="json"),
+            self._under_way(),
+            is_published=self._publisher.is_following,
         )
 
     def restore(self, prefix: str) -> Position:
@@ -263,61 +213,26 @@ class Learner:
         Raises:
             CorruptError: an object is missing, damaged or of another model; it is named.
         """
-        where = f"{self._store.url}/{prefix}"
-        saved = learner_state.read(self._store, prefix)
-        try:
-            about = _Saved.model_validate(saved.state)
-        except ValidationError as cause:
-            raise CorruptError(f"{where}: {cause}") from cause
-        state = _PhaseState(
-            about.phase,
-            about.step,
-            Optimiser(self.policy, about.phase),
-            _algorithm(about.phase),
-            self._copy() if about.has_reference else None,
-        )
-        state.optimiser.prepare(updates=about.updates)
-        live = self._live_tensors(state)
-        rng = saved.tensors.pop("rng", torch.zeros(0))
-        learner_state.check_fit(saved.tensors, live, where=where)
-        torch.set_rng_state(rng)
-        for name, tensor in live.items():
-            ranks.fill(tensor, saved.tensors[name])
-        self._state = state
-        return Position(about.phase.name, about.step)
+        restored = self._phases.restored(self._store, prefix)
+        self._state = restored.state
+        if restored.is_published:
+            self._publisher.follow()
+        else:
+            self._publisher.forget()
+        return Position(restored.state.phase.name, restored.state.step)
 
     def digest(self) -> str:
         """BLAKE3 of the fp32 weights, in the order of their names; collective."""
         hasher = blake3()
         for name, parameter in ranks.parameters_by_name(self.policy).items():
             hasher.update(name.encode())
-            hasher.update(publisher.wire_tensor(name, ranks.whole(parameter)).data)
+            hasher.update(export.wire_tensor(name, ranks.whole(parameter)).data)
         return hasher.hexdigest()
 
-    def _live_tensors(self, state: _PhaseState) -> dict[str, Tensor]:
-        """Everything that training changes, sharded as it is."""
-        tensors: dict[str, Tensor] = {}
-        for kind, policy in (("model", self.policy), ("reference", state.reference)):
-            if policy is not None:
-                named = ranks.parameters_by_name(policy)
-                tensors |= {f"{kind}.{name}": p.detach() for name, p in named.items()}
-        return tensors | {f"adamw.{n}": t for n, t in state.optimiser.moments().items()}
-
-    def _copy(self) -> Policy:
-        """A frozen copy of the present weights, sharded alike."""
-        copy = like(self.policy)
-        self._ranks.shard(copy)
-        own = ranks.parameters_by_name(self.policy)
-        for name, parameter in ranks.parameters_by_name(copy).items():
-            parameter.data.copy_(own[name].data)
-        return copy.requires_grad_(requires_grad=False)
-
     def _published(self) -> list[weights.Tensor]:
-        return publisher.published_tensors(
-            self.policy, self._ranks, dtype=self._config.weights_dtype
-        )
+        return export.published_tensors(self.policy, self._ranks, dtype=self._config.weights.dtype)
 
-    def _under_way(self) -> _PhaseState:
+    def _under_way(self) -> PhaseState:
         if self._state is None:
             raise WrongStateError("no phase was started")
         return self._state
@@ -327,13 +242,6 @@ class Learner:
         check_sequences(
             sequences, vocabulary=config.vocab_size, context=config.max_position_embeddings
         )
-
-
-def _algorithm(phase: Phase) -> AlgorithmSteps | None:
-    if phase.algorithm is None:
-        return None
-    rollout = phase.rollout or RolloutPolicy()
-    return chosen(phase.algorithm, max_tokens=rollout.max_tokens)
 
 
 def _scorer(reference: Policy) -> Reference:

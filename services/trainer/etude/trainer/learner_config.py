@@ -1,10 +1,10 @@
 """What one learner rank is told when it starts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from etude.common.api.run import Storage
+from etude.common.api.weights import Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +23,8 @@ class LearnerConfig:
     seed: int = 0
     storage: Storage
     """Where versions and checkpoints go."""
-    weights_dtype: Literal["Float32", "BFloat16"] = "BFloat16"
-    """Number format of published and exported weights."""
+    weights: Weights = field(default_factory=Weights)
+    """How versions are written; exports share the number format."""
     micro_batch_tokens: int = 8_192
     """Padded tokens of one forward and backward pass."""
     threads: int = 1

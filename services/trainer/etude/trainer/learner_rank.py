@@ -14,6 +14,7 @@ from etude.common.weights import FullManifest, VersionId
 from etude.trainer.batches import PolicyBatch, StepResult
 from etude.trainer.corpus import Corpus, load_corpus
 from etude.trainer.learner_config import LearnerConfig
+from etude.trainer.receipts import Base, Receipt
 from etude.trainer.work import Published
 
 if TYPE_CHECKING:
@@ -67,9 +68,13 @@ class LearnerRank:
         """Train on rewards."""
         return self._learner.policy_step(batch)
 
-    def publish(self, version: VersionId, step: int) -> Published | None:
-        """Make the weights visible; what was published, on rank 0."""
-        found = self._learner.publish(version, step)
+    def publish(self, version: VersionId, base: Base | None) -> Receipt:
+        """Upload this rank's part of the weights."""
+        return self._learner.publish(version, base)
+
+    def publish_whole(self, version: VersionId, step: int) -> Published | None:
+        """Make the weights visible as whole tensors; what was published, on rank 0."""
+        found = self._learner.publish_whole(version, step)
         if found is None:
             return None
         manifest = FullManifest.model_validate(found)

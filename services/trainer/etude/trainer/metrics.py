@@ -22,6 +22,11 @@ STALENESS = Histogram(
 )
 REWARD = Gauge("etude_trainer_reward_mean", "Mean reward of the last batch.")
 PUBLISH = Histogram("etude_weights_publish_seconds", "Making one policy version visible.")
+PUBLISHED_BYTES = Counter("etude_weights_publish_bytes_total", "Payload of published versions.")
+CHANGED = Gauge("etude_weights_changed_ratio", "Share of the weights that the last delta changed.")
+BITS_PER_CHANGE = Gauge(
+    "etude_weights_bits_per_change", "Payload of the last delta per changed weight."
+)
 LOG_DEPTH = Gauge("etude_log_depth", "Records that are not durable yet.", ["log"])
 CHECKPOINT = Histogram(
     "etude_checkpoint_seconds",

@@ -1,19 +1,20 @@
 """AdamW with fp32 masters, and the one place where weights change."""
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from etude.common.api.meta import number
 from etude.common.api.phases import Phase
+from etude.trainer.adamw import MOMENTS, AdamW
 from etude.trainer.batches import NonFiniteLossError
 from etude.trainer.policy import Policy
 from etude.trainer.ranks import parameters_by_name, whole
 from etude.trainer.schedule import learning_rate
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Update(NamedTuple):
@@ -23,14 +24,32 @@ class Update(NamedTuple):
     learning_rate: float
 
 
+class Steps(Protocol):
+    """Whoever must know which weights a step changes."""
+
+    def wants(self, name: str) -> bool:
+        """Whether a step of this parameter is of interest."""
+        ...
+
+    def watching(self, name: str, parameter: Tensor) -> AbstractContextManager[None]:
+        """Around a step of this parameter alone."""
+        ...
+
+
 class Optimiser:
     """Steps of one phase on the parameters of one policy."""
 
-    def __init__(self, policy: Policy, phase: Phase) -> None:
+    def __init__(self, policy: Policy, phase: Phase, *, steps: Steps | None = None) -> None:
+        """Begin a phase.
+
+        Args:
+            policy: whose parameters are changed.
+            phase: the settings.
+            steps: who must see the weights before and after a step.
+        """
         self._parameters = parameters_by_name(policy)
-        decayed = [p for p in self._parameters.values() if p.ndim > 1]
-        spared = [p for p in self._parameters.values() if p.ndim <= 1]  # norms and biases
-        self._adamw = torch.optim.AdamW([{"params": decayed}, {"params": spared}], fused=True)
+        self._adamw = AdamW(self._parameters)
+        self._steps = steps
         self.renew(phase)
 
     def renew(self, phase: Phase) -> None:
@@ -38,10 +57,8 @@ class Optimiser:
         self._phase = phase
         settings = phase.optimizer
         self._clip = number(settings.gradient_clip)
-        decays = (number(settings.weight_decay), 0.0)
-        for group, decay in zip(self._adamw.param_groups, decays, strict=True):
-            group["betas"] = (number(settings.beta1), number(settings.beta2))
-            group["weight_decay"] = decay
+        self._betas = (number(settings.beta1), number(settings.beta2))
+        self._weight_decay = number(settings.weight_decay)
 
     def rate(self, step: int) -> float:
         """The learning rate of a step of the phase."""
@@ -67,35 +84,44 @@ class Optimiser:
                 " the step was not applied"
             )
         rate = self.rate(step)
-        for group in self._adamw.param_groups:
-            group["lr"] = rate
         if norm > self._clip:
             for parameter in self._parameters.values():
                 if parameter.grad is not None:
                     parameter.grad.mul_(self._clip / norm)
-        self._adamw.step()
+        self._follow(rate)
         return Update(norm, rate)
+
+    def _follow(self, rate: float) -> None:
+        """One AdamW update of everything, parameter by parameter where it is watched."""
+        unseen = []
+        for name, parameter in self._parameters.items():
+            if parameter.grad is None or self._steps is None or not self._steps.wants(name):
+                unseen.append(name)
+                continue
+            with self._steps.watching(name, parameter):
+                self._update([name], rate)
+        self._update(unseen, rate)
+
+    def _update(self, names: Sequence[str], rate: float) -> None:
+        # Norms and biases are not decayed.
+        decayed = [name for name in names if self._parameters[name].ndim > 1]
+        spared = [name for name in names if self._parameters[name].ndim <= 1]
+        for group, decay in ((decayed, self._weight_decay), (spared, 0.0)):
+            self._adamw.update(group, rate=rate, betas=self._betas, weight_decay=decay)
 
     def moments(self) -> dict[str, Tensor]:
         """The moments by name, live and sharded as they are; none before the first update."""
         return {
-            f"{moment}.{name}": self._adamw.state[parameter][moment]
-            for name, parameter in self._parameters.items()
+            f"{moment}.{name}": state[moment]
+            for name, state in sorted(self._adamw.state.items())
             for moment in MOMENTS
-            if parameter in self._adamw.state
         }
 
     @property
     def updates(self) -> int:
         """How many updates the moments have seen."""
-        counts = {int(state["step"]) for state in self._adamw.state.values()}
-        return max(counts, default=0)
+        return self._adamw.updates
 
     def prepare(self, *, updates: int) -> None:
         """Make moments of zeros that have seen so many updates, for saved ones to be put in."""
-        self._adamw.state.clear()
-        for parameter in self._parameters.values() if updates else ():
-            self._adamw.state[parameter] = {
-                "step": torch.tensor(float(updates), device=parameter.device),
-                **{moment: torch.zeros_like(parameter.detach()) for moment in MOMENTS},
-            }
+        self._adamw.prepare(updates=updates)

@@ -1,101 +1,201 @@
-"""The weights as others read them: Hugging Face names, one number format, tied weights once."""
+"""One rank's part of a version: the changes of its own shard, packed and uploaded.
 
-import json
+Nothing is gathered but what the checkpoint's layout scatters; nothing is copied but what changed.
+The changes of a version are kept until the next one builds on it: a version that is never
+committed loses nothing.
+"""
+
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Literal
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers.core_model_loading import revert_weight_conversion
+from typing_extensions import override
 
-from etude.common.blobs import ObjectInfo, Store
-from etude.common.weights import Tensor as WireTensor
-from etude.common.weights import safetensors
+from etude.common.api.weights import Weights
+from etude.common.blobs import Store
+from etude.common.weights import publication
+from etude.common.weights.digest import Digest
+from etude.common.weights.manifest import VersionRef
+from etude.common.weights.schema import difference, parse_schema
+from etude.common.weights.versions import VersionId
+from etude.trainer.optimiser import Steps
 from etude.trainer.policy import Policy
-from etude.trainer.ranks import Ranks, whole
+from etude.trainer.ranks import Ranks
+from etude.trainer.receipts import (
+    Base,
+    NonFiniteWeightsError,
+    Receipt,
+    SchemaChangedError,
+    combined,
+    stored_payload,
+)
+from etude.trainer.share import Packed, Share
+from etude.trainer.tracker import Changes, Tracker, joined
 
-Dtype = Literal["Float32", "BFloat16"]
-
-_DTYPES = {"Float32": torch.float32, "BFloat16": torch.bfloat16}
-_WIRE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.uint8: "U8", torch.int64: "I64"}
-
-_PART_BYTES = 2 << 30
-"""Size of one file of an exported model; Hugging Face's readers take any."""
-
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
-"""Files of the source folder that an export replaces or must not carry on."""
-
-
-def wire_tensor(name: str, tensor: Tensor) -> WireTensor:
-    """A complete tensor as named bytes."""
-    data = tensor.detach().contiguous().cpu()
-    return WireTensor(
-        name=name,
-        dtype=_WIRE_NAMES[data.dtype],
-        shape=tuple(data.shape),
-        data=data.reshape(-1).view(torch.uint8).numpy().tobytes(),
-    )
+_PREFIX = "model."
+"""Of a policy's parameters before the model's own names."""
 
 
-def published_tensors(policy: Policy, ranks: Ranks, *, dtype: Dtype) -> list[WireTensor]:
-    """Every tensor of the model, complete, on rank 0; nothing elsewhere. Collective."""
-    model = policy.model
-    own = {name for name, _ in model.named_parameters()}
-    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - own
-    complete: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        if name not in tied:
-            value = whole(tensor)
-            if ranks.is_first:
-                complete[name] = value.to(_DTYPES[dtype]) if value.is_floating_point() else value
-    if not ranks.is_first:
-        return []
-    # Some architectures fuse tensors when they load; the checkpoint's own layout is published.
-    named = revert_weight_conversion(model, complete)
-    return [wire_tensor(name, tensor) for name, tensor in sorted(named.items())]
+class _Sent(NamedTuple):
+    """The newest version of this rank, which may not be committed yet."""
+
+    version: VersionId
+    base: VersionRef | None
+    packed: Packed
+    receipt: Receipt | None
+    """Once its payload is stored."""
 
 
-def export(
-    store: Store, prefix: str, *, policy: Policy, tensors: list[WireTensor], source: Path
-) -> list[ObjectInfo]:
-    """Write a Hugging Face model folder below prefix: weights, configuration, tokenizer.
+class Publisher(Steps):
+    """Follows the weights of one rank from version to version.
 
-    Args:
-        store: where to.
-        prefix: key of the folder, without a slash at the end.
-        policy: whose configuration is written.
-        tensors: what published_tensors gave.
-        source: the folder that the run started from; its tokenizer files are copied.
+    Every method is collective, but those that the optimiser calls.
     """
-    files = dict(_weight_files(tensors))
-    dtype = "bfloat16" if tensors[0].dtype == "BF16" else "float32"
-    config = policy.config.to_dict() | {"dtype": dtype}
-    files["config.json"] = (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
-    for path in sorted(source.iterdir()):
-        if path.is_file() and path.name not in files and not path.name.endswith(_WEIGHT_SUFFIXES):
-            files[path.name] = path.read_bytes()
-    for name, data in files.items():
-        store.put(f"{prefix}/{name}", data)
-    return [ObjectInfo(f"{prefix}/{name}", len(data)) for name, data in files.items()]
+
+    def __init__(self, policy: Policy, ranks: Ranks, *, store: Store, settings: Weights) -> None:
+        self._policy = policy
+        self._ranks = ranks
+        self._store = store
+        self._settings = settings
+        self._tracker = Tracker()
+        self._share: Share | None = None
+        """Made when it is first needed: a run that never publishes never pays for it."""
+        self._digests: list[Digest] | None = None
+        """Of each part, in the version that changes are counted from; None before the first."""
+        self._changes: Changes = {}
+        """Between that version and the newest take of the tracker."""
+        self._sent: _Sent | None = None
+
+    @property
+    def is_following(self) -> bool:
+        """Whether changes are counted; before the first version they are not."""
+        return self._tracker.is_armed
+
+    @override
+    def wants(self, name: str) -> bool:
+        return self._tracker.wants(name.removeprefix(_PREFIX))
+
+    @override
+    @contextmanager
+    def watching(self, name: str, parameter: Tensor) -> Iterator[None]:
+        source = name.removeprefix(_PREFIX)
+        share = self._own()
+        before = share.bits(parameter, copy=True)
+        yield
+        self._tracker.record(source, before, share.bits(parameter))
+
+    def follow(self) -> None:
+        """Count changes from the present weights on, whatever version they are of."""
+        self.forget()
+        if self._is_delta:
+            self._digests = self._own().scan()
+            self._tracker.take()
+
+    def forget(self) -> None:
+        """The weights were replaced: unless told to follow, the next version is complete."""
+        self._tracker.disarm()
+        self._digests, self._changes, self._sent = None, {}, None
+
+    def publish(self, version: VersionId, base: Base | None) -> Receipt:
+        """Upload this rank's part of the present weights; the same version gives the same bytes.
+
+        Args:
+            version: a new one, or the last one again.
+            base: what it may build on; it does only if the weights descend from it.
+
+        Raises:
+            NonFiniteWeightsError: nothing was uploaded.
+            SchemaChangedError: nothing was uploaded.
+            StoreError: the store failed; publish again.
+        """
+        schema = self._own().schema
+        if base is not None and base.schema_sha256 != schema.sha256:
+            raise SchemaChangedError(self._what_changed(base))
+        ref = None if base is None else base.ref
+        sent = self._sent
+        # A rank that is done must not be waited for: what is packed is only uploaded again.
+        if sent is None or (sent.version, sent.base) != (version, ref):
+            sent = _Sent(version, ref, self._packed(version, ref), None)
+            self._sent = sent
+        if sent.receipt is not None:
+            return sent.receipt
+        receipt = self._uploaded(sent)
+        self._sent = sent._replace(packed=sent.packed.without_data(), receipt=receipt)
+        return receipt
+
+    def _packed(self, version: VersionId, base: VersionRef | None) -> Packed:
+        before = self._digests if self._continues(base) else None
+        if self._is_delta:
+            sizes = self._own().sizes
+            self._changes = joined(self._changes, self._tracker.take(), elements=sizes)
+        # Ranks agree before a byte leaves any of them.
+        if before is not None and not self._count(not self._own().is_replaced(self._changes)):
+            before = None
+        packed = self._own().packed(before, self._changes)
+        nonfinite = self._count(packed.stats.nonfinite)
+        if nonfinite and not self._settings.advanced.allow_non_finite:
+            raise NonFiniteWeightsError(
+                f"version {version} is not published: {nonfinite} weights are NaN or infinite"
+            )
+        return packed
+
+    def _count(self, own: int) -> int:
+        """The sum over all ranks."""
+        return int(self._ranks.total(torch.tensor(own)))
+
+    def _continues(self, base: VersionRef | None) -> bool:
+        """Whether the changes since base are known; what was sent last may have become it."""
+        if base is None or not self._is_delta:
+            return False
+        if self._sent is not None and self._is_state(self._sent.packed.digests, base):
+            self._digests, self._changes, self._sent = self._sent.packed.digests, {}, None
+            return True
+        return self._digests is not None and self._is_state(self._digests, base)
+
+    def _is_state(self, digests: list[Digest], base: VersionRef) -> bool:
+        own = combined(digests)
+        # Sums of 64-bit integers wrap around, as those of the digest do.
+        lanes = torch.tensor([_signed(own.a), _signed(own.b)], dtype=torch.int64)
+        wanted = Digest.parse(base.state)
+        return self._ranks.total(lanes).tolist() == [_signed(wanted.a), _signed(wanted.b)]
+
+    def _uploaded(self, sent: _Sent) -> Receipt:
+        schema, packed, rank = self._own().schema, sent.packed, self._ranks.rank
+        if self._ranks.is_first:
+            publication.put_schema(self._store, schema.to_bytes(), schema.sha256)
+        payload = None
+        if packed.container is not None:
+            payload = stored_payload(
+                self._store, sent.version, rank, packed.container, complete=packed.is_complete
+            )
+        share = combined(packed.digests)
+        return Receipt(
+            rank=rank,
+            payload=payload,
+            is_complete=packed.is_complete,
+            schema_sha256=schema.sha256,
+            change=packed.change.hex(),
+            share=share.hex(),
+            stats=packed.stats,
+        )
+
+    def _what_changed(self, base: Base) -> str:
+        where = f"schema {base.schema_sha256}"
+        data = publication.read_schema_bytes(self._store, base.schema_sha256)
+        old = parse_schema(data, sha256=base.schema_sha256, where=where)
+        return difference(old, self._own().schema)
+
+    def _own(self) -> Share:
+        if self._share is None:
+            self._share = Share(self._policy, self._ranks, settings=self._settings)
+        return self._share
+
+    @property
+    def _is_delta(self) -> bool:
+        return self._settings.encoding != "Full"
 
 
-def _weight_files(tensors: list[WireTensor]) -> Iterator[tuple[str, bytes]]:
-    parts: list[list[WireTensor]] = [[]]
-    for tensor in tensors:
-        if parts[-1] and sum(t.num_bytes for t in parts[-1]) + tensor.num_bytes > _PART_BYTES:
-            parts.append([])
-        parts[-1].append(tensor)
-    if len(parts) == 1:
-        yield "model.safetensors", safetensors.encode(parts[0])
-        return
-    where: dict[str, str] = {}
-    for index, part in enumerate(parts, start=1):
-        name = f"model-{index:05d}-of-{len(parts):05d}.safetensors"
-        where |= {tensor.name: name for tensor in part}
-        yield name, safetensors.encode(part)
-    body = {
-        "metadata": {"total_size": sum(t.num_bytes for t in tensors)},
-        "weight_map": where,
-    }
-    yield "model.safetensors.index.json", json.dumps(body, indent=2).encode()
+def _signed(lane: int) -> int:
+    return lane - (1 << 64) if lane >= 1 << 63 else lane

@@ -1,7 +1,8 @@
 """Learner and rollout workers that only pretend: the controller runs whole, in milliseconds.
 
 The weights are a chain of digests over everything that was trained, so that two runs trained the
-same things in the same order exactly when their digests are equal.
+same things in the same order exactly when their digests are equal. What is published follows from
+them.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 from typing_extensions import override
 
 from etude.common import checkpoints, weights
@@ -18,8 +20,12 @@ from etude.common.api.phases import Phase
 from etude.common.blobs import Store
 from etude.common.checkpoints import CheckpointObject
 from etude.common.weights import Tensor, VersionId
+from etude.common.weights.words import Words
+from etude.trainer import simulated_weights
 from etude.trainer.batches import PolicyBatch, StepResult
 from etude.trainer.order import derived_seed
+from etude.trainer.receipts import Base, Receipt
+from etude.trainer.simulated_weights import SimulatedPublisher
 from etude.trainer.work import GroupOrder, GroupResult, Learners, Published, Rollouts
 from etude.v1 import environments_pb2, journal_pb2, rewards_pb2, rollout_pb2, weights_pb2
 
@@ -41,12 +47,19 @@ class SimulatedLearners(Learners):
     """Fails before that many further steps are done; -1 never does."""
     after_step: Callable[[], None] = lambda: None
     """Called when a step is done."""
+    words: Words = field(default_factory=simulated_weights.initial)
+    """What is published."""
+    publisher: SimulatedPublisher = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.publisher = SimulatedPublisher(self.store)
 
     def _advance(self, what: bytes) -> StepResult:
         if self.steps_until_crash == 0:
             raise ConnectionError("a simulated learner died")
         self.steps_until_crash -= 1
         self.weights = hashlib.sha256(self.weights.encode() + what).hexdigest()
+        self.words = simulated_weights.after_step(self.words, self.weights)
         self.trained.append(self.weights)
         self.after_step()
         return StepResult(
@@ -78,7 +91,11 @@ class SimulatedLearners(Learners):
         return self._advance(tokens + batch.rewards.tobytes() + batch.valid.tobytes())
 
     @override
-    async def publish(self, version: VersionId, step: int) -> Published:
+    async def publish(self, version: VersionId, base: Base | None) -> list[Receipt]:
+        return [self.publisher.publish(version, base, self.words)]
+
+    @override
+    async def publish_whole(self, version: VersionId, step: int) -> Published:
         data = hashlib.sha256(self.weights.encode()).digest()
         manifest = weights.publish(
             self.store,
@@ -92,7 +109,11 @@ class SimulatedLearners(Learners):
 
     @override
     async def save(self, prefix: str) -> list[CheckpointObject]:
-        state = {"weights": self.weights, "phase": self.phase}
+        state = {
+            "weights": self.weights,
+            "phase": self.phase,
+            "words": self.words.tobytes().hex(),
+        }
         self.store.put(f"{prefix}learner/state.json", json.dumps(state).encode())
         return [checkpoints.described(self.store, prefix, "learner/state.json")]
 
@@ -100,6 +121,8 @@ class SimulatedLearners(Learners):
     async def restore(self, prefix: str) -> None:
         state = json.loads(self.store.get(f"{prefix}learner/state.json"))
         self.weights, self.phase = state["weights"], state["phase"]
+        self.words = np.frombuffer(bytes.fromhex(state["words"]), np.uint8)
+        self.publisher.follow(self.words)
 
     @override
     async def export(self, prefix: str) -> list[CheckpointObject]:

@@ -10,7 +10,9 @@ from etude.common.api.run import Storage
 from etude.common.checkpoints import CheckpointObject
 from etude.common.errors import UnavailableError
 from etude.common.weights import VersionId
+from etude.common.weights.manifest import Stats
 from etude.trainer.batches import PolicyBatch, StepResult
+from etude.trainer.receipts import Base, Receipt
 from etude.v1 import environments_pb2
 
 
@@ -107,6 +109,20 @@ class Published(NamedTuple):
 
     manifest_sha256: str
     size_bytes: int
+    stats: Stats | None = None
+    """What changed; unknown of a version that was published as whole tensors."""
+    is_complete: bool = True
+    """Whether it needs no earlier version."""
+
+    @property
+    def density(self) -> float:
+        """Share of the elements that changed."""
+        return self.stats.changed / max(1, self.stats.elements) if self.stats else 1.0
+
+    @property
+    def bits_per_change(self) -> float:
+        """Stored for each."""
+        return 8 * self.size_bytes / max(1, self.stats.changed) if self.stats else 0.0
 
 
 class Learners(Protocol):
@@ -123,8 +139,16 @@ class Learners(Protocol):
         """Train on rewards."""
         ...
 
-    async def publish(self, version: VersionId, step: int) -> Published:
-        """Make the present weights visible."""
+    async def publish(self, version: VersionId, base: Base | None) -> list[Receipt]:
+        """Upload the present weights, as changes of the base if they descend from it.
+
+        Returns:
+            What each rank did, in their order; the version exists once its manifest does.
+        """
+        ...
+
+    async def publish_whole(self, version: VersionId, step: int) -> Published:
+        """Make the present weights visible as whole tensors."""
         ...
 
     async def save(self, prefix: str) -> list[CheckpointObject]:

@@ -106,7 +106,7 @@ def _learner_configs(
             model_folder=inputs.model_folder,
             seed=spec.model.seed,
             storage=spec.storage,
-            weights_dtype=spec.weights.dtype,
+            weights=spec.weights,
             micro_batch_tokens=trainer.micro_batch_tokens,
             threads=trainer.threads_per_rank,
             rank=rank,

@@ -6,6 +6,7 @@ import time
 
 from etude.common import checkpoints
 from etude.common.checkpoints import StoredCheckpoint
+from etude.common.weights import VersionId
 from etude.trainer import metrics
 from etude.trainer.controller.evaluation import Evaluator
 from etude.trainer.controller.inputs import TaskSets
@@ -91,6 +92,8 @@ async def _begin(run: Run, checkpoint: StoredCheckpoint | None) -> bool:
         folder = epoch_folder(checkpoint.manifest.epoch)
         await run.learners.restore(checkpoint.prefix + folder)
         run.saver.last_step = checkpoint.manifest.step
+        if run.versions is not None and run.cursor.policy is not None:
+            await run.versions.resume(VersionId(*run.cursor.policy))
         run.tell("Resumed", f"from the checkpoint of step {checkpoint.manifest.step}")
     await publish(run)
     return True

@@ -10,6 +10,7 @@ from etude.common.weights import VersionId
 from etude.trainer import metrics
 from etude.trainer.controller.records import version_row
 from etude.trainer.controller.run import Run
+from etude.trainer.work import Published
 from etude.v1 import journal_pb2
 
 log = logging.getLogger(__name__)
@@ -30,10 +31,7 @@ async def publish(run: Run) -> float:
     step = run.cursor.global_step
     with _TRACER.start_as_current_span("publish") as span:
         span.set_attributes({"etude.policy": str(version), "etude.step": step})
-        # Repeating it is harmless: the same weights make the same objects.
-        published = await run.patience.keep_trying(
-            f"policy version {version}", lambda: run.learners.publish(version, step)
-        )
+        published = await _published(run, version, step)
     run.next_version += 1
     run.cursor.policy = (version.epoch, version.number)
     seconds = time.monotonic() - started
@@ -45,7 +43,7 @@ async def publish(run: Run) -> float:
     )
     run.book.write(journal_pb2.JournalRecord(published=body))
     metrics.PUBLISH.observe(seconds)
-    run.unserved = version_row(run.place(), version, seconds, published.size_bytes)
+    run.unserved = version_row(run.place(), version, seconds, published)
     await _prune_versions(run)
     run.moved()
     run.report()
@@ -70,6 +68,22 @@ async def serve(run: Run) -> float:
     return swap_ms
 
 
+async def _published(run: Run, version: VersionId, step: int) -> Published:
+    if run.versions is None:
+        return await run.patience.keep_trying(
+            f"policy version {version}", lambda: run.learners.publish_whole(version, step)
+        )
+    manifest = await run.versions.publish(run.learners, version, step=step, patience=run.patience)
+    metrics.PUBLISHED_BYTES.inc(manifest.num_bytes)
+    published = Published(
+        manifest.sha256, manifest.num_bytes, manifest.stats, is_complete=manifest.is_complete
+    )
+    if not published.is_complete:
+        metrics.CHANGED.set(published.density)
+        metrics.BITS_PER_CHANGE.set(published.bits_per_change)
+    return published
+
+
 def _is_published(run: Run) -> bool:
     if run.cursor.policy is None or run.cursor.policy[0] != run.epoch:
         return False
@@ -78,6 +92,8 @@ def _is_published(run: Run) -> bool:
 
 
 async def _prune_versions(run: Run) -> None:
+    if run.versions is not None:
+        return  # a delta needs those before it: what may go is found by what is needed
     keep = run.resolved.spec.weights.advanced.retain_versions
     if run.next_version % keep:
         return

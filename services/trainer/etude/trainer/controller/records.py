@@ -11,6 +11,7 @@ from etude.agent.chat import ChatFormat
 from etude.common.weights import VersionId
 from etude.trainer.batches import StepResult
 from etude.trainer.controller.behaviour import behaviour
+from etude.trainer.work import Published
 from etude.v1 import journal_pb2, rollout_pb2
 
 Row = dict[str, Any]
@@ -53,15 +54,23 @@ def step_row(place: Place, result: StepResult, *, seconds: float) -> Row:
     )
 
 
-def version_row(place: Place, version: VersionId, seconds: float, size_bytes: int) -> Row:
+def version_row(place: Place, version: VersionId, seconds: float, published: Published) -> Row:
     """One published policy version."""
-    return place.row(
+    row = place.row(
         "version",
         epoch=version.epoch,
         number=version.number,
         seconds=round(seconds, 4),
-        bytes=size_bytes,
+        bytes=published.size_bytes,
     )
+    if published.stats is None:
+        return row
+    return row | {
+        "complete": published.is_complete,
+        "changed": published.stats.changed,
+        "density": round(published.density, 6),
+        "bits_per_change": round(published.bits_per_change, 2),
+    }
 
 
 class Faults(NamedTuple):

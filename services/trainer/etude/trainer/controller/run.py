@@ -24,6 +24,7 @@ from etude.trainer.controller.recovery import Book
 from etude.trainer.controller.reports import Reports
 from etude.trainer.controller.saving import Saver
 from etude.trainer.controller.state import ControllerState, Cursor, Figures
+from etude.trainer.controller.versions import Versions
 from etude.trainer.work import Learners, Rollouts
 from etude.v1 import journal_pb2, run_pb2
 
@@ -67,6 +68,8 @@ class Run:
     """When something was last finished, for the watchdog."""
     patience: Patience = field(default_factory=Patience)
     """For publishing."""
+    versions: Versions | None = None
+    """Publishes changes; unset, every version is published as whole tensors."""
     unserved: Row | None = None
     """Row of a version that no engine was told of yet."""
 

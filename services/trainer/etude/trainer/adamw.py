@@ -1,0 +1,82 @@
+"""AdamW of some parameters at a time, bit for bit what torch.optim.AdamW does with all of them."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+from etude.trainer.wire import local
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+EPS = 1e-8
+
+State = dict[str, Tensor]
+
+
+class AdamW:
+    """Moments of named parameters, and the update that follows them; fused kernels, fp32."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._parameters = dict(parameters)
+        self.state: dict[str, State] = {}
+        """By parameter, since its first update: step, exp_avg, exp_avg_sq, sharded as it is."""
+
+    @torch.no_grad()
+    def update(
+        self,
+        names: Sequence[str],
+        *,
+        rate: float,
+        betas: tuple[float, float],
+        weight_decay: float,
+    ) -> None:
+        """Follow the gradients of these parameters; one without a gradient stays as it is.
+
+        Source: Decoupled weight decay regularization, https://arxiv.org/abs/1711.05101.
+        """
+        columns: list[list[Tensor]] = [[], [], [], [], []]
+        for name in names:
+            parameter = self._parameters[name]
+            if parameter.grad is None:
+                continue
+            state = self._begun(name)
+            row = (parameter, parameter.grad, *(state[moment] for moment in MOMENTS))
+            for column, tensor in zip(columns, (*row, state["step"]), strict=True):
+                column.append(local(tensor.detach()))
+        parameters, gradients, averages, squares, steps = columns
+        adamw(
+            parameters,
+            gradients,
+            averages,
+            squares,
+            [],
+            steps,
+            fused=True,
+            amsgrad=False,
+            beta1=betas[0],
+            beta2=betas[1],
+            lr=rate,
+            weight_decay=weight_decay,
+            eps=EPS,
+            maximize=False,
+        )
+
+    def prepare(self, *, updates: int) -> None:
+        """Begin with moments of zeros that have seen so many updates, for saved ones to go in."""
+        self.state.clear()
+        for name in self._parameters if updates else ():
+            self._begun(name)["step"].fill_(updates)
+
+    @property
+    def updates(self) -> int:
+        """How many updates the moments have seen."""
+        return max((int(state["step"]) for state in self.state.values()), default=0)
+
+    def _begun(self, name: str) -> State:
+        if name not in self.state:
+            parameter = self._parameters[name].detach()
+            moments = {moment: torch.zeros_like(parameter) for moment in MOMENTS}
+            step = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            self.state[name] = {"step": step, **moments}
+        return self.state[name]

@@ -1,0 +1,186 @@
+"""A phase under way in the learner, and its place in a checkpoint."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from etude.common.api.meta import Model
+from etude.common.api.phases import Phase, RolloutPolicy
+from etude.common.blobs import ObjectInfo, Store
+from etude.common.errors import CorruptError, WrongStateError
+from etude.trainer import export, learner_state, ranks
+from etude.trainer.algorithms.base import AlgorithmSteps
+from etude.trainer.algorithms.choice import chosen
+from etude.trainer.optimiser import Optimiser, Steps
+from etude.trainer.policy import Policy, like
+from etude.trainer.ranks import Ranks
+
+
+class Position(NamedTuple):
+    """Where in the run a restored state is."""
+
+    phase: str
+    step: int
+    """Steps done of the phase."""
+
+
+class _Saved(Model):
+    """What a checkpoint holds beside tensors."""
+
+    phase: Phase
+    step: int
+    updates: int
+    has_reference: bool
+    is_published: bool = False
+    """Whether the weights, or earlier ones of the same run, are those of a version."""
+
+
+@dataclass(slots=True)
+class PhaseState:
+    """A phase under way."""
+
+    phase: Phase
+    step: int
+    """Steps done."""
+    optimiser: Optimiser
+    algorithm: AlgorithmSteps | None
+    reference: Policy | None = None
+    """The weights at the start of the phase, if the divergence from them costs something."""
+
+
+class Restored(NamedTuple):
+    """A phase as a checkpoint had it."""
+
+    state: PhaseState
+    is_published: bool
+
+
+class Phases:
+    """Begins, saves and restores the phases of one policy; every method is collective."""
+
+    def __init__(self, policy: Policy, ranks: Ranks, *, steps: Steps) -> None:
+        """Take charge of a policy.
+
+        Args:
+            policy: whose phases they are.
+            ranks: who shares it.
+            steps: who must see what an optimiser changes.
+        """
+        self._policy = policy
+        self._ranks = ranks
+        self._steps = steps
+
+    def begun(self, parsed: Phase, step: int, *, under_way: PhaseState | None) -> PhaseState:
+        """The phase of which so many steps are done; its optimiser goes on if it is under way.
+
+        Raises:
+            ValueError: the phase is invalid.
+            WrongStateError: it asks for a divergence from weights that are gone.
+        """
+        algorithm = _algorithm(parsed)
+        if under_way is None or under_way.phase.name != parsed.name:
+            state = PhaseState(parsed, step, self._optimiser(parsed), algorithm)
+        else:
+            under_way.optimiser.renew(parsed)
+            kept = under_way.reference
+            state = PhaseState(parsed, step, under_way.optimiser, algorithm, kept)
+        if algorithm is None or algorithm.parameters.kl_coefficient == 0:
+            state.reference = None
+        elif state.reference is None and step > 0:
+            raise WrongStateError(
+                f"phase {parsed.name}: klCoefficient cannot be switched on after {step} steps,"
+                " because the weights at the start of the phase were not kept"
+            )
+        elif state.reference is None:
+            state.reference = self._copy()
+        return state
+
+    def save(
+        self, store: Store, prefix: str, state: PhaseState, *, is_published: bool
+    ) -> list[ObjectInfo]:
+        """Write the complete state below prefix; what was written, on rank 0.
+
+        Raises:
+            StoreError: the store failed.
+        """
+        live = {**self._live(state), "rng": torch.get_rng_state()}
+        # All ranks hand over everything first: a store that fails midway must not strand them.
+        named: dict[str, Tensor] = {}
+        for name, tensor in live.items():
+            whole = ranks.whole(tensor)
+            if self._ranks.is_first:
+                named[name] = whole.cpu()
+        if not self._ranks.is_first:
+            return []
+        about = _Saved(
+            phase=state.phase,
+            step=state.step,
+            updates=state.optimiser.updates,
+            has_reference=state.reference is not None,
+            is_published=is_published,
+        )
+        return learner_state.write(
+            store,
+            prefix,
+            tensors=(export.wire_tensor(name, tensor) for name, tensor in named.items()),
+            state=about.model_dump(mode="json"),
+        )
+
+    def restored(self, store: Store, prefix: str) -> Restored:
+        """Return to a saved state; nothing changes unless all of it is good.
+
+        Raises:
+            CorruptError: an object is missing, damaged or of another model; it is named.
+        """
+        where = f"{store.url}/{prefix}"
+        saved = learner_state.read(store, prefix)
+        try:
+            about = _Saved.model_validate(saved.state)
+        except ValidationError as cause:
+            raise CorruptError(f"{where}: {cause}") from cause
+        state = PhaseState(
+            about.phase,
+            about.step,
+            self._optimiser(about.phase),
+            _algorithm(about.phase),
+            self._copy() if about.has_reference else None,
+        )
+        state.optimiser.prepare(updates=about.updates)
+        live = self._live(state)
+        rng = saved.tensors.pop("rng", torch.zeros(0))
+        learner_state.check_fit(saved.tensors, live, where=where)
+        torch.set_rng_state(rng)
+        for name, tensor in live.items():
+            ranks.fill(tensor, saved.tensors[name])
+        return Restored(state, about.is_published)
+
+    def _optimiser(self, phase: Phase) -> Optimiser:
+        return Optimiser(self._policy, phase, steps=self._steps)
+
+    def _live(self, state: PhaseState) -> dict[str, Tensor]:
+        """Everything that training changes, sharded as it is."""
+        tensors: dict[str, Tensor] = {}
+        for kind, policy in (("model", self._policy), ("reference", state.reference)):
+            if policy is not None:
+                named = ranks.parameters_by_name(policy)
+                tensors |= {f"{kind}.{name}": p.detach() for name, p in named.items()}
+        return tensors | {f"adamw.{n}": t for n, t in state.optimiser.moments().items()}
+
+    def _copy(self) -> Policy:
+        """A frozen copy of the present weights, sharded alike."""
+        copy = like(self._policy)
+        self._ranks.shard(copy)
+        own = ranks.parameters_by_name(self._policy)
+        for name, parameter in ranks.parameters_by_name(copy).items():
+            parameter.data.copy_(own[name].data)
+        return copy.requires_grad_(requires_grad=False)
+
+
+def _algorithm(phase: Phase) -> AlgorithmSteps | None:
+    if phase.algorithm is None:
+        return None
+    rollout = phase.rollout or RolloutPolicy()
+    return chosen(phase.algorithm, max_tokens=rollout.max_tokens)

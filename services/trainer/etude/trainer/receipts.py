@@ -1,0 +1,163 @@
+"""What the learner ranks hand over for a version, and the manifest that it adds up to."""
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, NamedTuple
+
+from pydantic import BaseModel, Field
+
+from etude.common.blobs import Store
+from etude.common.errors import EtudeError, Problem, UserError, WrongStateError
+from etude.common.weights import publication, records
+from etude.common.weights.container import Container
+from etude.common.weights.digest import NOTHING, Digest
+from etude.common.weights.manifest import (
+    PayloadObject,
+    Sha256,
+    State,
+    Stats,
+    VersionRef,
+    WeightManifest,
+)
+from etude.common.weights.versions import VersionId
+
+
+class NonFiniteWeightsError(EtudeError):
+    """The new weights hold NaN or infinity; nothing was uploaded."""
+
+    reason: ClassVar[str] = "NonFiniteWeights"
+
+
+class SchemaChangedError(UserError):
+    """The model is not the one that the run's versions are of."""
+
+    reason: ClassVar[str] = "SchemaChanged"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            Problem(
+                reason=self.reason,
+                what=f"the policy's tensors are not those of its earlier versions: {what}",
+                where="model.uri, weights.dtype, weights.advanced.tileGrid",
+                fix="restore the earlier value, or start a run with another storage.uri",
+            )
+        )
+
+
+class Base(NamedTuple):
+    """The version that a new one may build on."""
+
+    ref: VersionRef
+    schema_sha256: str
+
+
+class Receipt(BaseModel):
+    """What one rank did for a version; at most 1 KB of JSON."""
+
+    model_config = records.STRICT
+
+    rank: int = Field(ge=0)
+    payload: PayloadObject | None
+    """None if nothing of this rank changed."""
+    is_complete: bool
+    """Whether the version needs no base; all ranks agree."""
+    schema_sha256: Sha256
+    change: State
+    """Digest of what changed since the base, all of it if complete."""
+    share: State
+    """Digest of the elements that this rank publishes, as they are now."""
+    stats: Stats
+
+
+def stored_payload(
+    store: Store, version: VersionId, rank: int, container: Container, *, complete: bool
+) -> PayloadObject:
+    """Upload a container; what the manifest will say of it.
+
+    Raises:
+        StoreError: the store failed; upload again.
+    """
+    key = publication.publish_payload(store, version, rank, container.data, complete=complete)
+    return PayloadObject(
+        rank=rank,
+        key=key,
+        size=container.size,
+        index_offset=container.index_offset,
+        index_length=container.index_length,
+        index_sha256=container.index_sha256,
+    )
+
+
+def manifest_of(
+    receipts: Sequence[Receipt],
+    *,
+    run: str,
+    version: VersionId,
+    step: int,
+    holder: str,
+    base: VersionRef | None,
+) -> WeightManifest:
+    """The manifest of a version whose payloads are stored.
+
+    Args:
+        receipts: of all ranks, in their order.
+        run: UID of the run.
+        version: what is published.
+        step: optimiser steps of the run so far.
+        holder: who publishes, for people.
+        base: what the ranks were told to build on.
+
+    Raises:
+        WrongStateError: the receipts are not those of one version, or do not add up.
+    """
+    first = receipts[0]
+    if [each.rank for each in receipts] != list(range(len(receipts))):
+        raise WrongStateError(f"version {version}: receipts of {[r.rank for r in receipts]}")
+    for each in receipts:
+        if (each.schema_sha256, each.is_complete) != (first.schema_sha256, first.is_complete):
+            raise WrongStateError(f"version {version}: rank {each.rank} disagrees with rank 0")
+    if not first.is_complete and base is None:
+        raise WrongStateError(f"version {version}: changes, but of no base")
+    kept = None if first.is_complete else base
+    before = NOTHING if kept is None else Digest.parse(kept.state)
+    state = before.plus(combined(Digest.parse(each.change) for each in receipts))
+    if state != (share := combined(Digest.parse(each.share) for each in receipts)):
+        raise WrongStateError(
+            f"version {version}: the changes lead to state {state.hex()}, the weights are in"
+            f" {share.hex()}"
+        )
+    return WeightManifest(
+        run=run,
+        epoch=version.epoch,
+        number=version.number,
+        step=step,
+        holder=holder,
+        base=kept,
+        schema_sha256=first.schema_sha256,
+        state=state.hex(),
+        objects=tuple(each.payload for each in receipts if each.payload is not None),
+        stats=total([each.stats for each in receipts]),
+    )
+
+
+def combined(digests: Iterable[Digest]) -> Digest:
+    """The digest of all of them together."""
+    state = NOTHING
+    for each in digests:
+        state = state.plus(each)
+    return state
+
+
+def total(stats: Sequence[Stats]) -> Stats:
+    """The figures of several ranks as those of one."""
+    codecs: dict[str, int] = {}
+    for each in stats:
+        for name, count in each.codecs.items():
+            codecs[name] = codecs.get(name, 0) + count
+    return Stats(
+        changed=sum(each.changed for each in stats),
+        elements=sum(each.elements for each in stats),
+        one_ulp=sum(each.one_ulp for each in stats),
+        nonfinite=sum(each.nonfinite for each in stats),
+        codecs=dict(sorted(codecs.items())),
+        num_bytes=sum(each.num_bytes for each in stats),
+    )

@@ -1,0 +1,178 @@
+"""Which elements of the checkpoint one rank publishes, and where it holds them."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from etude.common.weights.tiles import Tiling
+from etude.common.weights.words import Words, word_type
+from etude.trainer import wire
+from etude.trainer.layout import Layout
+from etude.trainer.ranks import Ranks
+from etude.trainer.tracker import Changes, Flat, Touched
+
+
+class Held(NamedTuple):
+    """Consecutive elements of one source on this rank."""
+
+    source: str
+    start: int
+    """In the rank's shard of the source, row-major."""
+    length: int
+
+
+class Part(NamedTuple):
+    """Consecutive elements of one tensor of the checkpoint that this rank publishes."""
+
+    tensor: int
+    """Its place in the schema."""
+    start: int
+    """Row-major."""
+    stop: int
+    held: tuple[Held, ...]
+    """Where they are, in this order."""
+
+
+class Edits(NamedTuple):
+    """Changed elements of a part; all of one length."""
+
+    flat: Flat
+    """Row-major in the tensor, increasing."""
+    old: Words
+    new: Words
+
+
+def parts_of(layout: Layout, ranges: Mapping[str, tuple[int, int]]) -> list[Part]:
+    """What a rank publishes, sorted by tensor and place.
+
+    Args:
+        layout: of the whole model.
+        ranges: first element and end of the rank's shard of each source, row-major.
+    """
+    found: dict[int, list[tuple[int, Held]]] = defaultdict(list)
+    for source, pieces in layout.pieces.items():
+        first, end = ranges[source]
+        for piece in pieces:
+            start, stop = max(first, piece.start), min(end, piece.start + piece.length)
+            if start < stop:
+                held = Held(source, start - first, stop - start)
+                place = layout.schema.index[piece.tensor]
+                found[place].append((piece.first + start - piece.start, held))
+    parts: list[Part] = []
+    for tensor in sorted(found):
+        for place, held in sorted(found[tensor]):
+            last = parts[-1] if parts else None
+            if last is not None and (last.tensor, last.stop) == (tensor, place):
+                parts[-1] = last._replace(stop=place + held.length, held=(*last.held, held))
+            else:
+                parts.append(Part(tensor, place, place + held.length, (held,)))
+    return parts
+
+
+def ranges_of(sources: Mapping[str, Tensor], ranks: Ranks) -> dict[str, tuple[int, int]]:
+    """First element and end of this rank's shard of each tensor, row-major.
+
+    What every rank holds whole is published by the first.
+
+    Raises:
+        ValueError: a tensor is not sharded along its first dimension alone.
+    """
+    return {name: _range(name, tensor, ranks) for name, tensor in sources.items()}
+
+
+def _range(name: str, tensor: Tensor, ranks: Ranks) -> tuple[int, int]:
+    if not isinstance(tensor, DTensor):
+        return (0, tensor.numel()) if ranks.is_first else (0, 0)
+    if tuple(tensor.placements) != (Shard(0),):
+        raise ValueError(f"{name} is spread as {tensor.placements}, not along its first dimension")
+    shape, offset = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    row = int(np.prod(tensor.shape[1:]))
+    if not shape[0]:
+        return (0, 0)
+    return offset[0] * row, (offset[0] + shape[0]) * row
+
+
+class Live(NamedTuple):
+    """The weights of this rank, to be read in the format of the wire."""
+
+    sources: Mapping[str, Tensor]
+    dtype: wire.Dtype
+
+    def words(self, part: Part) -> Words:
+        """All elements of a part as they are now."""
+        found = [self._words(held) for held in part.held]
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def edits(self, part: Part, changes: Changes) -> Edits | None:
+        """The elements of a part that differ from the base; None if they are not listed."""
+        found = [self._edits(held, changes) for held in part.held]
+        if any(each is None for each in found):
+            return None
+        flat, old, new = [], [], []
+        place = part.start
+        for held, each in zip(part.held, found, strict=True):
+            if each is not None and each.flat.size:
+                flat.append(each.flat + (place - held.start))
+                old.append(each.old)
+                new.append(each.new)
+            place += held.length
+        if not flat:
+            return _NO_EDITS
+        return Edits(np.concatenate(flat), np.concatenate(old), np.concatenate(new))
+
+    def at(self, part: Part, flat: Flat) -> Words:
+        """Single elements of a part as they are now, by their place in the tensor. [k] -> [k]."""
+        dtype = wire.format_of(self.sources[part.held[0].source], dtype=self.dtype)
+        found = np.empty(flat.size, word_type(wire.NAMES[dtype]))
+        place = part.start
+        for held in part.held:
+            chosen = (flat >= place) & (flat < place + held.length)
+            found[chosen] = self._at(held, flat[chosen] - (place - held.start))
+            place += held.length
+        return found
+
+    def _at(self, held: Held, flat: Flat) -> Words:
+        """Likewise, by their place in the rank's shard of the source."""
+        tensor = self.sources[held.source]
+        shard = wire.local(tensor.detach()).reshape(-1)
+        values = shard[torch.from_numpy(flat).to(shard.device)]
+        return wire.words(values, dtype=wire.format_of(tensor, dtype=self.dtype))
+
+    def _edits(self, held: Held, changes: Changes) -> Edits | None:
+        """Likewise of one run; places are those in the rank's shard of the source."""
+        touched = changes.get(held.source, _UNTOUCHED)
+        if touched is None:
+            return None
+        low, high = np.searchsorted(touched.flat, (held.start, held.start + held.length))
+        flat, old = touched.flat[low:high], touched.old[low:high]
+        if not flat.size:
+            return _NO_EDITS
+        new = self._at(held, flat)
+        # A later step may have turned back what an earlier one did.
+        differs = old != new
+        return Edits(flat[differs], old[differs], new[differs])
+
+    def _words(self, held: Held) -> Words:
+        tensor = self.sources[held.source]
+        run = wire.local(tensor.detach()).reshape(-1)[held.start : held.start + held.length]
+        return wire.words(run, dtype=wire.format_of(tensor, dtype=self.dtype))
+
+
+def places(cut: Tiling, tile: int, lo: int, hi: int) -> Flat:
+    """Where elements [lo, hi) of a tile lie in their tensor, row-major."""
+    at = cut.tile(tile)
+    rows, columns = np.divmod(np.arange(lo, hi, dtype=np.int64), at.columns)
+    flat: Flat = (at.plane * cut.rows + at.row + rows) * cut.columns + at.column + columns
+    return flat
+
+
+_UNTOUCHED = Touched(np.empty(0, np.int64), np.empty(0, np.uint8))
+_NO_EDITS = Edits(np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.uint8))

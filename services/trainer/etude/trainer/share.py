@@ -1,0 +1,182 @@
+"""What one rank publishes of a policy, read from the live weights and packed."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from etude.common.api.weights import Weights
+from etude.common.weights import digest
+from etude.common.weights.codecs.ids import Codec
+from etude.common.weights.container import Container
+from etude.common.weights.digest import NOTHING, Digest
+from etude.common.weights.manifest import Stats
+from etude.common.weights.packing import Packer, Shard
+from etude.common.weights.schema import Schema
+from etude.common.weights.tiles import tiling
+from etude.common.weights.words import Words, lanes_per_element
+from etude.trainer import layout, wire
+from etude.trainer.policy import Policy
+from etude.trainer.ranks import Ranks, whole
+from etude.trainer.shards import Edits, Live, Part, parts_of, places, ranges_of
+from etude.trainer.tracker import Changes
+
+_CODECS = {"L1": Codec.L1, "L2": Codec.L2, "L2r": Codec.L2R}
+
+
+class Packed(NamedTuple):
+    """A rank's part of a version, before it is uploaded."""
+
+    container: Container | None
+    """None if nothing changed, or once it is stored."""
+    digests: list[Digest]
+    """Of each part, after this version."""
+    change: Digest
+    """From the base to this version."""
+    stats: Stats
+    is_complete: bool
+
+    def without_data(self) -> "Packed":
+        """What is to be remembered once the data are stored."""
+        return self._replace(container=None)
+
+
+class Share:
+    """The parts of the checkpoint's tensors that this rank publishes."""
+
+    def __init__(self, policy: Policy, ranks: Ranks, *, settings: Weights) -> None:
+        self._policy = policy
+        self._ranks = ranks
+        self._settings = settings
+        self._layout = layout.layout_of(
+            policy.model, dtype=settings.dtype, grid=settings.advanced.tile_grid
+        )
+        sources = layout.sources(policy.model)
+        parts = parts_of(self._layout, ranges_of(sources, ranks))
+        self._parts = sorted([*parts, *self._scattered_parts()]) if ranks.is_first else parts
+        trained = {name for name, _ in policy.model.named_parameters()}
+        self._untracked = sources.keys() - trained
+        self.sizes = {name: wire.local(tensor).numel() for name, tensor in sources.items()}
+        """Elements of this rank's shard of each source."""
+
+    @property
+    def schema(self) -> Schema:
+        """Of the whole policy."""
+        return self._layout.schema
+
+    def bits(self, parameter: Tensor, *, copy: bool = False) -> Tensor:
+        """The raw bits of this rank's shard of a parameter, as the wire has them. [n]."""
+        shard = wire.local(parameter.detach())
+        dtype = wire.format_of(shard, dtype=self._settings.dtype)
+        return wire.bits(shard, dtype=dtype, copy=copy)
+
+    def scan(self) -> list[Digest]:
+        """The digest of each part as it is; collective."""
+        reader = self._reader()
+        return [self._digest(part, reader.words(part)) for part in self._parts]
+
+    def packed(self, before: Sequence[Digest] | None, changes: Changes) -> Packed:
+        """Pack the present weights; collective.
+
+        Args:
+            before: the digest of each part in the base; None packs everything.
+            changes: since the base, by source.
+        """
+        reader = self._reader()
+        after: list[Digest] = []
+        with Packer(self.schema, codec=_CODECS[self._settings.advanced.codec]) as packer:
+            for place, part in enumerate(self._parts):
+                if before is None:
+                    after.append(self._add_complete(packer, part, reader))
+                    continue
+                edits = reader.live.edits(part, changes) if self._is_tracked(part) else None
+                if edits is None:
+                    after.append(self._add_replaced(packer, part, reader, before[place]))
+                else:
+                    change = self._add_changes(packer, part, reader, edits)
+                    after.append(before[place].plus(change))
+            packed = packer.finish()
+        elements = sum(part.stop - part.start for part in self._parts)
+        return Packed(
+            packed.container if packed.container.blocks else None,
+            after,
+            packed.digest,
+            Stats(**{**packed.stats._asdict(), "elements": elements}),
+            is_complete=before is None,
+        )
+
+    def is_replaced(self, changes: Changes) -> bool:
+        """Whether so much changed everywhere that nothing of the base is left to build on."""
+        return all(
+            changes.get(held.source, ()) is None
+            for part in self._parts
+            if self._is_tracked(part)
+            for held in part.held
+        )
+
+    def _add_complete(self, packer: Packer, part: Part, reader: "_Reader") -> Digest:
+        words = reader.words(part)
+        packer.add_complete(part.tensor, words, Shard(part.start, part.stop))
+        return self._digest(part, words)
+
+    def _add_replaced(
+        self, packer: Packer, part: Part, reader: "_Reader", before: Digest
+    ) -> Digest:
+        words = reader.words(part)
+        after = self._digest(part, words)
+        if after != before:
+            packer.add_replaced(part.tensor, words, Shard(part.start, part.stop), before=before)
+        return after
+
+    def _add_changes(self, packer: Packer, part: Part, reader: "_Reader", edits: Edits) -> Digest:
+        if not edits.flat.size:
+            return NOTHING
+        cut = tiling(self.schema.tensors[part.tensor], self.schema.grid)
+        packer.add_changes(
+            part.tensor,
+            *edits,
+            Shard(part.start, part.stop),
+            block_words=lambda tile, lo, hi: reader.live.at(part, places(cut, tile, lo, hi)),
+        )
+        return digest.change(edits.old, edits.new, edits.flat, self.schema.offsets[part.tensor])
+
+    def _digest(self, part: Part, words: Words) -> Digest:
+        spec = self.schema.tensors[part.tensor]
+        lane = self.schema.offsets[part.tensor] + part.start * lanes_per_element(spec.dtype)
+        return digest.scan(words, lane)
+
+    def _is_tracked(self, part: Part) -> bool:
+        """Whether its changes are listed; else it is compared by its digest."""
+        return bool(part.held) and not any(held.source in self._untracked for held in part.held)
+
+    def _reader(self) -> "_Reader":
+        sources = layout.sources(self._policy.model)
+        gathered: dict[str, Tensor] = {}
+        for name in self._layout.scattered:
+            value = whole(sources[name])
+            if self._ranks.is_first:
+                gathered[name] = value
+        named = layout.converted(self._policy.model, gathered) if gathered else {}
+        dtype = wire.FLOATS[self._settings.dtype]
+        scattered = {
+            self.schema.index[name]: wire.words(value, dtype=dtype) for name, value in named.items()
+        }
+        return _Reader(Live(sources, self._settings.dtype), scattered)
+
+    def _scattered_parts(self) -> Iterable[Part]:
+        held = {piece.tensor for pieces in self._layout.pieces.values() for piece in pieces}
+        for place, spec in enumerate(self.schema.tensors):
+            if spec.name not in held:
+                yield Part(place, 0, spec.elements, ())
+
+
+class _Reader(NamedTuple):
+    """The weights as they are now."""
+
+    live: Live
+    scattered: dict[int, Words]
+    """Whole tensors that only exist converted."""
+
+    def words(self, part: Part) -> Words:
+        """All elements of a part."""
+        return self.live.words(part) if part.held else self.scattered[part.tensor]

@@ -1,0 +1,148 @@
+"""A learner, the controller's half of publishing, and a reader of the store."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from etude.common import weights
+from etude.common.api.run import Storage
+from etude.common.api.weights import Weights
+from etude.common.blobs import Store, open_store
+from etude.common.weights import VersionId, publication, reading, staged
+from etude.common.weights.live import LiveWeights, identity_regions
+from etude.common.weights.manifest import VersionRef, WeightManifest
+from etude.common.weights.plan import plan
+from etude.common.weights.schema import parse_schema
+from etude.common.weights.words import Words, word_type
+from etude.trainer import export
+from etude.trainer.learner import Learner
+from etude.trainer.learner_config import LearnerConfig
+from etude.trainer.receipts import Base, Receipt, manifest_of
+
+MODEL = Path(__file__).parents[3] / "data" / "tiny-model"
+
+Build = Callable[..., Learner]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    found = open_store(f"file://{tmp_path}/run")
+    weights.claim_epoch(found, holder="test", parent=None, reason="start")
+    return found
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    def make(*, dtype: str = "BFloat16", model: Path = MODEL, **settings: Any) -> Learner:
+        torch.set_num_threads(1)
+        return Learner(
+            LearnerConfig(
+                run="uid",
+                holder="test",
+                model_folder=model,
+                storage=Storage(uri=f"file://{tmp_path}/run"),
+                weights=Weights.model_validate({"dtype": dtype, **settings}),
+            )
+        )
+
+    return make
+
+
+class Chain:
+    """The controller's half: manifests, each on the last one."""
+
+    def __init__(self, store: Store, epoch: int = 1) -> None:
+        self.store = store
+        self.epoch = epoch
+        self.number = 0
+        self.base: Base | None = None
+
+    def publish(self, learner: Learner) -> WeightManifest:
+        receipt = learner.publish(VersionId(self.epoch, self.number), self.base)
+        assert len(receipt.model_dump_json()) <= 1024
+        return self.commit(receipt)
+
+    def commit(self, receipt: Receipt) -> WeightManifest:
+        manifest = manifest_of(
+            [receipt],
+            run="uid",
+            version=VersionId(self.epoch, self.number),
+            step=self.number,
+            holder="test",
+            base=self.base.ref if self.base else None,
+        )
+        publication.commit(self.store, manifest)
+        self.base = Base(manifest.ref, manifest.schema_sha256)
+        self.number += 1
+        return manifest
+
+
+class Reader:
+    """A replica that holds the checkpoint's tensors as they are."""
+
+    def __init__(self, store: Store, folder: Path) -> None:
+        self.store = store
+        self.folder = folder
+        self.live: VersionRef | None = None
+        self.words: dict[str, Words] = {}
+        self.kinds: list[str] = []
+
+    def follow(self, manifest: WeightManifest) -> None:
+        data = publication.read_schema_bytes(self.store, manifest.schema_sha256)
+        schema = parse_schema(data, sha256=manifest.schema_sha256, where="schema")
+        if not self.words:
+            self.words = {
+                spec.name: np.zeros(spec.elements, word_type(spec.dtype)) for spec in schema.tensors
+            }
+        memory = LiveWeights(schema, self.words, identity_regions(schema))
+        for edge in plan(self.store, self.live, manifest.version):
+            self.kinds.append(edge.kind)
+            reading.stage(self.store, edge, schema, self.folder / "staged")
+            prepared = memory.prepare(staged.read(self.folder / "staged"))
+            assert memory.commit(prepared)
+            assert memory.scan().hex() == edge.target.state
+            self.live = edge.target
+
+    def assert_equal(self, learner: Learner) -> None:
+        """Its words are those that an export of the learner has."""
+        dtype = learner._config.weights.dtype
+        expected = export.published_tensors(learner.policy, learner._ranks, dtype=dtype)
+        assert self.words.keys() == {tensor.name for tensor in expected}
+        for tensor in expected:
+            assert self.words[tensor.name].tobytes() == bytes(tensor.data)
+
+
+@pytest.fixture
+def chain(store: Store) -> Chain:
+    return Chain(store)
+
+
+@pytest.fixture
+def reader(store: Store, tmp_path: Path) -> Reader:
+    return Reader(store, tmp_path)
+
+
+@pytest.fixture
+def experts(tmp_path: Path) -> Path:
+    """A mixture of experts, which is fused when it is loaded."""
+    config = Qwen3MoeConfig(
+        vocab_size=64,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        intermediate_size=32,
+        moe_intermediate_size=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "moe")
+    return tmp_path / "moe"

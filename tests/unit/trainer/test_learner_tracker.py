@@ -1,0 +1,85 @@
+"""Changes since a version, gathered over many steps."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.trainer import tracker
+from etude.trainer.tracker import MOST_TOUCHED, Touched, Tracker
+
+SIZE = 300
+
+
+def bits(values: npt.NDArray[np.uint16]) -> torch.Tensor:
+    return torch.from_numpy(values.view(np.int16))
+
+
+steps = st.lists(st.dictionaries(st.integers(0, SIZE - 1), st.integers(0, 2**16 - 1), max_size=20))
+
+
+@given(drawn=steps, cut=st.integers(0, 10))
+def test_the_first_old_bits_of_every_touched_place_are_kept(
+    drawn: list[dict[int, int]], cut: int
+) -> None:
+    words = np.arange(SIZE, dtype=np.uint16)
+    base = words.copy()
+    watch = Tracker()
+    watch.arm()
+    touched: set[int] = set()
+    taken: tracker.Changes = {}
+    for number, step in enumerate(drawn):
+        if number == cut:
+            taken = watch.take()
+        before = words.copy()
+        for place, value in step.items():
+            words[place] = value
+        touched |= set(np.flatnonzero(words != before).tolist())
+        watch.record("w", bits(before), bits(words))
+    found = tracker.joined(taken, watch.take(), elements={"w": SIZE}).get("w", ())
+    if found is None:
+        # Each half may drop its list by itself, and the whole does above the limit.
+        assert len(touched) > SIZE * MOST_TOUCHED
+    elif not touched:
+        assert found == ()
+    else:
+        assert isinstance(found, Touched)
+        assert found.flat.tolist() == sorted(touched)
+        assert np.array_equal(found.old, base[found.flat])
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64])
+def test_differences_are_found_in_every_width_and_at_both_ends(
+    dtype: type[np.signedinteger],
+) -> None:
+    old = np.arange(200).astype(dtype)
+    new = old.copy()
+    places = [0, 63, 64, 127, 199]
+    new[places] = -1
+    found = tracker.differences(torch.from_numpy(old), torch.from_numpy(new))
+    assert found is not None
+    assert found.flat.tolist() == places
+    assert found.old.tolist() == [0, 63, 64, 127, int(np.uint64(199) if dtype != np.int8 else 199)]
+
+
+def test_a_shard_without_elements_never_changes() -> None:
+    nothing = torch.empty(0, dtype=torch.int16)
+    found = tracker.differences(nothing, nothing)
+    assert found is not None
+    assert found.flat.size == 0
+
+
+def test_a_parameter_that_changed_too_much_is_not_watched_until_the_next_version() -> None:
+    watch = Tracker()
+    assert not watch.wants("w")
+    watch.arm()
+    old = np.zeros(100, np.uint16)
+    watch.record("w", bits(old), bits(old + np.uint16(1)))
+    assert not watch.wants("w")
+    assert watch.wants("v")
+    assert watch.take() == {"w": None}
+    assert watch.wants("w")
+    watch.disarm()
+    assert not watch.wants("w")
