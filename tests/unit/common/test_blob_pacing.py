@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from etude.common.blobs import DeniedError, MissingError, Pace, ShortReadError
 from etude.common.blobs.pacing import (
+    HEDGE_FLOOR_S,
     HEDGE_SAMPLES,
     LONGEST_PAUSE_S,
     Timing,
@@ -45,7 +46,7 @@ def test_a_pause_is_jittered_from_nothing_to_a_bound_that_doubles(
     assert pause_s(failures, 0.0) == 0
 
 
-@given(st.lists(st.floats(0, 100), min_size=HEDGE_SAMPLES, max_size=64))
+@given(st.lists(st.floats(HEDGE_FLOOR_S, 100), min_size=HEDGE_SAMPLES, max_size=64))
 def test_a_range_is_slow_when_95_of_100_like_it_were_faster(seconds: Sequence[float]) -> None:
     after_s = hedge_after_s([Timing(100, each) for each in seconds], 100)
     assert after_s is not None
@@ -53,6 +54,10 @@ def test_a_range_is_slow_when_95_of_100_like_it_were_faster(seconds: Sequence[fl
     # Definition of a quantile, by counting.
     assert sum(each <= after_s for each in seconds) >= 0.95 * len(seconds)
     assert sum(each < after_s for each in seconds) < 0.95 * len(seconds)
+
+
+def test_nothing_is_slow_within_a_round_trip() -> None:
+    assert hedge_after_s([Timing(100, 0.001)] * 64, 100) == HEDGE_FLOOR_S
 
 
 def test_nothing_is_slow_before_enough_ranges_like_it_were_answered() -> None:

@@ -30,6 +30,8 @@ class Timing(NamedTuple):
 HEDGE_QUANTILE = 0.95
 HEDGE_SAMPLES = 16
 """Fewer answers say nothing about a slowest twentieth."""
+HEDGE_FLOOR_S = 0.05
+"""A second request costs a round trip: nothing is won by sending it earlier."""
 RECENT = 64
 """Answers remembered: old ones describe another load."""
 FIRST_PAUSE_S = 0.1
@@ -67,15 +69,15 @@ def pause_s(failures: int, chance: float) -> float:
 def hedge_after_s(recent: Sequence[Timing], length: int) -> float | None:
     """The age at which a range gets a second request, or None while nothing can be said.
 
-    It is the 95th percentile of recent answers that were at least half as long: shorter ones are
-    faster for no merit of the store.
+    It is the 95th percentile of recent answers that were at least half as long (shorter ones are
+    faster for no merit of the store), and never less than HEDGE_FLOOR_S.
 
     Source: Dean and Barroso, The Tail at Scale, https://doi.org/10.1145/2408776.2408794.
     """
     alike = sorted(seconds for size, seconds in recent if 2 * size >= length)
     if len(alike) < HEDGE_SAMPLES:
         return None
-    return alike[math.ceil(HEDGE_QUANTILE * len(alike)) - 1]
+    return max(HEDGE_FLOOR_S, alike[math.ceil(HEDGE_QUANTILE * len(alike)) - 1])
 
 
 def may_hedge(*, hedges: int, asked: int, pace: Pace) -> bool:
