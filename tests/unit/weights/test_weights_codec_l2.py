@@ -256,10 +256,12 @@ def test_changes_that_are_none_are_not_encoded(index, delta):
 
 
 @pytest.mark.parametrize("old", [np.zeros(TILE_ELEMENTS + 1, "<u2"), np.zeros(8, "<u8")])
-def test_what_is_no_tile_is_not_encoded(old):
+def test_what_is_no_tile_is_not_coded(old):
     changes = Changes(np.array([1], np.uint32), np.array([1], old.dtype))
     with pytest.raises(ValueError, match="no tile"):
         l2.encode(old, changes, dtype="BF16", what="rice")
+    with pytest.raises(CorruptError, match="block 3: codec"):
+        decode(b"", old, 0, "BF16", "rice")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

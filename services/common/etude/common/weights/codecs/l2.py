@@ -21,6 +21,8 @@ from etude.common.weights.words import Words
 
 What = Literal["rice", "rans"]
 
+_MAX_WORD_BYTES = 4
+
 
 def encode(old: Words, changes: Changes, *, dtype: str, what: What) -> Encoded:
     """The payload of a whole tile's changes.  [n], k changes.
@@ -29,7 +31,8 @@ def encode(old: Words, changes: Changes, *, dtype: str, what: What) -> Encoded:
         ValueError: the tile is too large or of words that are too wide, places do not increase
             or lie outside it, or a difference is 0.
     """
-    _check_tile(old)
+    if not _is_tile(old):
+        raise ValueError(f"{old.dtype}{list(old.shape)} is no tile that L2 codes")
     index, delta = changes
     if delta.dtype != old.dtype or delta.size != index.size:
         raise ValueError(f"{delta.size} {delta.dtype} differences, {index.size} places")
@@ -58,10 +61,12 @@ def decode(  # noqa: PLR0913 - what the index says of a block, and its tile
     """The changes of a whole tile.  [n] -> k changes.
 
     Raises:
-        CorruptError: not what encode() writes for a tile with so many changes.
-        ValueError: the tile is too large, or of words that are too wide.
+        CorruptError: not what encode() writes for a tile with so many changes, or no tile that
+            it takes.
     """
-    _check_tile(old)
+    if not _is_tile(old):
+        # The block names its codec: it is wrong, not the caller.
+        raise CorruptError(f"{where}: codec: L2 of {old.dtype}{list(old.shape)}")
     data = memoryview(payload).cast("B")
     if flags:
         raise CorruptError(f"{where}: flags: {flags} is unknown to L2")
@@ -78,9 +83,8 @@ def decode(  # noqa: PLR0913 - what the index says of a block, and its tile
     return Changes(index, delta)
 
 
-def _check_tile(old: Words) -> None:
-    if old.ndim != 1 or old.size > TILE_ELEMENTS or old.dtype.itemsize > 4:
-        raise ValueError(f"{old.dtype}{list(old.shape)} is no tile that L2 codes")
+def _is_tile(old: Words) -> bool:
+    return old.ndim == 1 and old.size <= TILE_ELEMENTS and old.dtype.itemsize <= _MAX_WORD_BYTES
 
 
 class _Tile(NamedTuple):
