@@ -178,8 +178,8 @@ def delta_prepare(live: Tensor, *, delta: Delta) -> Prepared:
 def delta_apply(live: Tensor, *, delta: Delta) -> Tensor:
     """Overwrite live words, in place; safe to repeat.
 
-    The caller keeps others from reading and writing `live` meanwhile. Bytes of `live` that the
-    delta does not name are left alone, and the autograd version counter does not move.
+    The caller keeps others from reading and writing `live` meanwhile; autograd is not told, so no
+    graph that saved `live` may be open. Elements that the delta does not name are left alone.
 
     Returns:
         The values overwritten, in the order of the entries. [k]
@@ -237,9 +237,14 @@ def _target(live: Tensor, delta: Delta) -> tuple[Tensor, int]:
     raw = words(live, name="live")
     delta_checks.fit_tiles(raw, delta.tiles, name="live")
     delta_checks.fit_columns(delta)
-    total = int(delta.counts.sum())
-    if delta.overflow:
+    counts = delta.counts
+    # One answer from the device, not three.
+    seen = torch.stack([counts.sum(), counts.clamp(max=0).sum(), delta.overflow.to(torch.int64)])
+    total, negative, overflow = seen.tolist()
+    if overflow:
         raise ValueError(f"the delta overflowed: {total} changes, room for {delta.index.numel()}")
+    if negative:
+        raise ValueError("counts has a negative entry")
     if total > delta.index.numel():
         raise ValueError(f"counts add up to {total}, index has {delta.index.numel()} entries")
     delta_checks.fit_values(delta, total=total)

@@ -78,7 +78,7 @@ def _visit(
         column = local - row * columns
         place = tl.load(base + tile) + row * tl.load(pitch + tile) + column
         before = tl.load(raw + place, mask=inside, other=0)
-        after = tl.load(value + entry, mask=inside, other=0)
+        after = tl.load(value + entry, mask=listed, other=0)
         if AXIS != 0:
             after = _moved(before, after, AXIS, BITS)
             tl.store(fresh + entry, after, mask=listed)

@@ -51,7 +51,6 @@ def test_entries_outside_their_tile_touch_nothing(tiles: Tiles, device: torch.de
         ([1, 1], [-1, 0], "outside its tile"),
         ([2, 0], [2, 1], "does not rise"),
         ([0, 2], [3, 3], "does not rise"),
-        ([-1, 3], [0, 1], "counts and starts"),
     ],
 )
 def test_a_checked_run_refuses_them_by_name(
@@ -69,6 +68,14 @@ def test_a_checked_run_refuses_them_by_name(
     assert not live.any()
     deltas.delta_apply(live, delta=staged(tiles, [2, 2], [0, 3, 0, 5]))
     assert live.count_nonzero() == 4
+
+
+def test_a_checked_run_refuses_entries_that_tiles_share(tiles, device, monkeypatch) -> None:
+    monkeypatch.setattr(dispatch, "CHECKED", True)
+    delta = staged(tiles, [2, 2], [0, 3, 0, 5])
+    live = torch.zeros(10, dtype=torch.uint16, device=device)
+    with pytest.raises(ValueError, match="follow each other"):
+        deltas.delta_apply(live, delta=replace(delta, starts=delta.starts * 0))
 
 
 def test_words_that_do_not_fit_are_refused(tiles: Tiles, device: torch.device) -> None:
@@ -98,6 +105,9 @@ def test_columns_that_do_not_belong_together_are_refused(tiles: Tiles, device) -
     live = torch.zeros(10, dtype=torch.uint16, device=device)
     with pytest.raises(ValueError, match="counts add up to 3, index has 2"):
         deltas.delta_apply(live, delta=replace(delta, counts=delta.counts + delta.starts.int()))
+    negative = torch.tensor([-1, 3], dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match="negative entry"):
+        deltas.delta_apply(live, delta=replace(delta, counts=negative))
     with pytest.raises(ValueError, match="value is"):
         deltas.delta_apply(live, delta=replace(delta, value=delta.value[:1]))
     with pytest.raises(ValueError, match=r"index is torch\.int64"):
