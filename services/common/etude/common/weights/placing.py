@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from etude.common.weights import digest, ulp
 from etude.common.weights.jit import compiled
+from etude.common.weights.prefetching import AHEAD, prefetch
 from etude.common.weights.tiles import Tiling
 from etude.common.weights.words import Indices, Words
 
@@ -182,6 +183,8 @@ def overwrite(words: Words, base: int, at: Indices, old: Words, new: Words) -> i
     """Write new words; how many that were overwritten were neither old nor new already."""
     strange = 0
     for i in range(at.size):
+        if i + AHEAD < at.size:
+            prefetch(words, np.uint64(np.int64(at[i + AHEAD]) + base))
         here = np.uint64(np.int64(at[i]) + base)
         seen = words[here]
         strange += (seen != old[i]) & (seen != new[i])
