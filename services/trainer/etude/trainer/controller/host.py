@@ -23,6 +23,7 @@ from etude.trainer.controller.reports import Reports
 from etude.trainer.controller.run import Run, RunFailedError, root_cause
 from etude.trainer.controller.saving import Saver
 from etude.trainer.learner_config import LearnerConfig
+from etude.trainer.receipts import NonFiniteWeightsError
 from etude.trainer.service import NAME, RunService
 from etude.trainer.settings import Settings
 from etude.trainer.work import Learners, Rollouts, WorkerConfig
@@ -36,7 +37,7 @@ QUEUE_MARGIN_S = 600.0
 LAST_WORDS_S = 1.0
 """Time for watchers to read the last report of a process that exits by itself."""
 
-_FINAL = (RunFailedError, NonFiniteLossError, InvalidFieldError)
+_FINAL = (RunFailedError, NonFiniteLossError, NonFiniteWeightsError, InvalidFieldError)
 """What a restart of this process would only repeat."""
 
 

@@ -1,0 +1,85 @@
+"""Two ranks publish a shard each; what a reader puts together is what the model exports."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from etude.common import weights
+from etude.common.blobs import open_store
+from etude.common.weights import VersionId, publication, reading, safetensors, staged
+from etude.common.weights.live import LiveWeights, identity_regions
+from etude.common.weights.manifest import VersionRef, read_manifest
+from etude.common.weights.plan import plan
+from etude.common.weights.schema import parse_schema
+from etude.common.weights.words import word_type
+
+PROGRAM = Path(__file__).with_name("publishing_rank.py")
+
+
+async def run(folder: Path) -> None:
+    ranks = [
+        await asyncio.create_subprocess_exec(sys.executable, str(PROGRAM), str(rank), str(folder))
+        for rank in range(2)
+    ]
+    try:
+        codes = await asyncio.gather(*(rank.wait() for rank in ranks))
+    finally:
+        for rank in ranks:
+            if rank.returncode is None:
+                rank.kill()
+    assert codes == [0, 0]
+
+
+def model(folder: Path) -> None:
+    """A mixture of experts whose rows and experts two ranks cannot share evenly."""
+    config = Qwen3MoeConfig(
+        vocab_size=65,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=8,
+        intermediate_size=32,
+        moe_intermediate_size=8,
+        num_experts=3,
+        num_experts_per_tok=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+
+
+async def test_the_shards_of_two_ranks_add_up_to_the_exported_model_at_every_version(
+    tmp_path: Path,
+) -> None:
+    store = open_store(f"file://{tmp_path}")
+    weights.claim_epoch(store, holder="test", parent=None, reason="start")
+    model(tmp_path / "model")
+    await run(tmp_path)
+    first = read_manifest(store, VersionId(1, 0))
+    data = publication.read_schema_bytes(store, first.schema_sha256)
+    schema = parse_schema(data, sha256=first.schema_sha256, where="schema")
+    words = {spec.name: np.zeros(spec.elements, word_type(spec.dtype)) for spec in schema.tensors}
+    memory = LiveWeights(schema, words, identity_regions(schema))
+    live: VersionRef | None = None
+    chain = weights.accepted_chain(store)
+    for version in chain:
+        for edge in plan(store, live, version):
+            reading.stage(store, edge, schema, tmp_path / "staged")
+            assert memory.commit(memory.prepare(staged.read(tmp_path / "staged")))
+            live = edge.target
+        assert live is not None
+        assert memory.scan().hex() == live.state
+        file = (tmp_path / f"export-{version.number}" / "model.safetensors").read_bytes()
+        exported = {tensor.name: tensor for tensor in safetensors.decode(file, where="export")}
+        assert exported.keys() == words.keys()
+        for name, tensor in exported.items():
+            assert bytes(tensor.data) == words[name].tobytes(), f"{version}: {name}"
+    manifests = [read_manifest(store, version) for version in chain]
+    assert [manifest.is_complete for manifest in manifests] == [True] + 5 * [False]
+    assert {len(manifest.objects) for manifest in manifests[2:]} == {2}
