@@ -25,7 +25,9 @@ def fixed(array: npt.NDArray[_Scalar]) -> npt.NDArray[_Scalar]:
 
     Writable and read-only arrays are two types to numba: this way it compiles each loop once.
     """
-    # require() copies what is not aligned; ascontiguousarray() alone would not.
-    view = np.require(array, requirements=["C", "A"]).view()
+    if not (array.flags.c_contiguous and array.flags.aligned):
+        # require() copies what is not aligned; ascontiguousarray() alone would not.
+        array = np.require(array, requirements=["C", "A"])
+    view = array.view()
     view.flags.writeable = False
     return view
