@@ -14,9 +14,12 @@ from etude.common.blobs import MemoryStore
 from etude.common.channels import dial
 from etude.common.serving import Server
 from etude.common.weights import Tensor, VersionId
-from etude.inference.policy import EngineInfo, MemoryEngine
-from etude.inference.receiver import Receiver, Status
+from etude.inference.memory import MemoryEngine
+from etude.inference.policy import EngineInfo
+from etude.inference.receiver import Receiver
 from etude.inference.service import SERVICES, Inference, Weights
+from etude.inference.staging import Stager
+from etude.inference.status import Status
 from etude.v1 import inference_pb2, inference_pb2_grpc, weights_pb2, weights_pb2_grpc
 
 DEADLINE_S = 20
@@ -67,7 +70,7 @@ async def replica(tmp_path: Path) -> AsyncIterator[Replica]:
     info = EngineInfo(model="tiny", vocab_size=50, max_model_len=4_096, max_concurrent=4)
     engine = MemoryEngine(info)
     receiver = Receiver(
-        store=store, engine=engine, run="run-1", scratch=tmp_path, status=Status(replica="r-0")
+        stager=Stager(store, "run-1", tmp_path), engine=engine, status=Status(replica="r-0")
     )
     server = Server(SERVICES)
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(

@@ -9,8 +9,11 @@ import pytest
 from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.weights import FullManifest, Tensor, VersionId
-from etude.inference.policy import EngineInfo, MemoryEngine
-from etude.inference.receiver import Receiver, Status
+from etude.inference.memory import MemoryEngine
+from etude.inference.policy import EngineInfo
+from etude.inference.receiver import Receiver
+from etude.inference.staging import Stager
+from etude.inference.status import Status
 
 RUN = "uid-run"
 
@@ -53,9 +56,7 @@ def engine(info: EngineInfo) -> MemoryEngine:
 @pytest.fixture
 def receiver(store: MemoryStore, engine: MemoryEngine, tmp_path: Path) -> Receiver:
     return Receiver(
-        store=store,
+        stager=Stager(store, RUN, tmp_path),
         engine=engine,
-        run=RUN,
-        scratch=tmp_path,
         status=Status(replica="tiny-inference-0"),
     )

@@ -18,14 +18,15 @@ from etude.common.errors import (
 )
 from etude.common.weights import FullManifest, VersionId
 from etude.inference import receiver as receivers
-from etude.inference.policy import MemoryEngine
-from etude.inference.receiver import Receiver, State
+from etude.inference.memory import MemoryEngine
+from etude.inference.receiver import Receiver
+from etude.inference.status import State
 
 Publish = Callable[..., FullManifest]
 
 
 def staged(receiver: Receiver) -> set[str]:
-    return {path.name for path in (receiver.scratch / "staged").iterdir()}
+    return {path.name for path in (receiver.stager.scratch / "staged").iterdir()}
 
 
 async def test_a_replica_is_not_ready_before_the_first_version(
@@ -185,7 +186,7 @@ async def test_a_zombies_manifest_that_appears_while_its_payload_is_fetched_is_r
 ) -> None:
     publish(0)
     publish(1)
-    receiver.store = TakesOverDuringFetch(objects=store.objects)
+    receiver.stager.store = TakesOverDuringFetch(objects=store.objects)
     with pytest.raises(FencedError):
         await receiver.commit(VersionId(1, 1))
     assert engine.committed == []
@@ -196,12 +197,12 @@ async def test_a_store_that_is_down_changes_nothing_but_the_reason(
 ) -> None:
     publish(0)
     await receiver.catch_up()
-    receiver.store = Down()
+    receiver.stager.store = Down()
     with pytest.raises(StoreError):
         await receiver.catch_up()
     assert receiver.status.reason == "StorageUnavailable"
     assert receiver.status.is_ready
-    receiver.store = store
+    receiver.stager.store = store
     await receiver.catch_up()
     assert (receiver.status.state, receiver.status.reason) == (State.SERVING, "")
     assert engine.committed == [VersionId(1, 0)]
@@ -213,8 +214,8 @@ async def test_a_full_or_broken_scratch_disk_leaves_the_old_version_serving(
     publish(0)
     await receiver.catch_up()
     publish(1)
-    (receiver.scratch / "no-folder").touch()
-    receiver.scratch /= "no-folder"
+    (receiver.stager.scratch / "no-folder").touch()
+    receiver.stager.scratch /= "no-folder"
     with pytest.raises(UnavailableError, match=r"cannot stage version 1\.1: .*no-folder"):
         await receiver.catch_up()
     assert engine.live == VersionId(1, 0)
@@ -246,7 +247,7 @@ async def test_following_ends_when_the_engine_cannot_go_on(
         async for status in receiver.watch():
             if status.is_ready:
                 break
-        engine.failed = "the step failed"
+        engine.fail("the step failed")
         await following
 
 

@@ -6,7 +6,7 @@ changed a parameter all the same is refused, not served wrongly.
 """
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader import base_loader
 from vllm.platforms import current_platform
+from vllm.triton_utils import dispatcher
 
 from etude.common.errors import CorruptError
 from etude.common.weights import safetensors
@@ -49,10 +50,20 @@ def register() -> None:
     """What vLLM calls in each of its processes, before a model is built; repeatable."""
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, __name__, "EtudeWeightEngine")
+    setattr(dispatcher, "vars", _attributes)  # noqa: B010 - a builtin's name, new to the module
     if current_platform.is_cpu():
         vllm._custom_ops._supports_onednn = False
         vllm.model_executor.layers.utils.check_cpu_sgl_kernel = _never
         base_loader.process_weights_after_loading = _watched_processing
+
+
+def _attributes(value: object) -> Mapping[str, object]:
+    """The attributes of anything that vLLM finds in any module when it looks for its kernels.
+
+    It takes them from vars(), which answers with no mapping for numba's handle of LLVM.
+    """
+    found = getattr(value, "__dict__", None)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _never(*_: object) -> bool:

@@ -18,6 +18,15 @@ WEIGHTS_BYTES = Counter(
     "etude_weights_bytes_total", "Payload bytes fetched and verified", ["kind", "codec"]
 )
 WEIGHTS_CORRUPT = Counter("etude_weights_corrupt_total", "Versions refused for their content")
+WEIGHTS_UNDO = Counter(
+    "etude_weights_undo_total", "Swaps that failed half-way and were taken back on all ranks"
+)
+WEIGHTS_RESEED = Counter(
+    "etude_weights_reseed_total", "Complete versions loaded in place of deltas", ["reason"]
+)
+WEIGHTS_AUDIT = Counter(
+    "etude_weights_audit_total", "Full scans of live weights against their digest", ["result"]
+)
 WEIGHTS_LAG = Gauge(
     "etude_weights_lag_versions", "Newest accepted number minus the live one", ["replica"]
 )

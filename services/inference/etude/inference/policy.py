@@ -1,17 +1,13 @@
-"""What the services need from an engine, and an engine in memory for tests."""
+"""What the services need from an engine."""
 
-import asyncio
-import hashlib
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from typing_extensions import override
-
-from etude.common.errors import CorruptError
 from etude.common.weights import VersionId
+from etude.inference.swap import Swap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +20,8 @@ class EngineInfo:
     max_model_len: int
     """Longest prompt plus completion, in tokens."""
     max_concurrent: int
+    recomputes_kv: bool = False
+    """Whether running requests compute their KV cache anew at each swap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +68,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedVersion:
-    """A version on local disk, every byte verified."""
+    """A whole version on local disk, every byte verified."""
 
     version: VersionId
     files: Sequence[Path]
@@ -81,6 +79,8 @@ class PolicyEngine(Protocol):
     """Samples tokens and swaps weights between two forward passes."""
 
     info: EngineInfo
+    swap: Swap
+    """Moves the live weights from version to version by what changed."""
 
     @property
     def live(self) -> VersionId | None:
@@ -94,7 +94,7 @@ class PolicyEngine(Protocol):
         """Continue one prefix; closing the generator frees its slot."""
 
     async def commit(self, staged: StagedVersion) -> float:
-        """Make a version live while requests are frozen.
+        """Make a whole version live while requests are frozen.
 
         Returns:
             How long the requests were frozen, in seconds.
@@ -102,60 +102,3 @@ class PolicyEngine(Protocol):
         Raises:
             CorruptError: the tensors do not fit the model; the old weights stay.
         """
-
-
-@dataclass(slots=True)
-class MemoryEngine(PolicyEngine):
-    """Samples a token per event-loop turn by hashing the prefix and the live version."""
-
-    info: EngineInfo
-    live: VersionId | None = None
-    failed: str = ""
-    refuses: frozenset[VersionId] = frozenset()
-    """Versions whose tensors do not fit."""
-    running: set[str] = field(default_factory=set)
-    committed: list[VersionId] = field(default_factory=list)
-
-    @override
-    async def generate(self, request: SampleRequest) -> AsyncGenerator[Piece, None]:
-        self.running.add(request.request_id)
-        admitted = self.live
-        tokens: list[int] = []
-        labels: list[LabelSpan] = []
-        finish = Finish.LENGTH
-        try:
-            while len(tokens) < request.max_tokens:
-                await asyncio.sleep(0)
-                label = str(self.live)
-                if not labels or labels[-1].label != label:
-                    labels.append(LabelSpan(label, len(tokens), len(tokens)))
-                tokens.append(self._next(label, [*request.prompt_token_ids, *tokens]))
-                labels[-1] = labels[-1]._replace(end=len(tokens))
-                if tokens[-1] in request.stop_token_ids:
-                    finish = Finish.STOP
-                    break
-                if request.stream and len(tokens) < request.max_tokens:
-                    yield Piece(token_ids=tokens[-1:], logprobs=[-1.0])
-        finally:
-            self.running.discard(request.request_id)
-        last = tokens[-1:] if request.stream else tokens
-        yield Piece(
-            token_ids=last,
-            logprobs=[-1.0] * len(last),
-            finish=finish,
-            labels=labels,
-            admitted=admitted,
-        )
-
-    def _next(self, label: str, prefix: Sequence[int]) -> int:
-        digest = hashlib.sha256(f"{label}:{prefix}".encode()).digest()
-        return int.from_bytes(digest[:4], "little") % self.info.vocab_size
-
-    @override
-    async def commit(self, staged: StagedVersion) -> float:
-        if staged.version in self.refuses:
-            raise CorruptError(f"version {staged.version}: the tensors do not fit the model")
-        await asyncio.sleep(0)
-        self.live = staged.version
-        self.committed.append(staged.version)
-        return 0.0

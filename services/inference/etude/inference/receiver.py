@@ -1,30 +1,19 @@
-"""Follows the accepted chain: fetch, verify, stage, commit."""
+"""Follows the accepted chain, and says where the replica stands on it."""
 
 import asyncio
 import contextlib
-import shutil
-import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
-from enum import Enum
-from pathlib import Path
-
-from opentelemetry import trace
 
 from etude.common import weights
-from etude.common.blobs import MissingError, Store
-from etude.common.errors import (
-    CorruptError,
-    EtudeError,
-    FencedError,
-    UnavailableError,
-    UnknownIdError,
-    crossing,
-)
-from etude.common.weights import FullManifest, VersionId
+from etude.common.blobs import MissingError
+from etude.common.errors import EtudeError, UnavailableError, UnknownIdError
+from etude.common.weights import ReaderLease, VersionId
 from etude.inference import metrics
-from etude.inference.policy import PolicyEngine, StagedVersion
-from etude.v1 import weights_pb2
+from etude.inference.moving import Moved, Mover
+from etude.inference.policy import PolicyEngine
+from etude.inference.staging import Stager
+from etude.inference.status import State, Status
 
 POLL_S = 1.0
 """How soon a version is found that nobody announced; a commit call finds it at once."""
@@ -32,65 +21,32 @@ POLL_S = 1.0
 MAX_BACKOFF_S = 60.0
 """Longest wait before a version that was refused is fetched again."""
 
-_tracer = trace.get_tracer("etude.inference")
-
-
-class State(Enum):
-    """Where the replica stands with respect to the weights."""
-
-    LOADING = weights_pb2.REPLICA_STATE_LOADING
-    SERVING = weights_pb2.REPLICA_STATE_SERVING
-    CATCHING_UP = weights_pb2.REPLICA_STATE_CATCHING_UP
-    NOT_READY = weights_pb2.REPLICA_STATE_NOT_READY
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """What the replica serves and why, if it does not."""
-
-    replica: str
-    state: State = State.LOADING
-    live: VersionId | None = None
-    manifest_sha256: bytes = b""
-    last_pause_s: float = 0.0
-    last_commit_s: float = 0.0
-    """Fetch, verify and commit."""
-    reason: str = ""
-    message: str = ""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether a verified version is being served."""
-        return self.state in {State.SERVING, State.CATCHING_UP}
-
-    def to_proto(self) -> weights_pb2.WeightStatus:
-        """This status on the wire."""
-        return weights_pb2.WeightStatus(
-            replica=self.replica,
-            state=self.state.value,
-            live=self.live.to_proto() if self.live else None,
-            manifest_sha256=self.manifest_sha256,
-            last_pause_seconds=self.last_pause_s,
-            last_commit_seconds=self.last_commit_s,
-            reason=self.reason,
-            message=self.message,
-        )
-
 
 @dataclass(slots=True, kw_only=True)
 class Receiver:
     """Moves one engine along the chain; every version is verified before it touches a weight."""
 
-    store: Store
+    stager: Stager
     engine: PolicyEngine
-    run: str
-    """UID that manifests must carry."""
-    scratch: Path
     status: Status
+    audit_every: int = 50
+    """Versions between two full scans of the live weights."""
+    _mover: Mover = field(init=False)
     _moving: asyncio.Lock = field(default_factory=asyncio.Lock)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set and replaced at each change of status."""
     _failures: int = 0
+
+    def __post_init__(self) -> None:
+        # Whatever an earlier process staged was for memory that is gone with it.
+        self.stager.keep_only(None)
+        self._mover = Mover(
+            engine=self.engine,
+            stager=self.stager,
+            lease=ReaderLease(self.stager.store, self.status.replica),
+            audit_every=self.audit_every,
+            report=self._went_live,
+        )
 
     async def follow(self) -> None:
         """Commit every newer version, for ever; a refused one is tried again later.
@@ -108,13 +64,15 @@ class Receiver:
         """Commit the newest accepted version, if it is not live yet."""
         async with self._moving:
             with self._reported_here():
-                newest = await asyncio.to_thread(weights.newest, self.store)
+                newest = await asyncio.to_thread(self._newest)
                 if newest is None:
                     return
                 self._observe_lag(newest)
                 if newest != self.engine.live:
                     await self._move_to(newest)
-                elif self.status.reason:
+                    return
+                await asyncio.to_thread(self._mover.renew_lease)
+                if self.status.reason:
                     self._set(replace(self.status, state=State.SERVING, reason="", message=""))
 
     async def commit(self, version: VersionId) -> Status:
@@ -143,79 +101,38 @@ class Receiver:
             yield self.status
             await changed.wait()
 
+    def _newest(self) -> VersionId | None:
+        store = self.stager.store
+        return weights.newest(store, besides=weights.quarantined(store))
+
     async def _is_behind(self, version: VersionId, live: VersionId | None) -> bool:
         if live is None or version.number > live.number:
             return False
-        chain = await asyncio.to_thread(weights.accepted_chain, self.store)
+        chain = await asyncio.to_thread(weights.accepted_chain, self.stager.store)
         return version in chain and live in chain
 
     async def _move_to(self, version: VersionId) -> None:
-        began = time.perf_counter()
         if self.status.is_ready:
             self._set(replace(self.status, state=State.CATCHING_UP))
-        with _tracer.start_as_current_span("stage", attributes=_attributes(version)):
-            manifest, staged = await asyncio.to_thread(self._stage, version)
-        metrics.WEIGHTS_STAGE_SECONDS.observe(time.perf_counter() - began)
-        metrics.WEIGHTS_BYTES.labels("full", "none").inc(manifest.num_bytes)
-        # The manifest was read before this question: a fenced publisher cannot slip in between.
-        if not await asyncio.to_thread(weights.is_accepted, self.store, version):
-            raise FencedError(f"version {version} is not on the accepted chain")
-        committing = time.perf_counter()
-        with _tracer.start_as_current_span("commit", attributes=_attributes(version)):
-            pause_s = await self.engine.commit(staged)
-        metrics.WEIGHTS_COMMIT_SECONDS.observe(time.perf_counter() - committing)
-        metrics.WEIGHTS_PAUSE_SECONDS.observe(pause_s)
-        self._failures = 0
-        self._set(
-            Status(
-                replica=self.status.replica,
-                state=State.SERVING,
-                live=version,
-                manifest_sha256=manifest.sha256,
-                last_pause_s=pause_s,
-                last_commit_s=time.perf_counter() - began,
-            )
-        )
-        self._observe_lag(version)
-        await asyncio.to_thread(self._sweep, version)
-
-    def _stage(self, version: VersionId) -> tuple[FullManifest, StagedVersion]:
-        """Fetch and verify into files; runs on a thread.
-
-        Raises:
-            UnknownIdError: it is not published, or pruned.
-            CorruptError: it is damaged, or of another run.
-            UnavailableError: the scratch folder takes no more.
-        """
         try:
-            manifest = weights.read_full_manifest(self.store, version)
-            if manifest.run != self.run:
-                raise CorruptError(f"version {version} is of run {manifest.run}, not {self.run}")
-            with crossing(UnavailableError, f"cannot stage version {version}"):
-                files = self._write(manifest)
+            await self._mover.move_to(version)
         except MissingError as cause:
             raise UnknownIdError(f"version {version}: {cause} is not in the store") from cause
-        return manifest, StagedVersion(version=version, files=files)
+        self._failures = 0
+        self._set(replace(self.status, state=State.SERVING, reason="", message=""))
 
-    def _write(self, manifest: FullManifest) -> list[Path]:
-        folder = self._folder(manifest.version)
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        files: list[Path] = []
-        for fetched in weights.fetch(self.store, manifest):
-            path = folder / f"{len(files):04d}.safetensors"
-            path.write_bytes(fetched.data)
-            files.append(path)
-        return files
-
-    def _folder(self, version: VersionId) -> Path:
-        return self.scratch / "staged" / f"{version.epoch}-{version.number}"
-
-    def _sweep(self, live: VersionId) -> None:
-        """Drop what is staged, except the live version, which is the undo of the next commit."""
-        for folder in self._folder(live).parent.iterdir():
-            if folder != self._folder(live):
-                shutil.rmtree(folder, ignore_errors=True)
+    def _went_live(self, moved: Moved) -> None:
+        self._set(
+            replace(
+                self.status,
+                state=State.CATCHING_UP,
+                live=moved.live,
+                manifest_sha256=moved.manifest_sha256,
+                last_pause_s=moved.pause_s,
+                last_commit_s=moved.took_s,
+            )
+        )
+        self._observe_lag(moved.live)
 
     @contextlib.contextmanager
     def _reported_here(self) -> Iterator[None]:
@@ -223,8 +140,6 @@ class Receiver:
             yield
         except EtudeError as error:
             self._failures += 1
-            if isinstance(error, CorruptError):
-                metrics.WEIGHTS_CORRUPT.inc()
             state = State.CATCHING_UP if self.engine.live else State.NOT_READY
             if self.engine.failed:
                 state = State.NOT_READY
@@ -240,7 +155,3 @@ class Receiver:
         live = self.engine.live
         if live is not None:
             metrics.WEIGHTS_LAG.labels(self.status.replica).set(newest.number - live.number)
-
-
-def _attributes(version: VersionId) -> dict[str, int]:
-    return {"etude.policy.epoch": version.epoch, "etude.policy.number": version.number}

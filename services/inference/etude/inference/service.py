@@ -13,7 +13,7 @@ from etude.common import telemetry
 from etude.common.errors import ReusedIdError, UnavailableError
 from etude.common.weights import VersionId
 from etude.inference import requests
-from etude.inference.policy import Finish, Piece, PolicyEngine
+from etude.inference.policy import EngineInfo, Finish, Piece, PolicyEngine
 from etude.inference.receiver import Receiver
 from etude.inference.spans import policy_spans
 from etude.v1 import inference_pb2, inference_pb2_grpc, weights_pb2, weights_pb2_grpc
@@ -53,7 +53,7 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
         sample = requests.checked(request, self.engine.info)
         with (
             self._slot(sample.request_id),
-            _model_call(request, self.engine.info.model, context) as call,
+            _model_call(request, self.engine.info, context) as call,
         ):
             async with contextlib.aclosing(self.engine.generate(sample)) as pieces:
                 async for piece in pieces:
@@ -92,6 +92,7 @@ class _ModelCall:
     """Counts what one call produced, for its trace span and its policy spans."""
 
     span: trace.Span
+    recomputes_kv: bool
     num_tokens: int = 0
 
     def response(self, piece: Piece) -> inference_pb2.GenerateResponse:
@@ -104,7 +105,10 @@ class _ModelCall:
             response.finish_reason = _FINISH[piece.finish]
             if piece.admitted is not None:
                 spans = policy_spans(
-                    piece.labels, admitted=piece.admitted, num_tokens=self.num_tokens
+                    piece.labels,
+                    admitted=piece.admitted,
+                    num_tokens=self.num_tokens,
+                    recomputes=self.recomputes_kv,
                 )
                 response.spans.extend(spans)
             self.span.set_attribute("gen_ai.usage.output_tokens", self.num_tokens)
@@ -115,7 +119,7 @@ class _ModelCall:
 @contextlib.contextmanager
 def _model_call(
     request: inference_pb2.GenerateRequest,
-    model: str,
+    info: EngineInfo,
     context: grpc.aio.ServicerContext[
         inference_pb2.GenerateRequest, inference_pb2.GenerateResponse
     ],
@@ -124,17 +128,17 @@ def _model_call(
     # a cancelled call would detach it in another context.
     with telemetry.attached(context.invocation_metadata()):
         span = _tracer.start_span(
-            f"chat {model}",
+            f"chat {info.model}",
             kind=SpanKind.SERVER,
             attributes={
                 "gen_ai.operation.name": "chat",
                 "gen_ai.provider.name": "etude",
-                "gen_ai.request.model": model,
+                "gen_ai.request.model": info.model,
                 "gen_ai.usage.input_tokens": len(request.prompt_token_ids),
             },
         )
     try:
-        yield _ModelCall(span)
+        yield _ModelCall(span, info.recomputes_kv)
     finally:
         span.end()
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from etude.common import files
 from etude.common.errors import Problem, UserError
@@ -96,6 +96,10 @@ class EngineOptions:
     follows_store: bool
     """True: weights come as policy versions. False: the folder's own weights are served."""
     threads: int
+    pause: Literal["InFlight", "Drain", "Abort"] = "InFlight"
+    """What a swap does to running requests: they go on, end first, or are handed back."""
+    recompute_kv: bool = False
+    """Whether running requests compute their KV cache anew at a swap."""
 
     def environment(self) -> dict[str, str]:
         """What vLLM and OpenMP must find in the environment before they are imported."""
@@ -145,6 +149,8 @@ def engine_options(run: ResolvedRun, *, scratch: Path, threads: int) -> EngineOp
         gpus=role.gpus_per_replica,
         follows_store=True,
         threads=threads,
+        pause=run.spec.weights.pause,
+        recompute_kv=run.spec.weights.advanced.recompute_kv,
     )
 
 

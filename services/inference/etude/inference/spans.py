@@ -8,7 +8,11 @@ from etude.v1 import weights_pb2
 
 
 def policy_spans(
-    labels: Sequence[LabelSpan], *, admitted: VersionId, num_tokens: int
+    labels: Sequence[LabelSpan],
+    *,
+    admitted: VersionId,
+    num_tokens: int,
+    recomputes: bool = False,
 ) -> list[weights_pb2.PolicySpan]:
     """The spans of one completion: touching, non-empty, covering [0, num_tokens).
 
@@ -19,23 +23,25 @@ def policy_spans(
         labels: the engine's, in token order.
         admitted: version that was live when the request entered the engine.
         num_tokens: tokens of the completion.
+        recomputes: whether every swap makes all requests compute their KV entries anew.
 
     Raises:
         ValueError: the labels have a gap, or one is no version.
     """
     spans = []
     position = 0
+    oldest = admitted
     for label in labels:
         if label.start != position or label.end <= label.start:
             raise ValueError(f"labels {list(labels)} do not cover the completion without gaps")
         position = label.end
         sampled = VersionId.parse(label.label)
-        # After a roll-back the sampled version may be the older of the two.
-        context = min(admitted, sampled, key=lambda version: version.number)
+        # After a roll-back the sampled version may be the oldest so far, and its entries stay.
+        oldest = sampled if recomputes else min(oldest, sampled, key=lambda each: each.number)
         spans.append(
             weights_pb2.PolicySpan(
                 sampled=sampled.to_proto(),
-                context=context.to_proto(),
+                context=oldest.to_proto(),
                 start=label.start,
                 end=label.end,
             )

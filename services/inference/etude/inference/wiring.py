@@ -9,9 +9,11 @@ from etude.common.serving import Server
 from etude.inference.engine.openai_app import openai_app
 from etude.inference.engine.replica import Replica
 from etude.inference.openai import Door, HttpServer
-from etude.inference.receiver import Receiver, Status
+from etude.inference.receiver import Receiver
 from etude.inference.service import SERVICES, Inference, Weights
 from etude.inference.settings import Settings
+from etude.inference.staging import Stager
+from etude.inference.status import Status
 from etude.v1 import inference_pb2_grpc, weights_pb2_grpc
 
 
@@ -29,11 +31,14 @@ class Role:
 
     def __post_init__(self) -> None:
         self.receiver = Receiver(
-            store=store_for(self.run.spec.storage.uri, self.run.spec.storage),
+            stager=Stager(
+                store_for(self.run.spec.storage.uri, self.run.spec.storage),
+                self.run.uid,
+                self.settings.scratch,
+            ),
             engine=self.replica,
-            run=self.run.uid,
-            scratch=self.settings.scratch,
             status=Status(replica=self.settings.pod),
+            audit_every=self.run.spec.weights.advanced.audit_every,
         )
         self._server = Server(SERVICES, self.settings.host, self.settings.port)
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any
 
 from typing_extensions import override
@@ -31,25 +31,36 @@ from etude.inference.policy import (
     StagedVersion,
 )
 from etude.inference.settings import EngineOptions
+from etude.inference.swap import Ranks, Steps, Swap
+from etude.inference.worker.extension import WeightWorker
 
 MAX_BATCHED_TOKENS = 4_096
 CPU_BLOCK_SIZE = 32
 """Tokens that share one KV block; the CPU kernels take multiples of 32, and prefixes are shared in
 whole blocks."""
 
+WORKER_EXTENSION = f"{WeightWorker.__module__}.{WeightWorker.__qualname__}"
+
 COMMIT_DEADLINE_S = 60.0
 """A swap in place takes milliseconds; one that takes this long will not end."""
+
+DRAIN_LOOK_S = 0.01
+"""How often a draining engine looks whether its requests have ended."""
 
 _FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}
 
 
-class _SaltedLLM(AsyncLLM):  # type: ignore[misc]  # mypy does not follow vLLM
-    """Keeps the prefix cache of each policy version to itself."""
+class _GatedLLM(AsyncLLM):  # type: ignore[misc]  # mypy does not follow vLLM
+    """Keeps the prefix cache of each policy version to itself, and requests out while told to."""
 
     salt: str = ""
+    gate: asyncio.Event | None = None
+    """Clear while requests must wait outside; None or set while they may come in."""
 
     @override
     async def add_request(self, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.gate is not None:
+            await self.gate.wait()
         if self.salt and isinstance(prompt, dict):
             own = prompt.get("cache_salt")
             prompt = {**prompt, "cache_salt": f"{self.salt}:{own}" if own else self.salt}
@@ -60,43 +71,102 @@ class _SaltedLLM(AsyncLLM):  # type: ignore[misc]  # mypy does not follow vLLM
         """VLLM's own shuts down again, when half the interpreter is gone already."""
 
 
-class Replica(PolicyEngine):
+class WorkerRanks(Ranks):
+    """The workers of one vLLM engine, each extended by WeightWorker."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self._llm = llm
+
+    @override
+    async def call(self, method: str, *args: object) -> Sequence[Any]:
+        with _crossing():
+            answers: Sequence[Any] = await self._llm.collective_rpc(method, args=args)
+        return answers
+
+
+class Replica(PolicyEngine, Steps):
     """Implements the engine seam on vLLM."""
 
-    def __init__(self, llm: _SaltedLLM, options: EngineOptions) -> None:
+    def __init__(self, llm: _GatedLLM, options: EngineOptions) -> None:
         self.llm = llm
         self.options = options
+        self.swap = Swap(WorkerRanks(llm), self)
         config = llm.model_config
         self.info = EngineInfo(
             model=options.served_name,
             vocab_size=config.get_vocab_size(),
             max_model_len=config.max_model_len,
             max_concurrent=options.max_concurrent,
+            recomputes_kv=options.recompute_kv,
         )
-        self._live: StagedVersion | None = None
+        self._gate = asyncio.Event()
+        self._gate.set()
+        self.llm.gate = self._gate
+        self._label: VersionId | None = None
+        self._whole: StagedVersion | None = None
+        """What undoes the commit of the next whole version."""
         self._broken = ""
 
     @property
     @override
     def live(self) -> VersionId | None:
-        return self._live.version if self._live else None
+        return self._label
 
     @property
     @override
     def failed(self) -> str:
-        return self._broken or ("the engine's step failed" if self.llm.errored else "")
+        broken = self._broken or self.swap.failed
+        return broken or ("the engine's step failed" if self.llm.errored else "")
 
     @override
     async def generate(self, request: SampleRequest) -> AsyncGenerator[Piece, None]:
+        # A request that waits outside is admitted under the version that it finds inside.
+        await self._gate.wait()
         admitted = self.live
         prompt = tokens_input(list(request.prompt_token_ids))
         outputs = self.llm.generate(prompt, _sampling(request), request.request_id)
-        try:
+        with _crossing():
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
                     yield _piece(output, admitted)
-        except (EngineDeadError, EngineGenerateError) as cause:
-            raise UnavailableError(f"the engine failed: {cause!r}") from cause
+
+    @override
+    async def freeze(self) -> None:
+        # Not llm.pause_generation: it sleeps 20 ms after the pause, for the looks of logs only.
+        with _crossing():
+            if self.options.pause == "Drain":
+                await self._drain()
+            await self.llm.engine_core.pause_scheduler_async("keep", clear_cache=False)
+            if self.options.pause == "Abort":
+                await self.llm.abort(self._unfinished(), internal=True)
+
+    async def _drain(self) -> None:
+        self._gate.clear()
+        try:
+            while self._unfinished():  # noqa: ASYNC110 - vLLM tells nobody when its last one ends
+                await asyncio.sleep(DRAIN_LOOK_S)
+        except BaseException:
+            self._gate.set()
+            raise
+
+    def _unfinished(self) -> list[str]:
+        return list(self.llm.output_processor.request_states)
+
+    @override
+    async def relabel(self, version: VersionId, *, drop_cache: bool) -> None:
+        core = self.llm.engine_core
+        with _crossing():
+            if drop_cache or self.options.recompute_kv:
+                await core.reset_prefix_cache_async(reset_running_requests=True)
+            await core.set_weight_version_async(str(version))
+        self._label = version
+        self.llm.salt = str(version)
+
+    @override
+    async def thaw(self) -> None:
+        with _crossing():
+            await self.llm.engine_core.resume_scheduler_async()
+        self._gate.set()
 
     @override
     async def commit(self, staged: StagedVersion) -> float:
@@ -104,18 +174,15 @@ class Replica(PolicyEngine):
             raise UnavailableError(f"engine: {self._broken}")
         try:
             async with asyncio.timeout(COMMIT_DEADLINE_S):
-                return await self._commit(staged)
+                with _crossing():
+                    return await self._commit(staged)
         except TimeoutError as cause:
             self._broken = f"the swap to {staged.version} took over {COMMIT_DEADLINE_S:.0f} s"
             raise UnavailableError(f"engine: {self._broken}") from cause
-        except (EngineDeadError, EngineGenerateError) as cause:
-            raise UnavailableError(f"the engine failed: {cause!r}") from cause
 
     async def _commit(self, staged: StagedVersion) -> float:
-        # Not llm.pause_generation: it sleeps 20 ms after the pause, for the looks of logs only.
-        core = self.llm.engine_core
         began = time.perf_counter()
-        await core.pause_scheduler_async("keep", clear_cache=False)
+        await self.freeze()
         try:
             await self._overwrite(staged)
         except Exception:
@@ -123,28 +190,41 @@ class Replica(PolicyEngine):
             raise
         finally:
             if not self._broken:
-                await core.resume_scheduler_async()
+                await self.thaw()
         return time.perf_counter() - began
 
     async def _overwrite(self, staged: StagedVersion) -> None:
         files = [str(path) for path in staged.files]
         await self.llm.start_weight_update()
         await self.llm.update_weights(WeightTransferUpdateRequest(update_info={"files": files}))
-        await self.llm.finish_weight_update(weight_version=str(staged.version))
-        self._live = staged
-        self.llm.salt = str(staged.version)
+        await self.llm.finish_weight_update()
+        await self.relabel(staged.version, drop_cache=False)
+        self._whole = staged
 
     async def _undo(self, refused: VersionId) -> None:
         """Write the live version again; requests stay frozen for ever if that fails too."""
-        if self._live is None:
+        if self._whole is None:
             return
         self._broken = f"the swap to {refused} failed half-way and could not be undone"
-        await self._overwrite(self._live)
+        await self._overwrite(self._whole)
         self._broken = ""
 
     def shutdown(self) -> None:
         """Stop stepping and free the model."""
         self.llm.shutdown()
+
+
+@contextlib.contextmanager
+def _crossing() -> Iterator[None]:
+    """Say vLLM's errors in our words.
+
+    Raises:
+        UnavailableError: the engine failed.
+    """
+    try:
+        yield
+    except (EngineDeadError, EngineGenerateError) as cause:
+        raise UnavailableError(f"the engine failed: {cause!r}") from cause
 
 
 def _sampling(request: SampleRequest) -> SamplingParams:
@@ -196,6 +276,7 @@ def engine_args(options: EngineOptions) -> Mapping[str, Any]:
         "logprobs_mode": "processed_logprobs",
         "load_format": "dummy" if options.follows_store else "auto",
         "weight_transfer_config": {"backend": BACKEND} if options.follows_store else None,
+        "worker_extension_cls": WORKER_EXTENSION if options.follows_store else "",
         "disable_log_stats": False,
         # Requests without a seed must not repeat after a restart, nor on another replica.
         "seed": secrets.randbelow(2**31),
@@ -220,7 +301,7 @@ def build(options: EngineOptions) -> Replica:
         args = AsyncEngineArgs(**engine_args(options))
         config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
         with place:
-            llm = _SaltedLLM.from_vllm_config(config)
+            llm = _GatedLLM.from_vllm_config(config)
     except ValueError as cause:
         raise UserError(_refusal(options, cause)) from cause
     return Replica(llm, options)

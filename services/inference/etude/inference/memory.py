@@ -1,0 +1,162 @@
+"""An engine in memory, for tests: real weights in numpy, tokens from a hash."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from typing_extensions import override
+
+from etude.common.errors import CorruptError
+from etude.common.weights import VersionId
+from etude.common.weights.live import LiveWeights, slice_regions
+from etude.common.weights.schema import Schema
+from etude.common.weights.words import Words, word_type
+from etude.inference.policy import (
+    EngineInfo,
+    Finish,
+    LabelSpan,
+    Piece,
+    PolicyEngine,
+    SampleRequest,
+    StagedVersion,
+)
+from etude.inference.swap import Ranks, Steps, Swap
+from etude.inference.worker.rank import Rank
+
+
+class MemoryRanks(Ranks):
+    """Tensor-parallel ranks over numpy arrays; what a test breaks, fails as a real one would."""
+
+    def __init__(self, ranks: int = 1) -> None:
+        self.words: list[dict[str, Words]] = [{} for _ in range(ranks)]
+        """Live parameters of each rank."""
+        self.calls: list[str] = []
+        self.fail: dict[str, int] = {}
+        """Rank whose next call of a method answers that it failed."""
+        self._ranks = [Rank(lambda schema, n=n: self._open(schema, n)) for n in range(ranks)]  # type: ignore[misc]  # lambda with a default
+
+    def _open(self, schema: Schema, rank: int) -> LiveWeights:
+        regions = slice_regions(schema, rank, len(self._ranks))
+        words = {
+            schema.tensors[place].name: np.zeros(
+                max(region.parameter_stop for region in held),
+                word_type(schema.tensors[place].dtype),
+            )
+            for place, held in regions.items()
+        }
+        self.words[rank] = words
+        return LiveWeights(schema, words, regions)
+
+    @override
+    async def call(self, method: str, *args: object) -> Sequence[Any]:
+        await asyncio.sleep(0)
+        self.calls.append(method)
+        answers = [getattr(rank, method)(*args) for rank in self._ranks]
+        if method in self.fail:
+            answers[self.fail.pop(method)] = False
+        return answers
+
+
+@dataclass(slots=True)
+class MemoryEngine(PolicyEngine, Steps):
+    """Samples a token per event-loop turn by hashing the prefix and the live version."""
+
+    info: EngineInfo
+    ranks: MemoryRanks = field(default_factory=MemoryRanks)
+    swap: Swap = field(init=False)
+    refuses: frozenset[VersionId] = frozenset()
+    """Whole versions whose tensors do not fit."""
+    running: set[str] = field(default_factory=set)
+    committed: list[VersionId] = field(default_factory=list)
+    dropped_caches: int = 0
+    _live: VersionId | None = None
+    _failed: str = ""
+    _thawed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.swap = Swap(self.ranks, self)
+        self._thawed.set()
+
+    @property
+    @override
+    def live(self) -> VersionId | None:
+        """The version that new requests are admitted under."""
+        return self._live
+
+    @property
+    @override
+    def failed(self) -> str:
+        """Why the engine cannot go on."""
+        return self._failed or self.swap.failed
+
+    @property
+    def is_thawed(self) -> bool:
+        """Whether requests make progress."""
+        return self._thawed.is_set()
+
+    def fail(self, why: str) -> None:
+        """Stop as a real engine does whose step fails."""
+        self._failed = why
+
+    @override
+    async def freeze(self) -> None:
+        self._thawed.clear()
+        await asyncio.sleep(0)
+
+    @override
+    async def relabel(self, version: VersionId, *, drop_cache: bool) -> None:
+        self._live = version
+        self.dropped_caches += drop_cache
+        self.committed.append(version)
+
+    @override
+    async def thaw(self) -> None:
+        self._thawed.set()
+
+    @override
+    async def generate(self, request: SampleRequest) -> AsyncGenerator[Piece, None]:
+        self.running.add(request.request_id)
+        admitted = self.live
+        tokens: list[int] = []
+        labels: list[LabelSpan] = []
+        finish = Finish.LENGTH
+        try:
+            while len(tokens) < request.max_tokens:
+                await asyncio.sleep(0)
+                await self._thawed.wait()
+                label = str(self.live)
+                if not labels or labels[-1].label != label:
+                    labels.append(LabelSpan(label, len(tokens), len(tokens)))
+                tokens.append(self._next(label, [*request.prompt_token_ids, *tokens]))
+                labels[-1] = labels[-1]._replace(end=len(tokens))
+                if tokens[-1] in request.stop_token_ids:
+                    finish = Finish.STOP
+                    break
+                if request.stream and len(tokens) < request.max_tokens:
+                    yield Piece(token_ids=tokens[-1:], logprobs=[-1.0])
+        finally:
+            self.running.discard(request.request_id)
+        last = tokens[-1:] if request.stream else tokens
+        yield Piece(
+            token_ids=last,
+            logprobs=[-1.0] * len(last),
+            finish=finish,
+            labels=labels,
+            admitted=admitted,
+        )
+
+    def _next(self, label: str, prefix: Sequence[int]) -> int:
+        digest = hashlib.sha256(f"{label}:{prefix}".encode()).digest()
+        return int.from_bytes(digest[:4], "little") % self.info.vocab_size
+
+    @override
+    async def commit(self, staged: StagedVersion) -> float:
+        if staged.version in self.refuses:
+            raise CorruptError(f"version {staged.version}: the tensors do not fit the model")
+        await asyncio.sleep(0)
+        self._live = staged.version
+        self.committed.append(staged.version)
+        return 0.0

@@ -1,0 +1,233 @@
+"""Brings one engine to a version: the cheapest way that is not damaged."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from opentelemetry import trace
+
+from etude.common import weights
+from etude.common.blobs import MissingError
+from etude.common.errors import CorruptError, FencedError, UnavailableError
+from etude.common.weights import Edge, ReaderLease, VersionId, VersionRef, full
+from etude.common.weights.schema import Schema
+from etude.inference import metrics
+from etude.inference.policy import PolicyEngine
+from etude.inference.staging import Stager
+
+UNDO_LIMIT_BYTES = 256 << 20
+"""A complete version up to this size can be undone in memory; above it by reading the store."""
+
+RENEW_S = 30.0
+"""How often a lease is written while no version comes."""
+
+_tracer = trace.get_tracer("etude.inference")
+
+
+class Moved(NamedTuple):
+    """One version that went live."""
+
+    live: VersionId
+    manifest_sha256: bytes
+    pause_s: float
+    took_s: float
+    """Fetch, verify and commit."""
+
+
+class _Refused(NamedTuple):
+    """A step that cannot be used."""
+
+    edge: Edge
+    error: CorruptError
+
+
+@dataclass(slots=True, kw_only=True)
+class Mover:
+    """One engine on the chain; moves come one at a time."""
+
+    engine: PolicyEngine
+    stager: Stager
+    lease: ReaderLease
+    audit_every: int
+    """Versions between two full scans of the live weights."""
+    report: Callable[[Moved], None]
+    """Told of each version that went live."""
+    _commits: int = 0
+    _renew_at: float = 0.0
+    _schema: Schema | None = None
+
+    async def move_to(self, version: VersionId) -> None:
+        """Make a version live, or leave the old one serving.
+
+        Raises:
+            MissingError: it is not published, or was deleted.
+            FencedError: it is not on the accepted chain.
+            CorruptError: every way to it is damaged, or it does not fit the model.
+            UnavailableError: the engine, or the scratch folder, failed.
+            StoreError: the store failed.
+        """
+        if await asyncio.to_thread(full.is_full, self.stager.store, version):
+            try:
+                await self._replace(version)
+            except CorruptError:
+                metrics.WEIGHTS_CORRUPT.inc()
+                raise
+        else:
+            await self._walk_to(version)
+
+    async def audit(self) -> None:
+        """Scan the live words.
+
+        Raises:
+            UnavailableError: they are not what was promised; the engine must end.
+        """
+        sound = await self.engine.swap.audit()
+        metrics.WEIGHTS_AUDIT.labels("sound" if sound else "damaged").inc()
+        if not sound:
+            raise UnavailableError(f"engine: {self.engine.failed}")
+
+    def renew_lease(self) -> None:
+        """Say that the replica is still there, if it has not been said for a while.
+
+        Raises:
+            StoreError: the store failed.
+        """
+        if self.engine.swap.live is not None and time.monotonic() >= self._renew_at:
+            self.lease.renew()
+            self._renew_at = time.monotonic() + RENEW_S
+
+    async def _replace(self, version: VersionId) -> None:
+        """Load a version that was published whole."""
+        began = time.perf_counter()
+        with _tracer.start_as_current_span("stage", attributes=_attributes(version)):
+            whole = await asyncio.to_thread(self.stager.whole, version)
+        metrics.WEIGHTS_STAGE_SECONDS.observe(time.perf_counter() - began)
+        metrics.WEIGHTS_BYTES.labels("full", "none").inc(whole.manifest.num_bytes)
+        await self._check_accepted(version)
+        committing = time.perf_counter()
+        with _tracer.start_as_current_span("commit", attributes=_attributes(version)):
+            pause_s = await self.engine.commit(whole.staged)
+        metrics.WEIGHTS_COMMIT_SECONDS.observe(time.perf_counter() - committing)
+        self._say(version, whole.manifest.sha256, pause_s, began)
+        # The live version is the undo of the next commit.
+        await asyncio.to_thread(self.stager.keep_only, version)
+
+    async def _walk_to(self, version: VersionId) -> None:
+        began = time.perf_counter()
+        swap = self.engine.swap
+        target = (await asyncio.to_thread(self.stager.manifest, version)).ref
+        if self.engine.live is not None and swap.live is None:
+            swap.failed = "versions are no longer published whole; a restart reads the changes"
+            raise UnavailableError(f"engine: {swap.failed}")
+        if swap.live is not None and swap.live.state == target.state:
+            await self._check_accepted(version)
+            await self._went_live(target, await swap.relabel(target), began)
+        elif swap.previous == target:
+            await self._check_accepted(version)
+            await self._went_live(target, await swap.revert(), began)
+        else:
+            await self._along(version)
+
+    async def _along(self, version: VersionId) -> None:
+        """Take the cheapest way; around what turns out to be damaged.
+
+        Raises:
+            CorruptError: every way is damaged: the first damage.
+            MissingError: there is no way at all.
+        """
+        avoid: frozenset[str] = frozenset()
+        problem: CorruptError | None = None
+        while True:
+            try:
+                edges = await asyncio.to_thread(self._plan, version, avoid)
+            except (MissingError, CorruptError):
+                if problem is None:
+                    raise
+                raise problem from None
+            refused = await self._take(edges, is_detour=bool(avoid))
+            if refused is None:
+                return
+            problem = problem or refused.error
+            damaged = {item.key for item in refused.edge.objects}
+            if damaged <= avoid:
+                raise problem
+            avoid |= damaged
+
+    def _plan(self, version: VersionId, avoid: frozenset[str]) -> list[Edge]:
+        self.lease.live = self.engine.swap.live
+        return self.lease.plan(version, avoid=avoid)
+
+    async def _take(self, edges: list[Edge], *, is_detour: bool) -> _Refused | None:
+        for edge in edges:
+            if edge.base is None and self.engine.swap.live is not None:
+                metrics.WEIGHTS_RESEED.labels("corrupt" if is_detour else "behind").inc()
+            try:
+                await self._step(edge)
+            except CorruptError as error:
+                metrics.WEIGHTS_CORRUPT.inc()
+                if self.engine.swap.live is not None:
+                    # Damaged memory, too, makes a sound version lead to another state.
+                    await self.audit()
+                return _Refused(edge, error)
+        return None
+
+    async def _step(self, edge: Edge) -> None:
+        began = time.perf_counter()
+        version, swap = edge.target.version, self.engine.swap
+        is_first = swap.live is None
+        with _tracer.start_as_current_span("stage", attributes=_attributes(version)):
+            schema = await asyncio.to_thread(self._schema_of, edge)
+            staged = await asyncio.to_thread(self.stager.blocks, edge, schema)
+            if swap.schema_sha256 != edge.schema_sha256:
+                await swap.bake(schema)
+            keep_old = edge.base is not None or edge.num_bytes <= UNDO_LIMIT_BYTES
+            await swap.prepare(
+                staged, edge.target, base=edge.base, keep_old=keep_old and not is_first
+            )
+        metrics.WEIGHTS_STAGE_SECONDS.observe(time.perf_counter() - began)
+        metrics.WEIGHTS_BYTES.labels(edge.kind, "blocks").inc(edge.num_bytes)
+        await self._check_accepted(version)
+        committing, undone = time.perf_counter(), swap.undone
+        try:
+            with _tracer.start_as_current_span("commit", attributes=_attributes(version)):
+                pause_s = await swap.commit()
+        finally:
+            metrics.WEIGHTS_UNDO.inc(swap.undone - undone)
+        metrics.WEIGHTS_COMMIT_SECONDS.observe(time.perf_counter() - committing)
+        self._commits += 1
+        if is_first or self._commits % self.audit_every == 0:
+            await self.audit()
+        await self._went_live(edge.target, pause_s, began)
+
+    def _schema_of(self, edge: Edge) -> Schema:
+        if self._schema is None or self._schema.sha256 != edge.schema_sha256:
+            self._schema = self.stager.schema(edge.schema_sha256)
+        return self._schema
+
+    async def _went_live(self, target: VersionRef, pause_s: float, began: float) -> None:
+        self._say(target.version, bytes.fromhex(target.manifest_sha256), pause_s, began)
+        await asyncio.to_thread(self._settle, target)
+
+    def _settle(self, live: VersionRef) -> None:
+        self.stager.keep_only(None)
+        self.lease.serve(live)
+        self._renew_at = time.monotonic() + RENEW_S
+
+    def _say(self, live: VersionId, sha256: bytes, pause_s: float, began: float) -> None:
+        metrics.WEIGHTS_PAUSE_SECONDS.observe(pause_s)
+        self.report(Moved(live, sha256, pause_s, time.perf_counter() - began))
+
+    async def _check_accepted(self, version: VersionId) -> None:
+        """The reader's rule: the manifest was read before this question is asked.
+
+        Raises:
+            FencedError: a newer epoch does not descend from the version.
+        """
+        if not await asyncio.to_thread(weights.is_accepted, self.stager.store, version):
+            raise FencedError(f"version {version} is not on the accepted chain")
+
+
+def _attributes(version: VersionId) -> dict[str, int]:
+    return {"etude.policy.epoch": version.epoch, "etude.policy.number": version.number}

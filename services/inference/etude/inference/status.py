@@ -1,0 +1,49 @@
+"""What a replica serves, and why, if it does not."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from etude.common.weights import VersionId
+from etude.v1 import weights_pb2
+
+
+class State(Enum):
+    """Where the replica stands with respect to the weights."""
+
+    LOADING = weights_pb2.REPLICA_STATE_LOADING
+    SERVING = weights_pb2.REPLICA_STATE_SERVING
+    CATCHING_UP = weights_pb2.REPLICA_STATE_CATCHING_UP
+    NOT_READY = weights_pb2.REPLICA_STATE_NOT_READY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What the replica serves and why, if it does not."""
+
+    replica: str
+    state: State = State.LOADING
+    live: VersionId | None = None
+    manifest_sha256: bytes = b""
+    last_pause_s: float = 0.0
+    last_commit_s: float = 0.0
+    """Fetch, verify and commit."""
+    reason: str = ""
+    message: str = ""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a verified version is being served."""
+        return self.state in {State.SERVING, State.CATCHING_UP}
+
+    def to_proto(self) -> weights_pb2.WeightStatus:
+        """This status on the wire."""
+        return weights_pb2.WeightStatus(
+            replica=self.replica,
+            state=self.state.value,
+            live=self.live.to_proto() if self.live else None,
+            manifest_sha256=self.manifest_sha256,
+            last_pause_seconds=self.last_pause_s,
+            last_commit_seconds=self.last_commit_s,
+            reason=self.reason,
+            message=self.message,
+        )

@@ -1,0 +1,49 @@
+"""What vLLM adds to each of its workers (`worker_extension_cls`)."""
+
+from typing import Any
+
+from etude.common.weights.live import LiveWeights
+from etude.common.weights.schema import Schema
+from etude.inference.worker.bake import bake
+from etude.inference.worker.rank import Answer, Rank
+
+
+class WeightWorker:
+    """The methods of `Rank` on the model of a worker; called by AsyncLLM.collective_rpc."""
+
+    model_runner: Any
+    _etude_rank: Rank | None = None
+
+    def bake(self, schema: bytes, sha256: str) -> Answer:
+        """Map the checkpoint to the live parameters, which are overwritten."""
+        return self._rank().bake(schema, sha256)
+
+    def prepare(self, path: str, keep_old: bool) -> None:  # noqa: FBT001 - called by position
+        """Begin to gather what a staged version changes."""
+        self._rank().prepare(path, keep_old)
+
+    def prepared(self) -> Answer | None:
+        """What came of it; None while it is being worked on."""
+        return self._rank().prepared()
+
+    def commit(self) -> bool:
+        """Write what was prepared."""
+        return self._rank().commit()
+
+    def undo(self) -> bool:
+        """Write the old words again."""
+        return self._rank().undo()
+
+    def scan(self) -> str:
+        """The state digest of what is live."""
+        return self._rank().scan()
+
+    def _rank(self) -> Rank:
+        if self._etude_rank is None:
+            self._etude_rank = Rank(self._open_live)
+        return self._etude_rank
+
+    def _open_live(self, schema: Schema) -> LiveWeights:
+        model = self.model_runner.get_model()
+        found = bake(model, model.load_weights, schema)
+        return LiveWeights(schema, found.parameters, found.regions)

@@ -1,0 +1,339 @@
+"""The real engine along a chain of changes: every swap exact, none half-way.
+
+Tests run in order on one engine in this process: a start costs ten seconds. The oracles are
+transformers on the published words, and a fresh engine on an exported folder.
+"""
+
+import asyncio
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import safetensors.torch
+import torch
+from tests.support.publishing import TrainedPolicy
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from etude.common import weights
+from etude.common.blobs import MemoryStore
+from etude.common.errors import UnavailableError
+from etude.common.weights import VersionId
+from etude.common.weights.schema import Schema, TensorSpec, split_of
+from etude.common.weights.words import Words
+from etude.inference.engine import replica as replicas
+from etude.inference.engine.replica import Replica
+from etude.inference.policy import Finish, LabelSpan, SampleRequest
+from etude.inference.receiver import Receiver
+from etude.inference.settings import EngineOptions
+from etude.inference.staging import Stager
+from etude.inference.status import Status
+from etude.inference.worker.rank import Rank
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+RUN = "uid-run"
+PROMPT = [20, 21, 22, 23, 24]
+TOLERANCE = 1e-4
+"""Two float32 implementations of the same sums; measured 1e-6, one stale weight gives 1e-1."""
+MAX_GROWTH_KIB = 24 << 10
+"""Of the process over a hundred swaps; one copy of anything per swap would be far more."""
+
+FRESH = """
+import asyncio, json, os, sys
+from pathlib import Path
+from etude.inference.policy import SampleRequest
+from etude.inference.settings import EngineOptions
+options = EngineOptions(model=Path(sys.argv[1]), served_name="tiny", dtype="float32",
+    max_model_len=256, max_concurrent=4, kv_cache_bytes=64 << 20, gpus=0, follows_store=False,
+    threads=int(sys.argv[3]))
+os.environ.update(options.environment())
+from etude.inference.engine import replica
+async def main():
+    engine = replica.build(options)
+    request = SampleRequest(request_id="fresh", prompt_token_ids=json.loads(sys.argv[2]),
+        max_tokens=60, temperature=0.0)
+    [piece] = [piece async for piece in engine.generate(request)]
+    print(json.dumps([list(piece.token_ids), list(piece.logprobs)]), flush=True)
+    os._exit(0)
+asyncio.run(main())
+"""
+
+
+@dataclass
+class Completion:
+    tokens: list[int]
+    logprobs: list[float]
+    labels: list[LabelSpan]
+    finish: Finish
+
+
+class Oracle:
+    """Transformers on the words of one version."""
+
+    def __init__(self, folder: Path) -> None:
+        torch.manual_seed(0)
+        config = AutoConfig.from_pretrained(folder)
+        self.model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+    def words(self) -> dict[str, Words]:
+        return {
+            name: parameter.detach().numpy().reshape(-1).view(np.uint32).copy()
+            for name, parameter in self.model.named_parameters()
+        }
+
+    def schema(self) -> Schema:
+        specs = [
+            TensorSpec(name=name, dtype="F32", shape=tuple(p.shape), split=split_of(name))
+            for name, p in sorted(self.model.named_parameters())
+        ]
+        return Schema(grid=8, tensors=tuple(specs))
+
+    @torch.no_grad()
+    def logprobs(self, words: dict[str, Words], tokens: Sequence[int]) -> list[float]:
+        for name, parameter in self.model.named_parameters():
+            parameter.copy_(torch.from_numpy(words[name].view(np.float32)).view(parameter.shape))
+        logits = self.model(torch.tensor([[*PROMPT, *tokens]])).logits[0].float()
+        table = logits.log_softmax(-1)
+        return [float(table[len(PROMPT) - 1 + i, t]) for i, t in enumerate(tokens)]
+
+
+def learn(policy: TrainedPolicy, share: float = 0.2) -> None:
+    """Change some weights so much that it shows."""
+    for words in policy.words.values():
+        values = words.view(np.float32)
+        chosen = policy.random.random(values.size) < share
+        values[chosen] += policy.random.standard_normal(int(chosen.sum())).astype(np.float32) * 0.1
+
+
+@dataclass
+class Bench:
+    """A real engine, the store that it follows, and what is published there."""
+
+    engine: Replica
+    receiver: Receiver
+    policy: TrainedPolicy
+    oracle: Oracle
+    store: MemoryStore
+    number: int = -1
+
+    def publish(self, *, complete: bool = False) -> VersionId:
+        self.number += 1
+        return self.policy.publish(self.store, self.number, complete=complete).version
+
+    async def sample(self, request_id: str, *, count: int = 24, **sampling: Any) -> Completion:
+        request = SampleRequest(
+            request_id=request_id,
+            prompt_token_ids=PROMPT,
+            max_tokens=count,
+            **{"temperature": 0.0, **sampling},
+        )
+        [piece] = [piece async for piece in self.engine.generate(request)]
+        assert piece.finish is not None
+        return Completion(
+            list(piece.token_ids), list(piece.logprobs), list(piece.labels), piece.finish
+        )
+
+    async def assert_exact(self, version: VersionId) -> None:
+        """What is sampled now has the log-probabilities of this version."""
+        found = await self.sample(f"exact-{version}", temperature=1.0)
+        expected = self.oracle.logprobs(self.policy.published[version], found.tokens)
+        assert max(abs(a - b) for a, b in zip(found.logprobs, expected, strict=True)) < TOLERANCE
+        assert {label.label for label in found.labels} == {str(version)}
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def bench(
+    make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Bench]:
+    folder = tmp_path_factory.mktemp("deltas")
+    options = EngineOptions(
+        model=make_model(folder / "model"),
+        served_name="tiny",
+        dtype="float32",
+        max_model_len=256,
+        max_concurrent=8,
+        kv_cache_bytes=64 << 20,
+        gpus=0,
+        follows_store=True,
+        # What this process has already: sums in another order have other last bits.
+        threads=torch.get_num_threads(),
+    )
+    os.environ.update(options.environment())
+    torch._dynamo.config.disable = True
+    engine = replicas.build(options)
+    oracle = Oracle(options.model)
+    store = MemoryStore()
+    weights.claim_epoch(store, holder="t", parent=None, reason="start")
+    policy = TrainedPolicy(oracle.schema(), oracle.words())
+    receiver = Receiver(
+        stager=Stager(store, RUN, folder / "scratch"), engine=engine, status=Status(replica="r-0")
+    )
+    yield Bench(engine, receiver, policy, oracle, store)
+    engine.shutdown()
+
+
+async def test_a_complete_version_makes_it_ready(bench: Bench) -> None:
+    version = bench.publish(complete=True)
+    await bench.receiver.catch_up()
+    assert bench.receiver.status.is_ready
+    await bench.assert_exact(version)
+
+
+async def test_every_delta_is_exact_when_it_is_live(bench: Bench) -> None:
+    for _ in range(4):
+        learn(bench.policy)
+        version = bench.publish()
+        await bench.receiver.catch_up()
+        await bench.assert_exact(version)
+        assert await bench.engine.swap.audit()
+
+
+async def test_requests_run_through_swaps_and_their_spans_cover_every_token(bench: Bench) -> None:
+    running = [
+        asyncio.create_task(bench.sample(f"load-{i}", count=200, temperature=1.0), name=f"load-{i}")
+        for i in range(8)
+    ]
+    for _ in range(6):
+        await asyncio.sleep(0.1)
+        learn(bench.policy, 0.01)
+        bench.publish()
+        await bench.receiver.catch_up()
+    swapped = 0
+    for task in running:
+        found = await task
+        assert (found.finish, len(found.tokens)) == (Finish.LENGTH, 200)
+        ends = [label.end for label in found.labels]
+        assert [label.start for label in found.labels] == [0, *ends[:-1]]
+        assert ends[-1] == 200
+        numbers = [VersionId.parse(label.label).number for label in found.labels]
+        assert numbers == sorted(numbers)
+        swapped += len(numbers) > 1
+    assert swapped == len(running)
+
+
+async def test_a_commit_that_fails_half_way_is_undone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = bench.engine.live
+    assert before is not None
+    learn(bench.policy)
+    version = bench.publish()
+    commit = Rank.commit
+    monkeypatch.setattr(Rank, "commit", lambda rank: commit(rank) and False)
+    with pytest.raises(UnavailableError, match="rank 0"):
+        await bench.receiver.catch_up()
+    await bench.assert_exact(before)
+    monkeypatch.undo()
+    await bench.receiver.catch_up()
+    await bench.assert_exact(version)
+
+
+async def test_going_back_is_exact_and_leaves_no_old_keys_and_values(bench: Bench) -> None:
+    running = asyncio.create_task(bench.sample("back", count=200, temperature=1.0), name="back")
+    await asyncio.sleep(0.2)
+    await bench.engine.swap.revert()
+    older = bench.engine.live
+    assert older is not None
+    assert (await running).finish is Finish.LENGTH
+    await bench.assert_exact(older)
+    await bench.receiver.catch_up()
+    await bench.assert_exact(VersionId(1, bench.number))
+
+
+async def test_draining_lets_running_requests_end_under_their_version(bench: Bench) -> None:
+    bench.engine.options = replace(bench.engine.options, pause="Drain")
+    running = asyncio.create_task(bench.sample("drain", count=200), name="drain")
+    await asyncio.sleep(0.1)
+    learn(bench.policy)
+    version = bench.publish()
+    swap = asyncio.create_task(bench.receiver.catch_up(), name="swap")
+    await asyncio.sleep(0.1)
+    late = asyncio.create_task(bench.sample("late"), name="late")
+    assert len((await running).labels) == 1
+    await swap
+    assert [label.label for label in (await late).labels] == [str(version)]
+
+
+async def test_aborting_hands_back_what_was_sampled_with_its_spans(bench: Bench) -> None:
+    bench.engine.options = replace(bench.engine.options, pause="Abort")
+    running = asyncio.create_task(bench.sample("abort", count=240), name="abort")
+    await asyncio.sleep(0.2)
+    learn(bench.policy)
+    version = bench.publish()
+    await bench.receiver.catch_up()
+    found = await running
+    assert found.finish is Finish.ABORT
+    assert 0 < len(found.tokens) < 240
+    assert found.labels[-1].end == len(found.tokens)
+    await bench.assert_exact(version)
+
+
+async def test_recomputed_requests_go_on_as_if_the_new_version_had_read_everything(
+    bench: Bench,
+) -> None:
+    options = replace(bench.engine.options, pause="InFlight", recompute_kv=True)
+    bench.engine.options = options
+    running = asyncio.create_task(bench.sample("anew", count=200, temperature=1.0), name="anew")
+    await asyncio.sleep(0.2)
+    learn(bench.policy)
+    version = bench.publish()
+    await bench.receiver.catch_up()
+    found = await running
+    assert found.labels[-1].label == str(version)
+    swap = found.labels[-1].start
+    assert 0 < swap < 200
+    # Without a recompute the older keys and values would show in every log-probability.
+    expected = bench.oracle.logprobs(bench.policy.published[version], found.tokens)
+    errors = [abs(a - b) for a, b in zip(found.logprobs, expected, strict=True)]
+    assert max(errors[swap:]) < TOLERANCE < max(errors[:swap])
+    bench.engine.options = replace(options, recompute_kv=False)
+
+
+async def test_a_hundred_swaps_leave_no_memory_behind(bench: Bench) -> None:
+    async def swaps(count: int) -> int:
+        for _ in range(count):
+            bench.policy.step(0.02)
+            bench.publish()
+            # The oracle's copies of versions are not what is measured.
+            bench.policy.published = dict(list(bench.policy.published.items())[-2:])
+            await bench.receiver.catch_up()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    before = await swaps(20)
+    assert await swaps(100) - before < MAX_GROWTH_KIB
+    await bench.assert_exact(VersionId(1, bench.number))
+
+
+async def test_a_fresh_engine_on_the_exported_weights_samples_exactly_the_same(
+    bench: Bench, tmp_path: Path
+) -> None:
+    learn(bench.policy)
+    bench.publish()
+    await bench.receiver.catch_up()
+    found = await bench.sample("swapped", count=60)
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((bench.engine.options.model / name).read_bytes())
+    tensors = {
+        spec.name: torch.from_numpy(bench.policy.words[spec.name].view(np.float32)).view(spec.shape)
+        for spec in bench.policy.schema.tensors
+    }
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    fresh = await asyncio.to_thread(
+        subprocess.run,
+        [
+            *(sys.executable, "-c", FRESH, str(tmp_path), json.dumps(PROMPT)),
+            str(bench.engine.options.threads),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    assert json.loads(fresh.stdout.splitlines()[-1]) == [found.tokens, found.logprobs]

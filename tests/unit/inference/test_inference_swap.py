@@ -1,0 +1,259 @@
+"""A swap reaches all ranks or none, and is never served half-way."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.support.publishing import TrainedPolicy
+
+from etude.common.errors import CorruptError, UnavailableError
+from etude.common.weights import VersionRef
+from etude.common.weights.live import slice_regions
+from etude.common.weights.schema import Schema, TensorSpec
+from etude.common.weights.words import Words
+from etude.inference import swap as swaps
+from etude.inference.memory import MemoryEngine, MemoryRanks
+from etude.inference.policy import EngineInfo
+from etude.inference.swap import Swap
+
+SCHEMA = Schema(
+    grid=2,
+    tensors=(
+        TensorSpec(name="a.q_proj.weight", dtype="BF16", shape=(8, 6), split="rows"),
+        TensorSpec(name="b.o_proj.weight", dtype="BF16", shape=(6, 8), split="columns"),
+        TensorSpec(name="c.bias", dtype="F32", shape=(5,), split="rows"),
+    ),
+)
+
+
+def ref(policy: TrainedPolicy, number: int, *, epoch: int = 1) -> VersionRef:
+    return VersionRef(
+        epoch=epoch,
+        number=number,
+        manifest_sha256=f"{number:064x}",
+        state=policy.state().hex(),
+    )
+
+
+def words_on(policy: TrainedPolicy, rank: int, ranks: int) -> dict[str, Words]:
+    """What a rank must hold, gathered element by element."""
+    found = {}
+    for place, regions in slice_regions(SCHEMA, rank, ranks).items():
+        name = SCHEMA.tensors[place].name
+        [region] = regions
+        rows = [
+            policy.words[name][region.source_offset + row * region.source_stride :][: region.width]
+            for row in range(region.rows)
+        ]
+        found[name] = np.concatenate(rows)
+    return found
+
+
+def assert_holds(ranks: MemoryRanks, policy: TrainedPolicy) -> None:
+    for rank, words in enumerate(ranks.words):
+        expected = words_on(policy, rank, len(ranks.words))
+        assert {n: w.tolist() for n, w in words.items()} == {
+            n: w.tolist() for n, w in expected.items()
+        }
+
+
+@pytest.fixture(params=[1, 2])
+def engine(request: pytest.FixtureRequest, info: EngineInfo) -> MemoryEngine:
+    return MemoryEngine(info, MemoryRanks(request.param))
+
+
+@pytest.fixture
+def policy() -> TrainedPolicy:
+    return TrainedPolicy(SCHEMA)
+
+
+async def take(
+    swap: Swap, policy: TrainedPolicy, target: VersionRef, folder: Path, old: dict[str, Words]
+) -> None:
+    policy.stage(folder / "staged", old)
+    await swap.prepare(folder / "staged", target, base=swap.live)
+    await swap.commit()
+
+
+@pytest.fixture
+async def swap(engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path) -> Swap:
+    """An engine that serves version 1.0."""
+    await engine.swap.bake(SCHEMA)
+    policy.stage(tmp_path / "first", None)
+    first = ref(policy, 0)
+    await engine.swap.prepare(tmp_path / "first", first, base=None, keep_old=False)
+    await engine.swap.commit()
+    return engine.swap
+
+
+async def next_version(swap: Swap, policy: TrainedPolicy, folder: Path, number: int) -> VersionRef:
+    """Prepare a version that changes a tenth of the words."""
+    old = {name: words.copy() for name, words in policy.words.items()}
+    policy.step()
+    target = ref(policy, number)
+    policy.stage(folder / "staged", old)
+    await swap.prepare(folder / "staged", target, base=swap.live)
+    return target
+
+
+async def test_after_a_commit_every_word_on_every_rank_is_the_trainers(
+    swap: Swap, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
+) -> None:
+    for number in range(1, 6):
+        target = await next_version(swap, policy, tmp_path, number)
+        await swap.commit()
+        assert_holds(engine.ranks, policy)
+        assert (swap.live, engine.live) == (target, target.version)
+        assert await swap.audit()
+
+
+async def test_preparing_writes_nothing(
+    swap: Swap, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
+) -> None:
+    before = [{n: w.copy() for n, w in words.items()} for words in engine.ranks.words]
+    await next_version(swap, policy, tmp_path, 1)
+    for words, old in zip(engine.ranks.words, before, strict=True):
+        assert all(np.array_equal(words[name], old[name]) for name in old)
+
+
+async def test_a_version_that_would_lead_elsewhere_is_refused_before_the_first_write(
+    swap: Swap, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
+) -> None:
+    old = {name: words.copy() for name, words in policy.words.items()}
+    policy.step()
+    policy.stage(tmp_path / "staged", old)
+    target = ref(policy, 1).model_copy(update={"state": "0" * 32})
+    with pytest.raises(CorruptError, match="would lead to state"):
+        await swap.prepare(tmp_path / "staged", target, base=swap.live)
+    with pytest.raises(RuntimeError, match="prepare"):
+        await swap.commit()
+    assert "commit" not in engine.ranks.calls[-2:]
+    assert await swap.audit()
+
+
+async def test_a_version_on_another_base_is_never_applied(
+    swap: Swap, policy: TrainedPolicy, tmp_path: Path
+) -> None:
+    policy.step()
+    policy.stage(tmp_path / "staged", policy.words)
+    wrong = ref(policy, 1)
+    with pytest.raises(CorruptError, match=r"builds on state .* the live state is"):
+        await swap.prepare(tmp_path / "staged", ref(policy, 2), base=wrong)
+
+
+async def test_a_rank_that_fails_to_commit_leaves_the_old_version_on_all(
+    swap: Swap, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
+) -> None:
+    before = TrainedPolicy(SCHEMA, policy.words)
+    old = swap.live
+    await next_version(swap, policy, tmp_path, 1)
+    engine.ranks.fail["commit"] = len(engine.ranks.words) - 1
+    with pytest.raises(UnavailableError, match="rank"):
+        await swap.commit()
+    assert_holds(engine.ranks, before)
+    assert (swap.live, swap.undone, swap.failed) == (old, 1, "")
+    assert await swap.audit()
+
+
+async def test_an_undo_that_fails_ends_the_engine(
+    swap: Swap, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
+) -> None:
+    await next_version(swap, policy, tmp_path, 1)
+    engine.ranks.fail |= {"commit": 0, "undo": 0}
+    with pytest.raises(UnavailableError):
+        await swap.commit()
+    assert "could not be undone" in engine.failed
+    assert not engine.is_thawed
+
+
+async def test_a_change_of_live_words_behind_our_back_is_noticed_and_undone(
+    swap: Swap, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
+) -> None:
+    await next_version(swap, policy, tmp_path, 1)
+    engine.ranks.words[0]["a.q_proj.weight"] ^= 0x4000
+    with pytest.raises(UnavailableError):
+        await swap.commit()
+    assert "could not be undone" in engine.failed
+
+
+async def test_an_audit_notices_one_flipped_bit(swap: Swap, engine: MemoryEngine) -> None:
+    assert await swap.audit()
+    engine.ranks.words[-1]["b.o_proj.weight"][3] ^= 1
+    assert not await swap.audit()
+    assert "live words" in engine.failed
+
+
+async def test_going_back_one_version_restores_every_word_and_drops_the_cache(
+    swap: Swap, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
+) -> None:
+    before, old = TrainedPolicy(SCHEMA, policy.words), swap.live
+    await next_version(swap, policy, tmp_path, 1)
+    await swap.commit()
+    await swap.revert()
+    assert_holds(engine.ranks, before)
+    assert (swap.live, engine.dropped_caches) == (old, 1)
+    assert await swap.audit()
+    with pytest.raises(RuntimeError, match="nothing to go back to"):
+        await swap.revert()
+
+
+async def test_the_same_words_under_a_new_name_are_not_written(
+    swap: Swap, engine: MemoryEngine, policy: TrainedPolicy
+) -> None:
+    renamed = ref(policy, 3, epoch=2)
+    engine.ranks.calls.clear()
+    await swap.relabel(renamed)
+    assert (swap.live, engine.live, engine.ranks.calls) == (renamed, renamed.version, [])
+    policy.step()
+    with pytest.raises(ValueError, match="other weights"):
+        await swap.relabel(ref(policy, 4, epoch=2))
+
+
+async def test_a_complete_version_too_large_to_undo_is_exact_too(
+    swap: Swap, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
+) -> None:
+    policy.step(0.9)
+    policy.stage(tmp_path / "staged", None)
+    target = ref(policy, 7)
+    held = await swap.prepare(tmp_path / "staged", target, base=None, keep_old=False)
+    await swap.commit()
+    assert_holds(engine.ranks, policy)
+    assert (held, swap.previous) == (0, None)
+
+
+async def test_another_schema_is_refused_while_something_is_served(swap: Swap) -> None:
+    other = Schema(grid=1, tensors=SCHEMA.tensors)
+    with pytest.raises(UnavailableError, match="restart"):
+        await swap.bake(other)
+
+
+async def test_a_caller_that_is_cancelled_leaves_no_half_swap(
+    swap: Swap, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
+) -> None:
+    target = await next_version(swap, policy, tmp_path, 1)
+    commit = asyncio.create_task(swap.commit(), name="commit")
+    await asyncio.sleep(0)
+    commit.cancel()
+    while swap.live != target:  # noqa: ASYNC110 - the swap tells only its caller, who is gone
+        await asyncio.sleep(0)
+    assert_holds(engine.ranks, policy)
+
+
+async def test_a_swap_that_hangs_ends_the_engine(
+    swap: Swap,
+    engine: MemoryEngine,
+    policy: TrainedPolicy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(swaps, "DEADLINE_S", 0.01)
+    await next_version(swap, policy, tmp_path, 1)
+
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(MemoryEngine, "freeze", lambda _: hang())
+    with pytest.raises(UnavailableError, match="took over"):
+        await swap.commit()
+    assert "took over" in engine.failed
