@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo test test-gpu test-long check fix protos docs bench minio testbed system-deps buf
+.PHONY: help demo test test-gpu test-long check fix protos docs bench bench-weights minio testbed system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -63,8 +63,12 @@ docs: $(READY) ## regenerate CRDs and reference pages, and build the site into s
 	$(RUN) python hack/metrics_reference.py
 	$(UV) run --isolated --locked --only-group docs zensical build --strict
 
-bench: $(READY) ## one table of ratios per claim
-	@for script in bench/*.py; do $(RUN) python $$script || exit 1; done
+# The first run of bench/weights.py trains a model for minutes, so it has a target of its own.
+bench: $(READY) ## one table of ratios per claim, but for the weights
+	@for script in $(filter-out bench/weights.py,$(wildcard bench/*.py)); do $(RUN) python $$script || exit 1; done
+
+bench-weights: $(READY) ## what a policy version costs to move, against what others do (on an idle machine)
+	$(RUN) python bench/weights.py
 
 system-deps: ## Debian packages for the cluster tests (as root)
 	bash hack/system-deps.sh

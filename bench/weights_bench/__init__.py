@@ -1,0 +1,1 @@
+"""What it costs to move weights: trajectories, contenders, clocks, tables."""
