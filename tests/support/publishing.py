@@ -118,9 +118,9 @@ class TrainedPolicy:
 
     def stage(self, path: Path, old: Mapping[str, Words] | None) -> None:
         """Write the blocks that a receiver would have staged, without a store."""
-        staged.write(path, list(self._blocks(old)))
+        staged.write(path, list(self.blocks(old)))
 
-    def _blocks(self, old: Mapping[str, Words] | None) -> list[StagedBlock]:
+    def blocks(self, old: Mapping[str, Words] | None) -> list[StagedBlock]:
         """One block per tensor: tests keep tensors below the size of a tile."""
         found = []
         for place, spec in enumerate(self.schema.tensors):

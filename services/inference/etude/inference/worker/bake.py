@@ -28,6 +28,10 @@ BATCH_ELEMENTS = 1 << 25
 """Parameters read back at a time: their readers take some 20 bytes for each element."""
 
 
+class ComputedError(CorruptError):
+    """A parameter holds what a loader computed: no map reaches it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Map:
     """Where each tensor of the checkpoint lies in the parameters."""
@@ -44,7 +48,8 @@ def bake(model: torch.nn.Module, load: Load, schema: Schema) -> Map:
 
     Raises:
         CorruptError: the schema does not describe this model: a tensor has no place in it, or a
-            part of it is filled by no tensor or by a computation on one.
+            part of it is filled by no tensor.
+        ComputedError: a part of it is filled by a computation on tensors.
     """
     return _Baking(model, load, schema).map()
 
@@ -142,7 +147,7 @@ class _Baking:
     def _check_filled(self, name: str, numbers: codes.Numbers) -> None:
         computed = numbers == codes.UNKNOWN
         if computed.any():
-            raise CorruptError(
+            raise ComputedError(
                 f"parameter {name!r} is {self._formats[name]} and holds numbers that its loader "
                 "converted or computed from the version's tensors; spec.weights.dtype sets the "
                 "format of versions and of engines"
@@ -197,7 +202,7 @@ def _check_cover(schema: Schema, regions: Mapping[int, Sequence[Region]]) -> Non
     """Every element of the checkpoint lies somewhere in the model.
 
     Raises:
-        CorruptError: one does not.
+        ComputedError: one does not.
     """
     for place, spec in enumerate(schema.tensors):
         held = np.zeros(spec.elements, np.bool_)
@@ -205,6 +210,6 @@ def _check_cover(schema: Schema, regions: Mapping[int, Sequence[Region]]) -> Non
             rows = region.source_offset + np.arange(region.rows) * region.source_stride
             held[rows[:, None] + np.arange(region.width)] = True
         if not held.all():
-            raise CorruptError(
+            raise ComputedError(
                 f"the model does not take all elements of tensor {spec.name!r} as they are"
             )

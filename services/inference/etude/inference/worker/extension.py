@@ -1,17 +1,24 @@
 """What vLLM adds to each of its workers (`worker_extension_cls`)."""
 
+import logging
 from typing import Any
+
+import torch
 
 from etude.common.weights.live import LiveWeights
 from etude.common.weights.schema import Schema
-from etude.inference.worker.bake import bake
+from etude.inference.worker.bake import ComputedError, Load, bake
 from etude.inference.worker.rank import Answer, Rank
+from etude.inference.worker.reloaded import ReloadedWeights
+
+log = logging.getLogger(__name__)
 
 
 class WeightWorker:
     """The methods of `Rank` on the model of a worker; called by AsyncLLM.collective_rpc."""
 
     model_runner: Any
+    rank: int
     _etude_rank: Rank | None = None
 
     def bake(self, schema: bytes, sha256: str) -> Answer:
@@ -45,5 +52,20 @@ class WeightWorker:
 
     def _open_live(self, schema: Schema) -> LiveWeights:
         model = self.model_runner.get_model()
-        found = bake(model, model.load_weights, schema)
-        return LiveWeights(schema, found.parameters, found.regions)
+        return open_live(model, model.load_weights, schema, counts=self.rank == 0)
+
+
+def open_live(model: torch.nn.Module, load: Load, schema: Schema, *, counts: bool) -> LiveWeights:
+    """The live words themselves where a map reaches them, else a copy behind the loader.
+
+    Raises:
+        CorruptError: the schema does not describe the model.
+    """
+    if any(parameter.device.type != "cpu" for parameter in model.parameters()):
+        return ReloadedWeights(model, load, schema, counts=counts)
+    try:
+        found = bake(model, load, schema)
+    except ComputedError as error:
+        log.warning("changed tensors will be loaded, not written in place: %s", error)
+        return ReloadedWeights(model, load, schema, counts=counts)
+    return LiveWeights(schema, found.parameters, found.regions)

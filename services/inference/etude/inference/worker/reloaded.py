@@ -1,0 +1,106 @@
+"""Live weights behind a loader: for parameters that no map can reach.
+
+Where parameters are on a device, or are computed from the checkpoint's tensors, a rank keeps the
+checkpoint's words in host memory, changes those, and sends each changed tensor through the
+model's own loader inside the commit. That costs one model of host memory for each rank, and the
+loads make the pause longer; what is served is as exact.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+from typing_extensions import override
+
+from etude.common.errors import CorruptError
+from etude.common.weights.live import LiveWeights
+from etude.common.weights.prepared import Prepared
+from etude.common.weights.regions import identity_regions
+from etude.common.weights.schema import Schema
+from etude.common.weights.words import Words, word_type
+from etude.inference.worker.bake import Load
+from etude.inference.worker.tensors import DTYPES, as_tensor
+
+
+class ReloadedWeights(LiveWeights):
+    """A copy of the checkpoint, each commit of which is loaded into the model."""
+
+    def __init__(self, model: torch.nn.Module, load: Load, schema: Schema, *, counts: bool) -> None:
+        """Take over a model; its floating-point parameters are overwritten.
+
+        Args:
+            model: what computes.
+            load: its loader, which takes any part of a checkpoint.
+            schema: of the policy.
+            counts: whether this rank counts in the state digest: one of them must.
+
+        Raises:
+            CorruptError: the tensors leave a parameter unfilled, or are of another format.
+        """
+        self._load = load
+        self._specs = {spec.name: spec for spec in schema.tensors}
+        self._copy: dict[str, Words] = {
+            spec.name: np.zeros(spec.elements, word_type(spec.dtype)) for spec in schema.tensors
+        }
+        _check_formats(model, schema)
+        self._check_filled(model)
+        regions = {
+            place: [region._replace(counted=counts) for region in found]
+            for place, found in identity_regions(schema).items()
+        }
+        super().__init__(schema, self._copy, regions)
+
+    @override
+    def commit(self, prepared: Prepared) -> bool:
+        sound = super().commit(prepared)
+        self._send(_names(prepared))
+        return sound
+
+    @override
+    def undo(self, prepared: Prepared) -> bool:
+        sound = super().undo(prepared)
+        self._send(_names(prepared))
+        return sound
+
+    @torch.no_grad()
+    def _send(self, names: Iterable[str]) -> None:
+        self._load(self._tensors(names))
+
+    def _tensors(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name in names:
+            spec = self._specs[name]
+            yield name, as_tensor(self._copy[name], spec.dtype, spec.shape)
+
+    @torch.no_grad()
+    def _check_filled(self, model: torch.nn.Module) -> None:
+        parameters = {n: p for n, p in model.named_parameters() if p.is_floating_point()}
+        for parameter in parameters.values():
+            parameter.fill_(float("nan"))
+        try:
+            self._send(self._specs)
+        except (AssertionError, IndexError, KeyError, RuntimeError, ValueError) as cause:
+            raise CorruptError(f"the tensors do not fit the model: {cause!r}") from cause
+        missing = [name for name, p in parameters.items() if bool(torch.isnan(p).any())]
+        if missing:
+            raise CorruptError(f"the version leaves {missing[:4]} unfilled")
+
+
+def _names(prepared: Prepared) -> list[str]:
+    """The tensors of which a change touches elements."""
+    return sorted({patch.parameter for patch in prepared.patches})
+
+
+def _check_formats(model: torch.nn.Module, schema: Schema) -> None:
+    """A loader would convert what is of another format, and hide that nobody asked for it.
+
+    Raises:
+        CorruptError: naming the first such tensor.
+    """
+    live = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    for spec in schema.tensors:
+        dtype = DTYPES.get(spec.dtype)
+        if dtype is None or (dtype.is_floating_point and dtype not in live):
+            raise CorruptError(
+                f"tensor {spec.name!r} is {spec.dtype}, but the engine computes in "
+                f"{sorted(map(str, live))}; spec.weights.dtype sets both"
+            )
