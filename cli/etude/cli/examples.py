@@ -24,6 +24,13 @@ EXAMPLES = {
         "etude storage check s3://runs --endpoint http://127.0.0.1:9000",
         "etude storage check file:///srv/runs",
     ),
+    "ls": ("etude weights ls demo", "etude weights ls s3://runs/demo --json"),
+    "diff": ("etude weights diff demo 1.0 newest", "etude weights diff runs/mine 1.3 1.4"),
+    "export": (
+        "etude weights export demo newest exported",
+        "etude weights export s3://runs/demo 1.37 exported --model runs/inputs/model",
+    ),
+    "weights verify": ("etude weights verify demo", "etude weights verify s3://runs/demo"),
     "verify": ("etude tasks verify runs/inputs/tasks/train --limit 20", "etude tasks verify mine"),
 }
 

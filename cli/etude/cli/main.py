@@ -8,7 +8,19 @@ import typer
 
 from etude.cli.examples import epilog
 from etude.cli.output import explained
-from etude.cli.verbs import audit, demo, doctor, lint, logs, report, run, serve, storage, tasks
+from etude.cli.verbs import (
+    audit,
+    demo,
+    doctor,
+    lint,
+    logs,
+    report,
+    run,
+    serve,
+    storage,
+    tasks,
+    weights,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,6 +44,7 @@ for name, verb in VERBS.items():
     app.command(name, epilog=epilog(name))(verb)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(storage.app, name="storage")
+app.add_typer(weights.app, name="weights")
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ version under a name.
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -107,6 +108,25 @@ class Mirror:
             raise ValueError(f"{self.folder} holds no version yet")
         return self._live.scan()
 
+    def predicted(self, edge: Edge) -> Digest:
+        """The state that an edge would lead to from here; nothing is written.
+
+        Raises:
+            CorruptError: damaged in the store, or of another model.
+            MissingError: an object was collected.
+            StoreError: the store failed.
+            ValueError: there is no version to start from.
+        """
+        if self.ref is None or self.schema is None or self._live is None:
+            raise ValueError(f"{self.folder} holds no version yet")
+        if edge.schema_sha256 != self.schema.sha256:
+            raise CorruptError(f"version {edge.target.version}: its {edge.kind} has another schema")
+        state = Digest.parse(self.ref.state)
+        with self._staged(edge, self.schema) as blocks:
+            for batch in _batches(blocks):
+                state = state.plus(self._live.prepare(batch).digest)
+        return state
+
     def _go(self, edge: Edge, on_change: Change | None) -> None:
         if self.schema is None or self.schema.sha256 != edge.schema_sha256:
             data = read_schema_bytes(self.store, edge.schema_sha256)
@@ -114,14 +134,20 @@ class Mirror:
             self._reshape(parse_schema(data, sha256=edge.schema_sha256, where=where))
         if self.schema is None or self._live is None:
             raise AssertionError("a reshaped mirror has words")
+        with self._staged(edge, self.schema) as blocks:
+            if edge.base is None:
+                self._replace(self._live, edge, blocks)
+            else:
+                self._change(self._live, edge, blocks, on_change)
+
+    @contextmanager
+    def _staged(self, edge: Edge, schema: Schema) -> Iterator[list[StagedBlock]]:
         path = self.folder / "staged"
-        stage(self.store, edge, self.schema, path, ranges=self.ranges)
-        blocks = staged.read(path)
-        if edge.base is None:
-            self._replace(self._live, edge, blocks)
-        else:
-            self._change(self._live, edge, blocks, on_change)
-        path.unlink()
+        try:
+            stage(self.store, edge, schema, path, ranges=self.ranges)
+            yield staged.read(path)
+        finally:
+            path.unlink(missing_ok=True)
 
     def _replace(self, live: LiveWeights, edge: Edge, blocks: Sequence[StagedBlock]) -> None:
         """Take every word from the blocks, some at a time: there is nothing to go back to."""

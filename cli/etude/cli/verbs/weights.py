@@ -1,0 +1,221 @@
+"""`etude weights`: look at the policy versions of a run, prove them, take one out."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import unquote, urlparse
+
+import typer
+from rich.progress import Progress
+
+from etude.cli import runs
+from etude.cli.examples import epilog
+from etude.cli.output import Exit, console, say
+from etude.common.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from etude.common.blobs import Store
+    from etude.common.weights import VersionId
+    from etude.common.weights.mirror import Mirror
+
+app = typer.Typer(no_args_is_help=True, help="Look at, prove and export the versions of a run.")
+
+Run = Annotated[
+    str, typer.Argument(metavar="RUN", help="Run folder, its name, or its storage.uri.")
+]
+Version = Annotated[
+    str, typer.Argument(metavar="VERSION", help="Like 1.37, or newest for the newest accepted one.")
+]
+Endpoint = Annotated[
+    str | None, typer.Option(help="S3 endpoint, for stores other than AWS: http://host:port.")
+]
+Region = Annotated[str | None, typer.Option(help="S3 region; us-east-1 unless given.")]
+Scratch = Annotated[
+    Path | None, typer.Option(help="Folder for a copy of the model; the system's own unless given.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
+
+
+@app.command(epilog=epilog("ls"))
+def ls(
+    run: Run, *, endpoint: Endpoint = None, region: Region = None, as_json: AsJson = False
+) -> None:
+    """List every published version: what it changed, how it can be reached, whether it counts."""
+    from etude.cli.views_of_weights import chain_table, rows_of, who_reads
+    from etude.common.weights.survey import survey
+
+    store = _store(run, endpoint, region)
+    found = survey(store)
+    if not found:
+        raise UserError(_no_versions(run))
+    if as_json:
+        for row in rows_of(found):
+            console().print_json(json.dumps(row), indent=None)
+        return
+    console().print(chain_table(found))
+    for line in who_reads(store):
+        console().print(line)
+
+
+@app.command(epilog=epilog("weights verify"))
+def verify(
+    run: Run, *, endpoint: Endpoint = None, region: Region = None, scratch: Scratch = None
+) -> None:
+    """Read every version, skip and keyframe, and prove that each leads to the published bits."""
+    from etude.common.weights import accepted_chain
+    from etude.common.weights.verification import verify as verdicts
+
+    store = _store(run, endpoint, region)
+    total = len(accepted_chain(store))
+    if not total:
+        raise UserError(_no_versions(run))
+    bad = ways = 0
+    versions: set[VersionId] = set()
+    with _folder(scratch) as folder, Progress(console=console(to_stderr=True)) as progress:
+        task = progress.add_task("versions", total=total)
+        for verdict in verdicts(store, Path(folder) / "copy"):
+            ways += 1
+            if verdict.problem:
+                bad += 1
+                console().print(f"{verdict.version}  {verdict.way}: {verdict.problem}")
+            versions.add(verdict.version)
+            progress.update(task, completed=min(total, len(versions)))
+    console().print(f"versions {total}, ways {ways}, damaged {bad}")
+    if bad:
+        raise SystemExit(Exit.NO)
+
+
+@app.command(epilog=epilog("diff"))
+def diff(  # noqa: PLR0913 - a verb has as many parameters as it has options
+    run: Run,
+    before: Version,
+    after: Version,
+    *,
+    endpoint: Endpoint = None,
+    region: Region = None,
+    scratch: Scratch = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say which tensors differ between two versions, by how many elements and by how much."""
+    from etude.cli.views_of_weights import difference_table
+    from etude.common.weights.differences import differences
+
+    store = _store(run, endpoint, region)
+    with _folder(scratch) as folder:
+        one = _copy(store, before, Path(folder) / "before")
+        other = _copy(store, after, Path(folder) / "after")
+        found = list(differences(one, other))
+    if as_json:
+        for each in found:
+            console().print_json(json.dumps(each._asdict()), indent=None)
+        return
+    console().print(difference_table(found))
+
+
+@app.command(epilog=epilog("export"))
+def export(  # noqa: PLR0913 - as above
+    run: Run,
+    version: Version,
+    folder: Annotated[Path, typer.Argument(help="New folder for the model.")],
+    *,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Folder that the run started from, for configuration and tokenizer."),
+    ] = None,
+    endpoint: Endpoint = None,
+    region: Region = None,
+    scratch: Scratch = None,
+) -> None:
+    """Write a version as a Hugging Face folder, bit for bit what the trainer published."""
+    from etude.common.weights.folders import write_folder
+
+    source = model or _source(run)
+    with _folder(scratch) as copy:
+        found = _copy(_store(run, endpoint, region), version, Path(copy) / "copy")
+        if found.schema is None or found.ref is None:
+            raise AssertionError("a copy of a version has a schema")
+        written = write_folder(folder, schema=found.schema, words=found.words, source=source)
+        say(f"version {found.ref.version}, state {found.ref.state}: {len(written)} files")
+    console().print(str(folder))
+
+
+def _store(run: str, endpoint: str | None, region: str | None) -> "Store":
+    from etude.common.api.pool import StoreAccess
+    from etude.common.files import source_for
+
+    uri = run if "://" in run else f"file://{runs.folder_of(run).resolve()}"
+    return source_for(uri, StoreAccess(endpoint=endpoint, region=region))
+
+
+def _folder(scratch: Path | None) -> "tempfile.TemporaryDirectory[str]":
+    return tempfile.TemporaryDirectory(prefix="etude-weights-", dir=scratch)
+
+
+def _copy(store: "Store", text: str, folder: Path) -> "Mirror":
+    """A copy of a version.
+
+    Raises:
+        UserError: the store has no such version.
+    """
+    from etude.common.blobs import MissingError
+    from etude.common.weights.mirror import Mirror
+
+    version = _version(store, text)
+    mirror = Mirror(store, folder)
+    try:
+        mirror.move_to(version)
+    except MissingError as error:
+        what = f"version {version} is not in the store, or nothing leads to it any more"
+        fix = "etude weights ls shows what there is"
+        raise UserError(Problem("NotFound", what, store.url, fix)) from error
+    return mirror
+
+
+def _version(store: "Store", text: str) -> "VersionId":
+    from etude.common.weights import VersionId, newest
+
+    if text == "newest":
+        found = newest(store)
+        if found is None:
+            raise UserError(_no_versions(store.url))
+        return found
+    try:
+        return VersionId.parse(text)
+    except ValueError as error:
+        raise UserError(Problem("Usage", str(error), "VERSION", "for example 1.37")) from error
+
+
+def _source(run: str) -> Path:
+    """The model folder that a run on this machine started from.
+
+    Raises:
+        UserError: the run is elsewhere, or its model is.
+    """
+    uri = "" if "://" in run else _model_uri(runs.folder_of(run) / "run.yaml")
+    parts = urlparse(uri)
+    if parts.scheme != "file":
+        fix = "name the folder with configuration and tokenizer: --model FOLDER"
+        raise UserError(Problem("Usage", "says of no model folder on this machine", run, fix))
+    return Path(unquote(parts.path))
+
+
+def _model_uri(manifest: Path) -> str:
+    from etude.common.api import documents
+
+    for document in documents.read(documents.content(manifest)):
+        match document.value:
+            case {"kind": "RLRun", "spec": {"model": {"uri": str(uri)}}}:
+                return uri
+            case _:  # a Secret, a ConfigMap
+                continue
+    return ""
+
+
+def _no_versions(run: str) -> Problem:
+    return Problem(
+        "NotFound",
+        "has published no version yet",
+        run,
+        "versions come with the first step of reinforcement learning; etude watch shows it",
+    )

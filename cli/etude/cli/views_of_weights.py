@@ -1,0 +1,130 @@
+"""Policy versions as tables and rows."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from etude.common.blobs import Store
+from etude.common.weights.leases import seen_leases
+from etude.common.weights.survey import Surveyed
+
+if TYPE_CHECKING:
+    from etude.common.weights.differences import Difference
+
+_STYLES = {"accepted": "", "abandoned": "dim", "quarantined": "red", "damaged": "bold red"}
+
+
+def rows_of(found: Iterable[Surveyed]) -> Iterator[dict[str, object]]:
+    """One flat object per version, for programs."""
+    for each in found:
+        row: dict[str, object] = {
+            "version": str(each.version),
+            "standing": each.standing,
+            "keyframe": each.has_keyframe,
+            "skipsFrom": [str(base) for base in each.skips_from],
+        }
+        manifest = each.manifest
+        if manifest is None:
+            yield row | {"problem": each.problem}
+            continue
+        stats = manifest.stats
+        yield row | {
+            "step": manifest.step,
+            "kind": "complete" if manifest.is_complete else "delta",
+            "base": None if manifest.base is None else str(manifest.base.version),
+            "changed": stats.changed,
+            "elements": stats.elements,
+            "bytes": manifest.num_bytes,
+            "bitsPerChange": _bits(each),
+            "codecs": dict(stats.codecs),
+            "state": manifest.state,
+        }
+
+
+def chain_table(found: Sequence[Surveyed]) -> Table:
+    """The versions for people, oldest first."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("VERSION")
+    for title in ("STEP", "SIZE", "CHANGED", "BITS/CHANGE"):
+        table.add_column(title, justify="right")
+    for title in ("KIND", "KEYFRAME", "SKIPS FROM", "STATE", "STANDING"):
+        table.add_column(title)
+    for each in found:
+        table.add_row(*_cells(each), style=_STYLES[each.standing])
+    return table
+
+
+def _cells(each: Surveyed) -> list[str]:
+    keyframe = "yes" if each.has_keyframe else ""
+    skips = ", ".join(str(base) for base in each.skips_from)
+    manifest = each.manifest
+    if manifest is None:
+        return [str(each.version), "", "", "", "", "", keyframe, skips, "", each.problem]
+    stats = manifest.stats
+    share = stats.changed / stats.elements if stats.elements else 0.0
+    bits = _bits(each)
+    return [
+        str(each.version),
+        str(manifest.step),
+        size(manifest.num_bytes),
+        f"{share:.3%}",
+        "" if bits is None else f"{bits:.1f}",
+        "complete" if manifest.is_complete else "delta",
+        keyframe,
+        skips,
+        manifest.state[:12],
+        each.standing,
+    ]
+
+
+def _bits(each: Surveyed) -> float | None:
+    manifest = each.manifest
+    if manifest is None or manifest.is_complete or not manifest.stats.changed:
+        return None
+    return round(8 * manifest.num_bytes / manifest.stats.changed, 2)
+
+
+def who_reads(store: Store) -> Iterator[str]:
+    """A line for each reader that holds versions in the store."""
+    for lease in seen_leases(store):
+        if lease.is_readable:
+            needs = "nothing" if lease.needs is None else f"{lease.needs} and newer"
+            yield f"reader {lease.replica} needs {needs}"
+
+
+def difference_table(found: "Sequence[Difference]") -> Table:
+    """What differs between two versions, by tensor, then in all."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("TENSOR", overflow="fold")
+    for title in ("ELEMENTS", "CHANGED", "SHARE", "ONE ULP", "LARGEST (ULP)"):
+        table.add_column(title, justify="right")
+    for each in found:
+        if each.changed:
+            table.add_row(*_difference(each.tensor, each))
+    changed = sum(each.changed for each in found)
+    elements = sum(each.elements for each in found)
+    share = changed / elements if elements else 0.0
+    table.add_row("in all", f"{elements:,}", f"{changed:,}", f"{share:.3%}", "", "", style="bold")
+    return table
+
+
+def _difference(name: str, each: "Difference") -> tuple[str, ...]:
+    return (
+        name,
+        f"{each.elements:,}",
+        f"{each.changed:,}",
+        f"{each.changed / each.elements:.3%}",
+        f"{each.one_ulp / each.changed:.1%}",
+        f"{each.largest:,}",
+    )
+
+
+def size(num_bytes: int) -> str:
+    """A size for people, in binary units."""
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
