@@ -9,7 +9,7 @@ from typing_extensions import override
 from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError, FencedError, UnavailableError
-from etude.common.weights import Keyframe, Stats, VersionId, WeightManifest
+from etude.common.weights import Keyframe, Stats, Tensor, VersionId, WeightManifest
 from etude.common.weights.leases import seen_leases
 from etude.common.weights.schema import Schema, TensorSpec
 from etude.inference.memory import MemoryEngine, MemoryRanks
@@ -350,6 +350,41 @@ async def test_a_restart_drops_what_was_staged_and_catches_up(
     assert not left.exists()
     await again.catch_up()
     assert_serves(fresh, policy, VersionId(1, 2))
+
+
+async def test_a_full_or_broken_scratch_disk_leaves_the_live_version_serving(
+    receiver: Receiver,
+    engine: MemoryEngine,
+    policy: TrainedPolicy,
+    store: MemoryStore,
+    versions: list[WeightManifest],
+) -> None:
+    await receiver.catch_up()
+    policy.step()
+    policy.publish(store, 3)
+    sound, receiver.stager.scratch = receiver.stager.scratch, receiver.stager.scratch / "no-folder"
+    receiver.stager.scratch.touch()
+    with pytest.raises(UnavailableError, match=r"cannot stage version 1\.3: .*no-folder"):
+        await receiver.catch_up()
+    assert_serves(engine, policy, VersionId(1, 2))
+    receiver.stager.scratch = sound
+    await receiver.catch_up()
+    assert_serves(engine, policy, VersionId(1, 3))
+
+
+async def test_changes_after_whole_versions_ask_for_a_restart(
+    receiver: Receiver, engine: MemoryEngine, policy: TrainedPolicy, store: MemoryStore
+) -> None:
+    tensor = Tensor(name="w", dtype="F32", shape=(1,), data=bytes(4))
+    weights.publish(
+        store, run="uid-run", version=VersionId(1, 0), step=0, holder="t", tensors=[tensor]
+    )
+    await receiver.catch_up()
+    assert engine.live == VersionId(1, 0)
+    policy.publish(store, 1, complete=True)
+    with pytest.raises(UnavailableError, match="a restart reads the changes"):
+        await receiver.catch_up()
+    assert engine.failed
 
 
 class FlipsOnce(MemoryStore):

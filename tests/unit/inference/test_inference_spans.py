@@ -26,6 +26,18 @@ def test_the_context_is_never_newer_than_the_sampled_version() -> None:
     assert VersionId.from_proto(span.context) == VersionId(2, 5)
 
 
+def test_the_oldest_entries_stay_until_a_request_ends() -> None:
+    labels = [LabelSpan("2.5", 0, 2), LabelSpan("2.8", 2, 4)]
+    _, last = policy_spans(labels, admitted=VersionId(1, 7), num_tokens=4)
+    assert VersionId.from_proto(last.context) == VersionId(2, 5)
+
+
+def test_recomputed_entries_are_of_the_version_that_samples() -> None:
+    labels = [LabelSpan("1.4", 0, 2), LabelSpan("1.5", 2, 4)]
+    spans = policy_spans(labels, admitted=VersionId(1, 3), num_tokens=4, recomputes=True)
+    assert [span.context for span in spans] == [span.sampled for span in spans]
+
+
 def test_no_tokens_have_no_spans() -> None:
     assert policy_spans([], admitted=VersionId(1, 0), num_tokens=0) == []
 

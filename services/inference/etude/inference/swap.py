@@ -17,7 +17,7 @@ from etude.common.weights.versions import VersionId
 
 FIRST_LOOK_S = 0.002
 LAST_LOOK_S = 0.1
-"""How often ranks are asked whether they are prepared: soon at first, then seldom."""
+"""How often ranks are asked whether they are ready: soon at first, then seldom."""
 
 DEADLINE_S = 60.0
 """A swap in place takes milliseconds; one that takes this long will not end."""
@@ -114,7 +114,7 @@ class Swap:
             )
         await self.ranks.call("prepare", str(staged), keep_old)
         self.previous = None
-        answers = _checked(await self._prepared())
+        answers = _checked(await self._answers("prepared"))
         change = _sum(answers)
         predicted = self._state.plus(change).hex()
         if predicted != target.state:
@@ -125,10 +125,11 @@ class Swap:
         self._next = _Next(target, change, keep_old)
         return sum(int(answer["num_bytes"]) for answer in answers)
 
-    async def _prepared(self) -> Sequence[Any]:
+    async def _answers(self, method: str) -> Sequence[Any]:
+        """What ranks say, once all have something to say."""
         wait_s = FIRST_LOOK_S
         while True:
-            answers = await self.ranks.call("prepared")
+            answers = await self.ranks.call(method)
             if all(answer is not None for answer in answers):
                 return answers
             await asyncio.sleep(wait_s)
@@ -231,21 +232,21 @@ class Swap:
         return time.perf_counter() - began
 
     async def audit(self) -> bool:
-        """Whether the live words still are what was promised; if not, nothing is served.
+        """Whether the live words still are what was promised, while requests run.
 
         Returns:
             False if memory was damaged; `failed` then says so.
         """
-        found = await self.scan()
+        await self.ranks.call("start_scan")
+        found = _total(await self._answers("scanned"))
         if found == self._state:
             return True
         self.failed = f"the live words have state {found.hex()}, not {self._state.hex()}"
         return False
 
     async def scan(self) -> Digest:
-        """The state digest of all ranks, from the words themselves."""
-        answers = await self.ranks.call("scan")
-        return reduce(Digest.plus, map(Digest.parse, answers), NOTHING)
+        """The state digest of all ranks, from the words themselves; no forward pass runs."""
+        return _total(await self.ranks.call("scan"))
 
     async def _whole(self, swap: Coroutine[Any, Any, float]) -> float:
         """Run a swap to its end, even if the caller is cancelled.
@@ -281,4 +282,8 @@ def _checked(answers: Sequence[Any]) -> Sequence[Any]:
 
 
 def _sum(answers: Sequence[Any]) -> Digest:
-    return reduce(Digest.plus, (Digest.parse(answer["digest"]) for answer in answers), NOTHING)
+    return _total([answer["digest"] for answer in answers])
+
+
+def _total(digests: Sequence[str]) -> Digest:
+    return reduce(Digest.plus, map(Digest.parse, digests), NOTHING)

@@ -45,6 +45,14 @@ class WeightWorker:
         """The state digest of what is live."""
         return self._rank().scan()
 
+    def start_scan(self) -> None:
+        """Begin to scan beside the forward passes."""
+        self._rank().start_scan()
+
+    def scanned(self) -> str | None:
+        """What start_scan() found; None while it is at it."""
+        return self._rank().scanned()
+
     def _rank(self) -> Rank:
         if self._etude_rank is None:
             self._etude_rank = Rank(self._open_live)

@@ -132,6 +132,7 @@ class Rank:
     """
     _live: LiveWeights | None = None
     _preparing: "Future[Change] | None" = None
+    _scanning: "Future[Digest] | None" = None
     _change: Change | None = None
     """What was prepared last, written or not; with the old words, if they are kept."""
     _pool: ThreadPoolExecutor = field(
@@ -183,6 +184,16 @@ class Rank:
     def scan(self) -> str:
         """The state digest of what is live, from the words themselves."""
         return self._baked().scan().hex()
+
+    def start_scan(self) -> None:
+        """Begin to scan beside the forward passes; nothing may be written meanwhile."""
+        self._scanning = self._pool.submit(self._baked().scan)
+
+    def scanned(self) -> str | None:
+        """What start_scan() found; None while it is at it."""
+        if self._scanning is None or not self._scanning.done():
+            return None
+        return self._scanning.result().hex()
 
     def _baked(self) -> LiveWeights:
         if self._live is None:
