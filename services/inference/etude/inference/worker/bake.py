@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from etude.common.errors import CorruptError
+from etude.common.weights.jit import compiled
 from etude.common.weights.regions import Region
 from etude.common.weights.schema import Schema
 from etude.common.weights.words import Words
@@ -136,7 +138,7 @@ class _Baking:
             for place in places:
                 spec = self._schema.tensors[place]
                 words = codes.written(numbers_of(place), spec.dtype, load, loads)
-                whole = np.array(np.broadcast_to(words, spec.elements))
+                whole = words if words.size == spec.elements else words.repeat(spec.elements)
                 yield spec.name, as_tensor(whole, spec.dtype, spec.shape)
 
         try:
@@ -152,8 +154,9 @@ class _Baking:
                 "converted or computed from the version's tensors; spec.weights.dtype sets the "
                 "format of versions and of engines"
             )
-        blank = self._words[name].view(np.uint8).reshape(len(numbers), -1) == codes.BLANK_BYTE
-        if name in self._floating and (blank.all(axis=1) & (numbers == codes.CONSTANT)).any():
+        words = self._words[name]
+        blank = np.frombuffer(bytes([codes.BLANK_BYTE]) * words.itemsize, words.dtype)[0]
+        if name in self._floating and ((words == blank) & (numbers == codes.CONSTANT)).any():
             raise CorruptError(f"the version leaves parameter {name!r} unfilled")
 
     def _regions(self, name: str, numbers: codes.Numbers) -> Iterator[tuple[int, Region]]:
@@ -207,9 +210,15 @@ def _check_cover(schema: Schema, regions: Mapping[int, Sequence[Region]]) -> Non
     for place, spec in enumerate(schema.tensors):
         held = np.zeros(spec.elements, np.bool_)
         for region in regions.get(place, ()):
-            rows = region.source_offset + np.arange(region.rows) * region.source_stride
-            held[rows[:, None] + np.arange(region.width)] = True
+            _mark(held, region.source_offset, region.rows, region.width, region.source_stride)
         if not held.all():
             raise ComputedError(
                 f"the model does not take all elements of tensor {spec.name!r} as they are"
             )
+
+
+@compiled
+def _mark(held: npt.NDArray[np.bool_], start: int, rows: int, width: int, stride: int) -> None:
+    for row in range(rows):
+        for column in range(width):
+            held[start + row * stride + column] = True

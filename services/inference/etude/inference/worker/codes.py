@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from etude.common.weights.jit import compiled, fixed
 from etude.common.weights.words import Words, word_type
 
 Numbers = npt.NDArray[np.int64]
@@ -61,39 +62,27 @@ def loads_for(dtypes: set[str], highest: int) -> int:
 
 def written(numbers: Numbers, dtype: str, load: int, loads: int) -> Words:
     """The words that carry one digit of each number."""
-    lowest, _, shift = _ALPHABETS[dtype]
-    found = (digits(numbers, dtype, load, loads) << np.int64(shift)) + np.int64(lowest)
-    return found.astype(word_type(dtype))
+    out = np.empty(len(numbers), word_type(dtype))
+    _write(fixed(numbers), out, _ALPHABETS[dtype], _place(dtype, load, loads))
+    return out
 
 
 def digits(numbers: Numbers, dtype: str, load: int, loads: int) -> Numbers:
     """The digit of each number that one of the loads carries."""
-    bits = _ALPHABETS[dtype].bits
-    mask = np.uint64((1 << bits) - 1)
-    unsigned = numbers.astype(np.uint64)
-    if load == loads - 1:
-        hashed = (unsigned + np.uint64(1)) * np.uint64(0x9E37_79B9_7F4A_7C15)
-        found = hashed >> np.uint64(64 - bits)
-    else:
-        found = (unsigned >> np.uint64(min(bits * load, 63))) & mask
-    return found.astype(np.int64)
+    return digits_of(written(numbers, dtype, load, loads), dtype)
 
 
 def digits_of(words: Words, dtype: str) -> Numbers:
     """The digit in each word; CONSTANT where there is none."""
-    lowest, bits, shift = _ALPHABETS[dtype]
-    above = words.astype(np.uint64) - np.uint64(lowest)  # wraps below the lowest
-    found = (above >> np.uint64(shift)).astype(np.int64)
-    low = above & np.uint64((1 << shift) - 1)
-    found[(above >= np.uint64(1 << (bits + shift))) | (low != 0)] = CONSTANT
+    found = np.empty(len(words), np.int64)
+    _digits_of(fixed(words), found, _ALPHABETS[dtype])
     return found
 
 
 def digits_seen(words: Words, dtype: str) -> npt.NDArray[np.bool_]:
     """Whether each digit is in any of the words."""
-    found = digits_of(words, dtype)
     seen = np.zeros(1 << _ALPHABETS[dtype].bits, np.bool_)
-    seen[found[found >= 0]] = True
+    _see(fixed(words), seen, _ALPHABETS[dtype])
     return seen
 
 
@@ -112,17 +101,81 @@ class Reader:
         """Take the parameter's words after one load; loads come in order."""
         if self._first is None:
             self._first = words.copy()
-        read = digits_of(words, self._dtype)
-        shift = _ALPHABETS[self._dtype].bits * load
+        place = _place(self._dtype, load, self._loads)
         self._constant &= words == self._first
-        self._sound &= read >= 0
-        if load == self._loads - 1:
-            self._sound &= read == digits(self._numbers, self._dtype, load, self._loads)
-        elif shift < 63:
-            self._numbers |= np.maximum(read, 0) << np.int64(shift)
+        _read(fixed(words), self._numbers, self._sound, _ALPHABETS[self._dtype], place)
 
     def numbers(self) -> Numbers:
-        """Per element its number, CONSTANT or UNKNOWN."""
-        found = np.where(self._sound, self._numbers, UNKNOWN)
+        """Per element its number, CONSTANT or UNKNOWN; the reader is used up."""
+        found = self._numbers
+        found[~self._sound] = UNKNOWN
         found[~self._sound & self._constant] = CONSTANT
         return found
+
+
+_CHECK = -1
+"""In place of a digit's lowest bit: the check digit."""
+
+
+def _place(dtype: str, load: int, loads: int) -> int:
+    """Lowest bit of the digit that a load carries."""
+    return _CHECK if load == loads - 1 else min(_ALPHABETS[dtype].bits * load, 63)
+
+
+@compiled
+def _digit(number: np.uint64, alphabet: Alphabet, place: int) -> np.uint64:
+    mask = (np.uint64(1) << np.uint64(alphabet.bits)) - np.uint64(1)
+    if place < 0:
+        hashed = (number + np.uint64(1)) * np.uint64(0x9E37_79B9_7F4A_7C15)
+        return (hashed >> np.uint64(64 - alphabet.bits)) & mask
+    return (number >> np.uint64(place)) & mask
+
+
+@compiled
+def _write(numbers: Numbers, out: Words, alphabet: Alphabet, place: int) -> None:
+    lowest = np.uint64(alphabet.lowest)
+    for i in range(out.size):
+        digit = _digit(np.uint64(numbers[i]), alphabet, place)
+        out[i] = lowest + (digit << np.uint64(alphabet.shift))
+
+
+@compiled
+def _letter(word: np.uint64, alphabet: Alphabet) -> int:
+    """The digit of a word, or CONSTANT."""
+    above = word - np.uint64(alphabet.lowest)  # wraps below the lowest
+    digit = above >> np.uint64(alphabet.shift)
+    if digit >> np.uint64(alphabet.bits) or digit << np.uint64(alphabet.shift) != above:
+        return CONSTANT
+    return np.int64(digit)  # type: ignore[return-value]  # numba's integers
+
+
+@compiled
+def _digits_of(words: Words, found: Numbers, alphabet: Alphabet) -> None:
+    for i in range(words.size):
+        found[i] = _letter(np.uint64(words[i]), alphabet)
+
+
+@compiled
+def _see(words: Words, seen: npt.NDArray[np.bool_], alphabet: Alphabet) -> None:
+    for i in range(words.size):
+        digit = _letter(np.uint64(words[i]), alphabet)
+        if digit >= 0:
+            seen[digit] = True
+
+
+@compiled
+def _read(
+    words: Words,
+    numbers: Numbers,
+    sound: npt.NDArray[np.bool_],
+    alphabet: Alphabet,
+    place: int,
+) -> None:
+    for i in range(words.size):
+        digit = _letter(np.uint64(words[i]), alphabet)
+        if digit < 0:
+            sound[i] = False
+        elif place < 0:
+            sound[i] &= np.uint64(digit) == _digit(np.uint64(numbers[i]), alphabet, place)
+        elif place < 63:
+            numbers[i] |= np.int64(digit) << np.int64(place)
