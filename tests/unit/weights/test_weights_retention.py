@@ -15,7 +15,7 @@ from etude.common.errors import FencedError, StoreError
 from etude.common.weights import Collector, ReaderLease, Retention, VersionId
 from etude.common.weights.collector import MAX_RESTING_ROUNDS, take_inventory
 from etude.common.weights.retention import ORPHAN_S, Roots, deletions, kept, needed
-from etude.common.weights.trash import Tombstone, read_trash, write_tombstone
+from etude.common.weights.trash import read_trash
 
 V = [VersionId(1, number) for number in range(40)]
 
@@ -341,29 +341,6 @@ def test_a_damaged_tombstone_stops_neither_readers_nor_a_new_line(
     assert ReaderLease(store, "replica-0").plan(V[5])
     assert line.open(V[5], "takeover") == 3
     assert weights.read_epoch(store, 3).parent is None
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        "weights/epochs/000001.json",
-        "weights/schema/../../x",
-        "owner",
-        "weights/leases/a.json",
-        "weights/trash/0.json",
-    ],
-)
-def test_a_tombstone_names_nothing_but_versions(key: str) -> None:
-    with pytest.raises(ValueError, match="nothing that may be deleted"):
-        Tombstone(id="0" * 32, epoch=1, keys=(key,))
-
-
-def test_a_tombstone_under_another_name_counts_as_damaged(store: MemoryStore) -> None:
-    write_tombstone(store, Tombstone(id="0" * 32, epoch=1, keys=(V[0].manifest_key,)))
-    store.put(f"weights/trash/{'1' * 32}.json", store.get(f"weights/trash/{'0' * 32}.json"))
-    trash = read_trash(store)
-    assert trash.keys == {V[0].manifest_key}
-    assert trash.damaged == [f"weights/trash/{'1' * 32}.json"]
 
 
 def test_floors_below_one_are_refused() -> None:
