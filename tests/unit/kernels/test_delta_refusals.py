@@ -155,3 +155,11 @@ def test_an_unknown_body_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="ETUDE_KERNELS='cuda'"):
         dispatch.body({"ETUDE_KERNELS": "cuda"})
     assert dispatch.body({}) == ""
+
+
+def test_starts_beyond_the_entries_reach_no_other_memory(tiles: Tiles, device) -> None:
+    # Under the interpreter the watch fails the test at an access outside any argument.
+    delta = staged(tiles, [2, 2], [0, 3, 0, 5])
+    live = torch.zeros(10, dtype=torch.uint16, device=device)
+    assert deltas.delta_apply(live, delta=replace(delta, starts=delta.starts + 3)).shape == (4,)
+    assert deltas.delta_apply(live, delta=replace(delta, starts=delta.starts - 3)).shape == (4,)
