@@ -137,6 +137,32 @@ def positions(flats: Integers, window: Window, base: int, out: Indices) -> None:
 
 
 @compiled
+def fetch(
+    words: Words, grain: Grain, window: Window, old: Words, seen: npt.NDArray[np.bool_]
+) -> None:
+    """The words of a whole tile as far as a window holds them, and which it held.  [n], [n]."""
+    for row in range(old.size // grain.columns):
+        # Counted from the window's first element; each turn of the loop copies one run.
+        start = grain.base + row * grain.stride - window.source_offset
+        stop = start + grain.columns
+        at = max(0, start)
+        while at < stop:
+            line = at // window.source_stride
+            column = at - line * window.source_stride
+            if line >= window.rows:
+                break
+            run = min(window.width - column, stop - at)
+            if run <= 0:
+                at += window.source_stride - column
+                continue
+            source = window.parameter_offset + line * window.parameter_stride + column
+            target = row * grain.columns + at - start
+            old[target : target + run] = words[source : source + run]
+            seen[target : target + run] = True
+            at += run
+
+
+@compiled
 def gather(words: Words, base: int, at: Indices, out: Words) -> None:
     """The words at some positions.  [n], [k] -> [k]."""
     for i in range(at.size):

@@ -139,17 +139,14 @@ class Preparation:
         return block._replace(index=found.index, data=found.delta, payload=None)
 
     def _old_tile(self, block: StagedBlock) -> Words:
-        every = np.arange(block.hi - block.lo, dtype=np.uint32)
-        old = np.zeros(every.size, word_type(self._layout.schema.tensors[block.tensor].dtype))
-        seen = np.zeros(every.size, np.bool_)
-        for holding in self._held[block.tensor]:
-            flats, picks = self._places(block, every, holding.window)
-            row, column = np.divmod(
-                flats - holding.window.source_offset, holding.window.source_stride
-            )
-            at = holding.window.parameter_offset + row * holding.window.parameter_stride + column
-            old[picks] = self._words[holding.region.parameter][at]
-            seen[picks] = True
+        size = block.hi - block.lo
+        old = np.zeros(size, word_type(self._layout.schema.tensors[block.tensor].dtype))
+        seen = np.zeros(size, np.bool_)
+        grain = self._layout.grain(block.tensor, block.tile)
+        is_whole = size == self._layout.elements(block.tensor, block.tile)
+        for holding in self._held[block.tensor] if is_whole else ():
+            words = self._words[holding.region.parameter]
+            placing.fetch(words, grain, holding.window, old, seen)
         if not seen.all():
             where = self._layout.where(block.tensor, block.tile)
             raise ValueError(f"{where}: not whole on this rank, as its codec needs")
