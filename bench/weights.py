@@ -40,7 +40,7 @@ def main() -> None:
     _tables(screen, sources.others(chosen, options.cache, options.run), found, repeats)
     result: dict[str, Any] = figures.wire_figures(list(claims.values()))
     middle = sources.middle(chosen, options.cache)
-    result |= figures.memory_figures(claims[middle.name])
+    result |= figures.default_figures(claims[middle.name])
     if not options.tiny:
         from weights_bench import pause  # noqa: PLC0415 - vLLM takes seconds
 

@@ -70,13 +70,15 @@ def pause_figures(costs: Mapping[str, Cost]) -> dict[str, float]:
     }
 
 
-def memory_figures(rows: Rows) -> dict[str, float]:
-    """Memory of both sides together, in percent of the model."""
+def default_figures(rows: Rows) -> dict[str, float]:
+    """What the default codec takes of memory, both sides together, and beside memcpy."""
     row = rows[DEFAULT]
     return {
         "extra_memory_pct": row.sender_memory_pct + row.receiver_memory_pct,
         "extra_memory_sender_pct": row.sender_memory_pct,
         "extra_memory_receiver_pct": row.receiver_memory_pct,
+        "l1_encode_over_memcpy": row.encode_over_memcpy,
+        "l1_apply_over_memcpy": row.apply_over_memcpy,
     }
 
 

@@ -5,32 +5,35 @@ from collections.abc import Iterable, Mapping
 from rich.table import Table
 
 from weights_bench.clock import Cost
-from weights_bench.figures import TARGETS, Rows
+from weights_bench.figures import BASELINE, TARGETS, Rows
 
 _COLUMNS = (
     "codec",
     "wire kB",
     "full / wire",
+    "XOR / wire",
     "bits/change",
     "encode GB/s",
     "encode CPU ms",
-    "decode+apply GB/s",
+    "apply GB/s",
     "CPU ms",
     "wall ms",
     "commit ms",
-    "memory % sender",
-    "receiver",
+    "memory % send",
+    "receive",
 )
 
 
 def codec_table(title: str, rows: Rows, bound: float, copied: Cost) -> Table:
     """One trajectory; speeds are bytes of the model per CPU second."""
     table = Table(*_COLUMNS, title=title, title_justify="left", box=None)
+    baseline = rows[BASELINE]
     for row in rows.values():
         table.add_row(
             row.codec,
             f"{row.wire_bytes / 1e3:,.0f}",
             f"{row.ratio:,.1f}",
+            f"{baseline.wire_bytes / row.wire_bytes:.2f}",
             f"{row.bits_per_change:.2f}",
             f"{row.encode_gb_per_s:.2f}",
             f"{row.encode.cpu_s * 1e3:,.1f}",
