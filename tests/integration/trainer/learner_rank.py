@@ -1,4 +1,4 @@
-"""One learner rank in its own process: two phases, save, publish, restore."""
+"""One learner rank in its own process: two phases, save, export, restore."""
 
 import json
 import sys
@@ -8,7 +8,6 @@ import numpy as np
 
 from etude.common.api.run import Storage
 from etude.common.api.weights import Weights
-from etude.common.weights import VersionId
 from etude.trainer.batches import PolicyBatch, PolicySequence, SupervisedSequence
 from etude.trainer.learner import Learner
 from etude.trainer.learner_config import LearnerConfig
@@ -80,7 +79,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     learner.start_phase(RL, 0)
     results += [learner.policy_step(rollouts(seed)) for seed in range(3)]
     learner.save(f"checkpoint-{world_size}")
-    learner.publish_whole(VersionId(1, world_size), 6)
+    learner.export(f"export-{world_size}")
     # Two ranks run first: alone, this reads what two wrote.
     learner.restore("checkpoint-2")
     results.append(learner.policy_step(rollouts(9)))

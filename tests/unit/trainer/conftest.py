@@ -13,6 +13,8 @@ from etude.common.blobs import MemoryStore
 from etude.common.files import ResolvedRun
 from etude.common.record import StoreRecord, latest
 from etude.common.weights import VersionId
+from etude.common.weights.collector import Collector
+from etude.common.weights.retention import Retention
 from etude.trainer.controller.audit import Audit, audit
 from etude.trainer.controller.engines import Engines
 from etude.trainer.controller.inputs import TaskSets
@@ -24,6 +26,7 @@ from etude.trainer.controller.reports import Reports
 from etude.trainer.controller.run import Run, root_cause
 from etude.trainer.controller.saving import Saver
 from etude.trainer.controller.tasks import Task, TaskOrder
+from etude.trainer.controller.versions import Versions
 from etude.trainer.simulation import SimulatedLearners, SimulatedRollouts
 
 SFT_STEPS = 4
@@ -99,6 +102,7 @@ class World:
         phases = resolved.spec.phases
         opened = open_run(self.store, run_uid="run", phases=phases, holder="test")
         learners = SimulatedLearners(self.store)
+        saver = Saver(self.store, opened.book, learners)
         holder: list[Run] = []
         rollouts = SimulatedRollouts(
             lambda: VersionId(*(holder[0].cursor.policy or (0, 0))), self.fault_share
@@ -114,7 +118,14 @@ class World:
             learners=learners,
             rollouts=rollouts,
             engines=Engines((), timeout_s=1.0),
-            saver=Saver(self.store, opened.book, learners),
+            saver=saver,
+            versions=Versions(store=self.store, run_uid="run", holder="test"),
+            collector=Collector(
+                store=self.store,
+                epoch=opened.epoch,
+                resumable=saver.resumable,
+                retention=Retention(versions=2),
+            ),
             reports=Reports("run", opened.epoch),
             orders=Orders(resolved.spec, 1),
             recording=Recording(StoreRecord(self.store)),

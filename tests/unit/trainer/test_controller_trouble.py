@@ -20,8 +20,8 @@ from etude.trainer.controller.program import train
 from etude.trainer.controller.publishing import publish
 from etude.trainer.controller.recovery import open_run
 from etude.trainer.controller.run import Run, root_cause
+from etude.trainer.receipts import Base, Receipt
 from etude.trainer.simulation import SimulatedLearners
-from etude.trainer.work import Published
 from etude.v1 import run_pb2
 
 SFT_STEPS = 4
@@ -145,11 +145,11 @@ class AwayLearners(SimulatedLearners):
     refusals: int = 2
 
     @override
-    async def publish_whole(self, version: VersionId, step: int) -> Published:
+    async def publish(self, version: VersionId, base: Base | None) -> list[Receipt]:
         if self.refusals:
             self.refusals -= 1
             raise StoreError("the store did not answer")
-        return await SimulatedLearners.publish_whole(self, version, step)
+        return await SimulatedLearners.publish(self, version, base)
 
 
 async def test_publishing_waits_for_a_store_that_is_away(
@@ -172,9 +172,14 @@ class NothingIsDeleted(MemoryStore):
         raise StoreError("permission denied")
 
 
-async def test_old_versions_that_cannot_be_pruned_fail_nothing(make_world: MakeWorld) -> None:
+async def test_old_versions_that_cannot_be_deleted_fail_nothing(make_world: MakeWorld) -> None:
     world = make_world(NothingIsDeleted())
-    assert await world.train()
+
+    def prepare(run: Run) -> None:
+        assert isinstance(run.learners, SimulatedLearners)
+        run.learners.publisher.is_full = True
+
+    assert await world.train(prepare)
 
 
 async def test_faults_of_a_step_leave_out_those_before_it(make_world: MakeWorld) -> None:

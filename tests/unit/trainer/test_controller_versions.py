@@ -1,6 +1,5 @@
 """Receipts become manifests, each on the last; what goes wrong between leaves no version."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -252,12 +251,9 @@ def published(run: Run) -> list[WeightManifest]:
     return [read_manifest(run.store, v) for v in weights.accepted_chain(run.store)]
 
 
-def test_a_run_of_deltas_trains_what_a_run_of_whole_versions_trains(
-    make_world: MakeWorld, uninterrupted: str
-) -> None:
+async def test_the_versions_of_a_run_are_a_chain_of_deltas(make_world: MakeWorld) -> None:
     world = make_world()
-    asyncio.run(world.train(deltas))
-    assert world.digest == uninterrupted
+    assert await world.train()
     chain = published(world.runs[-1])
     assert [m.base for m in chain[1:]] == [m.ref for m in chain[:-1]]
     rows = world.rows("version")
@@ -265,23 +261,13 @@ def test_a_run_of_deltas_trains_what_a_run_of_whole_versions_trains(
     assert all(0 < row["density"] < 1 and row["bits_per_change"] > 0 for row in rows[1:])
 
 
-def deltas(run: Run) -> None:
-    run.versions = Versions(store=run.store, run_uid="run", holder="test")
-
-
-async def test_a_run_of_deltas_that_died_goes_on_from_its_checkpoints_version(
+async def test_a_run_that_died_goes_on_from_the_version_of_its_checkpoint(
     make_world: MakeWorld, uninterrupted: str
 ) -> None:
     world = make_world(every_steps=1)
 
-    def prepare(run: Run) -> None:
-        deltas(run)
-        assert isinstance(run.learners, SimulatedLearners)
-        run.learners.steps_until_crash = 7
-
-    with pytest.raises(ExceptionGroup):
-        await world.train(prepare)
-    assert await world.train(deltas)
+    await world.crash(after=7)
+    assert await world.train()
     assert world.digest == uninterrupted
     chain = published(world.runs[-1])
     first = next(m for m in chain if m.epoch == 2)

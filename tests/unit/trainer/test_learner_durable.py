@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from etude.common import weights
 from etude.common.api.run import Storage
 from etude.common.api.weights import Weights
 from etude.common.blobs import Store, open_store
 from etude.common.errors import CorruptError, WrongStateError
+from etude.common.weights import safetensors
 from etude.trainer.batches import PolicyBatch, PolicySequence, SupervisedSequence
 from etude.trainer.learner import Learner
 from etude.trainer.learner_config import LearnerConfig
@@ -56,10 +56,6 @@ def build(tmp_path: Path) -> Build:
         return Learner(LearnerConfig(**{**given, **settings}))
 
     return make
-
-
-def tensors_of(store: Store, manifest: weights.FullManifest) -> list[weights.Tensor]:
-    return [tensor for each in weights.fetch(store, manifest) for tensor in each.tensors]
 
 
 def texts(seed: int) -> list[SupervisedSequence]:
@@ -226,34 +222,6 @@ def test_a_learner_without_a_phase_has_nothing_to_save(build: Build) -> None:
         build().save("checkpoints/0/learner")
 
 
-def test_a_published_version_holds_the_weights_in_hugging_face_names(
-    build: Build, store: Store
-) -> None:
-    learner = build(weights=Weights(dtype="Float32"))
-    epoch = weights.claim_epoch(store, holder="test", parent=None, reason="start")
-    manifest = learner.publish_whole(weights.VersionId(epoch, 0), 0)
-    assert manifest is not None
-    assert manifest["holder"] == "test"
-    found = weights.read_full_manifest(store, weights.VersionId(epoch, 0))
-    assert found.model_dump(mode="json") == manifest
-    tensors = {tensor.name: tensor for tensor in tensors_of(store, found)}
-    expected = learner.policy.model.state_dict()
-    # The output layer is the embedding: it is published once.
-    assert tensors.keys() == expected.keys() - {"lm_head.weight"}
-    for name, tensor in tensors.items():
-        assert bytes(tensor.data) == expected[name].numpy().tobytes()
-
-
-def test_a_version_in_bfloat16_is_half_the_size(build: Build, store: Store) -> None:
-    learner = build(weights=Weights(dtype="BFloat16"))
-    epoch = weights.claim_epoch(store, holder="test", parent=None, reason="start")
-    learner.publish_whole(weights.VersionId(epoch, 0), 0)
-    found = weights.read_full_manifest(store, weights.VersionId(epoch, 0))
-    for tensor in tensors_of(store, found):
-        assert tensor.dtype == "BF16"
-        assert tensor.num_bytes == 2 * int(np.prod(tensor.shape))
-
-
 def test_an_exported_folder_loads_in_transformers_with_equal_weights(
     build: Build, tmp_path: Path
 ) -> None:
@@ -277,7 +245,7 @@ def test_an_exported_folder_loads_in_transformers_with_equal_weights(
     assert again.digest() == learner.digest()
 
 
-def test_a_mixture_of_experts_is_published_in_its_checkpoints_layout(
+def test_a_mixture_of_experts_is_exported_in_its_checkpoints_layout(
     build: Build, store: Store, tmp_path: Path
 ) -> None:
     config = Qwen3MoeConfig(
@@ -298,10 +266,9 @@ def test_a_mixture_of_experts_is_published_in_its_checkpoints_layout(
     original = Qwen3MoeForCausalLM(config)
     original.save_pretrained(tmp_path / "moe")
     learner = build(model_folder=tmp_path / "moe", weights=Weights(dtype="Float32"))
-    epoch = weights.claim_epoch(store, holder="test", parent=None, reason="start")
-    learner.publish_whole(weights.VersionId(epoch, 0), 0)
-    found = weights.read_full_manifest(store, weights.VersionId(epoch, 0))
-    names = {tensor.name for tensor in tensors_of(store, found)}
+    learner.export("final")
+    data = store.get("final/model.safetensors")
+    names = {tensor.name for tensor in safetensors.decode(data, where="final")}
     assert "model.layers.0.mlp.experts.3.down_proj.weight" in names
     assert "lm_head.weight" in names
     learner.start_phase(SFT, 0)

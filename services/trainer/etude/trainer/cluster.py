@@ -25,7 +25,6 @@ from etude.trainer.work import (
     GroupResult,
     LearnerLostError,
     Learners,
-    Published,
     Rollouts,
     WorkerConfig,
     WorkerLostError,
@@ -145,11 +144,6 @@ class RayLearners(Learners):
     async def publish(self, version: VersionId, base: Base | None) -> list[Receipt]:
         receipts: list[Receipt] = await self._answers("publish", version, base)
         return receipts
-
-    @override
-    async def publish_whole(self, version: VersionId, step: int) -> Published:
-        published: Published = await self._call("publish_whole", version, step)
-        return published
 
     @override
     async def save(self, prefix: str) -> list[CheckpointObject]:

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from blake3 import blake3
-from pydantic import JsonValue
 from torch import Tensor
 
 from etude.common import weights
@@ -155,26 +154,6 @@ class Learner:
             StoreError: the store failed; publish again.
         """
         return self._publisher.publish(version, base)
-
-    def publish_whole(self, version: VersionId, step: int) -> dict[str, JsonValue] | None:
-        """Publish the present weights as whole tensors; the manifest as JSON, on rank 0.
-
-        Raises:
-            FencedError: a newer publisher took over.
-            StoreError: the store failed; publish again.
-        """
-        tensors = self._published()
-        if not self._ranks.is_first:
-            return None
-        manifest = weights.publish(
-            self._store,
-            run=self._config.run,
-            version=version,
-            step=step,
-            holder=self._config.holder,
-            tensors=tensors,
-        )
-        return manifest.model_dump(mode="json")
 
     def export(self, prefix: str) -> list[ObjectInfo]:
         """Write the weights below prefix as a Hugging Face folder; what was written, on rank 0.

@@ -10,12 +10,11 @@ from etude.common.blobs import ObjectInfo
 from etude.common.checkpoints import CheckpointObject
 from etude.common.errors import WrongStateError
 from etude.common.files import store_for
-from etude.common.weights import FullManifest, VersionId
+from etude.common.weights import VersionId
 from etude.trainer.batches import PolicyBatch, StepResult
 from etude.trainer.corpus import Corpus, load_corpus
 from etude.trainer.learner_config import LearnerConfig
 from etude.trainer.receipts import Base, Receipt
-from etude.trainer.work import Published
 
 if TYPE_CHECKING:
     from etude.trainer.learner import Learner
@@ -71,14 +70,6 @@ class LearnerRank:
     def publish(self, version: VersionId, base: Base | None) -> Receipt:
         """Upload this rank's part of the weights."""
         return self._learner.publish(version, base)
-
-    def publish_whole(self, version: VersionId, step: int) -> Published | None:
-        """Make the weights visible as whole tensors; what was published, on rank 0."""
-        found = self._learner.publish_whole(version, step)
-        if found is None:
-            return None
-        manifest = FullManifest.model_validate(found)
-        return Published(manifest.sha256.hex(), manifest.num_bytes)
 
     def save(self, prefix: str) -> list[CheckpointObject]:
         """Write the state below a checkpoint's prefix; what was written, on rank 0."""

@@ -15,18 +15,18 @@ from dataclasses import dataclass, field
 import numpy as np
 from typing_extensions import override
 
-from etude.common import checkpoints, weights
+from etude.common import checkpoints
 from etude.common.api.phases import Phase
 from etude.common.blobs import Store
 from etude.common.checkpoints import CheckpointObject
-from etude.common.weights import Tensor, VersionId
+from etude.common.weights import VersionId
 from etude.common.weights.words import Words
 from etude.trainer import simulated_weights
 from etude.trainer.batches import PolicyBatch, StepResult
 from etude.trainer.order import derived_seed
 from etude.trainer.receipts import Base, Receipt
 from etude.trainer.simulated_weights import SimulatedPublisher
-from etude.trainer.work import GroupOrder, GroupResult, Learners, Published, Rollouts
+from etude.trainer.work import GroupOrder, GroupResult, Learners, Rollouts
 from etude.v1 import environments_pb2, journal_pb2, rewards_pb2, rollout_pb2, weights_pb2
 
 END_ID = 4
@@ -37,7 +37,6 @@ class SimulatedLearners(Learners):
     """Hashes what it is given."""
 
     store: Store
-    run: str = "run"
     weights: str = "initial"
     phase: str = ""
     mismatch: float = 0.0
@@ -93,19 +92,6 @@ class SimulatedLearners(Learners):
     @override
     async def publish(self, version: VersionId, base: Base | None) -> list[Receipt]:
         return [self.publisher.publish(version, base, self.words)]
-
-    @override
-    async def publish_whole(self, version: VersionId, step: int) -> Published:
-        data = hashlib.sha256(self.weights.encode()).digest()
-        manifest = weights.publish(
-            self.store,
-            run=self.run,
-            version=version,
-            step=step,
-            holder="simulation",
-            tensors=[Tensor(name="w", dtype="U8", shape=(32,), data=data)],
-        )
-        return Published(manifest.sha256.hex(), manifest.num_bytes)
 
     @override
     async def save(self, prefix: str) -> list[CheckpointObject]:

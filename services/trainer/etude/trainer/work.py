@@ -109,20 +109,19 @@ class Published(NamedTuple):
 
     manifest_sha256: str
     size_bytes: int
-    stats: Stats | None = None
-    """What changed; unknown of a version that was published as whole tensors."""
-    is_complete: bool = True
+    stats: Stats
+    is_complete: bool
     """Whether it needs no earlier version."""
 
     @property
     def density(self) -> float:
         """Share of the elements that changed."""
-        return self.stats.changed / max(1, self.stats.elements) if self.stats else 1.0
+        return self.stats.changed / max(1, self.stats.elements)
 
     @property
     def bits_per_change(self) -> float:
         """Stored for each."""
-        return 8 * self.size_bytes / max(1, self.stats.changed) if self.stats else 0.0
+        return 8 * self.size_bytes / max(1, self.stats.changed)
 
 
 class Learners(Protocol):
@@ -145,10 +144,6 @@ class Learners(Protocol):
         Returns:
             What each rank did, in their order; the version exists once its manifest does.
         """
-        ...
-
-    async def publish_whole(self, version: VersionId, step: int) -> Published:
-        """Make the present weights visible as whole tensors."""
         ...
 
     async def save(self, prefix: str) -> list[CheckpointObject]:

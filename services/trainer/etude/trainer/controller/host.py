@@ -11,6 +11,8 @@ from etude.common.files import ResolvedRun
 from etude.common.probes import Probes
 from etude.common.record import open_record
 from etude.common.serving import Server, shutdown_signals
+from etude.common.weights.collector import Collector
+from etude.common.weights.retention import Retention
 from etude.trainer import cluster
 from etude.trainer.batches import NonFiniteLossError
 from etude.trainer.controller.engines import Engines
@@ -22,6 +24,7 @@ from etude.trainer.controller.recovery import Opened, open_run
 from etude.trainer.controller.reports import Reports
 from etude.trainer.controller.run import Run, RunFailedError, root_cause
 from etude.trainer.controller.saving import Saver
+from etude.trainer.controller.versions import Versions
 from etude.trainer.learner_config import LearnerConfig
 from etude.trainer.receipts import NonFiniteWeightsError
 from etude.trainer.service import NAME, RunService
@@ -146,6 +149,8 @@ def _assemble(
     rollouts: Rollouts,
 ) -> Run:
     spec = resolved.spec
+    advanced = spec.weights.advanced
+    saver = Saver(inputs.store, opened.book, learners)
     return Run(
         resolved=resolved,
         epoch=opened.epoch,
@@ -157,7 +162,16 @@ def _assemble(
         learners=learners,
         rollouts=rollouts,
         engines=Engines(settings.inference_targets, timeout_s=spec.weights.timeout_seconds),
-        saver=Saver(inputs.store, opened.book, learners),
+        saver=saver,
+        versions=Versions(store=inputs.store, run_uid=resolved.uid, holder=settings.pod),
+        collector=Collector(
+            store=inputs.store,
+            epoch=opened.epoch,
+            resumable=saver.resumable,
+            retention=Retention(
+                versions=advanced.retain_versions, keyframes=advanced.retain_keyframes
+            ),
+        ),
         reports=Reports(resolved.uid, opened.epoch),
         orders=Orders(spec, resolved.generation),
         recording=Recording(open_record(inputs.store)),

@@ -92,7 +92,7 @@ async def _begin(run: Run, checkpoint: StoredCheckpoint | None) -> bool:
         folder = epoch_folder(checkpoint.manifest.epoch)
         await run.learners.restore(checkpoint.prefix + folder)
         run.saver.last_step = checkpoint.manifest.step
-        if run.versions is not None and run.cursor.policy is not None:
+        if run.cursor.policy is not None:
             await run.versions.resume(VersionId(*run.cursor.policy))
         run.tell("Resumed", f"from the checkpoint of step {checkpoint.manifest.step}")
     await publish(run)

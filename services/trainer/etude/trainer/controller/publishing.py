@@ -1,11 +1,12 @@
-"""New weights on their way to the engines: published, served, and pruned when they are old."""
+"""New weights on their way to the engines: published, served, and deleted when they are old."""
 
+import asyncio
 import logging
 import time
 
 from opentelemetry import trace
 
-from etude.common.errors import StoreError
+from etude.common.errors import CorruptError, StoreError
 from etude.common.weights import VersionId
 from etude.trainer import metrics
 from etude.trainer.controller.records import version_row
@@ -44,7 +45,7 @@ async def publish(run: Run) -> float:
     run.book.write(journal_pb2.JournalRecord(published=body))
     metrics.PUBLISH.observe(seconds)
     run.unserved = version_row(run.place(), version, seconds, published)
-    await _prune_versions(run)
+    await _collect(run)
     run.moved()
     run.report()
     return seconds
@@ -69,15 +70,14 @@ async def serve(run: Run) -> float:
 
 
 async def _published(run: Run, version: VersionId, step: int) -> Published:
-    if run.versions is None:
-        return await run.patience.keep_trying(
-            f"policy version {version}", lambda: run.learners.publish_whole(version, step)
-        )
     manifest = await run.versions.publish(run.learners, version, step=step, patience=run.patience)
-    metrics.PUBLISHED_BYTES.inc(manifest.num_bytes)
     published = Published(
-        manifest.sha256, manifest.num_bytes, manifest.stats, is_complete=manifest.is_complete
+        manifest.sha256,
+        manifest.num_bytes,
+        manifest.stats,
+        is_complete=manifest.is_complete,
     )
+    metrics.PUBLISHED_BYTES.inc(published.size_bytes)
     if not published.is_complete:
         metrics.CHANGED.set(published.density)
         metrics.BITS_PER_CHANGE.set(published.bits_per_change)
@@ -91,13 +91,11 @@ def _is_published(run: Run) -> bool:
     return step == run.cursor.global_step
 
 
-async def _prune_versions(run: Run) -> None:
-    if run.versions is not None:
-        return  # a delta needs those before it: what may go is found by what is needed
-    keep = run.resolved.spec.weights.advanced.retain_versions
-    if run.next_version % keep:
+async def _collect(run: Run) -> None:
+    """Delete what nobody needs any more, now and then."""
+    if run.next_version % run.resolved.spec.weights.advanced.retain_versions:
         return
     try:
-        await run.saver.prune_versions(list(run.book.ledger.versions)[-keep:])
-    except StoreError as error:  # the next time takes these along
+        await asyncio.to_thread(run.collector.round)
+    except (StoreError, CorruptError) as error:  # the next time takes these along
         log.warning("old policy versions stay for now: %s", error)

@@ -56,21 +56,17 @@ def step_row(place: Place, result: StepResult, *, seconds: float) -> Row:
 
 def version_row(place: Place, version: VersionId, seconds: float, published: Published) -> Row:
     """One published policy version."""
-    row = place.row(
+    return place.row(
         "version",
         epoch=version.epoch,
         number=version.number,
         seconds=round(seconds, 4),
         bytes=published.size_bytes,
+        complete=published.is_complete,
+        changed=published.stats.changed,
+        density=round(published.density, 6),
+        bits_per_change=round(published.bits_per_change, 2),
     )
-    if published.stats is None:
-        return row
-    return row | {
-        "complete": published.is_complete,
-        "changed": published.stats.changed,
-        "density": round(published.density, 6),
-        "bits_per_change": round(published.bits_per_change, 2),
-    }
 
 
 class Faults(NamedTuple):

@@ -13,6 +13,7 @@ from etude.common.blobs import Store
 from etude.common.checkpoints import Reason
 from etude.common.errors import EtudeError, StoreError
 from etude.common.files import ResolvedRun
+from etude.common.weights.collector import Collector
 from etude.trainer import metrics
 from etude.trainer.batches import StepResult
 from etude.trainer.controller.engines import Engines
@@ -59,6 +60,8 @@ class Run:
     rollouts: Rollouts
     engines: Engines
     saver: Saver
+    versions: Versions
+    collector: Collector
     reports: Reports
     orders: Orders
     recording: Recording
@@ -68,8 +71,6 @@ class Run:
     """When something was last finished, for the watchdog."""
     patience: Patience = field(default_factory=Patience)
     """For publishing."""
-    versions: Versions | None = None
-    """Publishes changes; unset, every version is published as whole tensors."""
     unserved: Row | None = None
     """Row of a version that no engine was told of yet."""
 

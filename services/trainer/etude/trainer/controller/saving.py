@@ -14,7 +14,7 @@ from etude.common import checkpoints
 from etude.common.blobs import Store
 from etude.common.checkpoints import MANIFEST, CheckpointManifest, Reason, StoredCheckpoint
 from etude.common.errors import FencedError, StoreError
-from etude.common.weights import VersionId, is_fenced, prune
+from etude.common.weights import VersionId, is_fenced
 from etude.trainer import metrics
 from etude.trainer.controller.recovery import Book
 from etude.trainer.controller.state import CONTROLLER, ControllerState, epoch_folder
@@ -108,21 +108,12 @@ class Saver:
         )
         self.book.write(journal_pb2.JournalRecord(checkpoint=body))
 
-    async def prune_versions(self, recent: list[VersionId]) -> None:
-        """Delete policy versions that are neither recent nor named by a checkpoint.
-
-        Raises:
-            FencedError: a newer controller took over.
-        """
-        await asyncio.to_thread(self._prune, recent)
-
-    def _prune(self, recent: list[VersionId]) -> None:
-        # A resume begins with the version that its checkpoint names.
-        named = {
+    def resumable(self) -> set[VersionId]:
+        """The versions that checkpoints name: a resume begins with one of them."""
+        return {
             VersionId(found.manifest.epoch, found.manifest.policy_version)
             for found in checkpoints.stored(self.store, run=self.book.journal.run_uid)
         }
-        prune(self.store, keep={*recent, *named})
 
 
 def _is_of_later(key: str, epoch: int) -> bool:
