@@ -24,33 +24,49 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x65tude/v1/weights.proto\x12\x08\x65tude.v1\".\n\rPolicyVersion\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\x04\"|\n\nPolicySpan\x12(\n\x07sampled\x18\x01 \x01(\x0b\x32\x17.etude.v1.PolicyVersion\x12(\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x17.etude.v1.PolicyVersion\x12\r\n\x05start\x18\x03 \x01(\r\x12\x0b\n\x03\x65nd\x18\x04 \x01(\r\"\xe0\x01\n\x0cWeightStatus\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.etude.v1.ReplicaState\x12%\n\x04live\x18\x03 \x01(\x0b\x32\x17.etude.v1.PolicyVersion\x12\x17\n\x0fmanifest_sha256\x18\x04 \x01(\x0c\x12\x1a\n\x12last_pause_seconds\x18\x05 \x01(\x01\x12\x1b\n\x13last_commit_seconds\x18\x06 \x01(\x01\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x0f\n\x07message\x18\x08 \x01(\t\"\x18\n\x16GetWeightStatusRequest\"A\n\x17GetWeightStatusResponse\x12&\n\x06status\x18\x01 \x01(\x0b\x32\x16.etude.v1.WeightStatus\"\x1a\n\x18WatchWeightStatusRequest\"C\n\x19WatchWeightStatusResponse\x12&\n\x06status\x18\x01 \x01(\x0b\x32\x16.etude.v1.WeightStatus\"@\n\x14\x43ommitVersionRequest\x12(\n\x07version\x18\x01 \x01(\x0b\x32\x17.etude.v1.PolicyVersion\"?\n\x15\x43ommitVersionResponse\x12&\n\x06status\x18\x01 \x01(\x0b\x32\x16.etude.v1.WeightStatus*\x9f\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15REPLICA_STATE_LOADING\x10\x01\x12\x19\n\x15REPLICA_STATE_SERVING\x10\x02\x12\x1d\n\x19REPLICA_STATE_CATCHING_UP\x10\x03\x12\x1b\n\x17REPLICA_STATE_NOT_READY\x10\x04\x32\x99\x02\n\rWeightService\x12V\n\x0fGetWeightStatus\x12 .etude.v1.GetWeightStatusRequest\x1a!.etude.v1.GetWeightStatusResponse\x12^\n\x11WatchWeightStatus\x12\".etude.v1.WatchWeightStatusRequest\x1a#.etude.v1.WatchWeightStatusResponse0\x01\x12P\n\rCommitVersion\x12\x1e.etude.v1.CommitVersionRequest\x1a\x1f.etude.v1.CommitVersionResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x65tude/v1/weights.proto\x12\x08\x65tude.v1\".\n\rPolicyVersion\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\x04\"\x8d\x01\n\nPolicySpan\x12(\n\x07sampled\x18\x01 \x01(\x0b\x32\x17.etude.v1.PolicyVersion\x12(\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x17.etude.v1.PolicyVersion\x12\r\n\x05start\x18\x03 \x01(\r\x12\x0b\n\x03\x65nd\x18\x04 \x01(\r\x12\x0f\n\x07replica\x18\x05 \x01(\t\"\x8c\x03\n\x0cWeightStatus\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.etude.v1.ReplicaState\x12%\n\x04live\x18\x03 \x01(\x0b\x32\x17.etude.v1.PolicyVersion\x12\x17\n\x0fmanifest_sha256\x18\x04 \x01(\x0c\x12\x1a\n\x12last_pause_seconds\x18\x05 \x01(\x01\x12\x1b\n\x13last_commit_seconds\x18\x06 \x01(\x01\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x0f\n\x07message\x18\x08 \x01(\t\x12\'\n\x06staged\x18\t \x01(\x0b\x32\x17.etude.v1.PolicyVersion\x12\'\n\x06target\x18\n \x01(\x0b\x32\x17.etude.v1.PolicyVersion\x12\x14\n\x0cstate_digest\x18\x0b \x01(\x0c\x12\x12\n\nundo_depth\x18\x0c \x01(\r\x12.\n\rsuspect_since\x18\r \x01(\x0b\x32\x17.etude.v1.PolicyVersion\"\x18\n\x16GetWeightStatusRequest\"A\n\x17GetWeightStatusResponse\x12&\n\x06status\x18\x01 \x01(\x0b\x32\x16.etude.v1.WeightStatus\"\x1a\n\x18WatchWeightStatusRequest\"C\n\x19WatchWeightStatusResponse\x12&\n\x06status\x18\x01 \x01(\x0b\x32\x16.etude.v1.WeightStatus\"@\n\x14\x43ommitVersionRequest\x12(\n\x07version\x18\x01 \x01(\x0b\x32\x17.etude.v1.PolicyVersion\"?\n\x15\x43ommitVersionResponse\x12&\n\x06status\x18\x01 \x01(\x0b\x32\x16.etude.v1.WeightStatus\"B\n\x16\x41nnounceVersionRequest\x12(\n\x07version\x18\x01 \x01(\x0b\x32\x17.etude.v1.PolicyVersion\"\x19\n\x17\x41nnounceVersionResponse\"?\n\x13StageVersionRequest\x12(\n\x07version\x18\x01 \x01(\x0b\x32\x17.etude.v1.PolicyVersion\">\n\x14StageVersionResponse\x12&\n\x06status\x18\x01 \x01(\x0b\x32\x16.etude.v1.WeightStatus\"B\n\x16RollbackVersionRequest\x12(\n\x07version\x18\x01 \x01(\x0b\x32\x17.etude.v1.PolicyVersion\"A\n\x17RollbackVersionResponse\x12&\n\x06status\x18\x01 \x01(\x0b\x32\x16.etude.v1.WeightStatus\"<\n\x10SetTargetRequest\x12(\n\x07version\x18\x01 \x01(\x0b\x32\x17.etude.v1.PolicyVersion\";\n\x11SetTargetResponse\x12&\n\x06status\x18\x01 \x01(\x0b\x32\x16.etude.v1.WeightStatus*\x9f\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15REPLICA_STATE_LOADING\x10\x01\x12\x19\n\x15REPLICA_STATE_SERVING\x10\x02\x12\x1d\n\x19REPLICA_STATE_CATCHING_UP\x10\x03\x12\x1b\n\x17REPLICA_STATE_NOT_READY\x10\x04\x32\xde\x04\n\rWeightService\x12V\n\x0fGetWeightStatus\x12 .etude.v1.GetWeightStatusRequest\x1a!.etude.v1.GetWeightStatusResponse\x12^\n\x11WatchWeightStatus\x12\".etude.v1.WatchWeightStatusRequest\x1a#.etude.v1.WatchWeightStatusResponse0\x01\x12V\n\x0f\x41nnounceVersion\x12 .etude.v1.AnnounceVersionRequest\x1a!.etude.v1.AnnounceVersionResponse\x12M\n\x0cStageVersion\x12\x1d.etude.v1.StageVersionRequest\x1a\x1e.etude.v1.StageVersionResponse\x12P\n\rCommitVersion\x12\x1e.etude.v1.CommitVersionRequest\x1a\x1f.etude.v1.CommitVersionResponse\x12V\n\x0fRollbackVersion\x12 .etude.v1.RollbackVersionRequest\x1a!.etude.v1.RollbackVersionResponse\x12\x44\n\tSetTarget\x12\x1a.etude.v1.SetTargetRequest\x1a\x1b.etude.v1.SetTargetResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'etude.v1.weights_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REPLICASTATE']._serialized_start=759
-  _globals['_REPLICASTATE']._serialized_end=918
+  _globals['_REPLICASTATE']._serialized_start=1431
+  _globals['_REPLICASTATE']._serialized_end=1590
   _globals['_POLICYVERSION']._serialized_start=36
   _globals['_POLICYVERSION']._serialized_end=82
-  _globals['_POLICYSPAN']._serialized_start=84
-  _globals['_POLICYSPAN']._serialized_end=208
-  _globals['_WEIGHTSTATUS']._serialized_start=211
-  _globals['_WEIGHTSTATUS']._serialized_end=435
-  _globals['_GETWEIGHTSTATUSREQUEST']._serialized_start=437
-  _globals['_GETWEIGHTSTATUSREQUEST']._serialized_end=461
-  _globals['_GETWEIGHTSTATUSRESPONSE']._serialized_start=463
-  _globals['_GETWEIGHTSTATUSRESPONSE']._serialized_end=528
-  _globals['_WATCHWEIGHTSTATUSREQUEST']._serialized_start=530
-  _globals['_WATCHWEIGHTSTATUSREQUEST']._serialized_end=556
-  _globals['_WATCHWEIGHTSTATUSRESPONSE']._serialized_start=558
-  _globals['_WATCHWEIGHTSTATUSRESPONSE']._serialized_end=625
-  _globals['_COMMITVERSIONREQUEST']._serialized_start=627
-  _globals['_COMMITVERSIONREQUEST']._serialized_end=691
-  _globals['_COMMITVERSIONRESPONSE']._serialized_start=693
-  _globals['_COMMITVERSIONRESPONSE']._serialized_end=756
-  _globals['_WEIGHTSERVICE']._serialized_start=921
-  _globals['_WEIGHTSERVICE']._serialized_end=1202
+  _globals['_POLICYSPAN']._serialized_start=85
+  _globals['_POLICYSPAN']._serialized_end=226
+  _globals['_WEIGHTSTATUS']._serialized_start=229
+  _globals['_WEIGHTSTATUS']._serialized_end=625
+  _globals['_GETWEIGHTSTATUSREQUEST']._serialized_start=627
+  _globals['_GETWEIGHTSTATUSREQUEST']._serialized_end=651
+  _globals['_GETWEIGHTSTATUSRESPONSE']._serialized_start=653
+  _globals['_GETWEIGHTSTATUSRESPONSE']._serialized_end=718
+  _globals['_WATCHWEIGHTSTATUSREQUEST']._serialized_start=720
+  _globals['_WATCHWEIGHTSTATUSREQUEST']._serialized_end=746
+  _globals['_WATCHWEIGHTSTATUSRESPONSE']._serialized_start=748
+  _globals['_WATCHWEIGHTSTATUSRESPONSE']._serialized_end=815
+  _globals['_COMMITVERSIONREQUEST']._serialized_start=817
+  _globals['_COMMITVERSIONREQUEST']._serialized_end=881
+  _globals['_COMMITVERSIONRESPONSE']._serialized_start=883
+  _globals['_COMMITVERSIONRESPONSE']._serialized_end=946
+  _globals['_ANNOUNCEVERSIONREQUEST']._serialized_start=948
+  _globals['_ANNOUNCEVERSIONREQUEST']._serialized_end=1014
+  _globals['_ANNOUNCEVERSIONRESPONSE']._serialized_start=1016
+  _globals['_ANNOUNCEVERSIONRESPONSE']._serialized_end=1041
+  _globals['_STAGEVERSIONREQUEST']._serialized_start=1043
+  _globals['_STAGEVERSIONREQUEST']._serialized_end=1106
+  _globals['_STAGEVERSIONRESPONSE']._serialized_start=1108
+  _globals['_STAGEVERSIONRESPONSE']._serialized_end=1170
+  _globals['_ROLLBACKVERSIONREQUEST']._serialized_start=1172
+  _globals['_ROLLBACKVERSIONREQUEST']._serialized_end=1238
+  _globals['_ROLLBACKVERSIONRESPONSE']._serialized_start=1240
+  _globals['_ROLLBACKVERSIONRESPONSE']._serialized_end=1305
+  _globals['_SETTARGETREQUEST']._serialized_start=1307
+  _globals['_SETTARGETREQUEST']._serialized_end=1367
+  _globals['_SETTARGETRESPONSE']._serialized_start=1369
+  _globals['_SETTARGETRESPONSE']._serialized_end=1428
+  _globals['_WEIGHTSERVICE']._serialized_start=1593
+  _globals['_WEIGHTSERVICE']._serialized_end=2199
 # @@protoc_insertion_point(module_scope)

@@ -28,19 +28,21 @@ class PolicyVersion(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class PolicySpan(_message.Message):
-    __slots__ = ("sampled", "context", "start", "end")
+    __slots__ = ("sampled", "context", "start", "end", "replica")
     SAMPLED_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
     sampled: PolicyVersion
     context: PolicyVersion
     start: int
     end: int
-    def __init__(self, sampled: _Optional[_Union[PolicyVersion, _Mapping]] = ..., context: _Optional[_Union[PolicyVersion, _Mapping]] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+    replica: str
+    def __init__(self, sampled: _Optional[_Union[PolicyVersion, _Mapping]] = ..., context: _Optional[_Union[PolicyVersion, _Mapping]] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., replica: _Optional[str] = ...) -> None: ...
 
 class WeightStatus(_message.Message):
-    __slots__ = ("replica", "state", "live", "manifest_sha256", "last_pause_seconds", "last_commit_seconds", "reason", "message")
+    __slots__ = ("replica", "state", "live", "manifest_sha256", "last_pause_seconds", "last_commit_seconds", "reason", "message", "staged", "target", "state_digest", "undo_depth", "suspect_since")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +51,11 @@ class WeightStatus(_message.Message):
     LAST_COMMIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    STAGED_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    UNDO_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    SUSPECT_SINCE_FIELD_NUMBER: _ClassVar[int]
     replica: str
     state: ReplicaState
     live: PolicyVersion
@@ -57,7 +64,12 @@ class WeightStatus(_message.Message):
     last_commit_seconds: float
     reason: str
     message: str
-    def __init__(self, replica: _Optional[str] = ..., state: _Optional[_Union[ReplicaState, str]] = ..., live: _Optional[_Union[PolicyVersion, _Mapping]] = ..., manifest_sha256: _Optional[bytes] = ..., last_pause_seconds: _Optional[float] = ..., last_commit_seconds: _Optional[float] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+    staged: PolicyVersion
+    target: PolicyVersion
+    state_digest: bytes
+    undo_depth: int
+    suspect_since: PolicyVersion
+    def __init__(self, replica: _Optional[str] = ..., state: _Optional[_Union[ReplicaState, str]] = ..., live: _Optional[_Union[PolicyVersion, _Mapping]] = ..., manifest_sha256: _Optional[bytes] = ..., last_pause_seconds: _Optional[float] = ..., last_commit_seconds: _Optional[float] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., staged: _Optional[_Union[PolicyVersion, _Mapping]] = ..., target: _Optional[_Union[PolicyVersion, _Mapping]] = ..., state_digest: _Optional[bytes] = ..., undo_depth: _Optional[int] = ..., suspect_since: _Optional[_Union[PolicyVersion, _Mapping]] = ...) -> None: ...
 
 class GetWeightStatusRequest(_message.Message):
     __slots__ = ()
@@ -86,6 +98,52 @@ class CommitVersionRequest(_message.Message):
     def __init__(self, version: _Optional[_Union[PolicyVersion, _Mapping]] = ...) -> None: ...
 
 class CommitVersionResponse(_message.Message):
+    __slots__ = ("status",)
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    status: WeightStatus
+    def __init__(self, status: _Optional[_Union[WeightStatus, _Mapping]] = ...) -> None: ...
+
+class AnnounceVersionRequest(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: PolicyVersion
+    def __init__(self, version: _Optional[_Union[PolicyVersion, _Mapping]] = ...) -> None: ...
+
+class AnnounceVersionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StageVersionRequest(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: PolicyVersion
+    def __init__(self, version: _Optional[_Union[PolicyVersion, _Mapping]] = ...) -> None: ...
+
+class StageVersionResponse(_message.Message):
+    __slots__ = ("status",)
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    status: WeightStatus
+    def __init__(self, status: _Optional[_Union[WeightStatus, _Mapping]] = ...) -> None: ...
+
+class RollbackVersionRequest(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: PolicyVersion
+    def __init__(self, version: _Optional[_Union[PolicyVersion, _Mapping]] = ...) -> None: ...
+
+class RollbackVersionResponse(_message.Message):
+    __slots__ = ("status",)
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    status: WeightStatus
+    def __init__(self, status: _Optional[_Union[WeightStatus, _Mapping]] = ...) -> None: ...
+
+class SetTargetRequest(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: PolicyVersion
+    def __init__(self, version: _Optional[_Union[PolicyVersion, _Mapping]] = ...) -> None: ...
+
+class SetTargetResponse(_message.Message):
     __slots__ = ("status",)
     STATUS_FIELD_NUMBER: _ClassVar[int]
     status: WeightStatus

@@ -45,10 +45,30 @@ class WeightServiceStub:
                 request_serializer=etude_dot_v1_dot_weights__pb2.WatchWeightStatusRequest.SerializeToString,
                 response_deserializer=etude_dot_v1_dot_weights__pb2.WatchWeightStatusResponse.FromString,
                 _registered_method=True)
+        self.AnnounceVersion = channel.unary_unary(
+                '/etude.v1.WeightService/AnnounceVersion',
+                request_serializer=etude_dot_v1_dot_weights__pb2.AnnounceVersionRequest.SerializeToString,
+                response_deserializer=etude_dot_v1_dot_weights__pb2.AnnounceVersionResponse.FromString,
+                _registered_method=True)
+        self.StageVersion = channel.unary_unary(
+                '/etude.v1.WeightService/StageVersion',
+                request_serializer=etude_dot_v1_dot_weights__pb2.StageVersionRequest.SerializeToString,
+                response_deserializer=etude_dot_v1_dot_weights__pb2.StageVersionResponse.FromString,
+                _registered_method=True)
         self.CommitVersion = channel.unary_unary(
                 '/etude.v1.WeightService/CommitVersion',
                 request_serializer=etude_dot_v1_dot_weights__pb2.CommitVersionRequest.SerializeToString,
                 response_deserializer=etude_dot_v1_dot_weights__pb2.CommitVersionResponse.FromString,
+                _registered_method=True)
+        self.RollbackVersion = channel.unary_unary(
+                '/etude.v1.WeightService/RollbackVersion',
+                request_serializer=etude_dot_v1_dot_weights__pb2.RollbackVersionRequest.SerializeToString,
+                response_deserializer=etude_dot_v1_dot_weights__pb2.RollbackVersionResponse.FromString,
+                _registered_method=True)
+        self.SetTarget = channel.unary_unary(
+                '/etude.v1.WeightService/SetTarget',
+                request_serializer=etude_dot_v1_dot_weights__pb2.SetTargetRequest.SerializeToString,
+                response_deserializer=etude_dot_v1_dot_weights__pb2.SetTargetResponse.FromString,
                 _registered_method=True)
 
 
@@ -70,8 +90,37 @@ class WeightServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AnnounceVersion(self, request, context):
+        """AnnounceVersion is a hint: a replica that follows looks at once instead of at its next poll.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StageVersion(self, request, context):
+        """StageVersion fetches, verifies and prepares a version, which stays invisible: phase 1.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CommitVersion(self, request, context):
-        """CommitVersion fetches, verifies and commits a version while requests run. Repeating it is harmless.
+        """CommitVersion makes a version live while requests run, staging it first if that was not done:
+        phase 2. A pinned target moves along. Repeating it is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RollbackVersion(self, request, context):
+        """RollbackVersion leaves a version that may not be served any more, and what was cached under it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetTarget(self, request, context):
+        """SetTarget follows the newest version, or pins one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,10 +139,30 @@ def add_WeightServiceServicer_to_server(servicer, server):
                     request_deserializer=etude_dot_v1_dot_weights__pb2.WatchWeightStatusRequest.FromString,
                     response_serializer=etude_dot_v1_dot_weights__pb2.WatchWeightStatusResponse.SerializeToString,
             ),
+            'AnnounceVersion': grpc.unary_unary_rpc_method_handler(
+                    servicer.AnnounceVersion,
+                    request_deserializer=etude_dot_v1_dot_weights__pb2.AnnounceVersionRequest.FromString,
+                    response_serializer=etude_dot_v1_dot_weights__pb2.AnnounceVersionResponse.SerializeToString,
+            ),
+            'StageVersion': grpc.unary_unary_rpc_method_handler(
+                    servicer.StageVersion,
+                    request_deserializer=etude_dot_v1_dot_weights__pb2.StageVersionRequest.FromString,
+                    response_serializer=etude_dot_v1_dot_weights__pb2.StageVersionResponse.SerializeToString,
+            ),
             'CommitVersion': grpc.unary_unary_rpc_method_handler(
                     servicer.CommitVersion,
                     request_deserializer=etude_dot_v1_dot_weights__pb2.CommitVersionRequest.FromString,
                     response_serializer=etude_dot_v1_dot_weights__pb2.CommitVersionResponse.SerializeToString,
+            ),
+            'RollbackVersion': grpc.unary_unary_rpc_method_handler(
+                    servicer.RollbackVersion,
+                    request_deserializer=etude_dot_v1_dot_weights__pb2.RollbackVersionRequest.FromString,
+                    response_serializer=etude_dot_v1_dot_weights__pb2.RollbackVersionResponse.SerializeToString,
+            ),
+            'SetTarget': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetTarget,
+                    request_deserializer=etude_dot_v1_dot_weights__pb2.SetTargetRequest.FromString,
+                    response_serializer=etude_dot_v1_dot_weights__pb2.SetTargetResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -162,6 +231,60 @@ class WeightService:
             _registered_method=True)
 
     @staticmethod
+    def AnnounceVersion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etude.v1.WeightService/AnnounceVersion',
+            etude_dot_v1_dot_weights__pb2.AnnounceVersionRequest.SerializeToString,
+            etude_dot_v1_dot_weights__pb2.AnnounceVersionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StageVersion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etude.v1.WeightService/StageVersion',
+            etude_dot_v1_dot_weights__pb2.StageVersionRequest.SerializeToString,
+            etude_dot_v1_dot_weights__pb2.StageVersionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def CommitVersion(request,
             target,
             options=(),
@@ -178,6 +301,60 @@ class WeightService:
             '/etude.v1.WeightService/CommitVersion',
             etude_dot_v1_dot_weights__pb2.CommitVersionRequest.SerializeToString,
             etude_dot_v1_dot_weights__pb2.CommitVersionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RollbackVersion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etude.v1.WeightService/RollbackVersion',
+            etude_dot_v1_dot_weights__pb2.RollbackVersionRequest.SerializeToString,
+            etude_dot_v1_dot_weights__pb2.RollbackVersionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetTarget(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etude.v1.WeightService/SetTarget',
+            etude_dot_v1_dot_weights__pb2.SetTargetRequest.SerializeToString,
+            etude_dot_v1_dot_weights__pb2.SetTargetResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,8 +37,18 @@ class WeightServiceStub:
     """GetWeightStatus answers at once; use it for probes and tables."""
     WatchWeightStatus: _grpc.UnaryStreamMultiCallable[_weights_pb2.WatchWeightStatusRequest, _weights_pb2.WatchWeightStatusResponse]
     """WatchWeightStatus sends the present status, then each change."""
+    AnnounceVersion: _grpc.UnaryUnaryMultiCallable[_weights_pb2.AnnounceVersionRequest, _weights_pb2.AnnounceVersionResponse]
+    """AnnounceVersion is a hint: a replica that follows looks at once instead of at its next poll."""
+    StageVersion: _grpc.UnaryUnaryMultiCallable[_weights_pb2.StageVersionRequest, _weights_pb2.StageVersionResponse]
+    """StageVersion fetches, verifies and prepares a version, which stays invisible: phase 1."""
     CommitVersion: _grpc.UnaryUnaryMultiCallable[_weights_pb2.CommitVersionRequest, _weights_pb2.CommitVersionResponse]
-    """CommitVersion fetches, verifies and commits a version while requests run. Repeating it is harmless."""
+    """CommitVersion makes a version live while requests run, staging it first if that was not done:
+    phase 2. A pinned target moves along. Repeating it is harmless.
+    """
+    RollbackVersion: _grpc.UnaryUnaryMultiCallable[_weights_pb2.RollbackVersionRequest, _weights_pb2.RollbackVersionResponse]
+    """RollbackVersion leaves a version that may not be served any more, and what was cached under it."""
+    SetTarget: _grpc.UnaryUnaryMultiCallable[_weights_pb2.SetTargetRequest, _weights_pb2.SetTargetResponse]
+    """SetTarget follows the newest version, or pins one."""
 
 @_typing.type_check_only
 class WeightServiceAsyncStub(WeightServiceStub):
@@ -49,8 +59,18 @@ class WeightServiceAsyncStub(WeightServiceStub):
     """GetWeightStatus answers at once; use it for probes and tables."""
     WatchWeightStatus: _aio.UnaryStreamMultiCallable[_weights_pb2.WatchWeightStatusRequest, _weights_pb2.WatchWeightStatusResponse]  # type: ignore[assignment]
     """WatchWeightStatus sends the present status, then each change."""
+    AnnounceVersion: _aio.UnaryUnaryMultiCallable[_weights_pb2.AnnounceVersionRequest, _weights_pb2.AnnounceVersionResponse]  # type: ignore[assignment]
+    """AnnounceVersion is a hint: a replica that follows looks at once instead of at its next poll."""
+    StageVersion: _aio.UnaryUnaryMultiCallable[_weights_pb2.StageVersionRequest, _weights_pb2.StageVersionResponse]  # type: ignore[assignment]
+    """StageVersion fetches, verifies and prepares a version, which stays invisible: phase 1."""
     CommitVersion: _aio.UnaryUnaryMultiCallable[_weights_pb2.CommitVersionRequest, _weights_pb2.CommitVersionResponse]  # type: ignore[assignment]
-    """CommitVersion fetches, verifies and commits a version while requests run. Repeating it is harmless."""
+    """CommitVersion makes a version live while requests run, staging it first if that was not done:
+    phase 2. A pinned target moves along. Repeating it is harmless.
+    """
+    RollbackVersion: _aio.UnaryUnaryMultiCallable[_weights_pb2.RollbackVersionRequest, _weights_pb2.RollbackVersionResponse]  # type: ignore[assignment]
+    """RollbackVersion leaves a version that may not be served any more, and what was cached under it."""
+    SetTarget: _aio.UnaryUnaryMultiCallable[_weights_pb2.SetTargetRequest, _weights_pb2.SetTargetResponse]  # type: ignore[assignment]
+    """SetTarget follows the newest version, or pins one."""
 
 class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
     """WeightService moves one replica between policy versions."""
@@ -72,11 +92,45 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
         """WatchWeightStatus sends the present status, then each change."""
 
     @_abc_1.abstractmethod
+    def AnnounceVersion(
+        self,
+        request: _weights_pb2.AnnounceVersionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_weights_pb2.AnnounceVersionResponse, _abc.Awaitable[_weights_pb2.AnnounceVersionResponse]]:
+        """AnnounceVersion is a hint: a replica that follows looks at once instead of at its next poll."""
+
+    @_abc_1.abstractmethod
+    def StageVersion(
+        self,
+        request: _weights_pb2.StageVersionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_weights_pb2.StageVersionResponse, _abc.Awaitable[_weights_pb2.StageVersionResponse]]:
+        """StageVersion fetches, verifies and prepares a version, which stays invisible: phase 1."""
+
+    @_abc_1.abstractmethod
     def CommitVersion(
         self,
         request: _weights_pb2.CommitVersionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_weights_pb2.CommitVersionResponse, _abc.Awaitable[_weights_pb2.CommitVersionResponse]]:
-        """CommitVersion fetches, verifies and commits a version while requests run. Repeating it is harmless."""
+        """CommitVersion makes a version live while requests run, staging it first if that was not done:
+        phase 2. A pinned target moves along. Repeating it is harmless.
+        """
+
+    @_abc_1.abstractmethod
+    def RollbackVersion(
+        self,
+        request: _weights_pb2.RollbackVersionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_weights_pb2.RollbackVersionResponse, _abc.Awaitable[_weights_pb2.RollbackVersionResponse]]:
+        """RollbackVersion leaves a version that may not be served any more, and what was cached under it."""
+
+    @_abc_1.abstractmethod
+    def SetTarget(
+        self,
+        request: _weights_pb2.SetTargetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_weights_pb2.SetTargetResponse, _abc.Awaitable[_weights_pb2.SetTargetResponse]]:
+        """SetTarget follows the newest version, or pins one."""
 
 def add_WeightServiceServicer_to_server(servicer: WeightServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
