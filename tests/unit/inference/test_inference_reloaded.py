@@ -75,8 +75,12 @@ def test_every_version_computes_as_if_freshly_loaded_and_is_undone(
     policy: TrainedPolicy, tmp_path: Path
 ) -> None:
     model = Decaying()
-    rank = Rank(lambda schema: open_live(model, model.load_weights, schema, counts=True))
-    assert rank.bake(SCHEMA.to_bytes(), SCHEMA.sha256)["error"] == ""
+    rank = Rank(
+        lambda schema, may_load: open_live(
+            model, model.load_weights, schema, counts=True, may_load=may_load
+        )
+    )
+    assert rank.bake(SCHEMA.to_bytes(), SCHEMA.sha256, may_load=True)["error"] == ""
     policy.stage(tmp_path / "0", None)
     served(rank, policy, tmp_path / "0", keep_old=False)
     assert_computes(model, policy)
@@ -90,6 +94,12 @@ def test_every_version_computes_as_if_freshly_loaded_and_is_undone(
         assert_computes(model, old)
         assert rank.commit()
         assert_computes(model, policy)
+
+
+def test_a_model_that_computes_is_refused_where_loading_is_not_wanted() -> None:
+    model = Decaying()
+    with pytest.raises(CorruptError, match="a_log"):
+        open_live(model, model.load_weights, SCHEMA, counts=True, may_load=False)
 
 
 def test_only_tensors_that_changed_are_loaded(policy: TrainedPolicy, tmp_path: Path) -> None:
@@ -111,7 +121,7 @@ def test_a_model_that_copies_its_tensors_is_written_in_place() -> None:
             model.weight.data.copy_(tensor)
 
     schema = Schema(grid=1, tensors=SCHEMA.tensors[1:])
-    live = open_live(model, load, schema, counts=True)
+    live = open_live(model, load, schema, counts=True, may_load=False)
     assert type(live) is LiveWeights
 
 

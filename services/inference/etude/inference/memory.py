@@ -36,7 +36,7 @@ class MemoryRanks(Ranks):
         self.calls: list[str] = []
         self.fail: dict[str, int] = {}
         """Rank whose next call of a method answers that it failed."""
-        self._ranks = [Rank(lambda schema, n=n: self._open(schema, n)) for n in range(ranks)]  # type: ignore[misc]  # lambda with a default
+        self._ranks = [Rank(lambda schema, _, n=n: self._open(schema, n)) for n in range(ranks)]  # type: ignore[misc]  # lambda with a default
 
     def _open(self, schema: Schema, rank: int) -> LiveWeights:
         regions = slice_regions(schema, rank, len(self._ranks))

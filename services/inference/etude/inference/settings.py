@@ -98,6 +98,8 @@ class EngineOptions:
     threads: int
     pause: Literal["InFlight", "Drain", "Abort"] = "InFlight"
     """What a swap does to running requests: they go on, end first, or are handed back."""
+    may_load: bool = True
+    """Whether a changed tensor may be loaded where it cannot be written in place."""
     recompute_kv: bool = False
     """Whether running requests compute their KV cache anew at a swap."""
 
@@ -150,6 +152,7 @@ def engine_options(run: ResolvedRun, *, scratch: Path, threads: int) -> EngineOp
         follows_store=True,
         threads=threads,
         pause=run.spec.weights.pause,
+        may_load=run.spec.weights.encoding != "Delta",
         recompute_kv=run.spec.weights.advanced.recompute_kv,
     )
 

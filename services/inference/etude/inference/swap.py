@@ -61,6 +61,8 @@ class Swap:
 
     ranks: Ranks
     steps: Steps
+    may_load: bool = True
+    """Whether ranks may load a changed tensor where it cannot be written in place."""
     live: VersionRef | None = None
     """What is served; None before the first version."""
     previous: VersionRef | None = None
@@ -84,7 +86,7 @@ class Swap:
         if self.live is not None:
             self.failed = "the tensors of the policy changed; a restart maps the new ones"
             raise UnavailableError(f"engine: {self.failed}")
-        answers = await self.ranks.call("bake", schema.to_bytes(), schema.sha256)
+        answers = await self.ranks.call("bake", schema.to_bytes(), schema.sha256, self.may_load)
         self._state = _sum(_checked(answers))
         self.schema_sha256 = schema.sha256
 

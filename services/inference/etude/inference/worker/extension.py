@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from etude.common.errors import CorruptError
 from etude.common.weights.live import LiveWeights
 from etude.common.weights.schema import Schema
 from etude.inference.worker.bake import ComputedError, Load, bake
@@ -21,9 +22,9 @@ class WeightWorker:
     rank: int
     _etude_rank: Rank | None = None
 
-    def bake(self, schema: bytes, sha256: str) -> Answer:
+    def bake(self, schema: bytes, sha256: str, may_load: bool) -> Answer:  # noqa: FBT001 - as Rank
         """Map the checkpoint to the live parameters, which are overwritten."""
-        return self._rank().bake(schema, sha256)
+        return self._rank().bake(schema, sha256, may_load)
 
     def prepare(self, path: str, keep_old: bool) -> None:  # noqa: FBT001 - called by position
         """Begin to gather what a staged version changes."""
@@ -58,22 +59,31 @@ class WeightWorker:
             self._etude_rank = Rank(self._open_live)
         return self._etude_rank
 
-    def _open_live(self, schema: Schema) -> LiveWeights:
+    def _open_live(self, schema: Schema, may_load: bool) -> LiveWeights:  # noqa: FBT001 - as above
         model = self.model_runner.get_model()
-        return open_live(model, model.load_weights, schema, counts=self.rank == 0)
+        load = model.load_weights
+        return open_live(model, load, schema, counts=self.rank == 0, may_load=may_load)
 
 
-def open_live(model: torch.nn.Module, load: Load, schema: Schema, *, counts: bool) -> LiveWeights:
+def open_live(
+    model: torch.nn.Module, load: Load, schema: Schema, *, counts: bool, may_load: bool
+) -> LiveWeights:
     """The live words themselves where a map reaches them, else a copy behind the loader.
 
     Raises:
         CorruptError: the schema does not describe the model.
+        ComputedError: a map does not reach all of it, and tensors may not be loaded.
     """
-    if any(parameter.device.type != "cpu" for parameter in model.parameters()):
+    is_on_device = any(parameter.device.type != "cpu" for parameter in model.parameters())
+    if is_on_device and not may_load:
+        raise CorruptError("parameters on a device take no changes in place; encoding: Auto loads")
+    if is_on_device:
         return ReloadedWeights(model, load, schema, counts=counts)
     try:
         found = bake(model, load, schema)
     except ComputedError as error:
+        if not may_load:
+            raise
         log.warning("changed tensors will be loaded, not written in place: %s", error)
         return ReloadedWeights(model, load, schema, counts=counts)
     return LiveWeights(schema, found.parameters, found.regions)

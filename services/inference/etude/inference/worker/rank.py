@@ -124,8 +124,9 @@ def pieces(blocks: list[StagedBlock]) -> Iterator[list[StagedBlock]]:
 class Rank:
     """One rank's part of every swap; calls come one at a time."""
 
-    open_live: Callable[[Schema], LiveWeights]
-    """Maps the checkpoint to this rank's memory; it may overwrite the words.
+    open_live: Callable[[Schema, bool], LiveWeights]
+    """Maps the checkpoint to this rank's memory, which it may overwrite; the flag says whether it
+    may load tensors where no map reaches.
 
     Raises:
         CorruptError: the schema does not describe the model.
@@ -139,10 +140,12 @@ class Rank:
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="prepare-weights")
     )
 
-    def bake(self, schema: bytes, sha256: str) -> Answer:
+    def bake(self, schema: bytes, sha256: str, may_load: bool) -> Answer:  # noqa: FBT001 - as above
         """Map a schema to the live words; nothing that was served before is left of them."""
         try:
-            self._live = self.open_live(parse_schema(schema, sha256=sha256, where="schema"))
+            self._live = self.open_live(
+                parse_schema(schema, sha256=sha256, where="schema"), may_load
+            )
         except CorruptError as error:
             return Answer(error=str(error), is_corrupt=True)
         self._change = self._preparing = None
