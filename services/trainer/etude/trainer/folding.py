@@ -1,0 +1,190 @@
+"""What several versions changed together: the first old value of every element they touched.
+
+The values lie in mapped files, so that a window costs disk and no memory: as much as the model,
+where pages are written, and a bit for each element.
+"""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from etude.common.weights.grouping import Shard
+from etude.common.weights.jit import compiled, fixed
+from etude.common.weights.manifest import VersionRef
+from etude.common.weights.plan import Edge
+from etude.common.weights.prepared import Prepared
+from etude.common.weights.schema import Schema
+from etude.common.weights.words import Indices, Words, word_type
+from etude.trainer.keeping import strides_at
+
+MOST_TOUCHED = 0.25
+"""Above this share a keyframe is the better way, and the window is given up."""
+
+_ALIGNMENT = 64
+
+Bits = npt.NDArray[np.uint8]
+Flat = npt.NDArray[np.int64]
+
+
+class Touched(NamedTuple):
+    """Elements of a shard that versions wrote, and what they were before the first."""
+
+    flat: Flat
+    """Positions in the tensor, increasing. [k]"""
+    old: Words
+    """[k]"""
+
+
+class Window:
+    """From one version on."""
+
+    def __init__(self, base: VersionRef, schema: Schema, folder: Path) -> None:
+        """Begin where nothing is touched yet; the folder is this window's alone."""
+        self.base = base
+        self.schema = schema
+        self._folder = folder
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        specs = schema.tensors
+        words = _mapped(folder / "old", [spec.num_bytes for spec in specs])
+        self._old = [w.view(word_type(s.dtype)) for w, s in zip(words, specs, strict=True)]
+        self._bits = _mapped(folder / "touched", [-(-spec.elements // 8) for spec in specs])
+        self._counts = [0] * len(specs)
+        self._most = int(MOST_TOUCHED * sum(spec.elements for spec in specs))
+
+    @property
+    def is_worth(self) -> bool:
+        """Whether few enough elements were touched."""
+        return sum(self._counts) <= self._most
+
+    @property
+    def touched(self) -> list[int]:
+        """Elements by tensor."""
+        return list(self._counts)
+
+    def touch(self, prepared: Prepared) -> None:
+        """Remember what is about to be overwritten, unless it was before."""
+        for patch in prepared.patches:
+            tensor = self.schema.index[patch.parameter]
+            bits, kept = self._bits[tensor], self._old[tensor]
+            at, old = fixed(patch.at), fixed(patch.old)
+            self._counts[tensor] += int(_touch(bits, kept, np.int64(patch.base), at, old))
+
+    def within(self, tensor: int, shard: Shard) -> Touched:
+        """What was touched in a shard."""
+        bits = self._bits[tensor]
+        flat = np.empty(_count(bits, shard.start, shard.stop), np.int64)
+        _list(bits, shard.start, flat)
+        return Touched(flat, self._old[tensor][flat])
+
+    def close(self) -> None:
+        """Give the disk back; nothing can be asked afterwards."""
+        self._old, self._bits = [], []
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@dataclass(slots=True)
+class Windows:
+    """One window for each stride, for as long as the versions form a chain."""
+
+    strides: tuple[int, ...]
+    folder: Path
+    at: VersionRef | None = None
+    """Where the chain is."""
+    _open: dict[int, Window] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)  # of an earlier process
+
+    def touch(self, edge: Edge, prepared: Prepared) -> None:
+        """An edge is about to be written over the words that it was prepared with."""
+        if self.at is None or edge.base is None or edge.base.state != self.at.state:
+            self.forget()
+        for stride, window in list(self._open.items()):
+            window.touch(prepared)
+            if not window.is_worth:
+                self._open.pop(stride).close()
+        self.at = edge.target
+
+    def ended(self, ref: VersionRef) -> Iterator[Window]:
+        """The windows that end at the version where the copy is now; call begin() after them."""
+        if self.at is None or self.at.state != ref.state:
+            self.forget()
+        self.at = ref
+        due = strides_at(ref.number, self.strides)
+        yield from (window for stride, window in self._open.items() if stride in due)
+
+    def begin(self, ref: VersionRef, schema: Schema) -> None:
+        """Open the windows that begin at this version."""
+        for stride in strides_at(ref.number, self.strides):
+            if stride in self._open:
+                self._open.pop(stride).close()
+            self._open[stride] = Window(ref, schema, self.folder / str(stride))
+        self.at = ref
+
+    def forget(self) -> None:
+        """The chain is broken: no window holds any more."""
+        for window in self._open.values():
+            window.close()
+        self._open.clear()
+        self.at = None
+
+
+def _mapped(path: Path, sizes: Sequence[int]) -> list[Bits]:
+    """Zeroed memory for every size, in one file that takes only the pages that are written."""
+    padded = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
+    *starts, total = accumulate(padded, initial=0)
+    with path.open("wb") as file:
+        file.truncate(max(total, _ALIGNMENT))
+    memory = np.asarray(np.memmap(path, np.uint8, "r+"))
+    return [memory[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+
+@compiled
+def _touch(bits: Bits, kept: Words, base: np.int64, at: Indices, old: Words) -> int:
+    """Keep each old word whose bit is not set yet; returns how many."""
+    fresh = 0
+    for i in range(at.size):
+        flat = base + np.int64(at[i])
+        mask = np.uint8(1 << (flat & 7))
+        if not bits[flat >> 3] & mask:
+            bits[flat >> 3] |= mask
+            kept[flat] = old[i]
+            fresh += 1
+    return fresh
+
+
+@compiled
+def _count(bits: Bits, start: int, stop: int) -> int:
+    """Bits that are set in [start, stop)."""
+    count = 0
+    flat = start
+    while flat < stop:
+        if flat & 7 == 0 and not bits[flat >> 3]:
+            flat += 8
+            continue
+        if bits[flat >> 3] >> (flat & 7) & 1:
+            count += 1
+        flat += 1
+    return count
+
+
+@compiled
+def _list(bits: Bits, start: int, flats: Flat) -> None:
+    """The first bits that are set at or after start, as many as fit."""
+    count = 0
+    flat = start
+    while count < flats.size:
+        if flat & 7 == 0 and not bits[flat >> 3]:
+            flat += 8
+            continue
+        if bits[flat >> 3] >> (flat & 7) & 1:
+            flats[count] = flat
+            count += 1
+        flat += 1

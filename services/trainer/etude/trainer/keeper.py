@@ -1,0 +1,251 @@
+"""The keeper: follows the chain beside the trainer, shortens it, and deletes what nobody needs.
+
+Nothing waits for it. Killed at any point it leaves nothing that is wrong: a keyframe or a skip is
+visible once its record is there, and what has no record is swept by a later collector.
+"""
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from etude.common import checkpoints
+from etude.common.api.run import Storage
+from etude.common.api.weights import Weights
+from etude.common.blobs import RangeReader, Store
+from etude.common.errors import CorruptError, EtudeError, FencedError
+from etude.common.files import store_for
+from etude.common.weights import (
+    Collector,
+    Retention,
+    VersionId,
+    accepted_chain,
+    is_fenced,
+    quarantined,
+)
+from etude.common.weights.codecs.ids import Codec
+from etude.common.weights.listing import take_listing
+from etude.common.weights.mirror import Mirror
+from etude.common.weights.versions import skip_key
+from etude.trainer.folding import Window, Windows
+from etude.trainer.keeping import (
+    EMPTY,
+    OVERDUE,
+    Cadence,
+    ChainState,
+    Failure,
+    KeeperReport,
+    Written,
+    chain_state,
+    is_due,
+    route,
+)
+from etude.trainer.keyframes import write_keyframe, write_skip
+from etude.trainer.parts import PART_BYTES
+
+log = logging.getLogger(__name__)
+
+COLLECT_EVERY_S = 60.0
+"""Between two rounds of the collector: readers renew their leases twice as often."""
+
+RETRY_S = 30.0
+"""After a keyframe that failed: each attempt reads and packs the whole model."""
+
+MOST_BEHIND = 256
+"""Versions that are gone over one by one, for the skips between them; further back is given up."""
+
+_UNKNOWN_BYTES = 1 << 62
+"""Size of a model of which nothing was read yet: no chain is half as long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperConfig:
+    """What the keeper of one epoch is told when it starts."""
+
+    run: str
+    """UID of the run."""
+    epoch: int
+    storage: Storage
+    """Where versions are."""
+    folder: Path
+    """Private, on local disk: one model, and up to one for each stride of skips."""
+    weights: Weights
+    collect_every_s: float = COLLECT_EVERY_S
+    retry_s: float = RETRY_S
+    part_bytes: int = PART_BYTES
+
+
+def opened(config: KeeperConfig) -> "Keeper":
+    """A keeper over the run's own store, as the Ray door wraps it."""
+    return Keeper(store_for(config.storage.uri, config.storage), config)
+
+
+class Keeper:
+    """Of the open epoch, one per run."""
+
+    def __init__(
+        self, store: Store, config: KeeperConfig, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        weights = config.weights
+        advanced = weights.advanced
+        self._store = store
+        self._config = config
+        self._clock = clock
+        self._cadence = Cadence(weights.keyframe_every_steps, float(advanced.chain_ratio))
+        self._codec = Codec[advanced.codec.upper()]
+        self._mirror: Mirror | None = None
+        self._ranges = RangeReader(store)
+        self._windows = Windows(advanced.skips, config.folder / "skips")
+        self._collector = Collector(
+            store=store,
+            epoch=config.epoch,
+            resumable=self._resumable,
+            retention=Retention(
+                versions=advanced.retain_versions, keyframes=advanced.retain_keyframes
+            ),
+        )
+        self._chain: list[VersionId] = []
+        self._collect_at = self._retry_at = clock()
+        self._written: list[Written] = []
+        self._failures: list[Failure] = []
+        self._lock = threading.Lock()
+
+    def round(self) -> KeeperReport:
+        """Catch up with the chain, and do what is due; what fails is tried again by a later round.
+
+        Raises:
+            FencedError: a newer epoch was opened; do not call again.
+        """
+        with self._lock:
+            self._written, self._failures = [], []
+            collected: list[str] = []
+            self._attempt("epoch", self._check_epoch)
+            if not self._failures:
+                self._attempt("follow", self._follow)
+                self._attempt("keyframe", self._keyframe_if_due)
+                self._attempt("collect", lambda: collected.extend(self._collect_if_due()))
+            states = [EMPTY]
+            self._attempt("survey", lambda: states.append(self._survey()))
+            state = states[-1]
+            return KeeperReport(
+                state,
+                is_due(state, self._cadence, self._model_bytes, times=OVERDUE),
+                tuple(self._written),
+                len(collected),
+                tuple(self._failures),
+            )
+
+    def _attempt(self, stage: str, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except FencedError as error:
+            self._check_epoch()
+            self._fail(stage, error)
+        except (EtudeError, OSError) as error:
+            self._fail(stage, error)
+
+    def _fail(self, stage: str, error: Exception) -> None:
+        log.warning("%s: trying again later: %s", stage, error)
+        self._failures.append(Failure(stage, str(error)))
+
+    def _check_epoch(self) -> None:
+        if is_fenced(self._store, self._config.epoch):
+            raise FencedError(f"epoch {self._config.epoch + 1} was opened: the keeper stops")
+
+    def _follow(self) -> None:
+        mirror = self._copy()
+        refused = quarantined(self._store)
+        self._chain = [each for each in accepted_chain(self._store) if each not in refused]
+        live = None if mirror.ref is None else mirror.ref.version
+        try:
+            for version in route(self._chain, live, most=MOST_BEHIND):
+                mirror.move_to(version, self._windows.touch)
+                self._arrived(mirror)
+        except CorruptError:
+            # What is wrong may be the store's object, or a word on this disk.
+            if mirror.ref is not None and mirror.scan().hex() != mirror.ref.state:
+                self._drop()
+            raise
+
+    def _copy(self) -> Mirror:
+        # Reading what an earlier process left takes a while: not in the constructor.
+        if self._mirror is None:
+            folder = self._config.folder / "copy"
+            self._mirror = Mirror(self._store, folder, self._config.run, self._ranges)
+        return self._mirror
+
+    def _drop(self) -> None:
+        """Begin anew with what the store has."""
+        self._windows.forget()
+        self._mirror = None
+        shutil.rmtree(self._config.folder / "copy", ignore_errors=True)
+
+    def _arrived(self, mirror: Mirror) -> None:
+        """The copy is another version now: write the skips that end here, begin those that do."""
+        if mirror.ref is None or mirror.schema is None:
+            return
+        for window in list(self._windows.ended(mirror.ref)):
+            self._attempt("skip", partial(self._skip, mirror, window))
+        self._windows.begin(mirror.ref, mirror.schema)
+
+    def _skip(self, mirror: Mirror, window: Window) -> None:
+        base = window.base.version
+        if mirror.ref is None or base not in self._chain:
+            return
+        if self._store.head(skip_key(base, mirror.ref.version)) is not None:
+            return
+        config = self._config
+        written = write_skip(
+            *(self._store, config.run, mirror, window),
+            codec=self._codec,
+            part_bytes=config.part_bytes,
+        )
+        if written is not None:
+            self._written.append(written)
+
+    def _keyframe_if_due(self) -> None:
+        mirror = self._mirror
+        if mirror is None or mirror.ref is None or mirror.ref.version not in self._chain:
+            return
+        upto = self._chain[: self._chain.index(mirror.ref.version) + 1]
+        state = chain_state(upto, take_listing(self._store))
+        if self._clock() < self._retry_at or not is_due(state, self._cadence, self._model_bytes):
+            return
+        self._retry_at = self._clock() + self._config.retry_s
+        try:
+            written = write_keyframe(
+                self._store, self._config.run, mirror, part_bytes=self._config.part_bytes
+            )
+        except CorruptError:
+            self._drop()
+            raise
+        self._retry_at = self._clock()
+        self._written.append(written)
+
+    def _collect_if_due(self) -> list[str]:
+        if self._clock() < self._collect_at:
+            return []
+        deleted = self._collector.round()
+        self._collect_at = self._clock() + self._config.collect_every_s
+        return deleted
+
+    def _resumable(self) -> set[VersionId]:
+        """What a resume begins with: the version that its checkpoint names."""
+        return {
+            VersionId(found.manifest.epoch, found.manifest.policy_version)
+            for found in checkpoints.stored(self._store, run=self._config.run)
+        }
+
+    def _survey(self) -> ChainState:
+        refused = quarantined(self._store)
+        chain = [each for each in accepted_chain(self._store) if each not in refused]
+        return chain_state(chain, take_listing(self._store))
+
+    @property
+    def _model_bytes(self) -> int:
+        schema = None if self._mirror is None else self._mirror.schema
+        return _UNKNOWN_BYTES if schema is None else schema.num_bytes

@@ -1,0 +1,186 @@
+"""Keyframes and skips out of a copy on disk: proved to be what they say before they are visible."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from etude.common.blobs import Store
+from etude.common.errors import CorruptError
+from etude.common.weights.codecs.ids import Codec
+from etude.common.weights.container import Container
+from etude.common.weights.digest import NOTHING, Digest
+from etude.common.weights.folded import (
+    Keyframe,
+    Skip,
+    publish_keyframe_part,
+    publish_skip_part,
+    write_folded,
+)
+from etude.common.weights.manifest import PayloadObject, Stats, VersionRef
+from etude.common.weights.mirror import Mirror
+from etude.common.weights.packing import Packed, Packer, words_of
+from etude.common.weights.schema import Schema
+from etude.common.weights.tiles import tiling
+from etude.trainer import parts
+from etude.trainer.folding import Window
+from etude.trainer.keeping import Written
+from etude.trainer.parts import Portion
+from etude.trainer.receipts import total
+
+_BYTES_PER_CHANGE = 4
+"""More than a coded change takes, on top of the word itself."""
+
+
+class _Copy(NamedTuple):
+    """The copy, while it is one version."""
+
+    mirror: Mirror
+    ref: VersionRef
+    schema: Schema
+
+
+Upload = Callable[[int, bytes], str]
+"""Stores one part under its number; returns its key."""
+
+
+def write_keyframe(
+    store: Store, run: str, mirror: Mirror, *, part_bytes: int = parts.PART_BYTES
+) -> Written:
+    """Store the copy as a whole.
+
+    Raises:
+        CorruptError: the copy is damaged, and must be dropped; nothing became visible.
+        StoreError: the store failed; call again.
+    """
+    started = time.monotonic()
+    copy = _whole(mirror)
+    if mirror.scan().hex() != copy.ref.state:
+        raise CorruptError(f"{mirror.folder}: the words are not those of {copy.ref.version}")
+    sizes = [spec.num_bytes for spec in copy.schema.tensors]
+    packed = (
+        _complete(copy, part) for part in parts.parts(copy.schema, sizes, part_bytes=part_bytes)
+    )
+    version = copy.ref.version
+    stored = _stored(packed, lambda part, data: publish_keyframe_part(store, version, part, data))
+    if stored.change.hex() != copy.ref.state:
+        raise CorruptError(f"{mirror.folder}: the words changed while {version} was packed")
+    record = Keyframe(
+        run=run,
+        target=copy.ref,
+        schema_sha256=copy.schema.sha256,
+        objects=stored.objects,
+        stats=stored.stats,
+    )
+    write_folded(store, record)
+    return Written("keyframe", version, stored.stats.num_bytes, time.monotonic() - started)
+
+
+def write_skip(
+    store: Store,
+    run: str,
+    mirror: Mirror,
+    window: Window,
+    *,
+    codec: Codec = Codec.L1,
+    part_bytes: int = parts.PART_BYTES,
+) -> Written | None:
+    """Store what leads from a window's base to the copy as one delta; None if nothing does.
+
+    Raises:
+        CorruptError: it does not lead there; nothing became visible.
+        StoreError: the store failed.
+    """
+    started = time.monotonic()
+    copy, base = _whole(mirror), window.base
+    if base.state == copy.ref.state or window.schema.sha256 != copy.schema.sha256:
+        return None
+    packed = (
+        _changed(copy, part, window, codec)
+        for part in parts.parts(copy.schema, _estimates(window), part_bytes=part_bytes)
+    )
+    spans = (base.version, copy.ref.version)
+    stored = _stored(packed, lambda part, data: publish_skip_part(store, *spans, part, data))
+    if Digest.parse(base.state).plus(stored.change).hex() != copy.ref.state:
+        raise CorruptError(f"{mirror.folder}: {spans[0]} with what changed is not {spans[1]}")
+    record = Skip(
+        run=run,
+        base=base,
+        target=copy.ref,
+        schema_sha256=copy.schema.sha256,
+        objects=stored.objects,
+        stats=stored.stats,
+    )
+    write_folded(store, record)
+    return Written("skip", spans[1], stored.stats.num_bytes, time.monotonic() - started)
+
+
+def _whole(mirror: Mirror) -> _Copy:
+    if mirror.ref is None or mirror.schema is None:
+        raise CorruptError(f"{mirror.folder} holds no version")
+    return _Copy(mirror, mirror.ref, mirror.schema)
+
+
+def _estimates(window: Window) -> list[int]:
+    """Bytes that each tensor adds to a skip, at most."""
+    sizes = []
+    for spec, count in zip(window.schema.tensors, window.touched, strict=True):
+        word_bytes = spec.num_bytes // max(1, spec.elements)
+        sizes.append(min(spec.num_bytes, count * (word_bytes + _BYTES_PER_CHANGE)))
+    return sizes
+
+
+def _complete(copy: _Copy, part: list[Portion]) -> Packed:
+    with Packer(copy.schema, codec=Codec.DENSE, threads=1) as packer:
+        for tensor, shard in part:
+            words = np.asarray(copy.mirror.words[copy.schema.tensors[tensor].name])
+            packer.add_complete(tensor, words[shard.start : shard.stop], shard)
+        return packer.finish()
+
+
+def _changed(copy: _Copy, part: list[Portion], window: Window, codec: Codec) -> Packed:
+    with Packer(copy.schema, codec=codec, threads=1) as packer:
+        for tensor, shard in part:
+            spec = copy.schema.tensors[tensor]
+            words = np.asarray(copy.mirror.words[spec.name])
+            flat, old = window.within(tensor, shard)
+            new = words[flat]
+            differs = old != new
+            packer.add_changes(
+                *(tensor, flat[differs], old[differs], new[differs], shard),
+                block_words=words_of(
+                    words[shard.start : shard.stop], shard, tiling(spec, copy.schema.grid)
+                ),
+            )
+        return packer.finish()
+
+
+class _Stored(NamedTuple):
+    objects: tuple[PayloadObject, ...]
+    change: Digest
+    stats: Stats
+
+
+def _stored(packed: Iterator[Packed], upload: Upload) -> _Stored:
+    """Upload one part after the other, of which only one is in memory."""
+    objects: list[PayloadObject] = []
+    figures: list[Stats] = []
+    change = NOTHING
+    for each in packed:
+        change = change.plus(each.digest)
+        figures.append(Stats(**each.stats._asdict()))
+        if each.container.blocks:
+            objects.append(_uploaded(len(objects), each.container, upload))
+    return _Stored(tuple(objects), change, total(figures))
+
+
+def _uploaded(part: int, container: Container, upload: Upload) -> PayloadObject:
+    return PayloadObject(
+        rank=part,
+        key=upload(part, container.data),
+        size=container.size,
+        index_offset=container.index_offset,
+        index_length=container.index_length,
+        index_sha256=container.index_sha256,
+    )

@@ -1,0 +1,291 @@
+"""A keeper that is killed, fenced or refused by its store breaks nothing, and is followed up."""
+
+import contextlib
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.faults import Fault, FaultyStore, Schedule
+from typing_extensions import Buffer, override
+
+from etude.common import checkpoints, weights
+from etude.common.blobs import MemoryStore, ObjectInfo, open_store
+from etude.common.checkpoints import CheckpointManifest, CheckpointObject
+from etude.common.errors import FencedError
+from etude.common.weights import VersionId
+from etude.common.weights.leases import ReaderLease
+from etude.common.weights.listing import take_listing
+from etude.common.weights.mirror import Mirror
+from etude.common.weights.schema import Schema, TensorSpec
+
+MakeKeeper = Callable[..., Any]
+
+
+class KilledError(BaseException):
+    """The process is gone: nothing catches it."""
+
+
+@dataclass(slots=True)
+class MortalStore(MemoryStore):
+    """Whose caller dies before, or right after, one of its calls."""
+
+    calls_left: int = -1
+    after: bool = False
+    kills: int = field(default=0)
+
+    def _step(self, *, before: bool) -> None:
+        if before:
+            self.calls_left -= 1
+        if self.calls_left == 0 and before is not self.after:
+            self.kills += 1
+            self.calls_left = -1
+            raise KilledError
+
+    @override
+    def put(self, key: str, data: Buffer) -> None:
+        self._step(before=True)
+        MemoryStore.put(self, key, data)
+        self._step(before=False)
+
+    @override
+    def create(self, key: str, data: bytes) -> None:
+        self._step(before=True)
+        MemoryStore.create(self, key, data)
+        self._step(before=False)
+
+    @override
+    def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._step(before=True)
+            MemoryStore.delete(self, [key])
+            self._step(before=False)
+
+    @override
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        if not self.after:  # it has no effect that could come before a death
+            self._step(before=True)
+        yield from MemoryStore.list(self, prefix, after)
+
+
+def check(store: Any, trained: Any, folder: Path) -> None:
+    """Whatever leads anywhere leads to what was published."""
+    newest = weights.newest(store)
+    assert newest is not None
+    reader = Mirror(store, folder)
+    reader.move_to(newest)
+    assert trained.is_in(reader)
+    listing = take_listing(store)
+    for version, each in listing.keyframes.items():
+        if each.record is not None and newest >= version:
+            sizes = {info.key: info.size for info in each.parts}
+            record = weights.read_keyframe(store, version)
+            assert all(sizes[item.key] == item.size for item in record.objects)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_killed_at_any_call_it_leaves_nothing_wrong_and_a_new_one_goes_on(
+    trained: Any, keep: MakeKeeper, tmp_path: Path, *, after: bool
+) -> None:
+    at = 1
+    settings = {"every": 2, "skips": [2], "retainVersions": 2, "retainKeyframes": 1}
+    while True:
+        store = MortalStore(objects=dict(trained.store.objects))
+        policy = type(trained)(store, words=dict(trained.words), of=dict(trained.of))
+        policy.manifest = trained.manifest
+        keeper = keep(store, folder=f"k{at}{after}", part_bytes=20_000, **settings)
+        keeper.round()
+        for number in range(1, 5):
+            policy.publish(number)
+        store.calls_left, store.after = at, after
+        with contextlib.suppress(KilledError):
+            keeper.round()
+            keeper.round()
+        store.calls_left = -1
+        check(store, policy, tmp_path / f"r{at}{after}")
+        successor = keep(store, folder=f"k{at}{after}", part_bytes=20_000, **settings)
+        for number in range(5, 9):
+            policy.publish(number)
+            assert successor.round().failures == ()
+        check(store, policy, tmp_path / f"s{at}{after}")
+        found = take_listing(store)
+        newest = max(v for v, each in found.keyframes.items() if each.record is not None)
+        assert newest >= VersionId(1, 6)
+        if not store.kills:
+            break
+        at += 3
+    assert at > 20
+
+
+def test_rests_of_a_killed_keeper_are_swept_once_they_are_old(
+    trained: Any, keep: MakeKeeper
+) -> None:
+    now = [0.0]
+    store = trained.store
+    store.clock = lambda: now[0]
+    rest = weights.publish_keyframe_part(store, VersionId(1, 0), 0, b"half a keyframe")
+    keeper = keep(store, every=2, retainVersions=2, retainKeyframes=1)
+    for number in range(1, 5):
+        trained.publish(number)
+        keeper.round()
+    assert store.head(rest) is not None  # it may be an upload in progress
+    now[0] = 7200.0
+    trained.publish(5)
+    keeper.round()
+    assert store.head(rest) is None
+
+
+def test_a_fenced_keeper_stops_without_deleting_anything(trained: Any, keep: MakeKeeper) -> None:
+    keeper = keep(trained.store, every=2, retainVersions=2)
+    keeper.round()
+    for number in range(1, 6):
+        trained.publish(number)
+    trained.open(VersionId(1, 5), "takeover")
+    before = dict(trained.store.objects)
+    with pytest.raises(FencedError, match="epoch 2 was opened"):
+        keeper.round()
+    assert trained.store.objects == before
+
+
+def test_a_store_that_is_away_fails_a_round_and_no_more(trained: Any, keep: MakeKeeper) -> None:
+    faults = Schedule()
+    keeper = keep(FaultyStore(trained.store, faults), every=2)
+    keeper.round()
+    faults.down(is_down=True)
+    for number in (1, 2):
+        trained.publish(number)
+    report = keeper.round()
+    assert {each.stage for each in report.failures} >= {"epoch"}
+    assert report.written == ()
+    faults.down(is_down=False)
+    assert [each.kind for each in keeper.round().written] == ["keyframe"]
+
+
+def test_a_keyframe_that_cannot_be_stored_becomes_overdue_and_is_tried_again(
+    trained: Any, keep: MakeKeeper
+) -> None:
+    faults = Schedule(hits=lambda call, key: call == "put" and "keyframes" in key)
+    keeper = keep(FaultyStore(trained.store, faults), every=2)
+    keeper.round()
+    faults.down(is_down=True)
+    seen = []
+    for number in range(1, 6):
+        trained.publish(number)
+        report = keeper.round()
+        seen.append((report.is_overdue, bool(report.failures)))
+    assert seen == [(False, False), (False, True), (False, True), (True, True), (True, True)]
+    faults.down(is_down=False)
+    report = keeper.round()
+    assert not report.is_overdue
+    assert report.failures == ()
+
+
+def test_lost_replies_and_refusals_leave_a_chain_that_is_right(
+    trained: Any, keep: MakeKeeper, tmp_path: Path
+) -> None:
+    rates = {Fault.UNAVAILABLE: 0.02, Fault.LOST_REPLY: 0.02}
+    faults = Schedule(seed=5, rates=rates)
+    store = FaultyStore(trained.store, faults)
+    keeper = keep(store, every=3, skips=[2, 4], retainVersions=4, retainKeyframes=1)
+    failures = 0
+    for number in range(1, 31):
+        trained.publish(number)
+        failures += len(keeper.round().failures)
+    assert failures
+    check(trained.store, trained, tmp_path / "reader")
+    assert max(take_listing(trained.store).keyframes) >= VersionId(1, 20)
+
+
+def test_a_word_that_changed_on_disk_is_never_published(
+    trained: Any, keep: MakeKeeper, tmp_path: Path
+) -> None:
+    keeper = keep(trained.store, every=2)
+    keeper.round()
+    trained.publish(1)
+    keeper.round()
+    keeper._copy().words["norm"][3] ^= 1
+    trained.publish(2, density=0.0001)
+    failed = keeper.round()
+    assert [each.stage for each in failed.failures] == ["keyframe"]
+    assert take_listing(trained.store).keyframes == {}
+    assert [each.kind for each in keeper.round().written] == ["keyframe"]
+    check(trained.store, trained, tmp_path / "reader")
+
+
+def test_greed_takes_nothing_from_a_reader_with_a_lease(
+    trained: Any, keep: MakeKeeper, tmp_path: Path
+) -> None:
+    keeper = keep(trained.store, every=3, retainVersions=2, retainKeyframes=1)
+    reader = Mirror(trained.store, tmp_path / "reader")
+    reader.move_to(VersionId(1, 0))
+    lease = ReaderLease(trained.store, "r0")
+    lease.serve(trained.manifest.ref)
+    collected = 0
+    for number in range(1, 20):
+        trained.publish(number)
+        lease.renew()
+        collected += keeper.round().collected
+    assert reader.move_to(VersionId(1, 19))[0].base is not None
+    assert trained.is_in(reader)
+    assert reader.ref is not None
+    lease.serve(reader.ref)
+    assert keeper.round().collected > 20
+    trained.publish(20)
+    assert [edge.kind for edge in reader.move_to(VersionId(1, 20))] == ["delta"]
+    assert trained.is_in(reader)
+
+
+def test_greed_takes_nothing_that_a_checkpoint_needs(
+    trained: Any, keep: MakeKeeper, tmp_path: Path
+) -> None:
+    store = trained.store
+    for number in range(1, 6):
+        trained.publish(number)
+    checkpoints.commit(store, _checkpoint(step=5, version=5))
+    keeper = keep(store, every=3, retainVersions=2, retainKeyframes=1)
+    for number in range(6, 20):
+        trained.publish(number)
+        assert keeper.round().failures == ()
+    fresh = Mirror(store, tmp_path / "fresh")
+    fresh.move_to(VersionId(1, 5))
+    assert trained.is_in(fresh)
+    checkpoints.delete(store, 5)
+    assert keeper.round().collected > 0
+    assert not weights.is_reachable(store, VersionId(1, 5))
+
+
+def _checkpoint(*, step: int, version: int) -> CheckpointManifest:
+    item = CheckpointObject(key="x", size=1, blake3="0" * 64)
+    return CheckpointManifest(
+        run="run",
+        step=step,
+        phase="rl",
+        phase_step=step,
+        epoch=1,
+        policy_version=version,
+        reason="Scheduled",
+        objects=[item],
+    )
+
+
+def test_a_round_holds_parts_in_memory_and_no_copy_of_the_model(
+    trained: Any, keep: MakeKeeper, tmp_path: Path
+) -> None:
+    spec = TensorSpec(name="w", dtype="BF16", shape=(8192, 1024), split="rows")
+    large = type(trained)(open_store(f"file://{tmp_path}/store"), Schema(grid=1, tensors=(spec,)))
+    large.open()
+    large.publish(0)
+    keeper = keep(large.store, every=4, skips=[2, 4])
+    keeper.round()
+    for number in range(1, 4):
+        large.publish(number, density=0.001)
+    keeper.round()
+    large.publish(4, density=0.001)
+    tracemalloc.start()
+    report = keeper.round()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [each.kind for each in report.written] == ["skip", "skip", "keyframe"]
+    assert peak < spec.num_bytes
