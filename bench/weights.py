@@ -33,7 +33,7 @@ def main() -> None:
     clock.settle()
     processor = None if options.tiny else clock.pin()
     repeats = 1 if options.tiny else options.repeats
-    screen = Console(width=None if os.isatty(1) else 160)
+    screen = Console(width=None if os.isatty(1) else 200)
     chosen = sources.tiny() if options.tiny else sources.full(options.pretraining_steps)
     found: dict[str, Any] = {}
     claims = _tables(screen, sources.claimed(chosen, options.cache), found, repeats)
