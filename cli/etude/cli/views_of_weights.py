@@ -45,22 +45,20 @@ def rows_of(found: Iterable[Surveyed]) -> Iterator[dict[str, object]]:
 def chain_table(found: Sequence[Surveyed]) -> Table:
     """The versions for people, oldest first."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("VERSION")
+    table.add_column("VERSION", no_wrap=True)
     for title in ("STEP", "SIZE", "CHANGED", "BITS/CHANGE"):
-        table.add_column(title, justify="right")
-    for title in ("KIND", "KEYFRAME", "SKIPS FROM", "STATE", "STANDING"):
-        table.add_column(title)
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("STATE", no_wrap=True)
+    table.add_column("NOTES")
     for each in found:
         table.add_row(*_cells(each), style=_STYLES[each.standing])
     return table
 
 
 def _cells(each: Surveyed) -> list[str]:
-    keyframe = "yes" if each.has_keyframe else ""
-    skips = ", ".join(str(base) for base in each.skips_from)
     manifest = each.manifest
     if manifest is None:
-        return [str(each.version), "", "", "", "", "", keyframe, skips, "", each.problem]
+        return [str(each.version), "", "", "", "", "", ", ".join(_notes(each))]
     stats = manifest.stats
     share = stats.changed / stats.elements if stats.elements else 0.0
     bits = _bits(each)
@@ -68,14 +66,22 @@ def _cells(each: Surveyed) -> list[str]:
         str(each.version),
         str(manifest.step),
         size(manifest.num_bytes),
-        f"{share:.3%}",
+        "all" if manifest.is_complete else f"{share:.3%}",
         "" if bits is None else f"{bits:.1f}",
-        "complete" if manifest.is_complete else "delta",
-        keyframe,
-        skips,
-        manifest.state[:12],
-        each.standing,
+        manifest.state[:8],
+        ", ".join(_notes(each)),
     ]
+
+
+def _notes(each: Surveyed) -> Iterator[str]:
+    """What sets a version apart; nothing for a delta that counts."""
+    if each.standing != "accepted":
+        yield each.problem or each.standing
+    if each.manifest is not None and each.manifest.is_complete:
+        yield "complete"
+    if each.has_keyframe:
+        yield "keyframe"
+    yield from (f"skip from {base}" for base in each.skips_from)
 
 
 def _bits(each: Surveyed) -> float | None:
