@@ -6,10 +6,10 @@ import numpy as np
 
 from etude.common.weights import digest, placing
 from etude.common.weights.digest import Digest
+from etude.common.weights.holding import Holding, holdings
 from etude.common.weights.layout import Layout
-from etude.common.weights.placing import Window
 from etude.common.weights.prepared import Patch, Prepared
-from etude.common.weights.preparing import Holding, Preparation
+from etude.common.weights.preparing import Preparation
 from etude.common.weights.regions import (
     Region,
     Regions,
@@ -43,10 +43,22 @@ class LiveWeights:
         """
         self._layout = Layout(schema)
         self._words = dict(parameters)
+        self._hold(regions)
+
+    def _hold(self, regions: Regions) -> None:
+        self.regions = {tensor: tuple(found) for tensor, found in regions.items()}
         self._held = {
-            tensor: _holdings(schema, tensor, list(found), self._words)
+            tensor: _holdings(self._layout.schema, tensor, list(found), self._words)
             for tensor, found in regions.items()
         }
+
+    def count(self, regions: Regions) -> None:
+        """Count other regions than before in the digest; they lie where they lay.
+
+        Raises:
+            ValueError: a region does not fit its tensor or its parameter.
+        """
+        self._hold(regions)
 
     def scan(self) -> Digest:
         """The state digest of the elements that this rank counts."""
@@ -98,8 +110,6 @@ def _holdings(
     schema: Schema, tensor: int, regions: list[Region], parameters: Mapping[str, Words]
 ) -> list[Holding]:
     spec = schema.tensors[tensor]
-    held: list[Holding] = []
-    counted: list[Region] = []
     for region in regions:
         words = parameters.get(region.parameter)
         if words is None:
@@ -107,12 +117,7 @@ def _holdings(
         fault = problem(region, spec, words.size) or _unusable(words, word_type(spec.dtype))
         if fault:
             raise ValueError(f"tensor {spec.name!r} in {region.parameter!r}: {fault}")
-        before = [other.numbers() for other in counted if _meet(region, other)]
-        others = np.array(before, np.int64).reshape(-1, 6)
-        held.append(Holding(region, _window(region), others))
-        if region.counted:
-            counted.append(region)
-    return held
+    return holdings(regions)
 
 
 def _unusable(words: Words, word: np.dtype[np.unsignedinteger]) -> str:
@@ -121,16 +126,3 @@ def _unusable(words: Words, word: np.dtype[np.unsignedinteger]) -> str:
     if not (words.flags.writeable and words.flags.c_contiguous and words.flags.aligned):
         return "not writable, contiguous and aligned"
     return ""
-
-
-def _meet(one: Region, other: Region) -> bool:
-    """Whether two regions of a tensor may share elements."""
-    return one.source_offset < other.source_stop and other.source_offset < one.source_stop
-
-
-def _window(region: Region) -> Window:
-    """The region's numbers, as one row where it is one range on both sides."""
-    if region.rows == 1 or region.width == region.parameter_stride == region.source_stride:
-        size = region.elements
-        return Window(region.parameter_offset, region.source_offset, 1, size, size, size)
-    return Window(*region[1:7])

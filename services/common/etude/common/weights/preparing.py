@@ -4,33 +4,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from etude.common.errors import CorruptError
 from etude.common.weights import digest, placing
 from etude.common.weights.codecs import l2
 from etude.common.weights.codecs.ids import Codec
 from etude.common.weights.digest import Digest
+from etude.common.weights.holding import Holding
 from etude.common.weights.jit import fixed
 from etude.common.weights.layout import Layout
 from etude.common.weights.placing import Grain, Integers, Window
 from etude.common.weights.prepared import Patch, Prepared
-from etude.common.weights.regions import Region
 from etude.common.weights.staged import StagedBlock
 from etude.common.weights.ulp import top_bit
 from etude.common.weights.words import Indices, Words, word_type
 
 _SEGMENT = 1 << 31
 """Words of a parameter that share one base; a block spans no more than that."""
-
-
-class Holding(NamedTuple):
-    """A region of the live words."""
-
-    region: Region
-    window: Window
-    others: npt.NDArray[np.int64]
-    """Numbers of the regions that count some of its elements before it. [r, 6]"""
 
 
 class _Cut(NamedTuple):
