@@ -3,18 +3,18 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from typing_extensions import override
 
 from etude.agent.chat import LAYOUT_TOKENS, ChatFormat
 from etude.common.blobs import MemoryStore
 from etude.common.files import ResolvedRun
 from etude.common.record import StoreRecord, latest
 from etude.common.weights import VersionId
-from etude.common.weights.collector import Collector
-from etude.common.weights.retention import Retention
 from etude.trainer.controller.audit import Audit, audit
 from etude.trainer.controller.engines import Engines
 from etude.trainer.controller.inputs import TaskSets
@@ -26,7 +26,10 @@ from etude.trainer.controller.reports import Reports
 from etude.trainer.controller.run import Run, root_cause
 from etude.trainer.controller.saving import Saver
 from etude.trainer.controller.tasks import Task, TaskOrder
+from etude.trainer.controller.upkeep import Keeping, Upkeep
 from etude.trainer.controller.versions import Versions
+from etude.trainer.keeper import Keeper, KeeperConfig
+from etude.trainer.keeping import KeeperReport
 from etude.trainer.simulation import SimulatedLearners, SimulatedRollouts
 
 SFT_STEPS = 4
@@ -87,11 +90,23 @@ def spec(*, staleness: int = 0, every_steps: int = 2, **fields: object) -> dict[
 
 
 @dataclass
+class Beside(Keeping):
+    """A keeper in a thread of this process."""
+
+    keeper: Keeper
+
+    @override
+    async def round(self) -> KeeperReport:
+        return await asyncio.to_thread(self.keeper.round)
+
+
+@dataclass
 class World:
     """What outlives a controller: the store."""
 
     chat: ChatFormat
     spec: dict[str, Any]
+    folder: Path
     store: MemoryStore = field(default_factory=MemoryStore)
     fault_share: float = 0.0
     runs: list[Run] = field(default_factory=list)
@@ -102,7 +117,6 @@ class World:
         phases = resolved.spec.phases
         opened = open_run(self.store, run_uid="run", phases=phases, holder="test")
         learners = SimulatedLearners(self.store)
-        saver = Saver(self.store, opened.book, learners)
         holder: list[Run] = []
         rollouts = SimulatedRollouts(
             lambda: VersionId(*(holder[0].cursor.policy or (0, 0))), self.fault_share
@@ -118,13 +132,12 @@ class World:
             learners=learners,
             rollouts=rollouts,
             engines=Engines((), timeout_s=1.0),
-            saver=saver,
+            saver=Saver(self.store, opened.book, learners),
             versions=Versions(store=self.store, run_uid="run", holder="test"),
-            collector=Collector(
-                store=self.store,
-                epoch=opened.epoch,
-                resumable=saver.resumable,
-                retention=Retention(versions=2),
+            upkeep=Upkeep(
+                keeping=Beside(self._keeper(resolved, opened.epoch)),
+                versions=resolved.spec.weights.keyframe_every_steps,
+                first=opened.next_version,
             ),
             reports=Reports("run", opened.epoch),
             orders=Orders(resolved.spec, 1),
@@ -146,6 +159,17 @@ class World:
             evaluations={"held-out": held_out},
         )
         return run, sets, opened.checkpoint
+
+    def _keeper(self, resolved: ResolvedRun, epoch: int) -> Keeper:
+        config = KeeperConfig(
+            run="run",
+            epoch=epoch,
+            storage=resolved.spec.storage,
+            folder=self.folder / str(epoch),
+            weights=resolved.spec.weights,
+            collect_every_s=0.0,
+        )
+        return Keeper(config, store=self.store)
 
     async def train(self, prepare: Callable[[Run], None] = lambda _run: None) -> bool:
         run, sets, checkpoint = self.start()
@@ -178,7 +202,7 @@ class World:
 
 
 @pytest.fixture(scope="session")
-def make_world(chat: ChatFormat) -> Callable[..., World]:
+def make_world(chat: ChatFormat, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., World]:
     """A store before its first controller; further arguments change the spec."""
 
     def make(
@@ -188,7 +212,8 @@ def make_world(chat: ChatFormat) -> Callable[..., World]:
         fault_share: float = 0.0,
         **changed: Any,
     ) -> World:
-        return World(chat, given or spec(**changed), store or MemoryStore(), fault_share)
+        folder = tmp_path_factory.mktemp("keeper")
+        return World(chat, given or spec(**changed), folder, store or MemoryStore(), fault_share)
 
     return make
 

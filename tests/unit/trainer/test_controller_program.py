@@ -188,7 +188,8 @@ def keep_newest_checkpoint(store: MemoryStore) -> None:
 async def test_old_versions_go_but_for_those_that_later_ones_or_checkpoints_need(
     make_world: MakeWorld, *, is_full: bool
 ) -> None:
-    world = make_world()
+    weights = {"dtype": "Float32", "advanced": {"retainVersions": 2, "chainRatio": "1000"}}
+    world = make_world(weights=weights)
 
     def prepare(run: Run) -> None:
         assert isinstance(run.learners, SimulatedLearners)
@@ -196,6 +197,7 @@ async def test_old_versions_go_but_for_those_that_later_ones_or_checkpoints_need
         run.learners.after_step = lambda: keep_newest_checkpoint(world.store)
 
     await world.train(prepare)
+    assert await world.runs[0].upkeep.round()
     manifests = [k for k in world.store.objects if k.startswith("weights/manifests/")]
     checkpoints = [k for k in world.store.objects if k.endswith("/manifest.json")]
     named = {json.loads(world.store.get(k))["policy_version"] for k in checkpoints}

@@ -180,6 +180,11 @@ async def test_old_versions_that_cannot_be_deleted_fail_nothing(make_world: Make
         run.learners.publisher.is_full = True
 
     assert await world.train(prepare)
+    run = world.runs[0]
+    for key in [each for each in world.store.objects if each.startswith("checkpoints/")]:
+        world.store.objects.pop(key)
+    assert not await run.upkeep.round()
+    assert "permission denied" in run.upkeep.last.failures[0].message
 
 
 async def test_faults_of_a_step_leave_out_those_before_it(make_world: MakeWorld) -> None:

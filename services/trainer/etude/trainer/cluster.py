@@ -1,4 +1,4 @@
-"""The Ray door: actors for learner ranks and rollout workers, here or on a cluster."""
+"""The Ray door: actors for learner ranks, rollout workers and keeper, here or on a cluster."""
 
 import asyncio
 import logging
@@ -16,6 +16,9 @@ from etude.common.api.phases import Phase
 from etude.common.checkpoints import CheckpointObject
 from etude.common.weights import VersionId
 from etude.trainer.batches import PolicyBatch, StepResult
+from etude.trainer.controller.upkeep import Keeping
+from etude.trainer.keeper import KeeperConfig, KeeperProcess
+from etude.trainer.keeping import KeeperReport
 from etude.trainer.learner_config import LearnerConfig
 from etude.trainer.learner_rank import LearnerRank
 from etude.trainer.receipts import Base, Receipt
@@ -99,6 +102,28 @@ def rollouts(config: WorkerConfig, *, workers: int) -> "RayRollouts":
     options = {"num_cpus": 0, "max_restarts": -1, "max_concurrency": 100_000}
     actor = ray.remote(RolloutWorker).options(**options)
     return RayRollouts([_Worker(actor.remote(config)) for _ in range(workers)])
+
+
+def keeper(config: KeeperConfig) -> "RayKeeping":
+    """A process beside the controller, which has its disk; one that dies is started again."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": here}
+    return RayKeeping(ray.remote(KeeperProcess).options(**options).remote(config))
+
+
+@dataclass(slots=True)
+class RayKeeping(Keeping):
+    """The keeper as an actor."""
+
+    actor: Actor
+
+    @override
+    async def round(self) -> KeeperReport:
+        try:
+            report: KeeperReport = await self.actor.round.remote()
+        except RayTaskError as error:
+            raise as_raised(error) from error
+        return report
 
 
 @dataclass(slots=True)

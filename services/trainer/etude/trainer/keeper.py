@@ -5,6 +5,7 @@ visible once its record is there, and what has no record is swept by a later col
 """
 
 import logging
+import os
 import shutil
 import threading
 import time
@@ -49,6 +50,9 @@ from etude.trainer.parts import PART_BYTES
 
 log = logging.getLogger(__name__)
 
+NICENESS = 10
+"""Of the keeper's own process: learners and engines on the same machine come first."""
+
 COLLECT_EVERY_S = 60.0
 """Between two rounds of the collector: readers renew their leases twice as often."""
 
@@ -79,17 +83,17 @@ class KeeperConfig:
     part_bytes: int = PART_BYTES
 
 
-def opened(config: KeeperConfig) -> "Keeper":
-    """A keeper over the run's own store, as the Ray door wraps it."""
-    return Keeper(store_for(config.storage.uri, config.storage), config)
-
-
 class Keeper:
     """Of the open epoch, one per run."""
 
     def __init__(
-        self, store: Store, config: KeeperConfig, *, clock: Callable[[], float] = time.monotonic
+        self,
+        config: KeeperConfig,
+        *,
+        store: Store | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        store = store_for(config.storage.uri, config.storage) if store is None else store
         weights = config.weights
         advanced = weights.advanced
         self._store = store
@@ -249,3 +253,11 @@ class Keeper:
     def _model_bytes(self) -> int:
         schema = None if self._mirror is None else self._mirror.schema
         return _UNKNOWN_BYTES if schema is None else schema.num_bytes
+
+
+class KeeperProcess(Keeper):
+    """A keeper in a process of its own, as the Ray door wraps it; it gives way to all others."""
+
+    def __init__(self, config: KeeperConfig) -> None:
+        os.nice(NICENESS)
+        super().__init__(config)

@@ -124,7 +124,9 @@ class KeeperReport(NamedTuple):
     failures: tuple[Failure, ...]
 
 
-def overdue(last: KeeperReport | None, *, newest: int, first: int, versions: int) -> str:
+def overdue(
+    last: KeeperReport | None, *, newest: int, first: int, versions: int, problem: str = ""
+) -> str:
     """Why a keyframe is overdue, in a sentence; empty if none is.
 
     Args:
@@ -132,6 +134,7 @@ def overdue(last: KeeperReport | None, *, newest: int, first: int, versions: int
         newest: number of the newest version that was published.
         first: number of the first one of this process.
         versions: between two keyframes, as the run has it.
+        problem: why the keeper gave no report when it was last asked for one.
     """
     if last is not None and last.chain.newest is not None:
         chain = last.chain.versions + max(0, newest - last.chain.newest.number)
@@ -139,6 +142,7 @@ def overdue(last: KeeperReport | None, *, newest: int, first: int, versions: int
         chain = newest - first
     if chain < OVERDUE * versions and not (last is not None and last.is_overdue):
         return ""
-    why = "; ".join(f"{each.stage}: {each.message}" for each in last.failures) if last else ""
+    failures = [f"{each.stage}: {each.message}" for each in last.failures] if last else []
+    why = problem or "; ".join(failures) or "the keeper does not answer"
     done = f"{chain} versions were published since the last complete copy"
-    return f"{done}, one is due every {versions}: {why or 'the keeper does not answer'}"
+    return f"{done}, one is due every {versions}: {why}"

@@ -27,6 +27,25 @@ CHANGED = Gauge("etude_weights_changed_ratio", "Share of the weights that the la
 BITS_PER_CHANGE = Gauge(
     "etude_weights_bits_per_change", "Payload of the last delta per changed weight."
 )
+FOLDED = Histogram(
+    "etude_weights_keyframe_seconds",
+    "Writing one keyframe or skip, beside the training.",
+    ["kind"],
+    buckets=(0.05, 0.2, 1, 5, 20, 60, 300, 1_200),
+)
+FOLDED_BYTES = Counter(
+    "etude_weights_keyframe_bytes_total", "Payload of keyframes and skips.", ["kind"]
+)
+CHAIN_VERSIONS = Gauge(
+    "etude_weights_chain_versions", "Versions since the last one that is there as a whole."
+)
+CHAIN_BYTES = Gauge("etude_weights_chain_bytes", "Payload of these versions.")
+COLLECTED = Counter("etude_weights_collected_total", "Objects of old versions that were deleted.")
+KEEPER_FAILURES = Counter(
+    "etude_weights_keeper_failures_total",
+    "What the keeper could not do and tries again.",
+    ["stage"],
+)
 LOG_DEPTH = Gauge("etude_log_depth", "Records that are not durable yet.", ["log"])
 CHECKPOINT = Histogram(
     "etude_checkpoint_seconds",

@@ -162,6 +162,6 @@ def keep(tmp_path: Path) -> Callable[..., Keeper]:
             retry_s=0.0,
             part_bytes=part_bytes,
         )
-        return Keeper(store, config, clock=clock)
+        return Keeper(config, store=store, clock=clock)
 
     return make

@@ -1,6 +1,7 @@
 """When a keyframe is due, when it is overdue, and which way a copy goes."""
 
 import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

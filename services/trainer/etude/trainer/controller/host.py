@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Iterator
+from typing import NamedTuple
 
 from etude.common import telemetry
 from etude.common.errors import EtudeError, FencedError, InvalidFieldError, UserError
@@ -11,8 +12,6 @@ from etude.common.files import ResolvedRun
 from etude.common.probes import Probes
 from etude.common.record import open_record
 from etude.common.serving import Server, shutdown_signals
-from etude.common.weights.collector import Collector
-from etude.common.weights.retention import Retention
 from etude.trainer import cluster
 from etude.trainer.batches import NonFiniteLossError
 from etude.trainer.controller.engines import Engines
@@ -24,7 +23,9 @@ from etude.trainer.controller.recovery import Opened, open_run
 from etude.trainer.controller.reports import Reports
 from etude.trainer.controller.run import Run, RunFailedError, root_cause
 from etude.trainer.controller.saving import Saver
+from etude.trainer.controller.upkeep import Keeping, Upkeep
 from etude.trainer.controller.versions import Versions
+from etude.trainer.keeper import KeeperConfig
 from etude.trainer.learner_config import LearnerConfig
 from etude.trainer.receipts import NonFiniteWeightsError
 from etude.trainer.service import NAME, RunService
@@ -42,6 +43,14 @@ LAST_WORDS_S = 1.0
 
 _FINAL = (RunFailedError, NonFiniteLossError, NonFiniteWeightsError, InvalidFieldError)
 """What a restart of this process would only repeat."""
+
+
+class Parts(NamedTuple):
+    """What runs beside the controller."""
+
+    learners: Learners
+    rollouts: Rollouts
+    keeping: Keeping
 
 
 async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> int:
@@ -68,7 +77,17 @@ async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> in
             _worker_config(settings, resolved, inputs),
             workers=resolved.spec.roles.trainer.rollout_workers if settings.brokers else 0,
         )
-        run = _assemble(settings, resolved, inputs, opened, learners=learners, rollouts=rollouts)
+        keeping = cluster.keeper(
+            KeeperConfig(
+                run=resolved.uid,
+                epoch=opened.epoch,
+                storage=resolved.spec.storage,
+                folder=settings.scratch / "keeper",
+                weights=resolved.spec.weights,
+            )
+        )
+        parts = Parts(learners, rollouts, keeping)
+        run = _assemble(settings, resolved, inputs, opened, parts)
         async with _listening(settings, run):
             _announce(run, opened)
             forward = asyncio.create_task(_forward(stop, run.orders), name="stop")
@@ -144,13 +163,9 @@ def _assemble(
     resolved: ResolvedRun,
     inputs: Inputs,
     opened: Opened,
-    *,
-    learners: Learners,
-    rollouts: Rollouts,
+    parts: Parts,
 ) -> Run:
     spec = resolved.spec
-    advanced = spec.weights.advanced
-    saver = Saver(inputs.store, opened.book, learners)
     return Run(
         resolved=resolved,
         epoch=opened.epoch,
@@ -159,18 +174,15 @@ def _assemble(
         cursor=opened.cursor,
         figures=opened.figures,
         next_version=opened.next_version,
-        learners=learners,
-        rollouts=rollouts,
+        learners=parts.learners,
+        rollouts=parts.rollouts,
         engines=Engines(settings.inference_targets, timeout_s=spec.weights.timeout_seconds),
-        saver=saver,
+        saver=Saver(inputs.store, opened.book, parts.learners),
         versions=Versions(store=inputs.store, run_uid=resolved.uid, holder=settings.pod),
-        collector=Collector(
-            store=inputs.store,
-            epoch=opened.epoch,
-            resumable=saver.resumable,
-            retention=Retention(
-                versions=advanced.retain_versions, keyframes=advanced.retain_keyframes
-            ),
+        upkeep=Upkeep(
+            keeping=parts.keeping,
+            versions=spec.weights.keyframe_every_steps,
+            first=opened.next_version,
         ),
         reports=Reports(resolved.uid, opened.epoch),
         orders=Orders(spec, resolved.generation),

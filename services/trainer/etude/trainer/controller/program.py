@@ -45,6 +45,7 @@ async def train(run: Run, task_sets: TaskSets, *, checkpoint: StoredCheckpoint |
             group.create_task(run.book.journal.run(), name="journal"),
             group.create_task(run.recording.keep_writing(), name="rows"),
             group.create_task(_watch(run), name="watchdog"),
+            group.create_task(run.upkeep.run(lambda: run.next_version - 1), name="keeper"),
         ]
         is_done = await _phases(run, task_sets, checkpoint)
         await run.book.journal.durable()

@@ -1,12 +1,9 @@
-"""New weights on their way to the engines: published, served, and deleted when they are old."""
+"""New weights on their way to the engines: published, then served."""
 
-import asyncio
-import logging
 import time
 
 from opentelemetry import trace
 
-from etude.common.errors import CorruptError, StoreError
 from etude.common.weights import VersionId
 from etude.trainer import metrics
 from etude.trainer.controller.records import version_row
@@ -14,7 +11,6 @@ from etude.trainer.controller.run import Run
 from etude.trainer.work import Published
 from etude.v1 import journal_pb2
 
-log = logging.getLogger(__name__)
 _TRACER = trace.get_tracer("etude.trainer")
 
 
@@ -45,7 +41,6 @@ async def publish(run: Run) -> float:
     run.book.write(journal_pb2.JournalRecord(published=body))
     metrics.PUBLISH.observe(seconds)
     run.unserved = version_row(run.place(), version, seconds, published)
-    await _collect(run)
     run.moved()
     run.report()
     return seconds
@@ -89,13 +84,3 @@ def _is_published(run: Run) -> bool:
         return False
     step = run.book.ledger.versions.get(VersionId(*run.cursor.policy))
     return step == run.cursor.global_step
-
-
-async def _collect(run: Run) -> None:
-    """Delete what nobody needs any more, now and then."""
-    if run.next_version % run.resolved.spec.weights.advanced.retain_versions:
-        return
-    try:
-        await asyncio.to_thread(run.collector.round)
-    except (StoreError, CorruptError) as error:  # the next time takes these along
-        log.warning("old policy versions stay for now: %s", error)

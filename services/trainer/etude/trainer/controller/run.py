@@ -13,7 +13,6 @@ from etude.common.blobs import Store
 from etude.common.checkpoints import Reason
 from etude.common.errors import EtudeError, StoreError
 from etude.common.files import ResolvedRun
-from etude.common.weights.collector import Collector
 from etude.trainer import metrics
 from etude.trainer.batches import StepResult
 from etude.trainer.controller.engines import Engines
@@ -25,6 +24,7 @@ from etude.trainer.controller.recovery import Book
 from etude.trainer.controller.reports import Reports
 from etude.trainer.controller.saving import Saver
 from etude.trainer.controller.state import ControllerState, Cursor, Figures
+from etude.trainer.controller.upkeep import KEYFRAME_OVERDUE, Upkeep
 from etude.trainer.controller.versions import Versions
 from etude.trainer.work import Learners, Rollouts
 from etude.v1 import journal_pb2, run_pb2
@@ -61,7 +61,7 @@ class Run:
     engines: Engines
     saver: Saver
     versions: Versions
-    collector: Collector
+    upkeep: Upkeep
     reports: Reports
     orders: Orders
     recording: Recording
@@ -163,9 +163,12 @@ class Run:
         trouble = (
             self.book.journal.patience.trouble or self.patience.trouble or self.recording.trouble
         )
+        late = self.upkeep.trouble(self.next_version - 1)
         if trouble:
             status.reason, status.message = StoreError.reason, trouble
-        elif status.reason == StoreError.reason:
+        elif late:
+            status.reason, status.message = KEYFRAME_OVERDUE, late
+        elif status.reason in {StoreError.reason, KEYFRAME_OVERDUE}:
             status.reason = status.message = ""
 
     async def boundary(self, *, ended: bool = False) -> bool:

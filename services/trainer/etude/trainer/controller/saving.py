@@ -14,7 +14,7 @@ from etude.common import checkpoints
 from etude.common.blobs import Store
 from etude.common.checkpoints import MANIFEST, CheckpointManifest, Reason, StoredCheckpoint
 from etude.common.errors import FencedError, StoreError
-from etude.common.weights import VersionId, is_fenced
+from etude.common.weights import is_fenced
 from etude.trainer import metrics
 from etude.trainer.controller.recovery import Book
 from etude.trainer.controller.state import CONTROLLER, ControllerState, epoch_folder
@@ -107,13 +107,6 @@ class Saver:
             manifest_digest=found.digest,
         )
         self.book.write(journal_pb2.JournalRecord(checkpoint=body))
-
-    def resumable(self) -> set[VersionId]:
-        """The versions that checkpoints name: a resume begins with one of them."""
-        return {
-            VersionId(found.manifest.epoch, found.manifest.policy_version)
-            for found in checkpoints.stored(self.store, run=self.book.journal.run_uid)
-        }
 
 
 def _is_of_later(key: str, epoch: int) -> bool:

@@ -1,0 +1,113 @@
+"""The keeper as the controller sees it: sent on its rounds, and never waited for."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from etude.common.errors import FencedError
+from etude.trainer import metrics
+from etude.trainer.keeping import KeeperReport, overdue
+
+log = logging.getLogger(__name__)
+
+KEYFRAME_OVERDUE = "KeyframeOverdue"
+"""Reason of condition Degraded: engines that join take longer and longer to catch up."""
+
+TICK_S = 1.0
+"""Between two looks at whether a version was published."""
+
+REST_S = 10.0
+"""After a round in which something failed."""
+
+IDLE_S = 60.0
+"""Longest time between two rounds: what readers let go of is deleted all the same."""
+
+
+class Keeping(Protocol):
+    """A keeper, wherever it runs."""
+
+    async def round(self) -> KeeperReport:
+        """One round of it.
+
+        Raises:
+            FencedError: a newer epoch was opened.
+        """
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Upkeep:
+    """One epoch's keeper, and what it last said."""
+
+    keeping: Keeping
+    versions: int
+    """Between two keyframes, as the run has it."""
+    first: int
+    """Number of the first version of this epoch."""
+    last: KeeperReport | None = None
+    problem: str = ""
+    """Why the last round gave no report."""
+
+    async def run(self, newest: Callable[[], int]) -> None:
+        """Round after round, until the epoch ends; nothing that happens there is raised.
+
+        Args:
+            newest: number of the newest version that was published.
+        """
+        seen, rested_s = -1, 0.0
+        while True:
+            number = newest()
+            pause_s = TICK_S
+            if number != seen or rested_s >= IDLE_S:
+                seen, rested_s = number, 0.0
+                try:
+                    is_well = await self.round()
+                except FencedError as error:
+                    log.info("the keeper stops: %s", error)
+                    return
+                if not is_well:
+                    seen, pause_s = -1, REST_S
+            await asyncio.sleep(pause_s)
+            rested_s += pause_s
+
+    async def round(self) -> bool:
+        """One round; whether nothing failed in it.
+
+        Raises:
+            FencedError: a newer epoch was opened.
+        """
+        try:
+            report = await self.keeping.round()
+        except FencedError:
+            raise
+        except Exception as error:
+            log.warning("the keeper failed", exc_info=error)
+            metrics.KEEPER_FAILURES.labels(stage="round").inc()
+            self.problem = f"{type(error).__name__}: {str(error)[:512]}"
+            return False
+        self.problem, self.last = "", report
+        _count(report)
+        return not report.failures
+
+    def trouble(self, newest: int) -> str:
+        """Why a keyframe is overdue; empty if none is."""
+        return overdue(
+            self.last,
+            newest=newest,
+            first=self.first,
+            versions=self.versions,
+            problem=self.problem,
+        )
+
+
+def _count(report: KeeperReport) -> None:
+    metrics.CHAIN_VERSIONS.set(report.chain.versions)
+    metrics.CHAIN_BYTES.set(report.chain.num_bytes)
+    metrics.COLLECTED.inc(report.collected)
+    for written in report.written:
+        metrics.FOLDED_BYTES.labels(kind=written.kind).inc(written.num_bytes)
+        metrics.FOLDED.labels(kind=written.kind).observe(written.seconds)
+    for failure in report.failures:
+        metrics.KEEPER_FAILURES.labels(stage=failure.stage).inc()

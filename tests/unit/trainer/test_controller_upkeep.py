@@ -1,0 +1,151 @@
+"""A run with its keeper: short chains, little in the store, and no step that waits for it."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from etude.common import weights
+from etude.common.errors import FencedError
+from etude.common.weights import VersionId
+from etude.common.weights.listing import take_listing
+from etude.common.weights.mirror import Mirror
+from etude.trainer import simulated_weights
+from etude.trainer.controller import upkeep
+from etude.trainer.controller.run import Run
+from etude.trainer.controller.upkeep import Keeping, Upkeep
+from etude.trainer.keeping import EMPTY, ChainState, KeeperReport
+from etude.trainer.simulation import SimulatedLearners
+
+MakeWorld = Callable[..., Any]
+
+WEIGHTS = {
+    "dtype": "Float32",
+    "keyframeEverySteps": 2,
+    "advanced": {"retainVersions": 2, "retainKeyframes": 1, "skips": [2]},
+}
+
+
+def keep_newest_checkpoint(store: Any) -> None:
+    """As the operator does."""
+    folders = sorted({key.split("/")[1] for key in store.objects if key.startswith("checkpoints/")})
+    for folder in folders[:-1]:
+        store.delete([key for key in store.objects if key.startswith(f"checkpoints/{folder}/")])
+
+
+async def test_a_run_ends_with_keyframes_and_a_collected_store(
+    make_world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "TICK_S", 0.0)
+    world = make_world(weights=WEIGHTS)
+    assert await world.train()
+    run = world.runs[0]
+    keep_newest_checkpoint(world.store)
+    assert await run.upkeep.round()
+    assert await run.upkeep.round()
+    found = take_listing(world.store)
+    newest = weights.newest(world.store)
+    assert newest == VersionId(1, run.next_version - 1)
+    assert found.keyframes
+    assert len(found.payloads) < run.next_version - 2
+    checkpoint = next(k for k in world.store.objects if k.endswith("/manifest.json"))
+    named = VersionId(1, json.loads(world.store.get(checkpoint))["policy_version"])
+    Mirror(world.store, tmp_path / "resumed").move_to(named)
+    reader = Mirror(world.store, tmp_path / "newest")
+    reader.move_to(newest)
+    learners = run.learners
+    assert isinstance(learners, SimulatedLearners)
+    assert reader.words[simulated_weights.SCHEMA.tensors[0].name].tobytes() == (
+        learners.words.tobytes()
+    )
+
+
+def report_of(chain: ChainState) -> KeeperReport:
+    return KeeperReport(chain, is_overdue=False, written=(), collected=0, failures=())
+
+
+@dataclass
+class Broken(Keeping):
+    """A keeper whose process dies at every round."""
+
+    rounds: int = 0
+
+    @override
+    async def round(self) -> KeeperReport:
+        self.rounds += 1
+        raise ConnectionError("the actor died")
+
+
+async def test_a_dead_keeper_is_reported_and_stops_nothing(
+    make_world: MakeWorld, uninterrupted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "TICK_S", 0.0)
+    monkeypatch.setattr(upkeep, "REST_S", 0.0)
+    world = make_world(weights=WEIGHTS)
+    broken = Broken()
+
+    def prepare(run: Run) -> None:
+        run.upkeep.keeping = broken
+
+    assert await world.train(prepare)
+    assert world.digest == uninterrupted
+    run = world.runs[0]
+    assert broken.rounds > 1
+    run.report()
+    status = run.reports.status
+    assert status.reason == "KeyframeOverdue"
+    assert "one is due every 2: ConnectionError: the actor died" in status.message
+    run.upkeep.last = report_of(EMPTY._replace(newest=VersionId(1, run.next_version - 1)))
+    run.report()
+    assert (status.reason, status.message) == ("", "")
+
+
+async def test_a_store_that_is_away_is_said_before_a_late_keyframe(make_world: MakeWorld) -> None:
+    run, _, _ = make_world(weights=WEIGHTS).start()
+    run.next_version = 9
+    run.patience.trouble = "no route to host"
+    run.report()
+    assert run.reports.status.reason == "StorageUnavailable"
+    run.patience.trouble = ""
+    run.report()
+    assert run.reports.status.reason == "KeyframeOverdue"
+
+
+@dataclass
+class Counting(Keeping):
+    """Does nothing, at most so often."""
+
+    rounds: int = 0
+    most: int = 1000
+
+    @override
+    async def round(self) -> KeeperReport:
+        self.rounds += 1
+        if self.rounds > self.most:
+            raise FencedError("epoch 2 was opened")
+        return report_of(EMPTY)
+
+
+def over(keeping: Keeping) -> Upkeep:
+    return Upkeep(keeping=keeping, versions=100, first=0)
+
+
+async def test_a_fenced_keeper_is_not_asked_again() -> None:
+    keeping = Counting(most=0)
+    await asyncio.wait_for(over(keeping).run(lambda: 1), 10)
+    assert keeping.rounds == 1
+
+
+async def test_there_are_rounds_where_nothing_is_published(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upkeep, "TICK_S", 0.001)
+    monkeypatch.setattr(upkeep, "IDLE_S", 0.01)
+    keeping = Counting(most=3)
+    await asyncio.wait_for(over(keeping).run(lambda: 1), 10)
+    assert keeping.rounds == 4
