@@ -160,6 +160,7 @@ CHECKPOINT = {
     **dict(under("storage", STORAGE)),
     "step": f"{OPERATOR}.registry",
     "policyVersion": "column Policy",
+    "keyframe": "column Keyframe",
     "sizeBytes": "column Size",
     "pinned": f"{OPERATOR}.registry",
     "deletionPolicy": f"{OPERATOR}.checkpoints",

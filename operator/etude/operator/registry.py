@@ -88,6 +88,8 @@ def _manifest(
         "sizeBytes": record.size_bytes,
         "deletionPolicy": policy,
     }
+    if record.HasField("keyframe"):
+        manifest["spec"]["keyframe"] = record.keyframe
     if record.metrics:
         manifest["spec"]["metrics"] = dict(record.metrics)
     return manifest

@@ -52,6 +52,22 @@ async def test_what_the_controller_announces_is_registered_and_verified(running:
     assert running.condition("CheckpointHealthy") == ("True", "CheckpointVerified")
 
 
+async def test_a_checkpoint_shows_the_version_that_its_chain_begins_with(running: Any) -> None:
+    await running.tell_checkpoint(10)
+    assert checkpoint(running, 10).spec.keyframe is None
+    record = run_pb2.CheckpointRecord(
+        step=20,
+        reason="Scheduled",
+        uri="s3://runs/demo/20",
+        manifest_digest=f"{20:064x}",
+        policy_version=17,
+        keyframe=0,
+    )
+    await running.tell(record)
+    made = checkpoint(running, 20)
+    assert (made.spec.policy_version, made.spec.keyframe) == (17, 0)
+
+
 async def test_announcing_it_again_registers_nothing(running: Any) -> None:
     await running.tell_checkpoint(10)
     before = len([w for w in running.writes if "Checkpoint" in w])

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.faults import FaultyStore, Schedule
 from typing_extensions import override
 
 from etude.common import weights
+from etude.common.checkpoints import CheckpointManifest, CheckpointObject, stored
 from etude.common.errors import FencedError
 from etude.common.weights import VersionId
 from etude.common.weights.listing import take_listing
@@ -18,6 +20,7 @@ from etude.common.weights.mirror import Mirror
 from etude.trainer import simulated_weights
 from etude.trainer.controller import upkeep
 from etude.trainer.controller.run import Run
+from etude.trainer.controller.saving import keyframe_of
 from etude.trainer.controller.upkeep import Keeping, Upkeep
 from etude.trainer.keeping import EMPTY, ChainState, KeeperReport
 from etude.trainer.simulation import SimulatedLearners
@@ -149,3 +152,35 @@ async def test_there_are_rounds_where_nothing_is_published(
     keeping = Counting(most=3)
     await asyncio.wait_for(over(keeping).run(lambda: 1), 10)
     assert keeping.rounds == 4
+
+
+async def test_a_checkpoint_says_where_the_chain_to_its_version_begins(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world(weights={"dtype": "Float32", "advanced": {"chainRatio": "1000"}})
+    assert await world.train()
+    store = world.store
+    found = list(stored(store, run="run"))
+    assert [keyframe_of(store, each.manifest) for each in found] == [0] * len(found)
+    told = [each.checkpoint for each in world.runs[0].reports._happenings if each.checkpoint.uri]
+    assert {(each.HasField("keyframe"), each.keyframe) for each in told} == {(True, 0)}
+    store.delete([info.key for info in store.list("weights/deltas/000001/000000000000/")])
+    assert keyframe_of(store, found[-1].manifest) is None
+
+
+def test_a_store_that_is_away_leaves_a_chain_unknown(make_world: MakeWorld) -> None:
+    run, _, _ = make_world().start()
+    faults = Schedule()
+    faults.down(is_down=True)
+    item = CheckpointObject(key="x", size=1, blake3="0" * 64)
+    manifest = CheckpointManifest(
+        run="run",
+        step=1,
+        phase="rl",
+        phase_step=1,
+        epoch=1,
+        policy_version=1,
+        reason="Scheduled",
+        objects=[item],
+    )
+    assert keyframe_of(FaultyStore(run.store, faults), manifest) is None

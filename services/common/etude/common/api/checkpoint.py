@@ -53,6 +53,9 @@ class CheckpointSpec(Model):
     """Optimiser steps in it, over all phases."""
     policy_version: Annotated[int, Field(ge=0)] = 0
     """Newest version published from it."""
+    keyframe: Annotated[int, Field(ge=0)] | None = None
+    """Version stored whole at which engines begin on their way to policyVersion; absent where the
+    chain of versions was broken when the checkpoint was registered."""
     size_bytes: Annotated[int, Field(ge=0)] = 0
     """Bytes of all its objects."""
     pinned: bool = False

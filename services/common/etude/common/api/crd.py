@@ -127,6 +127,7 @@ CHECKPOINT = Kind(
         Column("Run", ".spec.runRef.name"),
         Column("Step", ".spec.step", "integer"),
         Column("Policy", ".spec.policyVersion", "integer"),
+        Column("Keyframe", ".spec.keyframe", "integer"),
         Column("Size", ".spec.sizeBytes", "integer"),
         Column("Phase", ".status.phase"),
         Column("Pinned", ".spec.pinned", "boolean"),

@@ -88,7 +88,7 @@ async def _begin(run: Run, checkpoint: StoredCheckpoint | None) -> bool:
     True once it is done, which a run that is stopped meanwhile does not see.
     """
     for found in await asyncio.to_thread(_stored, run):
-        run.reports.checkpoint(found, uri=f"{run.store.url}/{found.prefix.rstrip('/')}")
+        await run.announce(found)
     if checkpoint is not None:
         folder = epoch_folder(checkpoint.manifest.epoch)
         await run.learners.restore(checkpoint.prefix + folder)

@@ -42,8 +42,14 @@ class Reports:
         event = run_pb2.RunEvent(reason=reason, message=message[:1024], warning=warning)
         self._add(run_pb2.WatchRunResponse(event=event))
 
-    def checkpoint(self, found: StoredCheckpoint, *, uri: str) -> None:
-        """A checkpoint is complete and shall be registered."""
+    def checkpoint(self, found: StoredCheckpoint, *, uri: str, keyframe: int | None = None) -> None:
+        """A checkpoint is complete and shall be registered.
+
+        Args:
+            found: it.
+            uri: where it lies.
+            keyframe: number of the version at which the way to its own begins; None without one.
+        """
         manifest = found.manifest
         record = run_pb2.CheckpointRecord(
             step=manifest.step,
@@ -52,6 +58,7 @@ class Reports:
             uri=uri,
             manifest_digest=found.digest,
             size_bytes=manifest.size_bytes,
+            keyframe=keyframe,
             metrics=manifest.metrics,
         )
         self._add(run_pb2.WatchRunResponse(checkpoint=record))

@@ -10,7 +10,7 @@ from typing import ClassVar, TypeVar
 from etude.agent.chat import ChatFormat
 from etude.common.api.phases import Phase
 from etude.common.blobs import Store
-from etude.common.checkpoints import Reason
+from etude.common.checkpoints import Reason, StoredCheckpoint
 from etude.common.errors import EtudeError, StoreError
 from etude.common.files import ResolvedRun
 from etude.trainer import metrics
@@ -22,7 +22,7 @@ from etude.trainer.controller.recording import Recording
 from etude.trainer.controller.records import Place, Row
 from etude.trainer.controller.recovery import Book
 from etude.trainer.controller.reports import Reports
-from etude.trainer.controller.saving import Saver
+from etude.trainer.controller.saving import Saver, keyframe_of
 from etude.trainer.controller.state import ControllerState, Cursor, Figures
 from etude.trainer.controller.upkeep import KEYFRAME_OVERDUE, Upkeep
 from etude.trainer.controller.versions import Versions
@@ -219,11 +219,17 @@ class Run:
             if reason in {"PhaseEnd", "Final"}:
                 raise
         else:
-            self.reports.checkpoint(found, uri=f"{self.store.url}/{found.prefix.rstrip('/')}")
+            await self.announce(found)
             self.moved()
             await self.recording.write_rows()
         finally:
             self.reports.state(before)
+
+    async def announce(self, found: StoredCheckpoint) -> None:
+        """A checkpoint is in the store and shall be registered."""
+        keyframe = await asyncio.to_thread(keyframe_of, self.store, found.manifest)
+        uri = f"{self.store.url}/{found.prefix.rstrip('/')}"
+        self.reports.checkpoint(found, uri=uri, keyframe=keyframe)
 
     def state(self) -> ControllerState:
         """Where the run stands, for a checkpoint."""

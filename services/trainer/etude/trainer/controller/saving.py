@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from etude.common import checkpoints
 from etude.common.blobs import Store
 from etude.common.checkpoints import MANIFEST, CheckpointManifest, Reason, StoredCheckpoint
-from etude.common.errors import FencedError, StoreError
-from etude.common.weights import is_fenced
+from etude.common.errors import CorruptError, FencedError, StoreError
+from etude.common.weights import VersionId, is_fenced, lineage
+from etude.common.weights.listing import take_listing
 from etude.trainer import metrics
 from etude.trainer.controller.recovery import Book
 from etude.trainer.controller.state import CONTROLLER, ControllerState, epoch_folder
+from etude.trainer.keeping import anchor_of
 from etude.trainer.work import Learners
 from etude.v1 import journal_pb2
 
@@ -107,6 +109,21 @@ class Saver:
             manifest_digest=found.digest,
         )
         self.book.write(journal_pb2.JournalRecord(checkpoint=body))
+
+
+def keyframe_of(store: Store, manifest: CheckpointManifest) -> int | None:
+    """Number of the whole version from which the chain leads to a checkpoint's; None without one.
+
+    Informs people, and therefore never fails: a store that is away leaves it unknown.
+    """
+    version = VersionId(manifest.epoch, manifest.policy_version)
+    try:
+        line = lineage(store, version)
+        anchor = anchor_of(line, take_listing(store)) if version in line else None
+    except (StoreError, CorruptError) as error:
+        log.warning("the chain of version %s is unknown: %s", version, error)
+        return None
+    return None if anchor is None else anchor.number
 
 
 def _is_of_later(key: str, epoch: int) -> bool:
