@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 
 from etude.common.errors import CorruptError
 from etude.trainer.controller import segments
-from etude.trainer.controller.audit import Audit, audit
-from etude.trainer.controller.ledger import Ledger, LedgerState, Step, resumed
+from etude.trainer.controller.audit import REASONS, Audit, audit
+from etude.trainer.controller.ledger import (
+    DROP_REASONS,
+    REDRAWN,
+    Ledger,
+    LedgerState,
+    Step,
+    resumed,
+)
 from etude.v1 import journal_pb2 as pb
 from etude.v1.rewards_pb2 import RewardFault, RewardRecord
 from etude.v1.rollout_pb2 import Rollout
@@ -68,8 +75,26 @@ class History:
             self.add(pb.JournalRecord(rollout=body))
             self.acknowledged.append(name)
         for index in range(faults):
-            drop = pb.JournalDrop(group_id=group, rollout_id=f"{group}-{index}", reason="platform")
-            self.add(pb.JournalRecord(drop=drop))
+            reason = "invalid_span" if index % 2 else "platform"
+            self.take_out(group, f"{group}-{index}", reason)
+
+    def take_out(self, group: str, name: str, reason: str) -> None:
+        drop = pb.JournalDrop(group_id=group, rollout_id=name, reason=reason)
+        self.add(pb.JournalRecord(drop=drop))
+
+    def draw_again(self, group: str, index: int, reason: str, *, times: int) -> None:
+        """Drop a sibling that was sound, as often as told, and accept another in its place."""
+        name = f"{group}-{index}"
+        for drawn in range(1, times + 1):
+            self.take_out(group, name, reason)
+            name = f"{group}-{index}-again{drawn}"
+            version = PolicyVersion(epoch=1, number=self.steps)
+            rollout = Rollout(
+                rollout_id=name, group_id=group, index=index, oldest=version, newest=version
+            )
+            record = pb.JournalRollout(rollout=rollout, reward=RewardRecord(reward=drawn))
+            self.add(pb.JournalRecord(rollout=record))
+            self.acknowledged.append(name)
 
     def drop(self, group: str) -> None:
         self.add(pb.JournalRecord(drop=pb.JournalDrop(group_id=group, reason="stale")))
@@ -90,7 +115,11 @@ def history(seed: int, *, steps: int = 6) -> History:
     for _ in range(steps):
         groups = [made.admit() for _ in range(PER_STEP + draw.randint(0, 1))]
         for name in draw.sample(groups, len(groups)):
-            made.finish(name, faults=draw.choice([0, 0, 1]))
+            made.finish(name, faults=draw.choice([0, 0, 1, 2]))
+            if draw.random() < 0.3:
+                made.draw_again(
+                    name, GROUP_SIZE - 1, draw.choice(sorted(REDRAWN)), times=draw.randint(1, 2)
+                )
         for name in groups[PER_STEP:]:
             made.drop(name)
         made.train(groups[:PER_STEP])
@@ -218,6 +247,10 @@ def _places(records: list[pb.JournalRecord], kind: str) -> list[int]:
     return [i for i, r in enumerate(records) if r.WhichOneof("body") == kind]
 
 
+def _dropped(records: list[pb.JournalRecord]) -> set[str]:
+    return {records[i].drop.rollout_id for i in _places(records, "drop")}
+
+
 def drop_an_id_from_a_batch(
     _made: History, records: list[pb.JournalRecord], draw: random.Random
 ) -> str:
@@ -247,8 +280,11 @@ def drop_a_drop(_made: History, records: list[pb.JournalRecord], draw: random.Ra
     ]
     if not drops:
         return ""
-    del records[draw.choice(drops)]
-    return "I1"
+    place = draw.choice(drops)
+    # A place that two rollouts hold is trained twice; one without a reward is trained at all.
+    broken = "I2" if records[place].drop.reason in REDRAWN else "I1"
+    del records[place]
+    return broken
 
 
 def lose_an_acknowledged_id(
@@ -282,6 +318,7 @@ def age_a_rollout(_made: History, records: list[pb.JournalRecord], draw: random.
         for i in _places(records, "rollout")
         if records[i].rollout.rollout.oldest.number > STALENESS
         and records[i].rollout.rollout.group_id in trained
+        and records[i].rollout.rollout.rollout_id not in _dropped(records)
         and records[i].rollout.reward.WhichOneof("result") == "reward"
     ]
     records[draw.choice(old)].rollout.rollout.oldest.number -= STALENESS + 1
@@ -297,6 +334,7 @@ def use_a_version_early(
         i
         for i in _places(records[:last], "rollout")
         if records[i].rollout.rollout.group_id in trained
+        and records[i].rollout.rollout.rollout_id not in _dropped(records)
         and records[i].rollout.reward.WhichOneof("result") == "reward"
     ]
     records[draw.choice(early)].rollout.rollout.newest.number += 1
@@ -381,3 +419,55 @@ def test_independent_records_may_come_in_any_order() -> None:
         if kinds == {"rollout"} and one.rollout.rollout.index % 2 == 0:
             records[i], records[i + 1] = two, one
     assert judged(made, records).findings == []
+
+
+def test_a_rollout_that_is_drawn_again_leaves_its_place_to_another() -> None:
+    made = History()
+    made.open()
+    group = made.admit()
+    made.finish(group)
+    made.take_out(group, f"{group}-1", "suspect_policy")
+    assert made.ledger.live[group].missing(GROUP_SIZE) == [1]
+    assert made.ledger.live[group].draws(GROUP_SIZE) == (0, 1, 0)
+    assert made.ledger.dropped == {"suspect_policy": 1}
+    assert (made.ledger.queued, made.ledger.discarded, made.ledger.masked) == (2, 1, 0)
+
+
+def test_a_rollout_that_was_dropped_and_comes_again_is_not_counted_again() -> None:
+    made = History()
+    made.open()
+    group = made.admit()
+    made.finish(group)
+    late = next(r for r in made.records if r.rollout.rollout.rollout_id == f"{group}-1")
+    made.take_out(group, f"{group}-1", "quarantined_policy")
+    made.ledger.apply(copy.deepcopy(late))
+    assert made.ledger.live[group].missing(GROUP_SIZE) == [1]
+    assert made.ledger.accepted == GROUP_SIZE
+
+
+def test_the_audit_and_the_ledger_know_the_same_reasons() -> None:
+    assert DROP_REASONS == REASONS
+
+
+@pytest.mark.parametrize(
+    ("rollout", "reason"), [("g0-0", "boredom"), ("", "suspect_policy"), ("g0-0", "stale")]
+)
+def test_the_audit_finds_drops_without_a_reason_of_their_kind(rollout: str, reason: str) -> None:
+    made = History()
+    made.open()
+    made.finish(made.admit())
+    drop = pb.JournalDrop(group_id="g0", rollout_id=rollout, reason=reason)
+    found = judged(made, [*made.records, pb.JournalRecord(drop=drop)])
+    assert [finding.invariant for finding in found.findings] == ["I1"]
+
+
+def test_the_audit_finds_a_place_that_is_trained_twice() -> None:
+    made = History()
+    made.open()
+    groups = [made.admit() for _ in range(PER_STEP)]
+    for name in groups:
+        made.finish(name)
+    made.draw_again("g0", 1, "suspect_policy", times=1)
+    made.train(groups)
+    kept = [r for r in made.records if r.WhichOneof("body") != "drop"]
+    assert "I2" in {finding.invariant for finding in judged(made, kept).findings}

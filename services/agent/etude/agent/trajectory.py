@@ -30,6 +30,8 @@ class Span(NamedTuple):
     """Weights of the forward passes whose logits were sampled."""
     context: VersionId
     """Oldest weights whose keys and values those tokens attended to."""
+    replica: str = ""
+    """The engine process that sampled them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +128,8 @@ class LinkDraft:
         self.token_ids += token_ids
         self.loss_mask += b"\x01" * len(token_ids)
         self.sampler_logprobs += logprobs
-        for start, end, sampled, context in spans:
-            self.spans.append(Span(start + offset, end + offset, sampled, context))
+        for span in spans:
+            self.spans.append(span._replace(start=span.start + offset, end=span.end + offset))
 
     def closed(self) -> Link:
         """The link as it stands."""

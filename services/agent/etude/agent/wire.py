@@ -85,6 +85,7 @@ def _link_message(link: Link) -> rollout_pb2.Link:
                 context=span.context.to_proto(),
                 start=span.start,
                 end=span.end,
+                replica=span.replica,
             )
             for span in link.spans
         ],

@@ -128,6 +128,7 @@ def _span(span: weights_pb2.PolicySpan) -> Span:
         span.end,
         VersionId.from_proto(span.sampled),
         VersionId.from_proto(span.context),
+        span.replica,
     )
 
 

@@ -66,7 +66,7 @@ class Siblings:
         return [self._named(lost(fault), index) for index in self.order.indices]
 
     def _name(self, index: int) -> str:
-        return f"{self.order.group_id}-{index}"
+        return self.order.rollout_id(index)
 
     async def _launch(self, indices: Sequence[int], *, attempt: int) -> None:
         """Lease environments for some siblings, and start each as its own becomes ready."""

@@ -125,6 +125,8 @@ class SimulatedRollouts(Rollouts):
     fault_share: float = 0.0
     """Share of rollouts that the platform loses."""
     longest_s: float = 0.002
+    replica: str = "engine-0"
+    """The engine process that samples now."""
     orders: list[GroupOrder] = field(default_factory=list)
 
     @override
@@ -145,7 +147,7 @@ class SimulatedRollouts(Rollouts):
         self, order: GroupOrder, index: int, oldest: VersionId, newest: VersionId
     ) -> journal_pb2.JournalRollout:
         draw = random.Random(derived_seed(order.seed, index))  # noqa: S311 - a simulation
-        name = f"{order.group_id}-{index}"
+        name = order.rollout_id(index)
         if draw.random() < self.fault_share:
             fault = rewards_pb2.RewardFault(reason="PlatformFault", message="simulated")
             return journal_pb2.JournalRollout(
@@ -167,7 +169,7 @@ class SimulatedRollouts(Rollouts):
                 task_id=order.task_id,
                 index=index,
                 seed=order.seed,
-                links=[_link([1, 2, 3], sampled, oldest, newest)],
+                links=[_link([1, 2, 3], sampled, oldest, newest, self.replica)],
                 costs=rollout_pb2.Costs(turns=1, completion_tokens=len(sampled)),
                 ending=rollout_pb2.ENDING_STOPPED,
                 oldest=oldest.to_proto(),
@@ -178,13 +180,14 @@ class SimulatedRollouts(Rollouts):
 
 
 def _link(
-    prompt: list[int], sampled: list[int], oldest: VersionId, newest: VersionId
+    prompt: list[int], sampled: list[int], oldest: VersionId, newest: VersionId, replica: str
 ) -> rollout_pb2.Link:
     span = weights_pb2.PolicySpan(
         sampled=newest.to_proto(),
         context=oldest.to_proto(),
         start=len(prompt),
         end=len(prompt) + len(sampled),
+        replica=replica,
     )
     return rollout_pb2.Link(
         token_ids=prompt + sampled,

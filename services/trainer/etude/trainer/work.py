@@ -46,10 +46,17 @@ class GroupOrder:
     targets: tuple[str, ...]
     """Engines in rotation; the first is asked first."""
     limits: RolloutPolicy
+    draws: tuple[int, ...] = ()
+    """How often each sibling of the group was dropped to be drawn again; none was unless set."""
     share: int | None = None
     """Of limits.max_concurrent for the worker that runs it; all of it unless set."""
     trace: tuple[tuple[str, str], ...] = ()
     """Trace context of the controller."""
+
+    def rollout_id(self, index: int) -> str:
+        """The name of a sibling; one that is drawn again has a name of its own."""
+        drawn = self.draws[index] if index < len(self.draws) else 0
+        return f"{self.group_id}-{index}" + (f"-again{drawn}" if drawn else "")
 
 
 def shares(total: int, workers: int) -> list[int]:

@@ -37,6 +37,7 @@ from etude.common.weights.quarantine import (
 )
 from etude.common.weights.retention import Retention
 from etude.common.weights.safetensors import Tensor
+from etude.common.weights.suspects import Suspect, suspect, suspects
 from etude.common.weights.transfer import Fetched, fetch, publish
 from etude.common.weights.versions import VersionId
 
@@ -54,6 +55,7 @@ __all__ = [
     "Retention",
     "Skip",
     "Stats",
+    "Suspect",
     "Tensor",
     "VersionId",
     "VersionRef",
@@ -83,5 +85,7 @@ __all__ = [
     "read_manifest",
     "read_schema_bytes",
     "read_skip",
+    "suspect",
+    "suspects",
     "write_folded",
 ]

@@ -46,19 +46,21 @@ class EpochRecord(BaseModel):
 
 
 def create_epoch(
-    store: Store, *, holder: str, parent: VersionId | None, reason: str
+    store: Store, *, holder: str, parent: VersionId | None, reason: str, after: int | None = None
 ) -> EpochRecord:
     """Write the record of the next epoch; use claim_epoch(), which looks at the parent too.
 
     Raises:
         ValueError: the reason is none of the three.
-        FencedError: other publishers kept winning.
+        FencedError: other publishers kept winning, or there is a newer epoch than `after`.
     """
     if reason not in get_args(Reason):
         raise ValueError(f"reason is {reason!r}, not one of {', '.join(get_args(Reason))}")
     nonce = uuid.uuid4().hex
     for _ in range(_MAX_ATTEMPTS):
         latest = latest_epoch(store)
+        if after is not None and (latest is None or latest.epoch != after):
+            raise FencedError(f"{store.url}: epoch {after + 1} was opened by another")
         record = EpochRecord.model_validate(
             {
                 "epoch": 1 if latest is None else latest.epoch + 1,

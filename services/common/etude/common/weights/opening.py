@@ -8,7 +8,9 @@ from etude.common.weights.trash import read_trash
 from etude.common.weights.versions import VersionId
 
 
-def claim_epoch(store: Store, *, holder: str, parent: VersionId | None, reason: str) -> int:
+def claim_epoch(
+    store: Store, *, holder: str, parent: VersionId | None, reason: str, after: int | None = None
+) -> int:
     """Open the next epoch and thereby fence every earlier publisher.
 
     A collector writes its tombstone before it reads the epochs, and an opener writes its epoch
@@ -21,19 +23,21 @@ def claim_epoch(store: Store, *, holder: str, parent: VersionId | None, reason: 
         holder: who claims, for people.
         parent: the version stored in the checkpoint being resumed; later ones are abandoned.
         reason: start, takeover or rollback.
+        after: the epoch that the caller holds and goes on from; unset takes over from anybody.
 
     Returns:
         The new epoch, at least 1; read_epoch() tells its parent.
 
     Raises:
         ValueError: the reason is none of the three.
-        FencedError: other publishers kept winning.
+        FencedError: other publishers kept winning, or somebody took over from the caller.
         CorruptError: an epoch's record is damaged.
         StoreError: the store failed; claim again.
     """
-    record = create_epoch(store, holder=holder, parent=parent, reason=reason)
+    record = create_epoch(store, holder=holder, parent=parent, reason=reason, after=after)
     if parent is not None and not _is_whole(store, parent):
-        record = create_epoch(store, holder=holder, parent=None, reason=reason)
+        after = None if after is None else record.epoch
+        record = create_epoch(store, holder=holder, parent=None, reason=reason, after=after)
     return record.epoch
 
 

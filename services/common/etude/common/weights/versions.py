@@ -18,6 +18,7 @@ KEYFRAMES = "weights/keyframes/"
 QUARANTINE = "weights/quarantine/"
 TRASH = "weights/trash/"
 LEASES = "weights/leases/"
+SUSPECTS = "weights/suspects/"
 PAYLOADS = "weights/full/"
 
 MAX_EPOCH = 999_999

@@ -14,6 +14,11 @@ from etude.v1 import journal_pb2 as pb
 
 JOURNAL = "journal/"
 
+MASKING = frozenset({"platform", "invalid_span"})
+REDRAWING = frozenset({"quarantined_policy", "suspect_policy", "rolled_back_policy"})
+REASONS = MASKING | REDRAWING | {"stale"}
+"""Why a rollout may be dropped."""
+
 
 class Finding(NamedTuple):
     """One broken invariant."""
@@ -126,6 +131,8 @@ class _Judge:
     def drop(self, body: pb.JournalDrop) -> None:
         group = self.groups.get(body.group_id)
         names = [body.rollout_id] if body.rollout_id else group.left() if group else []
+        if body.reason not in REASONS or (body.rollout_id == "") != (body.reason == "stale"):
+            self.find("I1", f"group {body.group_id} was dropped for {body.reason!r}")
         if group is None or group.step or group.is_dropped:
             self.find("I1", f"group {body.group_id} was dropped, but it was not queued")
             return
@@ -161,8 +168,12 @@ class _Judge:
             self.find("I2", f"group {name} is trained in {group.step} and in {step}")
             return
         group.step = step
+        indices: set[int] = set()
         for rollout_id in group.left():
             body = group.rollouts[rollout_id]
+            if body.rollout.index in indices:
+                self.find("I2", f"step {step} trains sibling {body.rollout.index} of {name} twice")
+            indices.add(body.rollout.index)
             if body.reward.WhichOneof("result") != "reward":
                 self.find("I1", f"step {step} trains {rollout_id}, which has no reward")
             self.result.trained += 1

@@ -1,18 +1,16 @@
 """One group of sibling rollouts, from its admission to its batch."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from etude.common.errors import InvalidFieldError
 from etude.common.weights import VersionId
-from etude.trainer.batches import Bools, PolicyBatch, PolicySequence, links_of
+from etude.trainer.batches import PolicyBatch, PolicySequence, links_of
+from etude.trainer.controller.spans import PositionOf, check_spans
 from etude.v1 import journal_pb2, rollout_pb2
-
-PositionOf = Callable[[VersionId], int | None]
-"""The position of a version along the accepted chain; None for one that was never published."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,12 +29,19 @@ class Group:
     """By index among its siblings."""
     masked: set[int] = field(default_factory=set)
     """Indices that a DROP took out."""
+    spent: dict[str, int] = field(default_factory=dict)
+    """Index of each rollout that was dropped to be drawn again, by its id."""
     serving: int | None = None
     """Oldest position that was served when its rollouts started; unset while none runs."""
 
     def missing(self, size: int) -> list[int]:
         """Indices that have no finished rollout yet."""
         return [index for index in range(size) if index not in self.finished]
+
+    def draws(self, size: int) -> tuple[int, ...]:
+        """How often each of the siblings was dropped to be drawn again."""
+        spent = list(self.spent.values())
+        return tuple(spent.count(index) for index in range(size))
 
     def faulty(self) -> list[int]:
         """Indices without a reward that no DROP accounts for yet."""
@@ -77,21 +82,14 @@ def check_rollout(
         position_of: where a version stands.
 
     Raises:
-        InvalidFieldError: naming the field.
+        InvalidSpanError: its tokens' versions cannot be true.
+        InvalidFieldError: anything else is wrong; it names the field.
     """
     if not rollout.links:
         raise InvalidFieldError("links", "a rollout that ended has at least one")
     for place, link in enumerate(rollout.links):
         _check_link(link, f"links[{place}]", vocab_size=vocab_size, max_tokens=max_tokens)
-        for span in link.spans:
-            for version in (span.sampled, span.context):
-                if position_of(VersionId.from_proto(version)) is None:
-                    known = VersionId.from_proto(version)
-                    raise InvalidFieldError(
-                        f"links[{place}].spans", f"version {known} was never published"
-                    )
-    if position_of(oldest_version(rollout)) is None:
-        raise InvalidFieldError("oldest", "names a version that was never published")
+    check_spans(rollout, position_of=position_of)
 
 
 def _check_link(link: rollout_pb2.Link, where: str, *, vocab_size: int, max_tokens: int) -> None:
@@ -112,20 +110,6 @@ def _check_link(link: rollout_pb2.Link, where: str, *, vocab_size: int, max_toke
     logprobs = np.asarray(link.sampler_logprobs, dtype=np.float32)
     if not np.isfinite(logprobs[mask]).all():
         raise InvalidFieldError(f"{where}.sampler_logprobs", "not finite on a sampled token")
-    _check_spans(link, where, mask)
-
-
-def _check_spans(link: rollout_pb2.Link, where: str, mask: Bools) -> None:
-    tokens = len(mask)
-    covered = np.zeros(tokens, dtype=np.bool_)
-    at = 0
-    for span in link.spans:
-        if not at <= span.start < span.end <= tokens:
-            raise InvalidFieldError(f"{where}.spans", f"[{span.start}, {span.end}) after {at}")
-        covered[span.start : span.end] = True
-        at = span.end
-    if not covered[mask].all():
-        raise InvalidFieldError(f"{where}.spans", "do not cover the sampled tokens")
 
 
 def check_reward(record: journal_pb2.JournalRollout) -> None:

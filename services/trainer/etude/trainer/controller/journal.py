@@ -1,7 +1,7 @@
 """The controller's durable log: appended in order, acknowledged once it is in the store."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -45,6 +45,8 @@ class Journal:
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _work: asyncio.Event = field(default_factory=asyncio.Event)
     _urgent: asyncio.Event = field(default_factory=asyncio.Event)
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a segment is written, or while the epoch changes."""
 
     def __post_init__(self) -> None:
         self._durable = self.next_sequence - 1
@@ -91,10 +93,45 @@ class Journal:
             self._urgent.clear()
             self._work.clear()
             while self._queue:
+                async with self._writing:
+                    await self._flush()
+
+    async def reopen(self, claim: Callable[[], Awaitable[int]]) -> int:
+        """Go on in a new epoch, from the newest record; what is appended meanwhile follows.
+
+        Args:
+            claim: opens the epoch, and thereby fences whatever still is written in the old one.
+
+        Returns:
+            The new epoch.
+
+        Raises:
+            FencedError: another controller took over.
+            StoreError: the store stayed away.
+        """
+        async with self._writing:
+            while self._queue:
                 await self._flush()
+            # Nothing runs between the last flush and this: the OPEN comes right after it.
+            sequence = self.next_sequence
+            self.next_sequence += 1
+            epoch = await claim()
+            opening = journal_pb2.JournalOpen(
+                run_uid=self.run_uid,
+                epoch=epoch,
+                previous_epoch=self.epoch,
+                previous_sequence=sequence - 1,
+            )
+            record = journal_pb2.JournalRecord(sequence=sequence, open=opening)
+            self._queue.insert(0, _Frame(sequence, segments.encode_record(record)))
+            self.epoch = epoch
+        self._work.set()
+        return epoch
 
     async def _flush(self) -> None:
         frames = self._take()
+        if not frames:
+            return
         first, last = frames[0].sequence, frames[-1].sequence
         data = segments.encode_segment(
             self.run_uid, self.epoch, first=first, frames=[frame.data for frame in frames]

@@ -15,7 +15,11 @@ from etude.v1 import journal_pb2
 KEPT_VERSIONS = 256
 """Versions whose positions are remembered: far more than any bound allows a token to be old."""
 
-DROP_REASONS = frozenset({"platform", "stale"})
+MASKED = frozenset({"platform", "invalid_span"})
+"""Drops of single rollouts whose siblings are trained without them."""
+REDRAWN = frozenset({"quarantined_policy", "suspect_policy", "rolled_back_policy"})
+"""Drops of single rollouts that are drawn again: nothing is wrong with the task or the policy."""
+DROP_REASONS = frozenset({"stale"}) | MASKED | REDRAWN
 """Why an accepted rollout is not trained; the closed list of the accounting."""
 
 
@@ -70,6 +74,16 @@ class Ledger:
         """Accepted rollouts that are neither trained nor dropped."""
         return sum(len(group.valid()) for group in self.live.values())
 
+    @property
+    def masked(self) -> int:
+        """Rollouts that were left out of their groups."""
+        return sum(count for reason, count in self.dropped.items() if reason in MASKED)
+
+    @property
+    def discarded(self) -> int:
+        """Rollouts that were dropped though nothing was wrong with themselves."""
+        return self.dropped.total() - self.masked
+
     def apply(self, record: journal_pb2.JournalRecord) -> None:
         """Take one record into account.
 
@@ -102,6 +116,8 @@ class Ledger:
         group = self.live.get(body.rollout.group_id)
         if group is None or body.rollout.index in group.finished:
             return  # delivered again: counted once
+        if body.rollout.rollout_id in group.spent:
+            return  # likewise, after it was dropped
         group.finished[body.rollout.index] = body
         self.accepted += 1
 
@@ -112,9 +128,7 @@ class Ledger:
         if group is None:
             return
         if body.rollout_id:
-            new = _named(group, body.rollout_id) - group.masked
-            group.masked |= new
-            self.dropped[body.reason] += len(new)
+            self.dropped[body.reason] += _take_out(group, body)
             return
         self.dropped[body.reason] += len(group.valid())
         del self.live[body.group_id]
@@ -200,16 +214,26 @@ def _refill(ledger: Ledger, record: journal_pb2.JournalRecord, state: LedgerStat
             ledger.live[record.admit.group_id] = _group(record.admit, record.sequence)
         case "rollout" if record.rollout.rollout.group_id in ledger.live:
             rollout = record.rollout.rollout
-            ledger.live[rollout.group_id].finished.setdefault(rollout.index, record.rollout)
+            group = ledger.live[rollout.group_id]
+            if rollout.rollout_id not in group.spent:
+                group.finished.setdefault(rollout.index, record.rollout)
         case "drop" if record.drop.group_id in ledger.live and record.drop.rollout_id:
-            group = ledger.live[record.drop.group_id]
-            group.masked |= _named(group, record.drop.rollout_id)
+            _take_out(ledger.live[record.drop.group_id], record.drop)
         case _:
             pass
 
 
-def _named(group: Group, rollout_id: str) -> set[int]:
-    return {i for i, r in group.finished.items() if r.rollout.rollout_id == rollout_id}
+def _take_out(group: Group, body: journal_pb2.JournalDrop) -> int:
+    """Take one rollout out of its group; returns how many that were."""
+    named = {i for i, r in group.finished.items() if r.rollout.rollout_id == body.rollout_id}
+    new = named - group.masked
+    if body.reason in REDRAWN:
+        for index in new:
+            del group.finished[index]
+            group.spent[body.rollout_id] = index
+    else:
+        group.masked |= new
+    return len(new)
 
 
 def _group(body: journal_pb2.JournalAdmit, sequence: int) -> Group:

@@ -12,6 +12,7 @@ from etude.common.weights import VersionId
 from etude.trainer import metrics
 from etude.trainer.batches import StepResult
 from etude.trainer.controller.checks import check_faults, check_mismatch
+from etude.trainer.controller.dropping import Distrust, drop_faulty, drop_group
 from etude.trainer.controller.evaluation import Evaluator
 from etude.trainer.controller.groups import Group, policy_batch
 from etude.trainer.controller.ledger import Step
@@ -46,6 +47,7 @@ class Reinforcement:
     evaluator: Evaluator
     bound: StalenessBound = field(init=False)
     limits: RolloutPolicy = field(init=False)
+    distrust: Distrust = field(init=False)
     _tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
     _in_flight: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -62,8 +64,9 @@ class Reinforcement:
             max_staleness=limits.max_staleness_versions,
         )
         self.limits = self.phase.rollout or RolloutPolicy()
+        self.distrust = Distrust(self.run)
         self._retried = self.run.figures.retried
-        self._dropped = self.run.book.ledger.dropped["stale"]
+        self._dropped = self.run.book.ledger.discarded
 
     async def train(self) -> bool:
         """Train the phase to its end; False if the controller was told to stop before.
@@ -88,7 +91,7 @@ class Reinforcement:
         run = self.run
         if not await self.evaluator.evaluate():
             return False
-        self._account_for_faults()
+        drop_faulty(run, self._live())
         while run.cursor.step < self.phase.max_steps:
             started = time.monotonic()
             groups = await self._next_batch()
@@ -154,13 +157,22 @@ class Reinforcement:
                 trainer=run.cursor.step,
             )
             if picked is not None:
-                return [run.book.ledger.live[name] for name in picked]
+                groups = [run.book.ledger.live[name] for name in picked]
+                if await run.unless_halted(self._are_sound(groups)):
+                    return groups
+                continue
             if not self._in_flight:
                 run.tell("TasksUsedUp", f"phase {self.phase.name} ends early", warning=True)
                 return None
             self._news.clear()
             await run.unless_halted(self._news.wait())
         return None
+
+    async def _are_sound(self, groups: Sequence[Group]) -> bool:
+        """Whether nothing speaks against the weights that sampled a batch."""
+        if await self.distrust.refresh():
+            return not self.distrust.drop(self._live())
+        return not self.distrust.drop(groups)
 
     def _drop_late(self) -> None:
         """Groups that a fault of ours made too old: the bound holds before everything else."""
@@ -169,8 +181,7 @@ class Reinforcement:
             if self._is_ready(group) and self.bound.is_late(
                 self._due(group).deadline, trainer=run.cursor.step
             ):
-                body = journal_pb2.JournalDrop(group_id=group.group_id, reason="stale")
-                run.book.write(journal_pb2.JournalRecord(drop=body))
+                drop_group(run, group, "stale")
                 run.tell("GroupDropped", f"{group.group_id} is too old", warning=True)
 
     def _admit(self) -> None:
@@ -219,6 +230,7 @@ class Reinforcement:
             task_uri=task.uri,
             environment=task.environment,
             indices=tuple(group.missing(self.algorithm.group_size)),
+            draws=group.draws(self.algorithm.group_size),
             seed=group.seed,
             temperature=1.0,
             targets=self.run.engines.rotation,
@@ -226,20 +238,9 @@ class Reinforcement:
         )
         for record in await run_order(self.run, order):
             self.run.book.write(journal_pb2.JournalRecord(rollout=record))
-        self._account_for_faults()
+        drop_faulty(self.run, self._live())
         del self._in_flight[group.group_id]
         self._news.set()
-
-    def _account_for_faults(self) -> None:
-        """Every rollout that a platform fault took out is dropped on the record."""
-        for group in self._live():
-            for index in group.faulty():
-                body = journal_pb2.JournalDrop(
-                    group_id=group.group_id,
-                    rollout_id=group.finished[index].rollout.rollout_id,
-                    reason="platform",
-                )
-                self.run.book.write(journal_pb2.JournalRecord(drop=body))
 
     async def _step(self, groups: Sequence[Group], *, waited_s: float) -> None:
         run = self.run
@@ -279,10 +280,10 @@ class Reinforcement:
         faults = Faults(
             sum(len(group.masked) for group in groups),
             run.figures.retried - self._retried,
-            run.book.ledger.dropped["stale"] - self._dropped,
+            run.book.ledger.discarded - self._dropped,
         )
         self._retried = run.figures.retried
-        self._dropped = run.book.ledger.dropped["stale"]
+        self._dropped = run.book.ledger.discarded
         self._write_rollouts(groups)
         return (
             step_row(run.place(), result, seconds=seconds)

@@ -11,6 +11,7 @@ from etude.trainer import metrics
 from etude.trainer.controller.groups import check_reward, check_rollout
 from etude.trainer.controller.run import Run
 from etude.trainer.controller.segments import MAX_RECORD_BYTES
+from etude.trainer.controller.spans import InvalidSpanError
 from etude.trainer.work import GroupOrder, GroupResult, WorkerLostError
 from etude.v1 import journal_pb2, rewards_pb2, rollout_pb2
 
@@ -81,15 +82,17 @@ def _check(run: Run, record: journal_pb2.JournalRollout, order: GroupOrder) -> N
             max_tokens=order.limits.max_tokens,
             position_of=run.book.ledger.versions.get,
         )
+    except InvalidSpanError as error:
+        _mask(record, str(error), reason=error.reason)
     except InvalidFieldError as error:
         _mask(record, str(error))
 
 
-def _mask(record: journal_pb2.JournalRollout, what: str) -> None:
+def _mask(record: journal_pb2.JournalRollout, what: str, *, reason: str = "InvalidRollout") -> None:
     log.error("rollout %s is unusable: %s", record.rollout.rollout_id, what)
     record.rollout.ending = rollout_pb2.ENDING_PLATFORM_FAULT
     record.rollout.fault = what
-    fault = rewards_pb2.RewardFault(reason="InvalidRollout", message=what)
+    fault = rewards_pb2.RewardFault(reason=reason, message=what)
     record.reward.fault.CopyFrom(fault)
 
 

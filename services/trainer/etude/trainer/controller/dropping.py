@@ -1,0 +1,76 @@
+"""Accepted rollouts that are not trained: each is dropped on the record, with its reason."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from etude.trainer.controller.groups import Group
+from etude.trainer.controller.marks import MarkReader, Marks
+from etude.trainer.controller.run import Run
+from etude.trainer.controller.spans import InvalidSpanError
+from etude.v1 import journal_pb2
+
+
+def drop_group(run: Run, group: Group, reason: str) -> None:
+    """Take a group out, with all that it brought."""
+    _drop(run, journal_pb2.JournalDrop(group_id=group.group_id, reason=reason))
+
+
+def drop_faulty(run: Run, groups: Iterable[Group]) -> None:
+    """Leave out every rollout that has no reward, through no fault of the policy."""
+    for group in groups:
+        for index in group.faulty():
+            record = group.finished[index]
+            is_span = record.reward.fault.reason == InvalidSpanError.reason
+            body = journal_pb2.JournalDrop(
+                group_id=group.group_id,
+                rollout_id=record.rollout.rollout_id,
+                reason="invalid_span" if is_span else "platform",
+            )
+            _drop(run, body)
+
+
+@dataclass(slots=True)
+class Distrust:
+    """Keeps out what was sampled by weights that must not be learned from."""
+
+    run: Run
+    marks: Marks = field(default_factory=Marks)
+    _reader: MarkReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._reader = MarkReader(self.run.store)
+
+    async def refresh(self) -> bool:
+        """Ask the store for marks; whether there are new ones.
+
+        Raises:
+            StoreError: the store stayed away.
+        """
+        before = self.marks
+        self.marks = await self.run.patience.keep_trying(
+            "marks of versions and engines", lambda: asyncio.to_thread(self._reader.read)
+        )
+        return self.marks != before
+
+    def drop(self, groups: Iterable[Group]) -> int:
+        """Drop the marked rollouts of these groups, to be drawn again; returns how many."""
+        found: Counter[str] = Counter()
+        for group in groups:
+            for index in group.valid():
+                rollout = group.finished[index].rollout
+                if (reason := self.marks.against(rollout)) is not None:
+                    body = journal_pb2.JournalDrop(
+                        group_id=group.group_id, rollout_id=rollout.rollout_id, reason=reason
+                    )
+                    _drop(self.run, body)
+                    found[reason] += 1
+        for why, count in found.items():
+            message = f"{count} rollouts are drawn again: {why}"
+            self.run.tell("RolloutsRedrawn", message, warning=True)
+        return found.total()
+
+
+def _drop(run: Run, body: journal_pb2.JournalDrop) -> None:
+    run.book.write(journal_pb2.JournalRecord(drop=body))

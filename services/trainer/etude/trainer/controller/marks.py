@@ -1,0 +1,78 @@
+"""Which rollouts may not be trained for the weights that sampled them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from etude.common.blobs import Store
+from etude.common.weights import EpochRecord, VersionId, quarantined, suspects
+from etude.common.weights.epochs import epoch_or_none
+from etude.v1 import rollout_pb2
+
+Reason = Literal["quarantined_policy", "suspect_policy", "rolled_back_policy"]
+"""Why a rollout is dropped and drawn again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """What is known of versions and engines that must not be learned from."""
+
+    quarantined: frozenset[VersionId] = frozenset()
+    suspects: Mapping[str, VersionId] = field(default_factory=dict)
+    """Version since which an engine process is distrusted, by the name in its spans."""
+    rollbacks: tuple[EpochRecord, ...] = ()
+    """Epochs that went back to an older version on purpose."""
+
+    def against(self, rollout: rollout_pb2.Rollout) -> Reason | None:
+        """Why a rollout may not be trained; None if it may."""
+        spans = [span for link in rollout.links for span in link.spans]
+        versions = {VersionId.from_proto(v) for span in spans for v in (span.sampled, span.context)}
+        if versions & self.quarantined:
+            return "quarantined_policy"
+        if any(self._is_rolled_back(version) for version in versions):
+            return "rolled_back_policy"
+        for span in spans:
+            since = self.suspects.get(span.replica)
+            if since is not None and span.sampled.number >= since.number:
+                return "suspect_policy"
+        return None
+
+    def _is_rolled_back(self, version: VersionId) -> bool:
+        """Whether a later epoch took it back. What a take-over abandons stays usable."""
+        return any(
+            version.epoch < record.epoch
+            and (record.parent is None or version.number > record.parent.number)
+            for record in self.rollbacks
+        )
+
+
+@dataclass(slots=True)
+class MarkReader:
+    """Reads the marks of a run's store; epochs never change, so each is read once."""
+
+    store: Store
+    _rollbacks: list[EpochRecord] = field(default_factory=list)
+    _next_epoch: int = 1
+
+    def read(self) -> Marks:
+        """All marks, as they are now.
+
+        Raises:
+            CorruptError: an epoch's record is damaged.
+            StoreError: the store failed; read again.
+        """
+        for record in self._new_epochs():
+            self._next_epoch = record.epoch + 1
+            if record.reason == "rollback":
+                self._rollbacks.append(record)
+        return Marks(
+            quarantined=quarantined(self.store),
+            suspects={each.replica: each.since for each in suspects(self.store)},
+            rollbacks=tuple(self._rollbacks),
+        )
+
+    def _new_epochs(self) -> Iterable[EpochRecord]:
+        epoch = self._next_epoch
+        while (record := epoch_or_none(self.store, epoch)) is not None:
+            yield record
+            epoch += 1

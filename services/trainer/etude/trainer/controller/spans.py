@@ -1,0 +1,71 @@
+"""Whether the versions that tokens claim to be of can be true. Pure."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from etude.common.errors import InvalidFieldError
+from etude.common.weights import VersionId
+from etude.trainer.batches import Bools
+from etude.v1 import rollout_pb2, weights_pb2
+
+PositionOf = Callable[[VersionId], int | None]
+"""The position of a version along the accepted chain; None for one that was never published."""
+
+
+class InvalidSpanError(InvalidFieldError):
+    """Nobody can say which weights produced a rollout's tokens: it must not be trained."""
+
+    reason = "InvalidSpan"
+
+
+def check_spans(rollout: rollout_pb2.Rollout, *, position_of: PositionOf) -> None:
+    """Refuse a rollout whose spans break the contract.
+
+    In each link they are in token order, not empty, touch, and cover exactly the sampled tokens;
+    no context is newer than the weights that sampled; every version was published; and the
+    rollout is as old as its oldest context.
+
+    Raises:
+        InvalidSpanError: naming the field.
+    """
+    for place, link in enumerate(rollout.links):
+        where = f"links[{place}].spans"
+        mask = np.frombuffer(link.loss_mask, dtype=np.uint8) != 0
+        _check_cover(link.spans, mask, where)
+        for span in link.spans:
+            _check_versions(span, where, position_of)
+            if span.context.number < rollout.oldest.number:
+                raise InvalidSpanError("oldest", f"{where} has a context before it")
+    if position_of(VersionId.from_proto(rollout.oldest)) is None:
+        raise InvalidSpanError("oldest", "names a version that was never published")
+
+
+def _check_cover(spans: Sequence[weights_pb2.PolicySpan], mask: Bools, where: str) -> None:
+    at = 0
+    for span in spans:
+        due = _next_sampled(mask, at)
+        if span.start != due or not span.start < span.end <= len(mask):
+            raise InvalidSpanError(where, f"[{span.start}, {span.end}) where {due} was due")
+        if not mask[span.start : span.end].all():
+            raise InvalidSpanError(
+                where, f"[{span.start}, {span.end}) covers tokens that nobody sampled"
+            )
+        at = span.end
+    if mask[at:].any():
+        raise InvalidSpanError(where, f"do not cover the token {_next_sampled(mask, at)}")
+
+
+def _next_sampled(mask: Bools, at: int) -> int:
+    """The first sampled token from a place on; the number of tokens if there is none."""
+    rest = mask[at:]
+    return at + int(rest.argmax()) if rest.any() else len(mask)
+
+
+def _check_versions(span: weights_pb2.PolicySpan, where: str, position_of: PositionOf) -> None:
+    sampled, context = VersionId.from_proto(span.sampled), VersionId.from_proto(span.context)
+    for version in (sampled, context):
+        if position_of(version) is None:
+            raise InvalidSpanError(where, f"version {version} was never published")
+    if context.number > sampled.number:
+        raise InvalidSpanError(where, f"context {context} is newer than the weights {sampled}")
