@@ -161,6 +161,8 @@ class Keeper:
             raise FencedError(f"epoch {self._config.epoch + 1} was opened: the keeper stops")
 
     def _follow(self) -> None:
+        if self._config.weights.encoding == "Full":
+            return  # every version is there as a whole, and nothing is left to shorten
         mirror = self._copy()
         refused = quarantined(self._store)
         self._chain = [each for each in accepted_chain(self._store) if each not in refused]

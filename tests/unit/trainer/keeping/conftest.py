@@ -123,10 +123,12 @@ class Trained:
         return all(np.array_equal(mirror.words[name], words[name]) for name in words)
 
 
-def settings(*, every: int = 100, **advanced: object) -> Weights:
+def settings(*, every: int = 100, encoding: str = "Auto", **advanced: object) -> Weights:
     """Of a run, with the names of the API."""
     given = {"chainRatio": "1000", "skips": [], **advanced}
-    return Weights.model_validate({"keyframeEverySteps": every, "advanced": given})
+    return Weights.model_validate(
+        {"keyframeEverySteps": every, "encoding": encoding, "advanced": given}
+    )
 
 
 @pytest.fixture

@@ -165,6 +165,17 @@ def test_a_version_without_a_base_needs_no_keyframe_and_breaks_no_rule(
     assert skips(trained.store) == []
 
 
+def test_versions_that_are_all_complete_are_collected_and_not_copied(
+    trained: Any, keep: MakeKeeper
+) -> None:
+    keeper = keep(trained.store, every=2, encoding="Full", retainVersions=2, retainKeyframes=1)
+    for number in range(1, 7):
+        trained.publish(number, complete=True)
+        assert keeper.round().failures == ()
+    assert sorted(take_listing(trained.store).payloads) == [VersionId(1, 5), VersionId(1, 6)]
+    assert not (keeper._config.folder / "copy").exists()
+
+
 def test_a_reader_far_behind_needs_few_objects(
     trained: Any, keep: MakeKeeper, tmp_path: Path
 ) -> None:
