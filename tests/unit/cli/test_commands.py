@@ -29,7 +29,7 @@ def etude(
 def test_every_verb_has_help_with_two_examples(verb: str) -> None:
     words = EXAMPLES[verb][-1].split()
     group = [words[1]] if words[1] in {"storage", "tasks", "weights"} else []
-    shown = etude(*group, verb.split()[-1], "--help")
+    shown = etude(*group, verb.rsplit(maxsplit=1)[-1], "--help")
     assert shown.returncode == 0
     assert all(example in shown.stdout for example in EXAMPLES[verb])
 

@@ -14,6 +14,7 @@ from tests.support.publishing import TrainedPolicy
 
 from etude.common import weights
 from etude.common.blobs import Store, open_store
+from etude.common.local import LocalState, write_state
 from etude.common.weights import VersionId
 from etude.common.weights.schema import Schema, TensorSpec
 
@@ -49,10 +50,9 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "model" / "model.safetensors").write_text("other weights")
     run = tmp_path / "run"
     run.mkdir()
-    (run / "run.yaml").write_text(
-        "kind: Secret\n---\n"
-        f"kind: RLRun\nmetadata: {{name: r}}\nspec: {{model: {{uri: 'file://{tmp_path}/model'}}}}\n"
-    )
+    (run / "run.yaml").write_text("kind: RLRun\n")
+    model = {"uri": f"file://{tmp_path}/model"}
+    write_state(run, LocalState(pid=1, updated_unix_ms=0, run={"spec": {"model": model}}))
     return run
 
 

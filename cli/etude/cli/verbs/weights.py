@@ -2,17 +2,20 @@
 
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import unquote, urlparse
 
 import typer
+from pydantic import JsonValue
 from rich.progress import Progress
 
 from etude.cli import runs
 from etude.cli.examples import epilog
 from etude.cli.output import Exit, console, say
 from etude.common.errors import Problem, UserError
+from etude.common.local import read_state
 
 if TYPE_CHECKING:
     from etude.common.blobs import Store
@@ -130,7 +133,7 @@ def export(  # noqa: PLR0913 - as above
     """Write a version as a Hugging Face folder, bit for bit what the trainer published."""
     from etude.common.weights.folders import write_folder
 
-    source = model or _source(run)
+    source = model or source_of(run)
     with _folder(scratch) as copy:
         found = _copy(_store(run, endpoint, region), version, Path(copy) / "copy")
         if found.schema is None or found.ref is None:
@@ -186,30 +189,27 @@ def _version(store: "Store", text: str) -> "VersionId":
         raise UserError(Problem("Usage", str(error), "VERSION", "for example 1.37")) from error
 
 
-def _source(run: str) -> Path:
+def source_of(run: str) -> Path:
     """The model folder that a run on this machine started from.
 
     Raises:
         UserError: the run is elsewhere, or its model is.
     """
-    uri = "" if "://" in run else _model_uri(runs.folder_of(run) / "run.yaml")
-    parts = urlparse(uri)
+    folder = None if "://" in run else runs.folder_of(run)
+    state = None if folder is None else read_state(folder)
+    parts = urlparse(_model_uri({} if state is None else state.run))
     if parts.scheme != "file":
         fix = "name the folder with configuration and tokenizer: --model FOLDER"
         raise UserError(Problem("Usage", "says of no model folder on this machine", run, fix))
     return Path(unquote(parts.path))
 
 
-def _model_uri(manifest: Path) -> str:
-    from etude.common.api import documents
-
-    for document in documents.read(documents.content(manifest)):
-        match document.value:
-            case {"kind": "RLRun", "spec": {"model": {"uri": str(uri)}}}:
-                return uri
-            case _:  # a Secret, a ConfigMap
-                continue
-    return ""
+def _model_uri(run: Mapping[str, JsonValue]) -> str:
+    match run:
+        case {"spec": {"model": {"uri": str(uri)}}}:
+            return uri
+        case _:
+            return ""
 
 
 def _no_versions(run: str) -> Problem:
