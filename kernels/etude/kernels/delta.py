@@ -24,6 +24,8 @@ class Delta(Changes):
 
     digest: Tensor
     """What they add to it, zero after an overflow (lanes as in `digest_scan`). int64 [2]"""
+    total: int | None = None
+    """How many changes there are, once the device was asked: nobody waits for it again."""
 
 
 class CastScan(NamedTuple):
@@ -158,21 +160,32 @@ def delta_resolve(live: Tensor, *, delta: Delta, axis: Axis) -> Resolved:
         old, new, digest = delta_triton.resolve(raw, delta, total=total, axis=axis)
     else:
         old, new, digest = delta_reference.resolve(raw, delta, total=total, axis=axis)
-    absolute = replace(delta, index=delta.index[:total], value=new, digest=digest)
+    absolute = replace(delta, index=delta.index[:total], value=new, digest=digest, total=total)
     return Resolved(absolute, old)
 
 
 def delta_prepare(live: Tensor, *, delta: Delta) -> Prepared:
     """Gather what a delta would overwrite and predict the digest; writes nothing.
 
-    Waits for the device once, to learn how many changes there are. Entries outside their tile are
-    passed over (old 0, digest 0): with ETUDE_KERNELS_CHECK=1 they are refused.
+    Waits for the device once, to learn how many changes there are, unless they were `checked`.
+    Entries outside their tile are passed over (old 0, digest 0): with ETUDE_KERNELS_CHECK=1 they
+    are refused.
 
     Raises:
         ValueError: live does not fit the delta, or the delta overflowed.
     """
     raw, total = _target(live, delta)
     return Prepared(*_visit(raw, delta, total=total, writes=False))
+
+
+def checked(live: Tensor, *, delta: Delta) -> Delta:
+    """The delta as one that was found to fit: later calls do not wait for the device.
+
+    Raises:
+        ValueError: live does not fit the delta, or the delta overflowed.
+    """
+    _, total = _target(live, delta)
+    return replace(delta, index=delta.index[:total], value=delta.value[:total], total=total)
 
 
 def delta_apply(live: Tensor, *, delta: Delta) -> Tensor:
@@ -237,6 +250,8 @@ def _target(live: Tensor, delta: Delta) -> tuple[Tensor, int]:
     raw = words(live, name="live")
     delta_checks.fit_tiles(raw, delta.tiles, name="live")
     delta_checks.fit_columns(delta)
+    if delta.total is not None:
+        return raw, delta.total
     counts = delta.counts
     # One answer from the device, not three.
     seen = torch.stack([counts.sum(), counts.clamp(max=0).sum(), delta.overflow.to(torch.int64)])

@@ -1,0 +1,331 @@
+"""The live words of one rank on a device: scanned, changed and restored in place.
+
+The host finds where changes lie, which is integer work on what arrived; the device gathers the old
+words, works the new ones out, predicts the digest, and overwrites. A region is cut into tiles of
+its own, so that one launch for each parameter visits all of its changes.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from etude.common.errors import CorruptError
+from etude.common.weights import placing
+from etude.common.weights.codecs import l2
+from etude.common.weights.codecs.ids import Codec
+from etude.common.weights.digest import Digest
+from etude.common.weights.holding import Holding, holdings
+from etude.common.weights.jit import fixed
+from etude.common.weights.layout import Layout
+from etude.common.weights.regions import Region, Regions, problem
+from etude.common.weights.schema import Schema
+from etude.common.weights.staged import StagedBlock
+from etude.common.weights.words import Indices, Words, word_type
+from etude.inference.worker.device_changes import Change, Found, Group, WideChange
+from etude.inference.worker.device_memory import Memory, Sums, host
+from etude.kernels.words import Axis
+
+Integers = npt.NDArray[np.int64]
+
+
+class DevicePrepared(NamedTuple):
+    """Gathered before anything is written, so that every write can be repeated and undone."""
+
+    patches: tuple[Change | WideChange, ...]
+    digest: Digest
+    """What the change adds to the state digest of the elements that this rank counts."""
+    changed: int
+    """Counted elements that change."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory that it holds."""
+        return sum(patch.num_bytes for patch in self.patches)
+
+
+class DeviceLiveWeights:
+    """What `LiveWeights` is, for parameters on a device.
+
+    Nothing here locks: whoever commits sees to it that nobody reads the words meanwhile.
+    """
+
+    def __init__(self, schema: Schema, parameters: Mapping[str, Tensor], regions: Regions) -> None:
+        """Bind a map to the parameters of a rank.
+
+        Args:
+            schema: of the policy.
+            parameters: contiguous 1-D views of the live memory, by name, all on one device.
+            regions: which of them hold what; elements in several regions count once.
+
+        Raises:
+            ValueError: a region does not fit its tensor or its parameter.
+        """
+        self._layout = Layout(schema)
+        self._flat = dict(parameters)
+        self._hold(regions)
+
+    def _hold(self, regions: Regions) -> None:
+        self.regions = {tensor: tuple(found) for tensor, found in regions.items()}
+        self._held = {t: self._checked(t, found) for t, found in self.regions.items() if found}
+        mine: dict[str, list[tuple[int, Holding]]] = {name: [] for name in self._flat}
+        for tensor, held in self._held.items():
+            for holding in held:
+                mine[holding.region.parameter].append((tensor, holding))
+        offsets = self._layout.schema.offsets
+        self._memory = {
+            name: Memory(
+                self._flat[name],
+                [(holding.window, offsets[tensor]) for tensor, holding in held],
+            )
+            for name, held in mine.items()
+        }
+        self._place = {
+            (tensor, n): place
+            for held in mine.values()
+            for place, (tensor, holding) in enumerate(held)
+            for n, each in enumerate(self._held[tensor])
+            if each is holding
+        }
+        device = next((flat.device for flat in self._flat.values()), torch.device("cpu"))
+        self._side = _stream(device)
+
+    def count(self, regions: Regions) -> None:
+        """Count other regions than before in the digest; they lie where they lay.
+
+        Raises:
+            ValueError: a region does not fit its tensor or its parameter.
+        """
+        self._hold(regions)
+
+    def scan(self) -> Digest:
+        """The state digest of the elements that this rank counts."""
+        with self._beside():
+            sums = Sums()
+            for tensor, held in self._held.items():
+                for holding in held:
+                    if holding.region.counted:
+                        memory = self._memory[holding.region.parameter]
+                        memory.scan(sums, holding, self._layout.schema.offsets[tensor])
+            return sums.digest()
+
+    def prepare(self, blocks: Iterable[StagedBlock]) -> DevicePrepared:
+        """Gather what a version changes here; writes nothing.
+
+        Blocks outside the regions of this rank are ignored.
+
+        Raises:
+            CorruptError: a block that its tensor cannot have, or two that overlap.
+            ValueError: a block that only old words decode is not whole on this rank.
+        """
+        with self._beside():
+            return self._prepare(self._layout.checked(list(blocks)))
+
+    def commit(self, prepared: DevicePrepared) -> bool:
+        """Write the new words; harmless when repeated. Waits for the device once, at the end.
+
+        Returns:
+            False if a word that was overwritten was neither the one that was gathered nor
+            already the new one: then what is live now was never promised, and must be undone.
+        """
+        return _all_known([patch.apply() for patch in prepared.patches])
+
+    def undo(self, prepared: DevicePrepared) -> bool:
+        """Write the old words back; harmless when repeated, and after half a commit.
+
+        Returns:
+            False if a word that was overwritten was neither old nor new.
+        """
+        return _all_known([patch.undo() for patch in prepared.patches])
+
+    @contextlib.contextmanager
+    def _beside(self) -> Iterator[None]:
+        """Launch beside the forward passes; nothing is under way any more at the end."""
+        if self._side is None:
+            yield
+            return
+        with torch.cuda.stream(self._side):
+            yield
+            self._side.synchronize()
+
+    def _checked(self, tensor: int, regions: Iterable[Region]) -> list[Holding]:
+        spec = self._layout.schema.tensors[tensor]
+        found = list(regions)
+        for region in found:
+            flat = self._flat.get(region.parameter)
+            if flat is None:
+                raise ValueError(f"tensor {spec.name!r}: no parameter {region.parameter!r}")
+            fault = problem(region, spec, flat.numel())
+            if flat.itemsize != word_type(spec.dtype).itemsize or not flat.is_contiguous():
+                fault = f"{flat.dtype} with strides {flat.stride()}, not flat {spec.dtype}"
+            if fault:
+                raise ValueError(f"tensor {spec.name!r} in {region.parameter!r}: {fault}")
+        return holdings(found)
+
+    def _prepare(self, blocks: list[StagedBlock]) -> DevicePrepared:
+        groups: dict[tuple[str, Axis, bool], Group] = {}
+        patches: list[Change | WideChange] = []
+        sums = Sums()
+        for block in blocks:
+            held = [(n, h) for n, h in enumerate(self._held.get(block.tensor, ()))]
+            held = [(n, h) for n, h in held if self._meets(block, h)]
+            known = self._decoded(block) if held and block.payload is not None else block
+            for n, holding in held:
+                found = self._found(known, holding)
+                if not found.flats.size:
+                    continue
+                memory = self._memory[holding.region.parameter]
+                if memory.is_wide:
+                    patches.append(self._wide(known, holding, found, memory, sums))
+                    continue
+                first_tile = memory.first_tiles[self._place[block.tensor, n]]
+                axis, values = self._values(known, holding, found, memory)
+                keys = memory.keys(found.flats, holding.window, first_tile)
+                for counts, chosen in _counted(found.flats, holding):
+                    key = (holding.region.parameter, axis, counts)
+                    groups.setdefault(key, Group()).add(keys[chosen], values[chosen])
+        for (parameter, axis, counts), group in groups.items():
+            change = group.change(self._memory[parameter], axis)
+            patches.append(change)
+            if counts:
+                sums.add(change.digest, change.changed)
+        return DevicePrepared(tuple(patches), sums.digest(), sums.changed())
+
+    def _meets(self, block: StagedBlock, holding: Holding) -> bool:
+        grain = self._layout.grain(block.tensor, block.tile)
+        first, last = (
+            grain.base + row * grain.stride + column
+            for row, column in (divmod(at, grain.columns) for at in (block.lo, block.hi - 1))
+        )
+        return first < holding.region.source_stop and last >= holding.region.source_offset
+
+    def _found(self, block: StagedBlock, holding: Holding) -> Found:
+        """Which elements of a block lie in a region.
+
+        Raises:
+            CorruptError: the block's places do not increase.
+        """
+        index = _index(block)
+        flats, picks = np.empty(index.size, np.int64), np.empty(index.size, np.int64)
+        grain, span = self._layout.grain(block.tensor, block.tile), self._layout.span(block)
+        count = placing.place(fixed(index), span, grain, holding.window, flats, picks)
+        if count < 0:
+            where = self._layout.where(block.tensor, block.tile)
+            raise CorruptError(f"{where}: places do not increase inside the block")
+        return Found(flats[:count], picks[:count])
+
+    def _values(
+        self, block: StagedBlock, holding: Holding, found: Found, memory: Memory
+    ) -> tuple[Axis, Words]:
+        """What the device is to make the new words of."""
+        data = _data(block)[found.picks]
+        if block.codec is Codec.XOR_ZSTD:
+            return Axis.ABSOLUTE, host(memory.gather(_positions(found, holding)), data) ^ data
+        if block.index is None:
+            return Axis.ABSOLUTE, data
+        is_ordered = self._layout.schema.tensors[block.tensor].is_ordered
+        return Axis.ORDERED if is_ordered else Axis.PLAIN, data
+
+    def _wide(
+        self, block: StagedBlock, holding: Holding, found: Found, memory: Memory, sums: Sums
+    ) -> WideChange:
+        """Words of 64 bits: few, and worked out on the host."""
+        at = _positions(found, holding)
+        data = _data(block)[found.picks]
+        change = WideChange.gathered(
+            memory,
+            at,
+            data,
+            is_absolute=block.index is None,
+            is_xor=block.codec is Codec.XOR_ZSTD,
+            is_ordered=self._layout.schema.tensors[block.tensor].is_ordered,
+        )
+        if holding.region.counted:
+            old, new = host(change.old, data), host(change.new, data)
+            span = self._layout.span(block)
+            sums.add_host(placing.change(old, new, found.flats, span, holding.others))
+        return change
+
+    def _decoded(self, block: StagedBlock) -> StagedBlock:
+        """A block that was handed over as in the container, by the words that are live."""
+        found = l2.decode(
+            block.payload or b"",
+            self._old_tile(block),
+            changed=block.changed,
+            flags=block.flags,
+            dtype=self._layout.schema.tensors[block.tensor].dtype,
+            where=self._layout.where(block.tensor, block.tile),
+            what="rans" if block.codec is Codec.L2R else "rice",
+        )
+        return block._replace(index=found.index, data=found.delta, payload=None)
+
+    def _old_tile(self, block: StagedBlock) -> Words:
+        size = block.hi - block.lo
+        old = np.zeros(size, word_type(self._layout.schema.tensors[block.tensor].dtype))
+        seen = np.zeros(size, np.bool_)
+        is_whole = size == self._layout.elements(block.tensor, block.tile)
+        every = block._replace(payload=None, index=None)
+        for holding in self._held[block.tensor] if is_whole else ():
+            found = self._found(every, holding)
+            memory = self._memory[holding.region.parameter]
+            old[found.picks] = host(memory.gather(_positions(found, holding)), old)
+            seen[found.picks] = True
+        if not seen.all():
+            where = self._layout.where(block.tensor, block.tile)
+            raise ValueError(f"{where}: not whole on this rank, as its codec needs")
+        return old
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream | None:
+    if device.type != "cuda":
+        return None
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch annotates half of it
+
+
+def _index(block: StagedBlock) -> Indices:
+    if block.index is None:
+        return np.arange(block.hi - block.lo, dtype=np.uint32)
+    return block.index
+
+
+def _data(block: StagedBlock) -> Words:
+    """The words of a block that is decoded.
+
+    Raises:
+        ValueError: it never was.
+    """
+    if block.data is None:
+        raise ValueError("a block that was never decoded has no words")
+    return block.data
+
+
+def _positions(found: Found, holding: Holding) -> Integers:
+    """Words of the parameter that hold the elements.  [k]."""
+    at = np.empty(found.flats.size, np.int64)
+    placing.positions(found.flats, holding.window, 0, at)  # type: ignore[arg-type]  # compiled for any integers
+    return at
+
+
+def _counted(
+    flats: Integers, holding: Holding
+) -> Iterator[tuple[bool, npt.NDArray[np.bool_] | slice]]:
+    """The elements that count in the digest, and those that do not."""
+    if not holding.region.counted:
+        yield False, slice(None)
+        return
+    if not holding.others.shape[0]:
+        yield True, slice(None)
+        return
+    counts = np.fromiter((placing.is_counted(f, holding.others) for f in flats), np.bool_)
+    for value in (True, False):
+        if (counts == value).any():
+            yield value, counts == value
+
+
+def _all_known(strange: list[Tensor]) -> bool:
+    """Whether no overwritten word was a strange one; the only wait for the device."""
+    return not strange or not bool(torch.stack(strange).any())

@@ -1,0 +1,153 @@
+"""Changes of parameters on a device: absolute old and new words, written either way."""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from etude.common.weights import placing
+from etude.common.weights.ulp import top_bit
+from etude.common.weights.words import Words
+from etude.inference.worker.device_memory import Memory, host, split
+from etude.kernels import delta as deltas
+from etude.kernels.delta import Delta
+from etude.kernels.words import Axis, signed
+
+Integers = npt.NDArray[np.int64]
+
+
+class Found(NamedTuple):
+    """Elements of a block that lie in a region."""
+
+    flats: Integers
+    """In the tensor. [k]"""
+    picks: Integers
+    """In the block's index. [k]"""
+
+
+class Group:
+    """The changes of one parameter that are of one kind, block after block."""
+
+    def __init__(self) -> None:
+        self._keys: list[Integers] = []
+        self._values: list[Words] = []
+
+    def add(self, keys: Integers, values: Words) -> None:
+        """More of them: where, as Memory.keys() says, and what."""
+        self._keys.append(keys)
+        self._values.append(values)
+
+    def change(self, memory: Memory, axis: Axis) -> "Change":
+        """Gather the old words and work out the new ones; writes nothing."""
+        keys, values = np.concatenate(self._keys), np.concatenate(self._values)
+        if (keys[1:] < keys[:-1]).any():
+            # Tiles of the checkpoint and of the region are not cut alike.
+            order = np.argsort(keys, kind="stable")
+            keys, values = keys[order], values[order]
+        counts, index = split(keys, memory.num_tiles)
+        delta = deltas.staged_delta(
+            memory.tiles,
+            counts=_put(counts, memory),
+            index=_put(index, memory),
+            value=_put(values, memory),
+        )
+        if axis is not Axis.ABSOLUTE:
+            resolved = deltas.delta_resolve(memory.raw, delta=delta, axis=axis)
+            return Change(memory, resolved.delta, resolved.old)
+        delta = deltas.checked(memory.raw, delta=delta)
+        prepared = deltas.delta_prepare(memory.raw, delta=delta)
+        return Change(memory, replace(delta, digest=prepared.digest), prepared.old)
+
+
+def _put(array: npt.NDArray[np.generic], memory: Memory) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(memory.raw.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Words that kernels write."""
+
+    memory: Memory
+    delta: Delta
+    """New words."""
+    old: Tensor
+
+    @property
+    def digest(self) -> Tensor:
+        """What it adds to the state.  [2]."""
+        return self.delta.digest
+
+    @property
+    def changed(self) -> Tensor:
+        """Elements that differ.  []."""
+        return (signed(self.old) != signed(self.delta.value)).sum()
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory that it holds."""
+        return self.delta.index.nbytes + self.delta.value.nbytes + self.old.nbytes
+
+    def apply(self) -> Tensor:
+        """Write the new words; whether one that was overwritten was neither old nor new.  []."""
+        return self._strange(deltas.delta_apply(self.memory.raw, delta=self.delta))
+
+    def undo(self) -> Tensor:
+        """Write the old words; as apply()."""
+        return self._strange(deltas.delta_undo(self.memory.raw, delta=self.delta, old=self.old))
+
+    def _strange(self, seen: Tensor) -> Tensor:
+        found = signed(seen)
+        return ((found != signed(self.old)) & (found != signed(self.delta.value))).any()
+
+
+@dataclass(frozen=True, slots=True)
+class WideChange:
+    """Words of 64 bits, written by torch."""
+
+    memory: Memory
+    at: Tensor
+    old: Tensor
+    new: Tensor
+
+    @classmethod
+    def gathered(
+        cls,
+        memory: Memory,
+        at: Integers,
+        data: Words,
+        *,
+        is_absolute: bool,
+        is_xor: bool,
+        is_ordered: bool,
+    ) -> Self:
+        """Gather the old words, and work the new ones out on the host."""
+        gathered = memory.gather(at)
+        old = host(gathered, data)
+        new = np.empty_like(data)
+        kind = placing.NEW if is_absolute else placing.ULP
+        kind = placing.XOR if is_xor else kind
+        picks = np.arange(at.size, dtype=np.int64)
+        placing.renew(old, data, picks, kind, top_bit(data.dtype, ordered=is_ordered), new)
+        numbers = torch.from_numpy(new.view(np.int64)).to(gathered.device)
+        return cls(memory, torch.from_numpy(at).to(gathered.device), gathered, numbers)
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory that it holds."""
+        return self.at.nbytes + self.old.nbytes + self.new.nbytes
+
+    def apply(self) -> Tensor:
+        """Write the new words; whether one that was overwritten was neither old nor new.  []."""
+        return self._write(self.new)
+
+    def undo(self) -> Tensor:
+        """Write the old words; as apply()."""
+        return self._write(self.old)
+
+    def _write(self, numbers: Tensor) -> Tensor:
+        seen = self.memory.raw[self.at]
+        self.memory.raw[self.at] = numbers
+        return ((seen != self.old) & (seen != self.new)).any()
