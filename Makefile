@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo test test-gpu test-long check fix protos docs bench bench-weights minio testbed system-deps buf
+.PHONY: help demo test test-gpu test-long check fix protos docs bench bench-weights chaos-weights minio testbed system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -41,9 +41,14 @@ test: $(READY) $(if $(ROOT),system-deps) ## unit, contract, integration; cluster
 test-gpu: $(READY) ## the kernels on a real GPU (EXTRA=gpu)
 	ETUDE_REQUIRE=gpu $(RUN) pytest tests/gpu
 
-test-long: $(READY) ## what takes longer: the demo on three seeds, kill -9 of each role
+test-long: $(READY) ## what takes longer: the demo on three seeds, kill -9 of each role, 1,000 versions
 	$(RUN) python hack/minio.py --if-possible
 	$(RUN) pytest tests/e2e --timeout=3600
+	$(RUN) python -m tests.chaos
+
+chaos-weights: $(READY) ## 1,000 versions under faults on a folder and on MinIO; each check broken once
+	$(RUN) python hack/minio.py --if-possible
+	$(RUN) python -m tests.chaos --seed $(SEED) --mutations
 
 minio: $(READY) ## build a MinIO server, and run the object store's tests on it too (needs Go)
 	$(RUN) python hack/minio.py

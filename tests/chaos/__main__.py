@@ -1,0 +1,92 @@
+"""make chaos-weights: the chain of versions under faults, on a folder and on a real S3 server."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from tests.chaos import result, runner
+from tests.chaos.mutations import MUTATIONS
+from tests.chaos.result import Result
+from tests.support import s3_servers
+
+OUT = Path(__file__).parents[2] / "bench" / "out" / "chaos_weights.json"
+QUICK_VERSIONS = 60
+MUTATED_VERSIONS = 60
+STORES = ("folder", "minio", "moto")
+
+
+def main() -> int:
+    """Run, print, write; 0 if everything passed."""
+    options = _options()
+    if options.mutation:
+        return 0 if _is_noticed(options.mutation, options) else 1
+    stores = [options.store] if options.store else ["folder", _s3()]
+    results = []
+    for store in stores:
+        results.append(_run(store, options))
+        _show(results[-1])
+        result.write(options.out, results, {})
+    noticed = {}
+    for name in MUTATIONS if options.mutations else ():
+        noticed[name] = _is_noticed(name, options)
+        result.write(options.out, results, noticed)
+    sound = not any(each.failures or each.too_few for each in results)
+    return 0 if sound and all(noticed.values()) else 1
+
+
+def say(line: str) -> None:
+    """One line for whoever watches."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--versions", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--store", choices=STORES, help="only this one")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_VERSIONS} versions")
+    parser.add_argument("--mutations", action="store_true", help="break each check afterwards, too")
+    parser.add_argument("--mutation", choices=MUTATIONS, help="only break this one, on a folder")
+    parser.add_argument("--out", type=Path, default=OUT, help="the figures as JSON")
+    parser.add_argument("--keep", type=Path, help="a folder for the journals")
+    options = parser.parse_args()
+    if options.quick:
+        options.versions = QUICK_VERSIONS
+    return options
+
+
+def _s3() -> str:
+    if s3_servers.minio_binary().exists():
+        return "minio"
+    say("there is no MinIO server (`make minio` builds one): the emulator takes its place")
+    return "moto"
+
+
+def _run(store: str, options: argparse.Namespace) -> Result:
+    return runner.run(
+        store,
+        versions=options.versions,
+        seed=options.seed,
+        keep=options.keep and options.keep / store,
+    )
+
+
+def _show(found: Result) -> None:
+    say(f"{found.store}: {found.line()}")
+    say(found.table())
+    say(f"  in {found.seconds:.0f} s, {found.passes} states served")
+    for failure in [*found.failures[:30], *(f"too few: {each}" for each in found.too_few)]:
+        say(f"  FAILED {failure}")
+
+
+def _is_noticed(name: str, options: argparse.Namespace) -> bool:
+    """Whether a run without one check fails, as it must."""
+    broken = runner.run("folder", versions=MUTATED_VERSIONS, seed=options.seed, mutation=name)
+    failures = broken.failures
+    say(f"broken: {name}: {len(failures)} failures, {(failures or ['NONE'])[0]}")
+    return bool(failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

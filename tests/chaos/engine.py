@@ -1,0 +1,200 @@
+"""A numpy engine behind the replica's seam: real ranks, real memory, and faults on order."""
+
+import asyncio
+import functools
+import multiprocessing
+import threading
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.chaos import layout, spawning
+from tests.chaos.journal import Journal
+from tests.chaos.stores import ChaosStore
+from typing_extensions import override
+
+from etude.common.errors import UnavailableError
+from etude.common.weights import VersionId
+from etude.common.weights.live import LiveWeights
+from etude.common.weights.schema import Schema
+from etude.common.weights.words import word_type
+from etude.inference.policy import EngineInfo, Piece, PolicyEngine, SampleRequest, StagedVersion
+from etude.inference.swap import Ranks, Steps, Swap
+from etude.inference.worker.rank import Rank, Undoable
+
+INJECTED = "no memory for what is prepared (injected)"
+
+
+class ChaosRank(Rank):
+    """A rank whose words lie in files, and that can die in the middle of a commit."""
+
+    def commit_half(self) -> bool:
+        """Write some of what was prepared, and fail."""
+        change = self._change
+        assert isinstance(change, Undoable)
+        some = change.prepared.patches[: len(change.prepared.patches) // 2]
+        change.live.commit(change.prepared._replace(patches=some))
+        return False
+
+
+def _open_live(
+    folder: Path, rank: int, ranks: int, schema: Schema, _may_load: object = None
+) -> LiveWeights:
+    regions = layout.regions(schema, rank, ranks)
+    sizes: dict[str, int] = {}
+    types: dict[str, np.dtype[np.unsignedinteger]] = {}
+    for place, held in regions.items():
+        for region in held:
+            sizes[region.parameter] = max(sizes.get(region.parameter, 0), region.parameter_stop)
+            types[region.parameter] = word_type(schema.tensors[place].dtype)
+    folder.mkdir(parents=True, exist_ok=True)
+    words = {
+        name: np.memmap(layout.file_of(folder, rank, name), types[name], "w+", shape=(size,))
+        for name, size in sizes.items()
+    }
+    return LiveWeights(schema, words, regions)
+
+
+def make_rank(folder: Path, rank: int, ranks: int) -> ChaosRank:
+    """A rank that maps its words when it learns the schema."""
+    return ChaosRank(functools.partial(_open_live, folder, rank, ranks))
+
+
+def _serve(folder: Path, rank: int, ranks: int, link: Connection) -> None:
+    """A rank process: one call after the other."""
+    spawning.end_with_parent()
+    mine = make_rank(folder, rank, ranks)
+    while True:
+        method, args = link.recv()
+        link.send(getattr(mine, method)(*args))
+
+
+@dataclass(slots=True)
+class ChaosRanks(Ranks):
+    """One rank in this process, or several in processes of their own; fails on order."""
+
+    folder: Path
+    ranks: int
+    journal: Journal
+    armed: list[str] = field(default_factory=list)
+    """prepare, commit, undo: the next of each fails."""
+    held: threading.Event = field(default_factory=threading.Event)
+    """While it is not set, no prepare ends."""
+    gone: str = ""
+    keeps_old: bool = False
+    """Whether what is prepared can be undone: only then a commit may fail."""
+    pids: list[int] = field(default_factory=list)
+    _links: list[Connection] = field(default_factory=list)
+    _here: ChaosRank | None = None
+
+    def __post_init__(self) -> None:
+        self.held.set()
+        if self.ranks == 1:
+            self._here = make_rank(self.folder, 0, 1)
+            return
+        context = multiprocessing.get_context("fork")  # before any thread was started
+        for rank in range(self.ranks):
+            link, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(self.folder, rank, self.ranks, theirs), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._links.append(link)
+            assert process.pid is not None
+            self.pids.append(process.pid)
+
+    @override
+    async def call(self, method: str, *args: object) -> Sequence[Any]:
+        if method == "prepared":
+            await asyncio.to_thread(self.held.wait)
+        if method == "prepare":
+            self.keeps_old = bool(args[1])
+        if method == "commit" and self.keeps_old and self._fires("commit"):
+            return await asyncio.to_thread(self._half_way)
+        if method == "undo" and self._fires("undo"):
+            return [False] * self.ranks
+        answers = await asyncio.to_thread(self._all, method, args)
+        if method == "prepared" and None not in answers and self._fires("prepare"):
+            answers[-1] = {"error": INJECTED, "is_corrupt": False}
+        return answers
+
+    def _fires(self, method: str) -> bool:
+        if method not in self.armed:
+            return False
+        self.armed.remove(method)
+        self.journal.write("fault", fault=f"rank fails in {method}")
+        return True
+
+    def _half_way(self) -> list[Any]:
+        """The first rank writes some or all of its words, the last one fails."""
+        if self._here is not None:
+            return [self._here.commit_half()]
+        self._links[0].send(("commit", ()))
+        self._links[-1].send(("commit_half", ()))
+        return [link.recv() for link in self._links]
+
+    def _all(self, method: str, args: Sequence[object]) -> list[Any]:
+        if self._here is not None:
+            return [getattr(self._here, method)(*args)]
+        try:
+            for link in self._links:
+                link.send((method, args))
+            return [link.recv() for link in self._links]
+        except (EOFError, OSError) as cause:
+            self.gone = "a rank process ended"
+            raise UnavailableError(f"engine: {self.gone}") from cause
+
+
+@dataclass(slots=True)
+class ChaosEngine(PolicyEngine, Steps):
+    """Labels and locks; the forward passes are the server's."""
+
+    info: EngineInfo
+    ranks: ChaosRanks
+    journal: Journal
+    store: ChaosStore
+    swap: Swap = field(init=False)
+    step: threading.Lock = field(default_factory=threading.Lock)
+    """Held during a forward pass, and during a swap."""
+    label: VersionId | None = None
+
+    def __post_init__(self) -> None:
+        self.swap = Swap(self.ranks, self)
+
+    @property
+    @override
+    def live(self) -> VersionId | None:
+        """The version that is served."""
+        return self.label
+
+    @property
+    @override
+    def failed(self) -> str:
+        """Why the engine cannot go on."""
+        return self.ranks.gone or self.swap.failed
+
+    @override
+    async def freeze(self) -> None:
+        await asyncio.to_thread(self.step.acquire)
+
+    @override
+    async def relabel(self, version: VersionId, *, drop_cache: bool) -> None:
+        asked = self.store.asked.pop(version.epoch + 1, None)
+        self.journal.write("live", version=str(version), asked=asked)
+        self.label = version
+
+    @override
+    async def thaw(self) -> None:
+        self.step.release()
+
+    @override
+    def generate(self, request: SampleRequest) -> AsyncGenerator[Piece, None]:
+        raise NotImplementedError("the server hashes instead")
+
+    @override
+    async def commit(self, staged: StagedVersion) -> float:
+        raise NotImplementedError("no version of this run is published whole")

@@ -1,0 +1,135 @@
+"""Checks that can be broken on purpose, one at a time: each must make the run fail."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from etude.common.weights import reading, staged
+from etude.common.weights.collector import Collector
+from etude.inference.moving import Mover
+from etude.inference.swap import Swap
+from etude.inference.worker.rank import Rank
+
+SLOW_S = 0.05
+"""What a slow machine may need between two steps, so that few versions show a fault."""
+
+
+class _Whatever(str):
+    """Equal to every other text."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    @override
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
+def _skip_epochs() -> None:
+    async def believes(_self: Mover, _version: object) -> None:
+        """Does not ask for newer epochs."""
+
+    broken: Any = Mover
+    broken._check_accepted = believes
+
+
+def _skip_base() -> None:
+    def nearest(planner: Any) -> Any:
+        """Takes what is live for the version before it on the chain."""
+        if planner.live is None:
+            return None
+        before = [each for each in planner.chain[:-1] if each.number <= planner.live.number]
+        return before[-1] if before else None
+
+    _change_prepare(lambda swap, target, base: (target, _with_state(base, swap._state.hex())))
+    # The package's attribute of this name is the function.
+    sys.modules["etude.common.weights.plan"]._Planner._start = nearest
+
+
+def _skip_prediction() -> None:
+    _change_prepare(
+        lambda _swap, target, base: (_with_state(target, _Whatever(target.state)), base)
+    )
+
+
+def _change_prepare(change: Callable[[Swap, Any, Any], tuple[Any, Any]]) -> None:
+    prepare = Swap.prepare
+
+    async def other(self: Swap, path: Any, target: Any, *, base: Any, keep_old: bool = True) -> int:
+        told, base = change(self, target, base)
+        size = await prepare(self, path, told, base=base, keep_old=keep_old)
+        if self._next is not None:
+            self._next = self._next._replace(target=target)
+        return size
+
+    broken: Any = Swap
+    broken.prepare = other
+
+
+def _with_state(ref: Any, state: str) -> Any:
+    return None if ref is None else ref.model_copy(update={"state": state})
+
+
+def _apply_twice() -> None:
+    prepare, once = Rank.prepare, Rank.commit
+    paths: dict[int, str] = {}
+
+    def remember(self: Rank, path: str, keep_old: bool) -> None:  # noqa: FBT001 - as it is called
+        paths[id(self)] = path
+        prepare(self, path, keep_old)
+
+    def commit(self: Rank) -> bool:
+        done, live = once(self), self._baked()
+        return done and live.commit(live.prepare(staged.read(Path(paths[id(self)]))))
+
+    Rank.prepare, Rank.commit = remember, commit  # type: ignore[method-assign]
+
+
+def _label_first() -> None:
+    commit = Swap._commit
+
+    async def early(self: Swap, prepared: Any) -> float:
+        await self.steps.relabel(prepared.target.version, drop_cache=False)
+        time.sleep(SLOW_S)  # noqa: ASYNC251 - the engine's own thread goes on
+        return await commit(self, prepared)
+
+    Swap._commit = early  # type: ignore[method-assign]
+
+
+def _skip_tombstone() -> None:
+    def hasty(self: Collector) -> list[str]:
+        doomed = self._look().deletable
+        time.sleep(40 * SLOW_S if doomed else 0)
+        self.store.delete(doomed)
+        return doomed
+
+    Collector.round = hasty  # type: ignore[method-assign]
+
+
+def _skip_blake3() -> None:
+    reading._is_intact = lambda *_: True
+
+
+MUTATIONS: dict[str, Callable[[], None]] = {
+    "skip the epoch check": _skip_epochs,
+    "skip the base check": _skip_base,
+    "apply twice": _apply_twice,
+    "label before write": _label_first,
+    "collect without tombstone": _skip_tombstone,
+    "skip BLAKE3": _skip_blake3,
+    "skip the predicted digest": _skip_prediction,
+}
+
+
+def apply(name: str) -> None:
+    """Break one check in this process; none if the name is empty."""
+    if name:
+        MUTATIONS[name]()
