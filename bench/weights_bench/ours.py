@@ -147,5 +147,6 @@ CODECS = (
     Ours("L1, zstd off", Codec.L1, compress=False),
     Ours("L2", Codec.L2),
     Ours("L2r", Codec.L2R),
+    Ours("dense deltas", Codec.DENSE_DELTA),
     Ours("dense planes", Codec.DENSE),
 )

@@ -162,7 +162,7 @@ def test_the_rows_that_the_next_test_damages_are_right() -> None:
         ([row(lo=1001)], "hi: outside"),
         ([row(changed=0)], "changed"),
         ([row(changed=1001)], "changed"),
-        ([row(codec=4)], "codec: unknown"),
+        ([row(codec=5)], "codec: unknown"),
         ([row(codec=255)], "codec: unknown"),
         ([row(flags=4)], "flags"),
         ([row(codec=Codec.DENSE, flags=2)], "flags"),

@@ -201,13 +201,43 @@ def test_complete_containers_need_no_old_words(ranks: int) -> None:
     assert total == state(new) == blank.plus(prepared.digest)
 
 
-def test_a_dense_block_takes_the_place_of_a_coded_one_where_much_changed() -> None:
+@pytest.mark.parametrize("codec", [Codec.L1, Codec.L2, Codec.L2R])
+def test_where_much_changed_all_words_of_a_block_are_moved(codec: Codec) -> None:
     old = random_words(1)
-    few = packed(old, stepped(old, 2, 0.01), shards(1)[0], Codec.L1)
-    many = packed(old, stepped(old, 2, 0.4), shards(1)[0], Codec.L1)
-    assert few.stats.codecs["L1"] > few.stats.codecs.get("DENSE", 0)
-    assert set(many.stats.codecs) == {"DENSE"}
-    assert many.stats.num_bytes < 1.01 * SCHEMA.num_bytes
+    few = packed(old, stepped(old, 2, 0.01), shards(1)[0], codec)
+    many = packed(old, stepped(old, 2, 0.4), shards(1)[0], codec)
+    assert few.stats.codecs[codec.name] > few.stats.codecs.get("DENSE", 0)
+    assert many.stats.codecs["DENSE_DELTA"] > few.stats.codecs.get("DENSE_DELTA", 0)
+    assert set(many.stats.codecs) <= {"DENSE_DELTA", "DENSE"}
+    assert many.stats.num_bytes < 0.5 * SCHEMA.num_bytes
+    assert equal(applied(old, [many]), stepped(old, 2, 0.4))
+
+
+def test_words_that_moved_far_everywhere_are_sent_themselves() -> None:
+    old, new = random_words(1), random_words(2)
+    new["embed"][:] = 0x3F80
+    found = packed(old, new, shards(1)[0], Codec.L1)
+    index = index_of(found.container)
+    embed = [each.name for each in SCHEMA.tensors].index("embed")
+    assert set(index.codec[index.tensor == embed].tolist()) == {int(Codec.DENSE)}
+    assert equal(applied(old, [found]), new)
+
+
+def test_moves_of_most_words_are_half_of_single_precision_weights() -> None:
+    rng = np.random.default_rng(0)
+    schema = Schema(grid=1, tensors=(spec("w", "F32", (400, 500)),))
+    values = rng.normal(0, 0.02, 200_000).astype(np.float32)
+    after = values + rng.normal(0, 1e-5, values.size).astype(np.float32)
+    old, new = values.view(np.uint32), after.view(np.uint32)
+    flat = np.flatnonzero(old != new)
+    with Packer(schema) as packer:
+        packer.add_changes(
+            *(0, flat, old[flat], new[flat], Shard(0, 200_000)),
+            block_words=lambda _, lo, hi: new[lo:hi],
+        )
+        stats = packer.finish().stats
+    assert set(stats.codecs) == {"DENSE_DELTA"}
+    assert stats.num_bytes < 0.6 * schema.num_bytes
 
 
 def test_tiles_without_changes_are_no_blocks() -> None:

@@ -1,4 +1,4 @@
-"""How one block is coded: as its setting says, or dense where that is smaller or nearly so."""
+"""How one block is coded: as its setting says, or every word of it where most of them change."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from etude.common.weights.changes import Changes
-from etude.common.weights.codecs import dense, l1, l2, xor
+from etude.common.weights.codecs import dense, dense_delta, l1, l2, xor
 from etude.common.weights.codecs.ids import WHOLE_TENSOR, Codec, Encoded
 from etude.common.weights.grouping import Piece, Shard
 from etude.common.weights.layout import Layout
@@ -18,9 +18,9 @@ BlockWords = Callable[[int, int, int], Words]
 """The new words of elements [lo, hi) of a tile: called with tile, lo, hi from other threads."""
 
 MAX_DENSITY = 0.25
-"""Above, a block is sent dense: it decodes faster than it could be coded."""
-_WORTH_COMPARING = 0.5
-"""Dense words compress to more than half: only coded blocks above that may be larger."""
+"""Above, how far every word moved takes less than the places of those that did."""
+_WORTH_COMPARING = 0.6
+"""Words of weights compress to more than this: only what is larger is compared with them."""
 _L2_BYTES = 4
 """Widest words that L2 codes."""
 
@@ -48,9 +48,14 @@ class BlockCoder:
     ) -> CodedBlock:
         """A block by its changes, whose old words are given.  k changes, [k]."""
         size, count = at.hi - at.lo, changes.index.size
-        if self.codec is Codec.DENSE or count > MAX_DENSITY * size:
+        is_dense = count > MAX_DENSITY * size
+        if self.codec is Codec.DENSE or (is_dense and not self.compress):
             return self.dense(tensor, at, count, block_words)
-        coded = self._coded(tensor, at, changes, old, block_words)
+        if is_dense or self.codec is Codec.DENSE_DELTA:
+            moves = dense_delta.encode(changes, elements=size)
+            coded = CodedBlock(tensor, at, count, Codec.DENSE_DELTA, moves)
+        else:
+            coded = self._coded(tensor, at, changes, old, block_words)
         if len(coded.encoded.payload) < _WORTH_COMPARING * size * old.dtype.itemsize:
             return coded
         whole = self.dense(tensor, at, count, block_words)

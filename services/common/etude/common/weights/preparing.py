@@ -144,7 +144,7 @@ class Preparation:
 
     def _prepare(self, block: StagedBlock, cut: _Cut, room: _Room) -> list[Patch]:
         """Add what a block changes in a region to its parameter, or return a patch of its own."""
-        every = block.index is None
+        every = block.index is None or block.index.size == block.hi - block.lo
         found = self._found(block, cut)
         parameter = cut.holding.region.parameter
         if cut.holding.region.counted:
@@ -189,7 +189,7 @@ class Preparation:
 
     def _again(self, block: StagedBlock, cut: _Cut) -> Callable[[], Indices]:
         """The positions of a whole block, worked out again whenever they are needed."""
-        bare = block._replace(data=None)  # its words need not stay in memory
+        bare = block._replace(index=None, data=None)  # which need not stay in memory
         return lambda: _positions(self._places(bare, _index(bare), cut.holding.window)[0], cut)
 
 

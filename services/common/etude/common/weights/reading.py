@@ -10,7 +10,7 @@ from etude.common.blobs import Range, RangeReader, Store
 from etude.common.errors import CorruptError
 from etude.common.weights import staged
 from etude.common.weights.blocks import HASH_BYTES, BlockRow, Index
-from etude.common.weights.codecs import dense, l1, xor
+from etude.common.weights.codecs import dense, dense_delta, l1, xor
 from etude.common.weights.codecs.ids import Codec
 from etude.common.weights.container import parse_index
 from etude.common.weights.manifest import PayloadObject
@@ -111,6 +111,11 @@ def stage_block(block: Block, schema: Schema, *, where: str) -> StagedBlock:
         case Codec.DENSE:
             words = dense.decode(payload, **counts, word=word, where=where)
             return StagedBlock(*at, None, words)
+        case Codec.DENSE_DELTA:
+            found = dense_delta.decode(
+                payload, **counts, changed=row.changed, word=word, where=where
+            )
+            return StagedBlock(*at, found.index, found.delta)
         case Codec.L1:
             found = l1.decode(payload, **counts, changed=row.changed, word=word, where=where)
             return StagedBlock(*at, found.index, found.delta)

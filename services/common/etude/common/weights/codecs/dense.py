@@ -1,18 +1,13 @@
 """Dense blocks: the new words themselves, as they are or as compressed byte planes.
 
-Payload: words, little-endian; with DENSE_PLANES `length u32` per byte of a word, then the planes,
-lowest byte first, each a zstd frame if that is smaller and raw if its length is the number of
-elements.
+Payload: words, little-endian; with DENSE_PLANES byte planes of them (see planes).
 """
 
-import struct
-
 import numpy as np
-import numpy.typing as npt
 from typing_extensions import Buffer
 
 from etude.common.errors import CorruptError
-from etude.common.weights.codecs import zstd
+from etude.common.weights.codecs import planes
 from etude.common.weights.codecs.ids import DENSE_PLANES, Encoded
 from etude.common.weights.words import Words
 
@@ -24,9 +19,7 @@ def encode(words: Words, *, compress: bool = True) -> Encoded:
         return Encoded(raw, 0)
     width = words.dtype.itemsize
     octets = np.frombuffer(raw, np.uint8).reshape(-1, width)
-    planes = [_smaller(np.ascontiguousarray(octets[:, place])) for place in range(width)]
-    lengths = struct.pack(f"<{width}I", *map(len, planes))
-    payload = b"".join([lengths, *planes])
+    payload = planes.packed(np.ascontiguousarray(octets.T))
     return Encoded(payload, DENSE_PLANES) if len(payload) < len(raw) else Encoded(raw, 0)
 
 
@@ -58,26 +51,7 @@ def _joined(
     data: memoryview, *, elements: int, word: np.dtype[np.unsignedinteger], where: str
 ) -> Words:
     width = word.itemsize
-    if len(data) < 4 * width or len(data) >= elements * width:
+    if len(data) >= elements * width:
         raise CorruptError(f"{where}: {len(data)} bytes for {width} planes of {elements}")
-    lengths = struct.unpack_from(f"<{width}I", data)
-    if 4 * width + sum(lengths) != len(data) or max(lengths) > elements:
-        raise CorruptError(f"{where}: planes: lengths {lengths} in a payload of {len(data)}")
-    out = np.empty((elements, width), np.uint8)
-    start = 4 * width
-    for place, length in enumerate(lengths):
-        plane = data[start : start + length]
-        start += length
-        out[:, place] = _plane(plane, elements, where=f"{where}: plane {place}")
-    return out.reshape(-1).view(word)
-
-
-def _plane(plane: memoryview, elements: int, *, where: str) -> npt.NDArray[np.uint8]:
-    if len(plane) == elements:
-        return np.frombuffer(plane, np.uint8)
-    return np.frombuffer(zstd.expanded(plane, least=elements, most=elements, where=where), np.uint8)
-
-
-def _smaller(plane: npt.NDArray[np.uint8]) -> bytes:
-    frame = zstd.compressed(plane.data)
-    return frame if len(frame) < plane.size else plane.tobytes()
+    found = planes.unpacked(data, elements=elements, width=width, where=where)
+    return np.ascontiguousarray(found.T).reshape(-1).view(word)

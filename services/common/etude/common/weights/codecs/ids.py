@@ -15,6 +15,8 @@ class Codec(IntEnum):
     """Rank gaps by class of the old exponent, differences as Rice codes."""
     L2R = 3
     """L2 with differences as rANS codes."""
+    DENSE_DELTA = 4
+    """Ulp differences of every element, as byte planes."""
     XOR_ZSTD = 15
     """Old XOR new of a whole tensor under zstd: what others do, for comparisons."""
 
@@ -31,6 +33,7 @@ FLAGS = {
     Codec.L1: L1_GAPS_ZSTD | L1_ULPS_ZSTD,
     Codec.L2: 0,
     Codec.L2R: 0,
+    Codec.DENSE_DELTA: 0,
     Codec.XOR_ZSTD: 0,
 }
 """All flags that a codec knows."""
