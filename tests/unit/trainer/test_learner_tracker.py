@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.trainer import tracker
-from etude.trainer.tracker import MOST_TOUCHED, Touched, Tracker
+from etude.trainer.tracker import MOST_TOUCHED, Touched, Tracker, Whole
 
 SIZE = 300
 
@@ -17,7 +17,7 @@ def bits(values: npt.NDArray[np.uint16]) -> torch.Tensor:
     return torch.from_numpy(values.view(np.int16))
 
 
-steps = st.lists(st.dictionaries(st.integers(0, SIZE - 1), st.integers(0, 2**16 - 1), max_size=20))
+steps = st.lists(st.dictionaries(st.integers(0, SIZE - 1), st.integers(0, 2**16 - 1), max_size=80))
 
 
 @given(drawn=steps, cut=st.integers(0, 10))
@@ -40,8 +40,11 @@ def test_the_first_old_bits_of_every_touched_place_are_kept(
         watch.record("w", bits(before), bits(words))
     found = tracker.joined(taken, watch.take(), elements={"w": SIZE}).get("w", ())
     if found is None:
-        # Each half may drop its list by itself, and the whole does above the limit.
+        # Two lists that are too long together: the bits between them are known no more.
         assert len(touched) > SIZE * MOST_TOUCHED
+    elif isinstance(found, Whole):
+        assert len(touched) > SIZE * MOST_TOUCHED
+        assert np.array_equal(found.old, base)
     elif not touched:
         assert found == ()
     else:
@@ -71,15 +74,51 @@ def test_a_shard_without_elements_never_changes() -> None:
     assert found.flat.size == 0
 
 
-def test_a_parameter_that_changed_too_much_is_not_watched_until_the_next_version() -> None:
+def test_of_a_parameter_that_changed_too_much_all_old_bits_are_kept_until_the_next_version() -> (
+    None
+):
     watch = Tracker()
     assert not watch.wants("w")
     watch.arm()
-    old = np.zeros(100, np.uint16)
-    watch.record("w", bits(old), bits(old + np.uint16(1)))
+    old = np.arange(100, dtype=np.uint16)
+    few = old.copy()
+    few[[3, 50]] = 1000
+    watch.record("w", bits(old), bits(few))
+    assert watch.wants("w")
+    watch.record("w", bits(few), bits(few + np.uint16(1)))
     assert not watch.wants("w")
     assert watch.wants("v")
-    assert watch.take() == {"w": None}
+    found = watch.take()["w"]
+    assert isinstance(found, Whole)
+    assert np.array_equal(found.old, old)
     assert watch.wants("w")
     watch.disarm()
     assert not watch.wants("w")
+
+
+def test_beyond_a_limit_parameters_that_changed_too_much_are_forgotten() -> None:
+    watch = Tracker(most_kept_bytes=300)
+    watch.arm()
+    old = np.zeros(100, np.uint16)
+    for name in ("u", "v"):
+        watch.record(name, bits(old), bits(old + np.uint16(1)))
+        assert not watch.wants(name)
+    found = watch.take()
+    assert isinstance(found["u"], Whole)
+    assert found["v"] is None
+    # The bits of the next version are another matter.
+    watch.record("v", bits(old), bits(old + np.uint16(1)))
+    assert isinstance(watch.take()["v"], Whole)
+
+
+def test_old_bits_of_the_first_period_win_over_those_of_the_next() -> None:
+    base = np.arange(8, dtype=np.uint16)
+    first = Touched(np.array([1, 5]), base[[1, 5]])
+    then = Whole(np.where(np.isin(base, [1, 5]), 77, base).astype(np.uint16))
+    found = tracker.merged(first, then, elements=8)
+    assert isinstance(found, Whole)
+    assert np.array_equal(found.old, base)
+    assert tracker.merged(found, first, elements=8) is found
+    assert tracker.merged(found, None, elements=8) is found
+    assert tracker.merged(first, None, elements=8) is None
+    assert tracker.merged(None, then, elements=8) is None

@@ -10,12 +10,13 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from etude.common.weights.changes import differing
 from etude.common.weights.tiles import Tiling
 from etude.common.weights.words import Words, word_type
 from etude.trainer import wire
 from etude.trainer.layout import Layout
 from etude.trainer.ranks import Ranks
-from etude.trainer.tracker import Changes, Flat, Touched
+from etude.trainer.tracker import Changes, Flat, Touched, Whole
 
 
 class Held(NamedTuple):
@@ -151,6 +152,8 @@ class Live(NamedTuple):
         touched = changes.get(held.source, _UNTOUCHED)
         if touched is None:
             return None
+        if isinstance(touched, Whole):
+            return self._compared(held, touched)
         low, high = np.searchsorted(touched.flat, (held.start, held.start + held.length))
         flat, old = touched.flat[low:high], touched.old[low:high]
         if not flat.size:
@@ -159,6 +162,12 @@ class Live(NamedTuple):
         # A later step may have turned back what an earlier one did.
         differs = old != new
         return Edits(flat[differs], old[differs], new[differs])
+
+    def _compared(self, held: Held, whole: Whole) -> Edits:
+        """Likewise, where all old words are known."""
+        old, new = whole.old[held.start : held.start + held.length], self._words(held)
+        places = differing(old, new)
+        return Edits(places + held.start, old[places], new[places])
 
     def _words(self, held: Held) -> Words:
         tensor = self.sources[held.source]

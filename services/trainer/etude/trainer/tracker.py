@@ -2,7 +2,9 @@
 
 For each parameter: the places that an optimiser step touched since the version, and the bits
 that were there. The first old bits count, whatever later steps do; what they are now is read
-when a version is packed.
+when a version is packed. Of a parameter in which too many places are touched for a list, all old
+bits are kept instead, as long as those of all such parameters together are small: a model whose
+steps touch everything, as those of a small fp32 model do, still publishes what changed.
 """
 
 from typing import NamedTuple
@@ -18,7 +20,11 @@ from etude.trainer import wire
 Flat = npt.NDArray[np.int64]
 
 MOST_TOUCHED = 0.25
-"""Above this share whole blocks are smaller than changes, and so is not remembering them."""
+"""Above this share all old bits take less memory than a list of places and bits."""
+
+MOST_KEPT_BYTES = 256 << 20
+"""Of parameters that are kept whole, on one rank: beyond, the next version replaces them, which
+costs more bytes in the store and none here."""
 
 
 class Touched(NamedTuple):
@@ -30,15 +36,23 @@ class Touched(NamedTuple):
     """What the version has there. [k]"""
 
 
-Changes = dict[str, Touched | None]
-"""By parameter; None where too much changed to be listed, absent where nothing did."""
+class Whole(NamedTuple):
+    """One parameter's shard as it is in the version, of which any element may have changed."""
+
+    old: Words
+    """[n]"""
+
+
+Changes = dict[str, Touched | Whole | None]
+"""By parameter; None where too much changed to be remembered, absent where nothing did."""
 
 
 class Tracker:
     """Follows the parameters of one rank, once it is armed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, most_kept_bytes: int = MOST_KEPT_BYTES) -> None:
         self._changes: Changes | None = None
+        self._most_kept_bytes = most_kept_bytes
 
     @property
     def is_armed(self) -> bool:
@@ -55,7 +69,9 @@ class Tracker:
 
     def wants(self, name: str) -> bool:
         """Whether a step of this parameter must be recorded."""
-        return self._changes is not None and self._changes.get(name, ()) is not None
+        if self._changes is None:
+            return False
+        return name not in self._changes or isinstance(self._changes[name], Touched)
 
     def record(self, name: str, old: Tensor, new: Tensor) -> None:
         """Take in one step of one parameter.
@@ -67,16 +83,28 @@ class Tracker:
         """
         if self._changes is None:
             return
-        found = differences(old, new)
-        if name in self._changes:
-            found = merged(self._changes[name], found, elements=old.numel())
-        if found is None or found.flat.size:
+        found: Touched | Whole | None = differences(old, new)
+        before = self._changes.get(name, _UNTOUCHED)
+        if isinstance(before, Touched):
+            both = merged(before, found, elements=old.numel())
+            found = self._whole(before, old) if both is None else both
+        else:
+            found = before
+        if not isinstance(found, Touched) or found.flat.size:
             self._changes[name] = found
 
     def take(self) -> Changes:
         """What changed since it was armed or last asked; what follows is counted from here."""
         taken, self._changes = self._changes or {}, {}
         return taken
+
+    def _whole(self, before: Touched, old: Tensor) -> Whole | None:
+        """All bits of the version, given those before a step and what earlier ones touched."""
+        kept = [found for found in (self._changes or {}).values() if isinstance(found, Whole)]
+        words = wire.as_words(old)
+        if sum(found.old.nbytes for found in kept) + words.nbytes > self._most_kept_bytes:
+            return None
+        return overlaid(before, words)
 
 
 def differences(old: Tensor, new: Tensor) -> Touched | None:
@@ -99,18 +127,31 @@ def differences(old: Tensor, new: Tensor) -> Touched | None:
     return None if count < 0 else Touched(flat[:count].copy(), values[:count].copy())
 
 
-def merged(first: Touched | None, then: Touched | None, *, elements: int) -> Touched | None:
+def merged(
+    first: Touched | Whole | None, then: Touched | Whole | None, *, elements: int
+) -> Touched | Whole | None:
     """The changes of two periods, one after the other, of a shard of so many elements."""
-    if first is None or then is None:
-        return None
+    if not isinstance(first, Touched) or then is None:
+        return first if isinstance(first, Whole) else None
+    if isinstance(then, Whole):
+        return overlaid(first, then.old)
     most = first.flat.size + then.flat.size
-    flat, values = np.empty(most, np.int64), np.empty(most, first.old.dtype)
+    flat, values = np.empty(most, np.int64), np.empty(most, then.old.dtype)
     count = _merge(
-        (fixed(first.flat), fixed(first.old)), (fixed(then.flat), fixed(then.old)), flat, values
+        (fixed(first.flat), fixed(first.old.astype(then.old.dtype, copy=False))),
+        (fixed(then.flat), fixed(then.old)),
+        *(flat, values),
     )
     if count > int(elements * MOST_TOUCHED):
         return None
     return Touched(flat[:count].copy(), values[:count].copy())
+
+
+def overlaid(first: Touched, then: Words) -> Whole:
+    """The bits before a period that touched some places, given all bits after it.  [n]."""
+    words = then.copy()
+    words[first.flat] = first.old
+    return Whole(words)
 
 
 def joined(first: Changes, then: Changes, *, elements: dict[str, int]) -> Changes:
@@ -119,6 +160,9 @@ def joined(first: Changes, then: Changes, *, elements: dict[str, int]) -> Change
     for name in first.keys() & then.keys():
         everything[name] = merged(first[name], then[name], elements=elements[name])
     return everything
+
+
+_UNTOUCHED = Touched(np.empty(0, np.int64), np.empty(0, np.uint8))
 
 
 @compiled

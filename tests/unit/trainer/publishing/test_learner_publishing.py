@@ -1,6 +1,7 @@
 """What a learner publishes, as a reader of the store finds it."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 
 from etude.common.blobs import Store
 from etude.common.weights import VersionId
+from etude.trainer import publisher
 from etude.trainer.batches import SupervisedSequence
 from etude.trainer.learner import Learner
+from etude.trainer.tracker import Tracker
 
 Build = Callable[..., Learner]
 
@@ -66,7 +69,26 @@ def test_few_changes_are_sent_as_changes_and_none_as_nothing(
     assert reader.kinds == ["complete", "delta", "delta"]
 
 
-def test_weights_that_all_changed_need_no_earlier_version(build: Build, chain: Any) -> None:
+def test_weights_that_all_changed_are_moved_from_the_version_before(
+    build: Build, chain: Any, reader: Any
+) -> None:
+    learner = build(dtype="Float32")
+    learner.start_phase(phase("1e-4"), 0)
+    reader.follow(chain.publish(learner))
+    for seed in range(2):
+        learner.supervised_step(texts(seed))
+        found = chain.publish(learner)
+        assert not found.is_complete
+        assert found.stats.changed > 0.99 * found.stats.elements
+        assert found.num_bytes < 0.7 * 4 * found.stats.elements + 4096
+        reader.follow(found)
+        reader.assert_equal(learner)
+
+
+def test_weights_that_all_changed_and_are_too_many_to_be_kept_need_no_earlier_version(
+    build: Build, chain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "Tracker", partial(Tracker, most_kept_bytes=0))
     learner = build(dtype="Float32")
     learner.start_phase(phase("1e-2"), 0)
     chain.publish(learner)
