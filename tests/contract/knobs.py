@@ -46,15 +46,16 @@ STORAGE = {
     "region": "etude.common.files",
     "secretRef.name": f"{OPERATOR}.desired secret",
 }
-LEARNER = f"{TRAINER}.learner_config"
+PUBLISHER = f"{TRAINER}.publisher"
+SHARE = f"{TRAINER}.share"
 ENGINE = "etude.inference.settings"
 KEEPER = f"{TRAINER}.keeper"
 WEIGHT_SETTINGS = {
-    "codec": LEARNER,
-    "tileGrid": LEARNER,
-    "stepsPerVersion": f"{CONTROLLER}.publishing",
+    "codec": SHARE,
+    "tileGrid": SHARE,
+    "stepsPerVersion": f"{CONTROLLER}.reinforcement",
     "backlog": f"{CONTROLLER}.publishing",
-    "allowNonFinite": LEARNER,
+    "allowNonFinite": PUBLISHER,
     "chainRatio": KEEPER,
     "skips": KEEPER,
     "commit": f"{CONTROLLER}.engines",
@@ -129,7 +130,7 @@ RLRUN = {
     "roles.rewards.functions[].timeoutSeconds": "etude.common.api.roles self",
     "weights.dtype": "etude.inference.settings",
     "weights.timeoutSeconds": f"{CONTROLLER}.host",
-    "weights.encoding": "etude.trainer.learner_config",
+    "weights.encoding": f"{PUBLISHER} _settings",
     "weights.keyframeEverySteps": f"{TRAINER}.keeper",
     "weights.pause": "etude.inference.settings",
     **dict(under("weights.advanced", WEIGHT_SETTINGS)),

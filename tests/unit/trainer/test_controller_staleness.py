@@ -44,6 +44,16 @@ def test_a_rollout_staler_than_the_limit_is_late() -> None:
     assert bound.is_late(bound.deadline(3), trainer=5)
 
 
+def test_a_version_of_several_steps_admits_their_batches_and_ages_all_of_them_at_once() -> None:
+    bound = StalenessBound(groups_per_step=2, max_staleness=0, steps_per_version=3)
+    assert sum(bound.can_admit(i, serving=0) for i in range(20)) == 6
+    assert [bound.is_late(bound.deadline(0), trainer=step) for step in range(4)] == [
+        *(False, False, False),
+        True,
+    ]
+    assert [bound.staleness(0, trainer=step) for step in (2, 3, 6)] == [0, 1, 2]
+
+
 @dataclass
 class Simulation:
     """A controller with the real rules over made-up durations."""
@@ -62,6 +72,8 @@ class Simulation:
     ready: set[int] = field(default_factory=set)
     publications: list[tuple[int, int]] = field(default_factory=list)
     worst: int = 0
+    extra: frozenset[int] = frozenset()
+    """Steps after which a version is published though none is due."""
 
     def run(self) -> None:
         while self.trainer < self.steps:
@@ -92,10 +104,13 @@ class Simulation:
             return False
         assert len(batch) == self.bound.groups_per_step
         for index in map(int, batch):
-            self.worst = max(self.worst, self.trainer - self.oldest[index])
+            every = self.bound.steps_per_version
+            age = self.trainer // every - self.oldest[index] // every
+            self.worst = max(self.worst, age)
             self.ready.remove(index)
         self.trainer += 1
-        self.publications.append((self.clock + self.publish_delay, self.trainer))
+        if self.trainer % self.bound.steps_per_version == 0 or self.trainer in self.extra:
+            self.publications.append((self.clock + self.publish_delay, self.trainer))
         return True
 
     def advance(self) -> None:
@@ -115,12 +130,23 @@ class Simulation:
     max_staleness=st.integers(0, 4),
     durations=st.lists(st.integers(1, 200), min_size=1, max_size=60),
     publish_delay=st.integers(0, 30),
+    steps_per_version=st.integers(1, 5),
+    extra=st.frozensets(st.integers(1, 25), max_size=4),
 )
 def test_no_schedule_exceeds_the_bound_or_stops(
-    groups_per_step: int, max_staleness: int, durations: list[int], publish_delay: int
+    groups_per_step: int,
+    max_staleness: int,
+    durations: list[int],
+    publish_delay: int,
+    steps_per_version: int,
+    extra: frozenset[int],
 ) -> None:
-    bound = StalenessBound(groups_per_step=groups_per_step, max_staleness=max_staleness)
-    simulation = Simulation(bound, durations, publish_delay, steps=25)
+    bound = StalenessBound(
+        groups_per_step=groups_per_step,
+        max_staleness=max_staleness,
+        steps_per_version=steps_per_version,
+    )
+    simulation = Simulation(bound, durations, publish_delay, steps=25, extra=extra)
     simulation.run()
     assert simulation.worst <= max_staleness
 

@@ -56,6 +56,7 @@ def audit(
     *,
     acknowledged: Collection[str] = (),
     max_staleness: int | None = None,
+    steps_per_version: int = 1,
 ) -> Audit:
     """Judge a run by the objects below its journal prefix.
 
@@ -63,9 +64,10 @@ def audit(
         objects: key to content.
         acknowledged: rollout ids that were acknowledged, kept by somebody else than the controller.
         max_staleness: bound of the sampled phase; unset leaves staleness unchecked.
+        steps_per_version: as the run has it.
     """
     records, broken = _accepted_records(objects)
-    judge = _Judge(max_staleness=max_staleness)
+    judge = _Judge(max_staleness=max_staleness, steps_per_version=steps_per_version)
     judge.result.findings += broken
     for record in records:
         judge.see(record)
@@ -76,6 +78,7 @@ def audit(
 @dataclass(slots=True)
 class _Judge:
     max_staleness: int | None
+    steps_per_version: int
     result: Audit = field(default_factory=Audit)
     groups: dict[str, _Group] = field(default_factory=dict)
     tasks: set[str] = field(default_factory=set)
@@ -155,7 +158,8 @@ class _Judge:
         self.batches[step] = names
         if self.versions:
             newest = max(self.versions.values())
-            self.starts.setdefault(body.phase, newest - (body.step - 1))
+            done = (body.step - 1) // self.steps_per_version * self.steps_per_version
+            self.starts.setdefault(body.phase, newest - done)
         for name in names:
             self.train(name, step)
 
@@ -182,16 +186,17 @@ class _Judge:
     def check_staleness(self, body: pb.JournalRollout, step: tuple[str, int]) -> None:
         if self.max_staleness is None or step[0] not in self.starts:
             return
-        trainer = self.starts[step[0]] + step[1] - 1
+        start, trained = self.starts[step[0]], step[1] - 1
         oldest, newest = body.rollout.oldest, body.rollout.newest
         name = body.rollout.rollout_id
         for version in (oldest, newest):
             if (version.epoch, version.number) not in self.versions:
                 self.find("I3", f"{name} used version {version.number}, not published before")
                 return
-        position = max(self.versions[oldest.epoch, oldest.number], self.starts[step[0]])
-        if trainer - position > self.max_staleness:
-            self.find("I3", f"{name} is {trainer - position} versions old in step {step}")
+        at = max(self.versions[oldest.epoch, oldest.number] - start, 0)
+        staleness = trained // self.steps_per_version - at // self.steps_per_version
+        if staleness > self.max_staleness:
+            self.find("I3", f"{name} is {staleness} versions old in step {step}")
 
     def step(self, body: pb.JournalStep) -> None:
         step = (body.phase, body.step)

@@ -44,7 +44,7 @@ def check_faults(run: Run, groups: Sequence[Group], limits: RolloutPolicy) -> No
 
 
 def check_mismatch(run: Run, result: StepResult) -> None:
-    """Refuse a step on samples of other weights.
+    """Refuse a step on samples of other weights; ask only while these are the published ones.
 
     Raises:
         MismatchError: engine and learner disagree.

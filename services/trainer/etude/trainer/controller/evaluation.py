@@ -1,7 +1,7 @@
 """Success on held-out tasks: a sampled pass as in training, and a greedy one."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -50,23 +50,31 @@ class Evaluator:
     _refused: set[str] = field(default_factory=set)
     """What was told about task sets that cannot be used: the same thing is not told again."""
 
+    def is_due(self) -> bool:
+        """Whether there is anything to evaluate now."""
+        return any(True for _ in self._due())
+
     async def evaluate(self) -> bool:
         """Do what is due now; False if the controller was told to stop before it was done."""
+        for evaluation, key, found in self._due():
+            tasks = (await self._tasks_of(evaluation))[: found.limit]
+            if not tasks:
+                continue
+            if not await self._evaluate(evaluation.name, tasks, is_greedy=found.is_greedy):
+                return False
+            self.run.cursor.evaluated.append(key)
+        return True
+
+    def _due(self) -> Iterator[tuple[Evaluation, str, Pass]]:
+        """Each evaluation that is due, and the name under which it is remembered."""
         cursor = self.run.cursor
         for evaluation in self.run.orders.evaluation:
             if evaluation.phase != self.phase.name:
                 continue
             key = f"{evaluation.name}@{self.phase.name}:{cursor.step}"
             found = due(evaluation, step=cursor.step, last_step=self.phase.max_steps)
-            if found is None or key in cursor.evaluated:
-                continue
-            tasks = (await self._tasks_of(evaluation))[: found.limit]
-            if not tasks:
-                continue
-            if not await self._evaluate(evaluation.name, tasks, is_greedy=found.is_greedy):
-                return False
-            cursor.evaluated.append(key)
-        return True
+            if found is not None and key not in cursor.evaluated:
+                yield evaluation, key, found
 
     async def _tasks_of(self, evaluation: Evaluation) -> tuple[Task, ...]:
         """The tasks to measure on, also those of an evaluation that was added or changed."""

@@ -52,7 +52,7 @@ class Reinforcement:
     _in_flight: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _serving: int = 0
-    """Position of the version that the engines in rotation serve."""
+    """Steps of the phase in the version that the engines in rotation serve."""
     _retried: int = field(init=False)
     _dropped: int = field(init=False)
     """Counts of the run at the last step."""
@@ -62,6 +62,7 @@ class Reinforcement:
         self.bound = StalenessBound(
             groups_per_step=self.algorithm.prompts_per_step,
             max_staleness=limits.max_staleness_versions,
+            steps_per_version=self.run.resolved.spec.weights.advanced.steps_per_version,
         )
         self.limits = self.phase.rollout or RolloutPolicy()
         self.distrust = Distrust(self.run)
@@ -78,11 +79,13 @@ class Reinforcement:
         run = self.run
         await run.learners.start_phase(self.phase, run.cursor.step)
         await self._train_again()
-        await publish(run)
-        await self._serve()
+        await self._publish()
         async with self._tasks:
             try:
-                return await self._steps()
+                is_done = await self._steps()
+                if is_done:
+                    await self._publish()
+                return is_done
             finally:
                 for task in self._in_flight.values():
                     task.cancel()
@@ -125,10 +128,18 @@ class Reinforcement:
             if left.phase in over:
                 raise RunFailedError(f"the journal holds batch {left}, which no step leads to")
 
-    async def _serve(self) -> float:
+    def _is_version_due(self) -> bool:
+        """Whether enough steps are done, or the present weights are to be evaluated."""
+        step = self.run.cursor.step
+        is_last = step == self.phase.max_steps
+        return is_last or not step % self.bound.steps_per_version or self.evaluator.is_due()
+
+    async def _publish(self) -> Row:
+        """Have the engines serve the present weights; what that took."""
+        published_s = await publish(self.run)
         swap_ms = await serve(self.run)
         self._serving = self.run.cursor.step
-        return swap_ms
+        return {"publish_seconds": round(published_s, 4), "swap_ms": round(swap_ms, 2)}
 
     def _position(self, version: VersionId) -> int | None:
         step = self.run.book.ledger.versions.get(version)
@@ -254,12 +265,12 @@ class Reinforcement:
         # Durable before the learner sees it; the rollouts stand before it in the log.
         await run.book.journal.durable(sequence)
         result = await run.learners.policy_step(policy_batch(groups))
-        check_mismatch(run, result)
+        if not run.cursor.step % self.bound.steps_per_version:
+            check_mismatch(run, result)
         row = self._done(result, groups, waited_s=waited_s)
-        published_s = await publish(run)
-        swap_ms = await self._serve()
-        took = {"publish_seconds": round(published_s, 4), "swap_ms": round(swap_ms, 2)}
-        run.recording.note(row | took)
+        if self._is_version_due():
+            row |= await self._publish()
+        run.recording.note(row)
         status = run.reports.status
         status.rollouts.in_flight = len(self._in_flight) * self.algorithm.group_size
 
@@ -268,7 +279,7 @@ class Reinforcement:
         run = self.run
         step = Step(self.phase.name, run.cursor.step + 1)
         staleness = [
-            run.cursor.step - oldest
+            self.bound.staleness(oldest, trainer=run.cursor.step)
             for group in groups
             if (oldest := group.oldest(self._position)) is not None
         ]

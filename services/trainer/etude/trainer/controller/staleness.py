@@ -1,9 +1,11 @@
 """Bounded staleness: which groups may start, and which may be trained next.
 
-Everything counts in positions: the number of batches trained into a version along the accepted
-chain. With P groups per step and a bound of S, admission lets at most P·(D + 1) groups ever have a
-deadline of D or earlier, so a schedule without a late group exists; the batch rule keeps it
-reachable.
+Versions and the trainer are given by the batches that are trained into them. Staleness counts in
+positions: versions along the accepted chain, of which there is one for every N batches; what a
+take-over publishes between two of them has the position of the earlier one. A deadline is the last
+number of batches at which a group may be trained. With P groups per batch, admission lets at most
+P·(D + 1) groups ever have a deadline of D or earlier, so a schedule without a late group exists;
+the batch rule keeps it reachable.
 """
 
 import itertools
@@ -26,29 +28,39 @@ class StalenessBound:
     groups_per_step: int
     max_staleness: int
     """Positions between the oldest version that touched a token and the trainer's at its batch."""
+    steps_per_version: int = 1
+    """Batches from one version to the next."""
 
     def __post_init__(self) -> None:
         if self.groups_per_step < 1:
             raise ValueError(f"groups_per_step must be >= 1, got {self.groups_per_step}")
         if self.max_staleness < 0:
             raise ValueError(f"max_staleness must be >= 0, got {self.max_staleness}")
+        if self.steps_per_version < 1:
+            raise ValueError(f"steps_per_version must be >= 1, got {self.steps_per_version}")
+
+    def staleness(self, oldest: int, *, trainer: int) -> int:
+        """Positions from the oldest version that touched a group's tokens to the trainer's."""
+        return trainer // self.steps_per_version - oldest // self.steps_per_version
 
     def can_admit(self, groups: int, *, serving: int) -> bool:
         """Whether one more group may start.
 
         Args:
             groups: groups trained and groups live; dropped ones do not count.
-            serving: position of the oldest version that a replica in rotation still serves.
+            serving: batches in the oldest version that a replica in rotation still serves.
         """
-        return groups < self.groups_per_step * (serving + self.max_staleness + 1)
+        return groups < self.groups_per_step * (self.deadline(serving) + 1)
 
     def deadline(self, oldest: int) -> int:
-        """Last position of the trainer at which a group may be trained.
+        """The most batches that the trainer may be at when it trains a group.
 
         Args:
-            oldest: oldest position that touched its tokens; before there are any, the serving one.
+            oldest: batches in the oldest version that touched its tokens; before there are any, in
+                the serving one.
         """
-        return oldest + self.max_staleness
+        position = oldest // self.steps_per_version + self.max_staleness
+        return (position + 1) * self.steps_per_version - 1
 
     def is_late(self, deadline: int, *, trainer: int) -> bool:
         """Whether a group can no longer be trained within the bound."""
@@ -62,7 +74,7 @@ class StalenessBound:
         Args:
             ready: groups whose rollouts are all scored and which are not late.
             unfinished: groups that are still running.
-            trainer: position of the trainer.
+            trainer: batches trained so far.
         """
         by_deadline = sorted(ready, key=lambda due: due.deadline)
         if len(by_deadline) < self.groups_per_step:
