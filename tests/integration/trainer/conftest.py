@@ -145,6 +145,46 @@ class Weights(weights_pb2_grpc.WeightServiceServicer):
     ) -> AsyncIterator[weights_pb2.WatchWeightStatusResponse]:
         yield weights_pb2.WatchWeightStatusResponse()
 
+    @override
+    async def AnnounceVersion(
+        self,
+        request: weights_pb2.AnnounceVersionRequest,
+        context: grpc.aio.ServicerContext[
+            weights_pb2.AnnounceVersionRequest, weights_pb2.AnnounceVersionResponse
+        ],
+    ) -> weights_pb2.AnnounceVersionResponse:
+        return weights_pb2.AnnounceVersionResponse()
+
+    @override
+    async def StageVersion(
+        self,
+        request: weights_pb2.StageVersionRequest,
+        context: grpc.aio.ServicerContext[
+            weights_pb2.StageVersionRequest, weights_pb2.StageVersionResponse
+        ],
+    ) -> weights_pb2.StageVersionResponse:
+        return weights_pb2.StageVersionResponse()
+
+    @override
+    async def RollbackVersion(
+        self,
+        request: weights_pb2.RollbackVersionRequest,
+        context: grpc.aio.ServicerContext[
+            weights_pb2.RollbackVersionRequest, weights_pb2.RollbackVersionResponse
+        ],
+    ) -> weights_pb2.RollbackVersionResponse:
+        return weights_pb2.RollbackVersionResponse()
+
+    @override
+    async def SetTarget(
+        self,
+        request: weights_pb2.SetTargetRequest,
+        context: grpc.aio.ServicerContext[
+            weights_pb2.SetTargetRequest, weights_pb2.SetTargetResponse
+        ],
+    ) -> weights_pb2.SetTargetResponse:
+        return weights_pb2.SetTargetResponse()
+
 
 @dataclass(slots=True)
 class Broker(environments_pb2_grpc.EnvBrokerServiceServicer):

@@ -96,8 +96,8 @@ class Beside(Keeping):
     keeper: Keeper
 
     @override
-    async def round(self) -> KeeperReport:
-        return await asyncio.to_thread(self.keeper.round)
+    async def round(self, epoch: int) -> KeeperReport:
+        return await asyncio.to_thread(self.keeper.round, epoch)
 
 
 @dataclass
@@ -136,6 +136,7 @@ class World:
             versions=Versions(store=self.store, run_uid="run", holder="test"),
             upkeep=Upkeep(
                 keeping=Beside(self._keeper(resolved, opened.epoch)),
+                epoch=opened.epoch,
                 versions=resolved.spec.weights.keyframe_every_steps,
                 first=opened.next_version,
             ),

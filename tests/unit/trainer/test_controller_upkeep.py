@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ class Broken(Keeping):
     rounds: int = 0
 
     @override
-    async def round(self) -> KeeperReport:
+    async def round(self, epoch: int) -> KeeperReport:
         self.rounds += 1
         raise ConnectionError("the actor died")
 
@@ -121,27 +121,59 @@ async def test_a_store_that_is_away_is_said_before_a_late_keyframe(make_world: M
 
 @dataclass
 class Counting(Keeping):
-    """Does nothing, at most so often."""
+    """Does nothing, at most so often; then a newer epoch is open."""
 
     rounds: int = 0
     most: int = 1000
+    is_done: asyncio.Event = field(default_factory=asyncio.Event)
 
     @override
-    async def round(self) -> KeeperReport:
+    async def round(self, epoch: int) -> KeeperReport:
         self.rounds += 1
-        if self.rounds > self.most:
+        if self.rounds > self.most and epoch == 1:
+            self.is_done.set()
             raise FencedError("epoch 2 was opened")
         return report_of(EMPTY)
 
 
+EPOCH_2 = weights.EpochRecord(
+    epoch=2,
+    parent_epoch=1,
+    parent_number=7,
+    first_number=9,
+    reason="rollback",
+    holder="t",
+    nonce="n",
+)
+
+
 def over(keeping: Keeping) -> Upkeep:
-    return Upkeep(keeping=keeping, versions=100, first=0)
+    return Upkeep(keeping=keeping, epoch=1, versions=100, first=0)
 
 
-async def test_a_fenced_keeper_is_not_asked_again() -> None:
+async def ran_until_fenced(keeping: Counting, upkeep: Upkeep) -> "asyncio.Task[None]":
+    task = asyncio.create_task(upkeep.run(lambda: 1), name="upkeep")
+    async with asyncio.timeout(10):
+        await keeping.is_done.wait()
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    return task
+
+
+async def test_a_fenced_keeper_is_not_asked_again_until_its_controller_opens_an_epoch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upkeep, "TICK_S", 0.0)
     keeping = Counting(most=0)
-    await asyncio.wait_for(over(keeping).run(lambda: 1), 10)
+    mine = over(keeping)
+    task = await ran_until_fenced(keeping, mine)
     assert keeping.rounds == 1
+    mine.begin_epoch(EPOCH_2)
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    assert keeping.rounds == 2
+    task.cancel()
+    assert mine.first == 9
 
 
 async def test_there_are_rounds_where_nothing_is_published(
@@ -150,7 +182,8 @@ async def test_there_are_rounds_where_nothing_is_published(
     monkeypatch.setattr(upkeep, "TICK_S", 0.001)
     monkeypatch.setattr(upkeep, "IDLE_S", 0.01)
     keeping = Counting(most=3)
-    await asyncio.wait_for(over(keeping).run(lambda: 1), 10)
+    task = await ran_until_fenced(keeping, over(keeping))
+    task.cancel()
     assert keeping.rounds == 4
 
 

@@ -118,9 +118,9 @@ class RayKeeping(Keeping):
     actor: Actor
 
     @override
-    async def round(self) -> KeeperReport:
+    async def round(self, epoch: int) -> KeeperReport:
         try:
-            report: KeeperReport = await self.actor.round.remote()
+            report: KeeperReport = await self.actor.round.remote(epoch)
         except RayTaskError as error:
             raise as_raised(error) from error
         return report

@@ -10,7 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -118,13 +118,19 @@ class Keeper:
         self._failures: list[Failure] = []
         self._lock = threading.Lock()
 
-    def round(self) -> KeeperReport:
+    def round(self, epoch: int | None = None) -> KeeperReport:
         """Catch up with the chain, and do what is due; what fails is tried again by a later round.
+
+        Args:
+            epoch: a newer one that the same controller opened; unset goes on with the last one.
 
         Raises:
             FencedError: a newer epoch was opened; do not call again.
         """
         with self._lock:
+            if epoch is not None:
+                self._config = replace(self._config, epoch=epoch)
+                self._collector.epoch = epoch
             self._written, self._failures = [], []
             collected: list[str] = []
             self._attempt("epoch", self._check_epoch)

@@ -1,41 +1,40 @@
 """The engines' weights: which replicas serve which version, and are in rotation."""
 
 import asyncio
-import contextlib
 import logging
-import time
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-import grpc
-
-from etude.common import channels
+from etude.common.api.weights import Weights
 from etude.common.errors import UnavailableError
 from etude.common.weights import VersionId
-from etude.v1 import weights_pb2, weights_pb2_grpc
+from etude.trainer.controller.replicas import ContentRefusedError, Replica
+from etude.v1 import weights_pb2
 
 log = logging.getLogger(__name__)
 
 GRACE_S = 15.0
 """How long slower replicas may take after the first one serves, before they leave rotation."""
 
-RETRY_S = 0.5
+MAX_LAG = 8
+"""Versions that a replica may be behind before the run says so."""
 
-_WAITED_FOR = frozenset(
-    {
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.FAILED_PRECONDITION,
-        grpc.StatusCode.NOT_FOUND,
-    }
-)
-"""An engine that starts, restarts, or does not see the new manifest yet."""
+LAGGING = "ReplicaLagging"
+
+_Task = asyncio.Task[weights_pb2.WeightStatus]
+_Move = Callable[[Replica], Awaitable[weights_pb2.WeightStatus]]
 
 
 class EnginesLateError(UnavailableError):
     """No engine served a version within the run's limit."""
 
     reason = "EnginesNotServing"
+
+
+class VersionRefusedError(UnavailableError):
+    """More than half of the engines found a version's content wrong: it must not be served."""
+
+    reason = "VersionRefused"
 
 
 @dataclass(slots=True)
@@ -46,49 +45,171 @@ class Engines:
     timeout_s: float
     """Longest wait for the first replica that serves a version."""
     grace_s: float = GRACE_S
+    together_s: float | None = None
+    """Longest wait for all replicas to be prepared, before those that are swap at once; None has
+    each swap as soon as it is ready."""
     rotation: tuple[str, ...] = ()
     """Replicas that serve the newest committed version."""
     last_pause_s: float = 0.0
     """Longest engine pause of the newest commit."""
-    _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
+    _replicas: dict[str, Replica] = field(init=False)
+    _live: dict[str, VersionId] = field(default_factory=dict)
+    """What each replica is last known to serve."""
+    _newest: VersionId | None = None
+    _moves: set[_Task] = field(default_factory=set)
+    """What replicas are still told to do; those that are late go on in the background."""
+    _hints: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._replicas = {target: Replica(target, self.timeout_s) for target in self.targets}
+
+    @classmethod
+    def of(cls, targets: Sequence[str], weights: Weights) -> "Engines":
+        """The engines of a run, as its settings say."""
+        advanced = weights.advanced
+        together_s = advanced.commit_timeout_seconds if advanced.commit == "Together" else None
+        return cls(targets, timeout_s=weights.timeout_seconds, together_s=together_s)
+
+    @property
+    def trouble(self) -> str:
+        """Which replicas are far behind; empty while none is."""
+        newest = self._newest
+        if newest is None:
+            return ""
+        behind = [
+            f"{target} serves {live}"
+            for target, live in sorted(self._live.items())
+            if newest.number - live.number > MAX_LAG
+        ]
+        return f"{', '.join(behind)}; the newest version is {newest}" if behind else ""
+
+    def announce(self, version: VersionId) -> None:
+        """Tell replicas that move by themselves what there is; nothing waits for them."""
+        if self.together_s is not None:
+            return
+        for target, replica in self._replicas.items():
+            hint = asyncio.create_task(replica.announce(version), name=f"announce-{target}")
+            self._hints.add(hint)
+            hint.add_done_callback(self._hints.discard)
 
     async def commit(self, version: VersionId) -> None:
-        """Have every replica serve the version; those that lag leave rotation.
+        """Have every replica serve the version; those that lag leave rotation until they do.
 
         Raises:
+            VersionRefusedError: most replicas found its content wrong.
             EnginesLateError: none served it in time.
-            UnavailableError: none can: the weights are damaged, or of another model.
+            UnavailableError: none can.
         """
         if not self.targets:
             return
-        tasks = {
-            asyncio.create_task(self._commit_one(target, version), name=f"commit-{target}"): target
-            for target in self.targets
-        }
+        self._newest = version
+        self._stop_moves()
+        waited_for = await self._answering()
         try:
-            await self._wait(tasks)
-            ended = {task for task in tasks if task.done()}
-        finally:
-            for task in tasks:
+            if self.together_s is None:
+                tasks = self._start("commit", waited_for, lambda replica: replica.commit(version))
+                await self._finish(tasks, version, under_way={})
+                return
+            staging = self._start("stage", waited_for, lambda replica: replica.stage(version))
+            prepared = await self._ended(staging, version, grace_s=None)
+            tasks = self._start("commit", prepared, lambda replica: _commit_held(replica, version))
+            await self._finish(tasks, version, under_way=staging)
+        except BaseException:
+            self._stop_moves()
+            raise
+
+    async def roll_back(self, version: VersionId) -> None:
+        """Have every replica that answers leave what is newer than a version."""
+        self._stop_moves()
+        waited_for = await self._answering()
+        tasks = self._start("roll-back", waited_for, lambda replica: replica.roll_back(version))
+        if tasks:
+            await asyncio.wait(tasks.values(), timeout=self.timeout_s)
+        for target, task in tasks.items():
+            if not task.done():
                 task.cancel()
-        statuses = {tasks[task]: task.result() for task in ended if task.exception() is None}
-        if not statuses:
-            raise _refusal(ended) or EnginesLateError(
+            elif (error := task.exception()) is not None:
+                log.warning("engine %s did not roll back: %s", target, error)
+            else:
+                self._saw(target, task.result())
+
+    async def _answering(self) -> list[str]:
+        """Replicas that are worth waiting for: one that was lost is not waited for again."""
+        if not self.rotation:
+            return list(self.targets)
+        away = [target for target in self.targets if target not in self.rotation]
+        statuses = await asyncio.gather(*(self._replicas[target].status() for target in away))
+        for target, status in zip(away, statuses, strict=True):
+            if status is not None:
+                self._saw(target, status)
+        silent = {target for target, status in zip(away, statuses, strict=True) if status is None}
+        return [target for target in self.targets if target not in silent]
+
+    def _saw(self, target: str, status: weights_pb2.WeightStatus) -> None:
+        if status.HasField("live"):
+            self._live[target] = VersionId.from_proto(status.live)
+        if status.HasField("suspect_since"):
+            log.error("engine %s distrusts its memory: %s", target, status.message)
+
+    def _start(self, what: str, targets: Collection[str], move: _Move) -> dict[str, _Task]:
+        async def moved(replica: Replica) -> weights_pb2.WeightStatus:
+            return await move(replica)
+
+        tasks = {
+            target: asyncio.create_task(moved(self._replicas[target]), name=f"{what}-{target}")
+            for target in self.targets
+            if target in targets
+        }
+        self._moves.update(tasks.values())
+        return tasks
+
+    async def _finish(
+        self, tasks: dict[str, _Task], version: VersionId, *, under_way: dict[str, _Task]
+    ) -> None:
+        """Wait for commits, and put those that serve into rotation; the others go on."""
+        serving = await self._ended(tasks, version, grace_s=self.grace_s)
+        for target in serving:
+            self._saw(target, tasks[target].result())
+        self.rotation = tuple(target for target in self.targets if target in serving)
+        self.last_pause_s = max(tasks[target].result().last_pause_seconds for target in serving)
+        for target in self.targets:
+            if target not in serving:
+                self._chase(target, version, tasks.get(target) or under_way.get(target))
+
+    async def _ended(
+        self, tasks: dict[str, _Task], version: VersionId, *, grace_s: float | None
+    ) -> list[str]:
+        """The targets that did it in time: one at least.
+
+        Raises:
+            VersionRefusedError: most replicas found the content wrong.
+            EnginesLateError: none did.
+            UnavailableError: none can.
+        """
+        await self._wait(tasks.values(), grace_s)
+        done = {target: task for target, task in tasks.items() if task.done()}
+        errors = {t: error for t, task in done.items() if (error := task.exception()) is not None}
+        refused = [e for e in errors.values() if isinstance(e, ContentRefusedError)]
+        if 2 * len(refused) > len(self.targets):
+            raise VersionRefusedError(f"version {version}: {refused[0]}")
+        if len(done) == len(errors):
+            raise next(iter(errors.values()), None) or EnginesLateError(
                 f"no engine of {', '.join(self.targets)} served version {version}"
                 f" within {self.timeout_s:.0f} s: see the logs of the inference role"
             )
-        self.rotation = tuple(target for target in self.targets if target in statuses)
-        self.last_pause_s = max(status.last_pause_seconds for status in statuses.values())
-        for task, target in tasks.items():
-            if task not in ended:
-                log.warning("engine %s lags behind %s and leaves rotation", target, version)
-            elif (refusal := task.exception()) is not None:
-                log.warning("engine %s leaves rotation: %s", target, refusal)
+        for target, error in errors.items():
+            log.warning("engine %s leaves rotation: %s", target, error)
+        return [target for target in done if target not in errors]
 
-    async def _wait(self, tasks: Collection[asyncio.Task[weights_pb2.WeightStatus]]) -> None:
-        """Until all are done, or time is up; the first that serves starts the others' grace."""
+    async def _wait(self, tasks: Collection[_Task], grace_s: float | None) -> None:
+        """Until all are done, or time is up.
+
+        The first that is done starts the others' grace; without one, they all have as long as
+        replicas that swap together, and longer only if none is done by then.
+        """
         now_s = asyncio.get_running_loop().time
-        end_s, pending, serves = now_s() + self.timeout_s, set(tasks), False
+        began_s = now_s()
+        end_s, pending, is_first = began_s + self.timeout_s, set(tasks), True
         while pending:
             done, pending = await asyncio.wait(
                 pending,
@@ -97,39 +218,57 @@ class Engines:
             )
             if not done:
                 return
-            if not serves and any(task.exception() is None for task in done):
-                serves, end_s = True, min(end_s, now_s() + self.grace_s)
+            if is_first and any(task.exception() is None for task in done):
+                is_first = False
+                together_s = began_s + (self.together_s or 0.0)
+                last_s = together_s if grace_s is None else now_s() + grace_s
+                end_s = min(end_s, last_s)
 
-    async def _commit_one(self, target: str, version: VersionId) -> weights_pb2.WeightStatus:
-        stub = weights_pb2_grpc.WeightServiceStub(self._channel(target))
-        request = weights_pb2.CommitVersionRequest(version=version.to_proto())
-        deadline = time.monotonic() + self.timeout_s
-        while True:
-            remaining_s = deadline - time.monotonic()
-            try:
-                answer = await stub.CommitVersion(request, timeout=max(0.1, remaining_s))
-            except grpc.aio.AioRpcError as error:
-                if error.code() not in _WAITED_FOR or remaining_s < RETRY_S:
-                    raise UnavailableError(
-                        f"engine {target}: CommitVersion {version}: {error.details()}"
-                    ) from error
-                await asyncio.sleep(RETRY_S)
-            else:
-                return answer.status
+    def _chase(self, target: str, version: VersionId, task: _Task | None) -> None:
+        """Let a replica that is late go on, and back into rotation once it serves the version."""
+        if task is not None:
+            if task.done():
+                return  # it refused, or failed: the next version is its next chance
+            log.warning("engine %s lags behind %s and leaves rotation", target, version)
 
-    def _channel(self, target: str) -> grpc.aio.Channel:
-        if target not in self._channels:
-            self._channels[target] = channels.dial(target)
-        return self._channels[target]
+        async def catch_up() -> weights_pb2.WeightStatus:
+            if task is not None:
+                await task
+            replica = self._replicas[target]
+            is_held = self.together_s is not None
+            move = _commit_held(replica, version) if is_held else replica.commit(version)
+            status = await move
+            self._saw(target, status)
+            if self._newest == version:
+                serving = {*self.rotation, target}
+                self.rotation = tuple(each for each in self.targets if each in serving)
+            return status
+
+        chase = asyncio.create_task(catch_up(), name=f"catch-up-{target}")
+        chase.add_done_callback(_heard)
+        self._moves.add(chase)
+
+    def _stop_moves(self) -> None:
+        for task in self._moves:
+            task.add_done_callback(_heard)
+            task.cancel()
+        self._moves.clear()
 
     async def close(self) -> None:
         """Close every channel."""
-        for channel in self._channels.values():
-            with contextlib.suppress(asyncio.CancelledError):
-                await channel.close()
+        self._stop_moves()
+        for replica in self._replicas.values():
+            await replica.close()
 
 
-def _refusal(
-    done: Collection[asyncio.Task[weights_pb2.WeightStatus]],
-) -> BaseException | None:
-    return next((error for task in done if (error := task.exception()) is not None), None)
+async def _commit_held(replica: Replica, version: VersionId) -> weights_pb2.WeightStatus:
+    """Have a replica serve a version, and take up no newer one by itself."""
+    status = await replica.commit(version)
+    await replica.pin(version)
+    return status
+
+
+def _heard(task: _Task) -> None:
+    """Nobody waits for it any more: its error is news for the log only."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.warning("%s: %s", task.get_name(), error)

@@ -176,11 +176,12 @@ def _assemble(
         next_version=opened.next_version,
         learners=parts.learners,
         rollouts=parts.rollouts,
-        engines=Engines(settings.inference_targets, timeout_s=spec.weights.timeout_seconds),
+        engines=Engines.of(settings.inference_targets, spec.weights),
         saver=Saver(inputs.store, opened.book, parts.learners),
         versions=Versions(store=inputs.store, run_uid=resolved.uid, holder=settings.pod),
         upkeep=Upkeep(
             keeping=parts.keeping,
+            epoch=opened.epoch,
             versions=spec.weights.keyframe_every_steps,
             first=opened.next_version,
         ),

@@ -6,10 +6,15 @@ from opentelemetry import trace
 
 from etude.common.weights import VersionId
 from etude.trainer import metrics
+from etude.trainer.controller.engines import VersionRefusedError
 from etude.trainer.controller.records import version_row
+from etude.trainer.controller.rolling_back import abandon
 from etude.trainer.controller.run import Run
 from etude.trainer.work import Published
 from etude.v1 import journal_pb2
+
+MAX_REFUSALS = 2
+"""Times in a row that a version is published anew: what is wrong then is not the version."""
 
 _TRACER = trace.get_tracer("etude.trainer")
 
@@ -41,6 +46,7 @@ async def publish(run: Run) -> float:
     run.book.write(journal_pb2.JournalRecord(published=body))
     metrics.PUBLISH.observe(seconds)
     run.unserved = version_row(run.place(), version, seconds, published)
+    run.engines.announce(version)
     run.moved()
     run.report()
     return seconds
@@ -51,11 +57,26 @@ async def serve(run: Run) -> float:
 
     A run that is told to stop does not wait for engines.
 
+    A version whose content most of them refuse is left for good, and published anew.
+
     Raises:
         EnginesLateError: none did in time.
+        VersionRefusedError: what was published anew is refused, too.
+        FencedError: a newer controller took over.
+        StoreError: the store stayed away.
     """
-    if run.cursor.policy is not None:
-        await run.unless_halted(run.engines.commit(VersionId(*run.cursor.policy)))
+    for refusals in range(MAX_REFUSALS + 1):
+        if run.cursor.policy is None:
+            break
+        version = VersionId(*run.cursor.policy)
+        try:
+            await run.unless_halted(run.engines.commit(version))
+            break
+        except VersionRefusedError as error:
+            if refusals == MAX_REFUSALS:
+                raise
+            await abandon(run, version, why=str(error))
+            await publish(run)
     run.moved()
     swap_ms = run.engines.last_pause_s * 1e3
     if run.unserved is not None:

@@ -13,9 +13,10 @@ from etude.common.blobs import Store
 from etude.common.checkpoints import Reason, StoredCheckpoint
 from etude.common.errors import EtudeError, StoreError
 from etude.common.files import ResolvedRun
+from etude.common.weights import EpochRecord
 from etude.trainer import metrics
 from etude.trainer.batches import StepResult
-from etude.trainer.controller.engines import Engines
+from etude.trainer.controller.engines import LAGGING, Engines
 from etude.trainer.controller.orders import Orders
 from etude.trainer.controller.patience import Patience
 from etude.trainer.controller.recording import Recording
@@ -99,6 +100,14 @@ class Run:
         self.tell("PhaseStarted", f"phase {phase.name} goes on from step {cursor.step}")
         self.report()
 
+    def begin_epoch(self, record: EpochRecord) -> None:
+        """Go on in an epoch that this controller opened; the next version is complete."""
+        self.epoch, self.next_version = record.epoch, record.first_number
+        parent = record.parent
+        self.cursor.policy = None if parent is None else (parent.epoch, parent.number)
+        self.versions.base = None
+        self.upkeep.begin_epoch(record)
+
     def tell(self, reason: str, message: str, *, warning: bool = False) -> None:
         """An event, for the operator and for the record."""
         log.log(logging.WARNING if warning else logging.INFO, "%s: %s", reason, message)
@@ -151,7 +160,7 @@ class Run:
         status.observed_generation = self.orders.generation
         ledger, counts = self.book.ledger, status.rollouts
         counts.completed, counts.trained = ledger.accepted + figures.evaluated, ledger.trained
-        counts.masked, counts.dropped = ledger.dropped["platform"], ledger.dropped["stale"]
+        counts.masked, counts.dropped = ledger.masked, ledger.discarded
         counts.retried = figures.retried
         if figures.eval_success is not None:
             status.eval_success = figures.eval_success
@@ -168,7 +177,9 @@ class Run:
             status.reason, status.message = StoreError.reason, trouble
         elif late:
             status.reason, status.message = KEYFRAME_OVERDUE, late
-        elif status.reason in {StoreError.reason, KEYFRAME_OVERDUE}:
+        elif self.engines.trouble:
+            status.reason, status.message = LAGGING, self.engines.trouble
+        elif status.reason in {StoreError.reason, KEYFRAME_OVERDUE, LAGGING}:
             status.reason = status.message = ""
 
     async def boundary(self, *, ended: bool = False) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from etude.common.errors import FencedError
+from etude.common.weights import EpochRecord
 from etude.trainer import metrics
 from etude.trainer.keeping import KeeperReport, overdue
 
@@ -28,8 +29,11 @@ IDLE_S = 60.0
 class Keeping(Protocol):
     """A keeper, wherever it runs."""
 
-    async def round(self) -> KeeperReport:
+    async def round(self, epoch: int) -> KeeperReport:
         """One round of it.
+
+        Args:
+            epoch: the controller's, which may have opened a newer one since the last round.
 
         Raises:
             FencedError: a newer epoch was opened.
@@ -39,9 +43,10 @@ class Keeping(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Upkeep:
-    """One epoch's keeper, and what it last said."""
+    """A controller's keeper, and what it last said."""
 
     keeping: Keeping
+    epoch: int
     versions: int
     """Between two keyframes, as the run has it."""
     first: int
@@ -51,26 +56,30 @@ class Upkeep:
     """Why the last round gave no report."""
 
     async def run(self, newest: Callable[[], int]) -> None:
-        """Round after round, until the epoch ends; nothing that happens there is raised.
+        """Round after round while the epoch is open; nothing that happens there is raised.
 
         Args:
             newest: number of the newest version that was published.
         """
-        seen, rested_s = -1, 0.0
+        seen, rested_s, closed = -1, 0.0, 0
         while True:
-            number = newest()
+            number, epoch = newest(), self.epoch
             pause_s = TICK_S
-            if number != seen or rested_s >= IDLE_S:
+            if epoch != closed and (number != seen or rested_s >= IDLE_S):
                 seen, rested_s = number, 0.0
                 try:
                     is_well = await self.round()
                 except FencedError as error:
-                    log.info("the keeper stops: %s", error)
-                    return
+                    log.info("the keeper stops, unless this controller goes on: %s", error)
+                    closed, seen, is_well = epoch, -1, True
                 if not is_well:
                     seen, pause_s = -1, REST_S
             await asyncio.sleep(pause_s)
             rested_s += pause_s
+
+    def begin_epoch(self, record: EpochRecord) -> None:
+        """Go on in an epoch that this controller opened."""
+        self.epoch, self.first = record.epoch, record.first_number
 
     async def round(self) -> bool:
         """One round; whether nothing failed in it.
@@ -79,7 +88,7 @@ class Upkeep:
             FencedError: a newer epoch was opened.
         """
         try:
-            report = await self.keeping.round()
+            report = await self.keeping.round(self.epoch)
         except FencedError:
             raise
         except Exception as error:

@@ -1,0 +1,155 @@
+"""One engine's weight service, as the controller calls it."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import grpc
+
+from etude.common import channels
+from etude.common.errors import UnavailableError
+from etude.common.weights import VersionId
+from etude.v1 import weights_pb2, weights_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+
+LOOK_S = 2.0
+"""Longest wait for an answer that asks nothing of the engine."""
+
+_WAITED_FOR = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.NOT_FOUND,
+    }
+)
+"""An engine that starts, restarts, or does not see the new manifest yet."""
+
+_Answer = TypeVar("_Answer")
+
+
+class ContentRefusedError(UnavailableError):
+    """An engine found a version's content wrong: damaged, or not leading to its state."""
+
+    reason = "ContentRefused"
+
+
+@dataclass(slots=True)
+class Replica:
+    """A client of one engine."""
+
+    target: str
+    timeout_s: float
+    """Longest wait for what an engine must do."""
+    _channel: grpc.aio.Channel | None = field(default=None)
+
+    async def stage(self, version: VersionId) -> weights_pb2.WeightStatus:
+        """Have the engine prepare a version.
+
+        Raises:
+            ContentRefusedError: its content is wrong.
+            UnavailableError: the engine cannot, or not in time.
+        """
+        request = weights_pb2.StageVersionRequest(version=version.to_proto())
+        answer = await self._insist(
+            f"StageVersion {version}",
+            lambda left_s: self._stub.StageVersion(request, timeout=left_s),
+        )
+        return answer.status
+
+    async def commit(self, version: VersionId) -> weights_pb2.WeightStatus:
+        """Have the engine serve a version.
+
+        Raises:
+            ContentRefusedError: its content is wrong.
+            UnavailableError: the engine cannot, or not in time.
+        """
+        request = weights_pb2.CommitVersionRequest(version=version.to_proto())
+        answer = await self._insist(
+            f"CommitVersion {version}",
+            lambda left_s: self._stub.CommitVersion(request, timeout=left_s),
+        )
+        return answer.status
+
+    async def roll_back(self, version: VersionId) -> weights_pb2.WeightStatus:
+        """Have the engine leave everything newer than a version.
+
+        Raises:
+            ContentRefusedError: its content is wrong.
+            UnavailableError: the engine cannot, or not in time.
+        """
+        request = weights_pb2.RollbackVersionRequest(version=version.to_proto())
+        answer = await self._insist(
+            f"RollbackVersion {version}",
+            lambda left_s: self._stub.RollbackVersion(request, timeout=left_s),
+        )
+        return answer.status
+
+    async def pin(self, version: VersionId | None) -> None:
+        """Keep the engine from moving by itself; None lets it follow again.
+
+        Raises:
+            UnavailableError: it does not answer.
+        """
+        proto = None if version is None else version.to_proto()
+        request = weights_pb2.SetTargetRequest(version=proto)
+        await self._insist(
+            f"SetTarget {version}", lambda left_s: self._stub.SetTarget(request, timeout=left_s)
+        )
+
+    async def announce(self, version: VersionId) -> None:
+        """Say that a version is there; an engine that does not hear it finds it anyway."""
+        request = weights_pb2.AnnounceVersionRequest(version=version.to_proto())
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await self._stub.AnnounceVersion(request, timeout=LOOK_S)
+
+    async def status(self) -> weights_pb2.WeightStatus | None:
+        """What the engine says of itself; None if it does not answer."""
+        request = weights_pb2.GetWeightStatusRequest()
+        try:
+            answer = await self._stub.GetWeightStatus(request, timeout=LOOK_S)
+        except grpc.aio.AioRpcError:
+            return None
+        return answer.status
+
+    async def close(self) -> None:
+        """Close the channel."""
+        if self._channel is not None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._channel.close()
+
+    async def _insist(self, what: str, call: Callable[[float], Awaitable[_Answer]]) -> _Answer:
+        """The answer of a call that may be repeated, until time is up.
+
+        Raises:
+            ContentRefusedError: the engine says so.
+            UnavailableError: it says something else that waiting does not mend, or time is up.
+        """
+        deadline_s = time.monotonic() + self.timeout_s
+        while True:
+            left_s = deadline_s - time.monotonic()
+            try:
+                return await call(max(0.1, left_s))
+            except grpc.aio.AioRpcError as error:
+                words = f"engine {self.target}: {what}: {error.details()}"
+                if error.code() is grpc.StatusCode.DATA_LOSS:
+                    raise ContentRefusedError(words) from error
+                if error.code() not in _WAITED_FOR or left_s < RETRY_S:
+                    raise UnavailableError(words) from error
+                await asyncio.sleep(RETRY_S)
+
+    @property
+    def _stub(self) -> "weights_pb2_grpc.WeightServiceAsyncStub":
+        if self._channel is None:
+            self._channel = channels.dial(self.target)
+        stub: weights_pb2_grpc.WeightServiceAsyncStub = weights_pb2_grpc.WeightServiceStub(
+            self._channel
+        )
+        return stub

@@ -1,0 +1,64 @@
+"""Leaving a version that engines refused: for ever, and with all that descends from it."""
+
+import asyncio
+import logging
+
+from etude.common.weights import (
+    VersionId,
+    accepted_chain,
+    claim_epoch,
+    quarantine,
+    quarantined,
+    read_epoch,
+)
+from etude.trainer.controller.run import Run
+
+log = logging.getLogger(__name__)
+
+
+async def abandon(run: Run, version: VersionId, *, why: str) -> None:
+    """Quarantine a version and go on from the one before it, in a new epoch.
+
+    Nobody commits it from here on; what was sampled under it is dropped. The next version is
+    complete, so that nothing of what was wrong can be built upon.
+
+    Raises:
+        FencedError: another controller took over.
+        StoreError: the store stayed away.
+    """
+    store, patience = run.store, run.patience
+    await patience.keep_trying(
+        "quarantine", lambda: asyncio.to_thread(quarantine, store, version, reason=why)
+    )
+    parent = await patience.keep_trying(
+        "versions", lambda: asyncio.to_thread(_before, run, version)
+    )
+    run.tell("VersionQuarantined", f"{version} is left for {parent or 'none'}: {why}", warning=True)
+
+    async def claim() -> int:
+        return await patience.keep_trying("epoch", lambda: asyncio.to_thread(_claim, run, parent))
+
+    epoch = await run.book.journal.reopen(claim)
+    record = await patience.keep_trying(
+        "epoch", lambda: asyncio.to_thread(read_epoch, store, epoch)
+    )
+    run.begin_epoch(record)
+    if parent is not None:
+        await run.engines.roll_back(parent)
+
+
+def _before(run: Run, version: VersionId) -> VersionId | None:
+    """The newest accepted version before this one that may be served; None if there is none."""
+    refused = quarantined(run.store)
+    older = [
+        each
+        for each in accepted_chain(run.store)
+        if each.number < version.number and each not in refused
+    ]
+    return older[-1] if older else None
+
+
+def _claim(run: Run, parent: VersionId | None) -> int:
+    return claim_epoch(
+        run.store, holder=run.versions.holder, parent=parent, reason="rollback", after=run.epoch
+    )

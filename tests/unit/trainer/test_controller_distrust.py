@@ -1,0 +1,290 @@
+"""A run whose versions are refused or whose engines are damaged trains none of their tokens."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from etude.common import weights
+from etude.common.blobs import MemoryStore
+from etude.common.errors import FencedError
+from etude.common.weights import VersionId, claim_epoch, read_epoch, suspect
+from etude.trainer.controller import journal
+from etude.trainer.controller.engines import Engines, VersionRefusedError
+from etude.trainer.controller.rolling_back import abandon
+from etude.trainer.controller.run import Run, root_cause
+from etude.trainer.simulation import SimulatedLearners, SimulatedRollouts
+from etude.v1 import journal_pb2
+
+MakeWorld = Callable[..., Any]
+
+
+@dataclass
+class Scripted(Engines):
+    """Refuses some versions, in the order in which they are published."""
+
+    refused: frozenset[int] = frozenset()
+    """Which of the versions offered."""
+    offered: list[VersionId] = field(default_factory=list)
+    went_back: list[VersionId] = field(default_factory=list)
+    before_commit: Callable[[VersionId], None] = lambda _version: None
+
+    @override
+    async def commit(self, version: VersionId) -> None:
+        self.before_commit(version)
+        if version in self.offered:
+            return
+        self.offered.append(version)
+        if len(self.offered) - 1 in self.refused:
+            raise VersionRefusedError(f"version {version}: state differs")
+
+    @override
+    async def roll_back(self, version: VersionId) -> None:
+        self.went_back.append(version)
+
+
+def scripted(*refused: int) -> Scripted:
+    return Scripted((), timeout_s=1.0, refused=frozenset(refused))
+
+
+def dropped(world: Any) -> dict[str, int]:
+    return dict(world.runs[-1].book.ledger.dropped)
+
+
+async def test_a_refused_version_is_left_for_the_one_before_and_published_complete(
+    make_world: MakeWorld, uninterrupted: str
+) -> None:
+    world, engines = make_world(), scripted(3)
+
+    def prepare(run: Run) -> None:
+        run.engines = engines
+
+    assert await world.train(prepare)
+    refused, anew = engines.offered[3:5]
+    assert weights.quarantined(world.store) == {refused}
+    record = read_epoch(world.store, 2)
+    assert (record.reason, record.parent) == ("rollback", engines.offered[2])
+    assert engines.went_back == [engines.offered[2]]
+    assert anew == VersionId(2, refused.number + 1)
+    assert weights.read_manifest(world.store, anew).is_complete
+    after = weights.read_manifest(world.store, engines.offered[5])
+    assert after.base is not None
+    assert after.base.version == anew
+    assert refused not in weights.accepted_chain(world.store)
+    # The same weights under another name: training goes on as if nothing had happened.
+    assert world.digest == uninterrupted
+    assert world.audit(max_staleness=0).findings == []
+
+
+async def test_a_first_version_that_is_refused_has_no_version_to_go_back_to(
+    make_world: MakeWorld,
+) -> None:
+    world, engines = make_world(), scripted(0)
+
+    def prepare(run: Run) -> None:
+        run.engines = engines
+
+    assert await world.train(prepare)
+    assert read_epoch(world.store, 2).parent is not None  # the supervised phase published some
+    assert world.audit().findings == []
+
+
+async def test_versions_that_are_refused_again_and_again_end_the_process(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world()
+
+    def prepare(run: Run) -> None:
+        run.engines = scripted(*range(100))
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await world.train(prepare)
+    assert isinstance(root_cause(caught.value), VersionRefusedError)
+    assert len(weights.quarantined(world.store)) == 2
+
+
+async def test_a_resume_after_a_rollback_goes_on_where_the_rollback_led(
+    make_world: MakeWorld, uninterrupted: str
+) -> None:
+    world = make_world()
+
+    def prepare(run: Run) -> None:
+        run.engines = scripted(2)
+        assert isinstance(run.learners, SimulatedLearners)
+        run.learners.steps_until_crash = 8
+
+    with pytest.raises(ExceptionGroup):
+        await world.train(prepare)
+    assert await world.train()
+    assert world.digest == uninterrupted
+    assert world.audit(max_staleness=0).findings == []
+
+
+async def test_a_controller_that_was_replaced_rolls_nothing_back(make_world: MakeWorld) -> None:
+    world = make_world()
+    await world.train()
+    run = world.runs[0]
+    claim_epoch(world.store, holder="successor", parent=None, reason="takeover")
+    with pytest.raises(FencedError):
+        await abandon(run, VersionId(*run.cursor.policy), why="late")
+    assert read_epoch(world.store, 2).holder == "successor"
+    assert world.store.head("weights/epochs/000003.json") is None
+
+
+async def test_what_is_written_while_an_epoch_opens_comes_after_its_first_record(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world()
+    run, _, _ = world.start()
+    log = run.book.journal
+    task = asyncio.create_task(log.run(), name="journal")
+    noted: list[int] = []
+
+    async def claim() -> int:
+        for _ in range(3):
+            body = journal_pb2.JournalStep(phase="sft")
+            noted.append(run.book.write(journal_pb2.JournalRecord(step=body)))
+            await asyncio.sleep(0)
+        return claim_epoch(world.store, holder="t", parent=None, reason="rollback", after=1)
+
+    before = log.last_sequence
+    assert await log.reopen(claim) == 2
+    await asyncio.wait_for(log.durable(), 30)
+    task.cancel()
+    assert noted == [before + 2, before + 3, before + 4]
+    assert world.audit().findings == []
+    later, _, _ = world.start()
+    assert later.book.journal.last_sequence == noted[-1] + 1
+
+
+FIRST = VersionId(1, 0)
+
+
+@dataclass
+class Marking(SimulatedRollouts):
+    """Samples on an engine process that is found damaged after some orders."""
+
+    store: Any = None
+    after: int = 0
+    since: VersionId = FIRST
+
+    @override
+    async def run(self, order: Any) -> Any:
+        result = await SimulatedRollouts.run(self, order)
+        trained = [each for each in self.orders if each.group_id.startswith("rl-")]
+        if len(trained) >= self.after and not weights.suspects(self.store):
+            suspect(self.store, self.replica, since=self.since, message="bit flip")
+            self.replica = "engine-1"  # the process ends, and another takes its place
+        return result
+
+
+def damage(world: Any, *, after: int, since: VersionId) -> Callable[[Run], None]:
+    def prepare(run: Run) -> None:
+        old = run.rollouts
+        assert isinstance(old, SimulatedRollouts)
+        run.rollouts = Marking(old.serving, store=world.store, after=after, since=since)
+
+    return prepare
+
+
+def on_another_engine(run: Run) -> None:
+    assert isinstance(run.rollouts, SimulatedRollouts)
+    run.rollouts.replica = "engine-2"
+
+
+def trained_replicas(world: Any) -> Iterator[tuple[str, int]]:
+    """Of every trained token's span: the process and the version, from the journal."""
+    groups: dict[str, dict[str, journal_pb2.JournalRollout]] = {}
+    for record in journal.recover(world.store, run_uid="run", before_epoch=99, since=0).records:
+        match record.WhichOneof("body"):
+            case "rollout":
+                rollout = record.rollout.rollout
+                groups.setdefault(rollout.group_id, {})[rollout.rollout_id] = record.rollout
+            case "drop":
+                groups[record.drop.group_id].pop(record.drop.rollout_id, None)
+            case "batch":
+                for name in record.batch.group_ids:
+                    for each in groups.pop(name).values():
+                        for link in each.rollout.links:
+                            yield from ((s.replica, s.sampled.number) for s in link.spans)
+            case _:
+                pass
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+async def test_no_token_of_a_damaged_engine_is_trained_after_it_is_known(
+    make_world: MakeWorld, staleness: int
+) -> None:
+    world = make_world(staleness=staleness)
+    assert await world.train(damage(world, after=1, since=VersionId(1, 0)))
+    assert dropped(world)["suspect_policy"] >= 3
+    assert {replica for replica, _ in trained_replicas(world)} == {"engine-1"}
+    found = world.audit(max_staleness=staleness)
+    assert found.findings == []
+    assert found.accepted == found.trained + found.dropped.total() + found.queued
+    assert found.dropped["suspect_policy"] == dropped(world)["suspect_policy"]
+    (row,) = [r for r in world.rows("event") if r["reason"] == "RolloutsRedrawn"]
+    assert "suspect_policy" in row["message"]
+
+
+async def test_what_a_damaged_engine_sampled_before_its_last_good_audit_is_trained(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world()
+    assert await world.train(damage(world, after=1, since=VersionId(1, 999)))
+    assert "suspect_policy" not in dropped(world)
+
+
+class KilledError(RuntimeError):
+    """The process is gone."""
+
+
+@dataclass(slots=True)
+class Dies(MemoryStore):
+    """Loses its writer at one segment of the journal, before or after that took effect."""
+
+    left: int = 1 << 30
+    is_written: bool = False
+
+    @override
+    def create(self, key: str, data: bytes) -> None:
+        if key.startswith("journal/"):
+            self.left -= 1
+        if self.left > 0 or (self.left == 0 and self.is_written):
+            MemoryStore.create(self, key, data)
+        if self.left <= 0:
+            raise KilledError(key)
+
+    @override
+    def put(self, key: str, data: Any) -> None:
+        if self.left <= 0:
+            raise KilledError(key)
+        MemoryStore.put(self, key, data)
+
+
+@pytest.mark.parametrize("kill", [1, 3, 4, 5, 6, 7, 8, 10, 12])
+async def test_the_account_adds_up_after_a_kill_at_any_record_of_a_run_that_redraws(
+    make_world: MakeWorld, kill: int
+) -> None:
+    after = 1 + kill % 3
+    store = Dies(left=kill, is_written=bool(kill % 2))
+    world = make_world(store, staleness=2)
+    try:
+        done = await world.train(damage(world, after=after, since=VersionId(1, 0)))
+    except (ExceptionGroup, KilledError):
+        store.left = 1 << 30
+        done = await world.train(on_another_engine)
+    assert done
+    found = world.audit(max_staleness=2)
+    ledger = world.runs[-1].book.ledger
+    assert found.findings == []
+    assert found.accepted == found.trained + found.dropped.total() + found.queued
+    assert (found.accepted, found.trained, found.queued) == (
+        ledger.accepted,
+        ledger.trained,
+        ledger.queued,
+    )
+    assert found.dropped == ledger.dropped
