@@ -39,14 +39,14 @@ class Ours(Contender):
     standing_at_sender = 0.0
     """Changes are found while the optimiser steps: no copy of the weights is kept."""
 
-    def __init__(self, name: str, codec: Codec, *, compress: bool = True) -> None:
+    def __init__(self, name: str, codec: Codec) -> None:
         self.name = name
-        self._codec, self._compress = codec, compress
+        self._codec = codec
 
     @override
     def send(self, trajectory: Trajectory) -> Sent:
         schema = trajectory.schema
-        with Packer(schema, codec=self._codec, compress=self._compress, threads=1) as packer:
+        with Packer(schema, codec=self._codec, threads=1) as packer:
             for tensor, spec in enumerate(schema.tensors):
                 old, new = trajectory.old[tensor], trajectory.new[tensor]
                 shard = Shard(0, spec.elements)
@@ -144,7 +144,6 @@ def _staged(schema: Schema, row: BlockRow, payload: memoryview) -> StagedBlock:
 L1 = Ours("L1", Codec.L1)
 CODECS = (
     L1,
-    Ours("L1, zstd off", Codec.L1, compress=False),
     Ours("L2", Codec.L2),
     Ours("L2r", Codec.L2R),
     Ours("dense deltas", Codec.DENSE_DELTA),

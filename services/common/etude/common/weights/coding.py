@@ -72,7 +72,7 @@ class BlockCoder:
         count = changes.index.size
         is_whole = at.hi - at.lo == self.layout.elements(tensor, at.tile)
         if self.codec is Codec.L1 or not is_whole or old.dtype.itemsize > _L2_BYTES:
-            encoded = l1.encode(changes, compress=self.compress)
+            encoded = l1.encode(changes)
             return CodedBlock(tensor, at, count, Codec.L1, encoded)
         before = np.array(block_words(*at))
         before[changes.index] = old

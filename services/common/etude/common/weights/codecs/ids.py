@@ -10,7 +10,7 @@ class Codec(IntEnum):
     DENSE = 0
     """New words."""
     L1 = 1
-    """Gaps and ulp differences as bytes."""
+    """Gaps and ulp differences as Rice codes."""
     L2 = 2
     """Rank gaps by class of the old exponent, differences as Rice codes."""
     L2R = 3
@@ -23,14 +23,10 @@ class Codec(IntEnum):
 
 DENSE_PLANES = 1
 """Dense: byte planes, each zstd or raw."""
-L1_GAPS_ZSTD = 1
-"""L1: the gaps are a zstd frame."""
-L1_ULPS_ZSTD = 2
-"""L1: the ulps are a zstd frame."""
 
 FLAGS = {
     Codec.DENSE: DENSE_PLANES,
-    Codec.L1: L1_GAPS_ZSTD | L1_ULPS_ZSTD,
+    Codec.L1: 0,
     Codec.L2: 0,
     Codec.L2R: 0,
     Codec.DENSE_DELTA: 0,
