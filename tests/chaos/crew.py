@@ -115,12 +115,19 @@ class Crew:
         for place in found:
             role = self.places[place]
             wanted = {FENCED} if place == "trainer" else {FAILED} if place in REPLICAS else set()
-            if not role.killed and role.process.exitcode not in wanted:
-                errors = self.settings.folder / f"{role.who}.err"
-                words = errors.read_text().splitlines() if errors.exists() else []
-                status = role.process.exitcode
-                self.crashes.append(f"{role.who} ended with status {status}: {words[-3:]}")
+            if not role.killed:
+                self.check_end(role, wanted)
         return found
+
+    def check_end(self, role: Role, wanted: set[int]) -> bool:
+        """Whether a process has ended as it should; else it counts as a crash."""
+        status = role.process.exitcode
+        if status in wanted:
+            return True
+        errors = self.settings.folder / f"{role.who}.err"
+        words = errors.read_text().splitlines() if errors.exists() else []
+        self.crashes.append(f"{role.who} ended with status {status}: {words[-3:]}")
+        return False
 
     def tell(self, place: str, message: object) -> None:
         """Send something to a process, if it still listens."""

@@ -89,6 +89,7 @@ class ChaosRanks(Ranks):
     pids: list[int] = field(default_factory=list)
     _links: list[Connection] = field(default_factory=list)
     _here: ChaosRank | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.held.set()
@@ -131,17 +132,21 @@ class ChaosRanks(Ranks):
 
     def _half_way(self) -> list[Any]:
         """The first rank writes some or all of its words, the last one fails."""
-        if self._here is not None:
-            return [self._here.commit_half()]
-        self._links[0].send(("commit", ()))
-        self._links[-1].send(("commit_half", ()))
-        return [link.recv() for link in self._links]
+        return self._asked([*["commit"] * (self.ranks - 1), "commit_half"], ())
 
     def _all(self, method: str, args: Sequence[object]) -> list[Any]:
-        if self._here is not None:
-            return [getattr(self._here, method)(*args)]
+        return self._asked([method] * self.ranks, args)
+
+    def _asked(self, methods: Sequence[str], args: Sequence[object]) -> list[Any]:
+        """What each rank answers to its method; one question at a time."""
+        with self._lock:
+            if self._here is not None:
+                return [getattr(self._here, methods[0])(*args)]
+            return self._over_links(methods, args)
+
+    def _over_links(self, methods: Sequence[str], args: Sequence[object]) -> list[Any]:
         try:
-            for link in self._links:
+            for link, method in zip(self._links, methods, strict=True):
                 link.send((method, args))
             return [link.recv() for link in self._links]
         except (EOFError, OSError) as cause:

@@ -82,15 +82,16 @@ def _apply_twice() -> None:
     prepare, once = Rank.prepare, Rank.commit
     paths: dict[int, str] = {}
 
-    def remember(self: Rank, path: str, keep_old: bool) -> None:  # noqa: FBT001 - as it is called
+    def remember(self: Rank, path: str, *args: Any) -> None:
         paths[id(self)] = path
-        prepare(self, path, keep_old)
+        prepare(self, path, *args)
 
     def commit(self: Rank) -> bool:
         done, live = once(self), self._baked()
         return done and live.commit(live.prepare(staged.read(Path(paths[id(self)]))))
 
-    Rank.prepare, Rank.commit = remember, commit  # type: ignore[method-assign]
+    broken: Any = Rank
+    broken.prepare, broken.commit = remember, commit
 
 
 def _label_first() -> None:

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from tests.chaos import layout, model, mutations
 from tests.chaos.engine import INJECTED, ChaosEngine, ChaosRanks
@@ -17,8 +18,7 @@ from tests.chaos.stores import faulty
 from typing_extensions import override
 
 from etude.common.errors import EtudeError
-from etude.common.weights import Edge, VersionId
-from etude.common.weights.schema import Schema
+from etude.common.weights import VersionId
 from etude.inference import moving
 from etude.inference.policy import EngineInfo
 from etude.inference.receiver import Receiver
@@ -45,13 +45,13 @@ class LateStager(Stager):
     _is_late: bool = True
 
     @override
-    def blocks(self, edge: Edge, schema: Schema) -> Path:
+    def blocks(self, *args: Any, **kwargs: Any) -> Path:
         if self._is_late:
             self._is_late = False
             before, end = _text(self.marker), time.monotonic() + LATE_S
             while _text(self.marker) == before and time.monotonic() < end:
                 time.sleep(0.01)
-        return super(LateStager, self).blocks(edge, schema)
+        return super(LateStager, self).blocks(*args, **kwargs)
 
 
 def _text(file: Path) -> str:

@@ -50,6 +50,9 @@ LEAST = {
 }
 """Fewer than this in a run of 1,000 versions, and the run has not shown what it must."""
 
+LONG = 500
+"""Versions from which on a run is held to that."""
+
 SPREAD = (0.04, 0.9)
 """Share of the run in which faults begin, so that the end shows the recovery."""
 
@@ -70,8 +73,8 @@ def counts(versions: int) -> dict[str, int]:
 
 
 def least(kind: str, versions: int) -> int:
-    """How often a kind must have happened in a run."""
-    return LEAST.get(kind, 0) * versions // 1000
+    """How often a kind must have happened in a run; of short ones chance asks nothing."""
+    return LEAST.get(kind, 0) * versions // 1000 if versions >= LONG else 0
 
 
 def drawn(seed: int, versions: int) -> list[Event]:

@@ -1,5 +1,6 @@
 """Judges a run by its ledger and its journals alone."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -12,6 +13,10 @@ from etude.common.weights import VersionId
 
 UNEXPLAINED = ("would lead to state", "builds on state", "memory was damaged", "live words")
 """What a replica says when a check before it has failed to stop something."""
+
+_IDENTITY = re.compile(r"([0-9]{6})[-/]([0-9]{12})")
+JUST_OPENED_S = 1.0
+"""A publisher writes its epoch down a moment after it opened it."""
 
 
 class Epoch(NamedTuple):
@@ -53,7 +58,7 @@ def judge(settings: Settings, wrong_deltas: Iterable[VersionId]) -> Judgement:
         wrong_bits=[_told(line) for line in passes if _is_wrong(line, ledger)],
         wrong_versions=[_told(line) for line in passes if line["label"] not in ledger]
         + [_told(line) for line in lines if line["kind"] == "live" and _is_dead(line, epochs)],
-        unexplained=list(_unexplained(lines, {str(version) for version in wrong_deltas})),
+        unexplained=list(_unexplained(lines, {str(each) for each in wrong_deltas}, epochs)),
         not_undone=list(_not_undone(lines)),
         faults=Counter(line["fault"] for line in lines if line["kind"] == "fault"),
         seen=Counter(line["fault"] for line in lines if line["kind"] == "seen"),
@@ -75,30 +80,42 @@ def _is_wrong(line: Line, ledger: Mapping[str, str]) -> bool:
 
 def _is_dead(line: Line, epochs: Mapping[int, Epoch]) -> bool:
     """Whether a version went live that a newer epoch had left behind before the reader asked."""
-    version = VersionId.parse(line["version"])
     asked = line["asked"] if line["asked"] is not None else line["t"]
-    newer = [e for e, each in epochs.items() if e > version.epoch and each.opened_at < asked]
+    return _is_left_behind(VersionId.parse(line["version"]), epochs, asked)
+
+
+def _is_left_behind(version: VersionId, epochs: Mapping[int, Epoch], at: float) -> bool:
+    """Whether the newest epoch that was open by then does not descend from a version."""
+    newer = [e for e, each in epochs.items() if e > version.epoch and each.opened_at < at]
     if not newer:
         return False
-    newest, parents = max(newer), epochs
-    while newest > version.epoch:
-        parent = parents[newest].parent if newest in parents else None
+    epoch = max(newer)
+    while epoch in epochs:
+        parent = epochs[epoch].parent
         if parent is None:
-            return newest in parents
-        if parent.epoch == version.epoch:
-            return version.number > parent.number
-        newest = parent.epoch
-    return True
+            return True
+        if parent.epoch <= version.epoch:
+            return version > parent
+        epoch = parent.epoch
+    return False  # its publisher was killed before it could say what it had opened
 
 
-def _unexplained(lines: Iterable[Line], wrong_deltas: set[str]) -> Iterable[str]:
+def _unexplained(
+    lines: Iterable[Line], wrong_deltas: set[str], epochs: Mapping[int, Epoch]
+) -> Iterable[str]:
     for line in lines:
-        if line["kind"] == "vanished" and line["is_leased"]:
+        if line["kind"] == "vanished" and line["is_leased"] and not _is_of_dead(line, epochs):
             yield f"{line['who']}: {line['key']} vanished under a lease"
         if line["kind"] == "refused" and any(sign in line["text"] for sign in UNEXPLAINED):
             words = line["text"].replace(",", " ").replace(":", " ").split()
             if not wrong_deltas & set(words):
                 yield f"{line['who']}: {line['text']}"
+
+
+def _is_of_dead(line: Line, epochs: Mapping[int, Epoch]) -> bool:
+    """Whether what vanished was of a version that no epoch builds on: no lease keeps those."""
+    named = [VersionId(int(e), int(n)) for e, n in _IDENTITY.findall(line["key"])]
+    return any(_is_left_behind(version, epochs, line["t"] + JUST_OPENED_S) for version in named)
 
 
 def _not_undone(lines: Iterable[Line]) -> Iterable[str]:

@@ -1,11 +1,14 @@
 """A swap reaches all ranks or none, and is never served half-way."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.support.publishing import TrainedPolicy
+from typing_extensions import override
 
 from etude.common.errors import CorruptError, UnavailableError
 from etude.common.weights import VersionRef
@@ -257,3 +260,28 @@ async def test_a_swap_that_hangs_ends_the_engine(
     with pytest.raises(UnavailableError, match="took over"):
         await swap.commit()
     assert "took over" in engine.failed
+
+
+class UnevenRanks(MemoryRanks):
+    """The first rank is prepared long before the second one."""
+
+    @override
+    async def call(self, method: str, *args: object) -> Sequence[Any]:
+        if method != "prepared" or self.calls[-1] == "prepared":
+            return await super().call(method, *args)
+        self.calls.append(method)
+        while (answer := self._ranks[0].prepared()) is None:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.001)
+        return [answer, None]
+
+
+async def test_ranks_that_are_prepared_one_after_the_other_swap_together(
+    policy: TrainedPolicy, info: EngineInfo, tmp_path: Path
+) -> None:
+    engine = MemoryEngine(info, UnevenRanks(2))
+    await engine.swap.bake(SCHEMA)
+    policy.stage(tmp_path / "first", None)
+    async with asyncio.timeout(30):
+        await engine.swap.prepare(tmp_path / "first", ref(policy, 0), base=None)
+        await engine.swap.commit()
+    assert_holds(engine.ranks, policy)
