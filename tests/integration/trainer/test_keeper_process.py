@@ -1,0 +1,85 @@
+"""The keeper as an actor: it works in a process of its own, and survives that process's death."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from tests.support.publishing import TrainedPolicy
+
+from etude.common import weights
+from etude.common.api.run import Storage
+from etude.common.api.weights import Weights
+from etude.common.blobs import Store, open_store
+from etude.common.errors import FencedError
+from etude.common.weights import VersionId
+from etude.common.weights.listing import take_listing
+from etude.common.weights.schema import Schema, TensorSpec
+from etude.trainer import cluster
+from etude.trainer.controller.upkeep import Upkeep
+from etude.trainer.keeper import KeeperConfig
+
+SCHEMA = Schema(grid=1, tensors=(TensorSpec(name="w", dtype="BF16", shape=(64, 64), split="rows"),))
+START_S = 120
+"""Ray and numba on two cores that neighbours hold too."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    found = open_store(f"file://{tmp_path}/run")
+    weights.claim_epoch(found, holder="t", parent=None, reason="start")
+    return found
+
+
+@pytest.fixture
+def upkeep(tmp_path: Path) -> Iterator[Upkeep]:
+    cluster.start(None)
+    config = KeeperConfig(
+        run="uid-run",
+        epoch=1,
+        storage=Storage(uri=f"file://{tmp_path}/run"),
+        folder=tmp_path / "keeper",
+        weights=Weights.model_validate({"keyframeEverySteps": 2}),
+    )
+    yield Upkeep(keeping=cluster.keeper(config), epoch=1, versions=2, first=0)
+    cluster.stop()
+
+
+def keyframes(store: Store) -> list[int]:
+    found = take_listing(store).keyframes
+    return sorted(version.number for version, each in found.items() if each.record is not None)
+
+
+async def test_a_keeper_that_is_killed_is_started_again_and_goes_on(
+    store: Store, upkeep: Upkeep
+) -> None:
+    policy = TrainedPolicy(SCHEMA)
+    for number in range(3):
+        policy.publish(store, number, complete=number == 0)
+        policy.step(0.01)
+    async with asyncio.timeout(START_S):
+        assert await upkeep.round()
+        assert keyframes(store) == [2]
+        assert isinstance(upkeep.keeping, cluster.RayKeeping)
+        pid = _pid(upkeep.keeping.actor)
+        assert pid != os.getpid()
+        os.kill(pid, signal.SIGKILL)
+        for number in (3, 4):
+            policy.publish(store, number)
+            policy.step(0.01)
+        while not await upkeep.round():
+            assert upkeep.problem
+            await asyncio.sleep(0.5)
+        assert keyframes(store) == [2, 4]
+        assert _pid(upkeep.keeping.actor) != pid
+        weights.claim_epoch(store, holder="t2", parent=VersionId(1, 4), reason="takeover")
+        with pytest.raises(FencedError):
+            await upkeep.round()
+
+
+def _pid(actor: cluster.Actor) -> int:
+    pid: int = ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
+    return pid
