@@ -11,7 +11,7 @@ from tests.support import s3_servers
 
 OUT = Path(__file__).parents[2] / "bench" / "out" / "chaos_weights.json"
 QUICK_VERSIONS = 60
-MUTATED_VERSIONS = 60
+MUTATED_VERSIONS = 40
 STORES = ("folder", "minio", "moto")
 
 

@@ -21,9 +21,6 @@ LOOK_S = 0.005
 PATIENCE_S = 0.4
 """How long the trainer waits for replicas that are behind."""
 LAG = 3
-STUCK_S = 45.0
-"""No version for so long, and the run is given up."""
-HOME_S = 60.0
 CRASHES = 5
 REPEAT, DELAY = 0.15, 0.15
 """Chances of an announcement to come twice, or after the next one."""
@@ -83,7 +80,7 @@ class Conductor:
         self.run_timers()
         if self.is_idle and (self.is_nobody_behind() or self.waited() > PATIENCE_S):
             self.order(self.next_orders.pop() if self.next_orders else "step")
-        if self.waited() > STUCK_S:
+        if self.waited() > self.settings.patience_s:
             raise StuckError(f"no version after {self.published[-1:]}")
 
     def until(self, holds: Callable[[], bool], limit_s: float) -> bool:
@@ -211,7 +208,7 @@ class Conductor:
             self.home = weights.newest(self.raw, besides=weights.quarantined(self.raw))
         except EtudeError:
             self.home = None
-        self.until(lambda: not self.strays(), HOME_S)
+        self.until(lambda: not self.strays(), self.settings.patience_s)
 
     def strays(self) -> list[str]:
         """Replicas that do not serve the last version."""

@@ -130,8 +130,9 @@ class Crew:
         return False
 
     def tell(self, place: str, message: object) -> None:
-        """Send something to a process, if it still listens."""
-        self.tell_role(self.places[place], message)
+        """Send something to whoever has a place, if it still listens."""
+        if place in self.places:
+            self.tell_role(self.places[place], message)
 
     def tell_role(self, role: Role, message: object) -> None:
         """Send something to a process, if it still listens."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tests.chaos import schedule
 from tests.chaos.conductor import Conductor
+from tests.chaos.mutations import MUTATIONS
 from tests.chaos.publisher import FENCED, retained
 from tests.chaos.schedule import REPLICAS, Event
 from tests.chaos.spawning import Role
@@ -37,7 +38,10 @@ class FaultyRun(Conductor):
     @override
     def __post_init__(self) -> None:
         super(FaultyRun, self).__post_init__()
-        self.events = deque(schedule.drawn(self.settings.seed, self.settings.versions))
+        mutation = self.settings.mutation
+        only = MUTATIONS[mutation].provoked_by if mutation else None
+        drawn = schedule.drawn(self.settings.seed, self.settings.versions, only=only)
+        self.events = deque(drawn)
         self.deeds = {
             "kill publisher": lambda: self.kill("trainer", "kill publisher"),
             "kill keeper": lambda: self.kill("keeper", "kill keeper"),

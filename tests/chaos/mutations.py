@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from typing_extensions import override
 
@@ -119,18 +119,25 @@ def _skip_blake3() -> None:
     reading._is_intact = lambda *_: True
 
 
-MUTATIONS: dict[str, Callable[[], None]] = {
-    "skip the epoch check": _skip_epochs,
-    "skip the base check": _skip_base,
-    "apply twice": _apply_twice,
-    "label before write": _label_first,
-    "collect without tombstone": _skip_tombstone,
-    "skip BLAKE3": _skip_blake3,
-    "skip the predicted digest": _skip_prediction,
+class Mutation(NamedTuple):
+    """A broken check, and the faults that it lets through; others come by chance anyway."""
+
+    apply: Callable[[], None]
+    provoked_by: frozenset[str] = frozenset()
+
+
+MUTATIONS = {
+    "skip the epoch check": Mutation(_skip_epochs, frozenset({"overtaken reader"})),
+    "skip the base check": Mutation(_skip_base, frozenset({"overtaken reader", "flip at rest"})),
+    "apply twice": Mutation(_apply_twice),
+    "label before write": Mutation(_label_first),
+    "collect without tombstone": Mutation(_skip_tombstone, frozenset({"late joiner"})),
+    "skip BLAKE3": Mutation(_skip_blake3),
+    "skip the predicted digest": Mutation(_skip_prediction, frozenset({"wrong delta"})),
 }
 
 
 def apply(name: str) -> None:
     """Break one check in this process; none if the name is empty."""
     if name:
-        MUTATIONS[name]()
+        MUTATIONS[name].apply()

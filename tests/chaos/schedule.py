@@ -1,6 +1,7 @@
 """Which fault comes when: drawn once from the seed, by number of published versions."""
 
 import random
+from collections.abc import Collection
 from typing import NamedTuple
 
 REPLICAS = {"r0": 1, "r1": 2, "r2": 1}
@@ -77,11 +78,13 @@ def least(kind: str, versions: int) -> int:
     return LEAST.get(kind, 0) * versions // 1000 if versions >= LONG else 0
 
 
-def drawn(seed: int, versions: int) -> list[Event]:
-    """The events of a run, first to last; each kind spread over the run."""
+def drawn(seed: int, versions: int, *, only: Collection[str] | None = None) -> list[Event]:
+    """The events of a run, first to last; each kind, or only some, spread over the run."""
     chance = random.Random(seed)
     events = []
     for kind, count in counts(versions).items():
+        if only is not None and kind not in only:
+            continue
         first, last = (share * versions for share in SPREAD)
         if kind == "replica stopped for long":
             last = first + (last - first) / 2

@@ -28,9 +28,9 @@ class Settings:
     """Which check is broken on purpose; none if empty."""
 
     @property
-    def scale(self) -> float:
-        """Share of the full run."""
-        return self.versions / 1000
+    def patience_s(self) -> float:
+        """How long nothing may happen; a broken check may well end a run that way."""
+        return 12.0 if self.mutation else 60.0
 
     def raw_store(self) -> Store:
         """The store without faults of ours."""
