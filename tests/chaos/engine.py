@@ -16,7 +16,7 @@ from tests.chaos.journal import Journal
 from tests.chaos.stores import ChaosStore
 from typing_extensions import override
 
-from etude.common.errors import UnavailableError
+from etude.common.errors import CorruptError, UnavailableError
 from etude.common.weights import VersionId
 from etude.common.weights.live import LiveWeights
 from etude.common.weights.schema import Schema
@@ -154,6 +154,20 @@ class ChaosRanks(Ranks):
             raise UnavailableError(f"engine: {self.gone}") from cause
 
 
+class TalkingSwap(Swap):
+    """Writes down what it refuses: the receiver may find another way, and say nothing."""
+
+    journal: Journal
+
+    @override
+    async def prepare(self, *args: Any, **kwargs: Any) -> int:
+        try:
+            return await super().prepare(*args, **kwargs)
+        except CorruptError as error:
+            self.journal.write("refused", reason=error.reason, text=str(error)[:300])
+            raise
+
+
 @dataclass(slots=True)
 class ChaosEngine(PolicyEngine, Steps):
     """Labels and locks; the forward passes are the server's."""
@@ -162,13 +176,14 @@ class ChaosEngine(PolicyEngine, Steps):
     ranks: ChaosRanks
     journal: Journal
     store: ChaosStore
-    swap: Swap = field(init=False)
+    swap: TalkingSwap = field(init=False)
     step: threading.Lock = field(default_factory=threading.Lock)
     """Held during a forward pass, and during a swap."""
     label: VersionId | None = None
 
     def __post_init__(self) -> None:
-        self.swap = Swap(self.ranks, self)
+        self.swap = TalkingSwap(self.ranks, self)
+        self.swap.journal = self.journal
 
     @property
     @override
