@@ -5,9 +5,9 @@ The changes of a version are kept until the next one builds on it: a version tha
 committed loses nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from etude.trainer.ranks import Ranks
 from etude.trainer.receipts import (
     Base,
     NonFiniteWeightsError,
+    PeerFailedError,
     Receipt,
     SchemaChangedError,
     combined,
@@ -33,6 +34,8 @@ from etude.trainer.receipts import (
 )
 from etude.trainer.share import Packed, Share
 from etude.trainer.tracker import Changes, Tracker, joined
+
+T = TypeVar("T")
 
 _PREFIX = "model."
 """Of a policy's parameters before the model's own names."""
@@ -107,6 +110,7 @@ class Publisher(Steps):
 
         Raises:
             NonFiniteWeightsError: nothing was uploaded.
+            PeerFailedError: another rank could not pack its part; nothing was uploaded.
             SchemaChangedError: nothing was uploaded.
             StoreError: the store failed; publish again.
         """
@@ -127,23 +131,50 @@ class Publisher(Steps):
 
     def _packed(self, version: VersionId, base: VersionRef | None) -> Packed:
         before = self._digests if self._continues(base) else None
-        if self._is_delta:
-            sizes = self._own().sizes
-            self._changes = joined(self._changes, self._tracker.take(), elements=sizes)
         # Ranks agree before a byte leaves any of them.
-        if before is not None and not self._count(not self._own().is_replaced(self._changes)):
+        _, kept = self._together(self._is_kept, int)
+        if not kept:
             before = None
-        packed = self._own().packed(before, self._changes)
-        nonfinite = self._count(packed.stats.nonfinite)
+        packed, nonfinite = self._together(
+            lambda: self._own().packed(before, self._changes), lambda done: done.stats.nonfinite
+        )
         if nonfinite and not self._settings.advanced.allow_non_finite:
             raise NonFiniteWeightsError(
                 f"version {version} is not published: {nonfinite} weights are NaN or infinite"
             )
         return packed
 
-    def _count(self, own: int) -> int:
-        """The sum over all ranks."""
-        return int(self._ranks.total(torch.tensor(own)))
+    def _is_kept(self) -> bool:
+        """Take in what changed; whether anything of the base is left in this rank's part."""
+        if self._is_delta:
+            sizes = self._own().sizes
+            self._changes = joined(self._changes, self._tracker.take(), elements=sizes)
+        return not self._own().is_replaced(self._changes)
+
+    def _together(self, work: Callable[[], T], counted: Callable[[T], int]) -> tuple[T, int]:
+        """The result of a rank's own work, and what it counts to over all ranks.
+
+        A rank that fails takes part in the count all the same: else its peers would wait for it
+        until the collective's time is up.
+
+        Raises:
+            PeerFailedError: another rank failed.
+        """
+        done, error = None, None
+        try:
+            done = work()
+        except Exception as caught:  # noqa: BLE001 - raised below, once the peers know
+            error = caught
+        own = [int(error is not None), 0 if done is None else counted(done)]
+        failed, count = self._ranks.total(torch.tensor(own)).tolist()
+        if failed:
+            # Changes may be lost: on every rank the next version needs nothing of an earlier one.
+            self.forget()
+        if error is not None:
+            raise error
+        if done is None or failed:
+            raise PeerFailedError(f"{failed} other ranks could not pack their part of a version")
+        return done, count
 
     def _continues(self, base: VersionRef | None) -> bool:
         """Whether the changes since base are known; what was sent last may have become it."""

@@ -27,6 +27,12 @@ class NonFiniteWeightsError(EtudeError):
     reason: ClassVar[str] = "NonFiniteWeights"
 
 
+class PeerFailedError(EtudeError):
+    """Another rank could not pack its part of a version, and says why; nothing was uploaded."""
+
+    reason: ClassVar[str] = "PeerFailed"
+
+
 class SchemaChangedError(UserError):
     """The model is not the one that the run's versions are of."""
 
