@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from etude.common.errors import CorruptError
 from etude.common.weights.schema import Schema, TensorSpec, split_of
+from etude.inference.coverage import ComputedError, counting, rows
 from etude.inference.worker.bake import Map, bake
 from etude.inference.worker.tensors import NAMES, as_words
 
@@ -99,6 +100,7 @@ def checkpoint(dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
 def read_through(found: Map, schema: Schema) -> dict[str, list[int]]:
     """The checkpoint, gathered from the parameters element by element."""
     read = {}
+    parameters = found.parameters
     for place, spec in enumerate(schema.tensors):
         words: dict[int, int] = {}
         for region in found.regions[place]:
@@ -107,7 +109,7 @@ def read_through(found: Map, schema: Schema) -> dict[str, list[int]]:
                     at = region.source_offset + row * region.source_stride + column
                     live = region.parameter_offset + row * region.parameter_stride + column
                     assert at not in words
-                    words[at] = int(found.parameters[region.parameter][live])
+                    words[at] = int(parameters[region.parameter][live])
         read[spec.name] = [words[at] for at in range(spec.elements)]
     return read
 
@@ -140,10 +142,12 @@ def test_padding_keeps_what_the_loader_gave_it() -> None:
     assert not engine.embed[VOCABULARY:].any()
 
 
-def test_a_rank_that_holds_half_of_a_tensor_is_refused() -> None:
+def test_a_rank_that_holds_half_of_a_tensor_is_refused_where_none_holds_the_other() -> None:
     engine, tensors = Half(), checkpoint()
-    with pytest.raises(CorruptError, match=r"take all elements of tensor 'o_proj\.weight'"):
-        bake(engine, engine.load_weights, schema_of(tensors))
+    schema = schema_of(tensors)
+    found = bake(engine, engine.load_weights, schema)
+    with pytest.raises(ComputedError, match=r"take all elements of tensor 'o_proj\.weight'"):
+        counting(schema, [rows(found.regions)])
 
 
 def test_a_tensor_that_the_loader_ignores_is_refused_by_name() -> None:
@@ -153,8 +157,10 @@ def test_a_tensor_that_the_loader_ignores_is_refused_by_name() -> None:
         engine.load_weights((name, tensor) for name, tensor in given if name != "head")
 
     tensors["head"] = tensors["embed"]
-    with pytest.raises(CorruptError, match="elements of tensor 'head'"):
-        bake(engine, load, schema_of(tensors))
+    schema = schema_of(tensors)
+    found = bake(engine, load, schema)
+    with pytest.raises(ComputedError, match="elements of tensor 'head'"):
+        counting(schema, [rows(found.regions)])
 
 
 def test_a_tensor_that_the_loader_does_not_know_is_refused() -> None:
@@ -187,8 +193,9 @@ def test_a_parameter_that_the_loader_computes_is_refused_by_name(
             (name, computation(tensor) if name == "norm" else tensor) for name, tensor in given
         )
 
-    with pytest.raises(CorruptError, match="'norm'"):
-        bake(engine, load, schema_of(tensors))
+    schema = schema_of(tensors)
+    with pytest.raises(ComputedError, match="'norm'"):
+        counting(schema, [rows(bake(engine, load, schema).regions)])
 
 
 def test_versions_in_another_format_than_the_engines_are_refused() -> None:

@@ -13,6 +13,7 @@ from etude.common.errors import CorruptError
 from etude.common.weights.live import LiveWeights
 from etude.common.weights.schema import Schema, TensorSpec
 from etude.common.weights.words import Words
+from etude.inference.coverage import ComputedError, counting, rows
 from etude.inference.worker.extension import open_live
 from etude.inference.worker.rank import Rank
 from etude.inference.worker.reloaded import ReloadedWeights
@@ -75,12 +76,8 @@ def test_every_version_computes_as_if_freshly_loaded_and_is_undone(
     policy: TrainedPolicy, tmp_path: Path
 ) -> None:
     model = Decaying()
-    rank = Rank(
-        lambda schema, may_load: open_live(
-            model, model.load_weights, schema, counts=True, may_load=may_load
-        )
-    )
-    assert rank.bake(SCHEMA.to_bytes(), SCHEMA.sha256, may_load=True)["error"] == ""
+    rank = Rank(lambda schema, loads: open_live(model, model.load_weights, schema, loads=loads))
+    assert rank.bake(SCHEMA.to_bytes(), SCHEMA.sha256, loads=True)["error"] == ""
     policy.stage(tmp_path / "0", None)
     served(rank, policy, tmp_path / "0", keep_old=False)
     assert_computes(model, policy)
@@ -98,8 +95,9 @@ def test_every_version_computes_as_if_freshly_loaded_and_is_undone(
 
 def test_a_model_that_computes_is_refused_where_loading_is_not_wanted() -> None:
     model = Decaying()
-    with pytest.raises(CorruptError, match="a_log"):
-        open_live(model, model.load_weights, SCHEMA, counts=True, may_load=False)
+    live = open_live(model, model.load_weights, SCHEMA, loads=False)
+    with pytest.raises(ComputedError, match="a_log"):
+        counting(SCHEMA, [rows(live.regions)])
 
 
 def test_only_tensors_that_changed_are_loaded(policy: TrainedPolicy, tmp_path: Path) -> None:
@@ -121,7 +119,7 @@ def test_a_model_that_copies_its_tensors_is_written_in_place() -> None:
             model.weight.data.copy_(tensor)
 
     schema = Schema(grid=1, tensors=SCHEMA.tensors[1:])
-    live = open_live(model, load, schema, counts=True, may_load=False)
+    live = open_live(model, load, schema, loads=False)
     assert type(live) is LiveWeights
 
 

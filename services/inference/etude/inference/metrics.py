@@ -21,6 +21,9 @@ WEIGHTS_CORRUPT = Counter("etude_weights_corrupt_total", "Versions refused for t
 WEIGHTS_UNDO = Counter(
     "etude_weights_undo_total", "Swaps that failed half-way and were taken back on all ranks"
 )
+WEIGHTS_UNDO_BYTES = Gauge(
+    "etude_weights_undo_bytes", "Memory of all ranks for taking back versions"
+)
 WEIGHTS_RESEED = Counter(
     "etude_weights_reseed_total", "Complete versions loaded in place of deltas", ["reason"]
 )

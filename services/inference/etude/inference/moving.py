@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from opentelemetry import trace
@@ -13,7 +14,9 @@ from etude.common.blobs import MissingError
 from etude.common.errors import CorruptError, FencedError, UnavailableError
 from etude.common.weights import Edge, ReaderLease, VersionId, VersionRef, full
 from etude.common.weights.schema import Schema
+from etude.common.weights.wanted import tiles_of_regions
 from etude.inference import metrics
+from etude.inference.ahead import Ahead
 from etude.inference.policy import PolicyEngine
 from etude.inference.staging import Stager
 
@@ -57,6 +60,7 @@ class Mover:
     _commits: int = 0
     _renew_at: float = 0.0
     _schema: Schema | None = None
+    _ahead: Ahead = field(default_factory=Ahead)
 
     async def move_to(self, version: VersionId) -> None:
         """Make a version live, or leave the old one serving.
@@ -124,9 +128,9 @@ class Mover:
         if swap.live is not None and swap.live.state == target.state:
             await self._check_accepted(version)
             await self._went_live(target, await swap.relabel(target), began)
-        elif swap.previous == target:
+        elif swap.can_restore(target.state):
             await self._check_accepted(version)
-            await self._went_live(target, await swap.revert(), began)
+            await self._went_live(target, await swap.revert(target), began)
         else:
             await self._along(version)
 
@@ -160,28 +164,28 @@ class Mover:
         return self.lease.plan(version, avoid=avoid)
 
     async def _take(self, edges: list[Edge], *, is_detour: bool) -> _Refused | None:
-        for edge in edges:
-            if edge.base is None and self.engine.swap.live is not None:
-                metrics.WEIGHTS_RESEED.labels("corrupt" if is_detour else "behind").inc()
-            try:
-                await self._step(edge)
-            except CorruptError as error:
-                metrics.WEIGHTS_CORRUPT.inc()
-                if self.engine.swap.live is not None:
-                    # Damaged memory, too, makes a sound version lead to another state.
-                    await self.audit()
-                return _Refused(edge, error)
+        with self._ahead.along(edges):
+            for number, edge in enumerate(edges):
+                if edge.base is None and self.engine.swap.live is not None:
+                    metrics.WEIGHTS_RESEED.labels("corrupt" if is_detour else "behind").inc()
+                try:
+                    await self._step(number, edge)
+                except CorruptError as error:
+                    metrics.WEIGHTS_CORRUPT.inc()
+                    if self.engine.swap.live is not None:
+                        # Damaged memory, too, makes a sound version lead to another state.
+                        await self.audit()
+                    return _Refused(edge, error)
         return None
 
-    async def _step(self, edge: Edge) -> None:
+    async def _step(self, number: int, edge: Edge) -> None:
         began = time.perf_counter()
         version, swap = edge.target.version, self.engine.swap
         is_first = swap.live is None
         with _tracer.start_as_current_span("stage", attributes=_attributes(version)):
-            schema = await asyncio.to_thread(self._schema_of, edge)
-            staged = await asyncio.to_thread(self.stager.blocks, edge, schema)
             if swap.schema_sha256 != edge.schema_sha256:
-                await swap.bake(schema)
+                await swap.bake(await asyncio.to_thread(self._schema_of, edge))
+            staged = await self._ahead.staged(number, self._stage)
             keep_old = edge.base is not None or edge.num_bytes <= UNDO_LIMIT_BYTES
             await swap.prepare(
                 staged, edge.target, base=edge.base, keep_old=keep_old and not is_first
@@ -201,6 +205,11 @@ class Mover:
             await self.audit()
         await self._went_live(edge.target, pause_s, began)
 
+    def _stage(self, edge: Edge) -> Path:
+        """Fetch what the ranks hold of a step's target; they know it since they were baked."""
+        schema = self._schema_of(edge)
+        return self.stager.blocks(edge, schema, tiles_of_regions(schema, self.engine.swap.regions))
+
     def _schema_of(self, edge: Edge) -> Schema:
         if self._schema is None or self._schema.sha256 != edge.schema_sha256:
             self._schema = self.stager.schema(edge.schema_sha256)
@@ -211,7 +220,8 @@ class Mover:
         await asyncio.to_thread(self._settle, target)
 
     def _settle(self, live: VersionRef) -> None:
-        self.stager.keep_only(None)
+        self.stager.keep_only(*self._ahead.versions())
+        metrics.WEIGHTS_UNDO_BYTES.set(self.engine.swap.undo_bytes)
         self.lease.serve(live)
         self._renew_at = time.monotonic() + RENEW_S
 

@@ -39,7 +39,7 @@ class Receiver:
 
     def __post_init__(self) -> None:
         # Whatever an earlier process staged was for memory that is gone with it.
-        self.stager.keep_only(None)
+        self.stager.keep_only()
         self._mover = Mover(
             engine=self.engine,
             stager=self.stager,

@@ -102,6 +102,8 @@ class EngineOptions:
     """Whether a changed tensor may be loaded where it cannot be written in place."""
     recompute_kv: bool = False
     """Whether running requests compute their KV cache anew at a swap."""
+    undo_depth: int = 1
+    """Versions that can be taken back without reading the store."""
 
     def environment(self) -> dict[str, str]:
         """What vLLM and OpenMP must find in the environment before they are imported."""
@@ -154,6 +156,7 @@ def engine_options(run: ResolvedRun, *, scratch: Path, threads: int) -> EngineOp
         pause=run.spec.weights.pause,
         may_load=run.spec.weights.encoding != "Delta",
         recompute_kv=run.spec.weights.advanced.recompute_kv,
+        undo_depth=run.spec.weights.advanced.undo_depth,
     )
 
 

@@ -1,5 +1,6 @@
 """Versions on local disk, verified before the engine hears of them."""
 
+import contextlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +9,13 @@ from typing import NamedTuple
 from etude.common import weights
 from etude.common.blobs import Store
 from etude.common.errors import CorruptError, UnavailableError, crossing
-from etude.common.weights import Edge, FullManifest, VersionId, WeightManifest, reading
+from etude.common.weights import Edge, FullManifest, VersionId, WeightManifest, reading, staged
 from etude.common.weights.schema import Schema, parse_schema
+from etude.common.weights.wanted import Wanted, every_block
 from etude.inference.policy import StagedVersion
+
+UNPACKED = 5
+"""Bytes on disk for each byte in the store: places of 4 bytes were packed into less than one."""
 
 
 class Whole(NamedTuple):
@@ -70,26 +75,47 @@ class Stager:
         data = weights.read_schema_bytes(self.store, sha256)
         return parse_schema(data, sha256=sha256, where=f"{self.store.url}: schema {sha256}")
 
-    def blocks(self, edge: Edge, schema: Schema) -> Path:
+    def blocks(self, edge: Edge, schema: Schema, wanted: Wanted = every_block) -> Path:
         """Fetch and decode what leads to an edge's target.
+
+        Args:
+            edge: what to stage.
+            schema: of its target.
+            wanted: the blocks that the ranks of this engine hold something of.
 
         Raises:
             CorruptError: a block is damaged, also when read again.
             MissingError: an object was deleted.
-            UnavailableError: the scratch folder takes no more.
+            UnavailableError: the scratch folder takes no more; it says how much is needed.
         """
         target = edge.target.version
-        with crossing(UnavailableError, f"cannot stage version {target}"):
-            path = self._place(target)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            reading.stage(self.store, edge, schema, path)
+        path = self._path(target)
+        try:
+            with crossing(UnavailableError, f"cannot stage version {target}: {self._room(edge)}"):
+                self._place(target)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                reading.stage(self.store, edge, schema, path, wanted)
+        except Exception:
+            # What is left of it takes the room that the next attempt needs.
+            with contextlib.suppress(OSError):
+                staged.unfinished(path).unlink(missing_ok=True)
+            raise
         return path
 
-    def keep_only(self, kept: VersionId | None) -> None:
+    def _room(self, edge: Edge) -> str:
+        """How much disk a step takes, as far as it is known, and how much there is."""
+        folder = next((p for p in (self.scratch, *self.scratch.parents) if p.is_dir()), None)
+        free = shutil.disk_usage(folder).free >> 20 if folder else 0
+        needed = edge.num_bytes * UNPACKED >> 20
+        return f"it takes some {needed} MiB in {self.scratch}, which has {free} MiB"
+
+    def keep_only(self, *kept: VersionId) -> None:
         """Drop everything else that is staged."""
         folder = self.scratch / "staged"
+        names = {self._path(version) for version in kept}
+        names |= {staged.unfinished(path) for path in names}
         for path in folder.iterdir() if folder.is_dir() else ():
-            if kept is None or path != self._path(kept):
+            if path not in names:
                 _remove(path)
 
     def _place(self, version: VersionId) -> Path:

@@ -57,13 +57,18 @@ class StagedBlock(NamedTuple):
 
 def write(path: Path, blocks: Iterable[StagedBlock]) -> None:
     """Stage blocks for the workers; they may come from a generator and are not kept."""
-    beside = path.with_name(f"{path.name}.part")
+    beside = unfinished(path)
     with beside.open("wb") as file:
         rows = [_put(file, block) for block in blocks]
         footer = np.array([(_MAGIC, len(rows), file.tell())], _FOOTER)
         file.write(np.array(rows, _ROW).tobytes())
         file.write(footer.tobytes())
     beside.replace(path)
+
+
+def unfinished(path: Path) -> Path:
+    """Where a staged file is while it is being written."""
+    return path.with_name(f"{path.name}.part")
 
 
 def read(path: Path) -> list[StagedBlock]:

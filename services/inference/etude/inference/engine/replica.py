@@ -90,7 +90,9 @@ class Replica(PolicyEngine, Steps):
     def __init__(self, llm: _GatedLLM, options: EngineOptions) -> None:
         self.llm = llm
         self.options = options
-        self.swap = Swap(WorkerRanks(llm), self, may_load=options.may_load)
+        self.swap = Swap(
+            WorkerRanks(llm), self, may_load=options.may_load, max_undo=options.undo_depth
+        )
         config = llm.model_config
         self.info = EngineInfo(
             model=options.served_name,

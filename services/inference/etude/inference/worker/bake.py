@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from typing_extensions import override
 
 from etude.common.errors import CorruptError
-from etude.common.weights.jit import compiled
 from etude.common.weights.regions import Region
 from etude.common.weights.schema import Schema
 from etude.common.weights.words import Words
+from etude.inference.coverage import ComputedError
 from etude.inference.worker import codes
 from etude.inference.worker.regions import rectangles
-from etude.inference.worker.tensors import DTYPES, NAMES, as_tensor, as_words
+from etude.inference.worker.tensors import DTYPES, NAMES, as_flat, as_tensor, as_words
 
 Load = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
 """A model's own loader: names and tensors of a checkpoint, or of any part of it."""
@@ -30,18 +30,23 @@ BATCH_ELEMENTS = 1 << 25
 """Parameters read back at a time: their readers take some 20 bytes for each element."""
 
 
-class ComputedError(CorruptError):
-    """A parameter holds what a loader computed: no map reaches it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Map:
     """Where each tensor of the checkpoint lies in the parameters."""
 
-    parameters: Mapping[str, Words]
-    """The live words of each parameter, in the order in which they lie in memory."""
+    tensors: Mapping[str, torch.Tensor]
+    """The elements of each parameter, in the order in which they lie in memory."""
     regions: Mapping[int, Sequence[Region]]
-    """By the tensor's place in the schema."""
+    """By the tensor's place in the schema; of a rank that holds a slice, not all elements."""
+
+    @property
+    def parameters(self) -> dict[str, Words]:
+        """The live words of parameters in host memory.
+
+        Raises:
+            ValueError: one is on a device.
+        """
+        return {name: as_words(flat) for name, flat in self.tensors.items()}
 
 
 @torch.no_grad()
@@ -49,11 +54,30 @@ def bake(model: torch.nn.Module, load: Load, schema: Schema) -> Map:
     """Read the map off a model; its floating-point parameters are overwritten.
 
     Raises:
-        CorruptError: the schema does not describe this model: a tensor has no place in it, or a
-            part of it is filled by no tensor.
+        CorruptError: the schema does not describe this model: a tensor does not fit it, or a part
+            of it is filled by no tensor.
         ComputedError: a part of it is filled by a computation on tensors.
     """
     return _Baking(model, load, schema).map()
+
+
+class _HostWords(Mapping[str, Words]):
+    """The words of every parameter: those on a device are fetched each time."""
+
+    def __init__(self, flat: Mapping[str, torch.Tensor]) -> None:
+        self.flat = flat
+
+    @override
+    def __getitem__(self, name: str) -> Words:
+        return as_words(self.flat[name].cpu())
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.flat)
+
+    @override
+    def __len__(self) -> int:
+        return len(self.flat)
 
 
 class _Baking:
@@ -63,23 +87,22 @@ class _Baking:
         self._schema = schema
         self._starts = _starts(schema)
         live = {n: p for n, p in model.named_parameters() if p.dtype in NAMES and p.numel()}
-        self._words = {name: as_words(parameter) for name, parameter in live.items()}
+        self._words = _HostWords({name: as_flat(parameter) for name, parameter in live.items()})
         self._formats = {name: NAMES[parameter.dtype] for name, parameter in live.items()}
         self._floating = {name for name, p in live.items() if p.is_floating_point()}
 
     def map(self) -> Map:
         for name in self._floating:
-            self._words[name].view(np.uint8)[:] = codes.BLANK_BYTE
+            self._words.flat[name].view(torch.uint8).fill_(codes.BLANK_BYTE)
         sources = self._sources()
         regions: dict[int, list[Region]] = {}
-        for batch in _batches(self._words):
+        for batch in _batches(self._words.flat):
             for name, numbers in self._numbers(batch, sources).items():
                 self._check_filled(name, numbers)
                 for tensor, region in self._regions(name, numbers):
                     regions.setdefault(tensor, []).append(region)
-        _check_cover(self._schema, regions)
         mapped = {region.parameter for found in regions.values() for region in found}
-        return Map({n: words for n, words in self._words.items() if n in mapped}, regions)
+        return Map({n: flat for n, flat in self._words.flat.items() if n in mapped}, regions)
 
     def _sources(self) -> dict[str, list[int]]:
         """The tensors of which each parameter may hold elements."""
@@ -110,7 +133,8 @@ class _Baking:
         formats = {self._schema.tensors[place].dtype for place in places}
         loads = codes.loads_for(formats, int(self._starts[-1]))
         readers = {
-            name: codes.Reader(self._formats[name], len(self._words[name]), loads) for name in batch
+            name: codes.Reader(self._formats[name], self._words.flat[name].numel(), loads)
+            for name in batch
         }
         for load in range(loads):
             self._write(places, self._elements, load, loads)
@@ -188,37 +212,14 @@ def _starts(schema: Schema) -> codes.Numbers:
     return np.fromiter(accumulate(counts, initial=0), np.int64)
 
 
-def _batches(words: Mapping[str, Words]) -> Iterator[list[str]]:
+def _batches(flat: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
     batch: list[str] = []
     size = 0
-    for name, found in words.items():
-        if batch and size + len(found) > BATCH_ELEMENTS:
+    for name, found in flat.items():
+        if batch and size + found.numel() > BATCH_ELEMENTS:
             yield batch
             batch, size = [], 0
         batch.append(name)
-        size += len(found)
+        size += found.numel()
     if batch:
         yield batch
-
-
-def _check_cover(schema: Schema, regions: Mapping[int, Sequence[Region]]) -> None:
-    """Every element of the checkpoint lies somewhere in the model.
-
-    Raises:
-        ComputedError: one does not.
-    """
-    for place, spec in enumerate(schema.tensors):
-        held = np.zeros(spec.elements, np.bool_)
-        for region in regions.get(place, ()):
-            _mark(held, region.source_offset, region.rows, region.width, region.source_stride)
-        if not held.all():
-            raise ComputedError(
-                f"the model does not take all elements of tensor {spec.name!r} as they are"
-            )
-
-
-@compiled
-def _mark(held: npt.NDArray[np.bool_], start: int, rows: int, width: int, stride: int) -> None:
-    for row in range(rows):
-        for column in range(width):
-            held[start + row * stride + column] = True

@@ -1,34 +1,41 @@
 """What vLLM adds to each of its workers (`worker_extension_cls`)."""
 
-import logging
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from etude.common.errors import CorruptError
 from etude.common.weights.live import LiveWeights
 from etude.common.weights.schema import Schema
-from etude.inference.worker.bake import ComputedError, Load, bake
+from etude.inference.worker.bake import Load, bake
+from etude.inference.worker.device import DeviceLiveWeights
 from etude.inference.worker.rank import Answer, Rank
 from etude.inference.worker.reloaded import ReloadedWeights
-
-log = logging.getLogger(__name__)
 
 
 class WeightWorker:
     """The methods of `Rank` on the model of a worker; called by AsyncLLM.collective_rpc."""
 
     model_runner: Any
-    rank: int
     _etude_rank: Rank | None = None
 
-    def bake(self, schema: bytes, sha256: str, may_load: bool) -> Answer:  # noqa: FBT001 - as Rank
+    def bake(self, schema: bytes, sha256: str, loads: bool) -> Answer:  # noqa: FBT001 - as Rank
         """Map the checkpoint to the live parameters, which are overwritten."""
-        return self._rank().bake(schema, sha256, may_load)
+        return self._rank().bake(schema, sha256, loads)
 
-    def prepare(self, path: str, keep_old: bool) -> None:  # noqa: FBT001 - called by position
+    def count(self, flags: Mapping[str, bytes]) -> str:
+        """Count some regions, as the group agreed; the digest of those."""
+        return self._rank().count(flags)
+
+    def prepare(
+        self,
+        path: str,
+        keep_old: bool,  # noqa: FBT001 - called by position
+        committed: int,
+        kept: int,
+    ) -> None:
         """Begin to gather what a staged version changes."""
-        self._rank().prepare(path, keep_old)
+        self._rank().prepare(path, keep_old, committed, kept)
 
     def prepared(self) -> Answer | None:
         """What came of it; None while it is being worked on."""
@@ -38,9 +45,9 @@ class WeightWorker:
         """Write what was prepared."""
         return self._rank().commit()
 
-    def undo(self) -> bool:
-        """Write the old words again."""
-        return self._rank().undo()
+    def undo(self, number: int) -> bool:
+        """Write the old words of one version again."""
+        return self._rank().undo(number)
 
     def scan(self) -> str:
         """The state digest of what is live."""
@@ -59,31 +66,33 @@ class WeightWorker:
             self._etude_rank = Rank(self._open_live)
         return self._etude_rank
 
-    def _open_live(self, schema: Schema, may_load: bool) -> LiveWeights:  # noqa: FBT001 - as above
+    def _open_live(
+        self,
+        schema: Schema,
+        loads: bool,  # noqa: FBT001 - as above
+    ) -> LiveWeights | DeviceLiveWeights:
         model = self.model_runner.get_model()
-        load = model.load_weights
-        return open_live(model, load, schema, counts=self.rank == 0, may_load=may_load)
+        return open_live(model, model.load_weights, schema, loads=loads)
 
 
 def open_live(
-    model: torch.nn.Module, load: Load, schema: Schema, *, counts: bool, may_load: bool
-) -> LiveWeights:
-    """The live words themselves where a map reaches them, else a copy behind the loader.
+    model: torch.nn.Module, load: Load, schema: Schema, *, loads: bool
+) -> LiveWeights | DeviceLiveWeights:
+    """The live words themselves, or a copy behind the loader.
+
+    Args:
+        model: what computes.
+        load: its loader.
+        schema: of the policy.
+        loads: whether changed tensors are to be loaded, not written in place.
 
     Raises:
         CorruptError: the schema does not describe the model.
-        ComputedError: a map does not reach all of it, and tensors may not be loaded.
+        ComputedError: a map does not reach all of it.
     """
-    is_on_device = any(parameter.device.type != "cpu" for parameter in model.parameters())
-    if is_on_device and not may_load:
-        raise CorruptError("parameters on a device take no changes in place; encoding: Auto loads")
-    if is_on_device:
-        return ReloadedWeights(model, load, schema, counts=counts)
-    try:
-        found = bake(model, load, schema)
-    except ComputedError as error:
-        if not may_load:
-            raise
-        log.warning("changed tensors will be loaded, not written in place: %s", error)
-        return ReloadedWeights(model, load, schema, counts=counts)
+    if loads:
+        return ReloadedWeights(model, load, schema, counts=True)
+    found = bake(model, load, schema)
+    if any(flat.device.type != "cpu" for flat in found.tensors.values()):
+        return DeviceLiveWeights(schema, found.tensors, found.regions)
     return LiveWeights(schema, found.parameters, found.regions)

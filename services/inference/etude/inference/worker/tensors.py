@@ -36,9 +36,19 @@ def as_words(tensor: torch.Tensor) -> Words:
     """
     if tensor.device.type != "cpu":
         raise ValueError(f"a tensor on {tensor.device} has no words here")
+    return as_flat(tensor).view(torch.uint8).numpy().view(word_type(NAMES[tensor.dtype]))
+
+
+def as_flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's elements in one dimension, in the same memory and in memory's order.
+
+    Raises:
+        ValueError: the tensor has holes or overlaps in memory.
+    """
     flat = tensor.detach()
     if not flat.is_contiguous():
         # Dense in another order, such as a transposed matrix: its own order is as good.
         flat = flat.permute(*np.argsort([-stride for stride in flat.stride()], kind="stable"))
-    raw = flat.view(-1).view(torch.uint8).numpy()
-    return raw.view(word_type(NAMES[tensor.dtype]))
+    if not flat.is_contiguous():
+        raise ValueError(f"a tensor with strides {tensor.stride()} has holes in memory")
+    return flat.view(-1)

@@ -1,0 +1,111 @@
+"""Which rank of a group counts which elements: each exactly once, over all ranks."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from etude.common.errors import CorruptError
+from etude.common.weights.jit import compiled
+from etude.common.weights.regions import Region, Regions
+from etude.common.weights.schema import Schema, TensorSpec
+
+Numbers = npt.NDArray[np.int64]
+Marks = npt.NDArray[np.bool_]
+
+
+class ComputedError(CorruptError):
+    """A map does not reach all of a model: a part of it holds what its loader computed."""
+
+
+def rows(regions: Regions) -> Numbers:
+    """A rank's regions as numbers: the tensor's place, then Region.numbers().  [n, 7]."""
+    found = [(tensor, *region[1:7]) for tensor in sorted(regions) for region in regions[tensor]]
+    return np.array(found, np.int64).reshape(-1, 7)
+
+
+def encoded(regions: Regions) -> bytes:
+    """A rank's regions as bytes, which cross a process."""
+    return rows(regions).astype("<i8").tobytes()
+
+
+def decoded(data: bytes) -> Numbers:
+    """What encoded() was given, as rows() says it.  [n, 7]."""
+    return np.frombuffer(data, "<i8").reshape(-1, 7)
+
+
+def united(schema: Schema, ranks: Sequence[Numbers]) -> dict[int, list[Region]]:
+    """What ranks hold together, without saying where; each region once."""
+    found: dict[int, list[Region]] = {}
+    for row in np.unique(np.concatenate(ranks), axis=0).tolist():
+        found.setdefault(row[0], []).append(Region(schema.tensors[row[0]].name, *row[1:]))
+    return found
+
+
+def recounted(regions: Regions, flags: bytes) -> dict[int, list[Region]]:
+    """The same regions, counted as counting() says."""
+    flag = iter(flags)
+    return {
+        tensor: [region._replace(counted=bool(next(flag))) for region in regions[tensor]]
+        for tensor in sorted(regions)
+    }
+
+
+def counting(schema: Schema, ranks: Sequence[Numbers]) -> list[bytes]:
+    """Which regions each rank counts: those that no lower rank holds.
+
+    Args:
+        schema: of the policy.
+        ranks: rows() of each.
+
+    Returns:
+        One byte for each row of each rank: 1 where the rank counts the region.
+
+    Raises:
+        ComputedError: an element of the checkpoint lies on no rank.
+        CorruptError: a region that a lower rank holds in part: elements would count twice, or
+            not at all.
+    """
+    flags = [np.zeros(len(held), np.uint8) for held in ranks]
+    for tensor, spec in enumerate(schema.tensors):
+        held = np.zeros(spec.elements, np.bool_)
+        for rank, found in enumerate(ranks):
+            here = np.flatnonzero(found[:, 0] == tensor)
+            for row in here:
+                flags[rank][row] = _counts(held, found[row], spec, rank)
+            for row in here:
+                _mark(held, found[row])
+        if not held.all():
+            raise ComputedError(
+                f"the model does not take all elements of tensor {spec.name!r} as they are"
+            )
+    return [flag.tobytes() for flag in flags]
+
+
+def _counts(held: Marks, row: Numbers, spec: TensorSpec, rank: int) -> bool:
+    known = _known(held, row)
+    elements = int(row[3] * row[4])
+    if 0 < known < elements:
+        raise CorruptError(
+            f"tensor {spec.name!r}: rank {rank} holds {elements} elements in one piece, {known} "
+            "of which lie on lower ranks as well: they could not be counted once"
+        )
+    return known == 0
+
+
+@compiled
+def _known(held: Marks, row: Numbers) -> int:
+    """How many elements of a region are marked."""
+    known = 0
+    for line in range(row[3]):
+        start = row[2] + line * row[6]
+        for at in range(start, start + row[4]):
+            known += held[at]
+    return known
+
+
+@compiled
+def _mark(held: Marks, row: Numbers) -> None:
+    for line in range(row[3]):
+        start = row[2] + line * row[6]
+        held[start : start + row[4]] = True

@@ -1,0 +1,142 @@
+"""Ranks of a group read their own maps; together they count every element exactly once."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.support.publishing import TrainedPolicy
+from typing_extensions import override
+
+from etude.common import weights
+from etude.common.blobs import MemoryStore
+from etude.common.errors import CorruptError
+from etude.common.weights import VersionId, VersionRef
+from etude.common.weights.live import Region, slice_regions
+from etude.common.weights.schema import Schema, TensorSpec
+from etude.common.weights.wanted import tiles_of_slice
+from etude.inference import coverage
+from etude.inference.coverage import ComputedError
+from etude.inference.memory import MemoryEngine, MemoryRanks
+from etude.inference.policy import EngineInfo
+from etude.inference.staging import Stager
+
+SCHEMA = Schema(
+    grid=4,
+    tensors=(
+        TensorSpec(name="bias", dtype="F32", shape=(5,), split="rows"),
+        TensorSpec(name="o", dtype="BF16", shape=(6, 8), split="columns"),
+        TensorSpec(name="q", dtype="BF16", shape=(8, 6), split="rows"),
+    ),
+)
+
+
+def flags(ranks: int) -> list[list[bool]]:
+    maps = [coverage.rows(slice_regions(SCHEMA, rank, ranks)) for rank in range(ranks)]
+    return [[bool(flag) for flag in each] for each in coverage.counting(SCHEMA, maps)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_what_all_ranks_hold_counts_on_the_first_and_slices_count_on_each(ranks: int) -> None:
+    assert flags(ranks) == [[True, True, True]] + [[False, True, True]] * (ranks - 1)
+
+
+def region(start: int, stop: int, parameter: str = "bias") -> Region:
+    size = stop - start
+    return Region(parameter, 0, start, 1, size, size, size)
+
+
+def counted(*ranks: Sequence[Region]) -> list[bytes]:
+    schema = Schema(grid=1, tensors=SCHEMA.tensors[:1])
+    return coverage.counting(schema, [coverage.rows({0: held}) for held in ranks])
+
+
+def test_a_region_that_a_lower_rank_holds_in_part_is_refused_by_name() -> None:
+    with pytest.raises(CorruptError, match=r"'bias': rank 1 holds 3 elements .* 1 of which"):
+        counted([region(0, 3)], [region(2, 5)])
+
+
+def test_an_element_that_no_rank_holds_is_refused_by_name() -> None:
+    with pytest.raises(ComputedError, match="elements of tensor 'bias'"):
+        counted([region(0, 2)], [region(3, 5)])
+
+
+def test_copies_on_one_rank_are_left_to_that_rank() -> None:
+    assert counted([region(0, 5)], [region(0, 5), region(0, 5, "tied")]) == [b"\1", b"\0\0"]
+    assert counted([region(0, 2)], [region(2, 5), region(2, 5, "tied")]) == [b"\1", b"\1\1"]
+
+
+def test_a_map_crosses_a_process_unchanged() -> None:
+    regions = slice_regions(SCHEMA, 1, 2)
+    assert np.array_equal(coverage.decoded(coverage.encoded(regions)), coverage.rows(regions))
+
+
+def ref(policy: TrainedPolicy, number: int) -> VersionRef:
+    sha256 = f"{number:064x}"
+    return VersionRef(epoch=1, number=number, manifest_sha256=sha256, state=policy.state().hex())
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+async def test_a_group_follows_versions_bit_for_bit_whoever_counts(
+    ranks: int, info: EngineInfo, tmp_path: Path
+) -> None:
+    policy = TrainedPolicy(SCHEMA)
+    engine = MemoryEngine(info, MemoryRanks(ranks))
+    swap = engine.swap
+    await swap.bake(SCHEMA)
+    policy.stage(tmp_path / "staged", None)
+    await swap.prepare(tmp_path / "staged", ref(policy, 0), base=None, keep_old=False)
+    await swap.commit()
+    for number in range(1, 5):
+        old = {name: words.copy() for name, words in policy.words.items()}
+        policy.step()
+        policy.stage(tmp_path / "staged", old)
+        await swap.prepare(tmp_path / "staged", ref(policy, number), base=swap.live)
+        await swap.commit()
+        assert (await swap.scan()) == policy.state()
+        assert all(
+            np.array_equal(words["bias"], policy.words["bias"]) for words in engine.ranks.words
+        )
+
+
+LARGE = Schema(
+    grid=4,
+    tensors=(
+        TensorSpec(name="down", dtype="BF16", shape=(256, 4096), split="columns"),
+        TensorSpec(name="norm", dtype="BF16", shape=(256,), split="rows"),
+        TensorSpec(name="up", dtype="BF16", shape=(4096, 256), split="rows"),
+    ),
+)
+
+
+@pytest.mark.parametrize("complete", [True, False])
+@pytest.mark.parametrize("receivers", [2, 4])
+def test_each_of_several_receivers_fetches_little_more_than_its_share(
+    *, complete: bool, receivers: int, tmp_path: Path
+) -> None:
+    store = Counting()
+    weights.claim_epoch(store, holder="trainer-0", parent=None, reason="start")
+    policy = TrainedPolicy(LARGE)
+    policy.publish(store, 0, complete=True)
+    if not complete:
+        policy.step(0.02)
+        policy.publish(store, 1)
+    version = VersionId(1, 0 if complete else 1)
+    live = None if complete else weights.read_manifest(store, VersionId(1, 0)).ref
+    [edge] = weights.plan(store, live, version)
+    stager = Stager(store, "uid-run", tmp_path)
+    for rank in range(receivers):
+        store.num_bytes = 0
+        stager.blocks(edge, LARGE, tiles_of_slice(LARGE, rank, receivers))
+        assert store.num_bytes <= 1.1 / receivers * edge.num_bytes
+
+
+class Counting(MemoryStore):
+    """Counts what is read."""
+
+    num_bytes = 0
+
+    @override
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        self.num_bytes += length
+        return super().get_range(key, start, length)
