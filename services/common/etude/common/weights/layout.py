@@ -63,14 +63,16 @@ class Layout:
     def _check(self, block: StagedBlock) -> None:
         if not 0 <= block.tensor < len(self.schema.tensors):
             raise CorruptError(f"tensor {block.tensor}: there is none")
-        where = self.where(block.tensor, block.tile)
         if not 0 <= block.lo < block.hi <= self.elements(block.tensor, block.tile):
+            where = self.where(block.tensor, block.tile)
             raise CorruptError(f"{where}: there is no range [{block.lo}, {block.hi})")
         if block.data is None:
             return
         dtype = self.schema.tensors[block.tensor].dtype
-        if block.data.dtype != word_type(dtype):
-            raise CorruptError(f"{where}: words of {block.data.dtype}, not of {dtype}")
         size = block.hi - block.lo if block.index is None else block.index.size
+        if block.data.dtype != word_type(dtype):
+            where = self.where(block.tensor, block.tile)
+            raise CorruptError(f"{where}: words of {block.data.dtype}, not of {dtype}")
         if block.data.size != size:
+            where = self.where(block.tensor, block.tile)
             raise CorruptError(f"{where}: {block.data.size} words for {size} elements")

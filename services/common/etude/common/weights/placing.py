@@ -163,13 +163,6 @@ def fetch(
 
 
 @compiled
-def gather(words: Words, base: int, at: Indices, out: Words) -> None:
-    """The words at some positions.  [n], [k] -> [k]."""
-    for i in range(at.size):
-        out[i] = words[np.uint64(np.int64(at[i]) + base)]
-
-
-@compiled
 def renew(old: Words, data: Words, picks: Integers, kind: int, top: np.uint64, new: Words) -> None:
     """The words after a change by data[picks].  [k] -> [k]."""
     if kind == ULP:

@@ -6,14 +6,14 @@ from typing import NamedTuple
 import numpy as np
 
 from etude.common.errors import CorruptError
-from etude.common.weights import digest, placing
+from etude.common.weights import digest, gathering, placing
 from etude.common.weights.codecs import l2
 from etude.common.weights.codecs.ids import Codec
 from etude.common.weights.digest import Digest
 from etude.common.weights.holding import Holding
 from etude.common.weights.jit import fixed
 from etude.common.weights.layout import Layout
-from etude.common.weights.placing import Grain, Integers, Window
+from etude.common.weights.placing import Grain, Window
 from etude.common.weights.prepared import Patch, Prepared
 from etude.common.weights.staged import StagedBlock
 from etude.common.weights.ulp import top_bit
@@ -27,13 +27,13 @@ class _Cut(NamedTuple):
     """Where a block meets a region."""
 
     holding: Holding
+    grain: Grain
     base: int
 
 
 class _Found(NamedTuple):
     """The elements of one block in one region."""
 
-    flats: Integers
     at: Indices
     old: Words
     new: Words
@@ -44,21 +44,23 @@ class _Growing:
 
     def __init__(self, word: np.dtype[np.unsignedinteger], most: int) -> None:
         # Pages that are never written cost nothing: most is a bound, not a size.
-        self._at = np.empty(most, np.uint32)
-        self._old = np.empty(most, word)
-        self._new = np.empty(most, word)
+        self._whole = _room_for(most, word)
         self._size = 0
 
-    def add(self, found: _Found) -> None:
-        stop = self._size + found.at.size
-        self._at[self._size : stop] = found.at
-        self._old[self._size : stop] = found.old
-        self._new[self._size : stop] = found.new
-        self._size = stop
+    def free(self, most: int) -> _Found:
+        """Room for so many more, to be written in place."""
+        return _Found(*(part[self._size : self._size + most] for part in self._whole))
+
+    def keep(self, count: int) -> None:
+        """The first so many of what is free were written."""
+        self._size += count
 
     def patch(self, parameter: str, base: int) -> Patch:
-        size = self._size
-        return Patch(parameter, base, self._at[:size], self._old[:size], self._new[:size])
+        return Patch(parameter, base, *(part[: self._size] for part in self._whole))
+
+
+def _room_for(most: int, word: np.dtype[np.unsignedinteger]) -> _Found:
+    return _Found(np.empty(most, np.uint32), np.empty(most, word), np.empty(most, word))
 
 
 _Room = Mapping[tuple[str, int], _Growing]
@@ -105,7 +107,7 @@ class Preparation:
                 if _least(holding.window, last) - base >= 2 * _SEGMENT:
                     where = self._layout.where(block.tensor, block.tile)
                     raise ValueError(f"{where}: spans too much of {region.parameter!r}")
-                yield _Cut(holding, base)
+                yield _Cut(holding, grain, base)
 
     def _room(self, met: list[tuple[StagedBlock, list[_Cut]]]) -> _Room:
         most: dict[tuple[str, int], int] = {}
@@ -144,53 +146,69 @@ class Preparation:
 
     def _prepare(self, block: StagedBlock, cut: _Cut, room: _Room) -> list[Patch]:
         """Add what a block changes in a region to its parameter, or return a patch of its own."""
-        every = block.index is None or block.index.size == block.hi - block.lo
-        found = self._found(block, cut)
         parameter = cut.holding.region.parameter
-        if cut.holding.region.counted:
-            span = self._layout.span(block)
-            others = cut.holding.others
-            count, a, b = placing.change(found.old, found.new, found.flats, span, others)
-            self._digest = self._digest.plus(Digest(int(a), int(b)))
-            self._changed += count
+        growing = room[parameter, cut.base]
+        size = block.hi - block.lo
+        every = block.index is None or block.index.size == size
+        free = growing.free(block.num_changed)
+        found = _room_for(size, free.old.dtype) if every else free
+        count = self._gather(block, cut, found)
+        found = _Found(*(part[:count] for part in found))
         if every:
             differs = found.old != found.new
-            if _is_cheaper_whole(int(np.count_nonzero(differs)), found):
-                return [Patch(parameter, cut.base, self._again(block, cut), *found[2:])]
-            found = _Found(*(part[differs] for part in found))
-        room[parameter, cut.base].add(found)
+            changed = int(np.count_nonzero(differs))
+            if _is_cheaper_whole(changed, found):
+                return [Patch(parameter, cut.base, self._again(block, cut), found.old, found.new)]
+            for part, target in zip(found, free, strict=True):
+                np.compress(differs, part, out=target[:changed])
+            found = _Found(*(part[:changed] for part in free))
+        growing.keep(found.at.size)
         return []
 
-    def _found(self, block: StagedBlock, cut: _Cut) -> _Found:
-        words = self._words[cut.holding.region.parameter]
-        flats, picks = self._places(block, _index(block), cut.holding.window)
-        at = _positions(flats, cut)
-        old, new = np.empty(at.size, words.dtype), np.empty(at.size, words.dtype)
-        placing.gather(words, cut.base, at, old)
+    def _gather(self, block: StagedBlock, cut: _Cut, found: _Found) -> int:
+        """Fill what is found; how many elements."""
         kind = placing.NEW if block.index is None else placing.ULP
         kind = placing.XOR if block.codec is Codec.XOR_ZSTD else kind
         ordered = self._layout.schema.tensors[block.tensor].is_ordered
-        data = new if block.data is None else fixed(block.data)
-        placing.renew(old, data, picks, kind, top_bit(words.dtype, ordered=ordered), new)
-        return _Found(flats, at, old, new)
-
-    def _places(
-        self, block: StagedBlock, index: Indices, window: Window
-    ) -> tuple[Integers, Integers]:
-        flats = np.empty(index.size, np.int64)
-        picks = np.empty(index.size, np.int64)
-        span = self._layout.span(block)
-        grain = self._layout.grain(block.tensor, block.tile)
-        count = placing.place(fixed(index), span, grain, window, flats, picks)
+        data = found.new if block.data is None else block.data
+        holding = cut.holding
+        count, changed, a, b = gathering.gather(
+            fixed(_index(block)),
+            fixed(data),
+            kind,
+            top_bit(found.new.dtype, ordered=ordered),
+            self._layout.span(block),
+            cut.grain,
+            holding.window,
+            holding.others,
+            self._words[holding.region.parameter],
+            cut.base,
+            *found,
+        )
         if count < 0:
-            where = self._layout.where(block.tensor, block.tile)
-            raise CorruptError(f"{where}: places do not increase inside the block")
-        return flats[:count], picks[:count]
+            raise self._not_increasing(block)
+        if holding.region.counted:
+            self._digest = self._digest.plus(Digest(int(a), int(b)))
+            self._changed += changed
+        return int(count)
+
+    def _not_increasing(self, block: StagedBlock) -> CorruptError:
+        where = self._layout.where(block.tensor, block.tile)
+        return CorruptError(f"{where}: places do not increase inside the block")
 
     def _again(self, block: StagedBlock, cut: _Cut) -> Callable[[], Indices]:
         """The positions of a whole block, worked out again whenever they are needed."""
         bare = block._replace(index=None, data=None)  # which need not stay in memory
-        return lambda: _positions(self._places(bare, _index(bare), cut.holding.window)[0], cut)
+        return lambda: self._positions(bare, cut)
+
+    def _positions(self, block: StagedBlock, cut: _Cut) -> Indices:
+        index = _index(block)
+        flats, picks = np.empty(index.size, np.int64), np.empty(index.size, np.int64)
+        span = self._layout.span(block)
+        count = placing.place(fixed(index), span, cut.grain, cut.holding.window, flats, picks)
+        at = np.empty(count, np.uint32)
+        placing.positions(flats[:count], cut.holding.window, cut.base, at)
+        return at
 
 
 def _index(block: StagedBlock) -> Indices:
@@ -208,12 +226,6 @@ def _least(window: Window, flat: int) -> int:
     """No word that holds this element or a later one lies before it."""
     row, column = divmod(max(0, flat - window.source_offset), window.source_stride)
     return window.parameter_offset + row * window.parameter_stride + min(column, window.width - 1)
-
-
-def _positions(flats: Integers, cut: _Cut) -> Indices:
-    at = np.empty(flats.size, np.uint32)
-    placing.positions(flats, cut.holding.window, cut.base, at)
-    return at
 
 
 def _is_cheaper_whole(changed: int, found: _Found) -> bool:
