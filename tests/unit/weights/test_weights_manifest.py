@@ -28,7 +28,7 @@ def parsed(body: dict[str, Any], version: VersionId = V1) -> WeightManifest:
 def test_a_manifest_reads_back_as_it_was_committed(line: Any, store: MemoryStore) -> None:
     line.open()
     first = line.publish(V0, (1, 2, 3))
-    second = line.publish(V1, (1, 2, 4), base=V0, keyframe=first.ref)
+    second = line.publish(V1, (1, 2, 4), base=V0)
     assert weights.read_manifest(store, V0) == first
     assert weights.read_manifest(store, V1) == second
     assert first.is_complete

@@ -36,6 +36,11 @@ EMPTY = ChainState(None, None, 0, 0, 0)
 """Nothing is published."""
 
 
+LEAST_SPACING = 8
+"""Versions between two keyframes at least: where deltas are nearly as large as keyframes, one for
+each version would double what is stored and shorten no way."""
+
+
 def anchor_of(chain: Sequence[VersionId], listing: Listing) -> VersionId | None:
     """The last version of a chain at which a replica without weights can begin."""
     whole = listing.complete | {
@@ -72,8 +77,10 @@ def is_due(state: ChainState, cadence: Cadence, model_bytes: int, *, times: int 
     if not state.versions:
         return False
     whole_bytes = state.anchor_bytes if state.anchor is not None else model_bytes
-    by_count = state.versions >= times * cadence.versions
-    return by_count or state.num_bytes >= times * cadence.ratio * whole_bytes
+    if state.versions >= times * cadence.versions:
+        return True
+    by_size = state.num_bytes >= times * cadence.ratio * whole_bytes
+    return by_size and state.versions >= LEAST_SPACING
 
 
 def route(chain: Sequence[VersionId], live: VersionId | None, *, most: int) -> Sequence[VersionId]:

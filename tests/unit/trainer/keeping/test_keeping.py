@@ -56,11 +56,12 @@ def test_a_chain_is_counted_from_the_last_complete_copy() -> None:
     [
         (of(versions=99, anchor_bytes=1000), False),
         (of(versions=100, anchor_bytes=1000), True),
-        (of(versions=3, num_bytes=499, anchor_bytes=1000), False),
-        (of(versions=3, num_bytes=500, anchor_bytes=1000), True),
+        (of(versions=8, num_bytes=499, anchor_bytes=1000), False),
+        (of(versions=8, num_bytes=500, anchor_bytes=1000), True),
+        (of(versions=7, num_bytes=9000, anchor_bytes=1000), False),
         (of(versions=0, num_bytes=0, anchor_bytes=0), False),
-        (ChainState(V9, None, 0, 3, 900), False),
-        (ChainState(V9, None, 0, 3, 1000), True),
+        (ChainState(V9, None, 0, 9, 900), False),
+        (ChainState(V9, None, 0, 9, 1000), True),
     ],
 )
 def test_a_keyframe_is_due_by_count_or_by_bytes(state: ChainState, *, due: bool) -> None:
@@ -71,8 +72,8 @@ def test_a_keyframe_is_overdue_at_twice_its_cadence() -> None:
     cadence = Cadence(100, 0.5)
     assert not is_due(of(versions=199, anchor_bytes=1000), cadence, 0, times=2)
     assert is_due(of(versions=200, anchor_bytes=1000), cadence, 0, times=2)
-    assert not is_due(of(versions=5, num_bytes=999, anchor_bytes=1000), cadence, 0, times=2)
-    assert is_due(of(versions=5, num_bytes=1000, anchor_bytes=1000), cadence, 0, times=2)
+    assert not is_due(of(versions=9, num_bytes=999, anchor_bytes=1000), cadence, 0, times=2)
+    assert is_due(of(versions=9, num_bytes=1000, anchor_bytes=1000), cadence, 0, times=2)
 
 
 def test_what_keeps_a_keyframe_from_being_written_is_said() -> None:

@@ -99,16 +99,14 @@ class WeightManifest(BaseModel):
     objects: Objects
     """By rank; none if nothing changed."""
     stats: Stats
-    keyframe: VersionRef | None = None
-    """The newest version that is known to have one."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "WeightManifest":
         if self.base is None and not self.objects:
             raise ValueError("objects: a complete version without objects")
-        for name, ref in (("base", self.base), ("keyframe", self.keyframe)):
-            if ref is not None and not (ref.epoch <= self.epoch and ref.number < self.number):
-                raise ValueError(f"{name}: {ref.version} is not before {self.version}")
+        ref = self.base
+        if ref is not None and not (ref.epoch <= self.epoch and ref.number < self.number):
+            raise ValueError(f"base: {ref.version} is not before {self.version}")
         check_ranks(self.objects)
         for item in self.objects:
             said = parse_delta_key(item.key)
