@@ -54,7 +54,6 @@ WEIGHT_SETTINGS = {
     "codec": SHARE,
     "tileGrid": SHARE,
     "stepsPerVersion": f"{CONTROLLER}.reinforcement",
-    "backlog": f"{CONTROLLER}.publishing",
     "allowNonFinite": PUBLISHER,
     "chainRatio": KEEPER,
     "skips": KEEPER,

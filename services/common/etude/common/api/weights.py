@@ -42,8 +42,6 @@ class WeightSettings(Model):
     """Largest tensor-parallel degree whose ranks fetch only their own slice."""
     steps_per_version: Annotated[int, Field(ge=1, le=1_000)] = 1
     """Optimiser steps from one published version to the next."""
-    backlog: Annotated[int, Field(ge=0, le=16)] = 2
-    """Versions that may wait for the store before the trainer waits for them."""
     allow_non_finite: bool = False
     """Whether a version with NaN or infinite weights is published."""
     chain_ratio: Fraction = "0.5"
