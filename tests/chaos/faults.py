@@ -196,8 +196,8 @@ class FaultyRun(Conductor):
         version = self.one_version("step")
         before = self.refusals["Corrupt"]
         if version is not None:
-            self.injected["flip at rest"] += 1
             self.flip(version, self.injected["flip at rest"])
+            self.injected["flip at rest"] += 1
         self.crew.resume("r0")
         if version is not None:
             self.crew.tell("r0", ("announce", version))

@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 CHECKPOINT_EVERY = 5
 RETAINED = 3
+MOST_DAMAGED = 4
+"""So often in a row chance alone damages nothing."""
 KINDS: dict[str, model.Kind] = {"dense": "dense", "same": "same"}
 """Of steps, by order; all others are usual ones."""
 FENCED = 3
@@ -139,18 +141,18 @@ def retried(work: Callable[[], T]) -> T:
     """Repeat what a store refuses for now, as the trainer waits for its store.
 
     Raises:
-        CorruptError: twice, for damage on the way does not repeat.
+        CorruptError: again and again, for damage on the way does not repeat.
     """
-    is_damaged = False
+    damaged = 0
     while True:
         try:
             return work()
         except StoreError:
             time.sleep(0.02)
         except CorruptError:
-            if is_damaged:
+            damaged += 1
+            if damaged == MOST_DAMAGED:
                 raise
-            is_damaged = True
 
 
 def _spoilt(new: Bits) -> Bits:
