@@ -1,7 +1,6 @@
 """The model as a Hugging Face folder."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -9,16 +8,10 @@ from torch import Tensor
 
 from etude.common.blobs import ObjectInfo, Store
 from etude.common.weights import Tensor as WireTensor
-from etude.common.weights import safetensors
+from etude.common.weights import folders
 from etude.trainer import layout, wire
 from etude.trainer.policy import Policy
 from etude.trainer.ranks import Ranks, whole
-
-_PART_BYTES = 2 << 30
-"""Size of one file of an exported model; Hugging Face's readers take any."""
-
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
-"""Files of the source folder that an export replaces or must not carry on."""
 
 
 def wire_tensor(name: str, tensor: Tensor) -> WireTensor:
@@ -58,34 +51,11 @@ def export(
         tensors: what published_tensors gave.
         source: the folder that the run started from; its tokenizer files are copied.
     """
-    files = dict(_weight_files(tensors))
+    files = dict(folders.weight_files(tensors))
     dtype = "bfloat16" if tensors[0].dtype == "BF16" else "float32"
     config = policy.config.to_dict() | {"dtype": dtype}
     files["config.json"] = (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
-    for path in sorted(source.iterdir()):
-        if path.is_file() and path.name not in files and not path.name.endswith(_WEIGHT_SUFFIXES):
-            files[path.name] = path.read_bytes()
+    files |= {path.name: path.read_bytes() for path in folders.other_files(source)}
     for name, data in files.items():
         store.put(f"{prefix}/{name}", data)
     return [ObjectInfo(f"{prefix}/{name}", len(data)) for name, data in files.items()]
-
-
-def _weight_files(tensors: list[WireTensor]) -> Iterator[tuple[str, bytes]]:
-    parts: list[list[WireTensor]] = [[]]
-    for tensor in tensors:
-        if parts[-1] and sum(t.num_bytes for t in parts[-1]) + tensor.num_bytes > _PART_BYTES:
-            parts.append([])
-        parts[-1].append(tensor)
-    if len(parts) == 1:
-        yield "model.safetensors", safetensors.encode(parts[0])
-        return
-    where: dict[str, str] = {}
-    for index, part in enumerate(parts, start=1):
-        name = f"model-{index:05d}-of-{len(parts):05d}.safetensors"
-        where |= {tensor.name: name for tensor in part}
-        yield name, safetensors.encode(part)
-    body = {
-        "metadata": {"total_size": sum(t.num_bytes for t in tensors)},
-        "weight_map": where,
-    }
-    yield "model.safetensors.index.json", json.dumps(body, indent=2).encode()

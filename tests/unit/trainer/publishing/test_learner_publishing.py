@@ -98,12 +98,40 @@ def test_weights_that_all_changed_and_are_too_many_to_be_kept_need_no_earlier_ve
     assert found.num_bytes < 1.01 * 4 * found.stats.elements + 4096
 
 
-def test_full_encoding_sends_everything_each_time(build: Build, chain: Any) -> None:
-    learner = build(encoding="Full")
+@pytest.mark.parametrize("encoding", ["Auto", "Delta", "Full"])
+def test_full_encoding_sends_everything_each_time_and_the_others_what_changed(
+    build: Build, chain: Any, reader: Any, encoding: str
+) -> None:
+    learner = build(encoding=encoding)
     learner.start_phase(phase("1e-6"), 0)
-    chain.publish(learner)
+    reader.follow(chain.publish(learner))
+    for seed in range(2):
+        learner.supervised_step(texts(seed))
+        found = chain.publish(learner)
+        assert found.is_complete == (encoding == "Full")
+        assert (found.stats.changed == found.stats.elements) == (encoding == "Full")
+        assert (found.stats.codecs.keys() == {"DENSE"}) == (encoding == "Full")
+        reader.follow(found)
+        reader.assert_equal(learner)
+
+
+@pytest.mark.parametrize(("codec", "name"), [("L1", "L1"), ("L2", "L2"), ("L2r", "L2R")])
+def test_changes_are_coded_as_the_run_has_it(
+    build: Build, chain: Any, reader: Any, codec: str, name: str
+) -> None:
+    learner = build(advanced={"codec": codec})
+    learner.start_phase(phase("1e-6"), 0)
+    reader.follow(chain.publish(learner))
     learner.supervised_step(texts(0))
-    assert chain.publish(learner).is_complete
+    found = chain.publish(learner)
+    assert found.stats.codecs.keys() & {"L1", "L2", "L2R"} == {name}
+    reader.follow(found)
+    reader.assert_equal(learner)
+
+
+@pytest.mark.parametrize("grid", [1, 4])
+def test_tiles_are_cut_for_the_grid_that_the_run_has(build: Build, grid: int) -> None:
+    assert build(advanced={"tileGrid": grid})._publisher._own().schema.grid == grid
 
 
 def test_publishing_again_gives_the_same_bytes(build: Build, chain: Any, store: Store) -> None:
