@@ -31,8 +31,9 @@ from etude.common.weights.schema import Schema, TensorSpec, split_of
 from etude.common.weights.words import Words
 from etude.inference.engine import replica as replicas
 from etude.inference.engine.replica import Replica
-from etude.inference.policy import Finish, LabelSpan, SampleRequest
+from etude.inference.policy import Finish, LabelSpan, Piece, SampleRequest
 from etude.inference.receiver import Receiver
+from etude.inference.salts import PrefixCache, Salts
 from etude.inference.settings import EngineOptions
 from etude.inference.staging import Stager
 from etude.inference.status import Status
@@ -296,6 +297,67 @@ async def test_recomputed_requests_go_on_as_if_the_new_version_had_read_everythi
     errors = [abs(a - b) for a, b in zip(found.logprobs, expected, strict=True)]
     assert max(errors[swap:]) < TOLERANCE < max(errors[:swap])
     bench.engine.options = replace(options, recompute_kv=False)
+
+
+LONG_PROMPT = PROMPT * 20
+"""Several blocks of the prefix cache."""
+
+
+async def turn(bench: Bench, name: str, episode: str = "") -> Piece:
+    request = SampleRequest(
+        request_id=name,
+        prompt_token_ids=LONG_PROMPT,
+        max_tokens=8,
+        temperature=0.0,
+        episode=episode,
+    )
+    [piece] = [piece async for piece in bench.engine.generate(request)]
+    return piece
+
+
+def is_exact(bench: Bench, piece: Piece) -> bool:
+    """Whether no key or value that it attended to was of older weights."""
+    words = bench.policy.published[VersionId(1, bench.number)]
+    rest = [*LONG_PROMPT[len(PROMPT) :], *piece.token_ids]
+    expected = bench.oracle.logprobs(words, rest)[-len(piece.token_ids) :]
+    errors = [abs(a - b) for a, b in zip(piece.logprobs, expected, strict=True)]
+    return max(errors) < TOLERANCE
+
+
+async def swapped(bench: Bench) -> VersionId:
+    learn(bench.policy)
+    version = bench.publish()
+    await bench.receiver.catch_up()
+    return version
+
+
+async def test_a_sticky_episode_reads_what_it_cached_under_older_weights_and_says_so(
+    bench: Bench,
+) -> None:
+    bench.engine.salts = Salts("Sticky", 2)
+    first = await swapped(bench)
+    assert (await turn(bench, "turn-1", "episode")).admitted == first
+    second = await swapped(bench)
+    kept = await turn(bench, "turn-2", "episode")
+    other = await turn(bench, "other-1", "another")
+    assert (kept.admitted, other.admitted) == (first, second)
+    assert (is_exact(bench, kept), is_exact(bench, other)) == (False, True)
+    third = await swapped(bench)
+    given_up = await turn(bench, "turn-3", "episode")
+    assert (given_up.admitted, is_exact(bench, given_up)) == (third, True)
+
+
+@pytest.mark.parametrize("mode", ["Salted", "Reset"])
+async def test_no_prefix_is_shared_across_a_swap_unless_it_is_sticky(
+    bench: Bench, mode: PrefixCache
+) -> None:
+    bench.engine.salts = Salts(mode)
+    for number in range(2):
+        version = await swapped(bench)
+        for again in range(2):
+            found = await turn(bench, f"{mode}-{number}-{again}", "episode")
+            assert (found.admitted, is_exact(bench, found)) == (version, True)
+    bench.engine.salts = Salts()
 
 
 async def test_a_hundred_swaps_leave_no_memory_behind(bench: Bench) -> None:

@@ -1,6 +1,7 @@
 """Brings one engine to a version: the cheapest way that is not damaged."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from opentelemetry import trace
 
 from etude.common import weights
 from etude.common.blobs import MissingError
-from etude.common.errors import CorruptError, FencedError, UnavailableError
+from etude.common.errors import CorruptError, FencedError, StoreError, UnavailableError
 from etude.common.weights import Edge, ReaderLease, VersionId, VersionRef, full
 from etude.common.weights.schema import Schema
 from etude.common.weights.wanted import tiles_of_regions
@@ -23,9 +24,17 @@ from etude.inference.staging import Stager
 UNDO_LIMIT_BYTES = 256 << 20
 """A complete version up to this size can be undone in memory; above it by reading the store."""
 
+NEVER_SOUND = VersionId(0, 0)
+"""Before the first audit: everything that the process sampled is in doubt."""
+
+ACCUSATIONS = 10
+ACCUSE_EVERY_S = 1.0
+"""How often a process reports that its memory is damaged, before it ends anyway."""
+
 RENEW_S = 30.0
 """How often a lease is written while no version comes."""
 
+log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("etude.inference")
 
 
@@ -37,6 +46,13 @@ class Moved(NamedTuple):
     pause_s: float
     took_s: float
     """Fetch, verify and commit."""
+
+
+class _Held(NamedTuple):
+    """A step that is prepared on all ranks, but not live."""
+
+    edge: Edge
+    began: float
 
 
 class _Refused(NamedTuple):
@@ -57,6 +73,12 @@ class Mover:
     """Versions between two full scans of the live weights."""
     report: Callable[[Moved], None]
     """Told of each version that went live."""
+    instance: str
+    """This process, as the spans of its tokens name it."""
+    suspect_since: VersionId | None = None
+    """Set once an audit found damage: the version of the last one that did not."""
+    _sound: VersionId = NEVER_SOUND
+    _held: _Held | None = None
     _commits: int = 0
     _renew_at: float = 0.0
     _schema: Schema | None = None
@@ -72,7 +94,11 @@ class Mover:
             UnavailableError: the engine, or the scratch folder, failed.
             StoreError: the store failed.
         """
-        if await asyncio.to_thread(full.is_full, self.stager.store, version):
+        if self._held is not None and self._held.edge.target.version == version:
+            held, self._held = self._held, None
+            await self._check_accepted(version)
+            await self._commit(held)
+        elif await asyncio.to_thread(full.is_full, self.stager.store, version):
             try:
                 await self._replace(version)
             except CorruptError:
@@ -80,6 +106,30 @@ class Mover:
                 raise
         else:
             await self._walk_to(version)
+
+    async def stage(self, version: VersionId) -> None:
+        """Make everything ready for a version; what lies before it goes live on the way.
+
+        Nothing is held for a version that needs no words to be read: one that is live, whose
+        words are live or can be restored, or that was published whole.
+
+        Raises:
+            EtudeError: as move_to().
+        """
+        if version in {self.staged, self.engine.live}:
+            return
+        if await asyncio.to_thread(full.is_full, self.stager.store, version):
+            return
+        target = (await asyncio.to_thread(self.stager.manifest, version)).ref
+        swap = self.engine.swap
+        is_near = swap.live is not None and swap.live.state == target.state
+        if not is_near and not swap.can_restore(target.state):
+            await self._along(version, holds=True)
+
+    @property
+    def staged(self) -> VersionId | None:
+        """What is prepared on all ranks, but not live."""
+        return None if self._held is None else self._held.edge.target.version
 
     async def audit(self) -> None:
         """Scan the live words.
@@ -89,8 +139,32 @@ class Mover:
         """
         sound = await self.engine.swap.audit()
         metrics.WEIGHTS_AUDIT.labels("sound" if sound else "damaged").inc()
-        if not sound:
+        if sound:
+            self._sound = self.engine.live or NEVER_SOUND
+        else:
+            self.suspect_since = self._sound
+            await self._accuse()
             raise UnavailableError(f"engine: {self.engine.failed}")
+
+    async def _accuse(self) -> None:
+        """Have all that this process sampled since its last sound audit left out of training.
+
+        The record outlives the process, which ends: a store that is away is given some time.
+        """
+        for attempt in range(ACCUSATIONS):
+            try:
+                await asyncio.to_thread(
+                    weights.suspect,
+                    self.stager.store,
+                    self.instance,
+                    since=self._sound,
+                    message=self.engine.failed,
+                )
+            except StoreError as error:
+                log.error("attempt %d to report damaged memory: %s", attempt + 1, error)  # noqa: TRY400 - it says all
+                await asyncio.sleep(ACCUSE_EVERY_S)
+            else:
+                return
 
     def renew_lease(self) -> None:
         """Say that the replica is still there, if it has not been said for a while.
@@ -134,7 +208,7 @@ class Mover:
         else:
             await self._along(version)
 
-    async def _along(self, version: VersionId) -> None:
+    async def _along(self, version: VersionId, *, holds: bool = False) -> None:
         """Take the cheapest way; around what turns out to be damaged.
 
         Raises:
@@ -150,7 +224,7 @@ class Mover:
                 if problem is None:
                     raise
                 raise problem from None
-            refused = await self._take(edges, is_detour=bool(avoid))
+            refused = await self._take(edges, is_detour=bool(avoid), holds=holds)
             if refused is None:
                 return
             problem = problem or refused.error
@@ -163,13 +237,18 @@ class Mover:
         self.lease.live = self.engine.swap.live
         return self.lease.plan(version, avoid=avoid)
 
-    async def _take(self, edges: list[Edge], *, is_detour: bool) -> _Refused | None:
+    async def _take(self, edges: list[Edge], *, is_detour: bool, holds: bool) -> _Refused | None:
         with self._ahead.along(edges):
             for number, edge in enumerate(edges):
                 if edge.base is None and self.engine.swap.live is not None:
                     metrics.WEIGHTS_RESEED.labels("corrupt" if is_detour else "behind").inc()
                 try:
-                    await self._step(number, edge)
+                    prepared = await self._prepare(number, edge)
+                    await self._check_accepted(edge.target.version)
+                    if holds and number == len(edges) - 1:
+                        self._held = prepared
+                    else:
+                        await self._commit(prepared)
                 except CorruptError as error:
                     metrics.WEIGHTS_CORRUPT.inc()
                     if self.engine.swap.live is not None:
@@ -178,7 +257,8 @@ class Mover:
                     return _Refused(edge, error)
         return None
 
-    async def _step(self, number: int, edge: Edge) -> None:
+    async def _prepare(self, number: int, edge: Edge) -> _Held:
+        self._held = None
         began = time.perf_counter()
         version, swap = edge.target.version, self.engine.swap
         is_first = swap.live is None
@@ -192,7 +272,12 @@ class Mover:
             )
         metrics.WEIGHTS_STAGE_SECONDS.observe(time.perf_counter() - began)
         metrics.WEIGHTS_BYTES.labels(edge.kind, "blocks").inc(edge.num_bytes)
-        await self._check_accepted(version)
+        return _Held(edge, began)
+
+    async def _commit(self, held: _Held) -> None:
+        edge, began = held
+        version, swap = edge.target.version, self.engine.swap
+        is_first = swap.live is None
         committing, undone = time.perf_counter(), swap.undone
         try:
             with _tracer.start_as_current_span("commit", attributes=_attributes(version)):

@@ -35,6 +35,8 @@ class SampleRequest:
     stop_token_ids: Sequence[int] = ()
     seed: int | None = None
     stream: bool = False
+    episode: str = ""
+    """What the request is a turn of; turns may share cached prefixes. Empty for nothing."""
 
 
 class Finish(Enum):

@@ -31,11 +31,17 @@ class Receiver:
     status: Status
     audit_every: int = 50
     """Versions between two full scans of the live weights."""
+    instance: str = ""
+    """This process, as the spans of its tokens name it; the replica's name unless set."""
+    target: VersionId | None = None
+    """Pinned: nothing newer is taken up without being told. None follows the newest version."""
     _mover: Mover = field(init=False)
     _moving: asyncio.Lock = field(default_factory=asyncio.Lock)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set and replaced at each change of status."""
     _failures: int = 0
+    _hinted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when there is something to look for at once."""
 
     def __post_init__(self) -> None:
         # Whatever an earlier process staged was for memory that is gone with it.
@@ -46,6 +52,7 @@ class Receiver:
             lease=ReaderLease(self.stager.store, self.status.replica),
             audit_every=self.audit_every,
             report=self._went_live,
+            instance=self.instance or self.status.replica,
         )
 
     async def follow(self) -> None:
@@ -57,19 +64,39 @@ class Receiver:
         while not self.engine.failed:
             with contextlib.suppress(EtudeError):  # in the status, which is what callers watch
                 await self.catch_up()
-            await asyncio.sleep(min(POLL_S * 2 ** min(self._failures, 10), MAX_BACKOFF_S))
+            self._hinted.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._patience_s()):
+                    await self._hinted.wait()
         raise UnavailableError(f"engine: {self.engine.failed}")
 
+    def _patience_s(self) -> float:
+        return min(POLL_S * float(1 << min(self._failures, 10)), MAX_BACKOFF_S)
+
+    def hear_of(self, version: VersionId) -> None:
+        """Take a hint that a version was published: it is looked for at once, if it is news."""
+        live = self.engine.live
+        if live is None or version.number > live.number:
+            self._hinted.set()
+
+    def aim_at(self, target: VersionId | None) -> Status:
+        """Pin a version, or follow the newest one; follow() then goes there."""
+        self.target = target
+        self._set(self.status)
+        self._hinted.set()
+        return self.status
+
     async def catch_up(self) -> None:
-        """Commit the newest accepted version, if it is not live yet."""
+        """Commit the newest accepted version, or the pinned one, if it is not live yet."""
         async with self._moving:
             with self._reported_here():
                 newest = await asyncio.to_thread(self._newest)
                 if newest is None:
                     return
                 self._observe_lag(newest)
-                if newest != self.engine.live:
-                    await self._move_to(newest)
+                wanted = self.target or newest
+                if wanted != self.engine.live:
+                    await self._move_to(wanted)
                     return
                 await asyncio.to_thread(self._mover.renew_lease)
                 if self.status.reason:
@@ -92,7 +119,47 @@ class Receiver:
                 with self._reported_here():
                     if not await self._is_behind(version, live):
                         await self._move_to(version)
+            self._keep_at(version)
             return self.status
+
+    async def stage(self, version: VersionId) -> Status:
+        """Make everything ready for a version that goes live by commit(); the old one serves.
+
+        Raises:
+            UnknownIdError: no such version is published.
+            EtudeError: as commit().
+        """
+        async with self._moving:
+            live = self.engine.live
+            with self._reported_here():
+                if version != live and not await self._is_behind(version, live):
+                    try:
+                        await self._mover.stage(version)
+                    except MissingError as cause:
+                        raise UnknownIdError(_unknown(version, cause)) from cause
+                    self._failures = 0
+                    self._set(self.status)
+            return self.status
+
+    async def roll_back(self, version: VersionId) -> Status:
+        """Leave everything newer than a version, and what was cached under it.
+
+        Raises:
+            EtudeError: as commit().
+        """
+        async with self._moving:
+            live = self.engine.live
+            if live is not None and version.number < live.number:
+                with self._reported_here():
+                    await self._move_to(version)
+            self._keep_at(version)
+            return self.status
+
+    def _keep_at(self, version: VersionId) -> None:
+        """A pin moves along with what the replica is told to serve."""
+        if self.target is not None and self.target != version:
+            self.target = version
+            self._set(self.status)
 
     async def watch(self) -> AsyncIterator[Status]:
         """The present status, then the latest after each change."""
@@ -117,7 +184,7 @@ class Receiver:
         try:
             await self._mover.move_to(version)
         except MissingError as cause:
-            raise UnknownIdError(f"version {version}: {cause} is not in the store") from cause
+            raise UnknownIdError(_unknown(version, cause)) from cause
         self._failures = 0
         self._set(replace(self.status, state=State.SERVING, reason="", message=""))
 
@@ -147,7 +214,15 @@ class Receiver:
             raise
 
     def _set(self, status: Status) -> None:
-        self.status = status
+        swap, mover = self.engine.swap, self._mover
+        self.status = replace(
+            status,
+            staged=mover.staged,
+            target=self.target,
+            state_digest=bytes.fromhex(swap.state) if swap.live else b"",
+            undo_depth=swap.undo_depth,
+            suspect_since=mover.suspect_since,
+        )
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -155,3 +230,7 @@ class Receiver:
         live = self.engine.live
         if live is not None:
             metrics.WEIGHTS_LAG.labels(self.status.replica).set(newest.number - live.number)
+
+
+def _unknown(version: VersionId, cause: MissingError) -> str:
+    return f"version {version}: {cause} is not in the store"

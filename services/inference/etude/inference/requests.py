@@ -18,6 +18,8 @@ def checked(request: inference_pb2.GenerateRequest, info: EngineInfo) -> SampleR
     sampling = request.sampling
     if not 0 < len(request.request_id) <= MAX_ID_CHARS:
         raise InvalidFieldError("request_id", f"must have 1 to {MAX_ID_CHARS} characters")
+    if len(request.episode) > MAX_ID_CHARS:
+        raise InvalidFieldError("episode", f"must have at most {MAX_ID_CHARS} characters")
     prompt = list(request.prompt_token_ids)
     if not prompt:
         raise InvalidFieldError("prompt_token_ids", "is empty; a completion needs a prefix")
@@ -44,6 +46,7 @@ def checked(request: inference_pb2.GenerateRequest, info: EngineInfo) -> SampleR
         stop_token_ids=tuple(sampling.stop_token_ids),
         seed=sampling.seed if sampling.HasField("seed") else None,
         stream=request.stream,
+        episode=request.episode,
     )
 
 

@@ -13,7 +13,7 @@ from etude.common import telemetry
 from etude.common.errors import ReusedIdError, UnavailableError
 from etude.common.weights import VersionId
 from etude.inference import requests
-from etude.inference.policy import EngineInfo, Finish, Piece, PolicyEngine
+from etude.inference.policy import Finish, Piece, PolicyEngine
 from etude.inference.receiver import Receiver
 from etude.inference.spans import policy_spans
 from etude.v1 import inference_pb2, inference_pb2_grpc, weights_pb2, weights_pb2_grpc
@@ -38,6 +38,8 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
 
     engine: PolicyEngine
     http_port: int
+    instance: str = ""
+    """This process, for the spans of its tokens."""
     _running: set[str] = field(default_factory=set)
 
     @override
@@ -50,10 +52,12 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         if self.engine.live is None:
             raise UnavailableError("no verified policy version is loaded yet")
+        if self.engine.failed:
+            raise UnavailableError(f"engine: {self.engine.failed}")
         sample = requests.checked(request, self.engine.info)
         with (
             self._slot(sample.request_id),
-            _model_call(request, self.engine.info, context) as call,
+            _model_call(request, self, context) as call,
         ):
             async with contextlib.aclosing(self.engine.generate(sample)) as pieces:
                 async for piece in pieces:
@@ -93,6 +97,7 @@ class _ModelCall:
 
     span: trace.Span
     recomputes_kv: bool
+    instance: str
     num_tokens: int = 0
 
     def response(self, piece: Piece) -> inference_pb2.GenerateResponse:
@@ -109,6 +114,7 @@ class _ModelCall:
                     admitted=piece.admitted,
                     num_tokens=self.num_tokens,
                     recomputes=self.recomputes_kv,
+                    replica=self.instance,
                 )
                 response.spans.extend(spans)
             self.span.set_attribute("gen_ai.usage.output_tokens", self.num_tokens)
@@ -119,11 +125,12 @@ class _ModelCall:
 @contextlib.contextmanager
 def _model_call(
     request: inference_pb2.GenerateRequest,
-    info: EngineInfo,
+    service: Inference,
     context: grpc.aio.ServicerContext[
         inference_pb2.GenerateRequest, inference_pb2.GenerateResponse
     ],
 ) -> Iterator[_ModelCall]:
+    info = service.engine.info
     # The caller's context is attached only while the span starts: a generator that is closed by
     # a cancelled call would detach it in another context.
     with telemetry.attached(context.invocation_metadata()):
@@ -138,7 +145,7 @@ def _model_call(
             },
         )
     try:
-        yield _ModelCall(span, info.recomputes_kv)
+        yield _ModelCall(span, info.recomputes_kv, service.instance)
     finally:
         span.end()
 
@@ -182,3 +189,50 @@ class Weights(weights_pb2_grpc.WeightServiceServicer):
             version = VersionId.from_proto(request.version)
             status = await self.receiver.commit(version)
         return weights_pb2.CommitVersionResponse(status=status.to_proto())
+
+    @override
+    async def AnnounceVersion(
+        self,
+        request: weights_pb2.AnnounceVersionRequest,
+        context: grpc.aio.ServicerContext[
+            weights_pb2.AnnounceVersionRequest, weights_pb2.AnnounceVersionResponse
+        ],
+    ) -> weights_pb2.AnnounceVersionResponse:
+        self.receiver.hear_of(VersionId.from_proto(request.version))
+        return weights_pb2.AnnounceVersionResponse()
+
+    @override
+    async def StageVersion(
+        self,
+        request: weights_pb2.StageVersionRequest,
+        context: grpc.aio.ServicerContext[
+            weights_pb2.StageVersionRequest, weights_pb2.StageVersionResponse
+        ],
+    ) -> weights_pb2.StageVersionResponse:
+        with telemetry.attached(context.invocation_metadata()):
+            status = await self.receiver.stage(VersionId.from_proto(request.version))
+        return weights_pb2.StageVersionResponse(status=status.to_proto())
+
+    @override
+    async def RollbackVersion(
+        self,
+        request: weights_pb2.RollbackVersionRequest,
+        context: grpc.aio.ServicerContext[
+            weights_pb2.RollbackVersionRequest, weights_pb2.RollbackVersionResponse
+        ],
+    ) -> weights_pb2.RollbackVersionResponse:
+        with telemetry.attached(context.invocation_metadata()):
+            status = await self.receiver.roll_back(VersionId.from_proto(request.version))
+        return weights_pb2.RollbackVersionResponse(status=status.to_proto())
+
+    @override
+    async def SetTarget(
+        self,
+        request: weights_pb2.SetTargetRequest,
+        context: grpc.aio.ServicerContext[
+            weights_pb2.SetTargetRequest, weights_pb2.SetTargetResponse
+        ],
+    ) -> weights_pb2.SetTargetResponse:
+        is_pinned = request.HasField("version")
+        target = VersionId.from_proto(request.version) if is_pinned else None
+        return weights_pb2.SetTargetResponse(status=self.receiver.aim_at(target).to_proto())

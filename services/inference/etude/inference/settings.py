@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, Self
 from etude.common import files
 from etude.common.errors import Problem, UserError
 from etude.common.files import ResolvedRun
+from etude.inference.salts import PrefixCache
 
 DTYPES = {"Float32": "float32", "BFloat16": "bfloat16"}
 DEFAULT_KV_CACHE_MIB = 1_024
@@ -102,6 +103,12 @@ class EngineOptions:
     """Whether a changed tensor may be loaded where it cannot be written in place."""
     recompute_kv: bool = False
     """Whether running requests compute their KV cache anew at a swap."""
+    prefix_cache: PrefixCache = "Salted"
+    """Which requests share cached prefixes: of one version, of one episode, or all since a swap."""
+    audit_every: int = 50
+    """Versions between two full scans of the live weights."""
+    sticky_lag: int = 4
+    """Versions after which an episode's cached prefixes are given up."""
     undo_depth: int = 1
     """Versions that can be taken back without reading the store."""
 
@@ -156,6 +163,9 @@ def engine_options(run: ResolvedRun, *, scratch: Path, threads: int) -> EngineOp
         pause=run.spec.weights.pause,
         may_load=run.spec.weights.encoding != "Delta",
         recompute_kv=run.spec.weights.advanced.recompute_kv,
+        prefix_cache=run.spec.weights.advanced.prefix_cache,
+        sticky_lag=run.spec.weights.advanced.sticky_lag,
+        audit_every=run.spec.weights.advanced.audit_every,
         undo_depth=run.spec.weights.advanced.undo_depth,
     )
 

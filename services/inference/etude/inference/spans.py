@@ -13,6 +13,7 @@ def policy_spans(
     admitted: VersionId,
     num_tokens: int,
     recomputes: bool = False,
+    replica: str = "",
 ) -> list[weights_pb2.PolicySpan]:
     """The spans of one completion: touching, non-empty, covering [0, num_tokens).
 
@@ -24,6 +25,7 @@ def policy_spans(
         admitted: version that was live when the request entered the engine.
         num_tokens: tokens of the completion.
         recomputes: whether every swap makes all requests compute their KV entries anew.
+        replica: the engine process that sampled them.
 
     Raises:
         ValueError: the labels have a gap, or one is no version.
@@ -44,6 +46,7 @@ def policy_spans(
                 context=oldest.to_proto(),
                 start=label.start,
                 end=label.end,
+                replica=replica,
             )
         )
     if position != num_tokens:

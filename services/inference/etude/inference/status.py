@@ -29,6 +29,15 @@ class Status:
     """Fetch, verify and commit."""
     reason: str = ""
     message: str = ""
+    staged: VersionId | None = None
+    """Prepared on all ranks, but not live."""
+    target: VersionId | None = None
+    """Pinned; None follows the newest version."""
+    state_digest: bytes = b""
+    undo_depth: int = 0
+    """Versions that can be taken back without reading the store."""
+    suspect_since: VersionId | None = None
+    """Set once an audit found damage: the version of the last one that did not."""
 
     @property
     def is_ready(self) -> bool:
@@ -46,4 +55,9 @@ class Status:
             last_commit_seconds=self.last_commit_s,
             reason=self.reason,
             message=self.message,
+            staged=self.staged.to_proto() if self.staged else None,
+            target=self.target.to_proto() if self.target else None,
+            state_digest=self.state_digest,
+            undo_depth=self.undo_depth,
+            suspect_since=self.suspect_since.to_proto() if self.suspect_since else None,
         )

@@ -1,6 +1,7 @@
 """One replica's parts, put together around an engine that is built already."""
 
 import asyncio
+import secrets
 from dataclasses import dataclass, field
 
 from etude.common.files import ResolvedRun, store_for
@@ -26,10 +27,13 @@ class Role:
     replica: Replica
     probes: Probes
     receiver: Receiver = field(init=False)
+    _instance: str = field(init=False)
     _server: Server = field(init=False)
     _http: HttpServer = field(init=False)
 
     def __post_init__(self) -> None:
+        # A process that takes the place of another has the same address, but not its memory.
+        self._instance = f"{self.settings.pod}.{secrets.token_hex(4)}"
         self.receiver = Receiver(
             stager=Stager(
                 store_for(self.run.spec.storage.uri, self.run.spec.storage),
@@ -38,7 +42,8 @@ class Role:
             ),
             engine=self.replica,
             status=Status(replica=self.settings.pod),
-            audit_every=self.run.spec.weights.advanced.audit_every,
+            audit_every=self.replica.options.audit_every,
+            instance=self._instance,
         )
         self._server = Server(SERVICES, self.settings.host, self.settings.port)
 
@@ -53,7 +58,9 @@ class Role:
             Door(app, self._version), self.settings.host, self.settings.http_port
         )
         await self._http.start()
-        inference = Inference(engine=self.replica, http_port=self._http.port)
+        inference = Inference(
+            engine=self.replica, http_port=self._http.port, instance=self._instance
+        )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
             inference, self._server.grpc_server
         )

@@ -86,6 +86,7 @@ class GenerateSampler(Sampler):
     ) -> Completion:
         request = inference_pb2.GenerateRequest(
             prompt_token_ids=prompt_ids,
+            episode=self.rollout_id,
             sampling=inference_pb2.Sampling(
                 max_tokens=max_tokens,
                 temperature=temperature,

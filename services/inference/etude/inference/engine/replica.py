@@ -30,6 +30,7 @@ from etude.inference.policy import (
     SampleRequest,
     StagedVersion,
 )
+from etude.inference.salts import Salts
 from etude.inference.settings import EngineOptions
 from etude.inference.swap import Ranks, Steps, Swap
 from etude.inference.worker.extension import WeightWorker
@@ -54,6 +55,9 @@ class _GatedLLM(AsyncLLM):  # type: ignore[misc]  # mypy does not follow vLLM
     """Keeps the prefix cache of each policy version to itself, and requests out while told to."""
 
     salt: str = ""
+    """Of requests that bring no other."""
+    chosen: dict[str, str] | None = None
+    """Salts of requests on their way in, by request id."""
     gate: asyncio.Event | None = None
     """Clear while requests must wait outside; None or set while they may come in."""
 
@@ -61,9 +65,10 @@ class _GatedLLM(AsyncLLM):  # type: ignore[misc]  # mypy does not follow vLLM
     async def add_request(self, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
         if self.gate is not None:
             await self.gate.wait()
-        if self.salt and isinstance(prompt, dict):
+        salt = (self.chosen or {}).get(request_id, self.salt)
+        if salt and isinstance(prompt, dict):
             own = prompt.get("cache_salt")
-            prompt = {**prompt, "cache_salt": f"{self.salt}:{own}" if own else self.salt}
+            prompt = {**prompt, "cache_salt": f"{salt}:{own}" if own else salt}
         return await super().add_request(request_id, prompt, *args, **kwargs)
 
     @override
@@ -99,8 +104,11 @@ class Replica(PolicyEngine, Steps):
             vocab_size=config.get_vocab_size(),
             max_model_len=config.max_model_len,
             max_concurrent=options.max_concurrent,
-            recomputes_kv=options.recompute_kv,
+            recomputes_kv=options.recompute_kv or options.prefix_cache == "Reset",
         )
+        self.salts = Salts(options.prefix_cache, options.sticky_lag)
+        self._chosen: dict[str, str] = {}
+        self.llm.chosen = self._chosen
         self._gate = asyncio.Event()
         self._gate.set()
         self.llm.gate = self._gate
@@ -124,13 +132,19 @@ class Replica(PolicyEngine, Steps):
     async def generate(self, request: SampleRequest) -> AsyncGenerator[Piece, None]:
         # A request that waits outside is admitted under the version that it finds inside.
         await self._gate.wait()
-        admitted = self.live
+        oldest = None
+        if self._label is not None:
+            oldest, salt = self.salts.admit(self._label, request.episode)
+            self._chosen[request.request_id] = salt
         prompt = tokens_input(list(request.prompt_token_ids))
         outputs = self.llm.generate(prompt, _sampling(request), request.request_id)
-        with _crossing():
-            async with contextlib.aclosing(outputs):
-                async for output in outputs:
-                    yield _piece(output, admitted)
+        try:
+            with _crossing():
+                async with contextlib.aclosing(outputs):
+                    async for output in outputs:
+                        yield _piece(output, oldest)
+        finally:
+            self._chosen.pop(request.request_id, None)
 
     @override
     async def freeze(self) -> None:
@@ -158,11 +172,13 @@ class Replica(PolicyEngine, Steps):
     async def relabel(self, version: VersionId, *, drop_cache: bool) -> None:
         core = self.llm.engine_core
         with _crossing():
-            if drop_cache or self.options.recompute_kv:
+            if drop_cache or self.options.recompute_kv or self.salts.mode == "Reset":
+                # Blocks of running requests stay out of a reset: they, too, are computed anew.
                 await core.reset_prefix_cache_async(reset_running_requests=True)
+                self.salts.forget()
             await core.set_weight_version_async(str(version))
         self._label = version
-        self.llm.salt = str(version)
+        self.llm.salt = self.salts.admit(version).salt
 
     @override
     async def thaw(self) -> None:
