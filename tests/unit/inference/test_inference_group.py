@@ -1,10 +1,14 @@
 """Ranks of a group read their own maps; together they count every element exactly once."""
 
-from collections.abc import Sequence
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.support.publishing import TrainedPolicy
 from typing_extensions import override
 
@@ -12,14 +16,19 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError
 from etude.common.weights import VersionId, VersionRef
-from etude.common.weights.live import Region, slice_regions
+from etude.common.weights.live import LiveWeights, Region, identity_regions, slice_regions
+from etude.common.weights.regions import Regions
 from etude.common.weights.schema import Schema, TensorSpec
 from etude.common.weights.wanted import tiles_of_slice
+from etude.common.weights.words import Words, word_type
 from etude.inference import coverage
 from etude.inference.coverage import ComputedError
 from etude.inference.memory import MemoryEngine, MemoryRanks
 from etude.inference.policy import EngineInfo
 from etude.inference.staging import Stager
+from etude.inference.swap import Ranks, Swap
+from etude.inference.worker.device import DeviceLiveWeights
+from etude.inference.worker.rank import Rank
 
 SCHEMA = Schema(
     grid=4,
@@ -97,6 +106,110 @@ async def test_a_group_follows_versions_bit_for_bit_whoever_counts(
         assert all(
             np.array_equal(words["bias"], policy.words["bias"]) for words in engine.ranks.words
         )
+
+
+class Places(Ranks):
+    """Ranks that open their words as told."""
+
+    def __init__(self, *openers: Callable[[Schema, bool], LiveWeights | DeviceLiveWeights]) -> None:
+        self.ranks = [Rank(opener) for opener in openers]
+
+    @override
+    async def call(self, method: str, *args: object) -> Sequence[Any]:
+        await asyncio.sleep(0)
+        return [getattr(rank, method)(*args) for rank in self.ranks]
+
+
+def zeros(regions: Regions) -> dict[str, Words]:
+    return {
+        SCHEMA.tensors[place].name: np.zeros(
+            max(region.parameter_stop for region in held), word_type(SCHEMA.tensors[place].dtype)
+        )
+        for place, held in regions.items()
+    }
+
+
+def in_place(schema: Schema, rank: int, ranks: int) -> LiveWeights:
+    regions = slice_regions(schema, rank, ranks)
+    return LiveWeights(schema, zeros(regions), regions)
+
+
+def on_device(schema: Schema, rank: int, ranks: int) -> DeviceLiveWeights:
+    regions = slice_regions(schema, rank, ranks)
+    tensors = {
+        name: torch.from_numpy(words.view(f"i{words.itemsize}"))
+        for name, words in zeros(regions).items()
+    }
+    return DeviceLiveWeights(schema, tensors, regions)
+
+
+async def follow(swap: Swap, policy: TrainedPolicy, path: Path, *, keep_old: bool) -> None:
+    policy.stage(path, None)
+    await swap.prepare(path, ref(policy, 0), base=None, keep_old=False)
+    await swap.commit()
+    for number in range(1, 4):
+        old = {name: words.copy() for name, words in policy.words.items()}
+        policy.step(0.4)
+        policy.stage(path, old)
+        base = swap.live
+        await swap.prepare(path, ref(policy, number), base=base, keep_old=keep_old)
+        await swap.commit()
+        assert await swap.scan() == policy.state()
+        if keep_old:
+            await swap.revert()
+            assert (await swap.audit(), swap.live) == (True, base)
+            policy.stage(path, old)
+            await swap.prepare(path, ref(policy, number), base=swap.live)
+            await swap.commit()
+
+
+@pytest.mark.parametrize("keep_old", [True, False])
+async def test_a_group_on_devices_follows_versions_and_takes_them_back(
+    *, keep_old: bool, info: EngineInfo, tmp_path: Path
+) -> None:
+    ranks = Places(*(lambda schema, _, n=n: on_device(schema, n, 2) for n in range(2)))
+    swap = Swap(ranks, MemoryEngine(info))
+    await swap.bake(SCHEMA)
+    await follow(swap, TrainedPolicy(SCHEMA), tmp_path / "staged", keep_old=keep_old)
+
+
+def behind_a_loader(schema: Schema, rank: int, *, loads: bool) -> LiveWeights:
+    """Rank 1 computes a tensor; behind the loader every rank has a copy of the checkpoint.
+
+    Raises:
+        ComputedError: on rank 1, where nothing may be loaded.
+    """
+    if loads:
+        regions = identity_regions(schema)
+        return LiveWeights(schema, zeros(regions), regions)
+    if rank == 1:
+        raise ComputedError("tensor 'q' is computed")
+    return in_place(schema, rank, 2)
+
+
+async def test_all_ranks_load_what_one_of_them_computes(info: EngineInfo, tmp_path: Path) -> None:
+    asked: list[tuple[int, bool]] = []
+
+    def opener(schema: Schema, loads: bool, rank: int) -> LiveWeights:  # noqa: FBT001 - as Rank
+        asked.append((rank, loads))
+        return behind_a_loader(schema, rank, loads=loads)
+
+    ranks = Places(*(functools.partial(opener, rank=n) for n in range(2)))
+    swap = Swap(ranks, MemoryEngine(info))
+    await swap.bake(SCHEMA)
+    assert asked == [(0, False), (1, False), (0, True), (1, True)]
+    await follow(swap, TrainedPolicy(SCHEMA), tmp_path / "staged", keep_old=True)
+
+
+async def test_what_a_rank_computes_is_refused_where_loading_is_not_wanted(
+    info: EngineInfo,
+) -> None:
+    ranks = Places(
+        *(lambda schema, loads, n=n: behind_a_loader(schema, n, loads=loads) for n in range(2))
+    )
+    swap = Swap(ranks, MemoryEngine(info), may_load=False)
+    with pytest.raises(ComputedError, match="rank 1: tensor 'q' is computed"):
+        await swap.bake(SCHEMA)
 
 
 LARGE = Schema(

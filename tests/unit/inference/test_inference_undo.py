@@ -7,9 +7,10 @@ import pytest
 from tests.support.publishing import TrainedPolicy
 
 from etude.common.blobs import MemoryStore
-from etude.common.errors import UnavailableError
-from etude.common.weights import VersionRef
+from etude.common.errors import CorruptError, UnavailableError
+from etude.common.weights import Edge, VersionRef
 from etude.common.weights.schema import Schema, TensorSpec
+from etude.inference.ahead import Ahead
 from etude.inference.memory import MemoryEngine, MemoryRanks
 from etude.inference.policy import EngineInfo
 from etude.inference.receiver import Receiver
@@ -176,8 +177,44 @@ async def test_a_full_disk_leaves_the_live_version_serving_and_says_what_is_need
     assert str(engine.live) == "1.1"
 
 
-async def test_the_next_versions_are_staged_while_one_is_committed(
-    receiver: Receiver, engine: MemoryEngine, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+def edge(number: int) -> Edge:
+    target = VersionRef(epoch=1, number=number, manifest_sha256="0" * 64, state="0" * 32)
+    return Edge("delta", None, target, "0" * 64, ())
+
+
+async def test_two_versions_are_staged_ahead_and_no_more(tmp_path: Path) -> None:
+    begun: list[int] = []
+
+    def stage(step: Edge) -> Path:
+        begun.append(step.target.number)
+        return tmp_path / str(step.target.number)
+
+    ahead = Ahead()
+    with ahead.along([edge(number) for number in range(6)]):
+        assert await ahead.staged(0, stage) == tmp_path / "0"
+        assert [version.number for version in ahead.versions()] == [1, 2]
+        assert await ahead.staged(2, stage) == tmp_path / "2"
+        assert [version.number for version in ahead.versions()] == [3, 4]
+        assert await ahead.staged(4, stage) == tmp_path / "4"
+    assert begun[:5] == [0, 1, 2, 3, 4]
+    assert ahead.versions() == []
+
+
+async def test_a_version_that_cannot_be_staged_ahead_fails_in_its_own_turn(tmp_path: Path) -> None:
+    def stage(step: Edge) -> Path:
+        if step.target.number == 1:
+            raise CorruptError("version 1.1 is damaged")
+        return tmp_path
+
+    ahead = Ahead()
+    with ahead.along([edge(0), edge(1)]):
+        await ahead.staged(0, stage)
+        with pytest.raises(CorruptError, match=r"1\.1 is damaged"):
+            await ahead.staged(1, stage)
+
+
+async def test_a_replica_that_is_behind_leaves_nothing_staged_once_it_has_caught_up(
+    receiver: Receiver, engine: MemoryEngine, store: MemoryStore
 ) -> None:
     policy = TrainedPolicy(SCHEMA)
     policy.publish(store, 0, complete=True)
@@ -185,15 +222,6 @@ async def test_the_next_versions_are_staged_while_one_is_committed(
     for number in range(1, 5):
         policy.step(0.05)
         policy.publish(store, number)
-    seen: list[set[str]] = []
-    prepare = Swap.prepare
-
-    async def watched(swap: Swap, staged: Path, *args: object, **named: object) -> int:
-        seen.append({path.name for path in staged.parent.iterdir()})
-        return await prepare(swap, staged, *args, **named)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Swap, "prepare", watched)
     await receiver.catch_up()
     assert str(engine.live) == "1.4"
-    assert all(len(names) <= 4 for names in seen)
     assert not list((receiver.stager.scratch / "staged").iterdir())

@@ -20,7 +20,7 @@ from etude.common.weights.codecs import l2
 from etude.common.weights.codecs.ids import Codec
 from etude.common.weights.digest import Digest
 from etude.common.weights.holding import Holding, holdings
-from etude.common.weights.jit import fixed
+from etude.common.weights.jit import compiled, fixed
 from etude.common.weights.layout import Layout
 from etude.common.weights.regions import Region, Regions, problem
 from etude.common.weights.schema import Schema
@@ -320,10 +320,18 @@ def _counted(
     if not holding.others.shape[0]:
         yield True, slice(None)
         return
-    counts = np.fromiter((placing.is_counted(f, holding.others) for f in flats), np.bool_)
+    counts = _counts(flats, holding.others)
     for value in (True, False):
         if (counts == value).any():
             yield value, counts == value
+
+
+@compiled
+def _counts(flats: Integers, others: Integers) -> npt.NDArray[np.bool_]:
+    found = np.empty(flats.size, np.bool_)
+    for i in range(flats.size):
+        found[i] = placing.is_counted(flats[i], others)
+    return found
 
 
 def _all_known(strange: list[Tensor]) -> bool:
