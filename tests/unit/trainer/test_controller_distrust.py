@@ -288,3 +288,36 @@ async def test_the_account_adds_up_after_a_kill_at_any_record_of_a_run_that_redr
         ledger.queued,
     )
     assert found.dropped == ledger.dropped
+
+
+@dataclass
+class Mistaken(SimulatedRollouts):
+    """Says of one rollout that newer weights were read than sampled."""
+
+    @override
+    async def run(self, order: Any) -> Any:
+        result = await SimulatedRollouts.run(self, order)
+        if order.group_id.startswith("rl-") and not self.is_done:
+            self.is_done = True
+            wrong = journal_pb2.JournalRollout.FromString(result.records[0])
+            span = wrong.rollout.links[0].spans[0]
+            span.sampled.epoch, span.sampled.number = 1, span.context.number - 1
+            result = result._replace(records=(wrong.SerializeToString(), *result.records[1:]))
+        return result
+
+    is_done: bool = False
+
+
+async def test_a_rollout_whose_spans_cannot_be_true_is_left_out_and_counted(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world()
+
+    def prepare(run: Run) -> None:
+        assert isinstance(run.rollouts, SimulatedRollouts)
+        run.rollouts = Mistaken(run.rollouts.serving)
+
+    assert await world.train(prepare)
+    assert dropped(world) == {"invalid_span": 1}
+    assert world.runs[0].reports.status.rollouts.masked == 1
+    assert world.audit(max_staleness=0).findings == []
