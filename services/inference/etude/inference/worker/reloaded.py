@@ -1,6 +1,6 @@
 """Live weights behind a loader: for parameters that no map can reach.
 
-Where parameters are on a device, or are computed from the checkpoint's tensors, a rank keeps the
+Where parameters are computed from the checkpoint's tensors, every rank of the group keeps the
 checkpoint's words in host memory, changes those, and sends each changed tensor through the
 model's own loader inside the commit. That costs one model of host memory for each rank, and the
 loads make the pause longer; what is served is as exact.
