@@ -11,7 +11,6 @@ from tests.support import s3_servers
 
 OUT = Path(__file__).parents[2] / "bench" / "out" / "chaos_weights.json"
 QUICK_VERSIONS = 60
-MUTATED_VERSIONS = 40
 STORES = ("folder", "minio", "moto")
 
 
@@ -82,7 +81,8 @@ def _show(found: Result) -> None:
 
 def _is_noticed(name: str, options: argparse.Namespace) -> bool:
     """Whether a run without one check fails, as it must."""
-    broken = runner.run("folder", versions=MUTATED_VERSIONS, seed=options.seed, mutation=name)
+    versions = MUTATIONS[name].versions
+    broken = runner.run("folder", versions=versions, seed=options.seed, mutation=name)
     failures = broken.failures
     say(f"broken: {name}: {len(failures)} failures, {(failures or ['NONE'])[0]}")
     return bool(failures)

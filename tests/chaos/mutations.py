@@ -124,16 +124,20 @@ class Mutation(NamedTuple):
 
     apply: Callable[[], None]
     provoked_by: frozenset[str] = frozenset()
+    versions: int = 40
+    """That a run needs to show it."""
 
 
 MUTATIONS = {
-    "skip the epoch check": Mutation(_skip_epochs, frozenset({"overtaken reader"})),
+    "skip the epoch check": Mutation(_skip_epochs, frozenset({"overtaken reader"}), 25),
     "skip the base check": Mutation(_skip_base, frozenset({"overtaken reader", "flip at rest"})),
-    "apply twice": Mutation(_apply_twice),
-    "label before write": Mutation(_label_first),
+    "apply twice": Mutation(_apply_twice, versions=12),
+    "label before write": Mutation(_label_first, versions=12),
     "collect without tombstone": Mutation(_skip_tombstone, frozenset({"late joiner"})),
     "skip BLAKE3": Mutation(_skip_blake3),
-    "skip the predicted digest": Mutation(_skip_prediction, frozenset({"wrong delta"})),
+    "skip the predicted digest": Mutation(
+        _skip_prediction, frozenset({"wrong delta"}), versions=25
+    ),
 }
 
 
