@@ -23,7 +23,8 @@ from etude.common.weights.schema import Schema
 from etude.common.weights.words import word_type
 from etude.inference.policy import EngineInfo, Piece, PolicyEngine, SampleRequest, StagedVersion
 from etude.inference.swap import Ranks, Steps, Swap
-from etude.inference.worker.rank import Rank, Undoable
+from etude.inference.worker.change import Undoable
+from etude.inference.worker.rank import Rank
 
 INJECTED = "no memory for what is prepared (injected)"
 

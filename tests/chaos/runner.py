@@ -1,5 +1,6 @@
 """One run from an empty store to a judgement."""
 
+import logging
 import os
 import shutil
 import tempfile
@@ -55,6 +56,7 @@ def _place(store: str, folder: Path) -> Iterator[_Place]:
     os.environ.update(s3_servers.CREDENTIALS)
     url = f"s3://{s3_servers.BUCKET}/chaos"
     if store == "moto":
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else a line for each request
         with s3_servers.moto() as endpoint:
             make_bucket(url, endpoint=endpoint)
             yield _Place(url, endpoint)
