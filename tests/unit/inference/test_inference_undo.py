@@ -15,7 +15,7 @@ from etude.inference.memory import MemoryEngine, MemoryRanks
 from etude.inference.policy import EngineInfo
 from etude.inference.receiver import Receiver
 from etude.inference.swap import Swap
-from etude.inference.worker import rank as ranks
+from etude.inference.worker import change as changes
 
 SCHEMA = Schema(
     grid=2,
@@ -132,7 +132,7 @@ async def test_a_half_commit_is_undone_and_older_versions_stay_in_reach(chain: C
 
 @pytest.fixture
 def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "FREE_BYTES", 0)
+    monkeypatch.setattr(changes, "FREE_BYTES", 0)
 
 
 @pytest.mark.usefixtures("small_memory")

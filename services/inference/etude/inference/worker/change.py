@@ -1,0 +1,179 @@
+"""Versions on their way into live words: held whole, or worked out piece by piece."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from etude.common.weights import digest, staged
+from etude.common.weights.digest import Digest
+from etude.common.weights.regions import Region, Regions
+from etude.common.weights.staged import StagedBlock
+
+PIECE_ELEMENTS = 1 << 23
+"""Elements in flight while a version is written without the old words being kept."""
+
+FREE_BYTES = 256 << 20
+"""A version may take this much memory beside any model."""
+
+SHARE = 0.25
+"""More than that: this share of the rank's slice."""
+
+BYTES_PER_ELEMENT = 2
+"""Of a typical parameter; limits need no better."""
+
+log = logging.getLogger(__name__)
+
+
+class Gathered(Protocol):
+    """What one prepare() of live words found."""
+
+    @property
+    def digest(self) -> Digest: ...
+    @property
+    def changed(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+
+
+_Found = TypeVar("_Found", bound=Gathered)
+
+
+class Live(Protocol[_Found]):
+    """Live words, in host memory or on a device."""
+
+    regions: dict[int, tuple[Region, ...]]
+
+    def count(self, regions: Regions) -> None: ...
+    def scan(self) -> Digest: ...
+    def prepare(self, blocks: Iterable[StagedBlock]) -> _Found: ...
+    def commit(self, prepared: _Found) -> bool: ...
+    def undo(self, prepared: _Found) -> bool: ...
+
+
+class Change(Protocol):
+    """A version on its way into the live words."""
+
+    @property
+    def digest(self) -> Digest: ...
+    @property
+    def changed(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+    def commit(self) -> bool: ...
+    def undo(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Undoable(Generic[_Found]):
+    """Holds every old and new word."""
+
+    live: Live[_Found]
+    prepared: _Found
+
+    @property
+    def digest(self) -> Digest:
+        """What it adds to the state."""
+        return self.prepared.digest
+
+    @property
+    def changed(self) -> int:
+        """Counted elements that change."""
+        return self.prepared.changed
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it holds."""
+        return self.prepared.num_bytes
+
+    def commit(self) -> bool:
+        """Write the new words; harmless when repeated."""
+        return self.live.commit(self.prepared)
+
+    def undo(self) -> bool:
+        """Write the old words; harmless when repeated, and after half a commit."""
+        return self.live.undo(self.prepared)
+
+
+class Piecewise(Generic[_Found]):
+    """Works its words out again, piece by piece, when it is written: too large to be kept."""
+
+    num_bytes = 0
+
+    def __init__(self, live: Live[_Found], path: Path) -> None:
+        self._live = live
+        self._path = path
+        self.digest = digest.NOTHING
+        self.changed = 0
+        for prepared in self._pieces():
+            self.digest = self.digest.plus(prepared.digest)
+            self.changed += prepared.changed
+
+    def _pieces(self) -> Iterator[_Found]:
+        for piece in pieces(staged.read(self._path)):
+            yield self._live.prepare(piece)
+
+    def commit(self) -> bool:
+        """Write the new words."""
+        return all(self._live.commit(prepared) for prepared in self._pieces())
+
+    def undo(self) -> bool:
+        """The old words are gone."""
+        return False
+
+
+def pieces(blocks: list[StagedBlock]) -> Iterator[list[StagedBlock]]:
+    """The blocks in order, some at a time; blocks of one tile stay together."""
+    piece: list[StagedBlock] = []
+    size = 0
+    for block in sorted(blocks, key=lambda block: block[:3]):
+        if size >= PIECE_ELEMENTS and block[:2] != piece[-1][:2]:
+            yield piece
+            piece, size = [], 0
+        piece.append(block)
+        size += block.hi - block.lo
+    if piece:
+        yield piece
+
+
+def prepared(live: Live[Any], path: Path, *, keep_old: bool) -> Change:
+    """What a staged version changes; it can be undone if that is wanted, and not too large.
+
+    Raises:
+        CorruptError: the staged file is not a version's, or not one of these words.
+        ValueError: a block that only old words decode is not whole on this rank.
+    """
+    if not keep_old:
+        return Piecewise(live, path)
+    blocks = staged.read(path)
+    needed, limit = _needed(live, blocks), _limit(live)
+    if needed > limit:
+        log.warning(
+            "a version needs up to %d MiB beside the live weights, the limit is %d MiB: it is "
+            "written piece by piece, and cannot be taken back",
+            needed >> 20,
+            limit >> 20,
+        )
+        return Piecewise(live, path)
+    return Undoable(live, live.prepare(blocks))
+
+
+def _elements(live: Live[Any]) -> int:
+    return sum(region.elements for held in live.regions.values() for region in held)
+
+
+def _limit(live: Live[Any]) -> int:
+    """Memory for one version, by the slice that the rank holds."""
+    return max(FREE_BYTES, int(_elements(live) * BYTES_PER_ELEMENT * SHARE))
+
+
+def _needed(live: Live[Any], blocks: Iterable[StagedBlock]) -> int:
+    """Memory that a version takes at most: places, old words and new ones."""
+    changed: Counter[int] = Counter()
+    for block in blocks:
+        changed[block.tensor] += block.num_changed
+    held = {t: sum(region.elements for region in regions) for t, regions in live.regions.items()}
+    most = sum(min(count, held.get(tensor, 0)) for tensor, count in changed.items())
+    return most * (4 + 2 * BYTES_PER_ELEMENT)
