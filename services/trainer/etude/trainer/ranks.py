@@ -81,8 +81,12 @@ def join(*, rank: int, size: int, rendezvous: str) -> Ranks:
 
 
 def leave(ranks: Ranks) -> None:
-    """End the meeting, so that this process can end."""
+    """End the meeting, so that this process can end; collective."""
     if ranks.size > 1:
+        # A thread of the group drops the tensors of a collective that is over, for which it needs
+        # the interpreter; one that asks for it while it ends aborts the process. Waiting here
+        # leaves the interpreter to these threads until they have nothing left to drop.
+        dist.barrier()
         dist.destroy_process_group()
 
 
