@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pydantic import JsonValue
 from safetensors import safe_open
 from tests.support.publishing import TrainedPolicy
 
@@ -51,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
     run = tmp_path / "run"
     run.mkdir()
     (run / "run.yaml").write_text("kind: RLRun\n")
-    model = {"uri": f"file://{tmp_path}/model"}
+    model: JsonValue = {"uri": f"file://{tmp_path}/model"}
     write_state(run, LocalState(pid=1, updated_unix_ms=0, run={"spec": {"model": model}}))
     return run
 

@@ -5,7 +5,8 @@ another.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import pytest
@@ -32,12 +33,24 @@ DEVICE = torch.device(os.environ.get("ETUDE_TEST_DEVICE", "cpu"))
 Weights = dict[str, Words]
 
 
+class Live(Protocol):
+    """What both promise; each takes back what it prepared itself."""
+
+    @property
+    def regions(self) -> Regions: ...
+    def scan(self) -> Digest: ...
+    def count(self, regions: Regions) -> None: ...
+    def prepare(self, blocks: Iterable[StagedBlock]) -> Any: ...
+    def commit(self, prepared: Any) -> bool: ...
+    def undo(self, prepared: Any) -> bool: ...
+
+
 class OnHost:
     """Words in numpy's memory."""
 
     def __init__(self, schema: Schema, words: Weights, regions: Regions) -> None:
         self.memory = {name: part.copy() for name, part in words.items()}
-        self.live = LiveWeights(schema, self.memory, regions)
+        self.live: Live = LiveWeights(schema, self.memory, regions)
 
     def read(self) -> Weights:
         return {name: part.copy() for name, part in self.memory.items()}
@@ -52,7 +65,7 @@ class OnDevice:
     def __init__(self, schema: Schema, words: Weights, regions: Regions) -> None:
         self.words = {name: part.dtype for name, part in words.items()}
         self.memory = {name: self._tensor(part) for name, part in words.items()}
-        self.live = DeviceLiveWeights(schema, self.memory, regions)
+        self.live: Live = DeviceLiveWeights(schema, self.memory, regions)
 
     @staticmethod
     def _tensor(words: Words) -> torch.Tensor:
@@ -72,7 +85,8 @@ Make = Callable[[Schema, Weights, Regions], Place]
 
 @pytest.fixture(params=[OnHost, OnDevice])
 def make(request: pytest.FixtureRequest) -> Make:
-    return request.param
+    chosen: Make = request.param
+    return chosen
 
 
 def spec(name: str, dtype: str, shape: tuple[int, ...], split: str = "rows") -> TensorSpec:
@@ -118,7 +132,8 @@ def cut(schema: Schema, tensor: int, tile: int, words: Words) -> Words:
     how = tiling(schema.tensors[tensor], schema.grid)
     at = how.tile(tile)
     plane = words.reshape(how.planes, how.rows, how.columns)[at.plane]
-    return plane[at.row : at.row + at.rows, at.column : at.column + at.columns].ravel()
+    found: Words = plane[at.row : at.row + at.rows, at.column : at.column + at.columns].ravel()
+    return found
 
 
 def blocks(
@@ -133,7 +148,7 @@ def blocks(
             if not by.index.size:
                 continue
             if codec in {Codec.L2, Codec.L2R}:
-                what = "rans" if codec is Codec.L2R else "rice"
+                what: Literal["rice", "rans"] = "rans" if codec is Codec.L2R else "rice"
                 made = l2.encode(before, by, dtype=tensor.dtype, what=what)
                 where = (number, tile, 0, before.size, codec, None, None)
                 found.append(StagedBlock(*where, made.payload, made.flags, by.index.size))

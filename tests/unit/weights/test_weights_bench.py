@@ -84,10 +84,11 @@ def bench(run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
     command += ["--run", str(run), "--out", str(out)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return json.loads(out.read_text())
+    table: dict[str, Any] = json.loads(out.read_text())
+    return table
 
 
-def test_every_codec_is_measured_on_every_trajectory(bench):
+def test_every_codec_is_measured_on_every_trajectory(bench: dict[str, Any]) -> None:
     trajectories = bench["trajectories"]
     assert set(trajectories) >= {"A 1e-07", "A 1e-06", "A 3e-06", "B", "B as fp8"}
     codecs = [set(each["codecs"]) for each in trajectories.values()]
@@ -95,13 +96,13 @@ def test_every_codec_is_measured_on_every_trajectory(bench):
     assert {"XOR + zstd-1", "int32 index + value", "L1", "L2", "L2r", "dense planes"} <= codecs[0]
 
 
-def test_no_codec_needs_fewer_bits_than_the_bound(bench):
+def test_no_codec_needs_fewer_bits_than_the_bound(bench: dict[str, Any]) -> None:
     for trajectory in bench["trajectories"].values():
         for row in trajectory["codecs"].values():
             assert row["bits_per_change"] >= trajectory["bound_bits_per_change"]
 
 
-def test_wire_bytes_are_all_that_is_stored(bench):
+def test_wire_bytes_are_all_that_is_stored(bench: dict[str, Any]) -> None:
     for trajectory in bench["trajectories"].values():
         manifests = {
             row["wire_bytes"] - row["payload_bytes"] - row["index_bytes"]
@@ -111,7 +112,7 @@ def test_wire_bytes_are_all_that_is_stored(bench):
         assert manifests.pop() > 0
 
 
-def test_the_claimed_ratio_is_the_geometric_mean_of_the_tables(bench):
+def test_the_claimed_ratio_is_the_geometric_mean_of_the_tables(bench: dict[str, Any]) -> None:
     claimed = ["A 1e-07", "A 1e-06", "A 3e-06", "B"]
     tables = [bench["trajectories"][name]["codecs"] for name in claimed]
     ratios = [each["XOR + zstd-1"]["wire_bytes"] / each["L1"]["wire_bytes"] for each in tables]
@@ -121,7 +122,7 @@ def test_the_claimed_ratio_is_the_geometric_mean_of_the_tables(bench):
     )
 
 
-def test_the_newest_delta_of_a_run_is_read_as_a_replica_would(bench):
+def test_the_newest_delta_of_a_run_is_read_as_a_replica_would(bench: dict[str, Any]) -> None:
     (found,) = [each for name, each in bench["trajectories"].items() if name.startswith("C run")]
     assert found["facts"]["version"] == "1.1"
     assert found["changed"] == CHANGED

@@ -11,6 +11,7 @@ from etude.common.weights.live import LiveWeights, slice_regions
 from etude.common.weights.packing import Packer, Shard, words_of
 from etude.common.weights.schema import Schema, TensorSpec
 from etude.common.weights.tiles import tiling
+from etude.common.weights.words import Words
 
 SCHEMA = Schema(
     grid=2,
@@ -22,7 +23,7 @@ SCHEMA = Schema(
 )
 
 
-def numbers(seed: int) -> list[np.ndarray]:
+def numbers(seed: int) -> list[Words]:
     random = np.random.default_rng(seed)
     values = [
         random.normal(size=s.shape).astype(np.float32).view(np.uint32) for s in SCHEMA.tensors
@@ -33,26 +34,27 @@ def numbers(seed: int) -> list[np.ndarray]:
     ]
 
 
-def stepped(words: np.ndarray, seed: int) -> np.ndarray:
+def stepped(words: Words, seed: int) -> Words:
     return words + (np.random.default_rng(seed).random(words.shape) < 0.02).astype(words.dtype)
 
 
-def part(whole: np.ndarray, spec: TensorSpec, rank: int) -> np.ndarray:
+def part(whole: Words, spec: TensorSpec, rank: int) -> Words:
     axis = -1 if spec.split == "columns" else -2
-    return np.split(whole, 2, axis=axis)[rank]
+    halves: list[Words] = np.split(whole, 2, axis=axis)
+    return halves[rank]
 
 
 @pytest.mark.parametrize("codec", [Codec.L2, Codec.L2R])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_decodes_the_tiles_of_its_slice_from_its_own_words(codec, rank):
+def test_a_rank_decodes_the_tiles_of_its_slice_from_its_own_words(codec: Codec, rank: int) -> None:
     old = numbers(0)
     new = [stepped(words, seed) for seed, words in enumerate(old)]
     packer = Packer(SCHEMA, codec=codec)
     for tensor, spec in enumerate(SCHEMA.tensors):
         before, after, shard = old[tensor].ravel(), new[tensor].ravel(), Shard(0, spec.elements)
         flat = differing(before, after)
-        words = words_of(after, shard, tiling(spec, SCHEMA.grid))
-        packer.add_changes(tensor, flat, before[flat], after[flat], shard, block_words=words)
+        block_words = words_of(after, shard, tiling(spec, SCHEMA.grid))
+        packer.add_changes(tensor, flat, before[flat], after[flat], shard, block_words=block_words)
     made = packer.finish().container
     index = parse_index(
         made.data[made.index_offset :][: made.index_length],
