@@ -80,6 +80,17 @@ def test_after_a_take_over_nothing_is_published(line: Any, store: Unreliable) ->
     assert store.objects == before
 
 
+def test_a_fenced_publisher_whose_payload_was_collected_learns_that_it_is_fenced(
+    line: Any, store: Unreliable
+) -> None:
+    line.open()
+    waiting = line.manifest(VersionId(1, 0), (1, 2, 3))
+    line.open(reason="takeover")
+    store.delete([waiting.objects[0].key])
+    with pytest.raises(FencedError, match="epoch 2"):  # not an error that asks to try again
+        weights.commit(store, waiting)
+
+
 def test_a_version_whose_payload_is_missing_or_torn_is_not_committed(
     line: Any, store: Unreliable
 ) -> None:

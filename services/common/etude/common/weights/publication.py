@@ -86,6 +86,8 @@ def commit(store: Store, manifest: WeightManifest) -> WeightManifest:
         StoreError: the store failed, or does not have every payload; call again.
     """
     version = manifest.version
+    # Asked first too: what a fenced publisher misses may have been collected, for ever.
+    _refuse_fenced(store, version)
     record = read_epoch(store, version.epoch)
     if version.number < record.first_number:
         raise ValueError(
@@ -98,14 +100,18 @@ def commit(store: Store, manifest: WeightManifest) -> WeightManifest:
     if store.head(schema_key(manifest.schema_sha256)) is None:
         raise StoreError(f"{store.url}/{schema_key(manifest.schema_sha256)}: not stored")
     check_stored(store, manifest.objects)
-    if is_fenced(store, version.epoch):
-        raise FencedError(f"version {version}: epoch {version.epoch + 1} was opened; not published")
+    _refuse_fenced(store, version)
     data = manifest.to_bytes()
     if records.create_once(store, version.manifest_key, data) != data:
         raise FencedError(
             f"{store.url}/{version.manifest_key}: published by another with other content"
         )
     return manifest
+
+
+def _refuse_fenced(store: Store, version: VersionId) -> None:
+    if is_fenced(store, version.epoch):
+        raise FencedError(f"version {version}: epoch {version.epoch + 1} was opened; not published")
 
 
 def check_stored(store: Store, objects: tuple[PayloadObject, ...]) -> None:
