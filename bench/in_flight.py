@@ -35,9 +35,9 @@ from etude.common.weights import (
     read_manifest,
     read_schema_bytes,
 )
-from etude.common.weights.folders import write_folder
-from etude.common.weights.mirror import Mirror
-from etude.common.weights.schema import parse_schema
+from etude.common.weights.replicas.mirror import Mirror
+from etude.common.weights.tensors.folders import write_folder
+from etude.common.weights.tensors.schema import parse_schema
 from etude.inference.policy import PolicyEngine, SampleRequest
 from etude.inference.receiver import Receiver
 from etude.inference.settings import EngineOptions

@@ -14,8 +14,8 @@ from blake3 import blake3
 from typing_extensions import override
 
 from etude.common.errors import CorruptError
-from etude.common.weights.changes import differing
-from etude.common.weights.words import Words
+from etude.common.weights.tensors.changes import differing
+from etude.common.weights.tensors.words import Words
 from weights_bench.contender import Contender, Receiver, Sent, copies, overwrite
 from weights_bench.scatter import scatter
 from weights_bench.trajectory import Trajectory

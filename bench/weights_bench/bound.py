@@ -7,8 +7,8 @@ and by how many steps d on the ulp axis; the class c is the exponent of the old 
 import numpy as np
 import numpy.typing as npt
 
-from etude.common.weights.schema import TensorSpec
-from etude.common.weights.words import Words
+from etude.common.weights.tensors.schema import TensorSpec
+from etude.common.weights.tensors.words import Words
 from weights_bench.trajectory import Trajectory
 
 _MANTISSA = {"BF16": (7, 8), "F16": (10, 5), "F32": (23, 8), "F8_E4M3": (3, 4)}

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple, Protocol
 
-from etude.common.weights.words import Words
+from etude.common.weights.tensors.words import Words
 from weights_bench.trajectory import Trajectory
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from etude.agent.chat import ChatFormat
 from etude.common.api.phases import Phase
 from etude.common.api.run import Storage
-from etude.common.weights.words import Words
+from etude.common.weights.tensors.words import Words
 from etude.trainer.batches import PolicyBatch, PolicySequence, SupervisedSequence
 from etude.trainer.corpus import Corpus, load_corpus
 from etude.trainer.learner import Learner

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from etude.common.weights.words import Words
+from etude.common.weights.tensors.words import Words
 from weights_bench.trajectory import Trajectory, gathered, spec
 
 BLOCK = 128

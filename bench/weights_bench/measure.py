@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from etude.common.weights.manifest import PayloadObject, Stats, VersionRef, WeightManifest
-from etude.common.weights.versions import VersionId, delta_key
-from etude.common.weights.words import Words
+from etude.common.weights.protocol.manifest import PayloadObject, Stats, VersionRef, WeightManifest
+from etude.common.weights.protocol.versions import VersionId, delta_key
+from etude.common.weights.tensors.words import Words
 from weights_bench.clock import Cost, cost, peak_bytes
 from weights_bench.contender import Contender, Receiver, Sent, copies, overwrite
 from weights_bench.trajectory import Trajectory

@@ -15,9 +15,9 @@ from vllm.model_executor.model_loader.checkpoint_weight_patch import (
     load_checkpoint_weight_patches,
 )
 
-from etude.common.weights.changes import differing
-from etude.common.weights.prepared import Prepared
-from etude.common.weights.words import Words
+from etude.common.weights.replicas.prepared import Prepared
+from etude.common.weights.tensors.changes import differing
+from etude.common.weights.tensors.words import Words
 from weights_bench.clock import Cost, cost
 from weights_bench.contender import copies, overwrite
 from weights_bench.measure import check

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from etude.common.weights.words import Words
+from etude.common.weights.tensors.words import Words
 from weights_bench.recipes import Reinforced
 from weights_bench.trajectory import Trajectory, gathered, spec
 

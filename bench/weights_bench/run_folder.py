@@ -7,15 +7,15 @@ import numpy as np
 
 from etude.common.blobs import MissingError, Store, open_store
 from etude.common.errors import CorruptError
-from etude.common.weights import staged
-from etude.common.weights.chain import accepted_chain
-from etude.common.weights.live import LiveWeights, identity_regions
-from etude.common.weights.manifest import VersionRef, read_manifest
-from etude.common.weights.plan import Edge, plan
-from etude.common.weights.reading import stage
-from etude.common.weights.schema import Schema, parse_schema
-from etude.common.weights.versions import VersionId, schema_key
-from etude.common.weights.words import Words, word_type
+from etude.common.weights.protocol.chain import accepted_chain
+from etude.common.weights.protocol.manifest import VersionRef, read_manifest
+from etude.common.weights.protocol.plan import Edge, plan
+from etude.common.weights.protocol.versions import VersionId, schema_key
+from etude.common.weights.replicas import staged
+from etude.common.weights.replicas.live import LiveWeights, identity_regions
+from etude.common.weights.replicas.reading import stage
+from etude.common.weights.tensors.schema import Schema, parse_schema
+from etude.common.weights.tensors.words import Words, word_type
 from weights_bench.contender import copies
 from weights_bench.trajectory import Trajectory
 

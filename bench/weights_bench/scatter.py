@@ -3,8 +3,8 @@
 import numpy.typing as npt
 from numpy import int32
 
-from etude.common.weights.jit import compiled
-from etude.common.weights.words import Words
+from etude.common.weights.tensors.jit import compiled
+from etude.common.weights.tensors.words import Words
 
 
 @compiled

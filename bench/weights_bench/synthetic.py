@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from etude.common.weights.schema import TensorSpec
-from etude.common.weights.words import Words
+from etude.common.weights.tensors.schema import TensorSpec
+from etude.common.weights.tensors.words import Words
 from weights_bench.recipes import Synthetic
 from weights_bench.trajectory import Trajectory, gathered, spec
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from etude.common.weights.schema import Grid, Schema, TensorSpec, split_of
-from etude.common.weights.words import Words, word_type
+from etude.common.weights.tensors.schema import Grid, Schema, TensorSpec, split_of
+from etude.common.weights.tensors.words import Words, word_type
 
 GRID: Grid = 8
 """The tile grid that runs use unless told otherwise."""

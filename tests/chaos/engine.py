@@ -18,9 +18,9 @@ from typing_extensions import override
 
 from etude.common.errors import CorruptError, UnavailableError
 from etude.common.weights import VersionId
-from etude.common.weights.live import LiveWeights
-from etude.common.weights.schema import Schema
-from etude.common.weights.words import word_type
+from etude.common.weights.replicas.live import LiveWeights
+from etude.common.weights.tensors.schema import Schema
+from etude.common.weights.tensors.words import word_type
 from etude.inference.policy import EngineInfo, Piece, PolicyEngine, SampleRequest, StagedVersion
 from etude.inference.swap import Ranks, Steps, Swap
 from etude.inference.worker.change import Undoable

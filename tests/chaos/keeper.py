@@ -16,7 +16,7 @@ from etude.common.api.weights import Weights, WeightSettings
 from etude.common.blobs import Store
 from etude.common.errors import EtudeError, FencedError
 from etude.common.weights import VersionId, accepted_chain
-from etude.common.weights.epochs import latest_epoch
+from etude.common.weights.protocol.epochs import latest_epoch
 from etude.trainer.keeper import Keeper, KeeperConfig
 
 LOOK_S = 0.1

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 from tests.chaos.model import TENSORS, Bits, Tensor
 
-from etude.common.weights.regions import Region, slice_regions
-from etude.common.weights.schema import Schema
+from etude.common.weights.replicas.regions import Region, slice_regions
+from etude.common.weights.tensors.schema import Schema
 
 FUSED = ("layers.0.q_proj.weight", "layers.0.k_proj.weight", "layers.0.v_proj.weight")
 QKV = "layers.0.qkv"

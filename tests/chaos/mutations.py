@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
-from etude.common.weights import reading, staged
-from etude.common.weights.collector import Collector
+from etude.common.weights.protocol.collector import Collector
+from etude.common.weights.replicas import reading, staged
 from etude.inference.moving import Mover
 from etude.inference.swap import Swap
 from etude.inference.worker.rank import Rank
@@ -51,7 +51,7 @@ def _skip_base() -> None:
 
     _change_prepare(lambda swap, target, base: (target, _with_state(base, swap._state.hex())))
     # The package's attribute of this name is the function.
-    sys.modules["etude.common.weights.plan"]._Planner._start = nearest
+    sys.modules["etude.common.weights.protocol.plan"]._Planner._start = nearest
 
 
 def _skip_prediction() -> None:

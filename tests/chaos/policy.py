@@ -7,14 +7,14 @@ import numpy as np
 from tests.chaos.model import TENSORS, Bits
 
 from etude.common.blobs import Store
-from etude.common.weights import digest
-from etude.common.weights.digest import NOTHING
-from etude.common.weights.manifest import Stats
-from etude.common.weights.packing import Packer, Shard, words_of
-from etude.common.weights.schema import Schema, TensorSpec
-from etude.common.weights.tiles import tiling
-from etude.common.weights.versions import VersionId
-from etude.common.weights.words import Words
+from etude.common.weights.coding.packing import Packer, Shard, words_of
+from etude.common.weights.protocol.manifest import Stats
+from etude.common.weights.protocol.versions import VersionId
+from etude.common.weights.tensors import digest
+from etude.common.weights.tensors.digest import NOTHING
+from etude.common.weights.tensors.schema import Schema, TensorSpec
+from etude.common.weights.tensors.tiles import tiling
+from etude.common.weights.tensors.words import Words
 from etude.trainer.receipts import Receipt, stored_payload
 
 RANKS = 2

@@ -19,6 +19,7 @@ from etude.common import weights
 from etude.common.blobs import Store
 from etude.common.errors import CorruptError, FencedError, StoreError, WrongStateError
 from etude.common.weights import VersionId, VersionRef
+from etude.common.weights.protocol import versions
 from etude.trainer.receipts import manifest_of
 
 T = TypeVar("T")
@@ -133,7 +134,7 @@ def checkpoint(settings: Settings, version: VersionId) -> Path:
 
 def retained(settings: Settings) -> list[VersionId]:
     """Versions of the checkpoints that are there, oldest first."""
-    found = (weights.versions.parse_label(path.stem) for path in settings.checkpoints.glob("*.npz"))
+    found = (versions.parse_label(path.stem) for path in settings.checkpoints.glob("*.npz"))
     return sorted(version for version in found if version is not None)
 
 

@@ -11,7 +11,7 @@ from typing_extensions import Buffer, override
 
 from etude.common.blobs import MissingError, Store
 from etude.common.errors import StoreError
-from etude.common.weights.versions import DELTAS, EPOCHS, KEYFRAMES, LEASES, SKIPS
+from etude.common.weights.protocol.versions import DELTAS, EPOCHS, KEYFRAMES, LEASES, SKIPS
 
 PAYLOADS = (DELTAS, KEYFRAMES, SKIPS)
 

@@ -7,10 +7,12 @@ from typing import NamedTuple
 from etude.common import weights
 from etude.common.blobs import Store
 from etude.common.errors import CorruptError
-from etude.common.weights import Collector, Retention, retention, verification
-from etude.common.weights.epochs import latest_epoch
-from etude.common.weights.listing import take_listing
-from etude.common.weights.versions import DELTAS, KEYFRAMES, SKIPS, TRASH, all_published
+from etude.common.weights import Collector, Retention
+from etude.common.weights.protocol import retention
+from etude.common.weights.protocol.epochs import latest_epoch
+from etude.common.weights.protocol.listing import take_listing
+from etude.common.weights.protocol.versions import DELTAS, KEYFRAMES, SKIPS, TRASH, all_published
+from etude.common.weights.replicas import verification
 
 ROUNDS = 20
 

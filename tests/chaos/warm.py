@@ -11,7 +11,7 @@ from tests.chaos.settings import RUN
 from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.weights import VersionId
-from etude.common.weights.mirror import Mirror
+from etude.common.weights.replicas.mirror import Mirror
 from etude.trainer.receipts import manifest_of
 
 PRELOADED = (keeper, publisher, replica, runner)

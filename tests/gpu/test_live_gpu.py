@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from etude.common.weights.changes import between
-from etude.common.weights.codecs.ids import Codec
-from etude.common.weights.live import identity_regions
-from etude.common.weights.schema import Schema, TensorSpec
-from etude.common.weights.staged import StagedBlock
-from etude.common.weights.tiles import tiling
-from etude.common.weights.words import Words
+from etude.common.weights.coding.codecs.ids import Codec
+from etude.common.weights.replicas.live import identity_regions
+from etude.common.weights.replicas.staged import StagedBlock
+from etude.common.weights.tensors.changes import between
+from etude.common.weights.tensors.schema import Schema, TensorSpec
+from etude.common.weights.tensors.tiles import tiling
+from etude.common.weights.tensors.words import Words
 from etude.inference.worker.device import DeviceLiveWeights
 
 CONTRACT = Path(__file__).parents[1] / "unit" / "inference" / "test_live_contract.py"

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from etude.common.blobs import Store
-from etude.common.weights.leases import seen_leases
-from etude.common.weights.survey import Surveyed
+from etude.common.weights.protocol.leases import seen_leases
+from etude.common.weights.protocol.survey import Surveyed
 
 if TYPE_CHECKING:
-    from etude.common.weights.differences import Difference
+    from etude.common.weights.replicas.differences import Difference
 
 _STYLES = {"accepted": "", "abandoned": "dim", "quarantined": "red", "damaged": "bold red"}
 

@@ -9,8 +9,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from etude.common.channels import dial
 from etude.common.weights import VersionId
-from etude.common.weights.leases import seen_leases
-from etude.common.weights.schema import Schema, TensorSpec, split_of
+from etude.common.weights.protocol.leases import seen_leases
+from etude.common.weights.tensors.schema import Schema, TensorSpec, split_of
 from etude.v1 import weights_pb2, weights_pb2_grpc
 
 RUN_UID = "uid-tiny"

@@ -9,7 +9,8 @@ import torch.distributed as dist
 from etude.common.api.run import Storage
 from etude.common.api.weights import Weights
 from etude.common.blobs import open_store
-from etude.common.weights import VersionId, publication
+from etude.common.weights import VersionId
+from etude.common.weights.protocol import publication
 from etude.trainer.batches import SupervisedSequence
 from etude.trainer.learner import Learner
 from etude.trainer.learner_config import LearnerConfig

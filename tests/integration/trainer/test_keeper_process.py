@@ -16,8 +16,8 @@ from etude.common.api.weights import Weights
 from etude.common.blobs import Store, open_store
 from etude.common.errors import FencedError
 from etude.common.weights import VersionId
-from etude.common.weights.listing import take_listing
-from etude.common.weights.schema import Schema, TensorSpec
+from etude.common.weights.protocol.listing import take_listing
+from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.trainer import cluster
 from etude.trainer.controller.upkeep import Upkeep
 from etude.trainer.keeper import KeeperConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from etude.common.weights import safetensors
+from etude.common.weights.tensors import safetensors
 
 PROGRAM = Path(__file__).with_name("learner_rank.py")
 

@@ -10,12 +10,15 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from etude.common import weights
 from etude.common.blobs import open_store
-from etude.common.weights import VersionId, publication, reading, safetensors, staged
-from etude.common.weights.live import LiveWeights, identity_regions
-from etude.common.weights.manifest import VersionRef, read_manifest
-from etude.common.weights.plan import plan
-from etude.common.weights.schema import parse_schema
-from etude.common.weights.words import word_type
+from etude.common.weights import VersionId
+from etude.common.weights.protocol import publication
+from etude.common.weights.protocol.manifest import VersionRef, read_manifest
+from etude.common.weights.protocol.plan import plan
+from etude.common.weights.replicas import reading, staged
+from etude.common.weights.replicas.live import LiveWeights, identity_regions
+from etude.common.weights.tensors import safetensors
+from etude.common.weights.tensors.schema import parse_schema
+from etude.common.weights.tensors.words import word_type
 
 PROGRAM = Path(__file__).with_name("publishing_rank.py")
 

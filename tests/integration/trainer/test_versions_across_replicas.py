@@ -12,7 +12,7 @@ from etude.common.api.weights import Weights as WeightsSpec
 from etude.common.blobs import MemoryStore
 from etude.common.serving import Server
 from etude.common.weights import VersionId, WeightManifest
-from etude.common.weights.schema import Schema, TensorSpec
+from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.inference.memory import MemoryEngine, MemoryRanks
 from etude.inference.policy import EngineInfo
 from etude.inference.receiver import Receiver

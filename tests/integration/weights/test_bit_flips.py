@@ -10,8 +10,8 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError
 from etude.common.weights import VersionId, WeightManifest
-from etude.common.weights.container import TRAILER
-from etude.common.weights.schema import Schema, TensorSpec
+from etude.common.weights.coding.container import TRAILER
+from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.inference.memory import MemoryEngine, MemoryRanks
 from etude.inference.policy import EngineInfo
 from etude.inference.receiver import Receiver

@@ -17,7 +17,7 @@ from etude.common import weights
 from etude.common.blobs import Store, open_store
 from etude.common.local import LocalState, write_state
 from etude.common.weights import VersionId
-from etude.common.weights.schema import Schema, TensorSpec
+from etude.common.weights.tensors.schema import Schema, TensorSpec
 
 _BITS = {"F32": torch.int32, "BF16": torch.int16}
 

@@ -5,10 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support.followed_versions import SCHEMA
+from tests.support.publishing import TrainedPolicy
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore
-from etude.common.weights import FullManifest, Tensor, VersionId
+from etude.common.weights import FullManifest, Tensor, VersionId, WeightManifest
 from etude.inference.memory import MemoryEngine
 from etude.inference.policy import EngineInfo
 from etude.inference.receiver import Receiver
@@ -60,3 +62,18 @@ def receiver(store: MemoryStore, engine: MemoryEngine, tmp_path: Path) -> Receiv
         engine=engine,
         status=Status(replica="tiny-inference-0"),
     )
+
+
+@pytest.fixture
+def policy() -> TrainedPolicy:
+    return TrainedPolicy(SCHEMA)
+
+
+@pytest.fixture
+def versions(policy: TrainedPolicy, store: MemoryStore) -> list[WeightManifest]:
+    """A complete version and two deltas."""
+    found = [policy.publish(store, 0, complete=True)]
+    for number in (1, 2):
+        policy.step()
+        found.append(policy.publish(store, number))
+    return found

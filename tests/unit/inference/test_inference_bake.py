@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from etude.common.errors import CorruptError
-from etude.common.weights.schema import Schema, TensorSpec, split_of
+from etude.common.weights.tensors.schema import Schema, TensorSpec, split_of
 from etude.inference.coverage import ComputedError, counting, rows
 from etude.inference.worker.bake import Map, bake
 from etude.inference.worker.tensors import NAMES, as_words

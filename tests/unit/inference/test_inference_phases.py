@@ -16,7 +16,7 @@ from etude.common.errors import (
     UnknownIdError,
 )
 from etude.common.weights import VersionId, WeightManifest
-from etude.common.weights.schema import Schema, TensorSpec
+from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.inference import moving
 from etude.inference import receiver as receivers
 from etude.inference.memory import MemoryEngine, MemoryRanks

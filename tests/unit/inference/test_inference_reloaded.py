@@ -10,9 +10,9 @@ from tests.support.publishing import TrainedPolicy
 from torch import Tensor, nn
 
 from etude.common.errors import CorruptError
-from etude.common.weights.live import LiveWeights
-from etude.common.weights.schema import Schema, TensorSpec
-from etude.common.weights.words import Words
+from etude.common.weights.replicas.live import LiveWeights
+from etude.common.weights.tensors.schema import Schema, TensorSpec
+from etude.common.weights.tensors.words import Words
 from etude.inference.coverage import ComputedError, counting, rows
 from etude.inference.worker.extension import open_live
 from etude.inference.worker.rank import Rank

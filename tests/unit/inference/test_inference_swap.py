@@ -12,9 +12,9 @@ from typing_extensions import override
 
 from etude.common.errors import CorruptError, UnavailableError
 from etude.common.weights import VersionRef
-from etude.common.weights.live import slice_regions
-from etude.common.weights.schema import Schema, TensorSpec
-from etude.common.weights.words import Words
+from etude.common.weights.replicas.live import slice_regions
+from etude.common.weights.tensors.schema import Schema, TensorSpec
+from etude.common.weights.tensors.words import Words
 from etude.inference import swap as swaps
 from etude.inference.memory import MemoryEngine, MemoryRanks
 from etude.inference.policy import EngineInfo

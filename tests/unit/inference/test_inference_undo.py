@@ -9,7 +9,7 @@ from tests.support.publishing import TrainedPolicy
 from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError, UnavailableError
 from etude.common.weights import Edge, VersionRef
-from etude.common.weights.schema import Schema, TensorSpec
+from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.inference.ahead import Ahead
 from etude.inference.memory import MemoryEngine, MemoryRanks
 from etude.inference.policy import EngineInfo

@@ -15,17 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.common.errors import CorruptError
-from etude.common.weights import digest
-from etude.common.weights.changes import between
-from etude.common.weights.codecs import l2
-from etude.common.weights.codecs.ids import WHOLE_TENSOR, Codec
-from etude.common.weights.digest import Digest
-from etude.common.weights.live import LiveWeights, Region, identity_regions, slice_regions
-from etude.common.weights.regions import Regions
-from etude.common.weights.schema import Schema, TensorSpec
-from etude.common.weights.staged import StagedBlock
-from etude.common.weights.tiles import tiling
-from etude.common.weights.words import Words, word_type
+from etude.common.weights.coding.codecs import l2
+from etude.common.weights.coding.codecs.ids import WHOLE_TENSOR, Codec
+from etude.common.weights.replicas.live import LiveWeights, Region, identity_regions, slice_regions
+from etude.common.weights.replicas.regions import Regions
+from etude.common.weights.replicas.staged import StagedBlock
+from etude.common.weights.tensors import digest
+from etude.common.weights.tensors.changes import between
+from etude.common.weights.tensors.digest import Digest
+from etude.common.weights.tensors.schema import Schema, TensorSpec
+from etude.common.weights.tensors.tiles import tiling
+from etude.common.weights.tensors.words import Words, word_type
 from etude.inference.worker.device import DeviceLiveWeights
 
 DEVICE = torch.device(os.environ.get("ETUDE_TEST_DEVICE", "cpu"))

@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
-from etude.common.weights import digest as wire_digest
-from etude.common.weights import ulp
-from etude.common.weights.tiles import TILE_ELEMENTS as WIRE_TILE_ELEMENTS
-from etude.common.weights.words import Words
+from etude.common.weights.tensors import digest as wire_digest
+from etude.common.weights.tensors import ulp
+from etude.common.weights.tensors.tiles import TILE_ELEMENTS as WIRE_TILE_ELEMENTS
+from etude.common.weights.tensors.words import Words
 from etude.kernels import delta as deltas
 from etude.kernels.digest import digest_lanes, digest_scan
 from etude.kernels.tiles import TILE_ELEMENTS, contiguous_tiles

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from etude.common import weights
-from etude.common.weights.manifest import read_manifest
+from etude.common.weights.protocol.manifest import read_manifest
 
 SFT_STEPS = 4
 RL_STEPS = 6

@@ -15,8 +15,8 @@ from etude.common import weights
 from etude.common.checkpoints import CheckpointManifest, CheckpointObject, stored
 from etude.common.errors import FencedError
 from etude.common.weights import VersionId
-from etude.common.weights.listing import take_listing
-from etude.common.weights.mirror import Mirror
+from etude.common.weights.protocol.listing import take_listing
+from etude.common.weights.replicas.mirror import Mirror
 from etude.trainer import simulated_weights
 from etude.trainer.controller import upkeep
 from etude.trainer.controller.run import Run

@@ -12,16 +12,17 @@ from typing_extensions import override
 from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.errors import FencedError, StoreError, WrongStateError
-from etude.common.weights import VersionId, publication
-from etude.common.weights.digest import Digest
-from etude.common.weights.manifest import (
+from etude.common.weights import VersionId
+from etude.common.weights.protocol import publication
+from etude.common.weights.protocol.manifest import (
     PayloadObject,
     Stats,
     VersionRef,
     WeightManifest,
     read_manifest,
 )
-from etude.common.weights.quarantine import quarantine
+from etude.common.weights.protocol.quarantine import quarantine
+from etude.common.weights.tensors.digest import Digest
 from etude.trainer.controller.patience import Patience
 from etude.trainer.controller.run import Run
 from etude.trainer.controller.versions import Versions

@@ -14,7 +14,7 @@ from etude.common.api.run import Storage
 from etude.common.api.weights import Weights
 from etude.common.blobs import Store, open_store
 from etude.common.errors import CorruptError, WrongStateError
-from etude.common.weights import safetensors
+from etude.common.weights.tensors import safetensors
 from etude.trainer.batches import PolicyBatch, PolicySequence, SupervisedSequence
 from etude.trainer.learner import Learner
 from etude.trainer.learner_config import LearnerConfig

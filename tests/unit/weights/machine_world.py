@@ -26,9 +26,8 @@ from etude.common.weights import (
     VersionId,
     VersionRef,
     WeightManifest,
-    epochs,
-    publication,
 )
+from etude.common.weights.protocol import epochs, publication, versions
 
 T = TypeVar("T")
 Model = tuple[int, ...]
@@ -183,7 +182,7 @@ class World:
 
     def create(self, key: str, data: bytes) -> None:
         self.raw.create(key, data)
-        version = weights.versions.parse_manifest_key(key)
+        version = versions.parse_manifest_key(key)
         if version is not None:  # I6: whatever is visible is whole
             for item in weights.read_manifest(self.raw, version).objects:
                 assert self.raw.head(item.key) is not None, f"{version} is published without {item}"
@@ -208,7 +207,7 @@ class World:
         if latest is None or latest.epoch != self.opened:
             return  # its publisher still may find that it must open another
         needed = {*chain[-1:], *set(self.retained()) & set(chain)}
-        if latest.parent and not weights.versions.published(self.raw, latest.epoch):
+        if latest.parent and not versions.published(self.raw, latest.epoch):
             needed.add(latest.parent)
         for version in needed:
             assert weights.is_reachable(self.raw, version), f"nothing leads to {version}"
@@ -246,9 +245,7 @@ def publish(
     old = None if base is None else mine["model"]
     data = [payload(old, model, rank) for rank in range(RANKS)]
     keys = [
-        weights.versions.delta_key(
-            version, rank, publication.payload_sha16(part), complete=base is None
-        )
+        versions.delta_key(version, rank, publication.payload_sha16(part), complete=base is None)
         for rank, part in enumerate(data)
     ]
     manifest = WeightManifest(

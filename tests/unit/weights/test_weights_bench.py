@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 from etude.common.blobs import Store, open_store
-from etude.common.weights import digest, publication
-from etude.common.weights.changes import differing
-from etude.common.weights.manifest import PayloadObject, Stats, VersionRef, WeightManifest
-from etude.common.weights.opening import claim_epoch
-from etude.common.weights.packing import Packer, Shard, words_of
-from etude.common.weights.schema import Schema, TensorSpec
-from etude.common.weights.tiles import tiling
-from etude.common.weights.versions import VersionId
+from etude.common.weights.coding.packing import Packer, Shard, words_of
+from etude.common.weights.protocol import publication
+from etude.common.weights.protocol.manifest import PayloadObject, Stats, VersionRef, WeightManifest
+from etude.common.weights.protocol.opening import claim_epoch
+from etude.common.weights.protocol.versions import VersionId
+from etude.common.weights.tensors import digest
+from etude.common.weights.tensors.changes import differing
+from etude.common.weights.tensors.schema import Schema, TensorSpec
+from etude.common.weights.tensors.tiles import tiling
 
 BENCH = Path(__file__).parents[3] / "bench" / "weights.py"
 SPEC = TensorSpec(name="w", dtype="BF16", shape=(64, 96), split="rows")

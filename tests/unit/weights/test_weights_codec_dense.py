@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.errors import CorruptError
-from etude.common.weights.codecs import dense, zstd
-from etude.common.weights.codecs.ids import DENSE_PLANES, Encoded
-from etude.common.weights.words import Words
+from etude.common.weights.coding.codecs import dense, zstd
+from etude.common.weights.coding.codecs.ids import DENSE_PLANES, Encoded
+from etude.common.weights.tensors.words import Words
 
 Word = type[np.unsignedinteger]
 WORDS: list[Word] = [np.uint8, np.uint16, np.uint32, np.uint64]

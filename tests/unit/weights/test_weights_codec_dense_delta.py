@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.errors import CorruptError
-from etude.common.weights.changes import Changes
-from etude.common.weights.codecs import dense_delta
-from etude.common.weights.codecs.ids import Encoded
-from etude.common.weights.words import Words
+from etude.common.weights.coding.codecs import dense_delta
+from etude.common.weights.coding.codecs.ids import Encoded
+from etude.common.weights.tensors.changes import Changes
+from etude.common.weights.tensors.words import Words
 
 Word = type[np.unsignedinteger]
 WORDS: list[Word] = [np.uint8, np.uint16, np.uint32, np.uint64]

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.common.errors import CorruptError
-from etude.common.weights import changes
-from etude.common.weights.changes import Changes
-from etude.common.weights.codecs import l1
-from etude.common.weights.codecs.ids import Encoded
+from etude.common.weights.coding.codecs import l1
+from etude.common.weights.coding.codecs.ids import Encoded
+from etude.common.weights.tensors import changes
+from etude.common.weights.tensors.changes import Changes
 
 Word = type[np.unsignedinteger]
 WORDS: list[Word] = [np.uint8, np.uint16, np.uint32, np.uint64]

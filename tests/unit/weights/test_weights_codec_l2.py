@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.common.errors import CorruptError
-from etude.common.weights import changes as changes_of
-from etude.common.weights.changes import Changes
-from etude.common.weights.codecs import classes, l2
-from etude.common.weights.tiles import TILE_ELEMENTS
-from etude.common.weights.words import ORDERED, word_type
+from etude.common.weights.coding.codecs import classes, l2
+from etude.common.weights.tensors import changes as changes_of
+from etude.common.weights.tensors.changes import Changes
+from etude.common.weights.tensors.tiles import TILE_ELEMENTS
+from etude.common.weights.tensors.words import ORDERED, word_type
 
 DTYPES = ["BF16", "F16", "F32", "F8_E4M3", "F8_E5M2", "U8", "I16", "U32"]
 WHAT = ["rice", "rans"]

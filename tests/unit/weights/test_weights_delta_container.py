@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.common.errors import CorruptError
-from etude.common.weights.blocks import COLUMNS, BlockRow, Index
-from etude.common.weights.codecs import zstd
-from etude.common.weights.codecs.ids import WHOLE_TENSOR, Codec, Encoded
-from etude.common.weights.container import (
+from etude.common.weights.coding.blocks import COLUMNS, BlockRow, Index
+from etude.common.weights.coding.codecs import zstd
+from etude.common.weights.coding.codecs.ids import WHOLE_TENSOR, Codec, Encoded
+from etude.common.weights.coding.container import (
     COMPLETE,
     ROW_BYTES,
     TRAILER,
@@ -24,8 +24,8 @@ from etude.common.weights.container import (
     parse_index,
     parse_trailer,
 )
-from etude.common.weights.schema import Schema, TensorSpec
-from etude.common.weights.tiles import tiling
+from etude.common.weights.tensors.schema import Schema, TensorSpec
+from etude.common.weights.tensors.tiles import tiling
 
 
 def spec(name: str, dtype: str, shape: tuple[int, ...], split: str = "rows") -> TensorSpec:

@@ -1,12 +1,16 @@
 """The state digest: the published formula, additive, and as cheap as the change."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.common.weights import digest
-from etude.common.weights.digest import Digest
+from etude.common.weights.tensors import digest
+from etude.common.weights.tensors.digest import Digest
 
 M = (1 << 64) - 1
 WORDS = [np.uint8, np.uint16, np.uint32, np.uint64]
@@ -87,3 +91,20 @@ def test_a_digest_survives_its_text(a: int, b: int) -> None:
 def test_other_text_is_no_digest(text: str) -> None:
     with pytest.raises(ValueError, match="no state digest"):
         Digest.parse(text)
+
+
+def test_a_role_that_may_write_nowhere_compiles_without_a_cache(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code = (
+        "import numpy as np; from etude.common.weights.tensors import digest;"
+        "print(digest.scan(np.arange(5, dtype=np.uint16), 0).hex())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"NUMBA_CACHE_DIR": str(tmp_path / "file" / "no"), "HOME": "/proc"},
+        timeout=120,
+    )
+    assert done.stdout.strip() == digest.scan(np.arange(5, dtype=np.uint16), 0).hex(), done.stderr

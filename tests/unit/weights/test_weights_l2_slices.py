@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from etude.common.weights import reading
-from etude.common.weights.changes import differing
-from etude.common.weights.codecs.ids import Codec
-from etude.common.weights.container import parse_index
-from etude.common.weights.live import LiveWeights, slice_regions
-from etude.common.weights.packing import Packer, Shard, words_of
-from etude.common.weights.schema import Schema, TensorSpec
-from etude.common.weights.tiles import tiling
-from etude.common.weights.words import Words
+from etude.common.weights.coding.codecs.ids import Codec
+from etude.common.weights.coding.container import parse_index
+from etude.common.weights.coding.packing import Packer, Shard, words_of
+from etude.common.weights.replicas import reading
+from etude.common.weights.replicas.live import LiveWeights, slice_regions
+from etude.common.weights.tensors.changes import differing
+from etude.common.weights.tensors.schema import Schema, TensorSpec
+from etude.common.weights.tensors.tiles import tiling
+from etude.common.weights.tensors.words import Words
 
 SCHEMA = Schema(
     grid=2,

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from etude.common.weights.changes import Changes
-from etude.common.weights.codecs import chances, l2
+from etude.common.weights.coding.codecs import chances, l2
+from etude.common.weights.tensors.changes import Changes
 
 FALL = [round(4096 * math.exp(-j / 256)) for j in range(193)]
 

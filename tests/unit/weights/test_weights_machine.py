@@ -141,7 +141,7 @@ TestProtocol.settings = settings(
 
 
 def of(module: str) -> Any:
-    return sys.modules[f"etude.common.weights.{module}"]
+    return sys.modules[f"etude.common.weights.protocol.{module}"]
 
 
 def _builds_on_the_nearest(self: Any) -> VersionId | None:

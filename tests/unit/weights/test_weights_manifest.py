@@ -12,9 +12,10 @@ from pydantic import ValidationError
 from etude.common import weights
 from etude.common.blobs import MemoryStore, MissingError
 from etude.common.errors import CorruptError
-from etude.common.weights import Skip, VersionId, sealed
-from etude.common.weights import versions as keys
-from etude.common.weights.manifest import WeightManifest, parse_manifest
+from etude.common.weights import Skip, VersionId
+from etude.common.weights.protocol import sealed
+from etude.common.weights.protocol import versions as keys
+from etude.common.weights.protocol.manifest import WeightManifest, parse_manifest
 
 V0, V1 = VersionId(1, 0), VersionId(1, 1)
 VERSIONS = st.builds(VersionId, st.integers(1, keys.MAX_EPOCH), st.integers(0, keys.MAX_NUMBER))

@@ -10,8 +10,8 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore, MissingError
 from etude.common.errors import CorruptError
 from etude.common.weights import VersionId
-from etude.common.weights.mirror import Mirror
-from etude.common.weights.schema import Schema, TensorSpec
+from etude.common.weights.replicas.mirror import Mirror
+from etude.common.weights.tensors.schema import Schema, TensorSpec
 
 SCHEMA = Schema(
     grid=2,

@@ -6,19 +6,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.common.errors import CorruptError
-from etude.common.weights import digest
-from etude.common.weights.blocks import Index
-from etude.common.weights.codecs.ids import Codec
-from etude.common.weights.container import Container, parse_index
-from etude.common.weights.digest import Digest
-from etude.common.weights.grouping import pieces
-from etude.common.weights.live import LiveWeights, identity_regions
-from etude.common.weights.packing import Packed, Packer, Shard, words_of
-from etude.common.weights.reading import Block, stage_block
-from etude.common.weights.schema import Schema, TensorSpec
-from etude.common.weights.staged import StagedBlock
-from etude.common.weights.tiles import tiling
-from etude.common.weights.words import Words, word_type
+from etude.common.weights.coding.blocks import Index
+from etude.common.weights.coding.codecs.ids import Codec
+from etude.common.weights.coding.container import Container, parse_index
+from etude.common.weights.coding.grouping import pieces
+from etude.common.weights.coding.packing import Packed, Packer, Shard, words_of
+from etude.common.weights.replicas.live import LiveWeights, identity_regions
+from etude.common.weights.replicas.reading import Block, stage_block
+from etude.common.weights.replicas.staged import StagedBlock
+from etude.common.weights.tensors import digest
+from etude.common.weights.tensors.digest import Digest
+from etude.common.weights.tensors.schema import Schema, TensorSpec
+from etude.common.weights.tensors.tiles import tiling
+from etude.common.weights.tensors.words import Words, word_type
 
 Weights = dict[str, Words]
 

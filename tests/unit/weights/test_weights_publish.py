@@ -10,7 +10,8 @@ from typing_extensions import override
 from etude.common import weights
 from etude.common.blobs import MemoryStore, MissingError
 from etude.common.errors import CorruptError, FencedError, StoreError
-from etude.common.weights import FullManifest, Tensor, VersionId, sealed, transfer
+from etude.common.weights import FullManifest, Tensor, VersionId
+from etude.common.weights.protocol import sealed, transfer
 
 Publish = Callable[..., FullManifest]
 Tensors = Callable[[float], list[Tensor]]

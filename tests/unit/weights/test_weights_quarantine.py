@@ -8,7 +8,7 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError
 from etude.common.weights import QuarantinedError, VersionId
-from etude.common.weights.quarantine import quarantine_reason
+from etude.common.weights.protocol.quarantine import quarantine_reason
 
 V0, V1, V2 = (VersionId(1, number) for number in range(3))
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.common.weights.codecs import chances, rans
+from etude.common.weights.coding.codecs import chances, rans
 
 BITS = st.tuples(st.integers(0, 1), st.integers(1, rans.CERTAIN - 1))
 EVEN = st.integers(1, 40).flatmap(lambda n: st.tuples(st.integers(0, 2**n - 1), st.just(-n)))

@@ -9,23 +9,23 @@ from typing_extensions import override
 
 from etude.common.blobs import MemoryStore, MissingError
 from etude.common.errors import CorruptError
-from etude.common.weights import staged
-from etude.common.weights.codecs.ids import Codec
-from etude.common.weights.live import LiveWeights, identity_regions, slice_regions
-from etude.common.weights.manifest import PayloadObject, VersionRef
-from etude.common.weights.packing import Packer, Shard, words_of
-from etude.common.weights.plan import Edge
-from etude.common.weights.reading import (
+from etude.common.weights.coding.codecs.ids import Codec
+from etude.common.weights.coding.packing import Packer, Shard, words_of
+from etude.common.weights.protocol.manifest import PayloadObject, VersionRef
+from etude.common.weights.protocol.plan import Edge
+from etude.common.weights.replicas import staged
+from etude.common.weights.replicas.live import LiveWeights, identity_regions, slice_regions
+from etude.common.weights.replicas.reading import (
     MAX_REQUEST_BYTES,
     read_blocks,
     stage,
     tiles_of_regions,
     tiles_of_slice,
 )
-from etude.common.weights.regions import Region
-from etude.common.weights.schema import Schema, TensorSpec
-from etude.common.weights.tiles import tiling
-from etude.common.weights.words import Words
+from etude.common.weights.replicas.regions import Region
+from etude.common.weights.tensors.schema import Schema, TensorSpec
+from etude.common.weights.tensors.tiles import tiling
+from etude.common.weights.tensors.words import Words
 
 Weights = dict[str, Words]
 

@@ -13,9 +13,10 @@ from etude.common import weights
 from etude.common.blobs import MemoryStore, ObjectInfo
 from etude.common.errors import FencedError, StoreError
 from etude.common.weights import Collector, ReaderLease, Retention, VersionId
-from etude.common.weights.collector import MAX_RESTING_ROUNDS, take_inventory
-from etude.common.weights.retention import ORPHAN_S, Roots, deletions, kept, needed
-from etude.common.weights.trash import read_trash
+from etude.common.weights.protocol import versions
+from etude.common.weights.protocol.collector import MAX_RESTING_ROUNDS, take_inventory
+from etude.common.weights.protocol.retention import ORPHAN_S, Roots, deletions, kept, needed
+from etude.common.weights.protocol.trash import read_trash
 
 V = [VersionId(1, number) for number in range(40)]
 
@@ -58,7 +59,7 @@ def test_what_lies_before_the_newest_keyframe_goes(line: Any, store: MemoryStore
     deleted = collector(store).round()
     assert weights.accepted_chain(store) == V[3:6]
     assert deleted[:3] == [version.manifest_key for version in (V[2], V[1], V[0])]
-    assert deleted[3] == weights.versions.skip_key(V[1], V[3])
+    assert deleted[3] == versions.skip_key(V[1], V[3])
     assert weights.read_skip(store, V[3], V[5]) == late
     assert line.applied(None, weights.plan(store, None, V[5])) == line.models[V[5]]
     assert read_trash(store).tombstones == []

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from etude.common.errors import CorruptError
-from etude.common.weights.safetensors import ITEM_BYTES, Tensor, decode, encode
+from etude.common.weights.tensors.safetensors import ITEM_BYTES, Tensor, decode, encode
 
 Rows = list[tuple[str, str, tuple[int, ...], bytes]]
 

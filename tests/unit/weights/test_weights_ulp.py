@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.common.weights import changes, ulp
-from etude.common.weights.words import Words
+from etude.common.weights.tensors import changes, ulp
+from etude.common.weights.tensors.words import Words
 
 WORDS = [np.uint8, np.uint16, np.uint32, np.uint64]
 EDGES = [0, 1, 0x7F80, 0x7FFF, 0x8000, 0x8001, 0xFF80, 0xFFC1, 0xFFFF]

@@ -20,7 +20,7 @@ from etude.common.local import read_state
 if TYPE_CHECKING:
     from etude.common.blobs import Store
     from etude.common.weights import VersionId
-    from etude.common.weights.mirror import Mirror
+    from etude.common.weights.replicas.mirror import Mirror
 
 app = typer.Typer(no_args_is_help=True, help="Look at, prove and export the versions of a run.")
 
@@ -46,7 +46,7 @@ def ls(
 ) -> None:
     """List every published version: what it changed, how it can be reached, whether it counts."""
     from etude.cli.views_of_weights import chain_table, rows_of, who_reads
-    from etude.common.weights.survey import survey
+    from etude.common.weights.protocol.survey import survey
 
     store = _store(run, endpoint, region)
     found = survey(store)
@@ -67,7 +67,7 @@ def verify(
 ) -> None:
     """Read every version, skip and keyframe, and prove that each leads to the published bits."""
     from etude.common.weights import accepted_chain
-    from etude.common.weights.verification import verify as verdicts
+    from etude.common.weights.replicas.verification import verify as verdicts
 
     store = _store(run, endpoint, region)
     total = len(accepted_chain(store))
@@ -102,7 +102,7 @@ def diff(  # noqa: PLR0913 - a verb has as many parameters as it has options
 ) -> None:
     """Say which tensors differ between two versions, by how many elements and by how much."""
     from etude.cli.views_of_weights import difference_table
-    from etude.common.weights.differences import differences
+    from etude.common.weights.replicas.differences import differences
 
     store = _store(run, endpoint, region)
     with _folder(scratch) as folder:
@@ -131,7 +131,7 @@ def export(  # noqa: PLR0913 - as above
     scratch: Scratch = None,
 ) -> None:
     """Write a version as a Hugging Face folder, bit for bit what the trainer published."""
-    from etude.common.weights.folders import write_folder
+    from etude.common.weights.tensors.folders import write_folder
 
     source = model or source_of(run)
     with _folder(scratch) as copy:
@@ -162,7 +162,7 @@ def _copy(store: "Store", text: str, folder: Path) -> "Mirror":
         UserError: the store has no such version.
     """
     from etude.common.blobs import MissingError
-    from etude.common.weights.mirror import Mirror
+    from etude.common.weights.replicas.mirror import Mirror
 
     version = _version(store, text)
     mirror = Mirror(store, folder)

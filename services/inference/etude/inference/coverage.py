@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from etude.common.errors import CorruptError
-from etude.common.weights.jit import compiled
-from etude.common.weights.regions import Region, Regions
-from etude.common.weights.schema import Schema, TensorSpec
+from etude.common.weights.replicas.regions import Region, Regions
+from etude.common.weights.tensors.jit import compiled
+from etude.common.weights.tensors.schema import Schema, TensorSpec
 
 Numbers = npt.NDArray[np.int64]
 Marks = npt.NDArray[np.bool_]

@@ -27,7 +27,7 @@ from vllm.platforms import current_platform
 from vllm.triton_utils import dispatcher
 
 from etude.common.errors import CorruptError
-from etude.common.weights import safetensors
+from etude.common.weights.tensors import safetensors
 
 BACKEND = "etude"
 CHANGED = "etude_changed_parameters"

@@ -11,9 +11,9 @@ from typing_extensions import override
 
 from etude.common.errors import CorruptError
 from etude.common.weights import VersionId
-from etude.common.weights.live import LiveWeights, slice_regions
-from etude.common.weights.schema import Schema
-from etude.common.weights.words import Words, word_type
+from etude.common.weights.replicas.live import LiveWeights, slice_regions
+from etude.common.weights.tensors.schema import Schema
+from etude.common.weights.tensors.words import Words, word_type
 from etude.inference.policy import (
     EngineInfo,
     Finish,

@@ -13,9 +13,10 @@ from opentelemetry import trace
 from etude.common import weights
 from etude.common.blobs import MissingError
 from etude.common.errors import CorruptError, FencedError, StoreError, UnavailableError
-from etude.common.weights import Edge, ReaderLease, VersionId, VersionRef, full
-from etude.common.weights.schema import Schema
-from etude.common.weights.wanted import tiles_of_regions
+from etude.common.weights import Edge, ReaderLease, VersionId, VersionRef
+from etude.common.weights.protocol import full
+from etude.common.weights.replicas.wanted import tiles_of_regions
+from etude.common.weights.tensors.schema import Schema
 from etude.inference import metrics
 from etude.inference.ahead import Ahead
 from etude.inference.policy import PolicyEngine

@@ -9,9 +9,10 @@ from typing import NamedTuple
 from etude.common import weights
 from etude.common.blobs import Store
 from etude.common.errors import CorruptError, UnavailableError, crossing
-from etude.common.weights import Edge, FullManifest, VersionId, WeightManifest, reading, staged
-from etude.common.weights.schema import Schema, parse_schema
-from etude.common.weights.wanted import Wanted, every_block
+from etude.common.weights import Edge, FullManifest, VersionId, WeightManifest
+from etude.common.weights.replicas import reading, staged
+from etude.common.weights.replicas.wanted import Wanted, every_block
+from etude.common.weights.tensors.schema import Schema, parse_schema
 from etude.inference.policy import StagedVersion
 
 UNPACKED = 5

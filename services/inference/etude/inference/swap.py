@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from etude.common.errors import CorruptError, UnavailableError
-from etude.common.weights.digest import NOTHING, Digest
-from etude.common.weights.manifest import VersionRef
-from etude.common.weights.regions import Regions
-from etude.common.weights.schema import Schema
-from etude.common.weights.versions import VersionId
+from etude.common.weights.protocol.manifest import VersionRef
+from etude.common.weights.protocol.versions import VersionId
+from etude.common.weights.replicas.regions import Regions
+from etude.common.weights.tensors.digest import NOTHING, Digest
+from etude.common.weights.tensors.schema import Schema
 from etude.inference import coverage
 from etude.inference.coverage import ComputedError
 

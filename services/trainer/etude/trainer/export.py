@@ -8,7 +8,7 @@ from torch import Tensor
 
 from etude.common.blobs import ObjectInfo, Store
 from etude.common.weights import Tensor as WireTensor
-from etude.common.weights import folders
+from etude.common.weights.tensors import folders
 from etude.trainer import layout, wire
 from etude.trainer.policy import Policy
 from etude.trainer.ranks import Ranks, whole

@@ -14,13 +14,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from etude.common.weights.grouping import Shard
-from etude.common.weights.jit import compiled, fixed
-from etude.common.weights.manifest import VersionRef
-from etude.common.weights.plan import Edge
-from etude.common.weights.prepared import Prepared
-from etude.common.weights.schema import Schema
-from etude.common.weights.words import Indices, Words, word_type
+from etude.common.weights.coding.grouping import Shard
+from etude.common.weights.protocol.manifest import VersionRef
+from etude.common.weights.protocol.plan import Edge
+from etude.common.weights.replicas.prepared import Prepared
+from etude.common.weights.tensors.jit import compiled, fixed
+from etude.common.weights.tensors.schema import Schema
+from etude.common.weights.tensors.words import Indices, Words, word_type
 from etude.trainer.keeping import strides_at
 
 MOST_TOUCHED = 0.25

@@ -28,10 +28,10 @@ from etude.common.weights import (
     is_fenced,
     quarantined,
 )
-from etude.common.weights.codecs.ids import Codec
-from etude.common.weights.listing import take_listing
-from etude.common.weights.mirror import Mirror
-from etude.common.weights.versions import skip_key
+from etude.common.weights.coding.codecs.ids import Codec
+from etude.common.weights.protocol.listing import take_listing
+from etude.common.weights.protocol.versions import skip_key
+from etude.common.weights.replicas.mirror import Mirror
 from etude.trainer.folding import Window, Windows
 from etude.trainer.keeping import (
     EMPTY,

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from etude.common.weights.listing import Listing
-from etude.common.weights.versions import VersionId
+from etude.common.weights.protocol.listing import Listing
+from etude.common.weights.protocol.versions import VersionId
 
 OVERDUE = 2
 """A keyframe is overdue once the chain is so many times as long as where one is due."""

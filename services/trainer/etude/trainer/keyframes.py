@@ -8,21 +8,21 @@ import numpy as np
 
 from etude.common.blobs import Store
 from etude.common.errors import CorruptError
-from etude.common.weights.codecs.ids import Codec
-from etude.common.weights.container import Container
-from etude.common.weights.digest import NOTHING, Digest
-from etude.common.weights.folded import (
+from etude.common.weights.coding.codecs.ids import Codec
+from etude.common.weights.coding.container import Container
+from etude.common.weights.coding.packing import Packed, Packer, words_of
+from etude.common.weights.protocol.folded import (
     Keyframe,
     Skip,
     publish_keyframe_part,
     publish_skip_part,
     write_folded,
 )
-from etude.common.weights.manifest import PayloadObject, Stats, VersionRef
-from etude.common.weights.mirror import Mirror
-from etude.common.weights.packing import Packed, Packer, words_of
-from etude.common.weights.schema import Schema
-from etude.common.weights.tiles import tiling
+from etude.common.weights.protocol.manifest import PayloadObject, Stats, VersionRef
+from etude.common.weights.replicas.mirror import Mirror
+from etude.common.weights.tensors.digest import NOTHING, Digest
+from etude.common.weights.tensors.schema import Schema
+from etude.common.weights.tensors.tiles import tiling
 from etude.trainer import parts
 from etude.trainer.folding import Window
 from etude.trainer.keeping import Written

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from etude.common.weights.schema import Grid, Schema, TensorSpec, split_of
+from etude.common.weights.tensors.schema import Grid, Schema, TensorSpec, split_of
 from etude.trainer import wire
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,8 @@ from torch import Tensor
 from etude.common.blobs import MissingError, ObjectInfo, Store
 from etude.common.errors import CorruptError
 from etude.common.weights import Tensor as WireTensor
-from etude.common.weights import safetensors, sealed
+from etude.common.weights.protocol import sealed
+from etude.common.weights.tensors import safetensors
 
 PART_BYTES = 256 << 20
 """Size at which a part is closed; encoding takes that much beside the state itself."""

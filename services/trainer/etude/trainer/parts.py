@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from etude.common.weights.grouping import Shard
-from etude.common.weights.schema import Schema, TensorSpec
-from etude.common.weights.tiles import tiling
+from etude.common.weights.coding.grouping import Shard
+from etude.common.weights.tensors.schema import Schema, TensorSpec
+from etude.common.weights.tensors.tiles import tiling
 
 PART_BYTES = 128 << 20
 """Of one object, before compression: what is packed and uploaded at a time."""

@@ -15,11 +15,11 @@ from typing_extensions import override
 
 from etude.common.api.weights import Weights
 from etude.common.blobs import Store
-from etude.common.weights import publication
-from etude.common.weights.digest import Digest
-from etude.common.weights.manifest import VersionRef
-from etude.common.weights.schema import difference, parse_schema
-from etude.common.weights.versions import VersionId
+from etude.common.weights.protocol import publication
+from etude.common.weights.protocol.manifest import VersionRef
+from etude.common.weights.protocol.versions import VersionId
+from etude.common.weights.tensors.digest import Digest
+from etude.common.weights.tensors.schema import difference, parse_schema
 from etude.trainer.optimiser import Steps
 from etude.trainer.policy import Policy
 from etude.trainer.ranks import Ranks

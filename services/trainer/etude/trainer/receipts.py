@@ -7,10 +7,9 @@ from pydantic import BaseModel, Field
 
 from etude.common.blobs import Store
 from etude.common.errors import EtudeError, Problem, UserError, WrongStateError
-from etude.common.weights import publication, records
-from etude.common.weights.container import Container
-from etude.common.weights.digest import NOTHING, Digest
-from etude.common.weights.manifest import (
+from etude.common.weights.coding.container import Container
+from etude.common.weights.protocol import publication, records
+from etude.common.weights.protocol.manifest import (
     PayloadObject,
     Sha256,
     State,
@@ -18,7 +17,8 @@ from etude.common.weights.manifest import (
     VersionRef,
     WeightManifest,
 )
-from etude.common.weights.versions import VersionId
+from etude.common.weights.protocol.versions import VersionId
+from etude.common.weights.tensors.digest import NOTHING, Digest
 
 
 class NonFiniteWeightsError(EtudeError):

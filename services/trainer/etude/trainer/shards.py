@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from etude.common.weights.changes import differing
-from etude.common.weights.tiles import Tiling
-from etude.common.weights.words import Words, word_type
+from etude.common.weights.tensors.changes import differing
+from etude.common.weights.tensors.tiles import Tiling
+from etude.common.weights.tensors.words import Words, word_type
 from etude.trainer import wire
 from etude.trainer.layout import Layout
 from etude.trainer.ranks import Ranks

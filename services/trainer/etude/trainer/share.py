@@ -6,15 +6,15 @@ from typing import NamedTuple
 from torch import Tensor
 
 from etude.common.api.weights import Weights
-from etude.common.weights import digest
-from etude.common.weights.codecs.ids import Codec
-from etude.common.weights.container import Container
-from etude.common.weights.digest import NOTHING, Digest
-from etude.common.weights.manifest import Stats
-from etude.common.weights.packing import Packer, Shard
-from etude.common.weights.schema import Schema
-from etude.common.weights.tiles import tiling
-from etude.common.weights.words import Words, lanes_per_element
+from etude.common.weights.coding.codecs.ids import Codec
+from etude.common.weights.coding.container import Container
+from etude.common.weights.coding.packing import Packer, Shard
+from etude.common.weights.protocol.manifest import Stats
+from etude.common.weights.tensors import digest
+from etude.common.weights.tensors.digest import NOTHING, Digest
+from etude.common.weights.tensors.schema import Schema
+from etude.common.weights.tensors.tiles import tiling
+from etude.common.weights.tensors.words import Words, lanes_per_element
 from etude.trainer import layout, wire
 from etude.trainer.policy import Policy
 from etude.trainer.ranks import Ranks, whole

@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from etude.common.blobs import Store
-from etude.common.weights import digest, publication
-from etude.common.weights.digest import Digest
-from etude.common.weights.manifest import Stats
-from etude.common.weights.packing import Packer, Shard
-from etude.common.weights.schema import Schema, TensorSpec
-from etude.common.weights.versions import VersionId
-from etude.common.weights.words import Words
+from etude.common.weights.coding.packing import Packer, Shard
+from etude.common.weights.protocol import publication
+from etude.common.weights.protocol.manifest import Stats
+from etude.common.weights.protocol.versions import VersionId
+from etude.common.weights.tensors import digest
+from etude.common.weights.tensors.digest import Digest
+from etude.common.weights.tensors.schema import Schema, TensorSpec
+from etude.common.weights.tensors.words import Words
 from etude.trainer.receipts import Base, Receipt, stored_payload
 
 SIZE = 4096

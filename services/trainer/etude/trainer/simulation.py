@@ -20,7 +20,7 @@ from etude.common.api.phases import Phase
 from etude.common.blobs import Store
 from etude.common.checkpoints import CheckpointObject
 from etude.common.weights import VersionId
-from etude.common.weights.words import Words
+from etude.common.weights.tensors.words import Words
 from etude.trainer import simulated_weights
 from etude.trainer.batches import PolicyBatch, StepResult
 from etude.trainer.order import derived_seed

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from etude.common.weights.jit import compiled, fixed
-from etude.common.weights.words import Words
+from etude.common.weights.tensors.jit import compiled, fixed
+from etude.common.weights.tensors.words import Words
 from etude.trainer import wire
 
 Flat = npt.NDArray[np.int64]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from etude.common.weights.words import Words
+from etude.common.weights.tensors.words import Words
 
 Dtype = Literal["Float32", "BFloat16"]
 

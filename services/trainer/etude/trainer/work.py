@@ -10,7 +10,7 @@ from etude.common.api.run import Storage
 from etude.common.checkpoints import CheckpointObject
 from etude.common.errors import UnavailableError
 from etude.common.weights import VersionId
-from etude.common.weights.manifest import Stats
+from etude.common.weights.protocol.manifest import Stats
 from etude.trainer.batches import PolicyBatch, StepResult
 from etude.trainer.receipts import Base, Receipt
 from etude.v1 import environments_pb2

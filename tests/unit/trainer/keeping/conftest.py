@@ -12,14 +12,15 @@ from etude.common import weights
 from etude.common.api.run import Storage
 from etude.common.api.weights import Weights
 from etude.common.blobs import MemoryStore, Store
-from etude.common.weights import VersionId, VersionRef, WeightManifest, digest
-from etude.common.weights.digest import NOTHING, Digest
-from etude.common.weights.manifest import PayloadObject, Stats
-from etude.common.weights.mirror import Mirror
-from etude.common.weights.packing import Packer, Shard, words_of
-from etude.common.weights.schema import Schema, TensorSpec
-from etude.common.weights.tiles import tiling
-from etude.common.weights.words import Words, word_type
+from etude.common.weights import VersionId, VersionRef, WeightManifest
+from etude.common.weights.coding.packing import Packer, Shard, words_of
+from etude.common.weights.protocol.manifest import PayloadObject, Stats
+from etude.common.weights.replicas.mirror import Mirror
+from etude.common.weights.tensors import digest
+from etude.common.weights.tensors.digest import NOTHING, Digest
+from etude.common.weights.tensors.schema import Schema, TensorSpec
+from etude.common.weights.tensors.tiles import tiling
+from etude.common.weights.tensors.words import Words, word_type
 from etude.trainer.keeper import Keeper, KeeperConfig
 
 SCHEMA = Schema(

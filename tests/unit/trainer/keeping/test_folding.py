@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.weights import VersionId, VersionRef
-from etude.common.weights.digest import NOTHING
-from etude.common.weights.grouping import Shard
-from etude.common.weights.plan import Edge
-from etude.common.weights.prepared import Patch, Prepared
-from etude.common.weights.schema import Schema, TensorSpec
-from etude.common.weights.words import Words, word_type
+from etude.common.weights.coding.grouping import Shard
+from etude.common.weights.protocol.plan import Edge
+from etude.common.weights.replicas.prepared import Patch, Prepared
+from etude.common.weights.tensors.digest import NOTHING
+from etude.common.weights.tensors.schema import Schema, TensorSpec
+from etude.common.weights.tensors.words import Words, word_type
 from etude.trainer.folding import Window, Windows
 
 SCHEMA = Schema(

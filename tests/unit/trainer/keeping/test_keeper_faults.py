@@ -16,10 +16,10 @@ from etude.common.blobs import MemoryStore, open_store
 from etude.common.checkpoints import CheckpointManifest, CheckpointObject
 from etude.common.errors import FencedError
 from etude.common.weights import VersionId
-from etude.common.weights.leases import ReaderLease
-from etude.common.weights.listing import take_listing
-from etude.common.weights.mirror import Mirror
-from etude.common.weights.schema import Schema, TensorSpec
+from etude.common.weights.protocol.leases import ReaderLease
+from etude.common.weights.protocol.listing import take_listing
+from etude.common.weights.replicas.mirror import Mirror
+from etude.common.weights.tensors.schema import Schema, TensorSpec
 
 MakeKeeper = Callable[..., Any]
 

@@ -10,9 +10,9 @@ import pytest
 from etude.common import weights
 from etude.common.blobs import MissingError
 from etude.common.weights import VersionId
-from etude.common.weights.listing import take_listing
-from etude.common.weights.mirror import Mirror
-from etude.common.weights.plan import Edge
+from etude.common.weights.protocol.listing import take_listing
+from etude.common.weights.protocol.plan import Edge
+from etude.common.weights.replicas.mirror import Mirror
 
 MakeKeeper = Callable[..., Any]
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from etude.common.blobs import ObjectInfo
 from etude.common.weights import VersionId
-from etude.common.weights.listing import Folded, Listing
-from etude.common.weights.paths import Step, cheapest
-from etude.common.weights.schema import Schema, TensorSpec
+from etude.common.weights.protocol.listing import Folded, Listing
+from etude.common.weights.protocol.paths import Step, cheapest
+from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.trainer.keeping import (
     EMPTY,
     Cadence,

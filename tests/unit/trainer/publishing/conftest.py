@@ -13,12 +13,14 @@ from etude.common import weights
 from etude.common.api.run import Storage
 from etude.common.api.weights import Weights
 from etude.common.blobs import Store, open_store
-from etude.common.weights import VersionId, publication, reading, staged
-from etude.common.weights.live import LiveWeights, identity_regions
-from etude.common.weights.manifest import VersionRef, WeightManifest
-from etude.common.weights.plan import plan
-from etude.common.weights.schema import parse_schema
-from etude.common.weights.words import Words, word_type
+from etude.common.weights import VersionId
+from etude.common.weights.protocol import publication
+from etude.common.weights.protocol.manifest import VersionRef, WeightManifest
+from etude.common.weights.protocol.plan import plan
+from etude.common.weights.replicas import reading, staged
+from etude.common.weights.replicas.live import LiveWeights, identity_regions
+from etude.common.weights.tensors.schema import parse_schema
+from etude.common.weights.tensors.words import Words, word_type
 from etude.trainer import export
 from etude.trainer.learner import Learner
 from etude.trainer.learner_config import LearnerConfig

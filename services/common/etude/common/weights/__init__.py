@@ -1,9 +1,9 @@
 """Policy versions in the object store: epochs, manifests, the accepted chain, who needs what."""
 
-from etude.common.weights.chain import accepted_chain, is_accepted, lineage, newest, prune
-from etude.common.weights.collector import Collector
-from etude.common.weights.epochs import EpochRecord, is_fenced, read_epoch
-from etude.common.weights.folded import (
+from etude.common.weights.protocol.chain import accepted_chain, is_accepted, lineage, newest, prune
+from etude.common.weights.protocol.collector import Collector
+from etude.common.weights.protocol.epochs import EpochRecord, is_fenced, read_epoch
+from etude.common.weights.protocol.folded import (
     Keyframe,
     Skip,
     publish_keyframe_part,
@@ -12,34 +12,34 @@ from etude.common.weights.folded import (
     read_skip,
     write_folded,
 )
-from etude.common.weights.full import FullManifest, FullObject, read_full_manifest
-from etude.common.weights.leases import ReaderLease
-from etude.common.weights.manifest import (
+from etude.common.weights.protocol.full import FullManifest, FullObject, read_full_manifest
+from etude.common.weights.protocol.leases import ReaderLease
+from etude.common.weights.protocol.manifest import (
     PayloadObject,
     Stats,
     VersionRef,
     WeightManifest,
     read_manifest,
 )
-from etude.common.weights.opening import claim_epoch
-from etude.common.weights.plan import Edge, is_reachable, plan
-from etude.common.weights.publication import (
+from etude.common.weights.protocol.opening import claim_epoch
+from etude.common.weights.protocol.plan import Edge, is_reachable, plan
+from etude.common.weights.protocol.publication import (
     commit,
     publish_payload,
     put_schema,
     read_schema_bytes,
 )
-from etude.common.weights.quarantine import (
+from etude.common.weights.protocol.quarantine import (
     QuarantinedError,
     is_quarantined,
     quarantine,
     quarantined,
 )
-from etude.common.weights.retention import Retention
-from etude.common.weights.safetensors import Tensor
-from etude.common.weights.suspects import Suspect, suspect, suspects
-from etude.common.weights.transfer import Fetched, fetch, publish
-from etude.common.weights.versions import VersionId
+from etude.common.weights.protocol.retention import Retention
+from etude.common.weights.protocol.suspects import Suspect, suspect, suspects
+from etude.common.weights.protocol.transfer import Fetched, fetch, publish
+from etude.common.weights.protocol.versions import VersionId
+from etude.common.weights.tensors.safetensors import Tensor
 
 __all__ = [
     "Collector",

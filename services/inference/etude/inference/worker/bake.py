@@ -15,9 +15,9 @@ import torch
 from typing_extensions import override
 
 from etude.common.errors import CorruptError
-from etude.common.weights.regions import Region
-from etude.common.weights.schema import Schema
-from etude.common.weights.words import Words
+from etude.common.weights.replicas.regions import Region
+from etude.common.weights.tensors.schema import Schema
+from etude.common.weights.tensors.words import Words
 from etude.inference.coverage import ComputedError
 from etude.inference.worker import codes
 from etude.inference.worker.regions import rectangles

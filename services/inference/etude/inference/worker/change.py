@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from etude.common.weights import digest, staged
-from etude.common.weights.digest import Digest
-from etude.common.weights.regions import Region, Regions
-from etude.common.weights.staged import StagedBlock
+from etude.common.weights.replicas import staged
+from etude.common.weights.replicas.regions import Region, Regions
+from etude.common.weights.replicas.staged import StagedBlock
+from etude.common.weights.tensors import digest
+from etude.common.weights.tensors.digest import Digest
 
 PIECE_ELEMENTS = 1 << 23
 """Elements in flight while a version is written without the old words being kept."""

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from etude.common.weights.jit import compiled, fixed
-from etude.common.weights.words import Words, word_type
+from etude.common.weights.tensors.jit import compiled, fixed
+from etude.common.weights.tensors.words import Words, word_type
 
 Numbers = npt.NDArray[np.int64]
 

@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from etude.common.errors import CorruptError
-from etude.common.weights import placing
-from etude.common.weights.codecs import l2
-from etude.common.weights.codecs.ids import Codec
-from etude.common.weights.digest import Digest
-from etude.common.weights.holding import Holding, holdings
-from etude.common.weights.jit import compiled, fixed
-from etude.common.weights.layout import Layout
-from etude.common.weights.regions import Region, Regions, problem
-from etude.common.weights.schema import Schema
-from etude.common.weights.staged import StagedBlock
-from etude.common.weights.words import Indices, Words, word_type
+from etude.common.weights.coding.codecs import l2
+from etude.common.weights.coding.codecs.ids import Codec
+from etude.common.weights.coding.layout import Layout
+from etude.common.weights.replicas import placing
+from etude.common.weights.replicas.holding import Holding, holdings
+from etude.common.weights.replicas.regions import Region, Regions, problem
+from etude.common.weights.replicas.staged import StagedBlock
+from etude.common.weights.tensors.digest import Digest
+from etude.common.weights.tensors.jit import compiled, fixed
+from etude.common.weights.tensors.schema import Schema
+from etude.common.weights.tensors.words import Indices, Words, word_type
 from etude.inference.worker.device_changes import Change, Found, Group, WideChange
 from etude.inference.worker.device_memory import Memory, Sums, host
 from etude.kernels.words import Axis

@@ -8,9 +8,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from etude.common.weights import placing
-from etude.common.weights.ulp import top_bit
-from etude.common.weights.words import Words
+from etude.common.weights.replicas import placing
+from etude.common.weights.tensors.ulp import top_bit
+from etude.common.weights.tensors.words import Words
 from etude.inference.worker.device_memory import Memory, host, split
 from etude.kernels import delta as deltas
 from etude.kernels.delta import Delta

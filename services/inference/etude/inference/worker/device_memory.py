@@ -7,11 +7,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from etude.common.weights.digest import NOTHING, Digest
-from etude.common.weights.holding import Holding
-from etude.common.weights.jit import compiled
-from etude.common.weights.placing import Window
-from etude.common.weights.words import Words
+from etude.common.weights.replicas.holding import Holding
+from etude.common.weights.replicas.placing import Window
+from etude.common.weights.tensors.digest import NOTHING, Digest
+from etude.common.weights.tensors.jit import compiled
+from etude.common.weights.tensors.words import Words
 from etude.kernels.digest import digest_lanes, digest_scan, element_sums
 from etude.kernels.tiles import TILE_ELEMENTS, Rectangle, rectangle_tiles
 from etude.kernels.words import lanes_per_element, signed, widened, words

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from etude.common.weights.live import LiveWeights
-from etude.common.weights.schema import Schema
+from etude.common.weights.replicas.live import LiveWeights
+from etude.common.weights.tensors.schema import Schema
 from etude.inference.worker.bake import Load, bake
 from etude.inference.worker.device import DeviceLiveWeights
 from etude.inference.worker.rank import Answer, Rank

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from etude.common.errors import CorruptError
-from etude.common.weights.digest import Digest
-from etude.common.weights.schema import Schema, parse_schema
+from etude.common.weights.tensors.digest import Digest
+from etude.common.weights.tensors.schema import Schema, parse_schema
 from etude.inference import coverage
 from etude.inference.coverage import ComputedError
 from etude.inference.worker import change as changes

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from etude.common.weights.jit import compiled
+from etude.common.weights.tensors.jit import compiled
 from etude.inference.worker.codes import Numbers
 
 FIELDS = 6

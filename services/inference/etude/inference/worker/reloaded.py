@@ -13,11 +13,11 @@ import torch
 from typing_extensions import override
 
 from etude.common.errors import CorruptError
-from etude.common.weights.live import LiveWeights
-from etude.common.weights.prepared import Prepared
-from etude.common.weights.regions import identity_regions
-from etude.common.weights.schema import Schema
-from etude.common.weights.words import Words, word_type
+from etude.common.weights.replicas.live import LiveWeights
+from etude.common.weights.replicas.prepared import Prepared
+from etude.common.weights.replicas.regions import identity_regions
+from etude.common.weights.tensors.schema import Schema
+from etude.common.weights.tensors.words import Words, word_type
 from etude.inference.worker.bake import Load
 from etude.inference.worker.tensors import DTYPES, as_tensor
 

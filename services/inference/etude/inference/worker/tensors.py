@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from etude.common.weights.words import Words, word_type
+from etude.common.weights.tensors.words import Words, word_type
 
 DTYPES = {
     "F64": torch.float64,

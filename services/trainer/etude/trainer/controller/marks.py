@@ -6,7 +6,7 @@ from typing import Literal
 
 from etude.common.blobs import Store
 from etude.common.weights import EpochRecord, VersionId, quarantined, suspects
-from etude.common.weights.epochs import epoch_or_none
+from etude.common.weights.protocol.epochs import epoch_or_none
 from etude.v1 import rollout_pb2
 
 Reason = Literal["quarantined_policy", "suspect_policy", "rolled_back_policy"]

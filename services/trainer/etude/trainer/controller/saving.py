@@ -15,7 +15,7 @@ from etude.common.blobs import Store
 from etude.common.checkpoints import MANIFEST, CheckpointManifest, Reason, StoredCheckpoint
 from etude.common.errors import CorruptError, FencedError, StoreError
 from etude.common.weights import VersionId, is_fenced, lineage
-from etude.common.weights.listing import take_listing
+from etude.common.weights.protocol.listing import take_listing
 from etude.trainer import metrics
 from etude.trainer.controller.recovery import Book
 from etude.trainer.controller.state import CONTROLLER, ControllerState, epoch_folder

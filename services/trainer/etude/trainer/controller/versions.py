@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from etude.common.blobs import MissingError, Store
 from etude.common.errors import CorruptError, FencedError, WrongStateError
-from etude.common.weights import VersionId, publication
-from etude.common.weights.manifest import WeightManifest, read_manifest
+from etude.common.weights import VersionId
+from etude.common.weights.protocol import publication
+from etude.common.weights.protocol.manifest import WeightManifest, read_manifest
 from etude.trainer.controller.patience import Patience
 from etude.trainer.receipts import Base, manifest_of
 from etude.trainer.work import Learners

@@ -1,0 +1,1 @@
+"""Changes of words as bytes: codecs, blocks, containers."""

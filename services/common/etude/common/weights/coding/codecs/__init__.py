@@ -1,0 +1,1 @@
+"""Codecs of blocks, one module each."""

@@ -1,0 +1,1 @@
+"""Versions in the object store: epochs, manifests, the chain, plans, leases, collection."""

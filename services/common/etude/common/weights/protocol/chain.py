@@ -1,0 +1,128 @@
+"""The accepted chain: which published versions count, and which may be deleted."""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from etude.common.blobs import Store
+from etude.common.errors import FencedError
+from etude.common.weights.protocol.epochs import (
+    EpochRecord,
+    epoch_or_none,
+    is_fenced,
+    latest_epoch,
+    read_epoch,
+)
+from etude.common.weights.protocol.versions import (
+    MAX_NUMBER,
+    PAYLOADS,
+    VersionId,
+    all_published,
+    payload_owner,
+    published,
+)
+
+
+class _Link(NamedTuple):
+    """One epoch of the accepted chain, and its last number that is accepted."""
+
+    record: EpochRecord
+    last: int
+
+    def accepts(self, version: VersionId) -> bool:
+        same_epoch = version.epoch == self.record.epoch
+        return same_epoch and self.record.first_number <= version.number <= self.last
+
+
+def _links(store: Store) -> list[_Link]:
+    """The epochs of the accepted chain, newest first."""
+    return _links_from(store, latest_epoch(store), MAX_NUMBER)
+
+
+def _links_from(store: Store, record: EpochRecord | None, last: int) -> list[_Link]:
+    links: list[_Link] = []
+    while record is not None:
+        links.append(_Link(record, last))
+        parent = record.parent
+        record = None if parent is None else read_epoch(store, parent.epoch)
+        last = -1 if parent is None else parent.number
+    return links
+
+
+def _published_in(store: Store, link: _Link) -> list[VersionId]:
+    return [v for v in published(store, link.record.epoch) if link.accepts(v)]
+
+
+def accepted_chain(store: Store) -> list[VersionId]:
+    """Every published version that counts, oldest first.
+
+    Staleness is a difference of positions in this list, not of numbers.
+    """
+    chain: list[VersionId] = []
+    for link in reversed(_links(store)):
+        chain += _published_in(store, link)
+    return chain
+
+
+def lineage(store: Store, version: VersionId) -> list[VersionId]:
+    """A version and the published ones before it, oldest first, whether accepted or abandoned."""
+    chain: list[VersionId] = []
+    start = epoch_or_none(store, version.epoch)
+    for link in reversed(_links_from(store, start, version.number)):
+        chain += _published_in(store, link)
+    return chain
+
+
+def newest(store: Store, *, besides: Collection[VersionId] = frozenset()) -> VersionId | None:
+    """The newest accepted version, besides refused ones; None before the first."""
+    for link in _links(store):
+        accepted = [version for version in _published_in(store, link) if version not in besides]
+        if accepted:
+            return accepted[-1]
+    return None
+
+
+def is_accepted(store: Store, version: VersionId) -> bool:
+    """The reader's rule: ask after reading the manifest, before using the version.
+
+    A version counts while no newer epoch exists, or if the newer epochs descend from it. With
+    read-after-write consistency a manifest that a fenced publisher creates is always refused.
+    """
+    record = epoch_or_none(store, version.epoch)
+    if record is None or version.number < record.first_number:
+        return False
+    if not is_fenced(store, version.epoch):
+        return True
+    return any(link.accepts(version) for link in _links(store))
+
+
+def prune(store: Store, *, keep: Collection[VersionId]) -> list[str]:
+    """Delete whole versions that are older than the newest of keep and not in keep.
+
+    Only versions that were published one tensor after the other: deltas are the collector's.
+    Nothing as new as the newest kept version is touched, so a version that is being published is
+    safe, and a fenced publisher cannot harm its successor.
+
+    Returns:
+        The deleted keys: manifests, newest first, then payloads.
+
+    Raises:
+        FencedError: a newer publisher took over.
+    """
+    if not keep:
+        return []
+    top = max(keep)
+    if is_fenced(store, top.epoch):
+        raise FencedError(f"epoch {top.epoch + 1} was opened; nothing was deleted")
+    doomed: set[VersionId] = set()
+    payloads = []
+    for info in store.list(PAYLOADS):
+        owner = payload_owner(info.key)
+        if owner is None or owner in keep:
+            continue
+        if owner.epoch <= top.epoch and owner.number < top.number:
+            payloads.append(info.key)
+            doomed.add(owner)
+    doomed &= set(all_published(store))
+    keys = [version.manifest_key for version in sorted(doomed, reverse=True)] + payloads
+    store.delete(keys)
+    return keys

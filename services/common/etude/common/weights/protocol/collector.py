@@ -1,0 +1,171 @@
+"""Deletes what nobody needs, so that no reader and no successor ever loses what it relies on."""
+
+import uuid
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from etude.common.blobs import MissingError, Store
+from etude.common.errors import CorruptError, FencedError
+from etude.common.weights.protocol.chain import accepted_chain, lineage
+from etude.common.weights.protocol.epochs import latest_epoch
+from etude.common.weights.protocol.folded import read_keyframe
+from etude.common.weights.protocol.leases import SeenLease, seen_leases
+from etude.common.weights.protocol.listing import Folded, take_listing
+from etude.common.weights.protocol.manifest import read_manifest
+from etude.common.weights.protocol.quarantine import quarantined
+from etude.common.weights.protocol.retention import (
+    Inventory,
+    Kept,
+    Retention,
+    Roots,
+    deletions,
+    kept,
+    needed,
+)
+from etude.common.weights.protocol.trash import MAX_KEYS, Tombstone, read_trash, write_tombstone
+from etude.common.weights.protocol.versions import TRASH, VersionId, all_published
+
+MAX_RESTING_ROUNDS = 10
+"""A lease that was not written for so many rounds is its owner's grave, and is ignored."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Collector:
+    """Of the open epoch, one per run; the rounds must be further apart than leases' renewals."""
+
+    store: Store
+    epoch: int
+    resumable: Callable[[], Collection[VersionId]]
+    """Versions of retained checkpoints, pins and canary arms, looked up each time."""
+    retention: Retention = field(default_factory=Retention)
+    _resting: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """By replica: what its lease was, and for how many rounds."""
+    _unused: set[str] = field(default_factory=set)
+    """Own tombstones under which nothing was deleted yet: only these may be taken back."""
+
+    def round(self) -> list[str]:
+        """Delete what nobody needs; a round that fails may be repeated at once.
+
+        Writes the tombstone first, then looks again who needs it, and deletes only if nobody does.
+
+        Returns:
+            The deleted keys, in order.
+
+        Raises:
+            FencedError: a newer epoch was opened; nothing more was deleted.
+            CorruptError: an epoch is damaged; nothing more was deleted.
+            StoreError: the store failed; what was begun is finished by the next round.
+        """
+        resting = self._counted()
+        deleted = self._finish()
+        pending = read_trash(self.store).keys
+        doomed = [key for key in self._look().deletable if key not in pending]
+        for start in range(0, len(doomed), MAX_KEYS):
+            keys = tuple(doomed[start : start + MAX_KEYS])
+            tombstone = Tombstone(id=uuid.uuid4().hex, epoch=self.epoch, keys=keys)
+            self._unused.add(tombstone.id)
+            write_tombstone(self.store, tombstone)
+        if doomed:
+            deleted += self._finish()
+        self._resting = resting
+        return deleted
+
+    def _finish(self) -> list[str]:
+        """Carry out every announced deletion that nobody stands against.
+
+        Raises:
+            FencedError: a newer epoch was opened.
+        """
+        deleted: list[str] = []
+        for tombstone in read_trash(self.store).tombstones:
+            try:
+                seen = self._look()
+            except FencedError:
+                self._take_back(self._unused)
+                raise
+            if seen.needed.isdisjoint(tombstone.keys):
+                self._unused.discard(tombstone.id)
+                self.store.delete(tombstone.keys)
+                self.store.delete([tombstone.key])
+                deleted += tombstone.keys
+            else:
+                self._take_back(self._unused & {tombstone.id})
+        return deleted
+
+    def _take_back(self, ids: set[str]) -> None:
+        # Never another's, nor one of an earlier process: some of what they name may be deleted, or
+        # be so at any moment, and readers must go on going around it.
+        self.store.delete([f"{TRASH}{each}.json" for each in sorted(ids)])
+        self._unused = self._unused - ids
+
+    def _look(self) -> "_Seen":
+        """What is there and who needs it, as of now.
+
+        Raises:
+            FencedError: a newer epoch was opened.
+        """
+        latest = latest_epoch(self.store)
+        if latest is None or latest.epoch != self.epoch:
+            opened = "none" if latest is None else latest.epoch
+            raise FencedError(f"epoch {opened} is open, not {self.epoch}; nothing was deleted")
+        leases = [lease for lease in seen_leases(self.store) if not self._is_resting(lease)]
+        roots = Roots(
+            leased=frozenset(lease.needs for lease in leases if lease.needs is not None),
+            resumable=frozenset(self.resumable()),
+        )
+        inventory = take_inventory(self.store, self.epoch, roots.resumable)
+        stays = kept(inventory, roots, self.retention)
+        doomed = deletions(inventory, stays)
+        if all(lease.is_readable for lease in leases):
+            return _Seen(doomed, needed(inventory, stays))
+        everything = Kept(inventory.published, frozenset(inventory.listing.keyframes))
+        return _Seen([], needed(inventory, everything) | set(doomed))
+
+    def _counted(self) -> dict[str, tuple[str, int]]:
+        """Rounds that each lease has not moved for, this one included."""
+        counts: dict[str, tuple[str, int]] = {}
+        for lease in seen_leases(self.store):
+            token, rounds = self._resting.get(lease.replica, ("", 0))
+            counts[lease.replica] = (lease.token, rounds + 1 if token == lease.token else 0)
+        return counts
+
+    def _is_resting(self, lease: SeenLease) -> bool:
+        token, rounds = self._resting.get(lease.replica, ("", 0))
+        return token == lease.token and rounds >= MAX_RESTING_ROUNDS
+
+
+class _Seen(NamedTuple):
+    deletable: list[str]
+    needed: set[str]
+
+
+def take_inventory(store: Store, epoch: int, resumable: Collection[VersionId]) -> Inventory:
+    """What lies in the store of an open epoch."""
+    chain = accepted_chain(store)
+    lines = [lineage(store, root) for root in set(resumable) - set(chain)]
+    listing = take_listing(store)
+    refused = quarantined(store)
+    keyframes = {v for v, each in listing.keyframes.items() if _is_sound(store, v, each)}
+    return Inventory(
+        epoch=epoch,
+        chain=chain,
+        published=frozenset(all_published(store)),
+        lineages=[line for line in lines if line],
+        listing=listing,
+        anchors=frozenset((listing.complete | keyframes) - refused),
+    )
+
+
+def _is_sound(store: Store, version: VersionId, keyframe: Folded) -> bool:
+    """Whether a keyframe is all there and of the version that was published."""
+    if keyframe.record is None:
+        return False
+    try:
+        record = read_keyframe(store, version)
+        published = read_manifest(store, version)
+    except (MissingError, CorruptError):
+        return False
+    listed = {info.key: info.size for info in keyframe.parts}
+    whole = all(listed.get(item.key) == item.size for item in record.objects)
+    return whole and record.target == published.ref

@@ -1,0 +1,129 @@
+"""Epochs: which publisher may extend the chain, decided with create-only puts alone."""
+
+import uuid
+from typing import Literal, get_args
+
+from pydantic import BaseModel, Field
+
+from etude.common.blobs import MissingError, Store
+from etude.common.errors import CorruptError, FencedError
+from etude.common.weights.protocol import records
+from etude.common.weights.protocol.versions import (
+    EPOCHS,
+    MAX_EPOCH,
+    MAX_NUMBER,
+    VersionId,
+    all_published,
+    epoch_key,
+)
+
+Reason = Literal["start", "takeover", "rollback"]
+
+_MAX_ATTEMPTS = 16
+"""Each lost attempt means that another publisher started; so many at once is a broken set-up."""
+
+
+class EpochRecord(BaseModel):
+    """One incarnation of the publisher, and where its chain continues."""
+
+    model_config = records.STRICT
+
+    epoch: int = Field(ge=1, le=MAX_EPOCH)
+    parent_epoch: int | None = Field(ge=1, le=MAX_EPOCH)
+    parent_number: int | None = Field(ge=0, le=MAX_NUMBER)
+    first_number: int = Field(ge=0, le=MAX_NUMBER)
+    """Smallest number that this epoch may publish; above every number before it."""
+    reason: Reason
+    holder: str = Field(max_length=256)
+    nonce: str = Field(max_length=64)
+
+    @property
+    def parent(self) -> VersionId | None:
+        """The newest older version that stays accepted; None starts a new chain."""
+        if self.parent_epoch is None or self.parent_number is None:
+            return None
+        return VersionId(self.parent_epoch, self.parent_number)
+
+
+def create_epoch(
+    store: Store, *, holder: str, parent: VersionId | None, reason: str, after: int | None = None
+) -> EpochRecord:
+    """Write the record of the next epoch; use claim_epoch(), which looks at the parent too.
+
+    Raises:
+        ValueError: the reason is none of the three.
+        FencedError: other publishers kept winning, or there is a newer epoch than `after`.
+    """
+    if reason not in get_args(Reason):
+        raise ValueError(f"reason is {reason!r}, not one of {', '.join(get_args(Reason))}")
+    nonce = uuid.uuid4().hex
+    for _ in range(_MAX_ATTEMPTS):
+        latest = latest_epoch(store)
+        if after is not None and (latest is None or latest.epoch != after):
+            raise FencedError(f"{store.url}: epoch {after + 1} was opened by another")
+        record = EpochRecord.model_validate(
+            {
+                "epoch": 1 if latest is None else latest.epoch + 1,
+                "parent_epoch": parent.epoch if parent else None,
+                "parent_number": parent.number if parent else None,
+                "first_number": _first_number(store, latest),
+                "reason": reason,
+                "holder": holder[:256],
+                "nonce": nonce,
+            }
+        )
+        data = records.to_bytes(record)
+        # The client may have retried a create whose reply was lost: the nonce tells.
+        if records.create_once(store, epoch_key(record.epoch), data) == data:
+            return record
+    raise FencedError(f"{store.url}: {_MAX_ATTEMPTS} other publishers opened an epoch meanwhile")
+
+
+def _first_number(store: Store, latest: EpochRecord | None) -> int:
+    # The record remembers numbers whose manifests were pruned since.
+    floor = 0 if latest is None else latest.first_number
+    return max([floor, *(version.number + 1 for version in all_published(store))])
+
+
+def latest_epoch(store: Store) -> EpochRecord | None:
+    """The record of the highest epoch; None before the first.
+
+    Raises:
+        CorruptError: something else lies among the records, or the record is damaged.
+    """
+    keys = [info.key for info in store.list(EPOCHS)]
+    if not keys:
+        return None
+    text = keys[-1].removeprefix(EPOCHS).removesuffix(".json")
+    if not (text.isascii() and text.isdigit() and len(text) == 6):
+        raise CorruptError(f"{store.url}/{keys[-1]}: no epoch record has this name")
+    return read_epoch(store, int(text))
+
+
+def read_epoch(store: Store, epoch: int) -> EpochRecord:
+    """The record of one epoch.
+
+    Raises:
+        MissingError: it was never opened.
+        CorruptError: the record is damaged.
+    """
+    where = f"{store.url}/{epoch_key(epoch)}"
+    record = records.parse(EpochRecord, records.fetch(store, epoch_key(epoch)), where=where)
+    if record.epoch != epoch or (record.parent_epoch is None) != (record.parent_number is None):
+        raise CorruptError(f"{where}: the record is of epoch {record.epoch}")
+    if record.parent is not None and record.parent.epoch >= epoch:
+        raise CorruptError(f"{where}: parent {record.parent} is not older")
+    return record
+
+
+def is_fenced(store: Store, epoch: int) -> bool:
+    """Whether a newer publisher took over; a publisher asks before each commit."""
+    return store.head(epoch_key(epoch + 1)) is not None
+
+
+def epoch_or_none(store: Store, epoch: int) -> EpochRecord | None:
+    """The record of one epoch; None if it was never opened."""
+    try:
+        return read_epoch(store, epoch)
+    except MissingError:
+        return None

@@ -1,0 +1,155 @@
+"""Reader leases: what a replica is about to read, so that the collector leaves it alone."""
+
+import re
+import secrets
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, NamedTuple
+
+from blake3 import blake3
+from pydantic import BaseModel, StringConstraints
+
+from etude.common.blobs import MissingError, Store
+from etude.common.errors import CorruptError, StoreError
+from etude.common.weights.protocol import records
+from etude.common.weights.protocol.manifest import Count, VersionRef
+from etude.common.weights.protocol.plan import Edge, needs, plan
+from etude.common.weights.protocol.trash import read_trash
+from etude.common.weights.protocol.versions import LEASES, VersionId
+
+_MAX_ATTEMPTS = 8
+"""Each lost attempt means that a collector ran meanwhile; so many at once is no accident."""
+
+_KEY = re.compile(re.escape(LEASES) + r"([A-Za-z0-9][A-Za-z0-9._-]{0,127})\.json")
+
+
+class Lease(BaseModel):
+    """Written by its one owner, again and again: one that rests is ignored after a while."""
+
+    model_config = records.STRICT
+
+    format: Literal[1] = 1
+    replica: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+    live: VersionRef | None
+    """What it serves."""
+    needs: VersionRef | None
+    """The oldest version that it reads or builds on: all since then stays."""
+    serial: Count
+    """Rises with each writing."""
+
+    @property
+    def key(self) -> str:
+        """Where the lease is."""
+        return f"{LEASES}{self.replica}.json"
+
+
+class SeenLease(NamedTuple):
+    """A lease as the collector finds it."""
+
+    replica: str
+    needs: VersionId | None
+    token: str
+    """Another one whenever the lease was written."""
+    is_readable: bool
+    """A damaged lease needs everything, until it is ignored."""
+
+
+@dataclass(slots=True)
+class ReaderLease:
+    """The lease of one replica, which it alone writes.
+
+    A collector ignores a lease that was not written for many of its rounds: renew() it while
+    nothing else does.
+    """
+
+    store: Store
+    replica: str
+    live: VersionRef | None = None
+    """What the replica serves."""
+    _needs: VersionRef | None = None
+    _serial: int = field(default_factory=lambda: secrets.randbits(40))
+    """Begins anywhere, so that a replica that starts again is not taken for a resting one."""
+    _is_written: bool = False
+    """Whether the store is known to have it: a put that failed may have taken effect."""
+
+    def plan(self, target: VersionId, *, avoid: frozenset[str] = frozenset()) -> list[Edge]:
+        """Plan from what is live; no collector takes the plan apart while the lease is held.
+
+        Keys to avoid, because they turned out to be damaged, come on top of those that are being
+        deleted.
+
+        Writes the lease, then reads the trash, then looks at what is there: a collector that
+        missed the lease has left its tombstone to be seen, or is done and has left nothing that
+        could be planned with.
+
+        Raises:
+            StoreError: the store failed, or collectors took every plan apart.
+            EtudeError: as plan().
+        """
+        for _ in range(_MAX_ATTEMPTS):
+            edges = plan(self.store, self.live, target, avoid=avoid | read_trash(self.store).keys)
+            first = needs(edges)
+            if first is None or (self._is_written and first == self._needs):
+                return edges
+            self._write(first)
+        raise StoreError(f"{self.store.url}: what leads to version {target} is being deleted")
+
+    def serve(self, live: VersionRef) -> None:
+        """Say what is live now; all since then stays, for the next plan.
+
+        Raises:
+            StoreError: the store failed; what is live is remembered nevertheless.
+        """
+        self.live = live
+        self._write(live)
+
+    def renew(self) -> None:
+        """Say that the replica is still there.
+
+        Raises:
+            StoreError: the store failed.
+        """
+        self._write(self._needs)
+
+    def drop(self) -> None:
+        """Give the lease up.
+
+        Raises:
+            StoreError: the store failed.
+        """
+        self._is_written = False
+        self.store.delete([f"{LEASES}{self.replica}.json"])
+
+    def _write(self, wanted: VersionRef | None) -> None:
+        self._is_written = False
+        self._needs = wanted
+        self._serial += 1
+        lease = Lease(replica=self.replica, live=self.live, needs=wanted, serial=self._serial)
+        self.store.put(lease.key, records.to_bytes(lease))
+        self._is_written = True
+
+
+def seen_leases(store: Store) -> list[SeenLease]:
+    """Every lease, by replica."""
+    found: list[SeenLease] = []
+    for info in store.list(LEASES):
+        named = _KEY.fullmatch(info.key)
+        if named is not None:
+            seen = _seen(store, info.key, named[1])
+            found += [] if seen is None else [seen]
+    return found
+
+
+def _seen(store: Store, key: str, replica: str) -> SeenLease | None:
+    try:
+        data = records.fetch(store, key)
+    except MissingError:  # given up meanwhile
+        return None
+    except CorruptError:  # larger than any record
+        return SeenLease(replica, None, key, is_readable=False)
+    token = blake3(data).hexdigest()
+    try:
+        lease = records.parse(Lease, data, where=f"{store.url}/{key}")
+    except CorruptError:
+        return SeenLease(replica, None, token, is_readable=False)
+    wanted = None if lease.needs is None else lease.needs.version
+    return SeenLease(replica, wanted, token, lease.replica == replica)

@@ -1,0 +1,49 @@
+"""Opening an epoch: fence every earlier publisher, then see that the parent is still whole."""
+
+from etude.common.blobs import Store
+from etude.common.weights.protocol.epochs import create_epoch
+from etude.common.weights.protocol.full import is_full
+from etude.common.weights.protocol.plan import is_reachable
+from etude.common.weights.protocol.trash import read_trash
+from etude.common.weights.protocol.versions import VersionId
+
+
+def claim_epoch(
+    store: Store, *, holder: str, parent: VersionId | None, reason: str, after: int | None = None
+) -> int:
+    """Open the next epoch and thereby fence every earlier publisher.
+
+    A collector writes its tombstone before it reads the epochs, and an opener writes its epoch
+    before it reads the tombstones: one always sees the other. If the parent, or all that leads to
+    it, is being deleted, then another epoch is opened at once that has no parent: its first
+    version must be complete.
+
+    Args:
+        store: the run's store.
+        holder: who claims, for people.
+        parent: the version stored in the checkpoint being resumed; later ones are abandoned.
+        reason: start, takeover or rollback.
+        after: the epoch that the caller holds and goes on from; unset takes over from anybody.
+
+    Returns:
+        The new epoch, at least 1; read_epoch() tells its parent.
+
+    Raises:
+        ValueError: the reason is none of the three.
+        FencedError: other publishers kept winning, or somebody took over from the caller.
+        CorruptError: an epoch's record is damaged.
+        StoreError: the store failed; claim again.
+    """
+    record = create_epoch(store, holder=holder, parent=parent, reason=reason, after=after)
+    if parent is not None and not _is_whole(store, parent):
+        after = None if after is None else record.epoch
+        record = create_epoch(store, holder=holder, parent=None, reason=reason, after=after)
+    return record.epoch
+
+
+def _is_whole(store: Store, parent: VersionId) -> bool:
+    # Whole versions stand alone, and only their own publisher deletes them.
+    if is_full(store, parent):
+        return True
+    trash = read_trash(store)
+    return not trash.damaged and is_reachable(store, parent, avoid=trash.keys)

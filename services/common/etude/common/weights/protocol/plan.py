@@ -1,0 +1,253 @@
+"""Which objects bring a replica to a version, at the fewest bytes."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from etude.common.blobs import MissingError, ObjectInfo, Store
+from etude.common.errors import CorruptError, EtudeError, FencedError
+from etude.common.weights.protocol.chain import accepted_chain
+from etude.common.weights.protocol.folded import Keyframe, Skip, read_keyframe, read_skip
+from etude.common.weights.protocol.listing import Folded, Listing, Span, take_listing
+from etude.common.weights.protocol.manifest import (
+    PayloadObject,
+    VersionRef,
+    WeightManifest,
+    read_manifest,
+)
+from etude.common.weights.protocol.paths import Kind, Step, cheapest
+from etude.common.weights.protocol.quarantine import QuarantinedError, quarantined
+from etude.common.weights.protocol.versions import VersionId
+
+MAX_RELABEL = 64
+"""Versions of newer epochs that are looked at for the state that is live already."""
+
+
+class Edge(NamedTuple):
+    """One prepare and commit: a complete version, a delta, a skip or a keyframe."""
+
+    kind: Kind
+    base: VersionRef | None
+    """What must be live; None: anything."""
+    target: VersionRef
+    """What is live afterwards."""
+    schema_sha256: str
+    objects: tuple[PayloadObject, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of its objects."""
+        return sum(item.size for item in self.objects)
+
+
+def plan(
+    store: Store,
+    live: VersionRef | None,
+    target: VersionId,
+    *,
+    avoid: Collection[str] = frozenset(),
+) -> list[Edge]:
+    """The cheapest way from what is live to a version, each edge checked against its manifest.
+
+    Only manifests and records on the way are read. Damaged or missing ones are gone around.
+
+    Args:
+        store: the run's store.
+        live: what the replica has now; None for nothing.
+        target: where to; ask is_accepted() afterwards, before serving it.
+        avoid: keys that are about to be deleted.
+
+    Returns:
+        Edges in order. Empty if the live state is the target's already: then at most the label
+        differs, after a resume that repeated the same steps.
+
+    Raises:
+        MissingError: the target is not published, or nothing leads to it any more.
+        FencedError: the target is not on the accepted chain.
+        QuarantinedError: the target is refused for ever.
+        CorruptError: the target's manifest is damaged, or the only way leads over damage.
+        StoreError: the store failed.
+    """
+    refused = quarantined(store)
+    if target in refused:
+        raise QuarantinedError(f"version {target} is quarantined")
+    chain = accepted_chain(store)
+    if target not in chain:
+        if store.head(target.manifest_key) is None:
+            raise MissingError(f"{store.url}/{target.manifest_key}")
+        raise FencedError(f"version {target} is not on the accepted chain")
+    whole = chain[: chain.index(target) + 1]
+    usable = [each for each in whole if each not in refused and each.manifest_key not in avoid]
+    if target not in usable:
+        raise MissingError(f"{store.url}/{target.manifest_key}: about to be deleted")
+    return _Planner(store, usable, take_listing(store), live, frozenset(avoid)).edges(whole)
+
+
+def is_reachable(store: Store, version: VersionId, *, avoid: Collection[str] = frozenset()) -> bool:
+    """Whether a replica without weights can get to an accepted version.
+
+    Raises:
+        StoreError: the store failed.
+    """
+    try:
+        plan(store, None, version, avoid=avoid)
+    except (MissingError, FencedError, QuarantinedError, CorruptError):
+        return False
+    return True
+
+
+@dataclass(slots=True)
+class _Planner:
+    store: Store
+    chain: list[VersionId]
+    """Accepted, neither quarantined nor about to be deleted; the last one is where to."""
+    listing: Listing
+    live: VersionRef | None
+    avoid: frozenset[str]
+    manifests: dict[VersionId, WeightManifest] = field(default_factory=dict)
+    problem: EtudeError | None = None
+    """Why the last step that was tried cannot be used."""
+
+    def edges(self, whole: list[VersionId]) -> list[Edge]:
+        target = self.chain[-1]
+        last = self._manifest(target)
+        if self.live is not None and last.state == self.live.state:
+            return []
+        start = self._start()
+        steps = list(self._steps(whole))
+        checked: dict[Step, Edge] = {}
+        while True:
+            way = cheapest(self.chain, steps, start)
+            if way is None:
+                raise self.problem or MissingError(f"{self.store.url}: no way to version {target}")
+            unknown = [step for step in way if step not in checked]
+            if not unknown:
+                return [checked[step] for step in way]
+            for step in unknown:
+                edge = self._checked(step)
+                if edge is not None:
+                    base = None if edge.base is None else edge.base.version
+                    exact = Step(edge.kind, base, edge.target.version, edge.num_bytes)
+                    checked[exact] = edge
+                    if exact == step:
+                        continue
+                    steps.append(exact)
+                steps.remove(step)
+
+    def _steps(self, whole: list[VersionId]) -> Iterator[Step]:
+        """Every step by its listed size; deltas as if each builds on the version before it."""
+        known = set(self.chain)
+        for before, version in zip([None, *whole], whole, strict=False):
+            infos = self.listing.payloads.get(version, [])
+            if version not in known or self._is_doomed(infos):
+                continue
+            complete = version in self.listing.complete
+            if complete or before is not None:
+                base = None if complete else before
+                yield Step("complete" if complete else "delta", base, version, _size(infos))
+        for span, skip in self.listing.skips.items():
+            if {span.base, span.target} <= known and self._is_usable(skip):
+                yield Step("skip", span.base, span.target, _size(skip.parts))
+        for version, keyframe in self.listing.keyframes.items():
+            if version in known and self._is_usable(keyframe):
+                yield Step("keyframe", None, version, _size(keyframe.parts))
+
+    def _is_usable(self, folded: Folded) -> bool:
+        return folded.record is not None and not self._is_doomed(folded.objects)
+
+    def _is_doomed(self, infos: list[ObjectInfo]) -> bool:
+        return any(info.key in self.avoid for info in infos)
+
+    def _start(self) -> VersionId | None:
+        """The version on the chain that has the live state, if one is known to."""
+        if self.live is None:
+            return None
+        if self.live.version in self.chain:
+            return self.live.version if self._is_what_was_published(self.live) else None
+        # After a resume the same steps may have led to the same weights under newer names.
+        newer = [
+            each
+            for each in self.chain
+            if each.epoch > self.live.epoch and each.number > self.live.number
+        ]
+        for version in reversed(newer[:MAX_RELABEL]):
+            try:
+                if self._manifest(version).state == self.live.state:
+                    return version
+            except (MissingError, CorruptError) as error:
+                self.problem = error
+        return None
+
+    def _is_what_was_published(self, live: VersionRef) -> bool:
+        try:
+            return self._manifest(live.version).ref == live
+        except (MissingError, CorruptError) as error:
+            self.problem = error
+            return False
+
+    def _manifest(self, version: VersionId) -> WeightManifest:
+        if version not in self.manifests:
+            self.manifests[version] = read_manifest(self.store, version)
+        return self.manifests[version]
+
+    def _checked(self, step: Step) -> Edge | None:
+        """What the records say of a step; None if it cannot be used."""
+        try:
+            edge = self._edge(step)
+            self._check(edge)
+        except (MissingError, CorruptError) as error:
+            self.problem = error
+            return None
+        return edge
+
+    def _edge(self, step: Step) -> Edge:
+        manifest = self._manifest(step.target)
+        if step.kind in {"complete", "delta"}:
+            kind: Kind = "complete" if manifest.is_complete else "delta"
+            return Edge(kind, manifest.base, manifest.ref, manifest.schema_sha256, manifest.objects)
+        record: Skip | Keyframe
+        base: VersionRef | None = None
+        if step.base is None:
+            record = read_keyframe(self.store, step.target)
+        else:
+            record = read_skip(self.store, step.base, step.target)
+            base = record.base
+        if record.target != manifest.ref or record.schema_sha256 != manifest.schema_sha256:
+            raise CorruptError(f"{self.store.url}/{record.key}: not of this version {step.target}")
+        return Edge(step.kind, base, record.target, record.schema_sha256, record.objects)
+
+    def _check(self, edge: Edge) -> None:
+        base, target = edge.base, edge.target.version
+        if base is not None:
+            if base.version not in self.chain:
+                raise MissingError(f"{self.store.url}: base {base.version} of {target} is gone")
+            if base != self._manifest(base.version).ref:
+                raise CorruptError(f"{self.store.url}: {target} builds on another {base.version}")
+        listed = {info.key: info.size for info in self._infos(edge)}
+        for item in edge.objects:
+            size = listed.get(item.key)
+            if size is None:
+                raise MissingError(f"{self.store.url}/{item.key}")
+            if size != item.size:
+                raise CorruptError(
+                    f"{self.store.url}/{item.key}: {size} bytes, the record says {item.size}"
+                )
+
+    def _infos(self, edge: Edge) -> list[ObjectInfo]:
+        target = edge.target.version
+        if edge.kind == "keyframe":
+            return self.listing.keyframes[target].parts
+        if edge.kind == "skip" and edge.base is not None:
+            return self.listing.skips[Span(edge.base.version, target)].parts
+        return self.listing.payloads.get(target, [])
+
+
+def _size(infos: list[ObjectInfo]) -> int:
+    return sum(info.size for info in infos)
+
+
+def needs(edges: list[Edge]) -> VersionRef | None:
+    """The oldest version that a plan reads or builds on; None for an empty plan."""
+    if not edges:
+        return None
+    return edges[0].target if edges[0].base is None else edges[0].base

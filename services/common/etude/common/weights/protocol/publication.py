@@ -1,0 +1,150 @@
+"""Making a version visible: payloads first, the manifest last, never after a take-over."""
+
+import hashlib
+import re
+
+from etude.common.blobs import MissingError, Store
+from etude.common.errors import CorruptError, FencedError, StoreError, WrongStateError
+from etude.common.weights.protocol import records
+from etude.common.weights.protocol.epochs import EpochRecord, is_fenced, read_epoch
+from etude.common.weights.protocol.manifest import (
+    PayloadObject,
+    VersionRef,
+    WeightManifest,
+    read_manifest,
+)
+from etude.common.weights.protocol.quarantine import QuarantinedError, is_quarantined
+from etude.common.weights.protocol.versions import VersionId, delta_key, schema_key
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def put_schema(store: Store, data: bytes, sha256: str) -> str:
+    """Store a schema under its digest; repeating it is harmless.
+
+    Returns:
+        Its key.
+
+    Raises:
+        ValueError: the digest is of other bytes.
+        CorruptError: what the store has under this digest is damaged.
+    """
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise ValueError("the schema's digest is of other bytes")
+    key = schema_key(sha256)
+    if records.create_once(store, key, data) != data:
+        raise CorruptError(f"{store.url}/{key}: content does not match its SHA-256 digest")
+    return key
+
+
+def read_schema_bytes(store: Store, sha256: str) -> bytes:
+    """A stored schema, whose bytes are those that the digest names.
+
+    Raises:
+        MissingError: it was never stored.
+        CorruptError: it is damaged, or the digest is none.
+    """
+    if not _SHA256.fullmatch(sha256):
+        raise CorruptError(f"{store.url}: {sha256[:80]!r} is no digest of a schema")
+    data = records.fetch(store, schema_key(sha256))
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise CorruptError(f"{store.url}/{schema_key(sha256)}: content does not match its digest")
+    return data
+
+
+def payload_sha16(data: bytes) -> str:
+    """What the key of a payload says of its content: a repeated put writes the same object."""
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def publish_payload(
+    store: Store, version: VersionId, rank: int, data: bytes, *, complete: bool = False
+) -> str:
+    """Upload what one rank contributes; invisible until the manifest names it.
+
+    Args:
+        store: the run's store.
+        version: what it is part of.
+        rank: whose part.
+        data: a container, whole.
+        complete: whether the version has no base.
+
+    Returns:
+        Its key.
+    """
+    key = delta_key(version, rank, payload_sha16(data), complete=complete)
+    store.put(key, data)
+    return key
+
+
+def commit(store: Store, manifest: WeightManifest) -> WeightManifest:
+    """Make a version exist; repeating it with the same manifest is harmless.
+
+    Returns:
+        The manifest, which is in the store.
+
+    Raises:
+        FencedError: a newer publisher took over, or the version exists with other content.
+        QuarantinedError: it, or what it builds on, is refused for ever.
+        WrongStateError: the base is gone.
+        ValueError: the number is not the epoch's to publish, or the base is not on its line.
+        StoreError: the store failed, or does not have every payload; call again.
+    """
+    version = manifest.version
+    # Asked first too: what a fenced publisher misses may have been collected, for ever.
+    _refuse_fenced(store, version)
+    record = read_epoch(store, version.epoch)
+    if version.number < record.first_number:
+        raise ValueError(
+            f"version {version}: epoch {version.epoch} starts at number {record.first_number}"
+        )
+    if is_quarantined(store, version):
+        raise QuarantinedError(f"version {version} is quarantined")
+    if manifest.base is not None:
+        _check_base(store, record, manifest.base)
+    if store.head(schema_key(manifest.schema_sha256)) is None:
+        raise StoreError(f"{store.url}/{schema_key(manifest.schema_sha256)}: not stored")
+    check_stored(store, manifest.objects)
+    _refuse_fenced(store, version)
+    data = manifest.to_bytes()
+    if records.create_once(store, version.manifest_key, data) != data:
+        raise FencedError(
+            f"{store.url}/{version.manifest_key}: published by another with other content"
+        )
+    return manifest
+
+
+def _refuse_fenced(store: Store, version: VersionId) -> None:
+    if is_fenced(store, version.epoch):
+        raise FencedError(f"version {version}: epoch {version.epoch + 1} was opened; not published")
+
+
+def check_stored(store: Store, objects: tuple[PayloadObject, ...]) -> None:
+    """Refuse to name payloads that the store does not have in full.
+
+    Raises:
+        StoreError: naming the first.
+    """
+    for item in objects:
+        found = store.head(item.key)
+        if found is None or found.size != item.size:
+            size = "no" if found is None else found.size
+            raise StoreError(f"{store.url}/{item.key}: has {size} bytes instead of {item.size}")
+
+
+def _check_base(store: Store, record: EpochRecord, base: VersionRef) -> None:
+    on_line = base.version == record.parent or (
+        base.epoch == record.epoch and base.number >= record.first_number
+    )
+    if not on_line:
+        raise ValueError(
+            f"base {base.version} is neither of epoch {record.epoch} nor its parent {record.parent}"
+        )
+    if is_quarantined(store, base.version):
+        raise QuarantinedError(f"base {base.version} is quarantined")
+    try:
+        found = read_manifest(store, base.version)
+    except MissingError as cause:
+        raise WrongStateError(f"base {base.version} is gone: publish a complete version") from cause
+    if found.ref != base:
+        raise ValueError(f"base {base.version} is not what the store has under this name")

@@ -1,0 +1,1 @@
+"""What a reader does with versions: fetch, stage, prepare, commit, undo, prove."""

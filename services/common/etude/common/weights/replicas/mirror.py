@@ -1,0 +1,254 @@
+"""A whole copy of one version in a folder, moved along the chain like any reader's.
+
+The words of all tensors lie in one mapped file, so that a copy costs one model of disk and no
+model of memory. A label beside it says which version they are; it is taken away before the first
+word is written and comes back after the last, so that a killed process never leaves half a
+version under a name.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ValidationError
+
+from etude.common.blobs import RangeReader, Store
+from etude.common.errors import CorruptError
+from etude.common.weights.protocol import records
+from etude.common.weights.protocol.manifest import Sha256, VersionRef, read_manifest
+from etude.common.weights.protocol.plan import Edge, plan
+from etude.common.weights.protocol.publication import read_schema_bytes
+from etude.common.weights.protocol.versions import VersionId
+from etude.common.weights.replicas import staged
+from etude.common.weights.replicas.live import LiveWeights, Prepared, identity_regions
+from etude.common.weights.replicas.reading import stage
+from etude.common.weights.replicas.staged import StagedBlock
+from etude.common.weights.tensors.digest import Digest
+from etude.common.weights.tensors.schema import Schema, parse_schema
+from etude.common.weights.tensors.words import Words, word_type
+
+BATCH_WORDS = 64 << 20
+"""Words that are prepared at a time where nothing needs to be undone."""
+
+_ALIGNMENT = 64
+
+Change = Callable[[Edge, Prepared], None]
+"""Called after each prepare of a delta or a skip, before anything is written."""
+
+
+class _Label(BaseModel):
+    model_config = records.STRICT
+
+    ref: VersionRef
+    schema_sha256: Sha256
+
+
+@dataclass(slots=True)
+class Mirror:
+    """One version, bit for bit, in checkpoint coordinates; of one process at a time."""
+
+    store: Store
+    folder: Path
+    run: str | None = None
+    """UID of the run that manifests must carry; None takes any."""
+    ranges: RangeReader | None = None
+    ref: VersionRef | None = field(default=None, init=False)
+    """What the words are; None while they are nothing that was published."""
+    schema: Schema | None = field(default=None, init=False)
+    _live: LiveWeights | None = field(default=None, init=False)
+    _words: dict[str, Words] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._resume()
+
+    @property
+    def words(self) -> dict[str, Words]:
+        """The words of every tensor by name, in place: do not write. Values are [elements]."""
+        return self._words
+
+    def move_to(self, version: VersionId, on_change: Change | None = None) -> list[Edge]:
+        """Become a version, over the cheapest way; what it was stays if nothing can be read.
+
+        Args:
+            version: an accepted one.
+            on_change: sees each delta before it is written.
+
+        Returns:
+            The edges that were gone.
+
+        Raises:
+            MissingError: it is not published, or was collected.
+            FencedError: it is not on the accepted chain.
+            QuarantinedError: it is refused for ever.
+            CorruptError: damaged in the store, or the state comes out wrong.
+            StoreError: the store failed.
+        """
+        manifest = read_manifest(self.store, version)
+        if self.run is not None and manifest.run != self.run:
+            raise CorruptError(f"version {version} is of run {manifest.run}, not {self.run}")
+        edges = plan(self.store, self.ref, version)
+        for edge in edges:
+            self._go(edge, on_change)
+        if self.ref != manifest.ref:  # the same state under a newer name
+            self._write_label(manifest.ref, manifest.schema_sha256)
+        return edges
+
+    def scan(self) -> Digest:
+        """The state digest of the words as they are.
+
+        Raises:
+            ValueError: there are none yet.
+        """
+        if self._live is None:
+            raise ValueError(f"{self.folder} holds no version yet")
+        return self._live.scan()
+
+    def predicted(self, edge: Edge) -> Digest:
+        """The state that an edge would lead to from here; nothing is written.
+
+        Raises:
+            CorruptError: damaged in the store, or of another model.
+            MissingError: an object was collected.
+            StoreError: the store failed.
+            ValueError: there is no version to start from.
+        """
+        if self.ref is None or self.schema is None or self._live is None:
+            raise ValueError(f"{self.folder} holds no version yet")
+        if edge.schema_sha256 != self.schema.sha256:
+            raise CorruptError(f"version {edge.target.version}: its {edge.kind} has another schema")
+        state = Digest.parse(self.ref.state)
+        with self._staged(edge, self.schema) as blocks:
+            for batch in _batches(blocks):
+                state = state.plus(self._live.prepare(batch).digest)
+        return state
+
+    def _go(self, edge: Edge, on_change: Change | None) -> None:
+        if self.schema is None or self.schema.sha256 != edge.schema_sha256:
+            data = read_schema_bytes(self.store, edge.schema_sha256)
+            where = f"{self.store.url}: schema {edge.schema_sha256}"
+            self._reshape(parse_schema(data, sha256=edge.schema_sha256, where=where))
+        if self.schema is None or self._live is None:
+            raise AssertionError("a reshaped mirror has words")
+        with self._staged(edge, self.schema) as blocks:
+            if edge.base is None:
+                self._replace(self._live, edge, blocks)
+            else:
+                self._change(self._live, edge, blocks, on_change)
+
+    @contextmanager
+    def _staged(self, edge: Edge, schema: Schema) -> Iterator[list[StagedBlock]]:
+        path = self.folder / "staged"
+        try:
+            stage(self.store, edge, schema, path, ranges=self.ranges)
+            yield staged.read(path)
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _replace(self, live: LiveWeights, edge: Edge, blocks: Sequence[StagedBlock]) -> None:
+        """Take every word from the blocks, some at a time: there is nothing to go back to."""
+        self._drop_label()
+        for batch in _batches(blocks):
+            live.commit(live.prepare(batch))
+        self._prove(live.scan(), edge)
+        self._write_label(edge.target, edge.schema_sha256)
+
+    def _change(
+        self,
+        live: LiveWeights,
+        edge: Edge,
+        blocks: Sequence[StagedBlock],
+        on_change: Change | None,
+    ) -> None:
+        if self.ref is None or edge.base is None or self.ref.state != edge.base.state:
+            raise CorruptError(f"version {edge.target.version} does not build on {self.ref}")
+        prepared = live.prepare(blocks)
+        self._prove(Digest.parse(self.ref.state).plus(prepared.digest), edge)
+        if on_change is not None:
+            on_change(edge, prepared)
+        self._drop_label()
+        if not live.commit(prepared):
+            raise CorruptError(f"{self.folder}: the words are not those of {edge.base.version}")
+        self._write_label(edge.target, edge.schema_sha256)
+
+    def _prove(self, state: Digest, edge: Edge) -> None:
+        if state.hex() != edge.target.state:
+            raise CorruptError(
+                f"version {edge.target.version}: its {edge.kind} leads to state {state.hex()},"
+                f" the manifest says {edge.target.state}"
+            )
+
+    def _resume(self) -> None:
+        """Go on with what an earlier process left, if that is a whole version."""
+        try:
+            label = _Label.model_validate_json((self.folder / "label.json").read_bytes())
+            schema_bytes = (self.folder / "schema.json").read_bytes()
+            schema = parse_schema(schema_bytes, sha256=label.schema_sha256, where=str(self.folder))
+            self._map(schema)
+        except (OSError, ValueError, ValidationError, CorruptError):
+            self._clear()
+            return
+        if self._live is None or self._live.scan().hex() != label.ref.state:
+            self._clear()
+            return
+        self.ref = label.ref
+
+    def _clear(self) -> None:
+        self.ref, self.schema, self._live, self._words = None, None, None, {}
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def _reshape(self, schema: Schema) -> None:
+        self._clear()
+        with (self.folder / "words").open("wb") as file:
+            file.truncate(_places(schema)[-1])
+        (self.folder / "schema.json").write_bytes(schema.to_bytes())
+        self._map(schema)
+
+    def _map(self, schema: Schema) -> None:
+        places = _places(schema)
+        memory = np.memmap(self.folder / "words", np.uint8, "r+")
+        if memory.size != places[-1]:
+            raise CorruptError(f"{self.folder}: {memory.size} bytes of words, not {places[-1]}")
+        self._words = {
+            spec.name: memory[start : start + spec.num_bytes].view(word_type(spec.dtype))
+            for spec, start in zip(schema.tensors, places, strict=False)
+        }
+        self.schema = schema
+        self._live = LiveWeights(schema, self._words, identity_regions(schema))
+
+    def _drop_label(self) -> None:
+        (self.folder / "label.json").unlink(missing_ok=True)
+        self.ref = None
+
+    def _write_label(self, ref: VersionRef, schema_sha256: str) -> None:
+        label = _Label(ref=ref, schema_sha256=schema_sha256)
+        beside = self.folder / "label.part"
+        beside.write_text(json.dumps(label.model_dump(mode="json")))
+        beside.replace(self.folder / "label.json")
+        self.ref = ref
+
+
+def _places(schema: Schema) -> list[int]:
+    """Where each tensor's words begin in the file, then its size, which is never 0."""
+    padded = (-(-spec.num_bytes // _ALIGNMENT) * _ALIGNMENT for spec in schema.tensors)
+    *starts, size = accumulate(padded, initial=0)
+    return [*starts, max(size, _ALIGNMENT)]
+
+
+def _batches(blocks: Sequence[StagedBlock]) -> Iterator[list[StagedBlock]]:
+    batch: list[StagedBlock] = []
+    words = 0
+    for block in blocks:
+        batch.append(block)
+        words += block.hi - block.lo
+        if words >= BATCH_WORDS:
+            yield batch
+            batch, words = [], 0
+    if batch:
+        yield batch

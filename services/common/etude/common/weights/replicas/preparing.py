@@ -1,0 +1,235 @@
+"""From staged blocks to patches: old words gathered, new ones computed, the digest predicted."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from etude.common.errors import CorruptError
+from etude.common.weights.coding.codecs import l2
+from etude.common.weights.coding.codecs.ids import Codec
+from etude.common.weights.coding.layout import Layout
+from etude.common.weights.replicas import gathering, placing
+from etude.common.weights.replicas.holding import Holding
+from etude.common.weights.replicas.placing import Grain, Window
+from etude.common.weights.replicas.prepared import Patch, Prepared
+from etude.common.weights.replicas.staged import StagedBlock
+from etude.common.weights.tensors import digest
+from etude.common.weights.tensors.digest import Digest
+from etude.common.weights.tensors.jit import fixed
+from etude.common.weights.tensors.ulp import top_bit
+from etude.common.weights.tensors.words import Indices, Words, word_type
+
+_SEGMENT = 1 << 31
+"""Words of a parameter that share one base; a block spans no more than that."""
+
+
+class _Cut(NamedTuple):
+    """Where a block meets a region."""
+
+    holding: Holding
+    grain: Grain
+    base: int
+
+
+class _Found(NamedTuple):
+    """The elements of one block in one region."""
+
+    at: Indices
+    old: Words
+    new: Words
+
+
+class _Growing:
+    """The changes of one parameter, block after block, in memory that was taken once."""
+
+    def __init__(self, word: np.dtype[np.unsignedinteger], most: int) -> None:
+        # Pages that are never written cost nothing: most is a bound, not a size.
+        self._whole = _room_for(most, word)
+        self._size = 0
+
+    def free(self, most: int) -> _Found:
+        """Room for so many more, to be written in place."""
+        return _Found(*(part[self._size : self._size + most] for part in self._whole))
+
+    def keep(self, count: int) -> None:
+        """The first so many of what is free were written."""
+        self._size += count
+
+    def patch(self, parameter: str, base: int) -> Patch:
+        return Patch(parameter, base, *(part[: self._size] for part in self._whole))
+
+
+def _room_for(most: int, word: np.dtype[np.unsignedinteger]) -> _Found:
+    return _Found(np.empty(most, np.uint32), np.empty(most, word), np.empty(most, word))
+
+
+_Room = Mapping[tuple[str, int], _Growing]
+
+
+class Preparation:
+    """One prepare(); see LiveWeights."""
+
+    def __init__(
+        self, layout: Layout, words: Mapping[str, Words], held: Mapping[int, list[Holding]]
+    ) -> None:
+        self._layout = layout
+        self._words = words
+        self._held = held
+        self._digest = digest.NOTHING
+        self._changed = 0
+
+    def run(self, blocks: Iterable[StagedBlock]) -> Prepared:
+        """Gather everything."""
+        known = self._layout.checked(list(blocks))
+        met = [(block, list(self._cuts(block))) for block in known]
+        room = self._room(met)
+        patches = []
+        for block, cuts in met:
+            if cuts:
+                decoded = block if block.payload is None else self._decoded(block)
+                for cut in cuts:
+                    patches += self._prepare(decoded, cut, room)
+        patches += [growing.patch(*key) for key, growing in room.items()]
+        held = tuple(patch for patch in patches if patch.old.size)
+        return Prepared(held, self._digest, self._changed)
+
+    def _cuts(self, block: StagedBlock) -> Iterator[_Cut]:
+        held = self._held.get(block.tensor, [])
+        if not held:
+            return
+        grain = self._layout.grain(block.tensor, block.tile)
+        first, last = _flat(grain, block.lo), _flat(grain, block.hi - 1)
+        for holding in held:
+            region = holding.region
+            if first < region.source_stop and last >= region.source_offset:
+                near = _least(holding.window, first)
+                base = near // _SEGMENT * _SEGMENT
+                if _least(holding.window, last) - base >= 2 * _SEGMENT:
+                    where = self._layout.where(block.tensor, block.tile)
+                    raise ValueError(f"{where}: spans too much of {region.parameter!r}")
+                yield _Cut(holding, grain, base)
+
+    def _room(self, met: list[tuple[StagedBlock, list[_Cut]]]) -> _Room:
+        most: dict[tuple[str, int], int] = {}
+        for block, cuts in met:
+            for cut in cuts:
+                key = (cut.holding.region.parameter, cut.base)
+                most[key] = most.get(key, 0) + block.num_changed
+        return {key: _Growing(self._words[key[0]].dtype, size) for key, size in most.items()}
+
+    def _decoded(self, block: StagedBlock) -> StagedBlock:
+        """A block that was handed over as in the container, by the words that are live."""
+        found = l2.decode(
+            block.payload or b"",
+            self._old_tile(block),
+            changed=block.changed,
+            flags=block.flags,
+            dtype=self._layout.schema.tensors[block.tensor].dtype,
+            where=self._layout.where(block.tensor, block.tile),
+            what="rans" if block.codec is Codec.L2R else "rice",
+        )
+        return block._replace(index=found.index, data=found.delta, payload=None)
+
+    def _old_tile(self, block: StagedBlock) -> Words:
+        size = block.hi - block.lo
+        old = np.zeros(size, word_type(self._layout.schema.tensors[block.tensor].dtype))
+        seen = np.zeros(size, np.bool_)
+        grain = self._layout.grain(block.tensor, block.tile)
+        is_whole = size == self._layout.elements(block.tensor, block.tile)
+        for holding in self._held[block.tensor] if is_whole else ():
+            words = self._words[holding.region.parameter]
+            placing.fetch(words, grain, holding.window, old, seen)
+        if not seen.all():
+            where = self._layout.where(block.tensor, block.tile)
+            raise ValueError(f"{where}: not whole on this rank, as its codec needs")
+        return old
+
+    def _prepare(self, block: StagedBlock, cut: _Cut, room: _Room) -> list[Patch]:
+        """Add what a block changes in a region to its parameter, or return a patch of its own."""
+        parameter = cut.holding.region.parameter
+        growing = room[parameter, cut.base]
+        size = block.hi - block.lo
+        every = block.index is None or block.index.size == size
+        free = growing.free(block.num_changed)
+        found = _room_for(size, free.old.dtype) if every else free
+        count = self._gather(block, cut, found)
+        found = _Found(*(part[:count] for part in found))
+        if every:
+            differs = found.old != found.new
+            changed = int(np.count_nonzero(differs))
+            if _is_cheaper_whole(changed, found):
+                return [Patch(parameter, cut.base, self._again(block, cut), found.old, found.new)]
+            for part, target in zip(found, free, strict=True):
+                np.compress(differs, part, out=target[:changed])
+            found = _Found(*(part[:changed] for part in free))
+        growing.keep(found.at.size)
+        return []
+
+    def _gather(self, block: StagedBlock, cut: _Cut, found: _Found) -> int:
+        """Fill what is found; how many elements."""
+        kind = placing.NEW if block.index is None else placing.ULP
+        kind = placing.XOR if block.codec is Codec.XOR_ZSTD else kind
+        ordered = self._layout.schema.tensors[block.tensor].is_ordered
+        data = found.new if block.data is None else block.data
+        holding = cut.holding
+        count, changed, a, b = gathering.gather(
+            fixed(_index(block)),
+            fixed(data),
+            kind,
+            top_bit(found.new.dtype, ordered=ordered),
+            self._layout.span(block),
+            cut.grain,
+            holding.window,
+            holding.others,
+            self._words[holding.region.parameter],
+            cut.base,
+            *found,
+        )
+        if count < 0:
+            raise self._not_increasing(block)
+        if holding.region.counted:
+            self._digest = self._digest.plus(Digest(int(a), int(b)))
+            self._changed += changed
+        return int(count)
+
+    def _not_increasing(self, block: StagedBlock) -> CorruptError:
+        where = self._layout.where(block.tensor, block.tile)
+        return CorruptError(f"{where}: places do not increase inside the block")
+
+    def _again(self, block: StagedBlock, cut: _Cut) -> Callable[[], Indices]:
+        """The positions of a whole block, worked out again whenever they are needed."""
+        bare = block._replace(index=None, data=None)  # which need not stay in memory
+        return lambda: self._positions(bare, cut)
+
+    def _positions(self, block: StagedBlock, cut: _Cut) -> Indices:
+        index = _index(block)
+        flats, picks = np.empty(index.size, np.int64), np.empty(index.size, np.int64)
+        span = self._layout.span(block)
+        count = placing.place(fixed(index), span, cut.grain, cut.holding.window, flats, picks)
+        at = np.empty(count, np.uint32)
+        placing.positions(flats[:count], cut.holding.window, cut.base, at)
+        return at
+
+
+def _index(block: StagedBlock) -> Indices:
+    if block.index is None:
+        return np.arange(block.hi - block.lo, dtype=np.uint32)
+    return block.index
+
+
+def _flat(grain: Grain, local: int) -> int:
+    row, column = divmod(local, grain.columns)
+    return grain.base + row * grain.stride + column
+
+
+def _least(window: Window, flat: int) -> int:
+    """No word that holds this element or a later one lies before it."""
+    row, column = divmod(max(0, flat - window.source_offset), window.source_stride)
+    return window.parameter_offset + row * window.parameter_stride + min(column, window.width - 1)
+
+
+def _is_cheaper_whole(changed: int, found: _Found) -> bool:
+    """Whether all words of a dense block take less memory than the positions of the changed."""
+    word = found.old.dtype.itemsize
+    return found.at.size * 2 * word < changed * (4 + 2 * word)

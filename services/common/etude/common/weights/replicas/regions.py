@@ -1,0 +1,109 @@
+"""Which parameter of a rank holds which elements of the checkpoint's tensors."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from etude.common.weights.tensors.schema import Schema, TensorSpec
+
+
+class Region(NamedTuple):
+    """A rectangle of a tensor inside a parameter, both seen as flat row-major words.
+
+    Element (r, c), 0 <= r < rows, 0 <= c < width, is word `parameter_offset + r *
+    parameter_stride + c` of the parameter and element `source_offset + r * source_stride + c` of
+    the tensor.
+    """
+
+    parameter: str
+    parameter_offset: int
+    source_offset: int
+    rows: int
+    width: int
+    parameter_stride: int
+    source_stride: int
+    counted: bool = True
+    """False where a lower rank of the group holds the same elements: the digest counts once."""
+
+    @property
+    def elements(self) -> int:
+        """How many."""
+        return self.rows * self.width
+
+    @property
+    def source_stop(self) -> int:
+        """Behind its last element in the tensor."""
+        return self.source_offset + (self.rows - 1) * self.source_stride + self.width
+
+    @property
+    def parameter_stop(self) -> int:
+        """Behind its last word in the parameter."""
+        return self.parameter_offset + (self.rows - 1) * self.parameter_stride + self.width
+
+    def numbers(self) -> npt.NDArray[np.int64]:
+        """What compiled loops need of it, in the order of placing.Window."""
+        return np.array(self[1:7], np.int64)
+
+
+Regions = Mapping[int, Sequence[Region]]
+"""By place of the tensor in the schema; a tensor may lie in several parameters, or in none."""
+
+
+def problem(region: Region, spec: TensorSpec, words: int) -> str:
+    """Why a region does not fit its tensor and a parameter of so many words; empty if it does."""
+    if min(region[1:7]) < 0 or not region.rows or not region.width:
+        return "a region has elements, and no negative number"
+    if region.rows > 1 and min(region.parameter_stride, region.source_stride) < region.width:
+        return "its rows overlap"
+    if region.source_stop > spec.elements:
+        return f"it ends at element {region.source_stop} of {spec.elements}"
+    if region.parameter_stop > words:
+        return f"it ends at word {region.parameter_stop} of {words}"
+    return ""
+
+
+def identity_regions(schema: Schema) -> dict[int, list[Region]]:
+    """Every tensor whole, in a parameter of its own name."""
+    return {
+        place: [_whole(spec, counted=True)]
+        for place, spec in enumerate(schema.tensors)
+        if spec.elements
+    }
+
+
+def slice_regions(schema: Schema, rank: int, ranks: int) -> dict[int, list[Region]]:
+    """The slice of one tensor-parallel rank, each tensor in a parameter of its own name.
+
+    Matrices are cut as the schema says where the ranks divide them; vectors and all others are
+    whole on every rank, and count on the first.
+    """
+    found = {}
+    for place, spec in enumerate(schema.tensors):
+        if spec.elements:
+            cut = _cut(spec, rank, ranks)
+            found[place] = [_whole(spec, counted=rank == 0) if cut is None else cut]
+    return found
+
+
+def _whole(spec: TensorSpec, *, counted: bool) -> Region:
+    size = spec.elements
+    return Region(spec.name, 0, 0, 1, size, size, size, counted)
+
+
+def _cut(spec: TensorSpec, rank: int, ranks: int) -> Region | None:
+    if len(spec.shape) < 2:
+        return None
+    *stacked, rows, columns = spec.shape
+    planes = math.prod(stacked)
+    if spec.split == "columns":
+        if columns % ranks:
+            return None
+        width = columns // ranks
+        return Region(spec.name, 0, rank * width, planes * rows, width, width, columns)
+    if rows % ranks:
+        return None
+    width = rows // ranks * columns
+    return Region(spec.name, 0, rank * width, planes, width, width, rows * columns)

@@ -1,0 +1,90 @@
+"""Whether every way to every version leads to the very bits that were published."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from etude.common.blobs import MissingError, Store
+from etude.common.errors import CorruptError
+from etude.common.weights.protocol.chain import accepted_chain
+from etude.common.weights.protocol.folded import read_keyframe, read_skip
+from etude.common.weights.protocol.listing import take_listing
+from etude.common.weights.protocol.plan import Edge
+from etude.common.weights.protocol.quarantine import quarantined
+from etude.common.weights.protocol.versions import VersionId
+from etude.common.weights.replicas.mirror import Mirror
+
+
+class Verdict(NamedTuple):
+    """On one way to one version."""
+
+    version: VersionId
+    way: str
+    """Which edges were gone: delta, complete, keyframe, skip from a version."""
+    problem: str
+    """Why it does not lead there; empty if it does."""
+
+
+def verify(store: Store, folder: Path, *, run: str | None = None) -> Iterator[Verdict]:
+    """Read every accepted version and every skip and keyframe, and compare the states they lead to.
+
+    Args:
+        store: the run's store.
+        folder: an empty one, for one copy of the model.
+        run: UID that manifests must carry; None takes any.
+
+    Raises:
+        CorruptError: an epoch is damaged.
+        StoreError: the store failed.
+    """
+    refused = quarantined(store)
+    mirror = Mirror(store, folder, run=run)
+    for version in accepted_chain(store):
+        if version in refused:
+            continue
+        try:
+            edges = mirror.move_to(version)
+        except (CorruptError, MissingError) as error:
+            yield Verdict(version, "any", str(error))
+            continue
+        yield Verdict(version, ", ".join(_word(edge) for edge in edges) or "same state", "")
+        yield from _others(store, mirror, version)
+
+
+def _others(store: Store, mirror: Mirror, version: VersionId) -> Iterator[Verdict]:
+    """Verdicts on what is not on the cheapest way: the keyframe here, the skips from here."""
+    listing = take_listing(store)
+    keyframe = listing.keyframes.get(version)
+    if keyframe is not None and keyframe.record is not None:
+        yield _judged(mirror, store, version, None)
+    for span, skip in sorted(listing.skips.items(), key=lambda item: item[0]):
+        if span.base == version and skip.record is not None:
+            yield _judged(mirror, store, span.target, version)
+
+
+def _judged(mirror: Mirror, store: Store, target: VersionId, base: VersionId | None) -> Verdict:
+    way = "keyframe" if base is None else f"skip from {base}"
+    try:
+        edge = _edge(store, target, base)
+        state = mirror.predicted(edge).hex()
+    except (CorruptError, MissingError) as error:
+        return Verdict(target, way, str(error))
+    if edge.base is not None and edge.base != mirror.ref:
+        return Verdict(target, way, f"builds on another {base}")
+    if state != edge.target.state:
+        return Verdict(target, way, f"leads to state {state}, not {edge.target.state}")
+    return Verdict(target, way, "")
+
+
+def _edge(store: Store, target: VersionId, base: VersionId | None) -> Edge:
+    if base is None:
+        whole = read_keyframe(store, target)
+        return Edge("keyframe", None, whole.target, whole.schema_sha256, whole.objects)
+    skip = read_skip(store, base, target)
+    return Edge("skip", skip.base, skip.target, skip.schema_sha256, skip.objects)
+
+
+def _word(edge: Edge) -> str:
+    if edge.kind == "skip" and edge.base is not None:
+        return f"skip from {edge.base.version}"
+    return edge.kind

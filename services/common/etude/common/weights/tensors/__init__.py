@@ -1,0 +1,1 @@
+"""A policy's tensors as raw words: schema, tiles, digest, files."""

@@ -1,0 +1,54 @@
+"""Asking the memory for a word before its turn, so that loops over scattered places wait less."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped] # ships no types
+from numba import types  # type: ignore[import-untyped] # ships no types
+from numba.core import cgutils  # type: ignore[import-untyped] # ships no types
+from numba.extending import intrinsic  # type: ignore[import-untyped] # ships no types
+
+from etude.common.weights.tensors.words import Words
+
+AHEAD = 32
+"""Places between asking and using: about as many as a core has cache lines on their way."""
+
+_FOR_WRITING = 1
+_KEEP = 3
+_DATA = 1
+
+
+def _prefetch(
+    _typing: object,
+    words: Any,  # noqa: ANN401 - numba's own type of an array
+    place: object,
+) -> tuple[object, Callable[..., object]]:
+    """LLVM's prefetch of words[place], which must exist, for writing."""
+
+    def generate(
+        context: Any,  # noqa: ANN401 - numba's code generator
+        builder: Any,  # noqa: ANN401 - llvmlite's
+        signature: Any,  # noqa: ANN401 - numba's
+        arguments: Any,  # noqa: ANN401 - llvmlite's values
+    ) -> object:
+        kind = signature.args[0]
+        array = context.make_array(kind)(context, builder, arguments[0])
+        at = cgutils.get_item_pointer(
+            context, builder, kind, array, [arguments[1]], wraparound=False, boundscheck=False
+        )
+        octet, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        prefetch = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(ir.VoidType(), [octet, number, number, number]),
+            "llvm.prefetch.p0i8",
+        )
+        how = [number(_FOR_WRITING), number(_KEEP), number(_DATA)]
+        builder.call(prefetch, [builder.bitcast(at, octet), *how])
+        return context.get_dummy_value()
+
+    return types.void(words, types.uint64), generate
+
+
+prefetch: Callable[[Words, np.uint64], None] = intrinsic(_prefetch)
+"""For compiled loops only."""
