@@ -1,1 +1,0 @@
-"""Codecs of blocks, one module each."""
