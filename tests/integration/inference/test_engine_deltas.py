@@ -10,28 +10,24 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import pytest_asyncio
 import safetensors.torch
 import torch
+from tests.support.engine_bench import PROMPT, TOLERANCE, Bench, Oracle, learn
 from tests.support.publishing import TrainedPolicy
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.errors import UnavailableError
 from etude.common.weights import VersionId
-from etude.common.weights.schema import Schema, TensorSpec, split_of
-from etude.common.weights.words import Words
 from etude.inference.engine import replica as replicas
-from etude.inference.engine.replica import Replica
-from etude.inference.policy import Finish, LabelSpan, Piece, SampleRequest
+from etude.inference.policy import Finish, Piece, SampleRequest
 from etude.inference.receiver import Receiver
 from etude.inference.salts import PrefixCache, Salts
 from etude.inference.settings import EngineOptions
@@ -42,9 +38,6 @@ from etude.inference.worker.rank import Rank
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 RUN = "uid-run"
-PROMPT = [20, 21, 22, 23, 24]
-TOLERANCE = 1e-4
-"""Two float32 implementations of the same sums; measured 1e-6, one stale weight gives 1e-1."""
 MAX_GROWTH_KIB = 24 << 10
 """Of the process over a hundred swaps; one copy of anything per swap would be far more."""
 
@@ -67,88 +60,6 @@ async def main():
     os._exit(0)
 asyncio.run(main())
 """
-
-
-@dataclass
-class Completion:
-    tokens: list[int]
-    logprobs: list[float]
-    labels: list[LabelSpan]
-    finish: Finish
-
-
-class Oracle:
-    """Transformers on the words of one version."""
-
-    def __init__(self, folder: Path) -> None:
-        torch.manual_seed(0)
-        config = AutoConfig.from_pretrained(folder)
-        self.model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-
-    def words(self) -> dict[str, Words]:
-        return {
-            name: parameter.detach().numpy().reshape(-1).view(np.uint32).copy()
-            for name, parameter in self.model.named_parameters()
-        }
-
-    def schema(self) -> Schema:
-        specs = [
-            TensorSpec(name=name, dtype="F32", shape=tuple(p.shape), split=split_of(name))
-            for name, p in sorted(self.model.named_parameters())
-        ]
-        return Schema(grid=8, tensors=tuple(specs))
-
-    @torch.no_grad()
-    def logprobs(self, words: dict[str, Words], tokens: Sequence[int]) -> list[float]:
-        for name, parameter in self.model.named_parameters():
-            parameter.copy_(torch.from_numpy(words[name].view(np.float32)).view(parameter.shape))
-        logits = self.model(torch.tensor([[*PROMPT, *tokens]])).logits[0].float()
-        table = logits.log_softmax(-1)
-        return [float(table[len(PROMPT) - 1 + i, t]) for i, t in enumerate(tokens)]
-
-
-def learn(policy: TrainedPolicy, share: float = 0.2) -> None:
-    """Change some weights so much that it shows."""
-    for words in policy.words.values():
-        values = words.view(np.float32)
-        chosen = policy.random.random(values.size) < share
-        values[chosen] += policy.random.standard_normal(int(chosen.sum())).astype(np.float32) * 0.1
-
-
-@dataclass
-class Bench:
-    """A real engine, the store that it follows, and what is published there."""
-
-    engine: Replica
-    receiver: Receiver
-    policy: TrainedPolicy
-    oracle: Oracle
-    store: MemoryStore
-    number: int = -1
-
-    def publish(self, *, complete: bool = False) -> VersionId:
-        self.number += 1
-        return self.policy.publish(self.store, self.number, complete=complete).version
-
-    async def sample(self, request_id: str, *, count: int = 24, **sampling: Any) -> Completion:
-        request = SampleRequest(
-            request_id=request_id,
-            prompt_token_ids=PROMPT,
-            max_tokens=count,
-            **{"temperature": 0.0, **sampling},
-        )
-        [piece] = [piece async for piece in self.engine.generate(request)]
-        assert piece.finish is not None
-        return Completion(
-            list(piece.token_ids), list(piece.logprobs), list(piece.labels), piece.finish
-        )
-
-    async def assert_exact(self, version: VersionId) -> None:
-        """What is sampled now has the log-probabilities of this version."""
-        found = await self.sample(f"exact-{version}", temperature=1.0)
-        expected = self.oracle.logprobs(self.policy.published[version], found.tokens)
-        assert max(abs(a - b) for a, b in zip(found.logprobs, expected, strict=True)) < TOLERANCE
-        assert {label.label for label in found.labels} == {str(version)}
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

@@ -1,0 +1,164 @@
+"""A broker and a node of environments, scripted, over real gRPC, and faulty on demand."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+from typing_extensions import override
+
+from etude.v1 import environments_pb2, environments_pb2_grpc
+
+
+@dataclass(slots=True)
+class Broker(environments_pb2_grpc.EnvBrokerServiceServicer):
+    """Grants everything; the same key gives the same leases."""
+
+    endpoint: str = ""
+    granted: dict[str, list[environments_pb2.Lease]] = field(default_factory=dict)
+    launches: list[environments_pb2.LaunchBatchRequest] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
+    renewed: set[str] = field(default_factory=set)
+    breaks: int = 0
+    """Streams that break after their first answer."""
+    held: int = 0
+    most: int = 0
+
+    @override
+    async def LaunchBatch(
+        self,
+        request: environments_pb2.LaunchBatchRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.LaunchBatchRequest, environments_pb2.LaunchBatchResponse
+        ],
+    ) -> AsyncIterator[environments_pb2.LaunchBatchResponse]:
+        self.launches.append(request)
+        leases = self.granted.get(request.idempotency_key)
+        if leases is None:
+            leases = [self._lease(request, place) for place in range(request.count)]
+            self.granted[request.idempotency_key] = leases
+            self.held += request.count
+            self.most = max(self.most, self.held)
+        for place, lease in enumerate(leases):
+            if place and self.breaks:
+                self.breaks -= 1
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the broker restarts")
+            yield environments_pb2.LaunchBatchResponse(index=place, lease=lease)
+
+    def _lease(
+        self, request: environments_pb2.LaunchBatchRequest, place: int
+    ) -> environments_pb2.Lease:
+        return environments_pb2.Lease(
+            lease_id=f"{request.idempotency_key}/{place}",
+            endpoint=self.endpoint,
+            agent_token="agent",
+            control_token="control",
+            driver="scripted",
+            isolation=environments_pb2.ISOLATION_WEAK,
+        )
+
+    @override
+    async def RenewLeases(
+        self,
+        request: environments_pb2.RenewLeasesRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.RenewLeasesRequest, environments_pb2.RenewLeasesResponse
+        ],
+    ) -> environments_pb2.RenewLeasesResponse:
+        self.renewed.update(request.lease_ids)
+        return environments_pb2.RenewLeasesResponse()
+
+    @override
+    async def ReleaseLeases(
+        self,
+        request: environments_pb2.ReleaseLeasesRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.ReleaseLeasesRequest, environments_pb2.ReleaseLeasesResponse
+        ],
+    ) -> environments_pb2.ReleaseLeasesResponse:
+        self.released += request.lease_ids
+        self.held -= len(request.lease_ids)
+        return environments_pb2.ReleaseLeasesResponse()
+
+    @override
+    async def Heartbeat(
+        self,
+        request: environments_pb2.HeartbeatRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.HeartbeatRequest, environments_pb2.HeartbeatResponse
+        ],
+    ) -> environments_pb2.HeartbeatResponse:
+        return environments_pb2.HeartbeatResponse()
+
+
+@dataclass(slots=True)
+class Node(environments_pb2_grpc.EnvNodeServiceServicer):
+    """Answers every call with the same text; may lose its first environments."""
+
+    losses: int = 0
+    """Turns that find their environment gone."""
+    refusals: int = 0
+    """Turns that are answered with UNAVAILABLE before any works."""
+    diff: Sequence[bytes] = (b"the ", b"diff")
+    """In chunks."""
+
+    @override
+    async def RunTurn(
+        self,
+        request: environments_pb2.RunTurnRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.RunTurnRequest, environments_pb2.RunTurnResponse
+        ],
+    ) -> environments_pb2.RunTurnResponse:
+        if self.refusals:
+            self.refusals -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the node restarts")
+        if self.losses:
+            self.losses -= 1
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such lease")
+        return environments_pb2.RunTurnResponse(
+            results=[
+                environments_pb2.ToolResult(call_id=call.call_id, content=b"x = 1")
+                for call in request.calls
+            ]
+        )
+
+    @override
+    async def Diff(
+        self,
+        request: environments_pb2.DiffRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.DiffRequest, environments_pb2.DiffResponse
+        ],
+    ) -> AsyncIterator[environments_pb2.DiffResponse]:
+        for part in self.diff:
+            yield environments_pb2.DiffResponse(chunk=part)
+
+    @override
+    async def OpenEnvironments(
+        self,
+        request: environments_pb2.OpenEnvironmentsRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.OpenEnvironmentsRequest, environments_pb2.OpenEnvironmentsResponse
+        ],
+    ) -> environments_pb2.OpenEnvironmentsResponse:
+        return environments_pb2.OpenEnvironmentsResponse()
+
+    @override
+    async def CloseEnvironments(
+        self,
+        request: environments_pb2.CloseEnvironmentsRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.CloseEnvironmentsRequest, environments_pb2.CloseEnvironmentsResponse
+        ],
+    ) -> environments_pb2.CloseEnvironmentsResponse:
+        return environments_pb2.CloseEnvironmentsResponse()
+
+    @override
+    async def Grade(
+        self,
+        request_iterator: AsyncIterator[environments_pb2.GradeRequest],
+        context: grpc.aio.ServicerContext[
+            environments_pb2.GradeRequest, environments_pb2.GradeResponse
+        ],
+    ) -> environments_pb2.GradeResponse:
+        return environments_pb2.GradeResponse()
