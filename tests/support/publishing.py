@@ -7,16 +7,18 @@ import numpy as np
 
 from etude.common import weights
 from etude.common.blobs import Store
-from etude.common.weights import VersionId, WeightManifest, digest, staged
-from etude.common.weights.changes import between
-from etude.common.weights.codecs.ids import Codec
-from etude.common.weights.digest import Digest
-from etude.common.weights.manifest import PayloadObject, Stats, VersionRef
-from etude.common.weights.packing import Packed, Packer, Shard, words_of
-from etude.common.weights.schema import Schema
-from etude.common.weights.staged import StagedBlock
-from etude.common.weights.tiles import tiling
-from etude.common.weights.words import Words, word_type
+from etude.common.weights import VersionId, WeightManifest
+from etude.common.weights.coding.codecs.ids import Codec
+from etude.common.weights.coding.packing import Packed, Packer, Shard, words_of
+from etude.common.weights.protocol.manifest import PayloadObject, Stats, VersionRef
+from etude.common.weights.replicas import staged
+from etude.common.weights.replicas.staged import StagedBlock
+from etude.common.weights.tensors import digest
+from etude.common.weights.tensors.changes import between
+from etude.common.weights.tensors.digest import Digest
+from etude.common.weights.tensors.schema import Schema
+from etude.common.weights.tensors.tiles import tiling
+from etude.common.weights.tensors.words import Words, word_type
 
 
 class TrainedPolicy:
