@@ -11,6 +11,9 @@ from tests.support import s3_servers
 from etude.common.blobs import MemoryStore, Store, open_store
 from etude.common.blobs.buckets import make_bucket
 
+# Else Ray, when it is imported below `uv run`, starts each worker through uv in a copied folder.
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+
 # Tests do not assert timings: a busy machine is not a failure.
 settings.register_profile("etude", deadline=None)
 settings.load_profile("etude")

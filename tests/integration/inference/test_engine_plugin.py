@@ -1,13 +1,17 @@
 """The vLLM plugin refuses models that would not compute from what is written into them."""
 
 import copy
+import sys
+import types
 from collections.abc import Callable
 
 import pytest
 import torch
+from typing_extensions import override
 from vllm import _custom_ops
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers import utils
+from vllm.triton_utils import dispatcher
 
 from etude.inference import engine_weights
 
@@ -34,6 +38,24 @@ def test_registering_twice_is_harmless_and_switches_packing_off() -> None:
     assert engine_weights.BACKEND in WeightTransferEngineFactory._registry
     assert _custom_ops._supports_onednn is False
     assert utils.check_cpu_sgl_kernel(16, 32, torch.bfloat16) is False
+
+
+class Proxy:
+    """As flask's: whatever is asked of it outside of a request raises."""
+
+    @override
+    def __getattribute__(self, name: str) -> object:
+        raise RuntimeError(f"no request to read {name} from")
+
+
+def test_what_other_modules_hold_does_not_stop_the_search_for_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = types.ModuleType("holds_a_proxy")
+    module.request = Proxy()  # type: ignore[attr-defined] # as its author would
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    engine_weights.register()
+    dispatcher._rebind_kernels([])
 
 
 def test_a_model_that_reads_its_parameters_is_taken_and_left_as_it_was() -> None:

@@ -50,11 +50,21 @@ def register() -> None:
     """What vLLM calls in each of its processes, before a model is built; repeatable."""
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, __name__, "EtudeWeightEngine")
-    setattr(dispatcher, "vars", _attributes)  # noqa: B010 - a builtin's name, new to the module
+    # vLLM looks for its kernels in every attribute of every module: two builtins' names, new to it.
+    setattr(dispatcher, "hasattr", _has)  # noqa: B010 - mypy knows no such attribute
+    setattr(dispatcher, "vars", _attributes)  # noqa: B010 - as above
     if current_platform.is_cpu():
         vllm._custom_ops._supports_onednn = False
         vllm.model_executor.layers.utils.check_cpu_sgl_kernel = _never
         base_loader.process_weights_after_loading = _watched_processing
+
+
+def _has(value: object, name: str) -> bool:
+    """Whether an object of any module has an attribute; proxies may raise anything when asked."""
+    try:
+        return hasattr(value, name)
+    except Exception:  # noqa: BLE001 - flask's raise RuntimeError outside of a request
+        return False
 
 
 def _attributes(value: object) -> Mapping[str, object]:
