@@ -135,8 +135,12 @@ class Protocol(RuleBasedStateMachine):
 
 
 TestProtocol = Protocol.TestCase
+# The same orders each time: a search that finds something new by chance belongs to a long run.
 TestProtocol.settings = settings(
-    max_examples=30, stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=30,
+    stateful_step_count=30,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 
 
@@ -183,6 +187,7 @@ def test_without_one_of_its_checks_the_protocol_breaks(
     thorough = settings(
         max_examples=200,
         stateful_step_count=30,
+        derandomize=True,
         phases=[Phase.generate],
         database=None,
         report_multiple_bugs=False,
