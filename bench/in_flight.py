@@ -100,7 +100,7 @@ def build(model: Path, dtype: str, *, follows_store: bool) -> "Replica":
     """An engine; vLLM reads its environment when it is imported."""
     chosen = options(model, dtype, follows_store=follows_store)
     os.environ.update(chosen.environment())
-    from etude.inference.engine import replica  # noqa: PLC0415 - as said
+    from etude.inference.engine import replica  # noqa: PLC0415 - vLLM reads its environment at import
 
     return replica.build(chosen)
 
@@ -136,9 +136,9 @@ async def probe(engine: PolicyEngine, prompt: Sequence[int]) -> list[list[float]
     return found
 
 
-async def fresh(folder: Path, prompt: Sequence[int]) -> None:
+async def fresh(folder: Path, dtype: str, prompt: Sequence[int]) -> None:
     """Print what an engine says that was started on a folder and knows of no version."""
-    engine = build(folder, "auto", follows_store=False)
+    engine = build(folder, dtype, follows_store=False)
     sys.stdout.write(json.dumps(await probe(engine, prompt)) + "\n")
     sys.stdout.flush()
     os._exit(0)  # as every engine's process ends: vLLM's threads wait for nobody
@@ -159,9 +159,11 @@ def exported(store: Store, version: VersionId, model: Path, scratch: Path) -> Pa
     return folder
 
 
-def fresh_answers(folder: Path, prompt: Sequence[int]) -> list[list[float]]:
+def fresh_answers(folder: Path, dtype: str, prompt: Sequence[int]) -> list[list[float]]:
     """From a process of its own."""
-    command = [sys.executable, __file__, "--fresh", str(folder), "--prompt", json.dumps([*prompt])]
+    # vLLM's own choice for a folder of float32 weights is bfloat16.
+    command = [sys.executable, __file__, "--fresh", str(folder), "--dtype", dtype]
+    command += ["--prompt", json.dumps([*prompt])]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     answers: list[list[float]] = json.loads(done.stdout.splitlines()[-1])
     return answers
@@ -202,10 +204,11 @@ def main() -> None:
     parser.add_argument("--run", type=Path, default=Path("runs/demo"))
     parser.add_argument("--versions", type=int, default=5)
     parser.add_argument("--fresh", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--dtype", default="auto", help=argparse.SUPPRESS)
     parser.add_argument("--prompt", default="[]", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.fresh:
-        asyncio.run(fresh(chosen.fresh, json.loads(chosen.prompt)))
+        asyncio.run(fresh(chosen.fresh, chosen.dtype, json.loads(chosen.prompt)))
     with tempfile.TemporaryDirectory(prefix="etude-in-flight-") as scratch:
         report = asyncio.run(measured(chosen.run.resolve(), chosen.versions, Path(scratch)))
     OUT.parent.mkdir(exist_ok=True)
@@ -236,7 +239,7 @@ async def measured(run: Path, count: int, scratch: Path) -> dict[str, float]:
         nonlocal wrong
         await engine.receiver.commit(version)
         folder = await asyncio.to_thread(exported, store, version, model, scratch)
-        same = await asyncio.to_thread(fresh_answers, folder, prompt) == await probe(
+        same = await asyncio.to_thread(fresh_answers, folder, dtype, prompt) == await probe(
             replica, prompt
         )
         wrong += not same
