@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from tests.chaos.spawning import Role
 from etude.common.weights import VersionId
 
 GRACE_S = 10.0
+SHOWN = 20
+"""Last lines of what a process wrote, when it ends wrongly or not at all."""
 
 
 class Message(NamedTuple):
@@ -124,9 +127,12 @@ class Crew:
         status = role.process.exitcode
         if status in wanted:
             return True
+        if role.is_alive:
+            self._signal(role.pid, signal.SIGUSR1)
+            time.sleep(0.2)  # it writes where it is
         errors = self.settings.folder / f"{role.who}.err"
         words = errors.read_text().splitlines() if errors.exists() else []
-        self.crashes.append(f"{role.who} ended with status {status}: {words[-3:]}")
+        self.crashes.append(f"{role.who} ended with status {status}: {words[-SHOWN:]}")
         return False
 
     def tell(self, place: str, message: object) -> None:

@@ -117,8 +117,9 @@ class FaultyRun(Conductor):
         self.timers.append((wake_at, lambda: self.wake_publisher(zombie)))
 
     def wake_publisher(self, zombie: Role) -> None:
-        """It must find out by itself."""
+        """It must find out by itself: at the latest with the first step after the take-over."""
         self.crew.wake(zombie)
+        self.until(lambda: self.is_idle, 20)  # so its successor has opened an epoch
         self.crew.tell_role(zombie, "step")
         self.until(lambda: not zombie.is_alive, 20)
         self.seen["zombie publisher"] += self.crew.check_end(zombie, {FENCED})

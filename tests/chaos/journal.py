@@ -28,8 +28,8 @@ class Journal:
 
 
 def read(path: Path) -> Iterator[Line]:
-    """The lines of a journal, or of all journals in a folder by name, each with its writer."""
+    """The lines of a journal, or of all journals in a folder by name, each with its writer; none of one not begun."""
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    for file in files:
+    for file in filter(Path.exists, files):
         for line in file.read_text().splitlines():
             yield {"who": file.stem, **json.loads(line)}

@@ -53,7 +53,6 @@ def _place(store: str, folder: Path) -> Iterator[_Place]:
     if store == "folder":
         yield _Place(f"file://{folder}/store")
         return
-    os.environ.update(s3_servers.CREDENTIALS)
     url = f"s3://{s3_servers.BUCKET}/chaos"
     if store == "moto":
         logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else a line for each request
@@ -82,6 +81,8 @@ def run(
         mutation: which check is broken.
         keep: where journals and ledger are copied to, for looking into a failure.
     """
+    # Before the first process: all are forked from one server, which keeps its environment.
+    os.environ.update(s3_servers.CREDENTIALS)
     with (
         tempfile.TemporaryDirectory(prefix="chaos-") as name,
         _place(store, Path(name) / "server") as place,

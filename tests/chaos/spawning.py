@@ -1,6 +1,7 @@
 """Processes that start warm and never outlive the run."""
 
 import ctypes
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -24,6 +25,7 @@ def _main(target: Callable[..., None], link: Connection, args: tuple[Any, ...]) 
     settings, who, *rest = args
     with (settings.folder / f"{who}.err").open("w") as file:
         os.dup2(file.fileno(), 2)  # told if the process should not have ended
+    faulthandler.register(signal.SIGUSR1, file=2)  # told if it should have
     target(settings, who, link, *rest)
 
 
