@@ -7,13 +7,11 @@ import numpy.typing as npt
 
 from etude.common.weights.tensors import digest, ulp
 from etude.common.weights.tensors.jit import compiled
+from etude.common.weights.tensors.prefetching import AHEAD, prefetch
 from etude.common.weights.tensors.tiles import Tiling
 from etude.common.weights.tensors.words import Indices, Words
 
 Integers = npt.NDArray[np.int64]
-
-_CHUNK = 1024
-"""Words that are read, compared and written together: their cache lines all fit."""
 
 ULP, XOR, NEW = 0, 1, 2
 """What the data of a block are: distances on the axis, old XOR new, or new words."""
@@ -210,18 +208,18 @@ def overwrite(words: Words, base: int, at: Indices, old: Words, new: Words) -> i
     """Write new words; how many that were overwritten were neither old nor new already."""
     strange = 0
     part = words[base:]
-    seen = np.empty(_CHUNK, words.dtype)
-    for start in range(0, at.size, _CHUNK):
-        stop = min(start + _CHUNK, at.size)
+    seen = np.empty(AHEAD, words.dtype)
+    for start in range(0, at.size, AHEAD):
+        stop = min(start + AHEAD, at.size)
+        for i in range(stop, min(stop + AHEAD, at.size)):
+            prefetch(part, np.uint64(at[i]))
         places, before, after = at[start:stop], old[start:stop], new[start:stop]
-        # Three loops that wait for nothing but memory: one that does all three is slower, also
-        # with prefetching.
         for i in range(places.size):
-            seen[i] = part[np.uint64(places[i])]
+            place = np.uint64(places[i])
+            seen[i] = part[place]
+            part[place] = after[i]
         for i in range(places.size):
             strange += (seen[i] != before[i]) & (seen[i] != after[i])
-        for i in range(places.size):
-            part[np.uint64(places[i])] = after[i]
     return strange
 
 

@@ -11,11 +11,13 @@ from numba.extending import intrinsic  # type: ignore[import-untyped] # ships no
 
 from etude.common.weights.tensors.words import Words
 
-AHEAD = 32
-"""Places between asking and using: about as many as a core has cache lines on their way."""
+AHEAD = 128
+"""Places between asking and using: their cache lines fit into a quarter of the first level."""
 
-_FOR_WRITING = 1
-_KEEP = 3
+# Into the second level of the cache, which has more lines on their way at once than the first:
+# a scatter of 1.25 % of the words took 1.8 times as long with prefetches into the first level.
+_FOR_READING = 0
+_INTO_SECOND_LEVEL = 2
 _DATA = 1
 
 
@@ -24,7 +26,7 @@ def _prefetch(
     words: Any,  # noqa: ANN401 - numba's own type of an array
     place: object,
 ) -> tuple[object, Callable[..., object]]:
-    """LLVM's prefetch of words[place], which must exist, for writing."""
+    """LLVM's prefetch of words[place], which must exist."""
 
     def generate(
         context: Any,  # noqa: ANN401 - numba's code generator
@@ -43,7 +45,7 @@ def _prefetch(
             ir.FunctionType(ir.VoidType(), [octet, number, number, number]),
             "llvm.prefetch.p0i8",
         )
-        how = [number(_FOR_WRITING), number(_KEEP), number(_DATA)]
+        how = [number(_FOR_READING), number(_INTO_SECOND_LEVEL), number(_DATA)]
         builder.call(prefetch, [builder.bitcast(at, octet), *how])
         return context.get_dummy_value()
 
