@@ -28,7 +28,10 @@ class Journal:
 
 
 def read(path: Path) -> Iterator[Line]:
-    """The lines of a journal, or of all journals in a folder by name, each with its writer; none of one not begun."""
+    """The lines of a journal, or of all journals in a folder by name, each with its writer.
+
+    A journal that nobody has begun has none.
+    """
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     for file in filter(Path.exists, files):
         for line in file.read_text().splitlines():
