@@ -25,6 +25,10 @@ EXAMPLES = {
         "etude storage check file:///srv/runs",
     ),
     "ls": ("etude weights ls demo", "etude weights ls s3://runs/demo --json"),
+    "objects": (
+        "etude weights objects demo newest",
+        "etude weights objects s3://runs/demo 1.37 --json",
+    ),
     "diff": ("etude weights diff demo 1.0 newest", "etude weights diff runs/mine 1.3 1.4"),
     "export": (
         "etude weights export demo newest exported",

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from etude.common.blobs import Store
 from etude.common.weights.protocol.leases import seen_leases
-from etude.common.weights.protocol.survey import Surveyed
+from etude.common.weights.protocol.survey import StoredObject, Surveyed
 
 if TYPE_CHECKING:
     from etude.common.weights.replicas.differences import Difference
@@ -89,6 +89,23 @@ def _bits(each: Surveyed) -> float | None:
     if manifest is None or manifest.is_complete or not manifest.stats.changed:
         return None
     return round(8 * manifest.num_bytes / manifest.stats.changed, 2)
+
+
+def object_table(found: Sequence[StoredObject]) -> Table:
+    """What a version consists of, then its size in all."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("OBJECT", no_wrap=True)
+    table.add_column("SIZE", justify="right", no_wrap=True)
+    table.add_column("OF IT INDEX", justify="right", no_wrap=True)
+    table.add_column("KEY", overflow="fold")
+    for each in found:
+        what = "manifest" if each.rank is None else f"rank {each.rank}"
+        index = "" if each.index_bytes is None else size(each.index_bytes)
+        stored = "missing" if each.bytes is None else size(each.bytes)
+        table.add_row(what, stored, index, each.key)
+    total = sum(each.bytes or 0 for each in found)
+    table.add_row("in all", size(total), "", "", style="bold")
+    return table
 
 
 def who_reads(store: Store) -> Iterator[str]:

@@ -103,6 +103,22 @@ def test_versions_behind_a_roll_back_are_abandoned(
 
 
 @pytest.mark.usefixtures("policy")
+def test_the_objects_of_a_version_are_listed_with_their_sizes(folder: Path, store: Store) -> None:
+    done = etude("objects", str(folder), "newest", "--json")
+    assert done.returncode == 0, done.stderr
+    manifest, payload = map(json.loads, done.stdout.splitlines())
+    item = weights.read_manifest(store, VersionId(1, 2)).objects[0]
+    assert (manifest["key"], manifest["rank"]) == (VersionId(1, 2).manifest_key, None)
+    assert (payload["key"], payload["rank"]) == (item.key, 0)
+    for row in (manifest, payload):
+        assert row["bytes"] == (folder / row["key"]).stat().st_size
+    (folder / item.key).unlink()
+    table = etude("objects", str(folder), "1.2")
+    assert re.search(r"^rank 0 +missing .* weights/deltas/", table.stdout, re.MULTILINE)
+    assert etude("objects", str(folder), "1.9").returncode == 3
+
+
+@pytest.mark.usefixtures("policy")
 def test_a_sound_chain_is_proved(folder: Path) -> None:
     done = etude("verify", str(folder))
     assert done.returncode == 0, done.stderr

@@ -61,6 +61,33 @@ def ls(
         console().print(line)
 
 
+@app.command(epilog=epilog("objects"))
+def objects(
+    run: Run,
+    version: Version,
+    *,
+    endpoint: Endpoint = None,
+    region: Region = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what a version consists of in the store: its manifest, and each rank's payload."""
+    from etude.cli.views_of_weights import object_table
+    from etude.common.blobs import MissingError
+    from etude.common.weights.protocol.survey import objects_of
+
+    store = _store(run, endpoint, region)
+    wanted = _version(store, version)
+    try:
+        found = objects_of(store, wanted)
+    except MissingError as error:
+        raise UserError(_not_there(store, wanted)) from error
+    if as_json:
+        for each in found:
+            console().print_json(json.dumps(each._asdict()), indent=None)
+        return
+    console().print(object_table(found))
+
+
 @app.command(epilog=epilog("weights verify"))
 def verify(
     run: Run, *, endpoint: Endpoint = None, region: Region = None, scratch: Scratch = None
@@ -169,10 +196,13 @@ def _copy(store: "Store", text: str, folder: Path) -> "Mirror":
     try:
         mirror.move_to(version)
     except MissingError as error:
-        what = f"version {version} is not in the store, or nothing leads to it any more"
-        fix = "etude weights ls shows what there is"
-        raise UserError(Problem("NotFound", what, store.url, fix)) from error
+        raise UserError(_not_there(store, version)) from error
     return mirror
+
+
+def _not_there(store: "Store", version: "VersionId") -> Problem:
+    what = f"version {version} is not in the store, or nothing leads to it any more"
+    return Problem("NotFound", what, store.url, "etude weights ls shows what there is")
 
 
 def _version(store: "Store", text: str) -> "VersionId":

@@ -52,6 +52,40 @@ def survey(store: Store) -> list[Surveyed]:
     return found
 
 
+class StoredObject(NamedTuple):
+    """One object of a version, as the store has it."""
+
+    key: str
+    rank: int | None
+    """Of the publisher whose payload it is; None for the manifest."""
+    bytes: int | None
+    """None if it is not there any more."""
+    index_bytes: int | None = None
+    """The part of a payload that says where its blocks lie; the rest are blocks."""
+
+
+def objects_of(store: Store, version: VersionId) -> list[StoredObject]:
+    """What a version consists of: its manifest, then the payload of each rank.
+
+    Raises:
+        CorruptError: the manifest is damaged.
+        MissingError: no such version was published, or it was deleted.
+        StoreError: the store failed.
+    """
+    manifest = read_manifest(store, version)
+    key = version.manifest_key
+    found = [StoredObject(key, None, _size(store, key))]
+    for item in manifest.objects:
+        size = _size(store, item.key)
+        found.append(StoredObject(item.key, item.rank, size, item.index_length))
+    return found
+
+
+def _size(store: Store, key: str) -> int | None:
+    info = store.head(key)
+    return None if info is None else info.size
+
+
 def _surveyed(
     version: VersionId,
     standing: Standing,
