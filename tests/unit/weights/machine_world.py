@@ -69,6 +69,10 @@ class Actor(Store):
     """Nobody else may go on meanwhile, so that no thread is needed."""
     fate: str = "ok"
     error: BaseException | None = None
+    refusal: EtudeError | None = None
+    """What its last job ended with."""
+    call: str = ""
+    """What it is about to ask of the store, like "put weights/leases/r0.json"."""
     memory: dict[str, Any] = field(default_factory=dict)
     _go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     _stopped: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
@@ -92,19 +96,33 @@ class Actor(Store):
         self._stopped.acquire()
         self._tell()
 
+    def until(self, call: str | tuple[str, ...], *, past: bool = False) -> None:
+        """Go on to right before the next such call, or right behind it.
+
+        Raises:
+            LookupError: the job ended without it.
+        """
+        while self.busy and not self.call.startswith(call):
+            self.step()
+        if not self.busy:
+            raise LookupError(f"{self.name} ended without {call!r}: {self.refusal}")
+        if past:
+            self.step()
+
     def finish(self, fate: str = "ok") -> None:
         while self.busy:
             self.step(fate)
 
     def _run(self, job: Callable[["Actor"], None]) -> None:
+        self.refusal = None
         try:
             job(self)
         except Killed:
             self.memory.clear()
         except CorruptError as error:  # nothing is damaged in this world
             self.error = AssertionError(f"{self.name}: {error}")
-        except EtudeError:
-            pass  # what it remembers says what it does next
+        except EtudeError as error:  # what it remembers says what it does next
+            self.refusal = error
         except BaseException as error:  # noqa: BLE001 - is raised by the machine's thread
             self.error = error
         self.world.held.pop(self.name, None)
@@ -116,9 +134,12 @@ class Actor(Store):
         if self.error is not None:
             raise self.error
 
-    def _call(self, effect: Callable[[], T], half: Callable[[], object] | None = None) -> T:
+    def _call(
+        self, call: str, effect: Callable[[], T], half: Callable[[], object] | None = None
+    ) -> T:
         if self.alone:
             return effect()
+        self.call = call
         self._stopped.release()
         self._go.acquire()
         if self.fate == "killed before":
@@ -137,33 +158,34 @@ class Actor(Store):
 
     @override
     def get(self, key: str) -> bytes:
-        return self._call(lambda: self.world.raw.get(key))
+        return self._call(f"get {key}", lambda: self.world.raw.get(key))
 
     @override
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        return self._call(lambda: self.world.raw.get_range(key, start, length))
+        return self._call(f"get {key}", lambda: self.world.raw.get_range(key, start, length))
 
     @override
     def put(self, key: str, data: Buffer) -> None:
-        self._call(lambda: self.world.raw.put(key, data))
+        self._call(f"put {key}", lambda: self.world.raw.put(key, data))
 
     @override
     def create(self, key: str, data: bytes) -> None:
-        self._call(lambda: self.world.create(key, data))
+        self._call(f"create {key}", lambda: self.world.create(key, data))
 
     @override
     def head(self, key: str) -> ObjectInfo | None:
-        return self._call(lambda: self.world.raw.head(key))
+        return self._call(f"head {key}", lambda: self.world.raw.head(key))
 
     @override
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        return iter(self._call(lambda: [*self.world.raw.list(prefix, after)]))
+        return iter(self._call(f"list {prefix}", lambda: [*self.world.raw.list(prefix, after)]))
 
     @override
     def delete(self, keys: Sequence[str]) -> None:
         some = keys[: len(keys) // 2]
         delete = self.world.delete
-        self._call(lambda: delete(keys), half=lambda: delete(some))
+        call = " ".join(["delete", *keys[:1]])
+        self._call(call, lambda: delete(keys), half=lambda: delete(some))
 
 
 @dataclass
@@ -198,7 +220,8 @@ class World:
         """Nobody who needs an accepted version has lost an object of it."""
         chain = weights.accepted_chain(self.raw)
         for name, edges in self.held.items():
-            accepted = [edge for edge in edges if edge.target.version in chain]
+            # Asks the epochs alone: a version that was collected under a lease still counts.
+            accepted = [e for e in edges if REAL_IS_ACCEPTED(self.raw, e.target.version)]
             for item in (item for edge in accepted for item in edge.objects):
                 assert self.raw.head(item.key) is not None, f"{name} lost {item.key}"
         numbers = [version.number for version in chain]
@@ -206,21 +229,24 @@ class World:
         latest = epochs.latest_epoch(self.raw)
         if latest is None or latest.epoch != self.opened:
             return  # its publisher still may find that it must open another
-        needed = {*chain[-1:], *set(self.retained()) & set(chain)}
+        usable = [v for v in chain if not weights.is_quarantined(self.raw, v)]
+        needed = {*usable[-1:], *set(self.retained()) & set(usable)}
         if latest.parent and not versions.published(self.raw, latest.epoch):
             needed.add(latest.parent)
         for version in needed:
             assert weights.is_reachable(self.raw, version), f"nothing leads to {version}"
 
 
-def open_line(actor: Actor, back: int) -> None:
+def open_line(actor: Actor, back: int, after: int | None = None) -> None:
     """A trainer that starts: resumes from a checkpoint that was retained when it looked."""
     world, own = actor.world, actor.memory
     own.clear()
     past = world.checkpoints[-1 - back :]
     parent = past[0] if past else None
     weights.put_schema(actor, b"schema", SCHEMA)
-    epoch = weights.claim_epoch(actor, holder=actor.name, parent=parent, reason="takeover")
+    epoch = weights.claim_epoch(
+        actor, holder=actor.name, parent=parent, reason="takeover", after=after
+    )
     record = weights.read_epoch(actor, epoch)
     base = None if record.parent is None else weights.read_manifest(actor, record.parent).ref
     model = (0,) * 4 if parent is None else world.ledger[parent]
