@@ -21,7 +21,7 @@ from etude.common.weights import VersionId
 from etude.common.weights.replicas.live import LiveWeights
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.words import word_type
-from etude.inference.policy import EngineInfo, Piece, PolicyEngine, SampleRequest, StagedVersion
+from etude.inference.policy import EngineInfo, Piece, PolicyEngine, SampleRequest
 from etude.inference.swap import Ranks, Steps, Swap
 from etude.inference.worker.change import Undoable
 from etude.inference.worker.rank import Rank
@@ -215,7 +215,3 @@ class ChaosEngine(PolicyEngine, Steps):
     @override
     def generate(self, request: SampleRequest) -> AsyncGenerator[Piece, None]:
         raise NotImplementedError("the server hashes instead")
-
-    @override
-    async def commit(self, staged: StagedVersion) -> float:
-        raise NotImplementedError("no version of this run is published whole")

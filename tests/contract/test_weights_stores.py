@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from etude.common.blobs import MemoryStore, ObjectInfo, Store
 from etude.common.errors import EtudeError, FencedError
 from etude.common.weights import (
     Collector,
+    Edge,
     Keyframe,
     PayloadObject,
     QuarantinedError,
@@ -23,7 +23,6 @@ from etude.common.weights import (
     Retention,
     Skip,
     Stats,
-    Tensor,
     VersionId,
     VersionRef,
     WeightManifest,
@@ -37,35 +36,30 @@ def store(any_store: Store) -> Store:
     return any_store
 
 
-def publish(store: Store, version: VersionId, value: float) -> None:
-    tensor = Tensor(name="w", dtype="F32", shape=(1,), data=struct.pack("<f", value))
-    weights.publish(store, run="r", version=version, step=0, holder="h", tensors=[tensor])
-
-
 def test_an_empty_store_has_no_version(store: Store) -> None:
     assert weights.newest(store) is None
     assert weights.accepted_chain(store) == []
     assert not weights.is_accepted(store, VersionId(1, 0))
 
 
-def test_a_line_of_versions_is_published_taken_over_read_and_pruned(store: Store) -> None:
+def test_a_line_of_versions_is_published_taken_over_and_read(store: Store) -> None:
+    weights.put_schema(store, b"schema", SCHEMA)
     assert weights.claim_epoch(store, holder="a", parent=None, reason="start") == 1
+    refs: list[VersionRef] = []
     for number in range(3):
-        publish(store, VersionId(1, number), number)
+        refs.append(commit_delta(store, VersionId(1, number), refs[-1] if refs else None))
     assert weights.claim_epoch(store, holder="b", parent=VersionId(1, 1), reason="takeover") == 2
     with pytest.raises(FencedError):
-        publish(store, VersionId(1, 3), 3)
-    publish(store, VersionId(2, 3), 33)
-    publish(store, VersionId(2, 3), 33)
-    line = [VersionId(1, 0), VersionId(1, 1), VersionId(2, 3)]
-    assert weights.accepted_chain(store) == line
-    [fetched] = weights.fetch(store, weights.read_full_manifest(store, VersionId(2, 3)))
-    [tensor] = fetched.tensors
-    assert struct.unpack("<f", tensor.data) == (33.0,)
-    deleted = weights.prune(store, keep={VersionId(1, 1), VersionId(2, 3)})
-    assert deleted[:2] == [VersionId(1, 2).manifest_key, VersionId(1, 0).manifest_key]
-    assert weights.accepted_chain(store) == line[1:]
-    assert weights.newest(store) == VersionId(2, 3)
+        commit_delta(store, VersionId(1, 3), refs[2])
+    newest = VersionId(2, 3)
+    assert commit_delta(store, newest, refs[1]) == commit_delta(store, newest, refs[1])
+    assert weights.accepted_chain(store) == [VersionId(1, 0), VersionId(1, 1), newest]
+    assert weights.newest(store) == newest
+    assert [read(store, edge) for edge in weights.plan(store, None, newest)] == [
+        b"1.0" * 20,
+        b"1.1",
+        b"2.3",
+    ]
 
 
 def test_of_publishers_that_start_together_each_gets_an_epoch_of_its_own(store: Store) -> None:
@@ -85,23 +79,25 @@ def test_of_publishers_that_start_together_each_gets_an_epoch_of_its_own(store: 
 
 def test_of_publishers_of_one_version_with_different_content_one_wins(store: Store) -> None:
     weights.claim_epoch(store, holder="h", parent=None, reason="start")
+    weights.put_schema(store, b"schema", SCHEMA)
     outcomes: list[str] = []
 
-    def race(value: float) -> None:
+    def race(content: str) -> None:
         try:
-            publish(store, VersionId(1, 0), value)
+            commit_delta(store, VersionId(1, 0), None, content)
         except EtudeError as error:
             outcomes.append(error.reason)
         else:
             outcomes.append("published")
 
-    threads = [threading.Thread(target=race, args=(float(i),)) for i in range(8)]
+    threads = [threading.Thread(target=race, args=(f"content {i}",)) for i in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert sorted(outcomes) == ["Fenced"] * 7 + ["published"]
-    assert len(list(weights.fetch(store, weights.read_full_manifest(store, VersionId(1, 0))))) == 1
+    [edge] = weights.plan(store, None, VersionId(1, 0))
+    assert edge.objects[0].size == len(read(store, edge))
 
 
 @dataclass
@@ -163,9 +159,11 @@ class Recorded(Store):
 SCHEMA = hashlib.sha256(b"schema").hexdigest()
 
 
-def commit_delta(store: Store, version: VersionId, base: VersionRef | None) -> VersionRef:
-    """A version whose payload is its own name."""
-    data = str(version).encode() * (20 if base is None else 1)
+def commit_delta(
+    store: Store, version: VersionId, base: VersionRef | None, content: str = ""
+) -> VersionRef:
+    """A version whose payload is its own name, unless told."""
+    data = (content or str(version)).encode() * (20 if base is None else 1)
     key = weights.publish_payload(store, version, 0, data, complete=base is None)
     manifest = WeightManifest(
         run="r",
@@ -181,6 +179,11 @@ def commit_delta(store: Store, version: VersionId, base: VersionRef | None) -> V
     )
     assert weights.commit(store, manifest) == weights.commit(store, manifest)
     return manifest.ref
+
+
+def read(store: Store, edge: Edge) -> bytes:
+    """All payloads of one step."""
+    return b"".join(store.get(item.key) for item in edge.objects)
 
 
 STATS = Stats(changed=0, elements=1, one_ulp=0, nonfinite=0, codecs={}, num_bytes=0)

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.support.model_tensors import schema_of, words_of
 from tests.support.publishing import TrainedPolicy
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from etude.common.blobs import MemoryStore
 from etude.common.weights import VersionId
-from etude.common.weights.tensors.schema import Schema, TensorSpec, split_of
+from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.words import Words
 from etude.inference.engine.replica import Replica
 from etude.inference.policy import Finish, LabelSpan, SampleRequest
@@ -40,17 +41,10 @@ class Oracle:
         self.model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
     def words(self) -> dict[str, Words]:
-        return {
-            name: parameter.detach().numpy().reshape(-1).view(np.uint32).copy()
-            for name, parameter in self.model.named_parameters()
-        }
+        return words_of(self.model)
 
     def schema(self) -> Schema:
-        specs = [
-            TensorSpec(name=name, dtype="F32", shape=tuple(p.shape), split=split_of(name))
-            for name, p in sorted(self.model.named_parameters())
-        ]
-        return Schema(grid=8, tensors=tuple(specs))
+        return schema_of(self.model)
 
     @torch.no_grad()
     def logprobs(self, words: dict[str, Words], tokens: Sequence[int]) -> list[float]:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from tests.support.publishing import TrainedPolicy
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from etude.agent.chat import CHAT_TEMPLATE
 from etude.common import weights
-from etude.common.blobs import Store, open_store
-from etude.common.weights import Tensor, VersionId
+from etude.common.blobs import MemoryStore, Store, open_store
+from etude.common.weights import VersionId
 
 START_LIMIT_S = 240
 """Twenty seconds on an idle core; a busy machine gets patience."""
@@ -43,7 +44,7 @@ class Answer(NamedTuple):
     text: str
 
 
-def write_model(folder: Path, *, dtype: str = "float32") -> Path:
+def write_model(folder: Path, *, dtype: str = "float32", **sizes: int) -> Path:
     """A Qwen3 configuration with tied embeddings and a byte-level tokenizer; no weights."""
     folder.mkdir(parents=True)
     tokenizer = Tokenizer(models.BPE())
@@ -72,6 +73,7 @@ def write_model(folder: Path, *, dtype: str = "float32") -> Path:
         "initializer_range": 0.1,
         "eos_token_id": SPECIALS.index("<|end|>"),
         "dtype": dtype,
+        **sizes,
     }
     (folder / "config.json").write_text(json.dumps(config))
     tokens = {"eos_token": "<|end|>", "pad_token": "<|pad|>", "chat_template": CHAT_TEMPLATE}
@@ -80,7 +82,9 @@ def write_model(folder: Path, *, dtype: str = "float32") -> Path:
     return folder
 
 
-def resolved_run(model: Path, store: Path, **inference: int) -> Mapping[str, Any]:
+def resolved_run(
+    model: Path, store: Path, *, weights: Mapping[str, Any] | None = None
+) -> Mapping[str, Any]:
     """The file that the operator mounts into the role."""
     phase = {
         "name": "sft",
@@ -89,13 +93,13 @@ def resolved_run(model: Path, store: Path, **inference: int) -> Mapping[str, Any
         "optimizer": {"learningRate": "1e-3"},
         "data": [{"name": "traces", "uri": "file:///traces.jsonl"}],
     }
-    role = {"maxModelLen": CONTEXT, "maxConcurrent": 32, "kvCacheMib": 64, **inference}
+    role = {"maxModelLen": CONTEXT, "maxConcurrent": 32, "kvCacheMib": 64}
     spec = {
         "model": {"uri": model.as_uri()},
         "storage": {"uri": store.as_uri()},
         "phases": [phase],
         "roles": {"inference": role},
-        "weights": {"dtype": "Float32"},
+        "weights": {"dtype": "Float32"} if weights is None else weights,
     }
     return {"name": "tiny", "uid": RUN_UID, "spec": spec}
 
@@ -129,13 +133,21 @@ class RoleProcess:
     probe_port: int = 0
     process: "subprocess.Popen[bytes] | None" = None
     published: int = -1
+    pod: str = "tiny-inference-0"
+    shared: Path | None = None
+    """Store in which somebody else publishes; a folder of its own unless set."""
+    weights: Mapping[str, Any] | None = None
+    """spec.weights of the run."""
     store: Store = field(init=False)
 
     def __post_init__(self) -> None:
-        (self.folder / "store").mkdir(parents=True)
-        self.store = open_store((self.folder / "store").as_uri())
-        weights.claim_epoch(self.store, holder="test", parent=None, reason="start")
-        run = resolved_run(self.model, self.folder / "store")
+        self.folder.mkdir(parents=True)
+        place = self.shared or self.folder / "store"
+        place.mkdir(exist_ok=True)
+        self.store = open_store(place.as_uri())
+        if self.shared is None:
+            weights.claim_epoch(self.store, holder="test", parent=None, reason="start")
+        run = resolved_run(self.model, place, weights=self.weights)
         (self.folder / "run.json").write_text(json.dumps(run))
 
     def start(self) -> None:
@@ -146,7 +158,7 @@ class RoleProcess:
             "ETUDE_PORT": str(self.grpc_port),
             "ETUDE_HTTP_PORT": str(self.http_port),
             "ETUDE_PROBE_PORT": str(self.probe_port),
-            "ETUDE_POD": "tiny-inference-0",
+            "ETUDE_POD": self.pod,
             "ETUDE_TRACES_FILE": str(self.folder / "traces.jsonl"),
             "OMP_NUM_THREADS": "1",
             # An image for CPU engines has no compiler, and none may be needed.
@@ -161,13 +173,33 @@ class RoleProcess:
                 stderr=log,
             )
 
-    def publish(self, tensors: list[Tensor], *, number: int | None = None) -> VersionId:
-        self.published = self.published + 1 if number is None else number
-        version = VersionId(1, self.published)
-        weights.publish(
-            self.store, run=RUN_UID, version=version, step=0, holder="test", tensors=tensors
-        )
-        return version
+    def publish(self, policy: TrainedPolicy, *, complete: bool = False) -> VersionId:
+        self.published += 1
+        store, number = self.store, self.published
+        return policy.publish(store, number, complete=complete, run=RUN_UID).version
+
+    def publish_spoilt(
+        self,
+        policy: TrainedPolicy,
+        spoil: Callable[[bytes], bytes | None],
+        *,
+        state: str | None = None,
+    ) -> VersionId:
+        """A delta whose payload is spoilt, or gone (None), before anybody can see its manifest.
+
+        The next version builds on what this one builds on.
+        """
+        beside = MemoryStore(objects={o.key: self.store.get(o.key) for o in self.store.list("")})
+        self.published += 1
+        sound = policy.base
+        manifest = policy.publish(beside, self.published, run=RUN_UID, state=state)
+        policy.base = sound
+        for item in manifest.objects:
+            data = spoil(beside.get(item.key))
+            if data is not None:
+                self.store.put(item.key, data)
+        self.store.create(manifest.version.manifest_key, manifest.to_bytes())
+        return manifest.version
 
     def await_answer(self, port: int, path: str, status: int) -> Answer:
         """What the path answers, once it answers with this status.
@@ -199,6 +231,22 @@ class RoleProcess:
 @pytest.fixture(scope="session")
 def make_model() -> Callable[..., Path]:
     return write_model
+
+
+@pytest.fixture
+def make_role() -> Iterator[Callable[..., RoleProcess]]:
+    """Any number of roles, started; they end with the test."""
+    made: list[RoleProcess] = []
+
+    def started(folder: Path, model: Path, **fields: Any) -> RoleProcess:
+        process = RoleProcess(folder, model, **fields)
+        process.start()
+        made.append(process)
+        return process
+
+    yield started
+    for process in made:
+        process.kill()
 
 
 @pytest.fixture(scope="module")

@@ -72,6 +72,25 @@ def test_a_model_that_computes_from_a_packed_copy_is_refused_by_name(removes: bo
         engine_weights.refuse_packed(model)
 
 
+@pytest.mark.parametrize(
+    ("method", "args"),
+    [
+        ("start_weight_update", ()),
+        ("update_weights", ({"files": []},)),
+        ("receive_weights", (engine_weights.UpdateInfo(),)),
+        ("finish_weight_update", ()),
+    ],
+)
+def test_weights_that_come_past_the_store_are_refused(method: str, args: tuple[object]) -> None:
+    model = torch.nn.Sequential(Linear(packs=False))
+    before = copy.deepcopy(model.state_dict())
+    config = types.SimpleNamespace(parallel_config=None, model_config=None)
+    engine = engine_weights.EtudeWeightEngine(None, config, torch.device("cpu"), model)
+    with pytest.raises(RuntimeError, match="object store only"):
+        getattr(engine, method)(*args)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
 def test_a_parameter_that_loading_rewrote_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

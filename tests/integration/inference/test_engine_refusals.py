@@ -10,9 +10,8 @@ import pytest
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from etude.common.errors import UnavailableError, UserError
-from etude.common.weights import VersionId
+from etude.common.weights import VersionRef
 from etude.inference.engine import replica
-from etude.inference.policy import StagedVersion
 from etude.inference.settings import EngineOptions
 
 
@@ -50,12 +49,19 @@ class DeadCore:
         return call
 
 
-async def test_a_commit_on_a_dead_engine_says_that_the_engine_is_unavailable(
+async def test_a_swap_on_a_dead_engine_says_that_the_engine_is_unavailable(
     options: EngineOptions,
 ) -> None:
     config = SimpleNamespace(get_vocab_size=lambda: 320, max_model_len=256)
-    llm: Any = SimpleNamespace(model_config=config, engine_core=DeadCore(), errored=True)
+    core = DeadCore()
+    llm: Any = SimpleNamespace(
+        model_config=config, engine_core=core, collective_rpc=core.call_utility, errored=True
+    )
     engine = replica.Replica(llm, options)
     with pytest.raises(UnavailableError, match="EngineDeadError"):
-        await engine.commit(StagedVersion(version=VersionId(1, 0), files=[]))
+        await engine.swap.audit()
+    same = VersionRef(epoch=1, number=0, manifest_sha256="0" * 64, state=engine.swap.state)
+    with pytest.raises(UnavailableError, match="EngineDeadError"):
+        await engine.swap.relabel(same)
     assert engine.failed
+    assert engine.live is None

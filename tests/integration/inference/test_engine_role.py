@@ -15,10 +15,13 @@ import pytest
 import pytest_asyncio
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.support.model_tensors import schema_of, words_of
+from tests.support.publishing import TrainedPolicy
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from etude.common.channels import dial
-from etude.common.weights import Tensor, VersionId
+from etude.common.weights import VersionId
+from etude.common.weights.tensors.schema import Schema
 from etude.v1 import inference_pb2, inference_pb2_grpc, weights_pb2, weights_pb2_grpc
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -39,6 +42,7 @@ class Policy:
         torch.manual_seed(0)
         config = AutoConfig.from_pretrained(folder)
         self.model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        self.published = TrainedPolicy(schema_of(self.model), words_of(self.model))
 
     def step(self, seed: int) -> None:
         """Change every weight, as an optimiser would, only more."""
@@ -46,17 +50,7 @@ class Policy:
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.03)
-
-    def tensors(self) -> list[Tensor]:
-        return [
-            Tensor(
-                name=name,
-                dtype="F32",
-                shape=tuple(parameter.shape),
-                data=parameter.detach().contiguous().numpy().tobytes(),
-            )
-            for name, parameter in self.model.named_parameters()
-        ]
+        self.published.words = words_of(self.model)
 
     @torch.no_grad()
     def logprobs(
@@ -181,8 +175,10 @@ async def test_the_role_is_alive_but_not_ready_before_the_first_version(
 async def test_an_incomplete_first_version_is_refused(
     role: Any, client: Client, policy: Policy
 ) -> None:
+    tensors = policy.published.schema.tensors
+    incomplete = TrainedPolicy(Schema(grid=8, tensors=tensors[:-3]), policy.published.words)
     with pytest.raises(grpc.aio.AioRpcError, match="unfilled") as caught:
-        await client.commit(role.publish(policy.tensors()[:-3]))
+        await client.commit(role.publish(incomplete))
     assert caught.value.code() == grpc.StatusCode.DATA_LOSS
     assert (await client.status()).state == weights_pb2.REPLICA_STATE_NOT_READY
 
@@ -190,7 +186,7 @@ async def test_an_incomplete_first_version_is_refused(
 async def test_the_first_verified_version_makes_it_ready(
     role: Any, client: Client, policy: Policy
 ) -> None:
-    status = await client.commit(role.publish(policy.tensors()))
+    status = await client.commit(role.publish(policy.published))
     assert status.state == weights_pb2.REPLICA_STATE_SERVING
     role.await_answer(role.probe_port, "/readyz", 200)
     check = await client.health.Check(health_pb2.HealthCheckRequest(), timeout=DEADLINE_S)
@@ -214,7 +210,7 @@ async def test_every_weight_is_new_after_each_swap(
 ) -> None:
     for seed in range(1, 4):
         policy.step(seed)
-        version = role.publish(policy.tensors())
+        version = role.publish(policy.published)
         status = await client.commit(version)
         assert VersionId.from_proto(status.live) == version
         # The long prompt is in the prefix cache under every older version.
@@ -235,7 +231,7 @@ async def test_a_swap_in_the_middle_of_a_request_is_exact_to_the_token(
     older = Policy(str(role.model))
     older.model.load_state_dict(policy.model.state_dict())
     policy.step(10)
-    after = await client.commit(role.publish(policy.tensors()))
+    after = await client.commit(role.publish(policy.published))
     found = await gathered(call)
     tokens = [*first.token_ids, *found.tokens]
     logprobs = [*first.logprobs, *found.logprobs]
@@ -313,43 +309,45 @@ def running_requests(role: Any) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(names))
 
 
-async def test_a_corrupt_version_leaves_every_old_weight_in_place(
+def flipped(data: bytes) -> bytes:
+    return bytes([data[0] ^ 1]) + data[1:]
+
+
+SPOILT = {
+    "a wrong bit": (flipped, "blake3", grpc.StatusCode.DATA_LOSS, "Corrupt"),
+    "cut short": (lambda data: data[:-80], "weights/deltas/", grpc.StatusCode.DATA_LOSS, "Corrupt"),
+    "gone": (lambda _: None, "not in the store", grpc.StatusCode.NOT_FOUND, "NotFound"),
+}
+
+
+@pytest.mark.parametrize("how", SPOILT)
+async def test_a_spoilt_version_leaves_every_old_weight_in_place(
+    role: Any, client: Client, policy: Policy, how: str
+) -> None:
+    spoil, words, code, reason = SPOILT[how]
+    before = await client.sample(f"{how}-before", temperature=0.0)
+    live = (await client.status()).live
+    policy.step(20)
+    version = role.publish_spoilt(policy.published, spoil)
+    with pytest.raises(grpc.aio.AioRpcError, match=words) as caught:
+        await client.commit(version)
+    assert caught.value.code() == code
+    status = await client.status()
+    assert (status.live, status.reason) == (live, reason)
+    after = await client.sample(f"{how}-after", temperature=0.0)
+    assert (after.tokens, after.logprobs) == (before.tokens, before.logprobs)
+
+
+async def test_a_version_that_would_lead_elsewhere_is_refused_before_the_first_write(
     role: Any, client: Client, policy: Policy
 ) -> None:
-    before = await client.sample("before", temperature=0.0)
-    live = (await client.status()).live
-    version = role.publish(policy.tensors())
-    [info] = role.store.list(version.payload_prefix)
-    data = bytearray(role.store.get(info.key))
-    data[len(data) // 2] ^= 1
-    role.store.put(info.key, bytes(data))
-    with pytest.raises(grpc.aio.AioRpcError, match="BLAKE3") as caught:
-        await client.commit(version)
+    before = await client.sample("elsewhere-before", temperature=0.0)
+    policy.step(21)
+    lies = role.publish_spoilt(policy.published, lambda data: data, state="0" * 32)
+    with pytest.raises(grpc.aio.AioRpcError, match="would lead to state") as caught:
+        await client.commit(lies)
     assert caught.value.code() == grpc.StatusCode.DATA_LOSS
-    status = await client.status()
-    assert (status.live, status.reason) == (live, "Corrupt")
-    assert (await client.sample("after", temperature=0.0)).logprobs == before.logprobs
-
-
-@pytest.mark.parametrize("change", ["shape", "dtype", "missing", "renamed"])
-async def test_a_version_that_does_not_fit_is_refused_before_the_first_write(
-    role: Any, client: Client, policy: Policy, change: str
-) -> None:
-    before = await client.sample(f"{change}-before", temperature=0.0)
-    policy.step(20)
-    tensors = policy.tensors()
-    victim = tensors.pop()  # the last one written: the others must not be there either
-    size = victim.num_bytes
-    odd = {
-        "shape": [Tensor(name=victim.name, dtype="F32", shape=(2, size // 8), data=victim.data)],
-        "dtype": [Tensor(name=victim.name, dtype="BF16", shape=(size // 2,), data=victim.data)],
-        "missing": [],
-        "renamed": [Tensor(name="x", dtype="F32", shape=victim.shape, data=victim.data)],
-    }
-    with pytest.raises(grpc.aio.AioRpcError, match="tensor ") as caught:
-        await client.commit(role.publish([*tensors, *odd[change]]))
-    assert caught.value.code() == grpc.StatusCode.DATA_LOSS
-    after = await client.sample(f"{change}-after", temperature=0.0)
+    after = await client.sample("elsewhere-after", temperature=0.0)
     assert (after.tokens, after.logprobs) == (before.tokens, before.logprobs)
 
 
@@ -358,7 +356,8 @@ async def test_the_engines_own_metrics_are_beside_ours(role: Any) -> None:
     for name in (
         "etude_weights_pause_seconds_count",
         "etude_weights_stage_seconds_count",
-        'etude_weights_bytes_total{codec="none",kind="full"}',
+        'etude_weights_bytes_total{codec="blocks",kind="complete"}',
+        'etude_weights_bytes_total{codec="blocks",kind="delta"}',
         "etude_weights_corrupt_total",
         'etude_weights_lag_versions{replica="tiny-inference-0"}',
         "vllm:prefix_cache_hits",
@@ -370,7 +369,7 @@ async def test_the_engines_own_metrics_are_beside_ours(role: Any) -> None:
 async def test_a_fresh_engine_on_the_same_version_samples_the_same(
     role: Any, client: Client, policy: Policy
 ) -> None:
-    await client.commit(role.publish(policy.tensors()))
+    await client.commit(role.publish(policy.published))
     swapped = await client.sample("swapped", temperature=0.0, max_tokens=60)
     assert role.stop() == 0
     role.start()

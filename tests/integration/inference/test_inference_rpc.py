@@ -1,19 +1,20 @@
 """Both services over real gRPC, on an engine in memory."""
 
 import asyncio
-import struct
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import pytest
+from tests.support.followed_versions import SCHEMA, damage
+from tests.support.publishing import TrainedPolicy
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.channels import dial
 from etude.common.serving import Server
-from etude.common.weights import Tensor, VersionId
+from etude.common.weights import WeightManifest
 from etude.inference.memory import MemoryEngine
 from etude.inference.policy import EngineInfo
 from etude.inference.receiver import Receiver
@@ -32,19 +33,13 @@ class Replica:
     engine: MemoryEngine
     receiver: Receiver
     store: MemoryStore
+    policy: TrainedPolicy
     inference: "inference_pb2_grpc.InferenceServiceAsyncStub"
     weights: "weights_pb2_grpc.WeightServiceAsyncStub"
 
-    def publish(self, number: int) -> None:
-        tensor = Tensor(name="w", dtype="F32", shape=(1,), data=struct.pack("<f", number))
-        weights.publish(
-            self.store,
-            run="run-1",
-            version=VersionId(1, number),
-            step=number,
-            holder="t",
-            tensors=[tensor],
-        )
+    def publish(self, number: int) -> WeightManifest:
+        self.policy.step()
+        return self.policy.publish(self.store, number, run="run-1")
 
     async def commit(self, number: int) -> weights_pb2.WeightStatus:
         version = weights_pb2.PolicyVersion(epoch=1, number=number)
@@ -83,6 +78,7 @@ async def replica(tmp_path: Path) -> AsyncIterator[Replica]:
             engine,
             receiver,
             store,
+            TrainedPolicy(SCHEMA),
             inference_pb2_grpc.InferenceServiceStub(channel),
             weights_pb2_grpc.WeightServiceStub(channel),
         )
@@ -194,9 +190,7 @@ async def test_committing_what_was_never_published_is_not_found(replica: Replica
 
 
 async def test_committing_a_corrupt_version_is_data_loss(replica: Replica) -> None:
-    replica.publish(0)
-    key = weights.read_full_manifest(replica.store, VersionId(1, 0)).objects[0].key
-    replica.store.objects[key] += b"x"
+    damage(replica.store, replica.publish(0))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await replica.commit(0)
     assert caught.value.code() == grpc.StatusCode.DATA_LOSS

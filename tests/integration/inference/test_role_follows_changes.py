@@ -2,15 +2,14 @@
 
 from typing import Any
 
-import numpy as np
 import torch
+from tests.support.model_tensors import schema_of, words_of
 from tests.support.publishing import TrainedPolicy
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from etude.common.channels import dial
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.leases import seen_leases
-from etude.common.weights.tensors.schema import Schema, TensorSpec, split_of
 from etude.v1 import weights_pb2, weights_pb2_grpc
 
 RUN_UID = "uid-tiny"
@@ -22,13 +21,7 @@ def initial_policy(folder: str) -> TrainedPolicy:
     model: Any = AutoModelForCausalLM.from_config(
         AutoConfig.from_pretrained(folder), dtype=torch.float32
     )
-    parameters = sorted(model.named_parameters())
-    specs = [
-        TensorSpec(name=name, dtype="F32", shape=tuple(p.shape), split=split_of(name))
-        for name, p in parameters
-    ]
-    words = {name: p.detach().numpy().reshape(-1).view(np.uint32) for name, p in parameters}
-    return TrainedPolicy(Schema(grid=8, tensors=tuple(specs)), words)
+    return TrainedPolicy(schema_of(model), words_of(model))
 
 
 async def served(role: Any, version: VersionId) -> weights_pb2.WeightStatus:

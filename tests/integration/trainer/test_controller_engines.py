@@ -223,7 +223,9 @@ async def test_no_engine_in_time_is_an_error_that_names_them(
 async def test_damaged_weights_are_reported_in_the_engines_words(
     replicas: list[Replica], engines: Make
 ) -> None:
-    replicas[0].error = CorruptError("weights/full/2-7/0000.safetensors: content does not match")
+    replicas[0].error = CorruptError(
+        "weights/deltas/000002/000000000007/r0000-0123456789abcdef.dlt: content does not match"
+    )
     with pytest.raises(UnavailableError, match="content does not match"):
         await engines(replicas[0].target).commit(VERSION)
 

@@ -1,8 +1,8 @@
 """A store with versions, an engine in memory, and a receiver between them."""
 
-import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.followed_versions import SCHEMA
@@ -10,8 +10,8 @@ from tests.support.publishing import TrainedPolicy
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore
-from etude.common.weights import FullManifest, Tensor, VersionId, WeightManifest
-from etude.inference.memory import MemoryEngine
+from etude.common.weights import WeightManifest
+from etude.inference.memory import MemoryEngine, MemoryRanks
 from etude.inference.policy import EngineInfo
 from etude.inference.receiver import Receiver
 from etude.inference.staging import Stager
@@ -19,7 +19,7 @@ from etude.inference.status import Status
 
 RUN = "uid-run"
 
-Publish = Callable[..., FullManifest]
+Publish = Callable[..., WeightManifest]
 
 
 @pytest.fixture
@@ -35,24 +35,8 @@ def store() -> MemoryStore:
 
 
 @pytest.fixture
-def publish(store: MemoryStore) -> Publish:
-    def make(number: int, *, epoch: int = 1, run: str = RUN) -> FullManifest:
-        tensor = Tensor(name="w", dtype="F32", shape=(1,), data=struct.pack("<f", number))
-        return weights.publish(
-            store,
-            run=run,
-            version=VersionId(epoch, number),
-            step=number,
-            holder="trainer-0",
-            tensors=[tensor],
-        )
-
-    return make
-
-
-@pytest.fixture
 def engine(info: EngineInfo) -> MemoryEngine:
-    return MemoryEngine(info)
+    return MemoryEngine(info, MemoryRanks(2))
 
 
 @pytest.fixture
@@ -67,6 +51,17 @@ def receiver(store: MemoryStore, engine: MemoryEngine, tmp_path: Path) -> Receiv
 @pytest.fixture
 def policy() -> TrainedPolicy:
     return TrainedPolicy(SCHEMA)
+
+
+@pytest.fixture
+def publish(policy: TrainedPolicy, store: MemoryStore) -> Publish:
+    """Publishes one more step, on the version before it unless told otherwise."""
+
+    def make(number: int, **how: Any) -> WeightManifest:
+        policy.step()
+        return policy.publish(store, number, **how)
+
+    return make
 
 
 @pytest.fixture

@@ -8,19 +8,14 @@ from tests.support.publishing import TrainedPolicy
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore
-from etude.common.errors import FencedError, UnavailableError
-from etude.common.weights import Tensor, VersionId, WeightManifest
+from etude.common.errors import FencedError
+from etude.common.weights import VersionId, WeightManifest
 from etude.common.weights.protocol.leases import seen_leases
 from etude.inference.memory import MemoryEngine, MemoryRanks
 from etude.inference.policy import EngineInfo
 from etude.inference.receiver import Receiver
 from etude.inference.staging import Stager
 from etude.inference.status import State, Status
-
-
-@pytest.fixture
-def engine(info: EngineInfo) -> MemoryEngine:
-    return MemoryEngine(info, MemoryRanks(2))
 
 
 async def test_a_fresh_replica_comes_to_the_newest_version_over_the_whole_chain(
@@ -168,18 +163,3 @@ async def test_a_restart_drops_what_was_staged_and_catches_up(
     assert not left.exists()
     await again.catch_up()
     assert_serves(fresh, policy, VersionId(1, 2))
-
-
-async def test_changes_after_whole_versions_ask_for_a_restart(
-    receiver: Receiver, engine: MemoryEngine, policy: TrainedPolicy, store: MemoryStore
-) -> None:
-    tensor = Tensor(name="w", dtype="F32", shape=(1,), data=bytes(4))
-    weights.publish(
-        store, run="uid-run", version=VersionId(1, 0), step=0, holder="t", tensors=[tensor]
-    )
-    await receiver.catch_up()
-    assert engine.live == VersionId(1, 0)
-    policy.publish(store, 1, complete=True)
-    with pytest.raises(UnavailableError, match="a restart reads the changes"):
-        await receiver.catch_up()
-    assert engine.failed

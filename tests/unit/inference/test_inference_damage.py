@@ -9,16 +9,10 @@ from tests.support.publishing import TrainedPolicy
 from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError, UnavailableError
 from etude.common.weights import VersionId, WeightManifest
-from etude.inference.memory import MemoryEngine, MemoryRanks
-from etude.inference.policy import EngineInfo
+from etude.inference.memory import MemoryEngine
 from etude.inference.receiver import Receiver
 from etude.inference.staging import Stager
 from etude.inference.status import State, Status
-
-
-@pytest.fixture
-def engine(info: EngineInfo) -> MemoryEngine:
-    return MemoryEngine(info, MemoryRanks(2))
 
 
 async def test_a_damaged_delta_leaves_the_old_version_serving_and_says_so(

@@ -230,3 +230,11 @@ def test_every_key_says_what_it_was_made_of(
 def test_keys_sort_as_versions_do(a: VersionId, b: VersionId) -> None:
     assert (a.manifest_key < b.manifest_key) == (a < b)
     assert (a.label < b.label) == (a < b)
+
+
+def test_the_text_form_of_a_version_is_exact() -> None:
+    assert str(VersionId(3, 128)) == "3.128"
+    assert VersionId.parse("3.128") == VersionId(3, 128)
+    for text in ("", "3", "3.", "03.1", "3.01", "-3.1", "3.1 ", "٣.1", "default"):
+        with pytest.raises(ValueError, match="no policy version"):
+            VersionId.parse(text)

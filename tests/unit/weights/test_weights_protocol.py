@@ -1,7 +1,7 @@
 """Fencing and the accepted chain, under every interleaving that hypothesis thinks of."""
 
-import struct
-from collections.abc import Callable
+import hashlib
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -10,71 +10,62 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from typing_extensions import override
 
 from etude.common import weights
-from etude.common.blobs import MemoryStore, MissingError
-from etude.common.errors import CorruptError, FencedError
-from etude.common.weights import FullManifest, Tensor, VersionId
+from etude.common.blobs import MemoryStore
+from etude.common.errors import FencedError
+from etude.common.weights import PayloadObject, Stats, VersionId, WeightManifest
 
-Publish = Callable[..., FullManifest]
+V = [VersionId(1, number) for number in range(6)]
 
 
-def test_a_new_epoch_fences_the_publisher_before_it(
-    publish: Publish, claim: Callable[..., int], store: MemoryStore
-) -> None:
-    claim()
-    publish(1, 0)
-    assert claim(VersionId(1, 0), "takeover") == 2
+def test_a_new_epoch_fences_the_publisher_before_it(line: Any, store: MemoryStore) -> None:
+    line.open()
+    line.publish(V[0], (1, 2, 3))
+    assert line.open(V[0], "takeover") == 2
     with pytest.raises(FencedError, match="epoch 2"):
-        publish(1, 1)
-    assert weights.newest(store) == VersionId(1, 0)
-    publish(2, 1)
-    assert weights.accepted_chain(store) == [VersionId(1, 0), VersionId(2, 1)]
+        line.publish(V[1], (1, 2, 4), base=V[0])
+    assert weights.newest(store) == V[0]
+    line.publish(VersionId(2, 1), (1, 2, 5), base=V[0])
+    assert weights.accepted_chain(store) == [V[0], VersionId(2, 1)]
 
 
-def test_versions_above_the_parent_of_a_newer_epoch_are_dead(
-    publish: Publish, claim: Callable[..., int], store: MemoryStore
-) -> None:
-    claim()
-    for number in range(4):
-        publish(1, number)
-    claim(VersionId(1, 1), "rollback")
-    assert not weights.is_accepted(store, VersionId(1, 3))
-    assert weights.is_accepted(store, VersionId(1, 1))
-    assert weights.newest(store) == VersionId(1, 1)
-    publish(2, 4)
-    assert weights.accepted_chain(store) == [VersionId(1, 0), VersionId(1, 1), VersionId(2, 4)]
+def test_versions_above_the_parent_of_a_newer_epoch_are_dead(line: Any, store: MemoryStore) -> None:
+    line.open()
+    line.many(4)
+    line.open(V[1], "rollback")
+    assert not weights.is_accepted(store, V[3])
+    assert weights.is_accepted(store, V[1])
+    assert weights.newest(store) == V[1]
+    line.publish(VersionId(2, 4), (4, 0, 2), base=V[1])
+    assert weights.accepted_chain(store) == [V[0], V[1], VersionId(2, 4)]
 
 
-def test_numbers_stay_above_dead_and_pruned_ones(
-    publish: Publish, claim: Callable[..., int], store: MemoryStore
-) -> None:
-    claim()
-    for number in range(6):
-        publish(1, number)
-    claim(VersionId(1, 2), "rollback")
-    for number in (4, 5):
-        del store.objects[VersionId(1, number).manifest_key]
-    claim(VersionId(1, 2), "takeover")
+def test_numbers_stay_above_dead_and_deleted_ones(line: Any, store: MemoryStore) -> None:
+    line.open()
+    line.many(6)
+    line.open(V[2], "rollback")
+    for version in V[4:]:
+        del store.objects[version.manifest_key]
+    line.open(V[2], "takeover")
     assert weights.read_epoch(store, 3).first_number == 6
 
 
 def test_a_manifest_that_a_fenced_publisher_creates_late_is_not_accepted(
-    publish: Publish, claim: Callable[..., int], store: MemoryStore
+    line: Any, store: MemoryStore
 ) -> None:
-    claim()
-    publish(1, 0)
-    late = publish(1, 1)
-    del store.objects[VersionId(1, 1).manifest_key]  # it has not arrived yet
-    claim(VersionId(1, 0), "takeover")
-    store.objects[VersionId(1, 1).manifest_key] = late.to_bytes()
-    assert not weights.is_accepted(store, VersionId(1, 1))
-    assert weights.newest(store) == VersionId(1, 0)
+    line.open()
+    line.many(2)
+    late = store.objects.pop(V[1].manifest_key)  # it has not arrived yet
+    line.open(V[0], "takeover")
+    store.objects[V[1].manifest_key] = late
+    assert not weights.is_accepted(store, V[1])
+    assert weights.newest(store) == V[0]
 
 
 def test_a_version_of_an_epoch_that_nobody_opened_is_not_accepted(
-    publish: Publish, claim: Callable[..., int], store: MemoryStore
+    line: Any, store: MemoryStore
 ) -> None:
-    claim()
-    publish(1, 0)
+    line.open()
+    line.publish(V[0], (1, 2, 3))
     assert not weights.is_accepted(store, VersionId(7, 0))
 
 
@@ -93,43 +84,41 @@ def test_a_reason_that_nobody_knows_is_refused(store: MemoryStore) -> None:
         weights.claim_epoch(store, holder="h", parent=None, reason="because")
 
 
-def test_pruning_keeps_what_it_is_told_and_everything_newer(
-    publish: Publish, claim: Callable[..., int], store: MemoryStore
-) -> None:
-    claim()
-    for number in range(6):
-        publish(1, number)
-    deleted = weights.prune(store, keep={VersionId(1, 1), VersionId(1, 4)})
-    assert weights.accepted_chain(store) == [VersionId(1, 1), VersionId(1, 4), VersionId(1, 5)]
-    assert deleted[0] == VersionId(1, 3).manifest_key
-    for version in weights.accepted_chain(store):
-        assert list(weights.fetch(store, weights.read_full_manifest(store, version)))
-    assert len([key for key in store.objects if key.startswith("weights/full/")]) == 3
+SCHEMA = hashlib.sha256(b"schema").hexdigest()
+STATS = Stats(changed=0, elements=1, one_ulp=0, nonfinite=0, codecs={}, num_bytes=0)
 
 
-def test_a_fenced_publisher_prunes_nothing(
-    publish: Publish, claim: Callable[..., int], store: MemoryStore
-) -> None:
-    claim()
-    publish(1, 0)
-    publish(1, 1)
-    claim(VersionId(1, 0), "takeover")
-    before = dict(store.objects)
-    with pytest.raises(FencedError):
-        weights.prune(store, keep={VersionId(1, 1)})
-    assert store.objects == before
+def complete(store: MemoryStore, version: VersionId, holder: str) -> WeightManifest:
+    """A manifest whose payload, its own name, is in the store."""
+    data = str(version).encode()
+    key = weights.publish_payload(store, version, 0, data, complete=True)
+    item = PayloadObject(
+        rank=0, key=key, size=len(data), index_offset=0, index_length=1, index_sha256="0" * 64
+    )
+    return WeightManifest(
+        run="r",
+        epoch=version.epoch,
+        number=version.number,
+        step=0,
+        holder=holder,
+        base=None,
+        schema_sha256=SCHEMA,
+        state=hashlib.blake2b(data, digest_size=16).hexdigest(),
+        objects=(item,),
+        stats=STATS,
+    )
 
 
 class Publishers(RuleBasedStateMachine):
-    """Two publishers that may sleep at any point, one reader, one collector."""
+    """Two publishers that may sleep at any point, also with a create on its way, and a reader."""
 
     def __init__(self) -> None:
         super().__init__()
         self.store = MemoryStore()
-        self.ledger: dict[VersionId, float] = {}
+        weights.put_schema(self.store, b"schema", SCHEMA)
+        self.published: set[VersionId] = set()
         self.epoch_of = {"a": 0, "b": 0}
         self.delayed: list[tuple[str, bytes]] = []
-        self.read: list[VersionId] = []
 
     @initialize()
     def start(self) -> None:
@@ -151,20 +140,17 @@ class Publishers(RuleBasedStateMachine):
         epoch = self.epoch_of[who]
         if epoch == 0:
             return
-        own = [v.number for v in self.ledger if v.epoch == epoch]
+        own = [v.number for v in self.published if v.epoch == epoch]
         first = weights.read_epoch(self.store, epoch).first_number
         version = VersionId(epoch, max([first - 1, *own]) + 1 + skip)
-        value = float(1000 * epoch + version.number)
-        tensor = Tensor(name="w", dtype="F32", shape=(1,), data=struct.pack("<f", value))
         fenced = weights.is_fenced(self.store, epoch)
         try:
-            weights.publish(
-                self.store, run="r", version=version, step=0, holder=who, tensors=[tensor]
-            )
+            weights.commit(self.store, complete(self.store, version, who))
         except FencedError:
             assert fenced
             return
-        self.ledger[version] = value
+        assert not fenced
+        self.published.add(version)
         if delay:  # the create is still on its way when others act
             self.delayed.append(
                 (version.manifest_key, self.store.objects.pop(version.manifest_key))
@@ -176,30 +162,14 @@ class Publishers(RuleBasedStateMachine):
             self.store.objects[key] = data
         self.delayed.clear()
 
-    @rule(keep=st.integers(1, 3))
-    def collect(self, keep: int) -> None:
-        chain = weights.accepted_chain(self.store)
-        parents = {weights.read_epoch(self.store, e).parent for e in self.epoch_of.values() if e}
-        kept = {*chain[-keep:], *(p for p in parents if p is not None)}
-        try:
-            weights.prune(self.store, keep=kept)
-        except FencedError:
-            assert kept
-
     @rule()
     def follow(self) -> None:
         newest = weights.newest(self.store)
-        if newest is None or newest not in weights.accepted_chain(self.store):
+        if newest is None:
             return
-        try:
-            manifest = weights.read_full_manifest(self.store, newest)
-            [fetched] = weights.fetch(self.store, manifest)
-        except (MissingError, CorruptError) as error:
-            raise AssertionError(f"{newest} was offered and cannot be read") from error
+        manifest = weights.read_manifest(self.store, newest)
         assert weights.is_accepted(self.store, newest)
-        [tensor] = fetched.tensors
-        assert struct.unpack("<f", tensor.data)[0] == self.ledger[newest]
-        self.read.append(newest)
+        assert self.store.get(manifest.objects[0].key) == str(newest).encode()
 
     @invariant()
     def accepted_numbers_rise(self) -> None:
@@ -209,7 +179,7 @@ class Publishers(RuleBasedStateMachine):
     @invariant()
     def only_the_newest_epochs_line_is_accepted(self) -> None:
         chain = set(weights.accepted_chain(self.store))
-        for version in self.ledger:
+        for version in self.published:
             published = version.manifest_key in self.store.objects
             assert weights.is_accepted(self.store, version) >= (version in chain)
             if published and version not in chain:

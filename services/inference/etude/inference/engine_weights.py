@@ -1,14 +1,12 @@
-"""vLLM's plugin: live parameters on CPU, and versions written into them in place.
+"""vLLM's plugin: live parameters on CPU, into which versions can be written in place.
 
 On CPU vLLM packs every linear layer at load and computes from the packed copy, so that writing
 into a parameter changes nothing, silently. `register` switches that off; an engine whose loading
 changed a parameter all the same is refused, not served wrongly.
 """
 
-import mmap
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,22 +24,14 @@ from vllm.model_executor.model_loader import base_loader
 from vllm.platforms import current_platform
 from vllm.triton_utils import dispatcher
 
-from etude.common.errors import CorruptError
-from etude.common.weights.tensors import safetensors
-
 BACKEND = "etude"
 CHANGED = "etude_changed_parameters"
 """Attribute of a loaded model: names of parameters that loading changed."""
 
-_TORCH = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "U8": torch.uint8,
-}
+NO_UPDATES = (
+    "this engine takes policy versions from its run's object store only: weights that are written "
+    "past its receiver would be in no digest and under no version"
+)
 
 _process = base_loader.process_weights_after_loading
 
@@ -100,26 +90,22 @@ def _fingerprints(model: torch.nn.Module) -> dict[str, bytes]:
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # mypy does not follow vLLM
-    """Nothing to agree on: versions come as files."""
+    """Nothing to agree on: versions come from the object store."""
 
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]  # mypy does not follow vLLM
-    """One verified version on local disk."""
-
-    files: list[str] = field(default_factory=list)
+    """Nothing to say: no version comes this way."""
 
 
 class EtudeWeightEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc]  # as above
-    """Overwrites the parameters of one worker's model with a version's tensors."""
+    """Refuses models that versions cannot be written into, and writers other than the receiver."""
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - vLLM's signature
         super().__init__(*args, **kwargs)
-        self._layout: dict[str, tuple[str, tuple[int, ...]]] = {}
-        """Names, formats and shapes that are known to cover the model; set by the first version."""
         refuse_packed(self.model)
 
     @override
@@ -128,74 +114,39 @@ class EtudeWeightEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ig
 
     @override
     def start_weight_update(self) -> None:
-        return None
+        """Refuse.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(NO_UPDATES)
 
     @override
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        # The base class then synchronises the accelerator, which raises without one.
-        self.receive_weights(self.parse_update_info(update_info))
+        """Refuse, whatever it says.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(NO_UPDATES)
 
     @override
-    @torch.no_grad()
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Check every tensor of the version, then write all of them.
+        """Refuse.
 
         Raises:
-            CorruptError: the tensors do not fit this model.
+            RuntimeError: always.
         """
-        tensors = [tensor for path in update_info.files for tensor in _read(Path(path))]
-        layout = {tensor.name: (tensor.dtype, tensor.shape) for tensor in tensors}
-        if not self._layout:
-            self._load_first(tensors)
-            self._layout = layout
-            return
-        for name in sorted(layout.keys() | self._layout.keys()):
-            found, known = layout.get(name), self._layout.get(name)
-            if found != known:
-                raise CorruptError(f"tensor {name!r} is {found}, in the live version {known}")
-        self._load(tensors)
-
-    def _load(self, tensors: list[safetensors.Tensor]) -> None:
-        """Write the tensors.
-
-        Raises:
-            CorruptError: vLLM's loader refused one, maybe after it wrote others.
-        """
-        try:
-            self.model.load_weights(_named(tensors))
-        except (AssertionError, KeyError, RuntimeError, ValueError) as cause:
-            raise CorruptError(f"the tensors do not fit the model: {cause!r}") from cause
-
-    def _load_first(self, tensors: list[safetensors.Tensor]) -> None:
-        """Load the first version and prove that it fills the whole model.
-
-        vLLM's loaders say which parameters they touched, not which part of each.
-
-        Raises:
-            CorruptError: it does not, or does not fit.
-        """
-        self._check_dtypes(tensors)
-        for parameter in self.model.parameters():
-            if parameter.is_floating_point():
-                parameter.fill_(float("nan"))
-        self._load(tensors)
-        missing = [n for n, p in self.model.named_parameters() if bool(torch.isnan(p).any())]
-        if missing:
-            raise CorruptError(f"the version leaves {missing[:4]} unfilled, or fills in NaN")
-
-    def _check_dtypes(self, tensors: list[safetensors.Tensor]) -> None:
-        live = self.model_config.dtype
-        for tensor in tensors:
-            dtype = _TORCH.get(tensor.dtype)
-            if dtype is None or (dtype.is_floating_point and dtype != live):
-                raise CorruptError(
-                    f"tensor {tensor.name!r} is {tensor.dtype}, but the engine computes in {live}; "
-                    "spec.weights.dtype sets both"
-                )
+        raise RuntimeError(NO_UPDATES)
 
     @override
     def finish_weight_update(self) -> None:
-        return None
+        """Refuse.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(NO_UPDATES)
 
     @override
     def shutdown(self) -> None:
@@ -233,16 +184,3 @@ def _ignores_weight(layer: torch.nn.Module) -> bool:
     after = compute(probe, weight, None)[0, 0].clone()
     weight[0] = row
     return bool(before == after)
-
-
-def _read(path: Path) -> list[safetensors.Tensor]:
-    with path.open("rb") as file:
-        # Copy-on-write: torch wants writable memory, and nobody writes.
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    return safetensors.decode(data, where=str(path))
-
-
-def _named(tensors: list[safetensors.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    for tensor in tensors:
-        flat = torch.frombuffer(tensor.data, dtype=_TORCH[tensor.dtype])
-        yield tensor.name, flat.view(tensor.shape)

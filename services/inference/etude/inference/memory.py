@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from etude.common.errors import CorruptError
 from etude.common.weights import VersionId
 from etude.common.weights.replicas.live import LiveWeights, slice_regions
 from etude.common.weights.tensors.schema import Schema
@@ -21,7 +20,6 @@ from etude.inference.policy import (
     Piece,
     PolicyEngine,
     SampleRequest,
-    StagedVersion,
 )
 from etude.inference.swap import Ranks, Steps, Swap
 from etude.inference.worker.rank import Rank
@@ -67,8 +65,6 @@ class MemoryEngine(PolicyEngine, Steps):
     info: EngineInfo
     ranks: MemoryRanks = field(default_factory=MemoryRanks)
     swap: Swap = field(init=False)
-    refuses: frozenset[VersionId] = frozenset()
-    """Whole versions whose tensors do not fit."""
     running: set[str] = field(default_factory=set)
     committed: list[VersionId] = field(default_factory=list)
     dropped_caches: int = 0
@@ -151,12 +147,3 @@ class MemoryEngine(PolicyEngine, Steps):
     def _next(self, label: str, prefix: Sequence[int]) -> int:
         digest = hashlib.sha256(f"{label}:{prefix}".encode()).digest()
         return int.from_bytes(digest[:4], "little") % self.info.vocab_size
-
-    @override
-    async def commit(self, staged: StagedVersion) -> float:
-        if staged.version in self.refuses:
-            raise CorruptError(f"version {staged.version}: the tensors do not fit the model")
-        await asyncio.sleep(0)
-        self._live = staged.version
-        self.committed.append(staged.version)
-        return 0.0

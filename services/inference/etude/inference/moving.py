@@ -14,7 +14,6 @@ from etude.common import weights
 from etude.common.blobs import MissingError
 from etude.common.errors import CorruptError, FencedError, StoreError, UnavailableError
 from etude.common.weights import Edge, ReaderLease, VersionId, VersionRef
-from etude.common.weights.protocol import full
 from etude.common.weights.replicas.wanted import tiles_of_regions
 from etude.common.weights.tensors.schema import Schema
 from etude.inference import metrics
@@ -99,27 +98,19 @@ class Mover:
             held, self._held = self._held, None
             await self._check_accepted(version)
             await self._commit(held)
-        elif await asyncio.to_thread(full.is_full, self.stager.store, version):
-            try:
-                await self._replace(version)
-            except CorruptError:
-                metrics.WEIGHTS_CORRUPT.inc()
-                raise
         else:
             await self._walk_to(version)
 
     async def stage(self, version: VersionId) -> None:
         """Make everything ready for a version; what lies before it goes live on the way.
 
-        Nothing is held for a version that needs no words to be read: one that is live, whose
-        words are live or can be restored, or that was published whole.
+        Nothing is held for a version that needs no words to be read: one that is live, or whose
+        words are live or can be restored.
 
         Raises:
             EtudeError: as move_to().
         """
         if version in {self.staged, self.engine.live}:
-            return
-        if await asyncio.to_thread(full.is_full, self.stager.store, version):
             return
         target = (await asyncio.to_thread(self.stager.manifest, version)).ref
         swap = self.engine.swap
@@ -177,29 +168,10 @@ class Mover:
             self.lease.renew()
             self._renew_at = time.monotonic() + RENEW_S
 
-    async def _replace(self, version: VersionId) -> None:
-        """Load a version that was published whole."""
-        began = time.perf_counter()
-        with _tracer.start_as_current_span("stage", attributes=_attributes(version)):
-            whole = await asyncio.to_thread(self.stager.whole, version)
-        metrics.WEIGHTS_STAGE_SECONDS.observe(time.perf_counter() - began)
-        metrics.WEIGHTS_BYTES.labels("full", "none").inc(whole.manifest.num_bytes)
-        await self._check_accepted(version)
-        committing = time.perf_counter()
-        with _tracer.start_as_current_span("commit", attributes=_attributes(version)):
-            pause_s = await self.engine.commit(whole.staged)
-        metrics.WEIGHTS_COMMIT_SECONDS.observe(time.perf_counter() - committing)
-        self._say(version, whole.manifest.sha256, pause_s, began)
-        # The live version is the undo of the next commit.
-        await asyncio.to_thread(self.stager.keep_only, version)
-
     async def _walk_to(self, version: VersionId) -> None:
         began = time.perf_counter()
         swap = self.engine.swap
         target = (await asyncio.to_thread(self.stager.manifest, version)).ref
-        if self.engine.live is not None and swap.live is None:
-            swap.failed = "versions are no longer published whole; a restart reads the changes"
-            raise UnavailableError(f"engine: {swap.failed}")
         if swap.live is not None and swap.live.state == target.state:
             await self._check_accepted(version)
             await self._went_live(target, await swap.relabel(target), began)

@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from etude.common.weights import VersionId
@@ -68,15 +67,6 @@ class Piece:
     """Version that was live when the request entered the engine; only in the last piece."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagedVersion:
-    """A whole version on local disk, every byte verified."""
-
-    version: VersionId
-    files: Sequence[Path]
-    """Safetensors containers."""
-
-
 class PolicyEngine(Protocol):
     """Samples tokens and swaps weights between two forward passes."""
 
@@ -94,13 +84,3 @@ class PolicyEngine(Protocol):
 
     def generate(self, request: SampleRequest) -> AsyncGenerator[Piece, None]:
         """Continue one prefix; closing the generator frees its slot."""
-
-    async def commit(self, staged: StagedVersion) -> float:
-        """Make a whole version live while requests are frozen.
-
-        Returns:
-            How long the requests were frozen, in seconds.
-
-        Raises:
-            CorruptError: the tensors do not fit the model; the old weights stay.
-        """

@@ -4,26 +4,17 @@ import contextlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from etude.common import weights
 from etude.common.blobs import Store
 from etude.common.errors import CorruptError, UnavailableError, crossing
-from etude.common.weights import Edge, FullManifest, VersionId, WeightManifest
+from etude.common.weights import Edge, VersionId, WeightManifest
 from etude.common.weights.replicas import reading, staged
 from etude.common.weights.replicas.wanted import Wanted, every_block
 from etude.common.weights.tensors.schema import Schema, parse_schema
-from etude.inference.policy import StagedVersion
 
 UNPACKED = 5
 """Bytes on disk for each byte in the store: places of 4 bytes were packed into less than one."""
-
-
-class Whole(NamedTuple):
-    """A whole version, every byte verified."""
-
-    manifest: FullManifest
-    staged: StagedVersion
 
 
 @dataclass(slots=True)
@@ -34,26 +25,6 @@ class Stager:
     run: str
     """UID that manifests must carry."""
     scratch: Path
-
-    def whole(self, version: VersionId) -> Whole:
-        """Fetch a whole version, one container after the other.
-
-        Raises:
-            CorruptError: it is damaged, or of another run.
-            MissingError: it is not published, or pruned.
-            UnavailableError: the scratch folder takes no more.
-        """
-        manifest = weights.read_full_manifest(self.store, version)
-        self._check_run(manifest)
-        with crossing(UnavailableError, f"cannot stage version {version}"):
-            folder = self._place(version)
-            folder.mkdir(parents=True)
-            files: list[Path] = []
-            for fetched in weights.fetch(self.store, manifest):
-                path = folder / f"{len(files):04d}.safetensors"
-                path.write_bytes(fetched.data)
-                files.append(path)
-        return Whole(manifest, StagedVersion(version=version, files=files))
 
     def manifest(self, version: VersionId) -> WeightManifest:
         """What a version of the chain of changes is.
@@ -128,7 +99,7 @@ class Stager:
     def _path(self, version: VersionId) -> Path:
         return self.scratch / "staged" / f"{version.epoch}-{version.number}"
 
-    def _check_run(self, manifest: FullManifest | WeightManifest) -> None:
+    def _check_run(self, manifest: WeightManifest) -> None:
         if manifest.run != self.run:
             raise CorruptError(
                 f"version {manifest.version} is of run {manifest.run}, not {self.run}"

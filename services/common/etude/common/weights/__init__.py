@@ -1,6 +1,6 @@
 """Policy versions in the object store: epochs, manifests, the accepted chain, who needs what."""
 
-from etude.common.weights.protocol.chain import accepted_chain, is_accepted, lineage, newest, prune
+from etude.common.weights.protocol.chain import accepted_chain, is_accepted, lineage, newest
 from etude.common.weights.protocol.collector import Collector
 from etude.common.weights.protocol.epochs import EpochRecord, is_fenced, read_epoch
 from etude.common.weights.protocol.folded import (
@@ -12,7 +12,6 @@ from etude.common.weights.protocol.folded import (
     read_skip,
     write_folded,
 )
-from etude.common.weights.protocol.full import FullManifest, FullObject, read_full_manifest
 from etude.common.weights.protocol.leases import ReaderLease
 from etude.common.weights.protocol.manifest import (
     PayloadObject,
@@ -37,7 +36,6 @@ from etude.common.weights.protocol.quarantine import (
 )
 from etude.common.weights.protocol.retention import Retention
 from etude.common.weights.protocol.suspects import Suspect, suspect, suspects
-from etude.common.weights.protocol.transfer import Fetched, fetch, publish
 from etude.common.weights.protocol.versions import VersionId
 from etude.common.weights.tensors.safetensors import Tensor
 
@@ -45,9 +43,6 @@ __all__ = [
     "Collector",
     "Edge",
     "EpochRecord",
-    "Fetched",
-    "FullManifest",
-    "FullObject",
     "Keyframe",
     "PayloadObject",
     "QuarantinedError",
@@ -63,7 +58,6 @@ __all__ = [
     "accepted_chain",
     "claim_epoch",
     "commit",
-    "fetch",
     "is_accepted",
     "is_fenced",
     "is_quarantined",
@@ -71,8 +65,6 @@ __all__ = [
     "lineage",
     "newest",
     "plan",
-    "prune",
-    "publish",
     "publish_keyframe_part",
     "publish_payload",
     "publish_skip_part",
@@ -80,7 +72,6 @@ __all__ = [
     "quarantine",
     "quarantined",
     "read_epoch",
-    "read_full_manifest",
     "read_keyframe",
     "read_manifest",
     "read_schema_bytes",

@@ -3,12 +3,10 @@
 import asyncio
 import contextlib
 import secrets
-import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any
 
 from typing_extensions import override
-from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs.engine import tokens_input
 from vllm.outputs import RequestOutput
@@ -28,7 +26,6 @@ from etude.inference.policy import (
     Piece,
     PolicyEngine,
     SampleRequest,
-    StagedVersion,
 )
 from etude.inference.salts import Salts
 from etude.inference.settings import EngineOptions
@@ -41,9 +38,6 @@ CPU_BLOCK_SIZE = 32
 whole blocks."""
 
 WORKER_EXTENSION = f"{WeightWorker.__module__}.{WeightWorker.__qualname__}"
-
-COMMIT_DEADLINE_S = 60.0
-"""A swap in place takes milliseconds; one that takes this long will not end."""
 
 DRAIN_LOOK_S = 0.01
 """How often a draining engine looks whether its requests have ended."""
@@ -113,9 +107,6 @@ class Replica(PolicyEngine, Steps):
         self._gate.set()
         self.llm.gate = self._gate
         self._label: VersionId | None = None
-        self._whole: StagedVersion | None = None
-        """What undoes the commit of the next whole version."""
-        self._broken = ""
 
     @property
     @override
@@ -125,8 +116,7 @@ class Replica(PolicyEngine, Steps):
     @property
     @override
     def failed(self) -> str:
-        broken = self._broken or self.swap.failed
-        return broken or ("the engine's step failed" if self.llm.errored else "")
+        return self.swap.failed or ("the engine's step failed" if self.llm.errored else "")
 
     @override
     async def generate(self, request: SampleRequest) -> AsyncGenerator[Piece, None]:
@@ -185,47 +175,6 @@ class Replica(PolicyEngine, Steps):
         with _crossing():
             await self.llm.engine_core.resume_scheduler_async()
         self._gate.set()
-
-    @override
-    async def commit(self, staged: StagedVersion) -> float:
-        if self._broken:
-            raise UnavailableError(f"engine: {self._broken}")
-        try:
-            async with asyncio.timeout(COMMIT_DEADLINE_S):
-                with _crossing():
-                    return await self._commit(staged)
-        except TimeoutError as cause:
-            self._broken = f"the swap to {staged.version} took over {COMMIT_DEADLINE_S:.0f} s"
-            raise UnavailableError(f"engine: {self._broken}") from cause
-
-    async def _commit(self, staged: StagedVersion) -> float:
-        began = time.perf_counter()
-        await self.freeze()
-        try:
-            await self._overwrite(staged)
-        except Exception:
-            await self._undo(staged.version)
-            raise
-        finally:
-            if not self._broken:
-                await self.thaw()
-        return time.perf_counter() - began
-
-    async def _overwrite(self, staged: StagedVersion) -> None:
-        files = [str(path) for path in staged.files]
-        await self.llm.start_weight_update()
-        await self.llm.update_weights(WeightTransferUpdateRequest(update_info={"files": files}))
-        await self.llm.finish_weight_update()
-        await self.relabel(staged.version, drop_cache=False)
-        self._whole = staged
-
-    async def _undo(self, refused: VersionId) -> None:
-        """Write the live version again; requests stay frozen for ever if that fails too."""
-        if self._whole is None:
-            return
-        self._broken = f"the swap to {refused} failed half-way and could not be undone"
-        await self._overwrite(self._whole)
-        self._broken = ""
 
     def shutdown(self) -> None:
         """Stop stepping and free the model."""

@@ -1,10 +1,9 @@
-"""The accepted chain: which published versions count, and which may be deleted."""
+"""The accepted chain: which published versions count."""
 
 from collections.abc import Collection
 from typing import NamedTuple
 
 from etude.common.blobs import Store
-from etude.common.errors import FencedError
 from etude.common.weights.protocol.epochs import (
     EpochRecord,
     epoch_or_none,
@@ -12,14 +11,7 @@ from etude.common.weights.protocol.epochs import (
     latest_epoch,
     read_epoch,
 )
-from etude.common.weights.protocol.versions import (
-    MAX_NUMBER,
-    PAYLOADS,
-    VersionId,
-    all_published,
-    payload_owner,
-    published,
-)
+from etude.common.weights.protocol.versions import MAX_NUMBER, VersionId, published
 
 
 class _Link(NamedTuple):
@@ -93,36 +85,3 @@ def is_accepted(store: Store, version: VersionId) -> bool:
     if not is_fenced(store, version.epoch):
         return True
     return any(link.accepts(version) for link in _links(store))
-
-
-def prune(store: Store, *, keep: Collection[VersionId]) -> list[str]:
-    """Delete whole versions that are older than the newest of keep and not in keep.
-
-    Only versions that were published one tensor after the other: deltas are the collector's.
-    Nothing as new as the newest kept version is touched, so a version that is being published is
-    safe, and a fenced publisher cannot harm its successor.
-
-    Returns:
-        The deleted keys: manifests, newest first, then payloads.
-
-    Raises:
-        FencedError: a newer publisher took over.
-    """
-    if not keep:
-        return []
-    top = max(keep)
-    if is_fenced(store, top.epoch):
-        raise FencedError(f"epoch {top.epoch + 1} was opened; nothing was deleted")
-    doomed: set[VersionId] = set()
-    payloads = []
-    for info in store.list(PAYLOADS):
-        owner = payload_owner(info.key)
-        if owner is None or owner in keep:
-            continue
-        if owner.epoch <= top.epoch and owner.number < top.number:
-            payloads.append(info.key)
-            doomed.add(owner)
-    doomed &= set(all_published(store))
-    keys = [version.manifest_key for version in sorted(doomed, reverse=True)] + payloads
-    store.delete(keys)
-    return keys

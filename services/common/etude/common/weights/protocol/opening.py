@@ -2,7 +2,6 @@
 
 from etude.common.blobs import Store
 from etude.common.weights.protocol.epochs import create_epoch
-from etude.common.weights.protocol.full import is_full
 from etude.common.weights.protocol.plan import is_reachable
 from etude.common.weights.protocol.trash import read_trash
 from etude.common.weights.protocol.versions import VersionId
@@ -42,8 +41,5 @@ def claim_epoch(
 
 
 def _is_whole(store: Store, parent: VersionId) -> bool:
-    # Whole versions stand alone, and only their own publisher deletes them.
-    if is_full(store, parent):
-        return True
     trash = read_trash(store)
     return not trash.damaged and is_reachable(store, parent, avoid=trash.keys)

@@ -19,7 +19,6 @@ QUARANTINE = "weights/quarantine/"
 TRASH = "weights/trash/"
 LEASES = "weights/leases/"
 SUSPECTS = "weights/suspects/"
-PAYLOADS = "weights/full/"
 
 MAX_EPOCH = 999_999
 MAX_NUMBER = 999_999_999_999
@@ -35,7 +34,6 @@ _DELTA_KEY = re.compile(
 )
 _SKIP_KEY = re.compile(re.escape(SKIPS) + rf"{_ID}/{_ID}(?:\.json|-{_PART}\.dlt)")
 _KEYFRAME_KEY = re.compile(re.escape(KEYFRAMES) + rf"{_ID}/(?:keyframe\.json|{_PART}\.kf)")
-_PAYLOAD_KEY = re.compile(re.escape(PAYLOADS) + r"([0-9]{1,6})-([0-9]{1,12})/[^/]+")
 
 
 class VersionId(NamedTuple):
@@ -82,11 +80,6 @@ class VersionId(NamedTuple):
         """The version in keys, where sorting is by epoch and number."""
         return f"{self.epoch:06d}-{self.number:012d}"
 
-    @property
-    def payload_prefix(self) -> str:
-        """Prefix of the keys of this version's tensors."""
-        return f"{PAYLOADS}{self.epoch}-{self.number}/"
-
 
 def epoch_key(epoch: int) -> str:
     """Key of the record that opens an epoch."""
@@ -108,12 +101,6 @@ def _versions(store: Store, prefix: str) -> Iterator[VersionId]:
         found = parse_manifest_key(info.key)
         if found is not None:
             yield found
-
-
-def payload_owner(key: str) -> VersionId | None:
-    """The version that a payload key belongs to; None for a foreign key."""
-    found = _PAYLOAD_KEY.fullmatch(key)
-    return None if found is None else VersionId(int(found[1]), int(found[2]))
 
 
 def schema_key(sha256: str) -> str:
