@@ -196,7 +196,8 @@ def main() -> None:
     """Replay, compare, report.
 
     Raises:
-        SystemExit: with 1 if a bit was wrong, a span had a gap, or a request was given up.
+        SystemExit: with 1 if a bit was wrong, a span had a gap, or a request was given up; with 2
+            if there is no run to replay.
     """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -209,12 +210,27 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.fresh:
         asyncio.run(fresh(chosen.fresh, chosen.dtype, json.loads(chosen.prompt)))
+    if problem := unusable(chosen.run, chosen.versions):
+        print(f"in_flight: {problem}", file=sys.stderr)
+        raise SystemExit(2)
     with tempfile.TemporaryDirectory(prefix="etude-in-flight-") as scratch:
         report = asyncio.run(measured(chosen.run.resolve(), chosen.versions, Path(scratch)))
     OUT.parent.mkdir(exist_ok=True)
     OUT.write_text(json.dumps(report, indent=2) + "\n")
     sys.stdout.flush()
     os._exit(0 if report["wrong"] == 0 else 1)  # as above
+
+
+def unusable(run: Path, count: int) -> str:
+    """Why a run cannot be replayed, and what to do about it; empty if it can."""
+    published = len(accepted_chain(open_store(run.resolve().as_uri()))) if run.is_dir() else 0
+    if published > count:
+        return ""
+    what = f"has {published} versions" if run.is_dir() else "is not there"
+    return (
+        f"{run} {what}, and {count + 1} of a finished run are replayed: "
+        "run `python bench/demo.py` first, or name a run with --run"
+    )
 
 
 async def measured(run: Path, count: int, scratch: Path) -> dict[str, float]:

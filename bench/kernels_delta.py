@@ -88,7 +88,8 @@ def require(seen: Tensor, right: Tensor, *, what: str) -> None:
 
 def check(it: Model) -> None:
     """Every function on the whole model, its fresh outputs poisoned, before any is timed."""
-    torch.use_deterministic_algorithms(True)  # noqa: FBT003  fills what torch.empty gives
+    # Fills what torch.empty gives: an element that no kernel writes shows.
+    torch.use_deterministic_algorithms(mode=True)
     start = it.tiles.base
     local = it.delta.index[: it.changed].to(torch.int64)
     tile = torch.repeat_interleave(it.delta.counts.to(torch.int64), output_size=it.changed)
@@ -100,7 +101,7 @@ def check(it: Model) -> None:
     require(live.view(torch.int16), it.new.view(torch.int16), what="the applied model")
     deltas.delta_undo(live, delta=it.delta, old=prepared.old)
     require(live.view(torch.int16), it.old.view(torch.int16), what="the model after the undo")
-    torch.use_deterministic_algorithms(False)  # noqa: FBT003  fills what torch.empty gives
+    torch.use_deterministic_algorithms(mode=False)
 
 
 def swap(it: Model) -> dict[str, Callable[[], object]]:
@@ -217,7 +218,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         print("kernels_delta: no GPU: not measured")
         return
-    from triton.testing import do_bench  # noqa: PLC0415  only a machine with a GPU needs it
+    from triton.testing import do_bench  # noqa: PLC0415 - only a machine with a GPU needs it
 
     def clock(act: Callable[[], object]) -> float:
         return float(do_bench(act, warmup=50, rep=300, return_mode="median"))

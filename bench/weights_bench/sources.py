@@ -57,14 +57,13 @@ def middle(sources: Sources, cache: Path) -> Trajectory:
 
 def others(sources: Sources, cache: Path, run: Path | None) -> Iterator[Trajectory]:
     """What is measured beside them: B as fp8, the demo's policy, a run's newest version."""
-    # Makers are imported where something may have to be made: torch and the trainer take seconds.
-    from weights_bench.float8 import as_float8  # noqa: PLC0415
+    from weights_bench.float8 import as_float8  # noqa: PLC0415 - takes torch, which takes seconds
 
     yield as_float8(trajectory.load(_reinforced(sources, cache)))
     for path in _demo(sources, cache):
         yield trajectory.load(path)
     if run is not None:
-        from weights_bench.run_folder import newest_step  # noqa: PLC0415
+        from weights_bench.run_folder import newest_step  # noqa: PLC0415 - as above
 
         yield newest_step(run)
 
