@@ -24,6 +24,7 @@ PHASE = {
     "data": [{"name": "traces", "uri": "file:///traces.jsonl"}],
 }
 VERSIONS = 4
+RUN_UID = "uid-tiny"
 
 
 def texts(seed: int) -> list[SupervisedSequence]:
@@ -47,7 +48,7 @@ class Controller:
         dist.all_gather_object(receipts, receipt)
         manifest = manifest_of(
             receipts,
-            run="uid",
+            run=RUN_UID,
             version=version,
             step=number,
             holder="test",
@@ -63,7 +64,7 @@ class Controller:
 def main(rank: int, folder: Path) -> None:
     learner = Learner(
         LearnerConfig(
-            run="uid",
+            run=RUN_UID,
             holder=f"rank-{rank}",
             model_folder=folder / "model",
             storage=Storage(uri=f"file://{folder}"),

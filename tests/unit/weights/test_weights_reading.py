@@ -5,10 +5,15 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from typing_extensions import override
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from tests.support.counting_store import CountingStore
+from tests.support.live_words import tile_words
 
-from etude.common.blobs import MemoryStore, MissingError
+from etude.common.blobs import MissingError
 from etude.common.errors import CorruptError
+from etude.common.weights.coding.blocks import BlockRow
 from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.coding.packing import Packer, Shard, words_of
 from etude.common.weights.protocol.manifest import PayloadObject, VersionRef
@@ -28,24 +33,6 @@ from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words
 
 Weights = dict[str, Words]
-
-
-class CountingStore(MemoryStore):
-    """Remembers what was asked for, and damages the first answers on request."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[tuple[str, int, int]] = []
-        self.damage_next = 0
-
-    @override
-    def view(self, key: str, start: int, length: int) -> memoryview:
-        self.asked.append((key, start, length))
-        data = bytearray(super().view(key, start, length))
-        if self.damage_next:
-            self.damage_next -= 1
-            data[length // 2] ^= 4
-        return memoryview(bytes(data))
 
 
 def spec(name: str, shape: tuple[int, ...], split: str = "rows") -> TensorSpec:
@@ -112,7 +99,7 @@ def version(codec: Codec = Codec.L1, *, ranks: int = 2, density: float = 0.01) -
 def test_a_staged_version_is_the_published_one(codec: Codec, tmp_path: Path) -> None:
     made = version(codec)
     size = stage(made.store, made.edge, SCHEMA, tmp_path / "staged")
-    assert size == sum(length for _, _, length in made.store.asked)
+    assert size == made.store.asked_bytes
     memory = {name: words.copy() for name, words in made.old.items()}
     live = LiveWeights(SCHEMA, memory, identity_regions(SCHEMA))
     assert live.commit(live.prepare(staged.read(tmp_path / "staged")))
@@ -146,6 +133,41 @@ def cut(words: Weights, rank: int, ranks: int) -> Weights:
             part = np.split(part, ranks, axis=-1 if each.split == "columns" else -2)[rank]
         found[each.name] = part.ravel().copy()
     return found
+
+
+def holders(row: BlockRow, ranks: int) -> set[int]:
+    """The ranks that hold elements of a block; all of them where a tensor is not cut."""
+    each = SCHEMA.tensors[row.tensor]
+    owner = np.full(each.shape, ranks, np.uint8)
+    if len(each.shape) > 1:
+        parts = np.split(owner, ranks, axis=-1 if each.split == "columns" else -2)
+        for rank, part in enumerate(parts):
+            part[...] = rank
+    found = set(tile_words(SCHEMA, row.tensor, row.tile, owner)[row.lo : row.hi].tolist())
+    return set(range(ranks)) if found == {ranks} else found
+
+
+@examples(max_examples=5)
+@given(
+    publishers=st.integers(1, 3),
+    ranks=st.sampled_from([2, 4, 8]),
+    density=st.sampled_from([0.0001, 0.003, 0.05]),
+)
+def test_the_slices_of_all_ranks_are_the_delta_and_only_what_none_of_them_cuts_is_read_by_all(
+    publishers: int, ranks: int, density: float
+) -> None:
+    made = version(ranks=publishers, density=density)
+    indexes = {item.index_offset: item.index_length for item in made.objects}
+    everything = [b.row for b in read_blocks(made.store, made.objects, SCHEMA)]
+    for rank in range(ranks):
+        made.store.asked.clear()
+        wanted = tiles_of_slice(SCHEMA, rank, ranks)
+        found = [b.row for b in read_blocks(made.store, made.objects, SCHEMA, wanted=wanted)]
+        due = [row for row in everything if rank in holders(row, ranks)]
+        assert sorted(found) == sorted(due)
+        read = sum(row.length for row in due) + sum(indexes.values())
+        assert made.store.asked_bytes == read < sum(item.size for item in made.objects)
+    assert {len(holders(row, ranks)) for row in everything} <= {1, ranks}
 
 
 def test_regions_that_lie_across_tiles_get_all_the_blocks_that_they_meet() -> None:
