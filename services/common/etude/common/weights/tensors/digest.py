@@ -99,6 +99,14 @@ def scan_words(words: Words, first_lane: np.uint64) -> tuple[np.uint64, np.uint6
             a += _mixed(z)
             b += _mixed(z + _SECOND)
         return a, b
+    if words.itemsize == 4:  # as with changes
+        for i in range(words.size):
+            z = base + np.uint64(2 * i) * _GOLDEN
+            low = z + (np.uint64(words[i]) & _LANE_MASK) * _WEIGHT
+            high = z + _GOLDEN + (np.uint64(words[i]) >> _LANE_BITS) * _WEIGHT
+            a += _mixed(low) + _mixed(high)
+            b += _mixed(low + _SECOND) + _mixed(high + _SECOND)
+        return a, b
     lanes = words.itemsize // 2
     for i in range(words.size):
         word = np.uint64(words[i])
@@ -147,7 +155,7 @@ def change_words(
     a = np.uint64(0)
     b = np.uint64(0)
     if old.itemsize <= 2:
-        # Without a loop over lanes it runs on vectors: 1 ns per change instead of 14.
+        # Without a loop over lanes it runs on vectors: 1 ns per change instead of 14 (of fp32, 2).
         for i in range(old.size):
             base = (first_lane + np.uint64(flat[i])) * _GOLDEN
             was = base + np.uint64(old[i]) * _WEIGHT
@@ -155,7 +163,18 @@ def change_words(
             a += _mixed(now) - _mixed(was)
             b += _mixed(now + _SECOND) - _mixed(was + _SECOND)
         return a, b
-    lanes = max(1, old.itemsize // 2)
+    if old.itemsize == 4:
+        for i in range(old.size):
+            base = (first_lane + np.uint64(2 * flat[i])) * _GOLDEN
+            was = base + (np.uint64(old[i]) & _LANE_MASK) * _WEIGHT
+            now = base + (np.uint64(new[i]) & _LANE_MASK) * _WEIGHT
+            was_high = base + _GOLDEN + (np.uint64(old[i]) >> _LANE_BITS) * _WEIGHT
+            now_high = base + _GOLDEN + (np.uint64(new[i]) >> _LANE_BITS) * _WEIGHT
+            a += _mixed(now) - _mixed(was) + _mixed(now_high) - _mixed(was_high)
+            b += _mixed(now + _SECOND) - _mixed(was + _SECOND)
+            b += _mixed(now_high + _SECOND) - _mixed(was_high + _SECOND)
+        return a, b
+    lanes = old.itemsize // 2
     for i in range(old.size):
         lane = first_lane + np.uint64(flat[i] * lanes)
         more_a, more_b = element(np.uint64(new[i]), lane, lanes)
