@@ -22,7 +22,9 @@ from etude.common.weights.replicas.live import LiveWeights
 from etude.common.weights.tensors.schema import Schema
 from etude.common.weights.tensors.words import word_type
 from etude.inference.policy import EngineInfo, Piece, PolicyEngine, SampleRequest
-from etude.inference.swap import Ranks, Steps, Swap
+from etude.inference.ranks import Ranks
+from etude.inference.steps import Steps
+from etude.inference.swap import Swap
 from etude.inference.worker.change import Undoable
 from etude.inference.worker.rank import Rank
 

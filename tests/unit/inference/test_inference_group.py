@@ -25,8 +25,9 @@ from etude.inference import coverage
 from etude.inference.coverage import ComputedError
 from etude.inference.memory import MemoryEngine, MemoryRanks
 from etude.inference.policy import EngineInfo
+from etude.inference.ranks import Ranks
 from etude.inference.staging import Stager
-from etude.inference.swap import Ranks, Swap
+from etude.inference.swap import Swap
 from etude.inference.worker.device import DeviceLiveWeights
 from etude.inference.worker.rank import Rank
 

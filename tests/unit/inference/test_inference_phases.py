@@ -17,7 +17,7 @@ from etude.common.errors import (
 )
 from etude.common.weights import VersionId, WeightManifest
 from etude.common.weights.tensors.schema import Schema, TensorSpec
-from etude.inference import moving
+from etude.inference import auditing
 from etude.inference import receiver as receivers
 from etude.inference.memory import MemoryEngine, MemoryRanks
 from etude.inference.policy import EngineInfo
@@ -223,7 +223,7 @@ async def test_damage_is_reported_although_the_store_is_away_for_a_while(
     serving: list[WeightManifest],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(moving, "ACCUSE_EVERY_S", 0.0)
+    monkeypatch.setattr(auditing, "ACCUSE_EVERY_S", 0.0)
     create, failures = store.create, [StoreError("503")] * 3
 
     def faulty(key: str, data: bytes) -> None:

@@ -15,7 +15,7 @@ from etude.common.weights import VersionRef
 from etude.common.weights.replicas.live import slice_regions
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.words import Words
-from etude.inference import swap as swaps
+from etude.inference import steps
 from etude.inference.memory import MemoryEngine, MemoryRanks
 from etude.inference.policy import EngineInfo
 from etude.inference.swap import Swap
@@ -222,7 +222,7 @@ async def test_a_complete_version_too_large_to_undo_is_exact_too(
     held = await swap.prepare(tmp_path / "staged", target, base=None, keep_old=False)
     await swap.commit()
     assert_holds(engine.ranks, policy)
-    assert (held, swap.previous) == (0, None)
+    assert (held, swap.olders.newest) == (0, None)
 
 
 async def test_another_schema_is_refused_while_something_is_served(swap: Swap) -> None:
@@ -250,7 +250,7 @@ async def test_a_swap_that_hangs_ends_the_engine(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(swaps, "DEADLINE_S", 0.01)
+    monkeypatch.setattr(steps, "DEADLINE_S", 0.01)
     await next_version(swap, policy, tmp_path, 1)
 
     async def hang() -> None:

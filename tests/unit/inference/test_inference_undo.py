@@ -77,7 +77,7 @@ async def chain(request: pytest.FixtureRequest, info: EngineInfo, tmp_path: Path
 
 async def test_as_many_versions_are_taken_back_as_are_kept(chain: Chain) -> None:
     held = [await chain.step() for _ in range(5)]
-    assert (chain.swap.undo_depth, chain.swap.undo_bytes) == (3, sum(held[2:]))
+    assert (chain.swap.olders.depth, chain.swap.olders.num_bytes) == (3, sum(held[2:]))
     for number in (4, 3, 2):
         await chain.swap.revert()
         assert chain.swap.live == chain.refs[number]
@@ -93,7 +93,7 @@ async def test_several_versions_are_taken_back_in_one_pause(chain: Chain) -> Non
     await chain.swap.revert(chain.refs[2])
     assert (chain.swap.live, len(chain.engine.committed)) == (chain.refs[2], labels + 1)
     assert await chain.swap.audit()
-    assert chain.swap.undo_depth == 1
+    assert chain.swap.olders.depth == 1
 
 
 async def test_words_that_are_held_serve_under_the_name_that_a_new_epoch_gives_them(
@@ -142,7 +142,7 @@ async def test_a_version_above_the_limit_is_written_piece_by_piece_and_says_its_
     with caplog.at_level(logging.WARNING):
         assert await chain.step() == 0
     assert "needs up to" in caplog.text
-    assert (chain.swap.live, chain.swap.previous) == (chain.refs[1], None)
+    assert (chain.swap.live, chain.swap.olders.newest) == (chain.refs[1], None)
     assert await chain.swap.audit()
 
 

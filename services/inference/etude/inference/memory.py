@@ -21,7 +21,9 @@ from etude.inference.policy import (
     PolicyEngine,
     SampleRequest,
 )
-from etude.inference.swap import Ranks, Steps, Swap
+from etude.inference.ranks import Ranks
+from etude.inference.steps import Steps
+from etude.inference.swap import Swap
 from etude.inference.worker.rank import Rank
 
 

@@ -1,7 +1,6 @@
 """Brings one engine to a version: the cheapest way that is not damaged."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,29 +11,22 @@ from opentelemetry import trace
 
 from etude.common import weights
 from etude.common.blobs import MissingError
-from etude.common.errors import CorruptError, FencedError, StoreError, UnavailableError
+from etude.common.errors import CorruptError, FencedError
 from etude.common.weights import Edge, ReaderLease, VersionId, VersionRef
 from etude.common.weights.replicas.wanted import tiles_of_regions
 from etude.common.weights.tensors.schema import Schema
 from etude.inference import metrics
 from etude.inference.ahead import Ahead
+from etude.inference.auditing import Auditor
 from etude.inference.policy import PolicyEngine
 from etude.inference.staging import Stager
 
 UNDO_LIMIT_BYTES = 256 << 20
 """A complete version up to this size can be undone in memory; above it by reading the store."""
 
-NEVER_SOUND = VersionId(0, 0)
-"""Before the first audit: everything that the process sampled is in doubt."""
-
-ACCUSATIONS = 10
-ACCUSE_EVERY_S = 1.0
-"""How often a process reports that its memory is damaged, before it ends anyway."""
-
 RENEW_S = 30.0
 """How often a lease is written while no version comes."""
 
-log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("etude.inference")
 
 
@@ -69,17 +61,10 @@ class Mover:
     engine: PolicyEngine
     stager: Stager
     lease: ReaderLease
-    audit_every: int
-    """Versions between two full scans of the live weights."""
+    auditor: Auditor
     report: Callable[[Moved], None]
     """Told of each version that went live."""
-    instance: str
-    """This process, as the spans of its tokens name it."""
-    suspect_since: VersionId | None = None
-    """Set once an audit found damage: the version of the last one that did not."""
-    _sound: VersionId = NEVER_SOUND
     _held: _Held | None = None
-    _commits: int = 0
     _renew_at: float = 0.0
     _schema: Schema | None = None
     _ahead: Ahead = field(default_factory=Ahead)
@@ -115,48 +100,13 @@ class Mover:
         target = (await asyncio.to_thread(self.stager.manifest, version)).ref
         swap = self.engine.swap
         is_near = swap.live is not None and swap.live.state == target.state
-        if not is_near and not swap.can_restore(target.state):
+        if not is_near and not swap.olders.can_restore(target.state):
             await self._along(version, holds=True)
 
     @property
     def staged(self) -> VersionId | None:
         """What is prepared on all ranks, but not live."""
         return None if self._held is None else self._held.edge.target.version
-
-    async def audit(self) -> None:
-        """Scan the live words.
-
-        Raises:
-            UnavailableError: they are not what was promised; the engine must end.
-        """
-        sound = await self.engine.swap.audit()
-        metrics.WEIGHTS_AUDIT.labels("sound" if sound else "damaged").inc()
-        if sound:
-            self._sound = self.engine.live or NEVER_SOUND
-        else:
-            self.suspect_since = self._sound
-            await self._accuse()
-            raise UnavailableError(f"engine: {self.engine.failed}")
-
-    async def _accuse(self) -> None:
-        """Have all that this process sampled since its last sound audit left out of training.
-
-        The record outlives the process, which ends: a store that is away is given some time.
-        """
-        for attempt in range(ACCUSATIONS):
-            try:
-                await asyncio.to_thread(
-                    weights.suspect,
-                    self.stager.store,
-                    self.instance,
-                    since=self._sound,
-                    message=self.engine.failed,
-                )
-            except StoreError as error:
-                log.error("attempt %d to report damaged memory: %s", attempt + 1, error)  # noqa: TRY400 - it says all
-                await asyncio.sleep(ACCUSE_EVERY_S)
-            else:
-                return
 
     def renew_lease(self) -> None:
         """Say that the replica is still there, if it has not been said for a while.
@@ -175,7 +125,7 @@ class Mover:
         if swap.live is not None and swap.live.state == target.state:
             await self._check_accepted(version)
             await self._went_live(target, await swap.relabel(target), began)
-        elif swap.can_restore(target.state):
+        elif swap.olders.can_restore(target.state):
             await self._check_accepted(version)
             await self._went_live(target, await swap.revert(target), began)
         else:
@@ -226,7 +176,7 @@ class Mover:
                     metrics.WEIGHTS_CORRUPT.inc()
                     if self.engine.swap.live is not None:
                         # Damaged memory, too, makes a sound version lead to another state.
-                        await self.audit()
+                        await self.auditor.audit()
                     return _Refused(edge, error)
         return None
 
@@ -258,9 +208,7 @@ class Mover:
         finally:
             metrics.WEIGHTS_UNDO.inc(swap.undone - undone)
         metrics.WEIGHTS_COMMIT_SECONDS.observe(time.perf_counter() - committing)
-        self._commits += 1
-        if is_first or self._commits % self.audit_every == 0:
-            await self.audit()
+        await self.auditor.committed(is_first=is_first)
         await self._went_live(edge.target, pause_s, began)
 
     def _stage(self, edge: Edge) -> Path:
@@ -279,7 +227,7 @@ class Mover:
 
     def _settle(self, live: VersionRef) -> None:
         self.stager.keep_only(*self._ahead.versions())
-        metrics.WEIGHTS_UNDO_BYTES.set(self.engine.swap.undo_bytes)
+        metrics.WEIGHTS_UNDO_BYTES.set(self.engine.swap.olders.num_bytes)
         self.lease.serve(live)
         self._renew_at = time.monotonic() + RENEW_S
 

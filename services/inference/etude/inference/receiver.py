@@ -10,6 +10,7 @@ from etude.common.blobs import MissingError
 from etude.common.errors import EtudeError, UnavailableError, UnknownIdError
 from etude.common.weights import ReaderLease, VersionId
 from etude.inference import metrics
+from etude.inference.auditing import Auditor
 from etude.inference.moving import Moved, Mover
 from etude.inference.policy import PolicyEngine
 from etude.inference.staging import Stager
@@ -35,6 +36,7 @@ class Receiver:
     """This process, as the spans of its tokens name it; the replica's name unless set."""
     target: VersionId | None = None
     """Pinned: nothing newer is taken up without being told. None follows the newest version."""
+    _auditor: Auditor = field(init=False)
     _mover: Mover = field(init=False)
     _moving: asyncio.Lock = field(default_factory=asyncio.Lock)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -46,13 +48,18 @@ class Receiver:
     def __post_init__(self) -> None:
         # Whatever an earlier process staged was for memory that is gone with it.
         self.stager.keep_only()
+        self._auditor = Auditor(
+            engine=self.engine,
+            store=self.stager.store,
+            instance=self.instance or self.status.replica,
+            every=self.audit_every,
+        )
         self._mover = Mover(
             engine=self.engine,
             stager=self.stager,
             lease=ReaderLease(self.stager.store, self.status.replica),
-            audit_every=self.audit_every,
+            auditor=self._auditor,
             report=self._went_live,
-            instance=self.instance or self.status.replica,
         )
 
     async def follow(self) -> None:
@@ -220,8 +227,8 @@ class Receiver:
             staged=mover.staged,
             target=self.target,
             state_digest=bytes.fromhex(swap.state) if swap.live else b"",
-            undo_depth=swap.undo_depth,
-            suspect_since=mover.suspect_since,
+            undo_depth=swap.olders.depth,
+            suspect_since=self._auditor.suspect_since,
         )
         self._changed.set()
         self._changed = asyncio.Event()

@@ -27,9 +27,11 @@ from etude.inference.policy import (
     PolicyEngine,
     SampleRequest,
 )
+from etude.inference.ranks import Ranks
 from etude.inference.salts import Salts
 from etude.inference.settings import EngineOptions
-from etude.inference.swap import Ranks, Steps, Swap
+from etude.inference.steps import Steps
+from etude.inference.swap import Swap
 from etude.inference.worker.extension import WeightWorker
 
 MAX_BATCHED_TOKENS = 4_096

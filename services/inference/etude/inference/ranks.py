@@ -1,0 +1,134 @@
+"""The ranks of one forward pass, asked as one: their answers add up, or one of them refuses."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any, NamedTuple, Protocol
+
+from etude.common.errors import CorruptError, UnavailableError
+from etude.common.weights.replicas.regions import Regions
+from etude.common.weights.tensors.digest import NOTHING, Digest
+from etude.common.weights.tensors.schema import Schema
+from etude.inference import coverage
+from etude.inference.coverage import ComputedError
+
+log = logging.getLogger(__name__)
+
+FIRST_LOOK_S = 0.002
+LAST_LOOK_S = 0.1
+"""How often ranks are asked whether they are ready: soon at first, then seldom."""
+
+
+class Ranks(Protocol):
+    """The ranks of one forward pass; each has the methods of worker.rank.Rank."""
+
+    async def call(self, method: str, *args: object) -> Sequence[Any]:
+        """One answer per rank, between two forward passes.
+
+        Raises:
+            UnavailableError: the engine cannot go on.
+        """
+
+
+class Baked(NamedTuple):
+    """What a schema is to all ranks."""
+
+    regions: Regions
+    """Which parts of the tensors they hold, together."""
+    state: Digest
+    """Of the words that lie there."""
+
+
+class Prepared(NamedTuple):
+    """What all ranks are ready to write."""
+
+    change: Digest
+    """What is added to the state by writing it."""
+    is_undoable: bool
+    num_bytes: int
+    """Memory that it takes."""
+
+
+async def bake(ranks: Ranks, schema: Schema, *, may_load: bool) -> Baked:
+    """Map a schema to the live parameters, which are overwritten.
+
+    Args:
+        ranks: all of them.
+        schema: of the policy.
+        may_load: whether changed tensors may be loaded where they cannot be written in place.
+
+    Raises:
+        CorruptError: it does not describe the model.
+        ComputedError: no map reaches all of the model, and nothing may be loaded.
+    """
+    try:
+        return await _bake(ranks, schema, loads=False)
+    except ComputedError as error:
+        if not may_load:
+            raise
+        log.warning("changed tensors will be loaded, not written in place: %s", error)
+        return await _bake(ranks, schema, loads=True)
+
+
+async def _bake(ranks: Ranks, schema: Schema, *, loads: bool) -> Baked:
+    """Map a schema, and settle which rank counts what: see coverage.counting()."""
+    answers = await ranks.call("bake", schema.to_bytes(), schema.sha256, loads)
+    maps = [coverage.decoded(answer["regions"]) for answer in _checked(answers)]
+    flags = await asyncio.to_thread(coverage.counting, schema, maps)
+    mine = {answer["identity"]: flag for answer, flag in zip(answers, flags, strict=True)}
+    return Baked(coverage.united(schema, maps), _total(await ranks.call("count", mine)))
+
+
+async def prepared(ranks: Ranks) -> Prepared:
+    """What came of a "prepare" on all ranks, once they are ready.
+
+    Raises:
+        CorruptError: what is staged is not what a publisher writes.
+        UnavailableError: a rank has no memory for it, or the engine cannot go on.
+    """
+    answers = _checked(await _answers(ranks, "prepared"))
+    return Prepared(
+        change=_total([answer["digest"] for answer in answers]),
+        is_undoable=all(answer["is_undoable"] for answer in answers),
+        num_bytes=sum(int(answer["num_bytes"]) for answer in answers),
+    )
+
+
+async def scan(ranks: Ranks) -> Digest:
+    """The state digest of all ranks, from the words themselves; no forward pass runs."""
+    return _total(await ranks.call("scan"))
+
+
+async def scan_beside(ranks: Ranks) -> Digest:
+    """As scan(), while forward passes go on."""
+    await ranks.call("start_scan")
+    return _total(await _answers(ranks, "scanned"))
+
+
+async def _answers(ranks: Ranks, method: str) -> Sequence[Any]:
+    """What ranks say, once all have something to say."""
+    wait_s = FIRST_LOOK_S
+    answers: Sequence[Any] = ()
+    while True:
+        now = await ranks.call(method)
+        # A rank says it once, and not every rank is done at the same time.
+        answers = [n if o is None else o for o, n in zip(answers or now, now, strict=True)]
+        if all(answer is not None for answer in answers):
+            return answers
+        await asyncio.sleep(wait_s)
+        wait_s = min(2 * wait_s, LAST_LOOK_S)
+
+
+def _checked(answers: Sequence[Any]) -> Sequence[Any]:
+    for rank, answer in enumerate(answers):
+        if answer["error"]:
+            error = CorruptError if answer["is_corrupt"] else UnavailableError
+            if answer.get("is_computed"):
+                error = ComputedError
+            raise error(f"rank {rank}: {answer['error']}")
+    return answers
+
+
+def _total(digests: Sequence[str]) -> Digest:
+    return reduce(Digest.plus, map(Digest.parse, digests), NOTHING)
