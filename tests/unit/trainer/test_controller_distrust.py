@@ -14,10 +14,11 @@ from etude.common.errors import FencedError
 from etude.common.weights import VersionId, claim_epoch, read_epoch, suspect
 from etude.trainer.controller import journal
 from etude.trainer.controller.engines import Engines, VersionRefusedError
+from etude.trainer.controller.marks import Marks, Reason
 from etude.trainer.controller.rolling_back import abandon
 from etude.trainer.controller.run import Run, root_cause
 from etude.trainer.simulation import SimulatedLearners, SimulatedRollouts
-from etude.v1 import journal_pb2
+from etude.v1 import journal_pb2, rollout_pb2
 
 MakeWorld = Callable[..., Any]
 
@@ -236,6 +237,71 @@ async def test_what_a_damaged_engine_sampled_before_its_last_good_audit_is_train
     world = make_world()
     assert await world.train(damage(world, after=1, since=VersionId(1, 999)))
     assert "suspect_policy" not in dropped(world)
+
+
+@dataclass
+class Spoiling(SimulatedRollouts):
+    """Samples evaluations on engine processes of which the first so many are found damaged."""
+
+    store: Any = None
+    damaged: int = 0
+
+    @override
+    async def run(self, order: Any) -> Any:
+        result = await SimulatedRollouts.run(self, order)
+        mine = f"engine-{self.damaged}"
+        if order.group_id.startswith("eval-") and self.damaged and self.replica == mine:
+            suspect(self.store, mine, since=FIRST, message="bit flip")
+            self.damaged -= 1
+            self.replica = f"engine-{self.damaged}"
+        return result
+
+
+async def evaluated(world: Any, *, damaged: int) -> list[Any]:
+    """The orders of a run whose first evaluations meet so many damaged engines."""
+    found: list[Spoiling] = []
+
+    def prepare(run: Run) -> None:
+        assert isinstance(run.rollouts, SimulatedRollouts)
+        spoiling = Spoiling(run.rollouts.serving, store=world.store, damaged=damaged)
+        spoiling.replica = f"engine-{damaged}"
+        run.rollouts = spoiling
+        found.append(spoiling)
+
+    assert await world.train(prepare)
+    return [order for order in found[0].orders if order.group_id.startswith("eval-")]
+
+
+async def test_an_evaluation_on_a_damaged_engine_is_done_again(make_world: MakeWorld) -> None:
+    world = make_world()
+    orders = await evaluated(world, damaged=1)
+    again = [order for order in orders if order.draws]
+    assert again
+    assert {order.draws for order in again} == {(1,)}
+    first = {order.group_id: order for order in orders if not order.draws}
+    for order in again:
+        before = first[order.group_id]
+        assert (order.task_id, order.seed) == (before.task_id, before.seed)
+    counts = [row["count"] for row in world.rows("eval")]
+    assert counts == [4, 2, 4]
+    told = [row["message"] for row in world.rows("event") if row["reason"] == "RolloutsRedrawn"]
+    assert [message for message in told if "suspect_policy" in message and "held-out" in message]
+
+
+async def test_what_damaged_engines_say_of_the_policy_is_lost_and_never_a_score(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def every_one(_: Marks, rollout: rollout_pb2.Rollout) -> Reason | None:
+        return "suspect_policy" if rollout.group_id.startswith("eval-held-out-4-") else None
+
+    monkeypatch.setattr(Marks, "against", every_one)
+    world = make_world()
+    orders = await evaluated(world, damaged=0)
+    redrawn = [order for order in orders if order.group_id == "eval-held-out-4-sampled-0"]
+    assert [order.draws for order in redrawn] == [(), (1,), (2,), (3,)]
+    assert [row["count"] for row in world.rows("eval")] == [2, 4]
+    told = {row["reason"]: row["message"] for row in world.rows("event")}
+    assert told["EvaluationIncomplete"] == "held-out: 4 rollouts were lost"
 
 
 class KilledError(RuntimeError):

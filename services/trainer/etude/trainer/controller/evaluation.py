@@ -1,21 +1,27 @@
 """Success on held-out tasks: a sampled pass as in training, and a greedy one."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from etude.common.api.phases import Phase, RolloutPolicy
 from etude.common.api.run import Evaluation
 from etude.common.errors import EtudeError
 from etude.common.files import source_for
+from etude.trainer.controller.dropping import Distrust
+from etude.trainer.controller.marks import Reason
 from etude.trainer.controller.records import evaluation_fields, rollout_row
 from etude.trainer.controller.run import Run
 from etude.trainer.controller.tasks import Task, find_tasks
-from etude.trainer.controller.workers import run_order
+from etude.trainer.controller.workers import mask, run_order
 from etude.trainer.order import derived_seed
 from etude.trainer.work import GroupOrder
 from etude.v1 import journal_pb2, run_pb2
+
+REDRAWS = 3
+"""A rollout that more engines in a row spoilt is lost: the run has a larger trouble than this."""
 
 
 class Pass(NamedTuple):
@@ -49,6 +55,10 @@ class Evaluator:
     """Of task sets that came later, by what names them."""
     _refused: set[str] = field(default_factory=set)
     """What was told about task sets that cannot be used: the same thing is not told again."""
+    _distrust: Distrust = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._distrust = Distrust(self.run)
 
     def is_due(self) -> bool:
         """Whether there is anything to evaluate now."""
@@ -110,6 +120,8 @@ class Evaluator:
         run.reports.state(run_pb2.RUN_STATE_RUNNING)
         if sampled is None or greedy is None:
             return False
+        if not sampled:
+            return True  # told as incomplete: nothing is no score of 0
         fields = evaluation_fields(name, sampled=sampled, greedy=greedy)
         run.figures.eval_success = fields["success"]
         run.recording.note(run.place().row("eval", **fields))
@@ -119,19 +131,15 @@ class Evaluator:
     async def _pass(
         self, name: str, tasks: Sequence[Task], *, greedy: bool
     ) -> list[journal_pb2.JournalRollout]:
-        """One rollout per task; those that the platform lost are left out."""
+        """One rollout per task; those that the platform lost, or spoilt, are left out."""
         run = self.run
         mode = "greedy" if greedy else "sampled"
         prefix = f"eval-{name}-{run.cursor.global_step}-{mode}"
-        async with asyncio.TaskGroup() as group:
-            pending = [
-                group.create_task(
-                    self._roll_out(self._order(f"{prefix}-{index}", task, greedy=greedy)),
-                    name=f"{prefix}-{index}",
-                )
-                for index, task in enumerate(tasks)
-            ]
-        records = [record for task in pending for record in task.result()]
+        orders = [
+            self._order(f"{prefix}-{index}", task, greedy=greedy)
+            for index, task in enumerate(tasks)
+        ]
+        records = await self._trusted(name, orders)
         run.recording.write_rollouts(
             run.cursor.global_step,
             f"eval-{name}-greedy" if greedy else f"eval-{name}",
@@ -142,6 +150,42 @@ class Evaluator:
             lost = len(records) - len(scored)
             run.tell("EvaluationIncomplete", f"{name}: {lost} rollouts were lost", warning=True)
         return scored
+
+    async def _trusted(
+        self, name: str, orders: Sequence[GroupOrder]
+    ) -> list[journal_pb2.JournalRollout]:
+        """A rollout per order; what marked weights sampled is drawn again, and at last lost."""
+        marked: Mapping[str, Reason] = {}
+        records = await self._all(orders)
+        for draw in range(1, REDRAWS + 2):
+            marked = await self._marked(records)
+            if not marked or draw > REDRAWS:
+                break
+            counts = ", ".join(f"{n} {why}" for why, n in Counter(marked.values()).items())
+            message = f"evaluation {name}: {len(marked)} rollouts are drawn again: {counts}"
+            self.run.tell("RolloutsRedrawn", message, warning=True)
+            rotation = self.run.engines.rotation
+            again = [order for order in orders if order.group_id in marked]
+            anew = await self._all([replace(o, draws=(draw,), targets=rotation) for o in again])
+            records = [r for r in records if r.rollout.group_id not in marked] + anew
+        for record in records:
+            if (why := marked.get(record.rollout.group_id)) is not None:
+                mask(record, f"{why}, after {REDRAWS} more draws", reason="SuspectPolicy")
+        return records
+
+    async def _marked(self, records: Sequence[journal_pb2.JournalRollout]) -> Mapping[str, Reason]:
+        """Why a score says nothing of the policy, by the name of its order."""
+        await self._distrust.refresh()
+        scored = [r.rollout for r in records if r.reward.WhichOneof("result") == "reward"]
+        found = {each.group_id: self._distrust.marks.against(each) for each in scored}
+        return {name: reason for name, reason in found.items() if reason is not None}
+
+    async def _all(self, orders: Sequence[GroupOrder]) -> list[journal_pb2.JournalRollout]:
+        async with asyncio.TaskGroup() as group:
+            pending = [
+                group.create_task(self._roll_out(order), name=order.group_id) for order in orders
+            ]
+        return [record for task in pending for record in task.result()]
 
     async def _roll_out(self, order: GroupOrder) -> list[journal_pb2.JournalRollout]:
         records = await run_order(self.run, order)

@@ -71,7 +71,7 @@ def _check(run: Run, record: journal_pb2.JournalRollout, order: GroupOrder) -> N
         what = f"a record of {record.ByteSize()} bytes; the journal takes {MAX_ROLLOUT_BYTES}"
         for content in ("links", "calls", "diff", "final_message"):
             record.rollout.ClearField(content)
-        _mask(record, what)
+        mask(record, what)
     if record.reward.WhichOneof("result") != "reward":
         return
     try:
@@ -83,12 +83,13 @@ def _check(run: Run, record: journal_pb2.JournalRollout, order: GroupOrder) -> N
             position_of=run.book.ledger.versions.get,
         )
     except InvalidSpanError as error:
-        _mask(record, str(error), reason=error.reason)
+        mask(record, str(error), reason=error.reason)
     except InvalidFieldError as error:
-        _mask(record, str(error))
+        mask(record, str(error))
 
 
-def _mask(record: journal_pb2.JournalRollout, what: str, *, reason: str = "InvalidRollout") -> None:
+def mask(record: journal_pb2.JournalRollout, what: str, *, reason: str = "InvalidRollout") -> None:
+    """Make it one that the platform lost."""
     log.error("rollout %s is unusable: %s", record.rollout.rollout_id, what)
     record.rollout.ending = rollout_pb2.ENDING_PLATFORM_FAULT
     record.rollout.fault = what
