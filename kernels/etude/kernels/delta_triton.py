@@ -35,6 +35,20 @@ def _moved(old: tl.tensor, steps: tl.tensor, AXIS: tl.constexpr, BITS: tl.conste
 
 
 @triton.jit
+def _mixed(
+    before: tl.tensor,
+    after: tl.tensor,
+    lane: tl.tensor,
+    inside: tl.tensor,
+    SEED: tl.constexpr,
+    LANES: tl.constexpr,
+) -> tl.tensor:
+    """What changes add to one sum of the digest; nothing outside the tile."""
+    up = element_mix(after, lane, SEED, LANES) - element_mix(before, lane, SEED, LANES)
+    return tl.where(inside, up, 0)
+
+
+@triton.jit
 def _visit(
     raw: tl.tensor,
     old: tl.tensor,
@@ -88,10 +102,8 @@ def _visit(
             tl.store(raw + place, after, mask=inside)
         if DIGEST:
             at = tl.load(lane + tile) + row * tl.load(lane_pitch + tile) + column * LANES
-            up = element_mix(after, at, SEED_A, LANES) - element_mix(before, at, SEED_A, LANES)
-            sum_a += tl.where(inside, up, 0)
-            up = element_mix(after, at, SEED_B, LANES) - element_mix(before, at, SEED_B, LANES)
-            sum_b += tl.where(inside, up, 0)
+            sum_a += _mixed(before, after, at, inside, SEED_A, LANES)
+            sum_b += _mixed(before, after, at, inside, SEED_B, LANES)
     if DIGEST:
         tl.store(partial + 2 * tile, tl.sum(sum_a, 0).to(tl.int64))
         tl.store(partial + 2 * tile + 1, tl.sum(sum_b, 0).to(tl.int64))

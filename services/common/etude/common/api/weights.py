@@ -56,7 +56,8 @@ class WeightSettings(Model):
     """Whether running requests drop their KV cache at a swap and compute it anew."""
     prefix_cache: Literal["Salted", "Sticky", "Reset"] = "Salted"
     """Which requests share cached prefixes: those of one version; those of one episode, up to
-    stickyLag versions; all, but none across a swap."""
+    stickyLag versions; all, but none across a swap, where with Reset running requests, too,
+    compute their KV cache anew."""
     sticky_lag: Annotated[int, Field(ge=1, le=1_000)] = 4
     """Versions after which an episode's cached prefixes are given up."""
     undo_depth: Annotated[int, Field(ge=1, le=64)] = 1
