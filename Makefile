@@ -41,12 +41,12 @@ test: $(READY) $(if $(ROOT),system-deps) ## unit, contract, integration; cluster
 test-gpu: $(READY) ## the kernels on a real GPU (EXTRA=gpu)
 	ETUDE_REQUIRE=gpu $(RUN) pytest tests/gpu
 
-test-long: $(READY) ## what takes longer: the demo on three seeds, kill -9 of each role, 1,000 versions
+test-long: $(READY) ## what takes longer: the demo on three seeds, kill -9 of each role, 1,000 versions, real engines
 	$(RUN) python hack/minio.py --if-possible
 	$(RUN) pytest tests/e2e --timeout=3600
 	$(RUN) python -m tests.chaos
 
-chaos-weights: $(READY) ## 1,000 versions under faults on a folder and on MinIO; each check broken once
+chaos-weights: $(READY) ## 1,000 versions under faults on a folder and on MinIO, 100 on real engines; each check broken once
 	$(RUN) python hack/minio.py --if-possible
 	$(RUN) python -m tests.chaos --seed $(SEED) --mutations
 

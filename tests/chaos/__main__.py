@@ -1,17 +1,24 @@
-"""make chaos-weights: the chain of versions under faults, on a folder and on a real S3 server."""
+"""make chaos-weights: the chain of versions under faults.
+
+On a folder and on a real S3 server with engines of numpy, then a shorter one for two real engines.
+"""
 
 import argparse
 import sys
 from pathlib import Path
 
 from tests.chaos import result, runner
+from tests.chaos.engines import mutations as engine_mutations
+from tests.chaos.engines import run as engines
 from tests.chaos.mutations import MUTATIONS
 from tests.chaos.result import Result
 from tests.support import s3_servers
 
 OUT = Path(__file__).parents[2] / "bench" / "out" / "chaos_weights.json"
-QUICK_VERSIONS = 60
+VERSIONS, QUICK_VERSIONS = 1000, 60
 STORES = ("folder", "minio", "moto")
+ENGINES = "engines"
+BROKEN = (*MUTATIONS, *engine_mutations.MUTATIONS)
 
 
 def main() -> int:
@@ -19,14 +26,14 @@ def main() -> int:
     options = _options()
     if options.mutation:
         return 0 if _is_noticed(options.mutation, options) else 1
-    stores = [options.store] if options.store else ["folder", _s3()]
+    stores = [options.store] if options.store else ["folder", _s3(), ENGINES]
     results = []
     for store in stores:
         results.append(_run(store, options))
         _show(results[-1])
         result.write(options.out, results, {})
     noticed = {}
-    for name in MUTATIONS if options.mutations else ():
+    for name in BROKEN if options.mutations else ():
         noticed[name] = _is_noticed(name, options)
         result.write(options.out, results, noticed)
     sound = not any(each.failures or each.too_few for each in results)
@@ -41,18 +48,19 @@ def say(line: str) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--versions", type=int, default=1000)
+    parser.add_argument("--versions", type=int, help=f"{VERSIONS}; {engines.VERSIONS} with engines")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--store", choices=STORES, help="only this one")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_VERSIONS} versions")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--store", choices=STORES, help="only this one")
+    only.add_argument(
+        "--engines", dest="store", action="store_const", const=ENGINES, help="only the real ones"
+    )
+    only.add_argument("--mutation", choices=BROKEN, help="only break this one, on a folder")
+    parser.add_argument("--quick", action="store_true", help="few versions")
     parser.add_argument("--mutations", action="store_true", help="break each check afterwards, too")
-    parser.add_argument("--mutation", choices=MUTATIONS, help="only break this one, on a folder")
     parser.add_argument("--out", type=Path, default=OUT, help="the figures as JSON")
     parser.add_argument("--keep", type=Path, help="a folder for the journals")
-    options = parser.parse_args()
-    if options.quick:
-        options.versions = QUICK_VERSIONS
-    return options
+    return parser.parse_args()
 
 
 def _s3() -> str:
@@ -63,12 +71,14 @@ def _s3() -> str:
 
 
 def _run(store: str, options: argparse.Namespace) -> Result:
-    return runner.run(
-        store,
-        versions=options.versions,
-        seed=options.seed,
-        keep=options.keep and options.keep / store,
-    )
+    few, many = QUICK_VERSIONS, VERSIONS
+    if store == ENGINES:
+        few, many = engines.QUICK_VERSIONS, engines.VERSIONS
+    versions = options.versions or (few if options.quick else many)
+    keep = options.keep and options.keep / store
+    if store == ENGINES:
+        return engines.run(versions=versions, seed=options.seed, quick=options.quick, keep=keep)
+    return runner.run(store, versions=versions, seed=options.seed, keep=keep)
 
 
 def _show(found: Result) -> None:
@@ -81,8 +91,12 @@ def _show(found: Result) -> None:
 
 def _is_noticed(name: str, options: argparse.Namespace) -> bool:
     """Whether a run without one check fails, as it must."""
-    versions = MUTATIONS[name].versions
-    broken = runner.run("folder", versions=versions, seed=options.seed, mutation=name)
+    if name in engine_mutations.MUTATIONS:
+        versions = engine_mutations.MUTATIONS[name].versions
+        broken = engines.run(versions=versions, seed=options.seed, mutation=name)
+    else:
+        versions = MUTATIONS[name].versions
+        broken = runner.run("folder", versions=versions, seed=options.seed, mutation=name)
     failures = broken.failures
     say(f"broken: {name}: {len(failures)} failures, {(failures or ['NONE'])[0]}")
     return bool(failures)

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ class Result:
     peak_rss_mib: float
     mutation: str = ""
     figures: dict[str, Any] = field(default_factory=dict)
+    least: Mapping[str, int] | None = None
+    """Fewest faults of each kind; as the schedule says if not given."""
 
     @property
     def faults(self) -> int:
@@ -39,10 +42,13 @@ class Result:
     @property
     def too_few(self) -> list[str]:
         """Kinds of faults that were injected less often than a run must."""
+        asked = self.least
+        if asked is None:
+            asked = {kind: schedule.least(kind, self.wanted) for kind in schedule.LEAST}
         found = []
-        for kind in schedule.LEAST:
+        for kind, least in asked.items():
             count = sum(n for name, n in self.injected.items() if name.startswith(kind))
-            if count < (least := schedule.least(kind, self.wanted)):
+            if count < least:
                 found.append(f"{kind}: {count} of {least}")
         return found
 
