@@ -1,7 +1,9 @@
 """A tiny policy, and the inference role as a process that serves it."""
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -34,6 +36,8 @@ SPECIALS = (
 VOCABULARY = 320
 HIDDEN = 64
 CONTEXT = 256
+_PORTS = iter(random.sample(range(15_000, 32_000), 16_000))
+"""Below those that the system gives to connections: a role binds its own half a minute later."""
 RUN_UID = "uid-tiny"
 
 
@@ -105,11 +109,13 @@ def resolved_run(
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    """Ports that nobody listens on, each given once."""
+    found: list[int] = []
+    while len(found) < count:
+        port = next(_PORTS)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+    return found
 
 
 def ask(port: int, path: str) -> Answer:
