@@ -6,10 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from pydantic import JsonValue
+from tests.support.publishing import TrainedPolicy
 from typer.main import get_command
 
 from etude.cli.main import app
+from etude.common import weights
+from etude.common.blobs import open_store
+from etude.common.local import LocalState, write_state
+from etude.common.weights.tensors.schema import Schema, TensorSpec
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -70,6 +77,52 @@ def test_the_cheap_commands_work_as_they_stand(tmp_path: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+
+
+def make_run(folder: Path) -> None:
+    """A run with three versions, and the model that it began with, as `etude run` leaves it."""
+    model = folder / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text('{"model_type": "tiny"}')
+    (folder / "run.yaml").write_text("kind: RLRun\n")
+    spec: JsonValue = {"model": {"uri": model.as_uri()}}
+    write_state(folder, LocalState(pid=1, updated_unix_ms=0, run={"spec": spec}))
+    tensor = TensorSpec(name="up", dtype="BF16", shape=(32, 20), split="rows")
+    policy = TrainedPolicy(Schema(grid=1, tensors=(tensor,)), {"up": np.zeros(640, np.uint16)})
+    store = open_store(folder.resolve().as_uri())
+    weights.claim_epoch(store, holder="test", parent=None, reason="start")
+    for number in range(3):
+        policy.publish(store, number, complete=not number)
+        policy.step()
+
+
+def test_the_commands_that_look_at_a_run_s_versions_work_as_they_stand(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "demo")
+    looks = {command for _, command in commands() if command.startswith("etude weights ")}
+    assert len(looks) >= 6
+    for command in sorted(looks):
+        words = etude_words(command)
+        assert words is not None
+        done = subprocess.run(
+            [sys.executable, "-c", CODE, *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+
+
+def test_every_metric_that_a_page_names_exists() -> None:
+    metric = re.compile(r"\betude_[a-z_]+")
+    known = set(metric.findall((ROOT / "docs/reference/metrics.md").read_text()))
+    unknown = [
+        f"{page.relative_to(ROOT)}: {name}"
+        for page in PAGES
+        for name in metric.findall(page.read_text())
+        if name not in known
+    ]
+    assert unknown == []
 
 
 def test_every_link_between_pages_leads_somewhere() -> None:
