@@ -271,6 +271,13 @@ async def test_no_prefix_is_shared_across_a_swap_unless_it_is_sticky(
     bench.engine.salts = Salts()
 
 
+async def test_weights_that_come_past_the_store_are_refused_and_it_serves_on(bench: Bench) -> None:
+    for _ in range(2):
+        with pytest.raises(Exception, match="object store only"):
+            await bench.engine.llm.start_weight_update()
+    await bench.assert_exact(await swapped(bench))
+
+
 async def test_a_hundred_swaps_leave_no_memory_behind(bench: Bench) -> None:
     async def swaps(count: int) -> int:
         for _ in range(count):
