@@ -27,7 +27,7 @@ class Stager:
     scratch: Path
 
     def manifest(self, version: VersionId) -> WeightManifest:
-        """What a version of the chain of changes is.
+        """The manifest of a version of this run.
 
         Raises:
             CorruptError: it is damaged, or of another run.
