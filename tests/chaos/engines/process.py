@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,27 @@ def _free_ports(count: int) -> list[int]:
     for each in sockets:
         each.close()
     return ports
+
+
+class CutOffError(Exception):
+    """The engine was killed, and its channel closed, in the middle of a call."""
+
+
+@contextmanager
+def cut_off() -> Iterator[None]:
+    """Tell a closed channel, which cancels its calls, from an end of the task itself.
+
+    Raises:
+        CutOffError: the channel was closed.
+        CancelledError: the task is to end.
+    """
+    try:
+        yield
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise CutOffError from None
 
 
 @dataclass(slots=True)
@@ -133,10 +155,11 @@ class EngineProcess:
         """Ask for the status; what there was of it is forgotten if nobody answers."""
         who = self.who
         try:
-            answer = await self.weights.GetWeightStatus(
-                weights_pb2.GetWeightStatusRequest(), timeout=PROBE_S
-            )
-        except grpc.aio.AioRpcError:
+            with cut_off():
+                answer = await self.weights.GetWeightStatus(
+                    weights_pb2.GetWeightStatusRequest(), timeout=PROBE_S
+                )
+        except (grpc.aio.AioRpcError, CutOffError):
             self.status = None
             return
         if who == self.who and who not in self.killed:
@@ -147,7 +170,8 @@ class EngineProcess:
         request = getattr(weights_pb2, f"{method}Request")(
             version=None if version is None else version.to_proto()
         )
-        await getattr(self.weights, method)(request, timeout=CALL_S)
+        with cut_off():
+            await getattr(self.weights, method)(request, timeout=CALL_S)
 
     async def insist(self, method: str, version: VersionId | None) -> None:
         """The same, again and again while the store fails.

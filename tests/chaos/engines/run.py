@@ -44,7 +44,8 @@ def run(
         quick: whether to leave out all but a kill, an outage and a late engine.
         keep: where journals and ledger are copied to, for looking into a failure.
     """
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    # Processes are started while calls run; gRPC would say each time that it noticed.
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     with tempfile.TemporaryDirectory(prefix="chaos-engines-") as name:
         settings = Settings(
             folder=Path(name),

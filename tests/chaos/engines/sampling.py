@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 from tests.chaos.engines.policy import CONTEXT, VOCABULARY
-from tests.chaos.engines.process import CALL_S, EngineProcess
+from tests.chaos.engines.process import CALL_S, CutOffError, EngineProcess, cut_off
 from tests.chaos.journal import Journal
 
 from etude.common.weights import VersionId
@@ -29,9 +29,10 @@ async def generated(engine: EngineProcess, request_id: str, prompt: Sequence[int
     tokens: list[int] = []
     logprobs: list[float] = []
     last = None
-    async for last in engine.inference.Generate(request, timeout=CALL_S):
-        tokens += last.token_ids
-        logprobs += last.logprobs
+    with cut_off():
+        async for last in engine.inference.Generate(request, timeout=CALL_S):
+            tokens += last.token_ids
+            logprobs += last.logprobs
     return tokens, logprobs, last
 
 
@@ -76,9 +77,9 @@ class Client:
             tokens, logprobs, last = await generated(
                 self.engine, request_id, prompt, max_tokens=count, temperature=1.0, seed=seed
             )
-        except grpc.aio.AioRpcError as error:
+        except (grpc.aio.AioRpcError, CutOffError) as error:
             was_killed = who in self.engine.killed
-            text = f"{error.code().name}: {error.details()}"[:300]
+            text = str(error)[:300]
             self.journal.write("unanswered", engine=who, killed=was_killed, text=text)
             await asyncio.sleep(WAIT_S)
             return

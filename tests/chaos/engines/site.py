@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from tests.chaos import keeper, spawning
 from tests.chaos.engines import publisher
-from tests.chaos.engines.process import EngineProcess
+from tests.chaos.engines.process import CutOffError, EngineProcess
 from tests.chaos.engines.sampling import AT_ONCE, Client
 from tests.chaos.journal import Journal
 from tests.chaos.publisher import retained
@@ -28,6 +28,7 @@ START_S = 480.0
 """Twenty seconds on an idle core; a busy machine gets patience."""
 ORDER_S = 60.0
 GRACE_S = 10.0
+HINT_S = 2.0
 LOST, TWICE, LATE = 0.15, 0.15, 0.15
 """Chances of an announcement to be lost, to come twice, or after the next one."""
 
@@ -144,8 +145,8 @@ class Site:
         if self.engines[place].live is not None:
             try:
                 await self.engines[place].call("AnnounceVersion", version)
-            except grpc.aio.AioRpcError as error:
-                self.journal.write("no hint", place=place, code=error.code().name)
+            except (grpc.aio.AioRpcError, CutOffError) as error:
+                self.journal.write("no hint", place=place, text=str(error)[:300])
 
     async def until(self, holds: Callable[[], bool], limit_s: float) -> bool:
         """Wait until something holds; whether it did in time.
@@ -162,19 +163,29 @@ class Site:
         return True
 
     async def until_home(self, limit_s: float, *, everybody: bool = False) -> bool:
-        """Wait until all engines that serve, or that run, serve the newest version."""
-        home = self.published[-1]
+        """Wait until all engines that serve, or that run, serve the newest version.
+
+        They are told of it again: after an outage an engine looks ever more seldom by itself.
+        """
+        home, end = self.published[-1], time.monotonic() + limit_s
 
         def are_home() -> bool:
             started = [each for each in self.engines.values() if each.is_started]
             return all(each.live == home for each in (started if everybody else self.ready))
 
-        return await self.until(are_home, limit_s)
+        while not await self.until(are_home, HINT_S):
+            if time.monotonic() > end:
+                return False
+            for place in PLACES:
+                await self._hint(place, home)
+        return True
 
     def _check_alive(self) -> None:
         for engine in self.engines.values():
             if engine.exit_status is not None and engine.who not in engine.killed:
                 raise StuckError(f"{engine.who} ended: {engine.last_words()}")
+        for task in filter(asyncio.Task.done, self.tasks):
+            raise StuckError(f"{task.get_name()} ended: {task}")
         for role in self.roles.values():
             if not role.is_alive and not role.killed:
                 words = (self.settings.folder / f"{role.who}.err").read_text().splitlines()
