@@ -215,10 +215,10 @@ BROKEN = {
         lambda lease, live: setattr(lease, "live", live),
     ),
     "readers go over refused versions": Broken(
-        "a reader goes around a refused version", "plan.quarantined", lambda _: frozenset()
+        "a reader goes around a refused version", "view.quarantined", lambda _: frozenset()
     ),
     "readers serve refused versions": Broken(
-        "a refused version is not served", "plan.quarantined", lambda _: frozenset()
+        "a refused version is not served", "view.quarantined", lambda _: frozenset()
     ),
     "a collector does not mind another epoch": Broken(
         "a collector that sleeps through a take over deletes nothing",

@@ -24,13 +24,11 @@ from etude.common.weights import (
     Collector,
     Retention,
     VersionId,
-    accepted_chain,
     is_fenced,
-    quarantined,
 )
 from etude.common.weights.coding.codecs.ids import Codec
-from etude.common.weights.protocol.listing import take_listing
 from etude.common.weights.protocol.versions import skip_key
+from etude.common.weights.protocol.view import View, Viewer
 from etude.common.weights.replicas.mirror import Mirror
 from etude.trainer.folding import Window, Windows
 from etude.trainer.keeping import (
@@ -112,6 +110,9 @@ class Keeper:
                 versions=advanced.retain_versions, keyframes=advanced.retain_keyframes
             ),
         )
+        self._viewer = Viewer(store)
+        self._seen: View | None = None
+        """In this round, unless the store was changed or failed since."""
         self._chain: list[VersionId] = []
         self._collect_at = self._retry_at = clock()
         self._written: list[Written] = []
@@ -131,7 +132,7 @@ class Keeper:
             if epoch is not None:
                 self._config = replace(self._config, epoch=epoch)
                 self._collector.epoch = epoch
-            self._written, self._failures = [], []
+            self._written, self._failures, self._seen = [], [], None
             collected: list[str] = []
             self._attempt("epoch", self._check_epoch)
             if not self._failures:
@@ -161,6 +162,16 @@ class Keeper:
     def _fail(self, stage: str, error: Exception) -> None:
         log.warning("%s: trying again later: %s", stage, error)
         self._failures.append(Failure(stage, str(error)))
+        self._look_anew()
+
+    def _view(self) -> View:
+        if self._seen is None:
+            self._seen = self._viewer.look()
+        return self._seen
+
+    def _look_anew(self) -> None:
+        self._viewer.forget()
+        self._seen = None
 
     def _check_epoch(self) -> None:
         if is_fenced(self._store, self._config.epoch):
@@ -170,12 +181,12 @@ class Keeper:
         if self._config.weights.encoding == "Full":
             return  # every version is there as a whole, and nothing is left to shorten
         mirror = self._copy()
-        refused = quarantined(self._store)
-        self._chain = [each for each in accepted_chain(self._store) if each not in refused]
+        view = self._view()
+        self._chain = view.usable
         live = None if mirror.ref is None else mirror.ref.version
         try:
             for version in route(self._chain, live, most=MOST_BEHIND):
-                mirror.move_to(version, self._windows.touch)
+                mirror.move_to(version, self._windows.touch, view=view)
                 self._arrived(mirror)
         except CorruptError:
             # What is wrong may be the store's object, or a word on this disk.
@@ -217,14 +228,14 @@ class Keeper:
             part_bytes=config.part_bytes,
         )
         if written is not None:
-            self._written.append(written)
+            self._has_written(written)
 
     def _keyframe_if_due(self) -> None:
         mirror = self._mirror
         if mirror is None or mirror.ref is None or mirror.ref.version not in self._chain:
             return
         upto = self._chain[: self._chain.index(mirror.ref.version) + 1]
-        state = chain_state(upto, take_listing(self._store))
+        state = chain_state(upto, self._view().listing)
         if self._clock() < self._retry_at or not is_due(state, self._cadence, self._model_bytes):
             return
         self._retry_at = self._clock() + self._config.retry_s
@@ -236,11 +247,16 @@ class Keeper:
             self._drop()
             raise
         self._retry_at = self._clock()
+        self._has_written(written)
+
+    def _has_written(self, written: Written) -> None:
         self._written.append(written)
+        self._look_anew()
 
     def _collect_if_due(self) -> list[str]:
         if self._clock() < self._collect_at:
             return []
+        self._look_anew()
         deleted = self._collector.round()
         self._collect_at = self._clock() + self._config.collect_every_s
         return deleted
@@ -253,9 +269,8 @@ class Keeper:
         }
 
     def _survey(self) -> ChainState:
-        refused = quarantined(self._store)
-        chain = [each for each in accepted_chain(self._store) if each not in refused]
-        return chain_state(chain, take_listing(self._store))
+        view = self._view()
+        return chain_state(view.usable, view.listing)
 
     @property
     def _model_bytes(self) -> int:

@@ -63,19 +63,35 @@ class Listing:
 
 def take_listing(store: Store) -> Listing:
     """List payloads, skips and keyframes; foreign keys are passed over."""
-    found = Listing()
-    for info in store.list(DELTAS):
+    return _listed(store, Listing(), None)
+
+
+def list_again(store: Store, known: Listing, since: VersionId) -> Listing:
+    """What was known of older versions, and what there is now of this one and newer ones."""
+    older = Listing(
+        {version: infos for version, infos in known.payloads.items() if version < since},
+        {version for version in known.complete if version < since},
+        {span: skip for span, skip in known.skips.items() if span.target < since},
+        {version: each for version, each in known.keyframes.items() if version < since},
+    )
+    return _listed(store, older, since)
+
+
+def _listed(store: Store, found: Listing, since: VersionId | None) -> Listing:
+    # A folder's name sorts before everything in it.
+    folder = "" if since is None else f"{DELTAS}{since.epoch:06d}/{since.number:012d}"
+    for info in store.list(DELTAS, folder):
         delta = parse_delta_key(info.key)
         if delta is not None:
             found.payloads.setdefault(delta.version, []).append(info)
             if delta.complete:
                 found.complete.add(delta.version)
-    for info in store.list(SKIPS):
+    for info in store.list(SKIPS, "" if since is None else f"{SKIPS}{since.label}"):
         skip = parse_skip_key(info.key)
         if skip is not None:
             span = Span(skip.base, skip.target)
             found.skips.setdefault(span, Folded()).add(info, skip.part)
-    for info in store.list(KEYFRAMES):
+    for info in store.list(KEYFRAMES, "" if since is None else f"{KEYFRAMES}{since.label}"):
         keyframe = parse_keyframe_key(info.key)
         if keyframe is not None:
             found.keyframes.setdefault(keyframe.version, Folded()).add(info, keyframe.part)

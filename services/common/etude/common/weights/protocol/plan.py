@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 from etude.common.blobs import MissingError, ObjectInfo, Store
 from etude.common.errors import CorruptError, EtudeError, FencedError
-from etude.common.weights.protocol.chain import accepted_chain
 from etude.common.weights.protocol.folded import Keyframe, Skip, read_keyframe, read_skip
-from etude.common.weights.protocol.listing import Folded, Listing, Span, take_listing
+from etude.common.weights.protocol.listing import Folded, Listing, Span
 from etude.common.weights.protocol.manifest import (
     PayloadObject,
     VersionRef,
@@ -16,8 +15,9 @@ from etude.common.weights.protocol.manifest import (
     read_manifest,
 )
 from etude.common.weights.protocol.paths import Kind, Step, cheapest
-from etude.common.weights.protocol.quarantine import QuarantinedError, quarantined
+from etude.common.weights.protocol.quarantine import QuarantinedError
 from etude.common.weights.protocol.versions import VersionId
+from etude.common.weights.protocol.view import View, take_view
 
 MAX_RELABEL = 64
 """Versions of newer epochs that are looked at for the state that is live already."""
@@ -46,6 +46,7 @@ def plan(
     target: VersionId,
     *,
     avoid: Collection[str] = frozenset(),
+    view: View | None = None,
 ) -> list[Edge]:
     """The cheapest way from what is live to a version, each edge checked against its manifest.
 
@@ -56,6 +57,7 @@ def plan(
         live: what the replica has now; None for nothing.
         target: where to; ask is_accepted() afterwards, before serving it.
         avoid: keys that are about to be deleted.
+        view: what the store holds, as the caller saw it; unset looks now.
 
     Returns:
         Edges in order. Empty if the live state is the target's already: then at most the label
@@ -68,19 +70,20 @@ def plan(
         CorruptError: the target's manifest is damaged, or the only way leads over damage.
         StoreError: the store failed.
     """
-    refused = quarantined(store)
-    if target in refused:
+    seen = take_view(store) if view is None else view
+    if target in seen.refused:
         raise QuarantinedError(f"version {target} is quarantined")
-    chain = accepted_chain(store)
-    if target not in chain:
+    if target not in seen.chain:
         if store.head(target.manifest_key) is None:
             raise MissingError(f"{store.url}/{target.manifest_key}")
         raise FencedError(f"version {target} is not on the accepted chain")
-    whole = chain[: chain.index(target) + 1]
-    usable = [each for each in whole if each not in refused and each.manifest_key not in avoid]
+    whole = seen.chain[: seen.chain.index(target) + 1]
+    usable = [each for each in whole if each not in seen.refused]
+    if avoid:
+        usable = [each for each in usable if each.manifest_key not in avoid]
     if target not in usable:
         raise MissingError(f"{store.url}/{target.manifest_key}: about to be deleted")
-    return _Planner(store, usable, take_listing(store), live, frozenset(avoid)).edges(whole)
+    return _Planner(store, usable, seen.listing, live, frozenset(avoid)).edges(whole)
 
 
 def is_reachable(store: Store, version: VersionId, *, avoid: Collection[str] = frozenset()) -> bool:

@@ -86,9 +86,9 @@ def epoch_key(epoch: int) -> str:
     return f"{EPOCHS}{epoch:06d}.json"
 
 
-def published(store: Store, epoch: int) -> list[VersionId]:
-    """Versions of one epoch that have a manifest, oldest first."""
-    return list(_versions(store, f"{MANIFESTS}{epoch:06d}/"))
+def published(store: Store, epoch: int, *, after: str = "") -> list[VersionId]:
+    """Versions of one epoch that have a manifest after some key, oldest first."""
+    return list(_versions(store, f"{MANIFESTS}{epoch:06d}/", after))
 
 
 def all_published(store: Store) -> list[VersionId]:
@@ -96,8 +96,8 @@ def all_published(store: Store) -> list[VersionId]:
     return list(_versions(store, MANIFESTS))
 
 
-def _versions(store: Store, prefix: str) -> Iterator[VersionId]:
-    for info in store.list(prefix):
+def _versions(store: Store, prefix: str, after: str = "") -> Iterator[VersionId]:
+    for info in store.list(prefix, after):
         found = parse_manifest_key(info.key)
         if found is not None:
             yield found

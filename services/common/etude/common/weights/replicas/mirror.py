@@ -24,6 +24,7 @@ from etude.common.weights.protocol.manifest import Sha256, VersionRef, read_mani
 from etude.common.weights.protocol.plan import Edge, plan
 from etude.common.weights.protocol.publication import read_schema_bytes
 from etude.common.weights.protocol.versions import VersionId
+from etude.common.weights.protocol.view import View
 from etude.common.weights.replicas import staged
 from etude.common.weights.replicas.live import LiveWeights, Prepared, identity_regions
 from etude.common.weights.replicas.reading import stage
@@ -72,12 +73,15 @@ class Mirror:
         """The words of every tensor by name, in place: do not write. Values are [elements]."""
         return self._words
 
-    def move_to(self, version: VersionId, on_change: Change | None = None) -> list[Edge]:
+    def move_to(
+        self, version: VersionId, on_change: Change | None = None, *, view: View | None = None
+    ) -> list[Edge]:
         """Become a version, over the cheapest way; what it was stays if nothing can be read.
 
         Args:
             version: an accepted one.
             on_change: sees each delta before it is written.
+            view: what the store holds, as the caller saw it; unset looks now.
 
         Returns:
             The edges that were gone.
@@ -92,7 +96,7 @@ class Mirror:
         manifest = read_manifest(self.store, version)
         if self.run is not None and manifest.run != self.run:
             raise CorruptError(f"version {version} is of run {manifest.run}, not {self.run}")
-        edges = plan(self.store, self.ref, version)
+        edges = plan(self.store, self.ref, version, view=view)
         for edge in edges:
             self._go(edge, on_change)
         if self.ref != manifest.ref:  # the same state under a newer name

@@ -1,0 +1,81 @@
+"""What plans are made from, as it was at one moment; looked at again at the cost of what is new."""
+
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from etude.common.blobs import Store
+from etude.common.weights.protocol.chain import accepted_chain
+from etude.common.weights.protocol.epochs import is_fenced, latest_epoch
+from etude.common.weights.protocol.listing import Listing, list_again, take_listing
+from etude.common.weights.protocol.quarantine import quarantined
+from etude.common.weights.protocol.versions import VersionId, published
+
+
+class View(NamedTuple):
+    """Of a run's store."""
+
+    refused: Set[VersionId]
+    chain: list[VersionId]
+    """Accepted, oldest first, refused ones among them."""
+    listing: Listing
+
+    @property
+    def usable(self) -> list[VersionId]:
+        """The accepted versions that are not refused, oldest first."""
+        return [version for version in self.chain if version not in self.refused]
+
+
+def take_view(store: Store) -> View:
+    """Look at everything.
+
+    Raises:
+        CorruptError: an epoch is damaged.
+        StoreError: the store failed.
+    """
+    return View(quarantined(store), accepted_chain(store), take_listing(store))
+
+
+@dataclass(slots=True)
+class Viewer:
+    """Looks again and again, and lists only what comes after the newest version that it knows.
+
+    What was deleted since, or written for older versions, is seen after forget(): for whoever
+    deletes and writes nothing without knowing it, and notices a view that is too old by an object
+    that is missing.
+    """
+
+    store: Store
+    _view: View | None = None
+    _epoch: int = 0
+    """The open one when it was looked at last."""
+
+    def look(self) -> View:
+        """The store as it is now, as far as it grew.
+
+        Raises:
+            CorruptError: an epoch is damaged.
+            StoreError: the store failed; what was known is forgotten.
+        """
+        known, self._view = self._view, None
+        if known is None or not known.chain or is_fenced(self.store, self._epoch):
+            latest = latest_epoch(self.store)
+            # Asked first: an epoch that is opened meanwhile is found by the next look.
+            self._epoch = 0 if latest is None else latest.epoch
+            self._view = take_view(self.store)
+        else:
+            self._view = self._grown(known)
+        return self._view
+
+    def forget(self) -> None:
+        """Look at everything the next time."""
+        self._view = None
+
+    def _grown(self, known: View) -> View:
+        newest = known.chain[-1]
+        after = newest.manifest_key if newest.epoch == self._epoch else ""
+        refused = quarantined(self.store)
+        found = published(self.store, self._epoch, after=after)
+        chain = known.chain + [each for each in found if each.number > newest.number]
+        # Of the newest one not everything was there, perhaps.
+        return View(refused, chain, list_again(self.store, known.listing, newest))
