@@ -76,7 +76,9 @@ def picture(view: View) -> RenderableType:
     parts += [_progress(view), _facts(view), _pods(view)]
     if view.events:
         parts.append(Text("\n".join(view.events[-3:]), style="dim"))
-    return Panel(Group(*parts), title=f"etude · {view.name}", title_align="left", padding=(0, 1))
+    return Panel(
+        Group(*parts), title=Text(f"etude · {view.name}"), title_align="left", padding=(0, 1)
+    )
 
 
 def plain(view: View) -> str:

@@ -1,12 +1,17 @@
 """The promises of every verb: where it prints, how it explains an error, how it exits."""
 
 import errno
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from typing import IO, Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+from typing_extensions import override
 
 from etude.common.errors import EtudeError, Problem, UserError
 
@@ -44,14 +49,76 @@ WAYS_OUT = {
 }
 
 
-def console(*, to_stderr: bool = False) -> Console:
+_KEPT = "\t\n"
+_DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
+"""Characters that show text in another order than it has."""
+_HARMLESS = (
+    {code: 0x2400 + code for code in range(0x20) if chr(code) not in _KEPT}
+    | {0x7F: 0x2421}
+    | dict.fromkeys((*range(0x80, 0xA0), 0x2028, 0x2029, *_DIRECTIONS), 0xFFFD)
+)
+"""What would act on a terminal, and the picture that is shown instead."""
+
+
+def harmless(text: str) -> str:
+    """Text of a store, a file or a user as it may be shown: no character acts on the terminal."""
+    return text.translate(_HARMLESS)
+
+
+class Screen(Console):
+    """Prints text as it is: nothing in it is markup, an emoji's name or a command to the terminal.
+
+    Whoever wants colour gives a style or a rich Text.
+    """
+
+    def __init__(
+        self,
+        *,
+        to_stderr: bool = False,
+        width: int | None = None,
+        record: bool = False,
+        file: IO[str] | None = None,
+    ) -> None:
+        super().__init__(
+            stderr=to_stderr,
+            width=width,
+            record=record,
+            file=file,
+            highlight=False,
+            markup=False,
+            emoji=False,
+        )
+
+    @override
+    def render_str(self, text: str, **options: Any) -> Text:
+        # Strings in tables are measured here and drawn here.
+        return super().render_str(harmless(text), **options)
+
+    @override
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        if isinstance(renderable, Text):
+            shown = harmless(renderable.plain)
+            if shown != renderable.plain:
+                renderable = renderable.copy()
+                renderable.plain = shown
+        return super().render(renderable, options)
+
+
+def console(*, to_stderr: bool = False) -> Screen:
     """Data goes to stdout, everything else to stderr; NO_COLOR is honoured."""
-    return Console(stderr=to_stderr, highlight=False)
+    return Screen(to_stderr=to_stderr)
+
+
+def print_row(row: object) -> None:
+    """One JSON value on one line, for programs; what is not ASCII is escaped, so none is lost."""
+    console().print(json.dumps(row), soft_wrap=True)
 
 
 def say(text: str) -> None:
     """One line for people."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(harmless(text) + "\n")
     sys.stderr.flush()
 
 

@@ -18,7 +18,7 @@ def audit(
 ) -> None:
     """Judge a run by its own journal: accepted = trained + dropped + queued, nothing twice."""
     account = account_of(runs.folder_of(name))
-    console().print_json(json.dumps(account))
+    console().print_json(json.dumps(account), ensure_ascii=True)
     for finding in account["findings"]:
         say(finding)
     if account["findings"]:

@@ -1,13 +1,13 @@
 """`etude doctor`: can this machine run it, and if not, what to do."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
-from etude.cli.output import Exit, console
+from etude.cli.output import Exit, console, print_row
 
 
 def doctor(
@@ -22,15 +22,14 @@ def doctor(
     findings = [check() for check in all_checks(folder)]
     if as_json:
         for f in findings:
-            row = {"name": f.name, "verdict": f.verdict, "detail": f.detail, "fix": f.fix}
-            console().print(json.dumps(row), soft_wrap=True)
+            print_row({"name": f.name, "verdict": f.verdict, "detail": f.detail, "fix": f.fix})
     else:
         table = Table(box=None, pad_edge=False)
         colours = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red"}
         for title in ("", "check", "found", "fix"):
             table.add_column(title)
         for f in findings:
-            table.add_row(f"[{colours[f.verdict]}]{f.verdict}[/]", f.name, f.detail, f.fix)
+            table.add_row(Text(f.verdict, colours[f.verdict]), f.name, f.detail, f.fix)
         console().print(table)
     if any(f.verdict == Verdict.FAIL for f in findings):
         raise SystemExit(Exit.NO)

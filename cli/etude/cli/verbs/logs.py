@@ -1,5 +1,6 @@
 """`etude logs`: what the processes of a run wrote."""
 
+import re
 import sys
 import time
 from pathlib import Path
@@ -8,7 +9,10 @@ from typing import Annotated, BinaryIO
 import typer
 
 from etude.cli import runs
+from etude.cli.output import harmless
 from etude.common.errors import Problem, UserError
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def logs(
@@ -42,6 +46,6 @@ def logs(
 
 def _copy(path: Path, file: BinaryIO) -> None:
     for line in file:
-        text = line.decode(errors="replace").rstrip("\n")
-        sys.stdout.write(f"{path.parent.name}/{path.stem}  {text}\n")
+        text = _COLOUR.sub("", line.decode(errors="replace").rstrip("\n"))
+        sys.stdout.write(f"{path.parent.name}/{path.stem}  {harmless(text)}\n")
     sys.stdout.flush()

@@ -13,12 +13,11 @@ from types import FrameType
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.live import Live
 
 from etude.cli import runs
 from etude.cli.live import picture, plain
-from etude.cli.output import Exit, console, say
+from etude.cli.output import Exit, Screen, console, say
 from etude.cli.verbs.report import write_report
 from etude.cli.views import Viewer
 from etude.common.errors import Problem, UserError
@@ -180,7 +179,7 @@ def _show_lines(viewer: Viewer, is_over: Callable[[], bool]) -> None:
 
 
 def _save(folder: Path, target: Path) -> None:
-    screen = Console(width=SAVED_WIDTH, record=True, file=io.StringIO())
+    screen = Screen(width=SAVED_WIDTH, record=True, file=io.StringIO())
     screen.print(picture(Viewer(folder).view()))
     svg = screen.export_svg(title="etude watch")
     # rich names a font on a content network; a picture should load nothing.

@@ -6,6 +6,7 @@ from urllib.parse import unquote, urlparse
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from etude.cli.examples import epilog
 from etude.cli.output import Exit, console, say
@@ -83,7 +84,7 @@ def _table(found: "list[Verdict]") -> Table:
     for title in ("", "call", "promise", "fix"):
         table.add_column(title, overflow="fold")
     for verdict in found:
-        mark = "[red]fail[/]" if verdict.trouble else "[green]pass[/]"
+        mark = Text("fail", "red") if verdict.trouble else Text("pass", "green")
         what = f"{verdict.promise}: {verdict.trouble}" if verdict.trouble else verdict.promise
         table.add_row(mark, verdict.call, what, verdict.fix)
     return table

@@ -1,6 +1,5 @@
 """`etude weights`: look at the policy versions of a run, prove them, take one out."""
 
-import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich.progress import Progress
 
 from etude.cli import runs
 from etude.cli.examples import epilog
-from etude.cli.output import Exit, console, say
+from etude.cli.output import Exit, console, print_row, say
 from etude.common.errors import Problem, UserError
 from etude.common.local import read_state
 
@@ -54,7 +53,7 @@ def ls(
         raise UserError(_no_versions(run))
     if as_json:
         for row in rows_of(found):
-            console().print_json(json.dumps(row), indent=None)
+            print_row(row)
         return
     console().print(chain_table(found))
     for line in who_reads(store):
@@ -83,7 +82,7 @@ def objects(
         raise UserError(_not_there(store, wanted)) from error
     if as_json:
         for each in found:
-            console().print_json(json.dumps(each._asdict()), indent=None)
+            print_row(each._asdict())
         return
     console().print(object_table(found))
 
@@ -138,7 +137,7 @@ def diff(  # noqa: PLR0913 - a verb has as many parameters as it has options
         found = list(differences(one, other))
     if as_json:
         for each in found:
-            console().print_json(json.dumps(each._asdict()), indent=None)
+            print_row(each._asdict())
         return
     console().print(difference_table(found))
 
@@ -167,7 +166,7 @@ def export(  # noqa: PLR0913 - as above
             raise AssertionError("a copy of a version has a schema")
         written = write_folder(folder, schema=found.schema, words=found.words, source=source)
         say(f"version {found.ref.version}, state {found.ref.state}: {len(written)} files")
-    console().print(str(folder))
+    console().print(str(folder), soft_wrap=True)
 
 
 def _store(run: str, endpoint: str | None, region: str | None) -> "Store":
