@@ -125,10 +125,10 @@ class Trained:
 
 
 def settings(*, every: int = 100, encoding: str = "Auto", **advanced: object) -> Weights:
-    """Of a run, with the names of the API."""
-    given = {"chainRatio": "1000", "skips": [], **advanced}
+    """Of a run, with the names of the API; nothing is folded without being asked for."""
+    quiet = {"chainRatio": "1000", "skips": []} if encoding != "Full" else {}
     return Weights.model_validate(
-        {"keyframeEverySteps": every, "encoding": encoding, "advanced": given}
+        {"keyframeEverySteps": every, "encoding": encoding, "advanced": {**quiet, **advanced}}
     )
 
 

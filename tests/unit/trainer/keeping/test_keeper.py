@@ -25,8 +25,11 @@ def skips(store: Any) -> list[tuple[int, int]]:
     return sorted((b.number, t.number) for (b, t), each in found.items() if each.record)
 
 
-def test_a_keyframe_is_written_after_so_many_versions(trained: Any, keep: MakeKeeper) -> None:
-    keeper = keep(trained.store, every=3)
+@pytest.mark.parametrize(("every", "steps"), [(3, 1), (7, 2)])
+def test_a_keyframe_is_written_after_so_many_steps(
+    trained: Any, keep: MakeKeeper, every: int, steps: int
+) -> None:
+    keeper = keep(trained.store, every=every, stepsPerVersion=steps)
     for number in range(1, 8):
         trained.publish(number)
         keeper.round()
@@ -168,7 +171,7 @@ def test_a_version_without_a_base_needs_no_keyframe_and_breaks_no_rule(
 def test_versions_that_are_all_complete_are_collected_and_not_copied(
     trained: Any, keep: MakeKeeper
 ) -> None:
-    keeper = keep(trained.store, every=2, encoding="Full", retainVersions=2, retainKeyframes=1)
+    keeper = keep(trained.store, encoding="Full", retainVersions=2)
     for number in range(1, 7):
         trained.publish(number, complete=True)
         assert keeper.round().failures == ()
