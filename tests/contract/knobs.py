@@ -130,7 +130,7 @@ RLRUN = {
     "weights.dtype": "etude.inference.settings",
     "weights.timeoutSeconds": f"{CONTROLLER}.host",
     "weights.encoding": f"{PUBLISHER} _settings",
-    "weights.keyframeEverySteps": f"{TRAINER}.keeper",
+    "weights.keyframeEverySteps": "etude.common.api.weights self",
     "weights.pause": "etude.inference.settings",
     **dict(under("weights.advanced", WEIGHT_SETTINGS)),
     "checkpointing.everySteps": f"{CONTROLLER}.run",

@@ -137,7 +137,7 @@ class World:
             upkeep=Upkeep(
                 keeping=Beside(self._keeper(resolved, opened.epoch)),
                 epoch=opened.epoch,
-                versions=resolved.spec.weights.keyframe_every_steps,
+                versions=resolved.spec.weights.versions_per_keyframe,
                 first=opened.next_version,
             ),
             reports=Reports("run", opened.epoch),

@@ -97,7 +97,7 @@ class Keeper:
         self._store = store
         self._config = config
         self._clock = clock
-        self._cadence = Cadence(weights.keyframe_every_steps, float(advanced.chain_ratio))
+        self._cadence = Cadence(weights.versions_per_keyframe, float(advanced.chain_ratio))
         self._codec = Codec[advanced.codec.upper()]
         self._mirror: Mirror | None = None
         self._ranges = RangeReader(store)

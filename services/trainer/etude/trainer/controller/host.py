@@ -182,7 +182,7 @@ def _assemble(
         upkeep=Upkeep(
             keeping=parts.keeping,
             epoch=opened.epoch,
-            versions=spec.weights.keyframe_every_steps,
+            versions=spec.weights.versions_per_keyframe,
             first=opened.next_version,
         ),
         reports=Reports(resolved.uid, opened.epoch),
