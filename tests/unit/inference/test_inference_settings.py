@@ -1,5 +1,6 @@
 """A bad setting is told by name, before anything heavy is imported."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from etude.common.errors import UserError
 from etude.common.files import ResolvedRun
 from etude.inference import serve
-from etude.inference.settings import Settings, engine_options, read_folder
+from etude.inference.settings import EngineOptions, Settings, engine_options, read_folder
 
 MakeRun = Callable[..., ResolvedRun]
 
@@ -29,7 +30,9 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_run(model: Path, tmp_path: Path) -> MakeRun:
-    def make(inference: dict[str, Any] | None, dtype: str = "Float32") -> ResolvedRun:
+    def make(
+        inference: dict[str, Any] | None, dtype: str = "Float32", **weights: Any
+    ) -> ResolvedRun:
         phase = {
             "name": "sft",
             "type": "SupervisedFineTuning",
@@ -42,7 +45,7 @@ def make_run(model: Path, tmp_path: Path) -> MakeRun:
             "storage": {"uri": (tmp_path / "store").as_uri()},
             "phases": [phase],
             "roles": {} if inference is None else {"inference": inference},
-            "weights": {"dtype": dtype},
+            "weights": {"dtype": dtype, **weights},
         }
         return ResolvedRun.model_validate({"name": "tiny", "uid": "uid-run", "spec": spec})
 
@@ -81,6 +84,31 @@ def test_the_engine_is_built_from_the_run(make_run: MakeRun, model: Path, tmp_pa
     assert (found.max_model_len, found.max_concurrent) == (64, 8)
     assert (found.kv_cache_bytes, found.gpus, found.follows_store) == (16 << 20, 0, True)
     assert found.environment()["OMP_NUM_THREADS"] == "2"
+
+
+def test_each_setting_of_weights_reaches_the_engine_as_itself(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    def options(**weights: Any) -> EngineOptions:
+        return engine_options(make_run({"maxModelLen": 64}, **weights), scratch=tmp_path, threads=1)
+
+    numbers = {"prefixCache": "Sticky", "stickyLag": 5, "undoDepth": 6, "auditEvery": 7}
+    found = options(pause="Abort", encoding="Delta", advanced=numbers)
+    assert (found.pause, found.may_load) == ("Abort", False)
+    assert (found.prefix_cache, found.sticky_lag) == ("Sticky", 5)
+    assert (found.undo_depth, found.audit_every) == (6, 7)
+    assert not found.recompute_kv
+    assert options(advanced={"recomputeKv": True}).recompute_kv
+    assert options(encoding="Full").may_load
+
+
+def test_an_engine_that_is_told_nothing_has_the_defaults_of_the_run(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    found = engine_options(make_run({"maxModelLen": 64}), scratch=tmp_path, threads=1)
+    names = ("pause", "recompute_kv", "prefix_cache", "sticky_lag", "undo_depth", "audit_every")
+    alone = {field.name: field.default for field in dataclasses.fields(EngineOptions)}
+    assert {name: getattr(found, name) for name in names} == {name: alone[name] for name in names}
 
 
 def test_a_run_without_an_inference_role_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
