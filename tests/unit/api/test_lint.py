@@ -111,6 +111,14 @@ def test_one_mistake_gives_one_finding(old: str, new: str, place: str, what: str
     assert fix in finding.fix
 
 
+@pytest.mark.parametrize("endpoint", ["http://", "http:///x", "127.0.0.1:9000", "http://h/x"])
+def test_an_endpoint_that_no_role_could_use_is_found_before_a_run_starts(endpoint: str) -> None:
+    stored = f"storage: {{uri: s3://bucket/run, endpoint: '{endpoint}'}}"
+    (finding,) = lint_text(RUN.replace("storage: {uri: s3://bucket/run}", stored), name="run.yaml")
+    assert finding.field == "spec.storage.endpoint"
+    assert "scheme, host and port alone" in finding.fix
+
+
 def test_a_field_that_belongs_elsewhere_is_told_its_home() -> None:
     finding = only(changed(RUN, "maxSteps: 40", "maxSteps: 40\n    maxTurns: 3"))
     assert finding.fix == "it belongs at spec.phases[].rollout.maxTurns"

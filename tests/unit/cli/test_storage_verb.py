@@ -121,10 +121,20 @@ def test_a_name_that_no_bucket_can_have_is_refused(bucket: str, moto_endpoint: s
     assert "3 to 63" in done.stderr
 
 
-def test_an_endpoint_with_a_path_is_refused() -> None:
-    done = storage("init", "s3://etude", "--endpoint", "http://127.0.0.1:9000/etude")
+@pytest.mark.parametrize("verb", ["init", "check"])
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9000/etude", "notaurl", "http:///x"])
+def test_what_is_no_endpoint_is_refused_by_both_verbs(verb: str, endpoint: str) -> None:
+    done = storage(verb, "s3://etude", "--endpoint", endpoint)
     assert done.returncode == 4
     assert "give scheme, host and port alone" in done.stderr
+    assert "panicked" not in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["init", "check"])
+def test_a_name_that_no_folder_can_have_is_refused(verb: str) -> None:
+    done = storage(verb, "file:///t/a%00b")
+    assert done.returncode == 4
+    assert "leave %00 out" in done.stderr
 
 
 def test_a_store_that_forbids_one_call_fails_at_that_call(moto_endpoint: str) -> None:

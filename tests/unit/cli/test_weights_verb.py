@@ -193,3 +193,11 @@ def test_a_run_elsewhere_needs_a_model_folder(folder: Path, tmp_path: Path) -> N
     done = etude("export", f"file://{folder}", "newest", str(tmp_path / "out"))
     assert done.returncode == 2
     assert "--model FOLDER" in done.stderr
+
+
+@pytest.mark.parametrize("endpoint", ["notaurl", "127.0.0.1:9000", "http://"])
+def test_what_is_no_endpoint_is_refused_before_anything_is_asked(endpoint: str) -> None:
+    done = etude("ls", "s3://bucket/run", "--endpoint", endpoint)
+    assert done.returncode == 4
+    assert "give scheme, host and port alone" in done.stderr
+    assert "panicked" not in done.stderr

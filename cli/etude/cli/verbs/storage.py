@@ -1,8 +1,6 @@
 """`etude storage`: make the store of runs, and prove that it is good enough."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import unquote, urlparse
 
 import typer
 from rich.table import Table
@@ -10,6 +8,7 @@ from rich.text import Text
 
 from etude.cli.examples import epilog
 from etude.cli.output import Exit, console, say
+from etude.common.addresses import folder_of
 from etude.common.errors import Problem, StoreError, UserError
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def init(
 
     S3 credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
     """
-    if (folder := _folder(url)) is not None:
+    if (folder := folder_of(url)) is not None:
         is_new = not folder.is_dir()
         folder.mkdir(parents=True, exist_ok=True)
         say(f"{'made' if is_new else 'found'} folder {folder}")
@@ -66,7 +65,7 @@ def check(url: Url, *, endpoint: Endpoint = None, region: Region = None) -> None
     from etude.common.blobs.opening import Deadlines, open_store
     from etude.common.blobs.probing import verdicts
 
-    folder = _folder(url)
+    folder = folder_of(url)
     if folder is not None and not folder.is_dir():
         fix = f"make it: etude storage init {url}"
         raise UserError(Problem("NotFound", "is no folder", str(folder), fix))
@@ -88,12 +87,6 @@ def _table(found: "list[Verdict]") -> Table:
         what = f"{verdict.promise}: {verdict.trouble}" if verdict.trouble else verdict.promise
         table.add_row(mark, verdict.call, what, verdict.fix)
     return table
-
-
-def _folder(url: str) -> Path | None:
-    parts = urlparse(url)
-    is_folder = parts.scheme == "file" and not parts.netloc and parts.path.startswith("/")
-    return Path(unquote(parts.path)) if is_folder else None
 
 
 def _words(error: StoreError, url: str) -> str:

@@ -4,7 +4,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import unquote, urlparse
 
 import typer
 from pydantic import JsonValue
@@ -13,6 +12,7 @@ from rich.progress import Progress
 from etude.cli import runs
 from etude.cli.examples import epilog
 from etude.cli.output import Exit, console, print_row, say
+from etude.common.addresses import endpoint_of, folder_of, region_of
 from etude.common.errors import Problem, UserError
 from etude.common.local import read_state
 
@@ -174,7 +174,7 @@ def _store(run: str, endpoint: str | None, region: str | None) -> "Store":
     from etude.common.files import source_for
 
     uri = run if "://" in run else f"file://{runs.folder_of(run).resolve()}"
-    return source_for(uri, StoreAccess(endpoint=endpoint, region=region))
+    return source_for(uri, StoreAccess(endpoint=endpoint_of(endpoint), region=region_of(region)))
 
 
 def _folder(scratch: Path | None) -> "tempfile.TemporaryDirectory[str]":
@@ -226,11 +226,11 @@ def source_of(run: str) -> Path:
     """
     folder = None if "://" in run else runs.folder_of(run)
     state = None if folder is None else read_state(folder)
-    parts = urlparse(_model_uri({} if state is None else state.run))
-    if parts.scheme != "file":
+    found = folder_of(_model_uri({} if state is None else state.run))
+    if found is None:
         fix = "name the folder with configuration and tokenizer: --model FOLDER"
         raise UserError(Problem("Usage", "says of no model folder on this machine", run, fix))
-    return Path(unquote(parts.path))
+    return found
 
 
 def _model_uri(run: Mapping[str, JsonValue]) -> str:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import TypeVar
-from urllib.parse import unquote, urlparse
 
 from blake3 import blake3
 
+from etude.common.addresses import folder_of
 from etude.common.api.meta import Model
 from etude.common.api.pool import EnvPoolSpec, StoreAccess
 from etude.common.api.run import RLRunSpec
@@ -80,7 +80,8 @@ def source_for(uri: str, access: StoreAccess) -> Store:
     Raises:
         UserError: nothing is there.
     """
-    if urlparse(uri).scheme == "file" and not _folder(uri).is_dir():
+    folder = folder_of(uri)
+    if folder is not None and not folder.is_dir():
         raise UserError(_nothing_there(uri))
     return store_for(uri, access)
 
@@ -94,10 +95,11 @@ def materialise(uri: str, scratch: Path, storage: StoreAccess) -> Path:
         UserError: nothing is there.
         CorruptError: an object's key would leave the folder.
     """
-    if urlparse(uri).scheme == "file":
-        if not _folder(uri).exists():
+    folder = folder_of(uri)
+    if folder is not None:
+        if not folder.exists():
             raise UserError(_nothing_there(uri))
-        return _folder(uri)
+        return folder
     store = store_for(uri, storage)
     found = list(store.list(""))
     if not found:
@@ -136,10 +138,6 @@ def _download(store: Store, objects: Sequence[ObjectInfo], target: Path) -> None
         except OSError:
             if not target.exists():  # else another reader of this scratch was faster
                 raise
-
-
-def _folder(uri: str) -> Path:
-    return Path(unquote(urlparse(uri).path))
 
 
 def _nothing_there(uri: str) -> Problem:

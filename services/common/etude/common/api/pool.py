@@ -5,6 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from etude.common.addresses import ENDPOINT, REGION
 from etude.common.api.meta import NAMED, Model, Name, NameRef
 from etude.common.api.observability import Observability
 
@@ -55,9 +56,9 @@ class LeasePolicy(Model):
 class StoreAccess(Model):
     """How pods reach an object store."""
 
-    endpoint: Annotated[str, Field(max_length=512, pattern=r"^https?://")] | None = None
+    endpoint: Annotated[str, Field(max_length=512, pattern=ENDPOINT)] | None = None
     """S3 endpoint, for stores other than AWS."""
-    region: Annotated[str, Field(max_length=64)] | None = None
+    region: Annotated[str, Field(max_length=64, pattern=REGION)] | None = None
     """S3 region."""
     secret_ref: NameRef | None = None
     """Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, mounted into the pods."""

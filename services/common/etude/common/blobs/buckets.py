@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
-from urllib.parse import urlparse
 
 import urllib3
 from minio import Minio
@@ -14,6 +13,7 @@ from minio.error import MinioException, S3Error
 from minio.lifecycleconfig import AbortIncompleteMultipartUpload, LifecycleConfig, Rule
 from urllib3.exceptions import HTTPError, MaxRetryError
 
+from etude.common.addresses import bucket_of, endpoint_of, no_store, region_of
 from etude.common.blobs.opening import DEFAULT_REGION
 from etude.common.blobs.store import DeniedError
 from etude.common.blobs.translation import NO_CREDENTIALS
@@ -59,40 +59,32 @@ def make_bucket(
         DeniedError: there are no credentials, or they may not.
         StoreError: the endpoint does not answer, or answers with an error.
     """
-    parts = urlparse(url)
-    if parts.scheme != "s3" or not parts.netloc:
-        raise UserError(_bad_url(url, "names no bucket"))
+    wanted = bucket_of(url)
+    if wanted is None:
+        raise UserError(no_store(url, where="URL"))
+    endpoint, region = endpoint_of(endpoint), region_of(region) or DEFAULT_REGION
     with _translated(url):
-        client = _client(url, endpoint or AWS, region or DEFAULT_REGION)
-        is_new = not client.bucket_exists(parts.netloc)
+        client = _client(url, endpoint or AWS, region)
+        is_new = not client.bucket_exists(wanted.name)
         if is_new:
-            client.make_bucket(parts.netloc, location=region or DEFAULT_REGION)
-        cleaning = _cleaning(client, parts.netloc) if with_rule else Cleaning.NOBODY
-    return Bucket(parts.netloc, is_new, cleaning)
+            client.make_bucket(wanted.name, location=region)
+        cleaning = _cleaning(client, wanted.name) if with_rule else Cleaning.NOBODY
+    return Bucket(wanted.name, is_new, cleaning)
 
 
 def _client(url: str, endpoint: str, region: str) -> Minio:
-    address = urlparse(endpoint)
-    if address.scheme not in {"http", "https"} or not address.netloc or address.path.strip("/"):
-        raise UserError(
-            Problem(
-                "InvalidStorage",
-                what=f"{endpoint!r} is no endpoint",
-                where="--endpoint",
-                fix="give scheme, host and port alone, such as http://127.0.0.1:9000",
-            )
-        )
     access, secret = (
         os.environ.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     )
     if not access or not secret:
         raise DeniedError(f"{url}: {NO_CREDENTIALS}")
+    scheme, _, host = endpoint.partition("://")
     return Minio(
-        address.netloc,
+        host,
         access_key=access,
         secret_key=secret,
         session_token=os.environ.get("AWS_SESSION_TOKEN"),
-        secure=address.scheme == "https",
+        secure=scheme == "https",
         region=region,
         # The client's own waits five minutes and tries five times.
         http_client=urllib3.PoolManager(timeout=PATIENCE, retries=RETRIES),

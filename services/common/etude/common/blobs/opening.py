@@ -1,20 +1,21 @@
 """From a URL to a store."""
 
+import os
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import unquote, urlparse
 
 from obstore.store import LocalStore, S3Store
 
+from etude.common.addresses import bucket_of, endpoint_of, folder_of, no_store, region_of
 from etude.common.blobs.client import ObstoreStore
 from etude.common.blobs.store import Store
-from etude.common.errors import Problem, UserError
+from etude.common.errors import UserError
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
 DEFAULT_REGION = "us-east-1"
+ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 ONE_REQUEST_BYTES = 64 << 20
 
 
@@ -44,41 +45,45 @@ def open_store(
     S3 credentials come from the standard AWS_… environment variables.
 
     Raises:
-        UserError: the URL names no store.
+        UserError: the URL names no store, or endpoint or region are none.
     """
-    parts = urlparse(url)
-    if parts.scheme == "file" and not parts.netloc and parts.path.startswith("/"):
-        folder = Path(unquote(parts.path))
+    folder, bucket = folder_of(url), bucket_of(url)
+    if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         local = LocalStore(folder, mkdir=True)
         return ObstoreStore(url.rstrip("/"), local, local)
-    if parts.scheme == "s3" and parts.netloc:
+    if bucket is None:
+        raise UserError(no_store(url))
+    _check_environment()
+    endpoint, region = endpoint_of(endpoint), region_of(region)
 
-        def client(*, limit_s: float, retries: int) -> S3Store:
-            return S3Store(
-                parts.netloc,
-                prefix=parts.path.strip("/") or None,
-                config={"endpoint": endpoint} if endpoint else {},  # as a keyword, None is refused
-                region=region or DEFAULT_REGION,
-                client_options=_limits(endpoint, deadlines, limit_s),
-                retry_config=_retries(deadlines, retries),
-                virtual_hosted_style_request=False,
-            )
+    def client(*, limit_s: float, retries: int) -> S3Store:
+        return S3Store(
+            bucket.name,
+            prefix=bucket.prefix or None,
+            config={"endpoint": endpoint} if endpoint else {},  # as a keyword, None is refused
+            region=region or DEFAULT_REGION,
+            client_options=_limits(endpoint, deadlines, limit_s),
+            retry_config=_retries(deadlines, retries),
+            virtual_hosted_style_request=False,
+        )
 
-        return ObstoreStore(
-            url.rstrip("/"),
-            client(limit_s=deadlines.request_s, retries=deadlines.retries),
-            client(limit_s=deadlines.range_s, retries=0),
-            parts_above=ONE_REQUEST_BYTES,
-        )
-    raise UserError(
-        Problem(
-            reason="InvalidStorage",
-            what=f"{url!r} names no object store",
-            where="storage.uri",
-            fix="use file:///absolute/folder or s3://bucket/prefix",
-        )
+    return ObstoreStore(
+        url.rstrip("/"),
+        client(limit_s=deadlines.request_s, retries=deadlines.retries),
+        client(limit_s=deadlines.range_s, retries=0),
+        parts_above=ONE_REQUEST_BYTES,
     )
+
+
+def _check_environment() -> None:
+    """The client reads these by itself, and breaks off at what is no endpoint.
+
+    Raises:
+        UserError: naming the variable.
+    """
+    for name in ENDPOINT_VARIABLES:
+        endpoint_of(os.environ.get(name) or None, where=name)
 
 
 def _limits(endpoint: str | None, deadlines: Deadlines, limit_s: float) -> "ClientConfig":
