@@ -65,9 +65,10 @@ class Collecting(RuleBasedStateMachine):
         reader = self.actors[name]
         if reader.busy:
             relied = self.world.held.get(name)
+            self.world.check()
             reader.finish()
             # Of a version that a roll-back left out nothing is promised.
-            if relied and weights.is_accepted(self.world.raw, relied[-1].target.version):
+            if relied and relied[-1].target.version not in self.world.left_out:
                 assert not self.has_lost(reader), reader.refusal
             return
         reader.begin(play.follow)
