@@ -65,7 +65,7 @@ def answers(folder: Path, prompt: Sequence[int]) -> Answers:
     Raises:
         subprocess.CalledProcessError: it failed.
     """
-    command = ["nice", sys.executable, "-m", "tests.chaos.engines.fresh", str(folder)]
+    command = [sys.executable, "-m", "tests.chaos.engines.fresh", str(folder)]
     done = subprocess.run(
         [*command, json.dumps([*prompt])], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -151,7 +151,7 @@ class Script:
         parent = await site.roll_back(site.published[-1].number - 2)
         await site.engines["e0"].insist("RollbackVersion", parent)
         site.seen["roll-back"] += await site.until(
-            lambda: all(engine.live == parent for engine in site.ready), 20
+            lambda: all(engine.live == parent for engine in site.ready), HOME_S
         )
 
     async def stop_store(self) -> None:
@@ -182,14 +182,15 @@ class Script:
         site.injected["flip at rest"] += 1
         for engine in ready:
             await engine.insist("SetTarget", None)
-        refused = await site.until(
-            lambda: all(e.status is not None and e.status.reason == "Corrupt" for e in ready), 20
+        site.seen["flip at rest"] += await site.until_heard(
+            lambda: all(e.status is not None and e.status.reason == "Corrupt" for e in ready),
+            version,
+            HOME_S,
         )
-        site.seen["flip at rest"] += refused
         await asyncio.to_thread(_quarantine, site, version)
         await site.roll_back(version.number)
         site.seen["roll-back"] += await site.until(
-            lambda: all(engine.live != version for engine in ready), 5
+            lambda: all(engine.live != version for engine in ready), HOME_S
         )
 
     async def kill_publisher(self) -> None:

@@ -163,21 +163,28 @@ class Site:
         return True
 
     async def until_home(self, limit_s: float, *, everybody: bool = False) -> bool:
-        """Wait until all engines that serve, or that run, serve the newest version.
-
-        They are told of it again: after an outage an engine looks ever more seldom by itself.
-        """
-        home, end = self.published[-1], time.monotonic() + limit_s
+        """Wait until all engines that serve, or that run, serve the newest version."""
+        home = self.published[-1]
 
         def are_home() -> bool:
             started = [each for each in self.engines.values() if each.is_started]
             return all(each.live == home for each in (started if everybody else self.ready))
 
-        while not await self.until(are_home, HINT_S):
+        return await self.until_heard(are_home, home, limit_s)
+
+    async def until_heard(
+        self, holds: Callable[[], bool], version: VersionId, limit_s: float
+    ) -> bool:
+        """Wait like until(), and tell engines of a version again and again.
+
+        After an outage an engine looks ever more seldom by itself.
+        """
+        end = time.monotonic() + limit_s
+        while not await self.until(holds, HINT_S):
             if time.monotonic() > end:
                 return False
             for place in PLACES:
-                await self._hint(place, home)
+                await self._hint(place, version)
         return True
 
     def _check_alive(self) -> None:
