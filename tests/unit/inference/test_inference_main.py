@@ -12,7 +12,7 @@ import pytest
 from etude.common import files, telemetry
 from etude.common.errors import UnavailableError
 from etude.common.probes import Probes
-from etude.inference import main, settings
+from etude.inference import access, main, settings
 
 
 class Story:
@@ -25,6 +25,9 @@ class Story:
     async def build(self, *_: object) -> "Story":
         self.fail("build")
         return self
+
+    def read(self, *_: object) -> None:
+        self.fail("read")
 
     def role(self, probes: Probes, **_: object) -> "Story":
         assert probes.port
@@ -58,6 +61,7 @@ def leave(code: int = 0) -> NoReturn:
 @pytest.mark.parametrize(
     ("failing", "closed"),
     [
+        ("read", []),
         ("build", ["shutdown"]),
         ("start", ["shutdown", "shutdown"]),
         ("run", ["role", "shutdown", "shutdown"]),
@@ -76,6 +80,8 @@ def test_it_closes_everything_when_it_fails(
     monkeypatch.setattr(main, "build_engine", story.build)
     monkeypatch.setattr(main, "leave", leave)
     monkeypatch.setattr(files, "read_run", lambda _path: mock.MagicMock())
+    monkeypatch.setattr(files, "store_for", mock.MagicMock())
+    monkeypatch.setattr(access, "require_readable", story.read)
     monkeypatch.setattr(settings, "engine_options", mock.MagicMock())
     monkeypatch.setattr(telemetry, "setup", lambda *_, **__: story)
     with socket.create_server(("127.0.0.1", 0)) as free:

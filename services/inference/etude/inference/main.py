@@ -42,6 +42,7 @@ async def serve(settings: Settings) -> None:
     """Check everything cheap, build the engine, then answer until SIGTERM."""
     from etude.common import files, serving, telemetry
     from etude.common.probes import Probes
+    from etude.inference.access import require_readable
     from etude.inference.settings import engine_options
 
     run = files.read_run(settings.run_file)
@@ -49,6 +50,7 @@ async def serve(settings: Settings) -> None:
     for port in (settings.port, settings.http_port):
         # The engine takes many seconds to build: a port in use is said before.
         socket.create_server((settings.host, port)).close()
+    require_readable(files.store_for(run.spec.storage.uri, run.spec.storage))
     provider = telemetry.setup(
         "etude-inference",
         otlp_endpoint=run.spec.observability.otlp_endpoint,
