@@ -12,7 +12,13 @@ from etude.common.weights.protocol.survey import StoredObject, Surveyed
 if TYPE_CHECKING:
     from etude.common.weights.replicas.differences import Difference
 
-_STYLES = {"accepted": "", "abandoned": "dim", "quarantined": "red", "damaged": "bold red"}
+_STYLES = {
+    "accepted": "",
+    "abandoned": "dim",
+    "quarantined": "red",
+    "damaged": "bold red",
+    "unreadable": "bold red",
+}
 
 
 def rows_of(found: Iterable[Surveyed]) -> Iterator[dict[str, object]]:

@@ -3,7 +3,8 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
-from etude.common.blobs import Store
+from etude.common.blobs import MissingError, Store
+from etude.common.errors import CorruptError
 from etude.common.weights.protocol.epochs import (
     EpochRecord,
     epoch_or_none,
@@ -11,7 +12,7 @@ from etude.common.weights.protocol.epochs import (
     latest_epoch,
     read_epoch,
 )
-from etude.common.weights.protocol.versions import MAX_NUMBER, VersionId, published
+from etude.common.weights.protocol.versions import MAX_NUMBER, VersionId, epoch_key, published
 
 
 class _Link(NamedTuple):
@@ -35,9 +36,22 @@ def _links_from(store: Store, record: EpochRecord | None, last: int) -> list[_Li
     while record is not None:
         links.append(_Link(record, last))
         parent = record.parent
-        record = None if parent is None else read_epoch(store, parent.epoch)
+        record = None if parent is None else _before(store, record.epoch, parent)
         last = -1 if parent is None else parent.number
     return links
+
+
+def _before(store: Store, epoch: int, parent: VersionId) -> EpochRecord:
+    """The record of the epoch that another goes on from; none is ever deleted.
+
+    Raises:
+        CorruptError: it is missing or damaged.
+    """
+    try:
+        return read_epoch(store, parent.epoch)
+    except MissingError as cause:
+        where = f"{store.url}/{epoch_key(parent.epoch)}"
+        raise CorruptError(f"{where}: missing, though epoch {epoch} goes on from it") from cause
 
 
 def _published_in(store: Store, link: _Link) -> list[VersionId]:

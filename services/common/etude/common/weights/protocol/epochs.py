@@ -1,12 +1,13 @@
 """Epochs: which publisher may extend the chain, decided with create-only puts alone."""
 
+import re
 import uuid
 from typing import Literal, get_args
 
 from pydantic import BaseModel, Field
 
 from etude.common.blobs import MissingError, Store
-from etude.common.errors import CorruptError, FencedError
+from etude.common.errors import CorruptError, FencedError, WrongStateError
 from etude.common.weights.protocol import records
 from etude.common.weights.protocol.versions import (
     EPOCHS,
@@ -19,6 +20,7 @@ from etude.common.weights.protocol.versions import (
 
 Reason = Literal["start", "takeover", "rollback"]
 
+_KEY = re.compile(re.escape(EPOCHS) + r"([0-9]{6})\.json")
 _MAX_ATTEMPTS = 16
 """Each lost attempt means that another publisher started; so many at once is a broken set-up."""
 
@@ -53,6 +55,8 @@ def create_epoch(
     Raises:
         ValueError: the reason is none of the three.
         FencedError: other publishers kept winning, or there is a newer epoch than `after`.
+        CorruptError: an epoch's record is damaged, or the parent's is missing.
+        WrongStateError: keys can name no further epoch, or no further version.
     """
     if reason not in get_args(Reason):
         raise ValueError(f"reason is {reason!r}, not one of {', '.join(get_args(Reason))}")
@@ -61,12 +65,13 @@ def create_epoch(
         latest = latest_epoch(store)
         if after is not None and (latest is None or latest.epoch != after):
             raise FencedError(f"{store.url}: epoch {after + 1} was opened by another")
+        epoch, first_number = _next(store, latest, parent)
         record = EpochRecord.model_validate(
             {
-                "epoch": 1 if latest is None else latest.epoch + 1,
+                "epoch": epoch,
                 "parent_epoch": parent.epoch if parent else None,
                 "parent_number": parent.number if parent else None,
-                "first_number": _first_number(store, latest),
+                "first_number": first_number,
                 "reason": reason,
                 "holder": holder[:256],
                 "nonce": nonce,
@@ -79,25 +84,48 @@ def create_epoch(
     raise FencedError(f"{store.url}: {_MAX_ATTEMPTS} other publishers opened an epoch meanwhile")
 
 
+def _next(store: Store, latest: EpochRecord | None, parent: VersionId | None) -> tuple[int, int]:
+    """The next epoch and the first number that it may publish.
+
+    Raises:
+        CorruptError: the record of the parent's epoch is missing.
+        WrongStateError: keys can name no further epoch, or no further version.
+    """
+    epoch, number = 1 if latest is None else latest.epoch + 1, _first_number(store, latest)
+    if parent is not None and parent.epoch >= epoch:
+        raise CorruptError(f"{store.url}/{epoch_key(parent.epoch)}: missing; {parent} is of it")
+    if epoch > MAX_EPOCH or number > MAX_NUMBER:
+        what = f"epoch {MAX_EPOCH}" if epoch > MAX_EPOCH else f"number {MAX_NUMBER}"
+        raise WrongStateError(f"{store.url}: no key comes after {what}: start a new run")
+    return epoch, number
+
+
 def _first_number(store: Store, latest: EpochRecord | None) -> int:
     # The record remembers numbers whose manifests were pruned since.
     floor = 0 if latest is None else latest.first_number
     return max([floor, *(version.number + 1 for version in all_published(store))])
 
 
+def epochs_of(store: Store) -> list[int]:
+    """Every epoch that has a record, oldest first; other objects beside them are passed over."""
+    found = (_KEY.fullmatch(info.key) for info in store.list(EPOCHS))
+    return [int(each[1]) for each in found if each is not None and int(each[1])]
+
+
+def strays(store: Store) -> list[str]:
+    """Keys among the epochs' records that are none: a copy that somebody left."""
+    known = {epoch_key(epoch) for epoch in epochs_of(store)}
+    return [info.key for info in store.list(EPOCHS) if info.key not in known]
+
+
 def latest_epoch(store: Store) -> EpochRecord | None:
     """The record of the highest epoch; None before the first.
 
     Raises:
-        CorruptError: something else lies among the records, or the record is damaged.
+        CorruptError: the record is damaged.
     """
-    keys = [info.key for info in store.list(EPOCHS)]
-    if not keys:
-        return None
-    text = keys[-1].removeprefix(EPOCHS).removesuffix(".json")
-    if not (text.isascii() and text.isdigit() and len(text) == 6):
-        raise CorruptError(f"{store.url}/{keys[-1]}: no epoch record has this name")
-    return read_epoch(store, int(text))
+    found = epochs_of(store)
+    return read_epoch(store, found[-1]) if found else None
 
 
 def read_epoch(store: Store, epoch: int) -> EpochRecord:

@@ -30,7 +30,8 @@ def claim_epoch(
     Raises:
         ValueError: the reason is none of the three.
         FencedError: other publishers kept winning, or somebody took over from the caller.
-        CorruptError: an epoch's record is damaged.
+        CorruptError: an epoch's record is damaged, or the parent's is missing.
+        WrongStateError: keys can name no further epoch, or no further version.
         StoreError: the store failed; claim again.
     """
     record = create_epoch(store, holder=holder, parent=parent, reason=reason, after=after)

@@ -2,15 +2,16 @@
 
 from typing import Literal, NamedTuple
 
-from etude.common.blobs import MissingError, Store
+from etude.common.blobs import MissingError, RefusedError, Store
 from etude.common.errors import CorruptError
 from etude.common.weights.protocol.chain import accepted_chain
+from etude.common.weights.protocol.epochs import epochs_of
 from etude.common.weights.protocol.listing import Listing, take_listing
 from etude.common.weights.protocol.manifest import WeightManifest, read_manifest
 from etude.common.weights.protocol.quarantine import quarantined
-from etude.common.weights.protocol.versions import VersionId, all_published
+from etude.common.weights.protocol.versions import VersionId, all_published, epoch_key
 
-Standing = Literal["accepted", "abandoned", "quarantined", "damaged"]
+Standing = Literal["accepted", "abandoned", "quarantined", "damaged", "unreadable"]
 
 
 class Surveyed(NamedTuple):
@@ -19,35 +20,39 @@ class Surveyed(NamedTuple):
     version: VersionId
     standing: Standing
     manifest: WeightManifest | None
-    """None if it is damaged."""
+    """None if it is damaged or cannot be read."""
     has_keyframe: bool
     skips_from: tuple[VersionId, ...]
     """Versions from which a skip leads here."""
     problem: str = ""
-    """What is wrong with the manifest."""
+    """What is wrong with the manifest, or with the record of its epoch."""
 
 
 def survey(store: Store) -> list[Surveyed]:
-    """Every version that has a manifest, by epoch and number.
+    """Every version that has a manifest, by epoch and number; what is wrong with one stops none.
 
     Raises:
         CorruptError: an epoch is damaged.
         StoreError: the store failed.
     """
     accepted, refused = set(accepted_chain(store)), quarantined(store)
-    listing = take_listing(store)
+    listing, epochs = take_listing(store), set(epochs_of(store))
     found = []
     for version in all_published(store):
         standing: Standing = "accepted" if version in accepted else "abandoned"
         if version in refused:
             standing = "quarantined"
         manifest, problem = None, ""
+        if version.epoch not in epochs:
+            standing, problem = "damaged", f"{store.url}/{epoch_key(version.epoch)}: missing"
         try:
             manifest = read_manifest(store, version)
         except MissingError:
             continue  # collected since it was listed
         except CorruptError as error:
             standing, problem = "damaged", str(error)
+        except RefusedError as error:
+            standing, problem = "unreadable", str(error)
         found.append(_surveyed(version, standing, manifest, listing, problem))
     return found
 
