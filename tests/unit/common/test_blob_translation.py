@@ -15,6 +15,7 @@ from etude.common.blobs.translation import ConflictError, LostUploadError, said,
 from etude.common.errors import EtudeError, StoreError
 
 NON_2XX = "Error performing PUT http://h/b/k in 2ms - Server returned non-2xx status code: "
+LOCAL = "Generic LocalFileSystem error: Unable to open file /store/k: {} (os error {})"
 XML = """<?xml version="1.0" encoding="UTF-8"?>
 <Error><Code>{}</Code><Message>{}</Message><RequestId>x</RequestId></Error>
 
@@ -38,6 +39,14 @@ Generic {{ … }}"""
         (FileNotFoundError(NON_2XX + "404 Not Found: <Code>NoSuchUpload</Code>"), LostUploadError),
         (AlreadyExistsError(NON_2XX + "412 Precondition Failed: "), ExistsError),
         (AlreadyExistsError(NON_2XX + "409 Conflict: "), ConflictError),
+        (GenericError(LOCAL.format("Permission denied", 13)), DeniedError),
+        (GenericError(LOCAL.format("Operation not permitted", 1)), DeniedError),
+        (GenericError(LOCAL.format("Read-only file system", 30)), DeniedError),
+        (GenericError(LOCAL.format("Not a directory", 20)), RefusedError),
+        (GenericError(LOCAL.format("File name too long", 36)), RefusedError),
+        (GenericError(LOCAL.format("No space left on device", 28)), StoreError),
+        (GenericError(LOCAL.format("Input/output error", 5)), StoreError),
+        (GenericError("error sending request: Permission denied (os error 13)"), StoreError),
         (GenericError("error sending request"), StoreError),
         (OSError("No space left on device"), StoreError),
     ],

@@ -71,16 +71,23 @@ def _judged(check: _Check, store: Store, key: str) -> Verdict:
     try:
         trouble = check.trouble(store, key)
     except EtudeError as error:
-        return Verdict(check.call, check.promise, str(error), _way_out(error, check.fix))
+        return Verdict(check.call, check.promise, str(error), _way_out(error, store, check.fix))
     return Verdict(check.call, check.promise, trouble, check.fix if trouble else "")
 
 
-def _way_out(error: EtudeError, fix: str) -> str:
+def _way_out(error: EtudeError, store: Store, fix: str) -> str:
+    is_folder = store.url.startswith("file://")
     match error:
         case NoBucketError():
             return "make the bucket with `etude storage init`, or correct the URL"
+        case DeniedError() if is_folder:
+            return (
+                "let this user read, write and delete in the folder and below, on a writable disk"
+            )
         case DeniedError():
             return "give the credentials PutObject, GetObject, DeleteObject and ListBucket here"
+        case StoreError() if is_folder:
+            return "look at the folder and at its disk: df and dmesg say more"
         case StoreError():
             return "check endpoint, region and network, and ask again"
         case _:

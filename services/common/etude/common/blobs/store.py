@@ -31,7 +31,7 @@ class RefusedError(StoreError):
 
 
 class DeniedError(RefusedError):
-    """The credentials are absent, unknown or not enough."""
+    """The credentials are absent, unknown or not enough; of a folder, this user's rights."""
 
 
 class NoBucketError(RefusedError):

@@ -52,6 +52,9 @@ _BY_TEXT: tuple[tuple[str, type[EtudeError], str], ...] = (
     ),
     (r"status code: 40[13]", DeniedError, ""),  # of a listing, which has no type of its own
     (r"status code: 409", ConflictError, ""),
+    # A folder's: EPERM, EACCES and EROFS; ENOTDIR, EISDIR, ENAMETOOLONG and ELOOP.
+    (r"LocalFileSystem.*\(os error (1|13|30)\)", DeniedError, ""),
+    (r"LocalFileSystem.*\(os error (20|21|36|40)\)", RefusedError, ""),
     # 404 and 412 have types of their own; 408 and 429 pass.
     (r"status code: 4(?!04|08|12|29)\d\d", RefusedError, ""),
 )
@@ -78,7 +81,7 @@ def translation(error: Exception, where: str) -> EtudeError:
     """Which of our errors this is; `where` names the object."""
     text = str(error)[:LONGEST]
     for pattern, kind, what in _BY_TEXT:
-        if re.search(pattern, text):
+        if re.search(pattern, text, re.DOTALL):
             return kind(f"{where}: {what or said(text)}")
     match error:
         case AlreadyExistsError():
