@@ -15,11 +15,18 @@ from typing import Any
 import grpc
 import pytest
 
-from etude.common import channels
-from etude.common.blobs import open_store
+from etude.common import channels, weights
+from etude.common.blobs import Store, open_store
 from etude.common.record import latest, open_record
+from etude.common.weights import Collector, VersionId
+from etude.common.weights.protocol.listing import take_listing
+from etude.common.weights.protocol.retention import ORPHAN_S
+from etude.common.weights.replicas.verification import verify
 from etude.trainer.controller.audit import audit
 from etude.v1 import run_pb2, run_pb2_grpc
+
+DYING = Path(__file__).with_name("dying")
+"""On the path of a process, it kills a Ray worker in the middle of an upload."""
 
 START_S = 240
 """Ray, torch and transformers on two cores that neighbours hold too."""
@@ -219,6 +226,78 @@ async def test_an_engine_that_serves_other_weights_fails_the_run_by_name_and_lea
     rollouts = [span for span in spans if span["name"] == "invoke_agent etude"]
     assert rollouts
     assert {span["parent_id"] for span in rollouts} <= groups
+
+
+def ways(store: Store, folder: Path) -> int:
+    """How many ways there are to the accepted versions; each leads to the published bits."""
+    verdicts = list(verify(store, folder))
+    assert [v for v in verdicts if v.problem] == []
+    return len(verdicts)
+
+
+async def test_a_rank_that_dies_in_its_upload_leaves_no_version_and_its_run_publishes_again(
+    world: Path, start: Start, runs: Any
+) -> None:
+    given = spec(world, mode="FullyAsync")
+    given["roles"]["trainer"] = {"learnerRanks": 2}
+    given["phases"][1]["maxSteps"] = 1
+    store = open_store(f"file://{world}/run")
+    lost = VersionId(1, 1)
+    key = f"weights/deltas/{lost.epoch:06d}/{lost.number:012d}/r"
+    first = start(given, PYTHONPATH=str(DYING), ETUDE_TEST_DIES_AT=f"{key}0001-")
+    assert await asyncio.to_thread(first.wait, START_S) == 1
+    assert "a learner rank died in publish" in (world / "trainer.log").read_text()
+
+    [torn] = (world / "run").glob(f"{key}0001-*#1")
+    assert torn.stat().st_size
+    assert weights.accepted_chain(store) == [VersionId(1, 0)]
+    [orphan] = [info.key for info in take_listing(store).payloads[lost]]
+    assert orphan.startswith(f"{key}0000-")
+    assert ways(store, world / "before") == 1
+
+    second = start(given)
+    await status_where(runs, second, lambda s: s.state == run_pb2.RUN_STATE_DONE)
+    second.send_signal(signal.SIGTERM)
+    assert await ended(second) == 0
+    chain = weights.accepted_chain(store)
+    assert chain[:2] == [VersionId(1, 0), VersionId(2, 1)]
+    assert weights.read_epoch(store, 2).parent == VersionId(1, 0)
+    assert ways(store, world / "after") >= len(chain)
+
+    collector = Collector(store=store, epoch=2, resumable=lambda: [VersionId(2, 1)])
+    assert collector.round() == [], "it may be an upload in progress"
+    newest = max(file.stat().st_mtime for file in (world / "run" / "weights").rglob("*"))
+    os.utime(world / "run" / orphan, (newest - 2 * ORPHAN_S,) * 2)
+    assert collector.round() == [orphan]
+    assert ways(store, world / "swept") >= len(chain)
+
+
+async def test_weights_that_are_no_numbers_fail_the_run_and_the_last_good_version_is_exported(
+    world: Path, start: Start, runs: Any
+) -> None:
+    given = spec(world, mode="FullyAsync")
+    # The first update of Adam is as large as the rate: past what a BF16 can say, not an F32.
+    given["phases"][0] |= {"maxSteps": 1, "optimizer": {"learningRate": "3.4e38"}}
+    given["weights"] = {"dtype": "BFloat16"}
+    process = start(given)
+    failed = await status_where(runs, process, lambda s: s.state == run_pb2.RUN_STATE_FAILED)
+    assert failed.reason == "NonFiniteWeights"
+    assert "version 1.1 is not published" in failed.message
+    assert process.poll() is None, "nobody starts it again"
+    process.send_signal(signal.SIGTERM)
+    assert await ended(process) == 0
+
+    store = open_store(f"file://{world}/run")
+    assert weights.accepted_chain(store) == [VersionId(1, 0)]
+    assert take_listing(store).payloads.keys() == {VersionId(1, 0)}
+    exporting = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "from etude.cli.main import main; main()", "weights", "export"),
+        *(f"file://{world}/run", "newest", str(world / "good"), "--model", str(world / "model")),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    await exporting.communicate()
+    assert exporting.returncode == 0
+    assert (world / "good" / "model.safetensors").stat().st_size
 
 
 @pytest.mark.parametrize(
