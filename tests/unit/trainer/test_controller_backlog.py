@@ -12,8 +12,10 @@ from typing_extensions import override
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore
+from etude.common.checkpoints import stored
 from etude.common.errors import FencedError, StoreError
 from etude.common.weights import VersionId, WeightManifest, claim_epoch, quarantine, read_manifest
+from etude.trainer.batches import NonFiniteLossError, PolicyBatch, StepResult
 from etude.trainer.controller import patience
 from etude.trainer.controller.engines import Engines, VersionRefusedError
 from etude.trainer.controller.run import Run, root_cause
@@ -170,6 +172,55 @@ async def test_a_run_that_is_told_to_stop_saves_a_checkpoint_of_its_newest_versi
     assert chain(world)[-1].step == run.cursor.global_step == run.saver.last_step
     assert await world.train()
     assert_whole(world)
+
+
+async def test_checkpoints_and_evaluations_are_of_the_version_of_their_step(
+    make_world: MakeWorld,
+) -> None:
+    world = asynchronous(make_world, 8)
+    world.spec["checkpointing"]["everySteps"] = 3
+    world.spec["evaluation"] = make_world().spec["evaluation"]
+    world.spec["evaluation"][0]["everySteps"] = 2
+    training = asyncio.create_task(world.train(away_after(world, 1)))
+    run = await stalled(world)
+    # Nothing is in flight when an evaluation begins.
+    assert len(learner_of(run).trained) == SFT_STEPS + 2
+    world.store.away(is_away=False)
+    assert await training
+    assert [row["step"] for row in world.rows("eval")] == [0, 2, 4, 6]
+    at = {m.step: m.number for m in chain(world)}
+    for found in stored(world.store, run="run"):
+        if found.manifest.step > SFT_STEPS:
+            assert found.manifest.policy_version == at[found.manifest.step]
+    assert_whole(world)
+
+
+@dataclass(slots=True)
+class Diverging(SimulatedLearners):
+    """Has no third step in the second phase."""
+
+    @override
+    async def policy_step(self, batch: PolicyBatch) -> StepResult:
+        if len(self.trained) == SFT_STEPS + 2:
+            raise NonFiniteLossError("the loss is NaN")
+        return await SimulatedLearners.policy_step(self, batch)
+
+
+async def test_a_run_that_fails_for_good_publishes_what_was_good(make_world: MakeWorld) -> None:
+    world = asynchronous(make_world, 2)
+
+    def prepare(run: Run) -> None:
+        run.learners = run.saver.learners = Diverging(world.store)
+        away_after(world, 1)(run)
+
+    training = asyncio.create_task(world.train(prepare))
+    await stalled(world)
+    assert weights.newest(world.store.inner) == STARTED
+    world.store.away(is_away=False)
+    with pytest.raises(ExceptionGroup) as caught:
+        await training
+    assert isinstance(root_cause(caught.value), NonFiniteLossError)
+    assert steps(chain(world)) == [0, 1, 2]
 
 
 @dataclass

@@ -16,7 +16,6 @@ from etude.trainer.controller.records import version_row
 from etude.trainer.controller.rolling_back import abandon
 from etude.trainer.controller.run import Run
 from etude.trainer.controller.versions import BaseLostError, Encoded
-from etude.trainer.receipts import NonFiniteWeightsError
 from etude.trainer.work import Published
 from etude.v1 import journal_pb2
 
@@ -38,17 +37,13 @@ async def publish(run: Run, *, ahead: int = 0, is_served: bool = False) -> bool:
 
     Raises:
         FencedError: a newer controller took over.
-        NonFiniteWeightsError: the present weights are none; earlier versions are published.
+        NonFiniteWeightsError: the present weights are none.
         StoreError: the store stayed away.
         VersionRefusedError: the engines refuse version after version.
     """
     is_new = not _is_newest(run)
-    try:
-        if is_new:
-            await _encode(run, is_served=is_served)
-    except NonFiniteWeightsError:
-        await settle(run)
-        raise
+    if is_new:
+        await _encode(run, is_served=is_served)
     await settle(run, most=ahead)
     return is_new
 

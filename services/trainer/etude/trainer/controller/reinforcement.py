@@ -10,7 +10,7 @@ from opentelemetry import trace
 from etude.common.api.phases import Algorithm, AsyncLimits, Phase, RolloutPolicy
 from etude.common.weights import VersionId
 from etude.trainer import metrics
-from etude.trainer.batches import StepResult
+from etude.trainer.batches import NonFiniteLossError, StepResult
 from etude.trainer.controller.checks import check_faults, check_mismatch
 from etude.trainer.controller.dropping import Distrust, drop_faulty, drop_group
 from etude.trainer.controller.evaluation import Evaluator
@@ -31,6 +31,7 @@ from etude.trainer.controller.staleness import Due, StalenessBound
 from etude.trainer.controller.tasks import TaskOrder
 from etude.trainer.controller.workers import run_order
 from etude.trainer.order import derived_seed
+from etude.trainer.receipts import NonFiniteWeightsError
 from etude.trainer.work import GroupOrder
 from etude.v1 import journal_pb2
 
@@ -77,8 +78,9 @@ class Reinforcement:
         """Train the phase to its end; False if the controller was told to stop before.
 
         Raises:
-            MismatchError: engine and learner disagree.
-            InfraFailuresError: too many rollouts were lost.
+            RunFailedError: engine and learner disagree, or too many rollouts were lost.
+            NonFiniteLossError: a step failed; nothing was changed by it.
+            NonFiniteWeightsError: a step led to weights that are none.
         """
         run = self.run
         await run.learners.start_phase(self.phase, run.cursor.step)
@@ -87,16 +89,23 @@ class Reinforcement:
         run.in_flight.on_change = self._news.set
         async with self._tasks:
             try:
-                is_done = await self._steps()
-                if is_done:
-                    await self._publish()
-                else:
-                    await settle(run)
-                return is_done
+                return await self._to_the_end()
+            except (RunFailedError, NonFiniteLossError, NonFiniteWeightsError):
+                # The run ends for good; what was encoded before that is as good as ever.
+                await run.in_flight.room(0)
+                raise
             finally:
                 run.in_flight.on_change = nobody
                 for task in self._in_flight.values():
                     task.cancel()
+
+    async def _to_the_end(self) -> bool:
+        is_done = await self._steps()
+        if is_done:
+            await self._publish()
+        else:
+            await settle(self.run)
+        return is_done
 
     async def _steps(self) -> bool:
         run = self.run
@@ -113,14 +122,19 @@ class Reinforcement:
                     {"etude.run": run.resolved.uid, "etude.step": run.cursor.global_step + 1}
                 )
                 await self._step(groups, waited_s=time.monotonic() - started)
+            if self.evaluator.is_due():
+                await settle(run)
             if not await self.evaluator.evaluate():
                 return False
-            if run.cursor.step < self.phase.max_steps:
-                if run.is_pausing:
-                    await settle(run)
-                if await run.boundary():
-                    return False
+            if run.cursor.step < self.phase.max_steps and await self._boundary():
+                return False
         return True
+
+    async def _boundary(self) -> bool:
+        """Between two steps; True to stop."""
+        if self.run.is_pausing:
+            await settle(self.run)
+        return await self.run.boundary()
 
     async def _train_again(self) -> None:
         """Train what an earlier controller batched after the restored weights, from the journal.
@@ -295,7 +309,7 @@ class Reinforcement:
             check_mismatch(run, result)
         row = self._done(result, groups, waited_s=waited_s)
         if self._is_version_due():
-            row |= await self._publish(ahead=0 if self.evaluator.is_due() else self.ahead)
+            row |= await self._publish(ahead=self.ahead)
         run.recording.note(row)
         status = run.reports.status
         status.rollouts.in_flight = len(self._in_flight) * self.algorithm.group_size
