@@ -2,12 +2,13 @@
 
 import asyncio
 import itertools
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from tests.support.faults import FaultyStore, Schedule
+from tests.support.faults import Fault, FaultyStore, Schedule
 from typing_extensions import override
 
 from etude.common import weights
@@ -36,8 +37,16 @@ class Unsteady(FaultyStore):
 
     inner: MemoryStore
 
-    def __init__(self) -> None:
-        super().__init__(MemoryStore(), Schedule())
+    def __init__(self, *, seed: int = 0, rates: dict[Fault, float] | None = None) -> None:
+        def hits(call: str, key: str) -> bool:
+            # Chance spares what has no patience: taking over, and checkpoints.
+            is_patient = key.startswith(("weights/deltas/", "weights/manifests/", "journal/"))
+            if rates is None:
+                return key.startswith(self.only)
+            return is_patient and call in {"put", "create"}
+
+        self.only = ""
+        super().__init__(MemoryStore(), Schedule(seed=seed, rates=rates, hits=hits))
 
     @property
     def objects(self) -> dict[str, bytes]:
@@ -53,12 +62,12 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "LONGEST_PAUSE_S", 0.05)
 
 
-def asynchronous(make_world: MakeWorld, backlog: int) -> Any:
+def asynchronous(make_world: MakeWorld, backlog: int, store: Unsteady | None = None) -> Any:
     """A world whose run pauses for nothing but its end, and may be far ahead of its engines."""
     given = make_world(staleness=STALENESS, every_steps=100).spec
     given["evaluation"] = []
     given["weights"]["advanced"] = {"backlog": backlog, "retainVersions": 200}
-    return make_world(Unsteady(), given=given)
+    return make_world(store or Unsteady(), given=given)
 
 
 def learner_of(run: Run) -> SimulatedLearners:
@@ -143,6 +152,23 @@ async def test_a_trainer_without_its_store_takes_as_many_steps_as_its_backlog_ho
     assert_whole(world)
     assert len(run.in_flight) == 0
     assert not learner_of(run).publisher.waiting
+
+
+async def test_no_version_is_seen_before_the_batches_that_led_to_it_are_durable(
+    make_world: MakeWorld,
+) -> None:
+    world = asynchronous(make_world, 2)
+    world.store.only = "journal/"
+    training = asyncio.create_task(world.train(away_after(world, 1)))
+    run = await stalled(world)
+    # The batch of the first step was durable; nobody may see what came after it.
+    assert steps(chain(world))[-1] == 1
+    assert len(run.in_flight) == 3
+    assert len(learner_of(run).trained) == SFT_STEPS + 4
+    world.store.away(is_away=False)
+    assert await training
+    assert steps(chain(world)) == list(range(RL_STEPS + 1))
+    assert_whole(world)
 
 
 async def test_a_run_ends_in_order_if_its_store_is_away_at_the_last_step(
@@ -382,3 +408,18 @@ async def test_a_run_in_step_with_its_engines_is_the_same_with_any_backlog(
         rows = [(r["global_step"], r.get("policy_version")) for r in world.rows("step")]
         found.append((manifests, rows))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_faults_and_kills_in_any_order_leave_a_whole_chain(
+    make_world: MakeWorld, seed: int
+) -> None:
+    rates = {Fault.UNAVAILABLE: 0.1, Fault.LOST_REPLY: 0.05, Fault.RESET: 0.05}
+    store = Unsteady(seed=seed, rates=rates)
+    world = asynchronous(make_world, backlog=seed % 4, store=store)
+    world.spec["checkpointing"]["everySteps"] = 2
+    await world.crash(after=SFT_STEPS + random.Random(seed).randrange(1, RL_STEPS))
+    await world.crash(after=0)
+    assert await world.train()
+    assert steps(chain(world))[-1] == RL_STEPS
+    assert_whole(world)

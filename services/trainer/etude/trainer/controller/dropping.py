@@ -51,12 +51,14 @@ class Distrust:
         """Ask the store for marks; whether there are new ones.
 
         Args:
-            patiently: whether to wait for a store that is away; else what is known goes on to
-                count.
+            patiently: whether to wait for a store that is away; else it is asked once, if the
+                journal reaches it, and what is known goes on to count.
 
         Raises:
             StoreError: the store stayed away.
         """
+        if not patiently and self.run.book.journal.is_away:
+            return False
         before, what = self.marks, "marks of versions and engines"
         patience = self.run.patience if patiently else Patience(limit_s=0.0)
         try:

@@ -40,10 +40,10 @@ class Journal:
     epoch: int
     next_sequence: int
     patience: Patience = field(default_factory=Patience)
+    is_away: bool = False
+    """Whether the store refused the newest write, which is tried again."""
     _queue: list[_Frame] = field(default_factory=list)
     _durable: int = field(init=False)
-    _is_away: bool = False
-    """Whether the store refused the newest write."""
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _work: asyncio.Event = field(default_factory=asyncio.Event)
     _urgent: asyncio.Event = field(default_factory=asyncio.Event)
@@ -82,7 +82,7 @@ class Journal:
         """Likewise, but no longer than until the store fails, or while it does."""
         self._urgent.set()
         async with self._changed:
-            await self._changed.wait_for(lambda: self._durable >= sequence or self._is_away)
+            await self._changed.wait_for(lambda: self._durable >= sequence or self.is_away)
 
     async def run(self) -> None:
         """Write until cancelled.
@@ -167,10 +167,10 @@ class Journal:
             await asyncio.to_thread(self._put_once, key, data)
         except StoreError:
             async with self._changed:
-                self._is_away = True
+                self.is_away = True
                 self._changed.notify_all()
             raise
-        self._is_away = False
+        self.is_away = False
 
     def _put_once(self, key: str, data: bytes) -> None:
         _create(self.store, key, data)
