@@ -149,10 +149,10 @@ class RayLearners(Learners):
         shared = [_shared(argument) for argument in arguments]
         try:
             await asyncio.gather(*self.loading)
-            options = {} if group is None else {"concurrency_group": group}
-            references = [
-                getattr(rank, method).options(**options).remote(*shared) for rank in self.ranks
-            ]
+            methods = [getattr(rank, method) for rank in self.ranks]
+            if group is not None:
+                methods = [each.options(concurrency_group=group) for each in methods]
+            references = [each.remote(*shared) for each in methods]
             return await asyncio.gather(*references)
         except RayActorError as error:
             reason = str(error).partition("\n")[0]
