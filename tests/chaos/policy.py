@@ -15,7 +15,7 @@ from etude.common.weights.tensors.digest import NOTHING
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import tiling
 from etude.common.weights.tensors.words import Words
-from etude.trainer.receipts import Receipt, stored_payload
+from etude.trainer.receipts import Receipt, payload_of
 
 RANKS = 2
 
@@ -58,7 +58,8 @@ def _receipt(store: Store, version: VersionId, step: Step, rank: int) -> Receipt
         packed = packer.finish()
     payload = None
     if packed.container.blocks:
-        payload = stored_payload(store, version, rank, packed.container, complete=is_complete)
+        payload = payload_of(version, rank, packed.container, complete=is_complete)
+        store.put(payload.key, packed.container.data)
     return Receipt(
         rank=rank,
         payload=payload,

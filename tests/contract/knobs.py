@@ -62,6 +62,7 @@ WEIGHT_SETTINGS = {
     "recomputeKv": ENGINE,
     "prefixCache": ENGINE,
     "stickyLag": ENGINE,
+    "backlog": f"{CONTROLLER}.reinforcement",
     "undoDepth": ENGINE,
     "auditEvery": ENGINE,
     "retainKeyframes": KEEPER,

@@ -43,7 +43,8 @@ class Controller:
 
     def publish(self, number: int, epoch: int = 1) -> None:
         version = VersionId(epoch, number)
-        receipt = self.learner.publish(version, self.base)
+        receipt = self.learner.encode(version, self.base)
+        self.learner.upload(version)
         receipts: list[Receipt] = [receipt, receipt]
         dist.all_gather_object(receipts, receipt)
         manifest = manifest_of(

@@ -118,9 +118,7 @@ class World:
         opened = open_run(self.store, run_uid="run", phases=phases, holder="test")
         learners = SimulatedLearners(self.store)
         holder: list[Run] = []
-        rollouts = SimulatedRollouts(
-            lambda: VersionId(*(holder[0].cursor.policy or (0, 0))), self.fault_share
-        )
+        rollouts = SimulatedRollouts(lambda: holder[0].served or VersionId(0, 0), self.fault_share)
         run = Run(
             resolved=resolved,
             epoch=opened.epoch,

@@ -136,6 +136,21 @@ async def test_a_full_disk_is_waited_for_and_loses_nothing(*, takes_effect: bool
     assert positions(journal.recover(store, run_uid=RUN, before_epoch=2, since=0).records) == [0]
 
 
+async def test_who_may_go_on_without_its_record_waits_only_until_the_store_fails() -> None:
+    store = FullStore()
+    claim_epoch(store, holder="a", parent=None, reason="start")
+    async with writing(Journal(store, RUN, 1, 1)) as log:
+        log.append(opening(1))
+        await asyncio.wait_for(log.durable_or_away(1), 10)
+        assert (log.depth, log.is_away) == (0, False)
+        store.refusals = 1
+        sequence = log.append(admit(0))
+        await asyncio.wait_for(log.durable_or_away(sequence), 10)
+        assert (log.depth, log.is_away) == (1, True)
+        await asyncio.wait_for(log.durable(sequence), 10)
+        assert (log.depth, log.is_away) == (0, False)
+
+
 async def test_a_store_that_stays_full_is_an_error_in_the_end() -> None:
     store = FullStore()
     claim_epoch(store, holder="a", parent=None, reason="start")

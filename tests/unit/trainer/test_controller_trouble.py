@@ -17,10 +17,9 @@ from etude.common.weights import VersionId
 from etude.trainer.controller.checks import InfraFailuresError, MismatchError
 from etude.trainer.controller.evaluation import Evaluator
 from etude.trainer.controller.program import train
-from etude.trainer.controller.publishing import publish
+from etude.trainer.controller.publishing import bring_out, publish
 from etude.trainer.controller.recovery import open_run
 from etude.trainer.controller.run import Run, root_cause
-from etude.trainer.receipts import Base, Receipt
 from etude.trainer.simulation import SimulatedLearners
 from etude.v1 import run_pb2
 
@@ -145,11 +144,11 @@ class AwayLearners(SimulatedLearners):
     refusals: int = 2
 
     @override
-    async def publish(self, version: VersionId, base: Base | None) -> list[Receipt]:
+    async def upload(self, version: VersionId) -> None:
         if self.refusals:
             self.refusals -= 1
             raise StoreError("the store did not answer")
-        return await SimulatedLearners.publish(self, version, base)
+        await SimulatedLearners.upload(self, version)
 
 
 async def test_publishing_waits_for_a_store_that_is_away(
@@ -230,8 +229,11 @@ async def test_an_evaluation_that_was_added_is_measured(
     run.orders.take(run_pb2.CommandRequest(command_id="1", configure=order))
     rl = run.resolved.spec.phases[1]
     run.enter(rl)
-    await publish(run)
-    assert await Evaluator(run=run, phase=rl, tasks=dict(sets.evaluations)).evaluate()
+    async with asyncio.TaskGroup() as group:
+        worker = group.create_task(run.in_flight.run(lambda each: bring_out(run, each)))
+        await publish(run, is_served=True)
+        assert await Evaluator(run=run, phase=rl, tasks=dict(sets.evaluations)).evaluate()
+        worker.cancel()
     await run.recording.finish()
     assert [(r["name"], r["count"]) for r in world.rows("eval")] == [("added", 2)]
     assert "EvaluationSkipped" in {r["reason"] for r in world.rows("event")}

@@ -25,7 +25,7 @@ from etude.common.weights.protocol.quarantine import quarantine
 from etude.common.weights.tensors.digest import Digest
 from etude.trainer.controller.patience import Patience
 from etude.trainer.controller.run import Run
-from etude.trainer.controller.versions import Versions
+from etude.trainer.controller.versions import BaseLostError, Versions
 from etude.trainer.receipts import Base, Receipt, manifest_of
 from etude.trainer.simulation import SimulatedLearners
 
@@ -154,11 +154,19 @@ class Trainer:
         await self.learners.supervised_step(self.number)
 
     async def publish(self, epoch: int = 1) -> WeightManifest:
-        found = await self.versions.publish(
+        found = await self.encode(epoch)
+        await self.commit(found)
+        return found
+
+    async def encode(self, epoch: int = 1) -> WeightManifest:
+        found = await self.versions.encode(
             self.learners, VersionId(epoch, self.number), step=1, patience=Patience(limit_s=1.0)
         )
         self.number += 1
         return found
+
+    async def commit(self, found: WeightManifest) -> None:
+        await self.versions.commit(self.learners, found, patience=Patience(limit_s=1.0))
 
 
 @pytest.fixture
@@ -193,8 +201,9 @@ async def test_a_payload_that_the_store_lost_is_never_named(trainer: Trainer) ->
     await trainer.publish()
     await trainer.step()
     base = trainer.versions.base
-    [lost] = await trainer.learners.publish(VersionId(1, 1), base)
+    [lost] = await trainer.learners.encode(VersionId(1, 1), base)
     assert lost.payload is not None
+    await trainer.learners.upload(VersionId(1, 1))
     trainer.store.delete([lost.payload.key])
     promised = manifest_of(
         [lost],
@@ -223,7 +232,22 @@ async def test_a_base_that_is_refused_is_not_built_upon(trainer: Trainer) -> Non
     await trainer.publish()
     quarantine(trainer.store, VersionId(1, 1), reason="test")
     await trainer.step()
-    assert (await trainer.publish()).is_complete
+    with pytest.raises(BaseLostError, match=r"base 1\.1 is quarantined"):
+        await trainer.publish()
+    assert weights.newest(trainer.store) == VersionId(1, 1)
+
+
+async def test_versions_are_encoded_on_those_that_are_on_their_way(trainer: Trainer) -> None:
+    found = []
+    for _ in range(3):
+        found.append(await trainer.encode())
+        await trainer.step()
+    assert list(trainer.store.list("weights/deltas/")) == []
+    for manifest in found:
+        await trainer.commit(manifest)
+    assert weights.accepted_chain(trainer.store) == [m.version for m in found]
+    assert [m.base for m in found] == [None, found[0].ref, found[1].ref]
+    assert [read_manifest(trainer.store, m.version) for m in found] == found
 
 
 @pytest.mark.parametrize("damage", ["none", "missing", "damaged"])

@@ -36,6 +36,9 @@ from etude.trainer.work import (
 
 log = logging.getLogger(__name__)
 
+UPLOADS = "uploads"
+"""Ray's name for the thread of a learner rank that stores what was encoded."""
+
 OBJECT_STORE_BYTES = 256 << 20
 """Batches travel through it one at a time; Ray spills what does not fit."""
 
@@ -87,7 +90,8 @@ def learners(configs: Sequence[LearnerConfig], *, gpus_per_rank: int) -> "RayLea
     """One actor per rank. A rank that dies ends the run: it resumes from its checkpoint."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"num_cpus": 0, "num_gpus": gpus_per_rank, "max_restarts": 0}
-    actor = ray.remote(LearnerRank)
+    # Uploads have a thread of their own; everything else stays on one, in the order of the calls.
+    actor = ray.remote(concurrency_groups={UPLOADS: 1})(LearnerRank)
     ranks = [
         actor.options(**options, scheduling_strategy="DEFAULT" if config.rank else here).remote(
             config
@@ -138,12 +142,17 @@ class RayLearners(Learners):
         answers = await self._answers(method, *arguments)
         return answers[0]
 
-    async def _answers(self, method: str, *arguments: object) -> list[Any]:
+    async def _answers(
+        self, method: str, *arguments: object, group: str | None = None
+    ) -> list[Any]:
         # One copy in the object store, however many ranks read it.
         shared = [_shared(argument) for argument in arguments]
         try:
             await asyncio.gather(*self.loading)
-            references = [getattr(rank, method).remote(*shared) for rank in self.ranks]
+            methods = [getattr(rank, method) for rank in self.ranks]
+            if group is not None:
+                methods = [each.options(concurrency_group=group) for each in methods]
+            references = [each.remote(*shared) for each in methods]
             return await asyncio.gather(*references)
         except RayActorError as error:
             reason = str(error).partition("\n")[0]
@@ -166,9 +175,13 @@ class RayLearners(Learners):
         return result
 
     @override
-    async def publish(self, version: VersionId, base: Base | None) -> list[Receipt]:
-        receipts: list[Receipt] = await self._answers("publish", version, base)
+    async def encode(self, version: VersionId, base: Base | None) -> list[Receipt]:
+        receipts: list[Receipt] = await self._answers("encode", version, base)
         return receipts
+
+    @override
+    async def upload(self, version: VersionId) -> None:
+        await self._answers("upload", version, group=UPLOADS)
 
     @override
     async def save(self, prefix: str) -> list[CheckpointObject]:

@@ -35,7 +35,7 @@ from etude.trainer.rows import Row
 class Learner:
     """Trains one copy, or one rank's shard, of the policy; a plain class that Ray may wrap.
 
-    Every method is collective: with more than one rank, call it on all of them alike.
+    Every method but upload() is collective: with more than one rank, call it on all of them alike.
     """
 
     def __init__(self, config: LearnerConfig) -> None:
@@ -145,15 +145,23 @@ class Learner:
         state.step += 1
         return loss, update
 
-    def publish(self, version: VersionId, base: Base | None) -> Receipt:
-        """Upload this rank's part of the present weights.
+    def encode(self, version: VersionId, base: Base | None) -> Receipt:
+        """Encode this rank's part of the present weights, to be uploaded.
 
         Raises:
-            NonFiniteWeightsError: some are NaN or infinite; nothing was uploaded.
-            SchemaChangedError: the base is of another model; nothing was uploaded.
-            StoreError: the store failed; publish again.
+            NonFiniteWeightsError: some are NaN or infinite; nothing was encoded.
+            SchemaChangedError: the base is of another model; nothing was encoded.
+            StoreError: the store failed; encode again.
         """
-        return self._publisher.publish(version, base)
+        return self._publisher.encode(version, base)
+
+    def upload(self, version: VersionId) -> None:
+        """Store this rank's part of an encoded version; not collective, and beside the steps.
+
+        Raises:
+            StoreError: the store failed; upload again.
+        """
+        self._publisher.upload(version)
 
     def export(self, prefix: str) -> list[ObjectInfo]:
         """Write the weights below prefix as a Hugging Face folder; what was written, on rank 0.

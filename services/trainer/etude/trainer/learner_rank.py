@@ -67,9 +67,13 @@ class LearnerRank:
         """Train on rewards."""
         return self._learner.policy_step(batch)
 
-    def publish(self, version: VersionId, base: Base | None) -> Receipt:
-        """Upload this rank's part of the weights."""
-        return self._learner.publish(version, base)
+    def encode(self, version: VersionId, base: Base | None) -> Receipt:
+        """Encode this rank's part of the weights, to be uploaded."""
+        return self._learner.encode(version, base)
+
+    def upload(self, version: VersionId) -> None:
+        """Store this rank's part of an encoded version; may run in a thread beside a step."""
+        self._learner.upload(version)
 
     def save(self, prefix: str) -> list[CheckpointObject]:
         """Write the state below a checkpoint's prefix; what was written, on rank 0."""

@@ -22,6 +22,9 @@ STALENESS = Histogram(
 )
 REWARD = Gauge("etude_trainer_reward_mean", "Mean reward of the last batch.")
 PUBLISH = Histogram("etude_weights_publish_seconds", "Making one policy version visible.")
+IN_FLIGHT = Gauge(
+    "etude_weights_in_flight", "Versions that are encoded and not yet stored and served."
+)
 PUBLISHED_BYTES = Counter("etude_weights_publish_bytes_total", "Payload of published versions.")
 CHANGED = Gauge("etude_weights_changed_ratio", "Share of the weights that the last delta changed.")
 BITS_PER_CHANGE = Gauge(

@@ -1,8 +1,9 @@
-"""One rank's part of a version: the changes of its own shard, packed and uploaded.
+"""One rank's part of a version: the changes of its own shard, encoded at a step, stored later.
 
 Nothing is gathered but what the checkpoint's layout scatters; nothing is copied but what changed.
 The changes of a version are kept until the next one builds on it: a version that is never
-committed loses nothing.
+committed loses nothing. What is encoded waits in this process's memory for its upload, which
+needs neither the weights nor the other ranks.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ from typing_extensions import override
 
 from etude.common.api.weights import Weights
 from etude.common.blobs import Store
+from etude.common.errors import WrongStateError
+from etude.common.weights.coding.container import Container
 from etude.common.weights.protocol import publication
 from etude.common.weights.protocol.manifest import VersionRef
 from etude.common.weights.protocol.versions import VersionId
@@ -30,7 +33,7 @@ from etude.trainer.receipts import (
     Receipt,
     SchemaChangedError,
     combined,
-    stored_payload,
+    payload_of,
 )
 from etude.trainer.share import Packed, Share
 from etude.trainer.tracker import Changes, Tracker, joined
@@ -46,15 +49,22 @@ class _Sent(NamedTuple):
 
     version: VersionId
     base: VersionRef | None
-    packed: Packed
-    receipt: Receipt | None
-    """Once its payload is stored."""
+    digests: list[Digest]
+    """Of each part, in this version."""
+    receipt: Receipt
+
+
+class _Waiting(NamedTuple):
+    """An encoded payload that is not stored yet."""
+
+    key: str
+    container: Container
 
 
 class Publisher(Steps):
     """Follows the weights of one rank from version to version.
 
-    Every method is collective, but those that the optimiser calls.
+    Every method is collective, but upload() and those that the optimiser calls.
     """
 
     def __init__(self, policy: Policy, ranks: Ranks, *, store: Store, settings: Weights) -> None:
@@ -70,6 +80,8 @@ class Publisher(Steps):
         self._changes: Changes = {}
         """Between that version and the newest take of the tracker."""
         self._sent: _Sent | None = None
+        self._waiting: dict[VersionId, _Waiting] = {}
+        """Changed in one operation each: an upload runs beside the steps."""
 
     @property
     def is_following(self) -> bool:
@@ -101,33 +113,55 @@ class Publisher(Steps):
         self._tracker.disarm()
         self._digests, self._changes, self._sent = None, {}, None
 
-    def publish(self, version: VersionId, base: Base | None) -> Receipt:
-        """Upload this rank's part of the present weights; the same version gives the same bytes.
+    def encode(self, version: VersionId, base: Base | None) -> Receipt:
+        """Encode this rank's part of the present weights, to be uploaded.
 
         Args:
             version: a new one, or the last one again.
-            base: what it may build on; it does only if the weights descend from it.
+            base: what it may build on, which need not be committed yet; it does only if the
+                weights descend from it. None begins a chain: what was encoded before and is not
+                uploaded yet never will be.
 
         Raises:
-            NonFiniteWeightsError: nothing was uploaded.
-            PeerFailedError: another rank could not pack its part; nothing was uploaded.
-            SchemaChangedError: nothing was uploaded.
-            StoreError: the store failed; publish again.
+            NonFiniteWeightsError: nothing was encoded.
+            PeerFailedError: another rank could not pack its part.
+            SchemaChangedError: nothing was encoded.
+            StoreError: the store failed; encode again.
+            WrongStateError: too many versions wait for their upload.
         """
         schema = self._own().schema
         if base is not None and base.schema_sha256 != schema.sha256:
             raise SchemaChangedError(self._what_changed(base))
         ref = None if base is None else base.ref
         sent = self._sent
-        # A rank that is done must not be waited for: what is packed is only uploaded again.
-        if sent is None or (sent.version, sent.base) != (version, ref):
-            sent = _Sent(version, ref, self._packed(version, ref), None)
-            self._sent = sent
-        if sent.receipt is not None:
+        if sent is not None and (sent.version, sent.base) == (version, ref):
             return sent.receipt
-        receipt = self._uploaded(sent)
-        self._sent = sent._replace(packed=sent.packed.without_data(), receipt=receipt)
+        if ref is None:
+            self._waiting.clear()
+        if len(self._waiting) > self._settings.advanced.backlog:
+            raise WrongStateError(f"version {version}: {len(self._waiting)} others wait for upload")
+        packed = self._packed(version, ref)
+        receipt = self._receipt(version, packed)
+        if packed.container is not None and receipt.payload is not None:
+            self._waiting[version] = _Waiting(receipt.payload.key, packed.container)
+        self._sent = _Sent(version, ref, packed.digests, receipt)
         return receipt
+
+    def upload(self, version: VersionId) -> None:
+        """Store this rank's part of an encoded version; repeating it is harmless.
+
+        Not collective, and independent of the weights: it may run beside a step.
+
+        Raises:
+            StoreError: the store failed; upload again.
+        """
+        if self._ranks.is_first:
+            schema = self._own().schema
+            publication.put_schema(self._store, schema.to_bytes(), schema.sha256)
+        waiting = self._waiting.get(version)
+        if waiting is not None:
+            self._store.put(waiting.key, waiting.container.data)
+            self._waiting.pop(version, None)
 
     def _packed(self, version: VersionId, base: VersionRef | None) -> Packed:
         before = self._digests if self._continues(base) else None
@@ -180,8 +214,8 @@ class Publisher(Steps):
         """Whether the changes since base are known; what was sent last may have become it."""
         if base is None or not self._is_delta:
             return False
-        if self._sent is not None and self._is_state(self._sent.packed.digests, base):
-            self._digests, self._changes, self._sent = self._sent.packed.digests, {}, None
+        if self._sent is not None and self._is_state(self._sent.digests, base):
+            self._digests, self._changes, self._sent = self._sent.digests, {}, None
             return True
         return self._digests is not None and self._is_state(self._digests, base)
 
@@ -192,21 +226,18 @@ class Publisher(Steps):
         wanted = Digest.parse(base.state)
         return self._ranks.total(lanes).tolist() == [_signed(wanted.a), _signed(wanted.b)]
 
-    def _uploaded(self, sent: _Sent) -> Receipt:
-        schema, packed, rank = self._own().schema, sent.packed, self._ranks.rank
-        if self._ranks.is_first:
-            publication.put_schema(self._store, schema.to_bytes(), schema.sha256)
+    def _receipt(self, version: VersionId, packed: Packed) -> Receipt:
+        rank = self._ranks.rank
         payload = None
         if packed.container is not None:
-            payload = stored_payload(
-                self._store, sent.version, rank, packed.container, complete=packed.is_complete
-            )
+            complete = packed.is_complete
+            payload = payload_of(version, rank, packed.container, complete=complete)
         share = combined(packed.digests)
         return Receipt(
             rank=rank,
             payload=payload,
             is_complete=packed.is_complete,
-            schema_sha256=schema.sha256,
+            schema_sha256=self._own().schema.sha256,
             change=packed.change.hex(),
             share=share.hex(),
             stats=packed.stats,

@@ -5,7 +5,6 @@ from typing import ClassVar, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from etude.common.blobs import Store
 from etude.common.errors import EtudeError, Problem, UserError, WrongStateError
 from etude.common.weights.coding.container import Container
 from etude.common.weights.protocol import publication, records
@@ -17,7 +16,7 @@ from etude.common.weights.protocol.manifest import (
     VersionRef,
     WeightManifest,
 )
-from etude.common.weights.protocol.versions import VersionId
+from etude.common.weights.protocol.versions import VersionId, delta_key
 from etude.common.weights.tensors.digest import NOTHING, Digest
 
 
@@ -57,7 +56,7 @@ class Base(NamedTuple):
 
 
 class Receipt(BaseModel):
-    """What one rank did for a version; at most 1 KB of JSON."""
+    """What one rank encoded for a version; at most 1 KB of JSON."""
 
     model_config = records.STRICT
 
@@ -74,18 +73,14 @@ class Receipt(BaseModel):
     stats: Stats
 
 
-def stored_payload(
-    store: Store, version: VersionId, rank: int, container: Container, *, complete: bool
+def payload_of(
+    version: VersionId, rank: int, container: Container, *, complete: bool
 ) -> PayloadObject:
-    """Upload a container; what the manifest will say of it.
-
-    Raises:
-        StoreError: the store failed; upload again.
-    """
-    key = publication.publish_payload(store, version, rank, container.data, complete=complete)
+    """What the manifest will say of a container, which need not be stored yet."""
+    sha16 = publication.payload_sha16(container.data)
     return PayloadObject(
         rank=rank,
-        key=key,
+        key=delta_key(version, rank, sha16, complete=complete),
         size=container.size,
         index_offset=container.index_offset,
         index_length=container.index_length,
@@ -102,7 +97,7 @@ def manifest_of(
     holder: str,
     base: VersionRef | None,
 ) -> WeightManifest:
-    """The manifest of a version whose payloads are stored.
+    """The manifest of a version whose payloads are encoded.
 
     Args:
         receipts: of all ranks, in their order.

@@ -28,17 +28,13 @@ class Packed(NamedTuple):
     """A rank's part of a version, before it is uploaded."""
 
     container: Container | None
-    """None if nothing changed, or once it is stored."""
+    """None if nothing changed."""
     digests: list[Digest]
     """Of each part, after this version."""
     change: Digest
     """From the base to this version."""
     stats: Stats
     is_complete: bool
-
-    def without_data(self) -> "Packed":
-        """What is to be remembered once the data are stored."""
-        return self._replace(container=None)
 
 
 class Share:

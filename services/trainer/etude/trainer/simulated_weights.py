@@ -1,6 +1,7 @@
 """Weights without a model: a vector of bytes that is published by the real protocol."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from etude.common.weights.tensors import digest
 from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.words import Words
-from etude.trainer.receipts import Base, Receipt, stored_payload
+from etude.trainer.receipts import Base, Receipt, payload_of
 
 SIZE = 4096
 CHANGES_PER_STEP = 32
@@ -35,6 +36,13 @@ def after_step(words: Words, trained: str) -> Words:
     return changed
 
 
+class Waiting(NamedTuple):
+    """A payload that is encoded and not stored."""
+
+    key: str
+    data: bytes
+
+
 @dataclass(slots=True)
 class SimulatedPublisher:
     """The publisher of one rank, which keeps a copy of every state that it published."""
@@ -42,13 +50,14 @@ class SimulatedPublisher:
     store: Store
     is_full: bool = False
     """Publishes everything each time."""
+    waiting: dict[VersionId, Waiting] = field(default_factory=dict)
     _known: dict[Digest, Words] = field(default_factory=dict)
 
     def follow(self, words: Words) -> None:
         """Remember weights that were restored: a version may be of them."""
         self._known[digest.scan(words, 0)] = words
 
-    def publish(self, version: VersionId, base: Base | None, words: Words) -> Receipt:
+    def encode(self, version: VersionId, base: Base | None, words: Words) -> Receipt:
         """As a rank of the learner does it."""
         old = (
             None if base is None or self.is_full else self._known.get(Digest.parse(base.ref.state))
@@ -65,10 +74,12 @@ class SimulatedPublisher:
                     block_words=lambda _, lo, hi: words[lo:hi],
                 )
             packed = packer.finish()
-        publication.put_schema(self.store, SCHEMA.to_bytes(), SCHEMA.sha256)
         payload = None
+        if base is None:
+            self.waiting.clear()
         if packed.container.blocks:
-            payload = stored_payload(self.store, version, 0, packed.container, complete=old is None)
+            payload = payload_of(version, 0, packed.container, complete=old is None)
+            self.waiting[version] = Waiting(payload.key, packed.container.data)
         self.follow(words)
         return Receipt(
             rank=0,
@@ -79,3 +90,11 @@ class SimulatedPublisher:
             share=digest.scan(words, 0).hex(),
             stats=Stats(**packed.stats._asdict()),
         )
+
+    def upload(self, version: VersionId) -> None:
+        """Likewise."""
+        publication.put_schema(self.store, SCHEMA.to_bytes(), SCHEMA.sha256)
+        waiting = self.waiting.get(version)
+        if waiting is not None:
+            self.store.put(waiting.key, waiting.data)
+            self.waiting.pop(version, None)

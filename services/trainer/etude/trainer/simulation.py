@@ -90,8 +90,12 @@ class SimulatedLearners(Learners):
         return self._advance(tokens + batch.rewards.tobytes() + batch.valid.tobytes())
 
     @override
-    async def publish(self, version: VersionId, base: Base | None) -> list[Receipt]:
-        return [self.publisher.publish(version, base, self.words)]
+    async def encode(self, version: VersionId, base: Base | None) -> list[Receipt]:
+        return [self.publisher.encode(version, base, self.words)]
+
+    @override
+    async def upload(self, version: VersionId) -> None:
+        await asyncio.to_thread(self.publisher.upload, version)
 
     @override
     async def save(self, prefix: str) -> list[CheckpointObject]:

@@ -145,13 +145,16 @@ class Learners(Protocol):
         """Train on rewards."""
         ...
 
-    async def publish(self, version: VersionId, base: Base | None) -> list[Receipt]:
-        """Upload the present weights, as changes of the base if they descend from it.
+    async def encode(self, version: VersionId, base: Base | None) -> list[Receipt]:
+        """Encode the present weights, as changes of the base if they descend from it.
 
         Returns:
-            What each rank did, in their order; the version exists once its manifest does.
+            What each rank encoded, in their order; none of it is stored yet.
         """
         ...
+
+    async def upload(self, version: VersionId) -> None:
+        """Store what was encoded; other calls may be under way meanwhile."""
 
     async def save(self, prefix: str) -> list[CheckpointObject]:
         """Write the complete state to <prefix>learner/; keys are relative to the prefix."""

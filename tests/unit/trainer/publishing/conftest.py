@@ -65,9 +65,15 @@ class Chain:
         self.base: Base | None = None
 
     def publish(self, learner: Learner) -> WeightManifest:
-        receipt = learner.publish(VersionId(self.epoch, self.number), self.base)
+        receipt = self.upload(learner)
         assert len(receipt.model_dump_json()) <= 1024
         return self.commit(receipt)
+
+    def upload(self, learner: Learner) -> Receipt:
+        version = VersionId(self.epoch, self.number)
+        receipt = learner.encode(version, self.base)
+        learner.upload(version)
+        return receipt
 
     def commit(self, receipt: Receipt) -> WeightManifest:
         manifest = manifest_of(

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from etude.common.blobs import Store
-from etude.common.weights import VersionId
 from etude.trainer import publisher
 from etude.trainer.batches import SupervisedSequence
 from etude.trainer.learner import Learner
@@ -139,9 +138,9 @@ def test_publishing_again_gives_the_same_bytes(build: Build, chain: Any, store: 
     learner.start_phase(phase("1e-5"), 0)
     chain.publish(learner)
     learner.supervised_step(texts(0))
-    first = learner.publish(VersionId(1, 1), chain.base)
+    first = chain.upload(learner)
     objects = {info.key: store.get(info.key) for info in store.list("weights/deltas/")}
-    assert learner.publish(VersionId(1, 1), chain.base) == first
+    assert chain.upload(learner) == first
     assert {info.key: store.get(info.key) for info in store.list("weights/deltas/")} == objects
     chain.commit(first)
 

@@ -60,7 +60,7 @@ def test_an_upload_that_failed_is_repeated_with_the_same_bytes(
     learner._publisher._store = Refusing(store, 2)  # type: ignore[assignment]
     for _ in range(2):
         with pytest.raises(StoreError):
-            learner.publish(VersionId(1, 1), chain.base)
+            chain.upload(learner)
     reader.follow(chain.publish(learner))
     reader.assert_equal(learner)
 
@@ -74,7 +74,7 @@ def test_changes_of_a_version_that_was_never_committed_are_in_the_next(
     learner.start_phase(phase("1e-5"), 0)
     reader.follow(chain.publish(learner))
     learner.supervised_step(texts(0))
-    lost = learner.publish(VersionId(1, 1), chain.base)
+    lost = chain.upload(learner)
     for seed in range(more_steps):
         learner.supervised_step(texts(seed + 1))
     chain.number = 2
@@ -171,5 +171,5 @@ def test_a_change_of_the_schema_is_refused_before_anything_is_uploaded(
     chain.publish(build())
     before = [info.key for info in store.list("weights/")]
     with pytest.raises(SchemaChangedError, match=what):
-        build(**changed).publish(VersionId(1, 1), chain.base)
+        build(**changed).encode(VersionId(1, 1), chain.base)
     assert [info.key for info in store.list("weights/")] == before

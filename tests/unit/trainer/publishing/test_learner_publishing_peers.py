@@ -45,9 +45,9 @@ class Threads(Ranks):
         return found
 
 
-def publish(publisher: Publisher) -> Receipt | Exception:
+def encode(publisher: Publisher) -> Receipt | Exception:
     try:
-        return publisher.publish(VersionId(1, 0), None)
+        return publisher.encode(VersionId(1, 0), None)
     except (MemoryError, PeerFailedError) as error:
         return error
 
@@ -76,11 +76,11 @@ def test_a_rank_that_fails_while_it_packs_fails_all_of_them_at_once(
 
     with ThreadPoolExecutor(2) as pool:
         monkeypatch.setattr(Share, "packed", packed)
-        errors = list(pool.map(publish, publishers))
+        errors = list(pool.map(encode, publishers))
         assert isinstance(errors[failing], MemoryError)
         assert isinstance(errors[1 - failing], PeerFailedError)
         assert not list(store.list("weights/deltas/"))
         # Nobody was left behind: the next try has both of them, and gives a whole version.
         monkeypatch.undo()
-        receipts = list(pool.map(publish, publishers))
+        receipts = list(pool.map(encode, publishers))
     assert all(isinstance(found, Receipt) and found.is_complete for found in receipts)

@@ -90,6 +90,9 @@ class WeightSettings(Model):
     compute their KV cache anew."""
     sticky_lag: Annotated[int, Field(ge=1, le=1_000)] = _STICKY_LAG
     """Versions after which an episode's cached prefixes are given up."""
+    backlog: Annotated[int, Field(ge=0, le=8)] = 2
+    """Encoded versions that may be on their way to the store and the engines while the trainer
+    goes on with its next steps; 0 waits for each, as Sync always does."""
     undo_depth: Annotated[int, Field(ge=1, le=64)] = 1
     """Versions that an engine can take back without reading the store."""
     audit_every: Annotated[int, Field(ge=1, le=1_000_000)] = 50

@@ -1,15 +1,20 @@
 """Accepted rollouts that are not trained: each is dropped on the record, with its reason."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from etude.common.errors import StoreError
 from etude.trainer.controller.groups import Group
 from etude.trainer.controller.marks import MarkReader, Marks
+from etude.trainer.controller.patience import Patience
 from etude.trainer.controller.run import Run
 from etude.trainer.controller.spans import InvalidSpanError
 from etude.v1 import journal_pb2
+
+log = logging.getLogger(__name__)
 
 
 def drop_group(run: Run, group: Group, reason: str) -> None:
@@ -42,16 +47,28 @@ class Distrust:
     def __post_init__(self) -> None:
         self._reader = MarkReader(self.run.store)
 
-    async def refresh(self) -> bool:
+    async def refresh(self, *, patiently: bool = True) -> bool:
         """Ask the store for marks; whether there are new ones.
+
+        Args:
+            patiently: whether to wait for a store that is away; else it is asked once, if the
+                journal reaches it, and what is known goes on to count.
 
         Raises:
             StoreError: the store stayed away.
         """
-        before = self.marks
-        self.marks = await self.run.patience.keep_trying(
-            "marks of versions and engines", lambda: asyncio.to_thread(self._reader.read)
-        )
+        if not patiently and self.run.book.journal.is_away:
+            return False
+        before, what = self.marks, "marks of versions and engines"
+        patience = self.run.patience if patiently else Patience(limit_s=0.0)
+        try:
+            self.marks = await patience.keep_trying(
+                what, lambda: asyncio.to_thread(self._reader.read)
+            )
+        except StoreError as error:
+            if patiently:
+                raise
+            log.warning("%s: those that are known count: %s", what, error)
         return self.marks != before
 
     def drop(self, groups: Iterable[Group]) -> int:

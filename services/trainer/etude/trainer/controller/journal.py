@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from etude.common.blobs import MAX_CREATE_BYTES, ExistsError, Store
-from etude.common.errors import CorruptError, FencedError
+from etude.common.errors import CorruptError, FencedError, StoreError
 from etude.common.weights import is_fenced
 from etude.trainer.controller import segments
 from etude.trainer.controller.patience import Patience
@@ -40,6 +40,8 @@ class Journal:
     epoch: int
     next_sequence: int
     patience: Patience = field(default_factory=Patience)
+    is_away: bool = False
+    """Whether the store refused the newest write, which is tried again."""
     _queue: list[_Frame] = field(default_factory=list)
     _durable: int = field(init=False)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -75,6 +77,12 @@ class Journal:
         self._urgent.set()
         async with self._changed:
             await self._changed.wait_for(lambda: self._durable >= wanted)
+
+    async def durable_or_away(self, sequence: int) -> None:
+        """Likewise, but no longer than until the store fails, or while it does."""
+        self._urgent.set()
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._durable >= sequence or self.is_away)
 
     async def run(self) -> None:
         """Write until cancelled.
@@ -152,7 +160,17 @@ class Journal:
         return taken
 
     async def _put(self, key: str, data: bytes) -> None:
-        await self.patience.keep_trying(key, lambda: asyncio.to_thread(self._put_once, key, data))
+        await self.patience.keep_trying(key, lambda: self._tried(key, data))
+
+    async def _tried(self, key: str, data: bytes) -> None:
+        try:
+            await asyncio.to_thread(self._put_once, key, data)
+        except StoreError:
+            async with self._changed:
+                self.is_away = True
+                self._changed.notify_all()
+            raise
+        self.is_away = False
 
     def _put_once(self, key: str, data: bytes) -> None:
         _create(self.store, key, data)

@@ -11,7 +11,7 @@ from etude.trainer import metrics
 from etude.trainer.controller.evaluation import Evaluator
 from etude.trainer.controller.inputs import TaskSets
 from etude.trainer.controller.orders import dump_stacks
-from etude.trainer.controller.publishing import publish
+from etude.trainer.controller.publishing import bring_out, publish
 from etude.trainer.controller.reinforcement import Reinforcement
 from etude.trainer.controller.run import Run, slow_step_s
 from etude.trainer.controller.state import epoch_folder
@@ -43,9 +43,12 @@ async def train(run: Run, task_sets: TaskSets, *, checkpoint: StoredCheckpoint |
     async with asyncio.TaskGroup() as group:
         helpers = [
             group.create_task(run.book.journal.run(), name="journal"),
+            group.create_task(
+                run.in_flight.run(lambda each: bring_out(run, each)), name="versions"
+            ),
             group.create_task(run.recording.keep_writing(), name="rows"),
             group.create_task(_watch(run), name="watchdog"),
-            group.create_task(run.upkeep.run(lambda: run.next_version - 1), name="keeper"),
+            group.create_task(run.upkeep.run(lambda: run.newest_number), name="keeper"),
         ]
         is_done = await _phases(run, task_sets, checkpoint)
         await run.book.journal.durable()

@@ -1,8 +1,13 @@
-"""New weights on their way to the engines: published, then served."""
+"""New weights on their way to the engines: encoded, published, then served.
 
+The trainer encodes a version between two steps and may go on with the next one. Storing it, its
+manifest and the engines' swap follow in the background (bring_out), one version after the other.
+"""
+
+import logging
 import time
 
-from opentelemetry import trace
+from opentelemetry import context, trace
 
 from etude.common.weights import VersionId
 from etude.trainer import metrics
@@ -10,52 +15,65 @@ from etude.trainer.controller.engines import VersionRefusedError
 from etude.trainer.controller.records import version_row
 from etude.trainer.controller.rolling_back import abandon
 from etude.trainer.controller.run import Run
+from etude.trainer.controller.versions import BaseLostError, Encoded
 from etude.trainer.work import Published
 from etude.v1 import journal_pb2
 
 MAX_REFUSALS = 2
 """Times in a row that a version is published anew: what is wrong then is not the version."""
 
+log = logging.getLogger(__name__)
+
 _TRACER = trace.get_tracer("etude.trainer")
 
 
-async def publish(run: Run) -> float:
-    """Make the present weights the newest version, unless they are; returns the seconds taken.
+async def publish(run: Run, *, ahead: int = 0, is_served: bool = False) -> bool:
+    """Make the present weights the newest version, unless they are; whether they were not.
+
+    Args:
+        run: whose weights; no step is under way.
+        ahead: versions that may still be in flight when this returns.
+        is_served: whether engines shall serve it, too, before it has arrived.
+
+    Raises:
+        FencedError: a newer controller took over.
+        NonFiniteWeightsError: the present weights are none.
+        StoreError: the store stayed away.
+        VersionRefusedError: the engines refuse version after version.
+    """
+    is_new = not _is_newest(run)
+    if is_new:
+        await _encode(run, is_served=is_served)
+    await settle(run, most=ahead)
+    return is_new
+
+
+async def settle(run: Run, *, most: int = 0) -> None:
+    """Wait until at most so many versions are in flight; none of them is lost to a setback.
+
+    After one, the present weights are published complete before anything else is.
 
     Raises:
         FencedError: a newer controller took over.
         StoreError: the store stayed away.
+        VersionRefusedError: the engines refuse version after version.
     """
-    if _is_published(run):
-        return 0.0
-    started = time.monotonic()
-    version = VersionId(run.epoch, run.next_version)
-    step = run.cursor.global_step
-    with _TRACER.start_as_current_span("publish") as span:
-        span.set_attributes({"etude.policy": str(version), "etude.step": step})
-        published = await _published(run, version, step)
-    run.next_version += 1
-    run.cursor.policy = (version.epoch, version.number)
-    seconds = time.monotonic() - started
-    body = journal_pb2.JournalPublished(
-        epoch=version.epoch,
-        number=version.number,
-        step=step,
-        manifest_sha256=published.manifest_sha256,
-    )
-    run.book.write(journal_pb2.JournalRecord(published=body))
-    metrics.PUBLISH.observe(seconds)
-    run.unserved = version_row(run.place(), version, seconds, published)
-    run.engines.announce(version)
-    run.moved()
-    run.report()
-    return seconds
+    try:
+        await run.in_flight.room(most)
+    except VersionRefusedError as error:
+        first, *_ = run.in_flight.withdraw()
+        await abandon(run, first.manifest.version, why=str(error))
+        await publish(run)
+        await serve(run, refusals=1)
+    except BaseLostError as error:
+        first, *_ = run.in_flight.withdraw()
+        log.warning("published complete: %s", error)
+        run.versions.base, run.next_version = None, first.manifest.number
+        await publish(run, is_served=first.is_served)
 
 
-async def serve(run: Run) -> float:
-    """Have the engines serve the newest version; returns their pause in milliseconds.
-
-    A run that is told to stop does not wait for engines.
+async def serve(run: Run, *, refusals: int = 0) -> None:
+    """Have the engines serve the newest version, which nothing is in flight behind.
 
     A version whose content most of them refuse is left for good, and published anew.
 
@@ -65,34 +83,96 @@ async def serve(run: Run) -> float:
         FencedError: a newer controller took over.
         StoreError: the store stayed away.
     """
-    for refusals in range(MAX_REFUSALS + 1):
-        if run.cursor.policy is None:
-            break
+    while run.cursor.policy is not None:
         version = VersionId(*run.cursor.policy)
         try:
-            await run.unless_halted(run.engines.commit(version))
-            break
+            await _serve(run, version)
         except VersionRefusedError as error:
-            if refusals == MAX_REFUSALS:
+            if refusals >= MAX_REFUSALS:
                 raise
+            refusals += 1
             await abandon(run, version, why=str(error))
             await publish(run)
+        else:
+            return
+
+
+async def bring_out(run: Run, encoded: Encoded) -> None:
+    """Make an encoded version exist, and have engines serve it if they shall.
+
+    Raises:
+        BaseLostError: it can never exist.
+        EnginesLateError: no engine served it in time.
+        FencedError: a newer controller took over.
+        StoreError: the store stayed away.
+        VersionRefusedError: the engines found its content wrong.
+    """
+    manifest, version = encoded.manifest, encoded.manifest.version
+    # A version that somebody sees is one that a successor can lead its weights to.
+    await run.book.journal.durable(encoded.sequence)
+    with _TRACER.start_as_current_span("publish", context=encoded.trace) as span:
+        span.set_attributes({"etude.policy": str(version), "etude.step": manifest.step})
+        await run.versions.commit(run.learners, manifest, patience=run.uploading)
+    run.cursor.policy = (version.epoch, version.number)
+    run.publish_s = time.monotonic() - encoded.started_s
+    body = journal_pb2.JournalPublished(
+        epoch=version.epoch,
+        number=version.number,
+        step=manifest.step,
+        manifest_sha256=manifest.sha256,
+    )
+    run.book.write(journal_pb2.JournalRecord(published=body))
+    run.unserved = version_row(encoded.place, version, run.publish_s, _counted(run, encoded))
+    run.engines.announce(version)
     run.moved()
-    swap_ms = run.engines.last_pause_s * 1e3
+    run.report()
+    if encoded.is_served:
+        await _serve(run, version)
+
+
+async def _encode(run: Run, *, is_served: bool) -> None:
+    started_s = time.monotonic()
+    version = VersionId(run.epoch, run.next_version)
+    step = run.cursor.global_step
+    with _TRACER.start_as_current_span("encode") as span:
+        span.set_attributes({"etude.policy": str(version), "etude.step": step})
+        manifest = await run.versions.encode(
+            run.learners, version, step=step, patience=run.patience
+        )
+    run.next_version += 1
+    run.in_flight.add(
+        Encoded(
+            manifest=manifest,
+            started_s=started_s,
+            place=run.place(),
+            sequence=run.batched,
+            is_served=is_served,
+            trace=context.get_current(),
+        )
+    )
+
+
+async def _serve(run: Run, version: VersionId) -> None:
+    """Have the engines swap; a run that is told to stop does not wait for them."""
+    await run.unless_halted(run.engines.commit(version))
+    run.served = version
+    run.moved()
     if run.unserved is not None:
+        swap_ms = run.engines.last_pause_s * 1e3
         run.recording.note(run.unserved | {"swap_ms": round(swap_ms, 2)})
         run.unserved = None
-    return swap_ms
 
 
-async def _published(run: Run, version: VersionId, step: int) -> Published:
-    manifest = await run.versions.publish(run.learners, version, step=step, patience=run.patience)
+def _counted(run: Run, encoded: Encoded) -> Published:
+    """What a version came to, in the metrics and for the record."""
+    manifest = encoded.manifest
     published = Published(
         manifest.sha256,
         manifest.num_bytes,
         manifest.stats,
         is_complete=manifest.is_complete,
     )
+    metrics.PUBLISH.observe(run.publish_s)
     metrics.PUBLISHED_BYTES.inc(published.size_bytes)
     if not published.is_complete:
         metrics.CHANGED.set(published.density)
@@ -100,7 +180,11 @@ async def _published(run: Run, version: VersionId, step: int) -> Published:
     return published
 
 
-def _is_published(run: Run) -> bool:
+def _is_newest(run: Run) -> bool:
+    """Whether the newest version is of the present weights, published or on its way."""
+    newest = run.in_flight.newest
+    if newest is not None:
+        return newest.manifest.step == run.cursor.global_step
     if run.cursor.policy is None or run.cursor.policy[0] != run.epoch:
         return False
     step = run.book.ledger.versions.get(VersionId(*run.cursor.policy))

@@ -10,13 +10,14 @@ from opentelemetry import trace
 from etude.common.api.phases import Algorithm, AsyncLimits, Phase, RolloutPolicy
 from etude.common.weights import VersionId
 from etude.trainer import metrics
-from etude.trainer.batches import StepResult
+from etude.trainer.batches import NonFiniteLossError, StepResult
 from etude.trainer.controller.checks import check_faults, check_mismatch
 from etude.trainer.controller.dropping import Distrust, drop_faulty, drop_group
 from etude.trainer.controller.evaluation import Evaluator
 from etude.trainer.controller.groups import Group, policy_batch
+from etude.trainer.controller.in_flight import nobody
 from etude.trainer.controller.ledger import Step
-from etude.trainer.controller.publishing import publish, serve
+from etude.trainer.controller.publishing import publish, serve, settle
 from etude.trainer.controller.records import (
     Faults,
     Row,
@@ -30,6 +31,7 @@ from etude.trainer.controller.staleness import Due, StalenessBound
 from etude.trainer.controller.tasks import TaskOrder
 from etude.trainer.controller.workers import run_order
 from etude.trainer.order import derived_seed
+from etude.trainer.receipts import NonFiniteWeightsError
 from etude.trainer.work import GroupOrder
 from etude.v1 import journal_pb2
 
@@ -48,11 +50,11 @@ class Reinforcement:
     bound: StalenessBound = field(init=False)
     limits: RolloutPolicy = field(init=False)
     distrust: Distrust = field(init=False)
+    ahead: int = field(init=False)
+    """Versions that may be in flight during a step."""
     _tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
     _in_flight: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
-    _serving: int = 0
-    """Steps of the phase in the version that the engines in rotation serve."""
     _retried: int = field(init=False)
     _dropped: int = field(init=False)
     """Counts of the run at the last step."""
@@ -64,6 +66,9 @@ class Reinforcement:
             max_staleness=limits.max_staleness_versions,
             steps_per_version=self.run.resolved.spec.weights.advanced.steps_per_version,
         )
+        # With the bound 0 no step can begin before engines serve what the last one made.
+        backlog = self.run.resolved.spec.weights.advanced.backlog
+        self.ahead = backlog if limits.max_staleness_versions else 0
         self.limits = self.phase.rollout or RolloutPolicy()
         self.distrust = Distrust(self.run)
         self._retried = self.run.figures.retried
@@ -73,22 +78,34 @@ class Reinforcement:
         """Train the phase to its end; False if the controller was told to stop before.
 
         Raises:
-            MismatchError: engine and learner disagree.
-            InfraFailuresError: too many rollouts were lost.
+            RunFailedError: engine and learner disagree, or too many rollouts were lost.
+            NonFiniteLossError: a step failed; nothing was changed by it.
+            NonFiniteWeightsError: a step led to weights that are none.
         """
         run = self.run
         await run.learners.start_phase(self.phase, run.cursor.step)
         await self._train_again()
         await self._publish()
+        run.in_flight.on_change = self._news.set
         async with self._tasks:
             try:
-                is_done = await self._steps()
-                if is_done:
-                    await self._publish()
-                return is_done
+                return await self._to_the_end()
+            except (RunFailedError, NonFiniteLossError, NonFiniteWeightsError):
+                # The run ends for good; what was encoded before that is as good as ever.
+                await run.in_flight.room(0)
+                raise
             finally:
+                run.in_flight.on_change = nobody
                 for task in self._in_flight.values():
                     task.cancel()
+
+    async def _to_the_end(self) -> bool:
+        is_done = await self._steps()
+        if is_done:
+            await self._publish()
+        else:
+            await settle(self.run)
+        return is_done
 
     async def _steps(self) -> bool:
         run = self.run
@@ -105,11 +122,19 @@ class Reinforcement:
                     {"etude.run": run.resolved.uid, "etude.step": run.cursor.global_step + 1}
                 )
                 await self._step(groups, waited_s=time.monotonic() - started)
+            if self.evaluator.is_due():
+                await settle(run)
             if not await self.evaluator.evaluate():
                 return False
-            if run.cursor.step < self.phase.max_steps and await run.boundary():
+            if run.cursor.step < self.phase.max_steps and await self._boundary():
                 return False
         return True
+
+    async def _boundary(self) -> bool:
+        """Between two steps; True to stop."""
+        if self.run.is_pausing:
+            await settle(self.run)
+        return await self.run.boundary()
 
     async def _train_again(self) -> None:
         """Train what an earlier controller batched after the restored weights, from the journal.
@@ -134,12 +159,19 @@ class Reinforcement:
         is_last = step == self.phase.max_steps
         return is_last or not step % self.bound.steps_per_version or self.evaluator.is_due()
 
-    async def _publish(self) -> Row:
-        """Have the engines serve the present weights; what that took."""
-        published_s = await publish(self.run)
-        swap_ms = await serve(self.run)
-        self._serving = self.run.cursor.step
-        return {"publish_seconds": round(published_s, 4), "swap_ms": round(swap_ms, 2)}
+    async def _publish(self, *, ahead: int = 0) -> Row:
+        """Have the engines serve the present weights; what the newest of them took."""
+        run = self.run
+        if not await publish(run, ahead=ahead, is_served=True) and not ahead:
+            await serve(run)
+        swap_ms = run.engines.last_pause_s * 1e3
+        return {"publish_seconds": round(run.publish_s, 4), "swap_ms": round(swap_ms, 2)}
+
+    @property
+    def _serving(self) -> int:
+        """Steps of the phase in the version that the engines in rotation serve."""
+        served = self.run.served
+        return 0 if served is None else self._position(served) or 0
 
     def _position(self, version: VersionId) -> int | None:
         step = self.run.book.ledger.versions.get(version)
@@ -159,6 +191,8 @@ class Reinforcement:
         """The groups of the next step; None when told to stop, or when the tasks are used up."""
         run = self.run
         while not run.orders.halting.is_set():
+            if run.in_flight.is_stuck:
+                await settle(run)
             self._drop_late()
             self._admit()
             live = self._live()
@@ -172,7 +206,8 @@ class Reinforcement:
                 if await run.unless_halted(self._are_sound(groups)):
                     return groups
                 continue
-            if not self._in_flight:
+            # Versions on their way may admit more.
+            if not self._in_flight and not len(run.in_flight):
                 run.tell("TasksUsedUp", f"phase {self.phase.name} ends early", warning=True)
                 return None
             self._news.clear()
@@ -181,7 +216,7 @@ class Reinforcement:
 
     async def _are_sound(self, groups: Sequence[Group]) -> bool:
         """Whether nothing speaks against the weights that sampled a batch."""
-        if await self.distrust.refresh():
+        if await self.distrust.refresh(patiently=not self.ahead):
             return not self.distrust.drop(self._live())
         return not self.distrust.drop(groups)
 
@@ -262,14 +297,19 @@ class Reinforcement:
             group_ids=[group.group_id for group in groups],
         )
         sequence = run.book.write(journal_pb2.JournalRecord(batch=body))
-        # Durable before the learner sees it; the rollouts stand before it in the log.
-        await run.book.journal.durable(sequence)
+        # Durable before the learner sees it; the rollouts stand before it in the log. While the
+        # store is away and versions may wait for it, it is durable before they are published.
+        if self.ahead:
+            await run.book.journal.durable_or_away(sequence)
+        else:
+            await run.book.journal.durable(sequence)
+        run.batched = sequence
         result = await run.learners.policy_step(policy_batch(groups))
         if not run.cursor.step % self.bound.steps_per_version:
             check_mismatch(run, result)
         row = self._done(result, groups, waited_s=waited_s)
         if self._is_version_due():
-            row |= await self._publish()
+            row |= await self._publish(ahead=self.ahead)
         run.recording.note(row)
         status = run.reports.status
         status.rollouts.in_flight = len(self._in_flight) * self.algorithm.group_size

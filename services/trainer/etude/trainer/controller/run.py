@@ -13,10 +13,11 @@ from etude.common.blobs import Store
 from etude.common.checkpoints import Reason, StoredCheckpoint
 from etude.common.errors import EtudeError, StoreError
 from etude.common.files import ResolvedRun
-from etude.common.weights import EpochRecord
+from etude.common.weights import EpochRecord, VersionId
 from etude.trainer import metrics
 from etude.trainer.batches import StepResult
-from etude.trainer.controller.engines import LAGGING, Engines
+from etude.trainer.controller.engines import LAGGING, Engines, VersionRefusedError
+from etude.trainer.controller.in_flight import InFlight
 from etude.trainer.controller.orders import Orders
 from etude.trainer.controller.patience import Patience
 from etude.trainer.controller.recording import Recording
@@ -26,7 +27,7 @@ from etude.trainer.controller.reports import Reports
 from etude.trainer.controller.saving import Saver, keyframe_of
 from etude.trainer.controller.state import ControllerState, Cursor, Figures
 from etude.trainer.controller.upkeep import KEYFRAME_OVERDUE, Upkeep
-from etude.trainer.controller.versions import Versions
+from etude.trainer.controller.versions import BaseLostError, Encoded, Versions
 from etude.trainer.work import Learners, Rollouts
 from etude.v1 import journal_pb2, run_pb2
 
@@ -71,7 +72,18 @@ class Run:
     moved_s: float = field(default_factory=time.monotonic)
     """When something was last finished, for the watchdog."""
     patience: Patience = field(default_factory=Patience)
-    """For publishing."""
+    """For what a step waits for."""
+    uploading: Patience = field(default_factory=Patience)
+    """For versions on their way, beside the steps."""
+    in_flight: InFlight[Encoded] = field(
+        default_factory=lambda: InFlight((VersionRefusedError, BaseLostError))
+    )
+    batched: int = 0
+    """Journal record of the newest batch that the weights were trained on."""
+    served: VersionId | None = None
+    """The newest version that engines were seen to serve."""
+    publish_s: float = 0.0
+    """What the newest version took, from its encoding to its manifest."""
     unserved: Row | None = None
     """Row of a version that no engine was told of yet."""
 
@@ -79,6 +91,14 @@ class Run:
     def phase(self) -> Phase:
         """The active phase."""
         return next(p for p in self.resolved.spec.phases if p.name == self.cursor.phase)
+
+    @property
+    def newest_number(self) -> int:
+        """Of the versions that are published."""
+        policy = self.cursor.policy
+        if policy is not None and policy[0] == self.epoch:
+            return policy[1]
+        return self.next_version - 1 - len(self.in_flight)
 
     def place(self) -> Place:
         """Now, for a row."""
@@ -170,9 +190,12 @@ class Run:
     def _report_trouble(self) -> None:
         status = self.reports.status
         trouble = (
-            self.book.journal.patience.trouble or self.patience.trouble or self.recording.trouble
+            self.book.journal.patience.trouble
+            or self.patience.trouble
+            or self.uploading.trouble
+            or self.recording.trouble
         )
-        late = self.upkeep.trouble(self.next_version - 1)
+        late = self.upkeep.trouble(self.newest_number)
         if trouble:
             status.reason, status.message = StoreError.reason, trouble
         elif late:
@@ -181,6 +204,11 @@ class Run:
             status.reason, status.message = LAGGING, self.engines.trouble
         elif status.reason in {StoreError.reason, KEYFRAME_OVERDUE, LAGGING}:
             status.reason = status.message = ""
+
+    @property
+    def is_pausing(self) -> bool:
+        """Whether boundary() would save or stop: nothing may be in flight then."""
+        return self.orders.halting.is_set() or self._reason_to_save(ended=False) is not None
 
     async def boundary(self, *, ended: bool = False) -> bool:
         """Between two steps: save if it is time, and say whether to stop."""

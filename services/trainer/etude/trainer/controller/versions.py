@@ -3,6 +3,9 @@
 import asyncio
 import logging
 from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from opentelemetry.context import Context
 
 from etude.common.blobs import MissingError, Store
 from etude.common.errors import CorruptError, FencedError, WrongStateError
@@ -10,22 +13,49 @@ from etude.common.weights import VersionId
 from etude.common.weights.protocol import publication
 from etude.common.weights.protocol.manifest import WeightManifest, read_manifest
 from etude.trainer.controller.patience import Patience
+from etude.trainer.controller.records import Place
 from etude.trainer.receipts import Base, manifest_of
 from etude.trainer.work import Learners
 
 log = logging.getLogger(__name__)
 
 
+class BaseLostError(WrongStateError):
+    """What a version builds on was deleted or is refused; a complete version needs nothing."""
+
+    reason: ClassVar[str] = "BaseLost"
+
+
+class Encoded(NamedTuple):
+    """A version that the ranks hold in their memory, on its way to the store."""
+
+    manifest: WeightManifest
+    started_s: float
+    """Of time.monotonic()."""
+    place: Place
+    """Where in the run its weights are."""
+    sequence: int
+    """Newest journal record that led to them."""
+    is_served: bool
+    """Whether engines shall serve it before it has arrived."""
+    trace: Context
+    """Of the step."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Versions:
-    """Has each version built on the one before, and makes it exist."""
+    """Has each version built on the one before, and makes it exist.
+
+    A manifest is complete once its version is encoded: the next one can name it by its hash, and
+    only has to be committed after it.
+    """
 
     store: Store
     run_uid: str
     holder: str
     """Who publishes, for people."""
     base: Base | None = None
-    """The newest version that exists; None before the first."""
+    """The newest version that is encoded; None before the first."""
 
     async def resume(self, version: VersionId) -> None:
         """Go on from a version of an earlier controller, if the store still has it."""
@@ -37,21 +67,19 @@ class Versions:
         else:
             self.base = Base(found.ref, found.schema_sha256)
 
-    async def publish(
+    async def encode(
         self, learners: Learners, version: VersionId, *, step: int, patience: Patience
     ) -> WeightManifest:
-        """Have the ranks upload their parts, then commit them.
+        """Have the ranks encode their parts; what is to be committed.
 
         Raises:
-            FencedError: a newer controller took over.
-            NonFiniteWeightsError: no version was published.
+            NonFiniteWeightsError: no version was encoded.
             StoreError: the store stayed away.
-            WrongStateError: the version was quarantined before it existed.
         """
-        what = f"policy version {version}"
         base = self.base
-        # Repeating it is harmless: the same weights make the same objects.
-        receipts = await patience.keep_trying(what, lambda: learners.publish(version, base))
+        receipts = await patience.keep_trying(
+            f"policy version {version}", lambda: learners.encode(version, base)
+        )
         manifest = manifest_of(
             receipts,
             run=self.run_uid,
@@ -60,6 +88,23 @@ class Versions:
             holder=self.holder,
             base=None if base is None else base.ref,
         )
+        self.base = Base(manifest.ref, manifest.schema_sha256)
+        return manifest
+
+    async def commit(
+        self, learners: Learners, manifest: WeightManifest, *, patience: Patience
+    ) -> None:
+        """Have the ranks upload what they encoded, then make it exist; in the order of encoding.
+
+        Raises:
+            BaseLostError: it cannot be, because of what it builds on; nor can what builds on it.
+            FencedError: a newer controller took over.
+            StoreError: the store stayed away.
+            WrongStateError: the version was quarantined before it existed.
+        """
+        what = f"policy version {manifest.version}"
+        # Repeating either is harmless: the same bytes go to the same keys.
+        await patience.keep_trying(what, lambda: learners.upload(manifest.version))
         try:
             await patience.keep_trying(what, lambda: self._committed(manifest))
         except FencedError:
@@ -67,12 +112,7 @@ class Versions:
         except WrongStateError as error:
             if manifest.base is None:
                 raise
-            # What it builds on was deleted or is refused: a complete version needs nothing.
-            log.warning("%s is published complete: %s", what, error)
-            self.base = None
-            return await self.publish(learners, version, step=step, patience=patience)
-        self.base = Base(manifest.ref, manifest.schema_sha256)
-        return manifest
+            raise BaseLostError(f"{what}: {error}") from error
 
     async def _committed(self, manifest: WeightManifest) -> None:
         await asyncio.to_thread(publication.commit, self.store, manifest)

@@ -1,0 +1,81 @@
+"""Learner actors store what they encoded while they are in a step; all else keeps its order."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etude.common.api.run import Storage
+from etude.common.errors import StoreError
+from etude.common.weights import VersionId
+from etude.trainer import cluster
+from etude.trainer.learner_config import LearnerConfig
+
+START_S = 120
+"""Ray on two cores that neighbours hold too."""
+
+
+@pytest.fixture
+def learners(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[cluster.RayLearners]:
+    """Two ranks behind the real door, whose step lasts until an upload ended."""
+
+    class Rank:  # a local class travels to the actor by its code
+        def __init__(self, config: LearnerConfig) -> None:
+            self.rank = config.rank
+            self.folder = config.model_folder
+            self.threads: set[int] = set()
+            self.calls: list[str] = []
+
+        def _called(self, name: str) -> None:
+            self.threads.add(threading.get_ident())
+            self.calls.append(name)
+
+        def load(self) -> None:
+            self._called("load")
+
+        def supervised_step(self, step: int) -> list[Any]:
+            self._called(f"step {step}")
+            while step and not (self.folder / f"uploaded-{self.rank}").exists():
+                time.sleep(0.01)
+            return [len(self.threads), self.calls]
+
+        def upload(self, version: VersionId) -> None:
+            if version.number == 7:
+                raise StoreError(f"rank {self.rank}: the store is away")
+            (self.folder / f"uploaded-{self.rank}").touch()
+
+    monkeypatch.setattr(cluster, "LearnerRank", Rank)
+    cluster.start(None)
+    configs = [
+        LearnerConfig(
+            run="run",
+            holder="test",
+            model_folder=tmp_path,
+            storage=Storage(uri=f"file://{tmp_path}/run"),
+            rank=rank,
+            world_size=2,
+            rendezvous="file:///nowhere",
+        )
+        for rank in range(2)
+    ]
+    yield cluster.learners(configs, gpus_per_rank=0)
+    cluster.stop()
+
+
+async def test_an_upload_does_not_wait_for_the_step_that_is_under_way(
+    learners: cluster.RayLearners,
+) -> None:
+    async with asyncio.timeout(START_S):
+        await learners.supervised_step(0)
+        step = asyncio.create_task(learners.supervised_step(1))
+        with pytest.raises(StoreError, match="the store is away"):
+            await learners.upload(VersionId(1, 7))
+        assert not step.done()
+        await learners.upload(VersionId(1, 1))
+        answer: Any = await step
+    # Collective calls stay on one thread, as their libraries expect.
+    assert answer == [1, ["load", "step 0", "step 1"]]

@@ -1,0 +1,158 @@
+"""Versions that wait for a store that is away: so many and no more, all of them in the end."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from tests.support.unsteady import (
+    RL_STEPS,
+    SFT_STEPS,
+    STARTED,
+    assert_whole,
+    asynchronous,
+    away_after,
+    chain,
+    learner_of,
+    stalled,
+    steps,
+)
+from typing_extensions import override
+
+from etude.common import weights
+from etude.common.checkpoints import stored
+from etude.common.errors import StoreError
+from etude.trainer.batches import NonFiniteLossError, PolicyBatch, StepResult
+from etude.trainer.controller import patience
+from etude.trainer.controller.run import Run, root_cause
+from etude.trainer.simulation import SimulatedLearners
+
+MakeWorld = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(patience, "LONGEST_PAUSE_S", 0.05)
+
+
+@pytest.mark.parametrize("backlog", [0, 1, 2, 3])
+async def test_a_trainer_without_its_store_takes_as_many_steps_as_its_backlog_holds(
+    make_world: MakeWorld, backlog: int
+) -> None:
+    world = asynchronous(make_world, backlog)
+    training = asyncio.create_task(world.train(away_after(world, 1)))
+    run = await stalled(world)
+    trained = len(learner_of(run).trained) - SFT_STEPS
+    assert trained == 1 + backlog
+    assert len(run.in_flight) == 1 + backlog
+    assert len(learner_of(run).publisher.waiting) == 1 + backlog
+    # Nothing of it is said to exist.
+    assert run.cursor.policy == STARTED
+    assert run.served == STARTED
+    run.report()
+    assert run.reports.status.reason == StoreError.reason
+    assert run.reports.status.policy_version == STARTED.number
+    world.store.away(is_away=False)
+    assert await training
+    assert steps(chain(world)) == list(range(RL_STEPS + 1))
+    assert all(m.base is not None for m in chain(world)[1:])
+    assert_whole(world)
+    assert len(run.in_flight) == 0
+    assert not learner_of(run).publisher.waiting
+
+
+async def test_no_version_is_seen_before_the_batches_that_led_to_it_are_durable(
+    make_world: MakeWorld,
+) -> None:
+    world = asynchronous(make_world, 2)
+    world.store.only = "journal/"
+    training = asyncio.create_task(world.train(away_after(world, 1)))
+    run = await stalled(world)
+    # The batch of the first step was durable; nobody may see what came after it.
+    assert steps(chain(world))[-1] == 1
+    assert len(run.in_flight) == 3
+    assert len(learner_of(run).trained) == SFT_STEPS + 4
+    world.store.away(is_away=False)
+    assert await training
+    assert steps(chain(world)) == list(range(RL_STEPS + 1))
+    assert_whole(world)
+
+
+async def test_a_run_ends_in_order_if_its_store_is_away_at_the_last_step(
+    make_world: MakeWorld,
+) -> None:
+    world = asynchronous(make_world, 2)
+    training = asyncio.create_task(world.train(away_after(world, RL_STEPS)))
+    run = await stalled(world)
+    assert not training.done()
+    world.store.away(is_away=False)
+    assert await training
+    assert chain(world)[-1].step == run.cursor.global_step == SFT_STEPS + RL_STEPS
+    assert_whole(world)
+
+
+async def test_a_run_that_is_told_to_stop_saves_a_checkpoint_of_its_newest_version(
+    make_world: MakeWorld,
+) -> None:
+    world = asynchronous(make_world, 3)
+    training = asyncio.create_task(world.train(away_after(world, 1)))
+    run = await stalled(world)
+    run.orders.stop()
+    await asyncio.sleep(0.2)
+    assert not training.done()
+    world.store.away(is_away=False)
+    assert not await training
+    assert chain(world)[-1].step == run.cursor.global_step == run.saver.last_step
+    assert await world.train()
+    assert_whole(world)
+
+
+async def test_checkpoints_and_evaluations_are_of_the_version_of_their_step(
+    make_world: MakeWorld,
+) -> None:
+    world = asynchronous(make_world, 8)
+    world.spec["checkpointing"]["everySteps"] = 3
+    world.spec["evaluation"] = make_world().spec["evaluation"]
+    world.spec["evaluation"][0]["everySteps"] = 2
+    training = asyncio.create_task(world.train(away_after(world, 1)))
+    run = await stalled(world)
+    # Nothing is in flight when an evaluation begins.
+    assert len(learner_of(run).trained) == SFT_STEPS + 2
+    world.store.away(is_away=False)
+    assert await training
+    assert [row["step"] for row in world.rows("eval")] == [0, 2, 4, 6]
+    at = {m.step: m.number for m in chain(world)}
+    for found in stored(world.store, run="run"):
+        if found.manifest.step > SFT_STEPS:
+            assert found.manifest.policy_version == at[found.manifest.step]
+    assert_whole(world)
+
+
+@dataclass(slots=True)
+class Diverging(SimulatedLearners):
+    """Has no third step in the second phase."""
+
+    @override
+    async def policy_step(self, batch: PolicyBatch) -> StepResult:
+        if len(self.trained) == SFT_STEPS + 2:
+            raise NonFiniteLossError("the loss is NaN")
+        return await SimulatedLearners.policy_step(self, batch)
+
+
+async def test_a_run_that_fails_for_good_publishes_what_was_good(make_world: MakeWorld) -> None:
+    world = asynchronous(make_world, 2)
+
+    def prepare(run: Run) -> None:
+        run.learners = run.saver.learners = Diverging(world.store)
+        away_after(world, 1)(run)
+
+    training = asyncio.create_task(world.train(prepare))
+    await stalled(world)
+    assert weights.newest(world.store.inner) == STARTED
+    world.store.away(is_away=False)
+    with pytest.raises(ExceptionGroup) as caught:
+        await training
+    assert isinstance(root_cause(caught.value), NonFiniteLossError)
+    assert steps(chain(world)) == [0, 1, 2]

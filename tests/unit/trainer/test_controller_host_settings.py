@@ -1,0 +1,90 @@
+"""Every process that the controller starts is told the run's settings of weights."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etude.common.files import ResolvedRun
+from etude.trainer.controller import host
+from etude.trainer.controller.inputs import Inputs, TaskSets
+from etude.trainer.controller.recovery import open_run
+from etude.trainer.settings import Settings
+
+MakeWorld = Callable[..., Any]
+
+WEIGHTS = {
+    "dtype": "Float32",
+    "keyframeEverySteps": 91,
+    "timeoutSeconds": 77,
+    "advanced": {
+        "codec": "L2r",
+        "tileGrid": 4,
+        "stepsPerVersion": 3,
+        "allowNonFinite": True,
+        "chainRatio": "0.25",
+        "skips": [2, 16],
+        "commit": "Together",
+        "commitTimeoutSeconds": 11,
+        "retainKeyframes": 5,
+        "retainVersions": 19,
+    },
+}
+"""Of each setting another value than its default."""
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings.from_env(
+        {
+            "ETUDE_RUN_FILE": "/run.json",
+            "ETUDE_SCRATCH": str(tmp_path),
+            "ETUDE_INFERENCE_TARGETS": "127.0.0.1:1",
+            "ETUDE_BROKERS": json.dumps({"repos": "127.0.0.1:2"}),
+        }
+    )
+
+
+@pytest.fixture
+def world(make_world: MakeWorld) -> Any:
+    return make_world(weights=WEIGHTS)
+
+
+@pytest.fixture
+def resolved(world: Any) -> ResolvedRun:
+    return ResolvedRun.model_validate({"name": "demo", "uid": "run", "spec": world.spec})
+
+
+@pytest.fixture
+def inputs(world: Any, tmp_path: Path) -> Inputs:
+    return Inputs(world.store, tmp_path, world.chat, TaskSets(orders={}, evaluations={}))
+
+
+def test_learners_and_the_keeper_have_the_settings_of_the_run(
+    settings: Settings, resolved: ResolvedRun, inputs: Inputs
+) -> None:
+    (learner,) = host._learner_configs(settings, resolved, inputs)
+    assert learner.weights == resolved.spec.weights
+    keeper = host._keeper_config(settings, resolved, 7)
+    assert (keeper.weights, keeper.epoch) == (resolved.spec.weights, 7)
+
+
+def test_rollouts_wait_for_engines_as_long_as_an_engine_may_take(
+    settings: Settings, resolved: ResolvedRun, inputs: Inputs
+) -> None:
+    assert host._worker_config(settings, resolved, inputs).outage_s == 77
+
+
+async def test_the_controller_waits_for_engines_and_keyframes_as_the_run_says(
+    settings: Settings, resolved: ResolvedRun, inputs: Inputs, world: Any
+) -> None:
+    before, _, _ = world.start()
+    parts = host.Parts(before.learners, before.rollouts, before.upkeep.keeping)
+    phases = resolved.spec.phases
+    opened = open_run(inputs.store, run_uid="run", phases=phases, holder="test")
+    run = host._assemble(settings, resolved, inputs, opened, parts)
+    assert (run.engines.timeout_s, run.engines.together_s) == (77, 11)
+    assert run.upkeep.versions == 91 // 3
+    await run.engines.close()
