@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -12,9 +13,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-PATIENCE_S = 600.0
-"""How long an unreachable store is tried: rollouts go on meanwhile, up to what may be admitted."""
-
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 
@@ -23,7 +21,10 @@ LONGEST_PAUSE_S = 10.0
 class Patience:
     """One user of the store, and what the store last refused it."""
 
-    limit_s: float = PATIENCE_S
+    limit_s: float = math.inf
+    """Without one the work waits for as long as it takes: a controller that ended would lose the
+    steps that are not durable, and its successor could do no more than wait, too.
+    """
     trouble: str = ""
     """Empty while the store works."""
 

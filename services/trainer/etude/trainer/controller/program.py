@@ -138,6 +138,8 @@ async def _watch(run: Run) -> None:
         metrics.SILENCE.labels(what="step").set(silence_s)
         metrics.LOG_DEPTH.labels(log="journal").set(run.book.journal.depth)
         run.report()
+        if run.storage_trouble:
+            continue  # it waits for the store, and says so
         if silence_s > limit_now_s(run) and run.moved_s != alarmed_s:
             alarmed_s = run.moved_s
             dump_stacks()

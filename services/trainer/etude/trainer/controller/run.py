@@ -187,14 +187,19 @@ class Run:
         self._report_trouble()
         self.reports.touch()
 
-    def _report_trouble(self) -> None:
-        status = self.reports.status
-        trouble = (
+    @property
+    def storage_trouble(self) -> str:
+        """What the store last refused somebody who waits for it; empty while it works."""
+        return (
             self.book.journal.patience.trouble
             or self.patience.trouble
             or self.uploading.trouble
             or self.recording.trouble
         )
+
+    def _report_trouble(self) -> None:
+        status = self.reports.status
+        trouble = self.storage_trouble
         late = self.upkeep.trouble(self.newest_number)
         if trouble:
             status.reason, status.message = StoreError.reason, trouble

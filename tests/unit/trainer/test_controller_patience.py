@@ -1,0 +1,55 @@
+"""How long a trainer waits for its store, and what it says meanwhile."""
+
+import asyncio
+
+import pytest
+
+from etude.common.errors import StoreError
+from etude.trainer.controller.patience import LONGEST_PAUSE_S, Patience
+
+HOURS_S = 6 * 3_600
+
+
+class Away:
+    """A store that answers after so many seconds, on a clock of its own."""
+
+    def __init__(self, patience: Patience, seconds: float) -> None:
+        self.patience, self.left_s = patience, seconds
+        self.said: set[str] = set()
+        self.pauses: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.left_s -= seconds
+        self.pauses.append(seconds)
+
+    async def work(self) -> str:
+        self.said.add(self.patience.trouble)
+        if self.left_s > 0:
+            raise StoreError("the store is being moved")
+        return "stored"
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> Away:
+    store = Away(Patience(), HOURS_S)
+    monkeypatch.setattr(asyncio, "sleep", store.sleep)
+    return store
+
+
+async def test_a_store_that_is_away_for_hours_is_waited_for(away: Away) -> None:
+    assert await away.patience.keep_trying("version 1.7", away.work) == "stored"
+    assert sum(away.pauses) >= HOURS_S
+    assert max(away.pauses) == LONGEST_PAUSE_S
+
+
+async def test_what_the_store_said_is_told_for_as_long_as_it_is_away(away: Away) -> None:
+    await away.patience.keep_trying("version 1.7", away.work)
+    assert away.said == {"", "the store is being moved"}
+    assert away.patience.trouble == ""
+
+
+async def test_whoever_may_not_wait_gives_up_at_its_limit(away: Away) -> None:
+    away.patience.limit_s = 60.0
+    with pytest.raises(StoreError, match="being moved"):
+        await away.patience.keep_trying("the marks", away.work)
+    assert 60.0 <= sum(away.pauses) < 60.0 + LONGEST_PAUSE_S
