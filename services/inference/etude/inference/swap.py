@@ -49,6 +49,8 @@ class Swap:
     """What can be gone back to."""
     _state: Digest = NOTHING
     _next: _Next | None = None
+    _doubt: str = ""
+    """What will have failed if the swap that is running does not end well."""
 
     @property
     def state(self) -> str:
@@ -126,9 +128,10 @@ class Swap:
     async def _commit(self, prepared: _Next) -> float:
         target, found = prepared
         async with self._frozen() as began:
-            self.failed = f"the swap to {target.version} failed half-way and could not be undone"
+            # Not `failed` yet: requests that come meanwhile are not to be refused, but to wait.
+            self._doubt = f"the swap to {target.version} failed half-way and could not be undone"
             if not found.is_undoable:
-                self.failed += ": it was too large to keep the old words beside the live ones"
+                self._doubt += ": it was too large to keep the old words beside the live ones"
             await self._write(target)
             # What was cached under a version that was left on purpose must not be read again.
             is_back = self.live is not None and target.number < self.live.number
@@ -139,7 +142,7 @@ class Swap:
             elif self.live is not None:
                 self.olders.push(self.live, found.num_bytes)
             self.live = target
-            self.failed = ""
+            self._doubt = ""
         return time.perf_counter() - began
 
     async def _write(self, target: VersionRef) -> None:
@@ -161,10 +164,10 @@ class Swap:
         state = await ranks.scan(self.ranks)
         if self.live is None:
             # Nothing was served, and nothing is: the words may be anything.
-            self._state, self.failed = state, ""
+            self._state, self._doubt = state, ""
         elif all(undone) and state == self._state:
             self.undone += 1
-            self.failed = ""
+            self._doubt = ""
 
     async def revert(self, target: VersionRef | None = None) -> float:
         """Go back to an older version whose words are still held.
@@ -186,15 +189,15 @@ class Swap:
 
     async def _revert(self, older: VersionRef) -> float:
         async with self._frozen() as began:
-            self.failed = f"going back to {older.version} failed half-way"
+            self._doubt = f"going back to {older.version} failed half-way"
             restored = ""
             while restored != older.state:
                 if not all(await self.ranks.call("undo", self.olders.depth)):
-                    raise UnavailableError(f"engine: {self.failed}")
+                    raise UnavailableError(f"engine: {self._doubt}")
                 restored = self.olders.pop().state
             await self.steps.relabel(older.version, drop_cache=True)
             self._state, self.live = Digest.parse(older.state), older
-            self.failed = ""
+            self._doubt = ""
         return time.perf_counter() - began
 
     async def relabel(self, target: VersionRef) -> float:
@@ -240,9 +243,13 @@ class Swap:
         """
         frozen_s = await steps.to_its_end(swap)
         if frozen_s is None:
-            self.failed = self.failed or f"a swap took over {steps.DEADLINE_S:.0f} s"
+            self.failed = self.failed or self._doubt or f"a swap took over {steps.DEADLINE_S:.0f} s"
             raise UnavailableError(f"engine: {self.failed}")
         return frozen_s
 
     def _frozen(self) -> AbstractAsyncContextManager[float]:
-        return steps.frozen(self.steps, may_thaw=lambda: not self.failed)
+        return steps.frozen(self.steps, may_thaw=self._is_sound)
+
+    def _is_sound(self) -> bool:
+        self.failed = self.failed or self._doubt
+        return not self.failed
