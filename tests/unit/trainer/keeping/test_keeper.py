@@ -9,6 +9,7 @@ import pytest
 from etude.common import weights
 from etude.common.errors import FencedError
 from etude.common.weights import VersionId
+from etude.common.weights.protocol.folded import read_skip
 from etude.common.weights.protocol.listing import take_listing
 from etude.common.weights.replicas.mirror import Mirror
 
@@ -87,6 +88,9 @@ def test_a_skip_leads_from_one_version_to_another_bit_for_bit(
         trained.publish(number, density=0.02)
         keeper.round()
     assert skips(trained.store) == [(0, 4), (4, 8)]
+    written = read_skip(trained.store, VersionId(1, 0), VersionId(1, 4)).stats.codecs
+    cut = {"L1"} if part_bytes == 6_000 else set()  # a tile in two parts takes L1
+    assert written.keys() & {"L1", "L2", "L2R"} == {codec.upper()} | cut
     assert [edge.kind for edge in reader.move_to(VersionId(1, 8))] == ["skip", "skip"]
     assert trained.is_in(reader)
 
@@ -166,6 +170,18 @@ def test_a_version_without_a_base_needs_no_keyframe_and_breaks_no_rule(
         assert keeper.round().failures == ()
     assert keyframes(trained.store) == []
     assert skips(trained.store) == []
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_newest_keyframes_are_kept_as_many_as_the_run_has_it(
+    trained: Any, keep: MakeKeeper, count: int
+) -> None:
+    keeper = keep(trained.store, every=2, retainVersions=100, retainKeyframes=count)
+    for number in range(1, 11):
+        trained.publish(number)
+        assert keeper.round().failures == ()
+    kept = [VersionId(1, number) for number in (2, 4, 6, 8, 10)][-count:]
+    assert keyframes(trained.store) == kept
 
 
 def test_versions_that_are_all_complete_are_collected_and_not_copied(

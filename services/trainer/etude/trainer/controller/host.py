@@ -77,15 +77,7 @@ async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> in
             _worker_config(settings, resolved, inputs),
             workers=resolved.spec.roles.trainer.rollout_workers if settings.brokers else 0,
         )
-        keeping = cluster.keeper(
-            KeeperConfig(
-                run=resolved.uid,
-                epoch=opened.epoch,
-                storage=resolved.spec.storage,
-                folder=settings.scratch / "keeper",
-                weights=resolved.spec.weights,
-            )
-        )
+        keeping = cluster.keeper(_keeper_config(settings, resolved, opened.epoch))
         parts = Parts(learners, rollouts, keeping)
         run = _assemble(settings, resolved, inputs, opened, parts)
         async with _listening(settings, run):
@@ -155,6 +147,16 @@ def _worker_config(settings: Settings, resolved: ResolvedRun, inputs: Inputs) ->
         outage_s=spec.weights.timeout_seconds,
         traces_file=settings.traces_file,
         otlp_endpoint=spec.observability.otlp_endpoint,
+    )
+
+
+def _keeper_config(settings: Settings, resolved: ResolvedRun, epoch: int) -> KeeperConfig:
+    return KeeperConfig(
+        run=resolved.uid,
+        epoch=epoch,
+        storage=resolved.spec.storage,
+        folder=settings.scratch / "keeper",
+        weights=resolved.spec.weights,
     )
 
 
