@@ -1,6 +1,5 @@
 """The promises of every verb: where it prints, how it explains an error, how it exits."""
 
-import errno
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -13,7 +12,8 @@ from rich.segment import Segment
 from rich.text import Text
 from typing_extensions import override
 
-from etude.common.errors import EtudeError, Problem, UserError
+from etude.cli.ways_out import of_ours, of_system
+from etude.common.errors import EtudeError, UserError
 
 
 class Exit(IntEnum):
@@ -39,15 +39,6 @@ CODES = {
     "Internal": Exit.BUG,
 }
 """By reason; every other problem is invalid input."""
-WAYS_OUT = {
-    errno.ENOSPC: "free some space, or take a folder on another disk",
-    errno.EDQUOT: "free some space, or take a folder on another disk",
-    errno.EACCES: "take a file or folder that you may use",
-    errno.EPERM: "take a file or folder that you may use",
-    errno.EROFS: "take a folder on a disk that can be written to",
-    errno.EMFILE: "raise the limit of open files: ulimit -n",
-}
-
 
 _KEPT = "\t\n"
 _DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -135,20 +126,10 @@ def explained() -> Iterator[None]:
         say(error.problem.text())
         raise SystemExit(CODES.get(error.problem.reason, Exit.INVALID)) from error
     except EtudeError as error:
-        say(f"{error}  [{error.reason}]")
+        say(of_ours(error))
         raise SystemExit(Exit.NO) from error
     except OSError as error:
         say(of_system(error).text())
         raise SystemExit(Exit.NO) from error
     except KeyboardInterrupt as error:
         raise SystemExit(Exit.INTERRUPTED) from error
-
-
-def of_system(error: OSError) -> Problem:
-    """What the system refused, in three parts."""
-    return Problem(
-        "SystemError",
-        what=error.strerror or str(error),
-        where=str(error.filename or "this machine"),
-        fix=WAYS_OUT.get(error.errno or 0, "etude doctor checks this machine"),
-    )

@@ -30,9 +30,11 @@ def rows_of(found: Iterable[Surveyed]) -> Iterator[dict[str, object]]:
             "keyframe": each.has_keyframe,
             "skipsFrom": [str(base) for base in each.skips_from],
         }
+        if each.problem:
+            row["problem"] = each.problem
         manifest = each.manifest
         if manifest is None:
-            yield row | {"problem": each.problem}
+            yield row
             continue
         stats = manifest.stats
         yield row | {

@@ -19,7 +19,6 @@ from etude.common.local import read_state
 if TYPE_CHECKING:
     from etude.common.blobs import Store
     from etude.common.weights import VersionId
-    from etude.common.weights.replicas.mirror import Mirror
 
 app = typer.Typer(no_args_is_help=True, help="Look at, prove and export the versions of a run.")
 
@@ -27,7 +26,7 @@ Run = Annotated[
     str, typer.Argument(metavar="RUN", help="Run folder, its name, or its storage.uri.")
 ]
 Version = Annotated[
-    str, typer.Argument(metavar="VERSION", help="Like 1.37, or newest for the newest accepted one.")
+    str, typer.Argument(metavar="VERSION", help="Like 1.37, or newest for the newest sound one.")
 ]
 Endpoint = Annotated[
     str | None, typer.Option(help="S3 endpoint, for stores other than AWS: http://host:port.")
@@ -44,20 +43,26 @@ def ls(
     run: Run, *, endpoint: Endpoint = None, region: Region = None, as_json: AsJson = False
 ) -> None:
     """List every published version: what it changed, how it can be reached, whether it counts."""
+    from etude.cli.stored import no_versions
     from etude.cli.views_of_weights import chain_table, rows_of, who_reads
+    from etude.common.weights.protocol.epochs import strays
     from etude.common.weights.protocol.survey import survey
 
     store = _store(run, endpoint, region)
     found = survey(store)
     if not found:
-        raise UserError(_no_versions(run))
+        raise UserError(no_versions(run))
     if as_json:
         for row in rows_of(found):
             print_row(row)
-        return
-    console().print(chain_table(found))
-    for line in who_reads(store):
-        console().print(line)
+    else:
+        console().print(chain_table(found))
+        for line in who_reads(store):
+            console().print(line)
+    for key in strays(store):
+        say(f"{store.url}/{key}: no epoch's record has this name; passed over")
+    if any(each.problem for each in found):
+        raise SystemExit(Exit.NO)
 
 
 @app.command(epilog=epilog("objects"))
@@ -70,16 +75,17 @@ def objects(
     as_json: AsJson = False,
 ) -> None:
     """List what a version consists of in the store: its manifest, and each rank's payload."""
+    from etude.cli.stored import not_there, version_of
     from etude.cli.views_of_weights import object_table
     from etude.common.blobs import MissingError
     from etude.common.weights.protocol.survey import objects_of
 
     store = _store(run, endpoint, region)
-    wanted = _version(store, version)
+    wanted = version_of(store, version)
     try:
         found = objects_of(store, wanted)
     except MissingError as error:
-        raise UserError(_not_there(store, wanted)) from error
+        raise UserError(not_there(store, wanted)) from error
     if as_json:
         for each in found:
             print_row(each._asdict())
@@ -92,13 +98,15 @@ def verify(
     run: Run, *, endpoint: Endpoint = None, region: Region = None, scratch: Scratch = None
 ) -> None:
     """Read every version, skip and keyframe, and prove that each leads to the published bits."""
-    from etude.common.weights import accepted_chain
+    from etude.cli.stored import none_count
+    from etude.common.weights.protocol.view import take_view
     from etude.common.weights.replicas.verification import verify as verdicts
 
     store = _store(run, endpoint, region)
-    total = len(accepted_chain(store))
-    if not total:
-        raise UserError(_no_versions(run))
+    seen = take_view(store)
+    if not seen.chain:
+        raise UserError(none_count(store, run))
+    total, refused = len(seen.usable), len(seen.chain) - len(seen.usable)
     bad = ways = 0
     versions: set[VersionId] = set()
     with _folder(scratch) as folder, Progress(console=console(to_stderr=True)) as progress:
@@ -110,7 +118,8 @@ def verify(
                 console().print(f"{verdict.version}  {verdict.way}: {verdict.problem}")
             versions.add(verdict.version)
             progress.update(task, completed=min(total, len(versions)))
-    console().print(f"versions {total}, ways {ways}, damaged {bad}")
+    unread = f", quarantined and not read {refused}" if refused else ""
+    console().print(f"versions {total}, ways {ways}, damaged {bad}{unread}")
     if bad:
         raise SystemExit(Exit.NO)
 
@@ -127,13 +136,14 @@ def diff(  # noqa: PLR0913 - a verb has as many parameters as it has options
     as_json: AsJson = False,
 ) -> None:
     """Say which tensors differ between two versions, by how many elements and by how much."""
+    from etude.cli.stored import copy_of
     from etude.cli.views_of_weights import difference_table
     from etude.common.weights.replicas.differences import differences
 
     store = _store(run, endpoint, region)
     with _folder(scratch) as folder:
-        one = _copy(store, before, Path(folder) / "before")
-        other = _copy(store, after, Path(folder) / "after")
+        one = copy_of(store, before, Path(folder) / "before")
+        other = copy_of(store, after, Path(folder) / "after")
         found = list(differences(one, other))
     if as_json:
         for each in found:
@@ -157,11 +167,12 @@ def export(  # noqa: PLR0913 - as above
     scratch: Scratch = None,
 ) -> None:
     """Write a version as a Hugging Face folder, bit for bit what the trainer published."""
+    from etude.cli.stored import copy_of
     from etude.common.weights.tensors.folders import write_folder
 
     source = model or source_of(run)
     with _folder(scratch) as copy:
-        found = _copy(_store(run, endpoint, region), version, Path(copy) / "copy")
+        found = copy_of(_store(run, endpoint, region), version, Path(copy) / "copy")
         if found.schema is None or found.ref is None:
             raise AssertionError("a copy of a version has a schema")
         written = write_folder(folder, schema=found.schema, words=found.words, source=source)
@@ -179,43 +190,6 @@ def _store(run: str, endpoint: str | None, region: str | None) -> "Store":
 
 def _folder(scratch: Path | None) -> "tempfile.TemporaryDirectory[str]":
     return tempfile.TemporaryDirectory(prefix="etude-weights-", dir=scratch)
-
-
-def _copy(store: "Store", text: str, folder: Path) -> "Mirror":
-    """A copy of a version.
-
-    Raises:
-        UserError: the store has no such version.
-    """
-    from etude.common.blobs import MissingError
-    from etude.common.weights.replicas.mirror import Mirror
-
-    version = _version(store, text)
-    mirror = Mirror(store, folder)
-    try:
-        mirror.move_to(version)
-    except MissingError as error:
-        raise UserError(_not_there(store, version)) from error
-    return mirror
-
-
-def _not_there(store: "Store", version: "VersionId") -> Problem:
-    what = f"version {version} is not in the store, or nothing leads to it any more"
-    return Problem("NotFound", what, store.url, "etude weights ls shows what there is")
-
-
-def _version(store: "Store", text: str) -> "VersionId":
-    from etude.common.weights import VersionId, newest
-
-    if text == "newest":
-        found = newest(store)
-        if found is None:
-            raise UserError(_no_versions(store.url))
-        return found
-    try:
-        return VersionId.parse(text)
-    except ValueError as error:
-        raise UserError(Problem("Usage", str(error), "VERSION", "for example 1.37")) from error
 
 
 def source_of(run: str) -> Path:
@@ -239,12 +213,3 @@ def _model_uri(run: Mapping[str, JsonValue]) -> str:
             return uri
         case _:
             return ""
-
-
-def _no_versions(run: str) -> Problem:
-    return Problem(
-        "NotFound",
-        "has published no version yet",
-        run,
-        "versions come with the first step of reinforcement learning; etude watch shows it",
-    )

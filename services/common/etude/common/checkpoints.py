@@ -87,7 +87,7 @@ def described(store: Store, prefix: str, key: str) -> CheckpointObject:
     """
     info = store.head(prefix + key)
     if info is None:
-        raise MissingError(f"{store.url}/{prefix}{key}")
+        raise MissingError(f"{store.url}/{prefix}{key}: missing")
     hasher = blake3()
     for start in range(0, info.size, _READ_BYTES):
         hasher.update(store.get_range(prefix + key, start, min(_READ_BYTES, info.size - start)))

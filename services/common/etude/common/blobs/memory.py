@@ -34,7 +34,7 @@ class MemoryStore(Store):
         try:
             return self.objects[checked_key(key)]
         except KeyError:
-            raise MissingError(f"{self.url}/{key}") from None
+            raise MissingError(f"{self.url}/{key}: missing") from None
 
     @override
     def get_range(self, key: str, start: int, length: int) -> bytes:

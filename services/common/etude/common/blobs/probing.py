@@ -71,12 +71,20 @@ def _judged(check: _Check, store: Store, key: str) -> Verdict:
     try:
         trouble = check.trouble(store, key)
     except EtudeError as error:
-        return Verdict(check.call, check.promise, str(error), _way_out(error, store, check.fix))
+        return Verdict(
+            check.call, check.promise, str(error), way_out(error, store.url) or check.fix
+        )
     return Verdict(check.call, check.promise, trouble, check.fix if trouble else "")
 
 
-def _way_out(error: EtudeError, store: Store, fix: str) -> str:
-    is_folder = store.url.startswith("file://")
+def way_out(error: EtudeError, url: str) -> str:
+    """What to do about a store's error; empty if the store only answered.
+
+    Args:
+        error: the store's.
+        url: of the store, or anything that begins with it.
+    """
+    is_folder = url.startswith("file://")
     match error:
         case NoBucketError():
             return "make the bucket with `etude storage init`, or correct the URL"
@@ -91,7 +99,7 @@ def _way_out(error: EtudeError, store: Store, fix: str) -> str:
         case StoreError():
             return "check endpoint, region and network, and ask again"
         case _:
-            return fix
+            return ""
 
 
 def _create(store: Store, key: str) -> str:

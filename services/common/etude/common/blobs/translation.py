@@ -87,7 +87,7 @@ def translation(error: Exception, where: str) -> EtudeError:
         case AlreadyExistsError():
             return ExistsError(where)
         case FileNotFoundError():
-            return MissingError(where)
+            return MissingError(f"{where}: missing")
         case PermissionDeniedError() | UnauthenticatedError():
             return DeniedError(f"{where}: {said(text)}")
         case ValueError():

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from etude.common.blobs import MissingError, ObjectInfo, Store
+from etude.common.blobs import MissingError, ObjectInfo, RefusedError, Store
 from etude.common.errors import CorruptError, EtudeError, FencedError
 from etude.common.weights.protocol.folded import Keyframe, Skip, read_keyframe, read_skip
 from etude.common.weights.protocol.listing import Folded, Listing, Span
@@ -50,7 +50,8 @@ def plan(
 ) -> list[Edge]:
     """The cheapest way from what is live to a version, each edge checked against its manifest.
 
-    Only manifests and records on the way are read. Damaged or missing ones are gone around.
+    Only manifests and records on the way are read. Damaged, missing and
+    unreadable ones are gone around.
 
     Args:
         store: the run's store.
@@ -75,7 +76,7 @@ def plan(
         raise QuarantinedError(f"version {target} is quarantined")
     if target not in seen.chain:
         if store.head(target.manifest_key) is None:
-            raise MissingError(f"{store.url}/{target.manifest_key}")
+            raise MissingError(f"{store.url}/{target.manifest_key}: missing")
         raise FencedError(f"version {target} is not on the accepted chain")
     whole = seen.chain[: seen.chain.index(target) + 1]
     usable = [each for each in whole if each not in seen.refused]
@@ -198,7 +199,7 @@ class _Planner:
         try:
             edge = self._edge(step)
             self._check(edge)
-        except (MissingError, CorruptError) as error:
+        except (MissingError, CorruptError, RefusedError) as error:
             self.problem = error
             return None
         return edge
@@ -230,7 +231,7 @@ class _Planner:
         for item in edge.objects:
             size = listed.get(item.key)
             if size is None:
-                raise MissingError(f"{self.store.url}/{item.key}")
+                raise MissingError(f"{self.store.url}/{item.key}: missing")
             if size != item.size:
                 raise CorruptError(
                     f"{self.store.url}/{item.key}: {size} bytes, the record says {item.size}"

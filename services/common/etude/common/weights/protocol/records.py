@@ -42,7 +42,7 @@ def fetch(store: Store, key: str) -> bytes:
     """
     found = store.head(key)
     if found is None:
-        raise MissingError(f"{store.url}/{key}")
+        raise MissingError(f"{store.url}/{key}: missing")
     if found.size > sealed.MAX_BYTES:
         raise CorruptError(f"{store.url}/{key}: {found.size} bytes, more than {sealed.MAX_BYTES}")
     return store.get(key)

@@ -36,7 +36,8 @@ def differences(one: Mirror, other: Mirror) -> Iterator[Difference]:
     reason = difference(one.schema, other.schema)
     if reason:
         fix = "compare versions of one model"
-        raise UserError(Problem("SchemaChanged", reason, f"{one.ref} and {other.ref}", fix))
+        where = " and ".join(f"version {each.ref.version}" for each in (one, other) if each.ref)
+        raise UserError(Problem("SchemaChanged", reason, where, fix))
     for spec in one.schema.tensors:
         before, after = one.words[spec.name], other.words[spec.name]
         at = np.flatnonzero(before != after)

@@ -6,6 +6,7 @@ word is written and comes back after the last, so that a killed process never le
 version under a name.
 """
 
+import errno
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,9 @@ from etude.common.weights.tensors.words import Words, word_type
 
 BATCH_WORDS = 64 << 20
 """Words that are prepared at a time where nothing needs to be undone."""
+
+MAX_MODEL_BYTES = 1 << 44
+"""About the largest file that ext4 has; the largest models take a tenth."""
 
 _ALIGNMENT = 64
 
@@ -136,7 +140,8 @@ class Mirror:
         if self.schema is None or self.schema.sha256 != edge.schema_sha256:
             data = read_schema_bytes(self.store, edge.schema_sha256)
             where = f"{self.store.url}: schema {edge.schema_sha256}"
-            self._reshape(parse_schema(data, sha256=edge.schema_sha256, where=where))
+            schema = parse_schema(data, sha256=edge.schema_sha256, where=where)
+            self._reshape(schema, f"version {edge.target.version} of {self.store.url}")
         if self.schema is None or self._live is None:
             raise AssertionError("a reshaped mirror has words")
         with self._staged(edge, self.schema) as blocks:
@@ -207,10 +212,24 @@ class Mirror:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True, exist_ok=True)
 
-    def _reshape(self, schema: Schema) -> None:
+    def _reshape(self, schema: Schema, whose: str) -> None:
+        """Make room for every word.
+
+        Raises:
+            CorruptError: the schema says more than any model has.
+            OSError: this machine has no room.
+        """
+        size = _places(schema)[-1]
+        if size > MAX_MODEL_BYTES:
+            raise CorruptError(f"{whose}: schema {schema.sha256} says {size} bytes of weights")
         self._clear()
+        free = shutil.disk_usage(self.folder).free
+        # Else the disk is found full by a write into mapped memory, which ends the process.
+        if size > free:
+            what = f"{whose} takes {size} bytes, {free} are free"
+            raise OSError(errno.ENOSPC, what, str(self.folder))
         with (self.folder / "words").open("wb") as file:
-            file.truncate(_places(schema)[-1])
+            file.truncate(size)
         (self.folder / "schema.json").write_bytes(schema.to_bytes())
         self._map(schema)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from etude.common.blobs import MissingError, Store
+from etude.common.blobs import MissingError, RefusedError, Store
 from etude.common.errors import CorruptError
 from etude.common.weights.protocol.chain import accepted_chain
 from etude.common.weights.protocol.folded import read_keyframe, read_skip
@@ -28,6 +28,8 @@ class Verdict(NamedTuple):
 def verify(store: Store, folder: Path, *, run: str | None = None) -> Iterator[Verdict]:
     """Read every accepted version and every skip and keyframe, and compare the states they lead to.
 
+    Quarantined versions are not read. What is damaged, missing or unreadable stops nothing.
+
     Args:
         store: the run's store.
         folder: an empty one, for one copy of the model.
@@ -44,7 +46,7 @@ def verify(store: Store, folder: Path, *, run: str | None = None) -> Iterator[Ve
             continue
         try:
             edges = mirror.move_to(version)
-        except (CorruptError, MissingError) as error:
+        except (CorruptError, MissingError, RefusedError) as error:
             yield Verdict(version, "any", str(error))
             continue
         yield Verdict(version, ", ".join(_word(edge) for edge in edges) or "same state", "")
@@ -67,7 +69,7 @@ def _judged(mirror: Mirror, store: Store, target: VersionId, base: VersionId | N
     try:
         edge = _edge(store, target, base)
         state = mirror.predicted(edge).hex()
-    except (CorruptError, MissingError) as error:
+    except (CorruptError, MissingError, RefusedError) as error:
         return Verdict(target, way, str(error))
     if edge.base is not None and edge.base != mirror.ref:
         return Verdict(target, way, f"builds on another {base}")
