@@ -125,6 +125,17 @@ def test_a_sound_chain_is_proved(folder: Path) -> None:
     assert "versions 3, ways 3, damaged 0" in done.stdout
 
 
+def test_versions_whose_beginning_was_collected_are_counted_and_no_damage(
+    folder: Path, store: Store, policy: TrainedPolicy
+) -> None:
+    policy.publish(store, 3, complete=True)
+    first = weights.read_manifest(store, VersionId(1, 0))
+    store.delete([first.version.manifest_key, *(item.key for item in first.objects)])
+    done = etude("verify", str(folder))
+    assert done.returncode == 0, done.stderr
+    assert "versions 3, ways 1, damaged 0, beginning collected 2" in done.stdout
+
+
 @pytest.mark.usefixtures("policy")
 def test_a_flipped_bit_is_found_and_named(folder: Path, store: Store) -> None:
     key = weights.read_manifest(store, VersionId(1, 1)).objects[0].key

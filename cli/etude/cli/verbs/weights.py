@@ -100,6 +100,7 @@ def verify(
     """Read every version, skip and keyframe, and prove that each leads to the published bits."""
     from etude.cli.stored import none_count
     from etude.common.weights.protocol.view import take_view
+    from etude.common.weights.replicas.verification import UNPROVABLE
     from etude.common.weights.replicas.verification import verify as verdicts
 
     store = _store(run, endpoint, region)
@@ -107,19 +108,22 @@ def verify(
     if not seen.chain:
         raise UserError(none_count(store, run))
     total, refused = len(seen.usable), len(seen.chain) - len(seen.usable)
-    bad = ways = 0
+    bad = ways = headless = 0
     versions: set[VersionId] = set()
     with _folder(scratch) as folder, Progress(console=console(to_stderr=True)) as progress:
         task = progress.add_task("versions", total=total)
         for verdict in verdicts(store, Path(folder) / "copy"):
-            ways += 1
+            headless += verdict.way == UNPROVABLE
+            ways += verdict.way != UNPROVABLE
             if verdict.problem:
                 bad += 1
                 console().print(f"{verdict.version}  {verdict.way}: {verdict.problem}")
             versions.add(verdict.version)
             progress.update(task, completed=min(total, len(versions)))
     unread = f", quarantined and not read {refused}" if refused else ""
-    console().print(f"versions {total}, ways {ways}, damaged {bad}{unread}")
+    # Engines that have one go on from it; nothing else can begin there.
+    unproved = f", beginning collected {headless}" if headless else ""
+    console().print(f"versions {total}, ways {ways}, damaged {bad}{unread}{unproved}")
     if bad:
         raise SystemExit(Exit.NO)
 

@@ -1,6 +1,6 @@
 """Whether every way to every version leads to the very bits that were published."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,10 +9,14 @@ from etude.common.errors import CorruptError
 from etude.common.weights.protocol.chain import accepted_chain
 from etude.common.weights.protocol.folded import read_keyframe, read_skip
 from etude.common.weights.protocol.listing import take_listing
+from etude.common.weights.protocol.manifest import read_manifest
 from etude.common.weights.protocol.plan import Edge
 from etude.common.weights.protocol.quarantine import quarantined
 from etude.common.weights.protocol.versions import VersionId
 from etude.common.weights.replicas.mirror import Mirror
+
+UNPROVABLE = "unprovable"
+"""The way to a version that stays for readers who have it: what it began with was collected."""
 
 
 class Verdict(NamedTuple):
@@ -20,7 +24,7 @@ class Verdict(NamedTuple):
 
     version: VersionId
     way: str
-    """Which edges were gone: delta, complete, keyframe, skip from a version."""
+    """Which edges were gone: delta, complete, keyframe, skip from a version; UNPROVABLE if none."""
     problem: str
     """Why it does not lead there; empty if it does."""
 
@@ -41,8 +45,13 @@ def verify(store: Store, folder: Path, *, run: str | None = None) -> Iterator[Ve
     """
     refused = quarantined(store)
     mirror = Mirror(store, folder, run=run)
-    for version in accepted_chain(store):
+    chain = accepted_chain(store)
+    headless = _headless(store, chain, refused)
+    for version in chain:
         if version in refused:
+            continue
+        if version in headless:
+            yield Verdict(version, UNPROVABLE, "")
             continue
         try:
             edges = mirror.move_to(version)
@@ -51,6 +60,22 @@ def verify(store: Store, folder: Path, *, run: str | None = None) -> Iterator[Ve
             continue
         yield Verdict(version, ", ".join(_word(edge) for edge in edges) or "same state", "")
         yield from _others(store, mirror, version)
+
+
+def _headless(store: Store, chain: list[VersionId], refused: Set[VersionId]) -> list[VersionId]:
+    """The versions before the first whole one, if a collector took what they build on."""
+    listing = take_listing(store)
+    records = {version for version, each in listing.keyframes.items() if each.record is not None}
+    whole = (listing.complete | records) - refused
+    places = [place for place, version in enumerate(chain) if version in whole]
+    if not places or not places[0]:
+        return []
+    try:
+        base = read_manifest(store, chain[0]).base
+    except (CorruptError, MissingError, RefusedError):
+        return []
+    is_collected = base is not None and store.head(base.version.manifest_key) is None
+    return chain[: places[0]] if is_collected else []
 
 
 def _others(store: Store, mirror: Mirror, version: VersionId) -> Iterator[Verdict]:
