@@ -90,7 +90,9 @@ class Script:
         if any(engine.live is None for engine in engines):
             absent = [engine for engine in engines if engine.live is None]
             wait_s = HELD_S if is_held else STARTING_S
-            await site.until(lambda: any(each.live is not None for each in absent), wait_s)
+            await site.until_heard(
+                lambda: any(each.live is not None for each in absent), site.published[-1], wait_s
+            )
         else:
             await asyncio.sleep(PACE_S)
         await site.until(

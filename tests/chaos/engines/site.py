@@ -142,7 +142,7 @@ class Site:
                 await self._hint(place, version)
 
     async def _hint(self, place: str, version: VersionId) -> None:
-        if self.engines[place].live is not None:
+        if self.engines[place].status is not None:
             try:
                 await self.engines[place].call("AnnounceVersion", version)
             except (grpc.aio.AioRpcError, CutOffError) as error:
