@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from prometheus_client import REGISTRY
 from tests.support.publishing import TrainedPolicy
 from typing_extensions import override
 
@@ -225,7 +226,7 @@ LARGE = Schema(
 
 @pytest.mark.parametrize("complete", [True, False])
 @pytest.mark.parametrize("receivers", [2, 4])
-def test_each_of_several_receivers_fetches_little_more_than_its_share(
+def test_each_of_several_receivers_fetches_and_counts_little_more_than_its_share(
     *, complete: bool, receivers: int, tmp_path: Path
 ) -> None:
     store = Counting()
@@ -240,9 +241,16 @@ def test_each_of_several_receivers_fetches_little_more_than_its_share(
     [edge] = weights.plan(store, live, version)
     stager = Stager(store, "uid-run", tmp_path)
     for rank in range(receivers):
-        store.num_bytes = 0
+        store.num_bytes, before = 0, fetched(edge.kind)
         stager.blocks(edge, LARGE, tiles_of_slice(LARGE, rank, receivers))
-        assert store.num_bytes <= 1.1 / receivers * edge.num_bytes
+        assert 0 < store.num_bytes <= 1.1 / receivers * edge.num_bytes
+        assert fetched(edge.kind) - before == store.num_bytes
+
+
+def fetched(kind: str) -> float:
+    """What the role says that it read."""
+    labels = {"kind": kind, "codec": "blocks"}
+    return REGISTRY.get_sample_value("etude_weights_bytes_total", labels) or 0.0
 
 
 class Counting(MemoryStore):
@@ -251,6 +259,6 @@ class Counting(MemoryStore):
     num_bytes = 0
 
     @override
-    def get_range(self, key: str, start: int, length: int) -> bytes:
+    def view(self, key: str, start: int, length: int) -> memoryview:
         self.num_bytes += length
-        return super().get_range(key, start, length)
+        return super().view(key, start, length)

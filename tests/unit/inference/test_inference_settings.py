@@ -97,6 +97,7 @@ def test_each_setting_of_weights_reaches_the_engine_as_itself(
     assert (found.pause, found.may_load) == ("Abort", False)
     assert (found.prefix_cache, found.sticky_lag) == ("Sticky", 5)
     assert (found.undo_depth, found.audit_every) == (6, 7)
+    assert options(timeoutSeconds=77).drain_s == 77
     assert not found.recompute_kv
     assert options(advanced={"recomputeKv": True}).recompute_kv
     assert options(encoding="Full").may_load
@@ -106,7 +107,15 @@ def test_an_engine_that_is_told_nothing_has_the_defaults_of_the_run(
     make_run: MakeRun, tmp_path: Path
 ) -> None:
     found = engine_options(make_run({"maxModelLen": 64}), scratch=tmp_path, threads=1)
-    names = ("pause", "recompute_kv", "prefix_cache", "sticky_lag", "undo_depth", "audit_every")
+    names = (
+        "pause",
+        "drain_s",
+        "recompute_kv",
+        "prefix_cache",
+        "sticky_lag",
+        "undo_depth",
+        "audit_every",
+    )
     alone = {field.name: field.default for field in dataclasses.fields(EngineOptions)}
     assert {name: getattr(found, name) for name in names} == {name: alone[name] for name in names}
 

@@ -15,7 +15,6 @@ from etude.common.weights import VersionRef
 from etude.common.weights.replicas.live import slice_regions
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.words import Words
-from etude.inference import steps
 from etude.inference.memory import MemoryEngine, MemoryRanks
 from etude.inference.policy import EngineInfo
 from etude.inference.swap import Swap
@@ -241,25 +240,6 @@ async def test_a_caller_that_is_cancelled_leaves_no_half_swap(
     while swap.live != target:  # noqa: ASYNC110 - the swap tells only its caller, who is gone
         await asyncio.sleep(0)
     assert_holds(engine.ranks, policy)
-
-
-async def test_a_swap_that_hangs_ends_the_engine(
-    swap: Swap,
-    engine: MemoryEngine,
-    policy: TrainedPolicy,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(steps, "DEADLINE_S", 0.01)
-    await next_version(swap, policy, tmp_path, 1)
-
-    async def hang() -> None:
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(MemoryEngine, "freeze", lambda _: hang())
-    with pytest.raises(UnavailableError, match="took over"):
-        await swap.commit()
-    assert "took over" in engine.failed
 
 
 class UnevenRanks(MemoryRanks):

@@ -194,7 +194,6 @@ class Mover:
                 staged, edge.target, base=edge.base, keep_old=keep_old and not is_first
             )
         metrics.WEIGHTS_STAGE_SECONDS.observe(time.perf_counter() - began)
-        metrics.WEIGHTS_BYTES.labels(edge.kind, "blocks").inc(edge.num_bytes)
         return _Held(edge, began)
 
     async def _commit(self, held: _Held) -> None:

@@ -20,6 +20,10 @@ LAST_LOOK_S = 0.1
 """How often ranks are asked whether they are ready: soon at first, then seldom."""
 
 
+class RankError(UnavailableError):
+    """A rank did not do its part of a swap; the old version serves."""
+
+
 class Ranks(Protocol):
     """The ranks of one forward pass; each has the methods of worker.rank.Rank."""
 
@@ -38,6 +42,8 @@ class Baked(NamedTuple):
     """Which parts of the tensors they hold, together."""
     state: Digest
     """Of the words that lie there."""
+    loads: bool
+    """Whether changed tensors are loaded, not written in place."""
 
 
 class Prepared(NamedTuple):
@@ -77,7 +83,8 @@ async def _bake(ranks: Ranks, schema: Schema, *, loads: bool) -> Baked:
     maps = [coverage.decoded(answer["regions"]) for answer in _checked(answers)]
     flags = await asyncio.to_thread(coverage.counting, schema, maps)
     mine = {answer["identity"]: flag for answer, flag in zip(answers, flags, strict=True)}
-    return Baked(coverage.united(schema, maps), _total(await ranks.call("count", mine)))
+    state = _total(await ranks.call("count", mine))
+    return Baked(coverage.united(schema, maps), state, loads)
 
 
 async def prepared(ranks: Ranks) -> Prepared:
@@ -85,7 +92,8 @@ async def prepared(ranks: Ranks) -> Prepared:
 
     Raises:
         CorruptError: what is staged is not what a publisher writes.
-        UnavailableError: a rank has no memory for it, or the engine cannot go on.
+        RankError: a rank has no memory for it, or fails.
+        UnavailableError: the engine cannot go on.
     """
     answers = _checked(await _answers(ranks, "prepared"))
     return Prepared(
@@ -123,7 +131,7 @@ async def _answers(ranks: Ranks, method: str) -> Sequence[Any]:
 def _checked(answers: Sequence[Any]) -> Sequence[Any]:
     for rank, answer in enumerate(answers):
         if answer["error"]:
-            error = CorruptError if answer["is_corrupt"] else UnavailableError
+            error = CorruptError if answer["is_corrupt"] else RankError
             if answer.get("is_computed"):
                 error = ComputedError
             raise error(f"rank {rank}: {answer['error']}")

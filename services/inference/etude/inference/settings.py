@@ -99,6 +99,8 @@ class EngineOptions:
     threads: int
     pause: Literal["InFlight", "Drain", "Abort"] = "InFlight"
     """What a swap does to running requests: they go on, end first, or are handed back."""
+    drain_s: float = 600.0
+    """Longest wait for running requests where they end first, before a version is put off."""
     may_load: bool = True
     """Whether a changed tensor may be loaded where it cannot be written in place."""
     recompute_kv: bool = False
@@ -161,6 +163,7 @@ def engine_options(run: ResolvedRun, *, scratch: Path, threads: int) -> EngineOp
         follows_store=True,
         threads=threads,
         pause=run.spec.weights.pause,
+        drain_s=run.spec.weights.timeout_seconds,
         may_load=run.spec.weights.encoding != "Delta",
         recompute_kv=run.spec.weights.advanced.recompute_kv,
         prefix_cache=run.spec.weights.advanced.prefix_cache,

@@ -12,6 +12,7 @@ from etude.common.weights import Edge, VersionId, WeightManifest
 from etude.common.weights.replicas import reading, staged
 from etude.common.weights.replicas.wanted import Wanted, every_block
 from etude.common.weights.tensors.schema import Schema, parse_schema
+from etude.inference import metrics
 
 UNPACKED = 5
 """Bytes on disk for each byte in the store: places of 4 bytes were packed into less than one."""
@@ -66,12 +67,13 @@ class Stager:
             with crossing(UnavailableError, f"cannot stage version {target}: {self._room(edge)}"):
                 self._place(target)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                reading.stage(self.store, edge, schema, path, wanted)
+                num_bytes = reading.stage(self.store, edge, schema, path, wanted)
         except Exception:
             # What is left of it takes the room that the next attempt needs.
             with contextlib.suppress(OSError):
                 staged.unfinished(path).unlink(missing_ok=True)
             raise
+        metrics.WEIGHTS_BYTES.labels(edge.kind, "blocks").inc(num_bytes)
         return path
 
     def _room(self, edge: Edge) -> str:

@@ -1,7 +1,7 @@
 """Two-phase swaps over the ranks of one forward pass: all of them, or none."""
 
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +14,9 @@ from etude.common.weights.tensors.digest import NOTHING, Digest
 from etude.common.weights.tensors.schema import Schema
 from etude.inference import ranks, steps
 from etude.inference.olders import Olders
-from etude.inference.ranks import Prepared, Ranks
-from etude.inference.steps import Steps
+from etude.inference.pace import Pace
+from etude.inference.ranks import Prepared, RankError, Ranks
+from etude.inference.steps import HangsError, Steps
 
 
 class _Next(NamedTuple):
@@ -37,6 +38,8 @@ class Swap:
     """What is served; None before the first version."""
     max_undo: int = 1
     """Versions whose old words ranks keep, at most."""
+    drain_s: float = 600.0
+    """Longest wait for running requests, where the pause mode has them end first."""
     failed: str = ""
     """Why nothing can be promised of the live words any more; empty while all is well."""
     schema_sha256: str = ""
@@ -47,6 +50,7 @@ class Swap:
     """Which parts of the tensors the ranks hold, together."""
     olders: Olders = field(default_factory=Olders)
     """What can be gone back to."""
+    _pace: Pace = field(default_factory=Pace)
     _state: Digest = NOTHING
     _next: _Next | None = None
     _doubt: str = ""
@@ -68,7 +72,10 @@ class Swap:
         if self.live is not None:
             self.failed = "the tensors of the policy changed; a restart maps the new ones"
             raise UnavailableError(f"engine: {self.failed}")
-        self.regions, self._state = await ranks.bake(self.ranks, schema, may_load=self.may_load)
+        began = time.perf_counter()
+        baked = await ranks.bake(self.ranks, schema, may_load=self.may_load)
+        self.regions, self._state = baked.regions, baked.state
+        self._pace = Pace(bake_s=time.perf_counter() - began, loads=baked.loads)
         self.schema_sha256 = schema.sha256
 
     async def prepare(
@@ -87,9 +94,10 @@ class Swap:
 
         Raises:
             CorruptError: it would not lead to the target's state; nothing was written.
-            UnavailableError: a rank has no memory for it, or the engine cannot go on.
+            RankError: a rank has no memory for it, or fails.
+            UnavailableError: the engine cannot go on.
         """
-        self._next = None
+        self._next, began = None, time.perf_counter()
         if base is not None and base.state != self._state.hex():
             raise CorruptError(
                 f"version {target.version} builds on state {base.state} of {base.version}, "
@@ -100,6 +108,7 @@ class Swap:
         await self.ranks.call("prepare", str(staged), keep_old, depth, kept)
         self.olders.keep(kept)
         found = await ranks.prepared(self.ranks)
+        self._pace.prepared(time.perf_counter() - began)
         predicted = self._state.plus(found.change).hex()
         if predicted != target.state:
             raise CorruptError(
@@ -116,8 +125,8 @@ class Swap:
             How long requests were frozen, in seconds.
 
         Raises:
-            UnavailableError: a rank failed; the old version serves, or `failed` says that
-                none can.
+            RankError: a rank failed; the old version serves, or `failed` says that none can.
+            UnavailableError: running requests did not end; or something hangs, as `failed` says.
             RuntimeError: nothing is prepared.
         """
         if self._next is None:
@@ -135,7 +144,7 @@ class Swap:
             await self._write(target)
             # What was cached under a version that was left on purpose must not be read again.
             is_back = self.live is not None and target.number < self.live.number
-            await self.steps.relabel(target.version, drop_cache=is_back)
+            await self._name(target, drop_cache=is_back)
             self._state = self._state.plus(found.change)
             if not found.is_undoable:
                 self.olders.keep(0)
@@ -146,22 +155,27 @@ class Swap:
         return time.perf_counter() - began
 
     async def _write(self, target: VersionRef) -> None:
+        what, limit_s = f"writing version {target.version}", self._pace.write_limit_s
         try:
-            done = await self.ranks.call("commit")
-        except Exception:
-            await self._take_back()
-            raise
+            done = await steps.within(limit_s, self._asked("commit"), what)
+        except HangsError:
+            raise  # a rank that still writes cannot be told to undo
+        except Exception as error:
+            await self._take_back(target)
+            raise RankError(f"{what} failed: {error!r}") from error
         if not all(done):
-            await self._take_back()
-            raise UnavailableError(
+            await self._take_back(target)
+            raise RankError(
                 f"rank {list(done).index(False)} held other words than version "
                 f"{target.version} was prepared from"
             )
 
-    async def _take_back(self) -> None:
+    async def _take_back(self, target: VersionRef) -> None:
         """Undo on all ranks, and prove it; requests stay frozen for ever if that fails."""
-        undone = await self.ranks.call("undo", self.olders.depth + 1)
-        state = await ranks.scan(self.ranks)
+        what, limit_s = f"undoing version {target.version}", self._pace.undo_limit_s
+        undo = self._asked("undo", self.olders.depth + 1)
+        undone = await steps.within(limit_s, undo, what)
+        state = await steps.within(limit_s, ranks.scan(self.ranks), what)
         if self.live is None:
             # Nothing was served, and nothing is: the words may be anything.
             self._state, self._doubt = state, ""
@@ -191,11 +205,13 @@ class Swap:
         async with self._frozen() as began:
             self._doubt = f"going back to {older.version} failed half-way"
             restored = ""
+            what, limit_s = f"going back to {older.version}", self._pace.undo_limit_s
             while restored != older.state:
-                if not all(await self.ranks.call("undo", self.olders.depth)):
+                undo = self._asked("undo", self.olders.depth)
+                if not all(await steps.within(limit_s, undo, what)):
                     raise UnavailableError(f"engine: {self._doubt}")
                 restored = self.olders.pop().state
-            await self.steps.relabel(older.version, drop_cache=True)
+            await self._name(older, drop_cache=True)
             self._state, self.live = Digest.parse(older.state), older
             self._doubt = ""
         return time.perf_counter() - began
@@ -215,8 +231,9 @@ class Swap:
 
     async def _relabel(self, target: VersionRef) -> float:
         async with self._frozen() as began:
-            await self.steps.relabel(target.version, drop_cache=False)
-            self.live = target
+            self._doubt = f"naming version {target.version} failed"
+            await self._name(target, drop_cache=False)
+            self.live, self._doubt = target, ""
         return time.perf_counter() - began
 
     async def audit(self) -> bool:
@@ -239,16 +256,28 @@ class Swap:
         """Run a swap to its end, even if the caller is cancelled.
 
         Raises:
-            UnavailableError: it hangs, and was given up.
+            UnavailableError: something hangs, as `failed` says.
         """
-        frozen_s = await steps.to_its_end(swap)
-        if frozen_s is None:
-            self.failed = self.failed or self._doubt or f"a swap took over {steps.DEADLINE_S:.0f} s"
-            raise UnavailableError(f"engine: {self.failed}")
-        return frozen_s
+
+        async def told() -> float:
+            try:
+                return await swap
+            except HangsError as error:
+                # Set here and not below, where nobody is left once the caller was cancelled.
+                self.failed = str(error)
+                raise UnavailableError(f"engine: {self.failed}") from error
+
+        return await steps.to_its_end(told())
+
+    async def _asked(self, method: str, *args: object) -> Sequence[Any]:
+        return await self.ranks.call(method, *args)
+
+    async def _name(self, target: VersionRef, *, drop_cache: bool) -> None:
+        work = self.steps.relabel(target.version, drop_cache=drop_cache)
+        await steps.within(steps.FREEZE_S, work, f"naming version {target.version}")
 
     def _frozen(self) -> AbstractAsyncContextManager[float]:
-        return steps.frozen(self.steps, may_thaw=self._is_sound)
+        return steps.frozen(self.steps, drain_s=self.drain_s, may_thaw=self._is_sound)
 
     def _is_sound(self) -> bool:
         self.failed = self.failed or self._doubt

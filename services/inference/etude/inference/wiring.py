@@ -90,7 +90,8 @@ class Role:
         """Take no new requests, let the running ones end, close."""
         self.probes.ready = False
         role = self.run.spec.roles.inference
-        grace_s = role.grace_s * 0.8 if role else 0.0
+        # In an engine that failed, none ends.
+        grace_s = role.grace_s * 0.8 if role and not self.replica.failed else 0.0
         await asyncio.gather(self._server.stop(grace_s), self._http.stop(grace_s))
 
     async def _show_readiness(self) -> None:

@@ -92,7 +92,11 @@ class Replica(PolicyEngine, Steps):
         self.llm = llm
         self.options = options
         self.swap = Swap(
-            WorkerRanks(llm), self, may_load=options.may_load, max_undo=options.undo_depth
+            WorkerRanks(llm),
+            self,
+            may_load=options.may_load,
+            max_undo=options.undo_depth,
+            drain_s=options.drain_s,
         )
         config = llm.model_config
         self.info = EngineInfo(
@@ -139,23 +143,25 @@ class Replica(PolicyEngine, Steps):
             self._chosen.pop(request.request_id, None)
 
     @override
-    async def freeze(self) -> None:
-        # Not llm.pause_generation: it sleeps 20 ms after the pause, for the looks of logs only.
-        with _crossing():
-            if self.options.pause == "Drain":
-                await self._drain()
-            await self.llm.engine_core.pause_scheduler_async("keep", clear_cache=False)
-            if self.options.pause == "Abort":
-                await self.llm.abort(self._unfinished(), internal=True)
-
-    async def _drain(self) -> None:
+    async def drain(self) -> None:
+        if self.options.pause != "Drain":
+            return
         self._gate.clear()
         try:
-            while self._unfinished():  # noqa: ASYNC110 - vLLM tells nobody when its last one ends
+            # vLLM tells nobody when its last one ends; none does in an engine that failed.
+            while self._unfinished() and not self.llm.errored:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(DRAIN_LOOK_S)
         except BaseException:
             self._gate.set()
             raise
+
+    @override
+    async def freeze(self) -> None:
+        # Not llm.pause_generation: it sleeps 20 ms after the pause, for the looks of logs only.
+        with _crossing():
+            await self.llm.engine_core.pause_scheduler_async("keep", clear_cache=False)
+            if self.options.pause == "Abort":
+                await self.llm.abort(self._unfinished(), internal=True)
 
     def _unfinished(self) -> list[str]:
         return list(self.llm.output_processor.request_states)

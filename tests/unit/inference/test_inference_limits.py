@@ -1,0 +1,222 @@
+"""How long a swap may take: what hangs ends the engine, what only waits for requests does not."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.followed_versions import assert_serves
+from tests.support.publishing import TrainedPolicy
+from typing_extensions import override
+
+from etude.common.blobs import MemoryStore
+from etude.common.errors import UnavailableError
+from etude.common.weights import VersionId
+from etude.inference import pace, steps
+from etude.inference.memory import MemoryEngine, MemoryRanks
+from etude.inference.pace import PAUSE_S, Pace
+from etude.inference.policy import EngineInfo
+from etude.inference.receiver import Receiver
+from etude.inference.staging import Stager
+from etude.inference.status import State, Status
+
+SECONDS = st.floats(0, 10_000)
+
+
+class HangingRanks(MemoryRanks):
+    """Ranks that never answer some call."""
+
+    hangs: str = ""
+
+    @override
+    async def call(self, method: str, *args: object) -> Sequence[Any]:
+        if method == self.hangs:
+            self.calls.append(method)
+            await asyncio.Event().wait()
+        return await super().call(method, *args)
+
+
+@dataclass(slots=True)
+class BusyEngine(MemoryEngine):
+    """Its requests end when they are told to; phases around a swap may hang."""
+
+    may_end: asyncio.Event = field(default_factory=asyncio.Event)
+    drains: int = 0
+    hangs: str = ""
+
+    @override
+    async def drain(self) -> None:
+        self.drains += 1
+        await self.may_end.wait()
+
+    @override
+    async def freeze(self) -> None:
+        await MemoryEngine.freeze(self)
+        await self._hang("freeze")
+
+    @override
+    async def thaw(self) -> None:
+        await self._hang("thaw")
+        await MemoryEngine.thaw(self)
+
+    @override
+    async def relabel(self, version: VersionId, *, drop_cache: bool) -> None:
+        await self._hang("relabel")
+        await MemoryEngine.relabel(self, version, drop_cache=drop_cache)
+
+    async def _hang(self, phase: str) -> None:
+        if self.hangs == phase:
+            await asyncio.Event().wait()
+
+
+@pytest.fixture
+def engine(info: EngineInfo) -> BusyEngine:
+    found = BusyEngine(info, HangingRanks(2))
+    found.may_end.set()
+    return found
+
+
+@pytest.fixture
+async def serving(
+    engine: BusyEngine, store: MemoryStore, policy: TrainedPolicy, tmp_path: Path
+) -> Receiver:
+    """Version 0 is live, and version 1 is published."""
+    receiver = Receiver(
+        stager=Stager(store, "uid-run", tmp_path), engine=engine, status=Status(replica="r-0")
+    )
+    policy.publish(store, 0, complete=True)
+    await receiver.catch_up()
+    policy.step()
+    policy.publish(store, 1)
+    return receiver
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "FREEZE_S", 0.01)
+    monkeypatch.setattr(pace, "PAUSE_S", 0.01)
+    monkeypatch.setattr(pace, "SLACK", 0.0)
+
+
+async def test_requests_may_take_longer_to_end_than_anything_else_in_a_swap(
+    serving: Receiver, engine: BusyEngine, policy: TrainedPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "FREEZE_S", 0.05)
+    engine.may_end.clear()
+    catching_up = asyncio.create_task(serving.catch_up(), name="catch-up")
+    await asyncio.sleep(0.5)
+    assert (engine.failed, engine.live, engine.is_thawed) == ("", VersionId(1, 0), True)
+    engine.may_end.set()
+    await catching_up
+    assert_serves(engine, policy, VersionId(1, 1))
+
+
+async def test_requests_that_do_not_end_put_a_version_off_and_harm_nothing(
+    serving: Receiver, engine: BusyEngine, policy: TrainedPolicy
+) -> None:
+    engine.swap.drain_s = 0.01
+    engine.may_end.clear()
+    for _ in range(5):
+        with pytest.raises(UnavailableError, match=r"did not end within 0\.01 s"):
+            await serving.catch_up()
+    assert (engine.failed, engine.is_thawed, engine.drains) == ("", True, 6)
+    assert (serving.status.state, serving.status.is_ready) == (State.CATCHING_UP, True)
+    engine.may_end.set()
+    await serving.catch_up()
+    assert_serves(engine, policy, VersionId(1, 1))
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("phase", ["freeze", "relabel", "thaw"])
+async def test_a_phase_around_a_swap_that_hangs_ends_the_engine(
+    serving: Receiver, engine: BusyEngine, phase: str
+) -> None:
+    engine.hangs = phase
+    await ends(serving, engine)
+
+
+@pytest.mark.usefixtures("short")
+async def test_a_rank_that_hangs_in_commit_ends_the_engine_and_is_not_told_to_undo(
+    serving: Receiver, engine: BusyEngine
+) -> None:
+    assert isinstance(engine.ranks, HangingRanks)
+    engine.ranks.hangs = "commit"
+    await ends(serving, engine)
+    assert "writing version 1.1" in engine.failed
+    assert engine.ranks.calls[-1] == "commit"
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("call", ["undo", "scan"])
+async def test_a_rank_that_hangs_in_undo_ends_the_engine(
+    serving: Receiver, engine: BusyEngine, call: str
+) -> None:
+    assert isinstance(engine.ranks, HangingRanks)
+    engine.ranks.fail["commit"] = 1
+    engine.ranks.hangs = call
+    await ends(serving, engine)
+    assert "undoing version 1.1" in engine.failed
+
+
+async def ends(receiver: Receiver, engine: BusyEngine) -> None:
+    """Nothing goes on, and the process is told why."""
+    with pytest.raises(UnavailableError, match="took over"):
+        await receiver.catch_up()
+    assert "took over" in engine.failed
+    assert not engine.is_thawed
+    assert receiver.status.state is State.NOT_READY
+    with pytest.raises(UnavailableError, match="took over"):
+        await receiver.follow()
+
+
+@pytest.mark.usefixtures("short")
+async def test_a_hang_is_told_although_the_caller_is_gone(
+    serving: Receiver, engine: BusyEngine
+) -> None:
+    assert isinstance(engine.ranks, HangingRanks)
+    engine.ranks.hangs = "commit"
+    engine.ranks.calls.clear()
+    catching_up = asyncio.create_task(serving.catch_up(), name="catch-up")
+    while "commit" not in engine.ranks.calls:  # noqa: ASYNC110 - ranks tell nobody
+        await asyncio.sleep(0.001)
+    catching_up.cancel()
+    async with asyncio.timeout(30):
+        while "took over" not in engine.failed:  # noqa: ASYNC110 - the swap tells only its caller
+            await asyncio.sleep(0.001)
+    assert not engine.is_thawed
+
+
+async def test_what_ends_in_time_is_returned_and_its_error_raised() -> None:
+    async def work(*, fails: bool) -> int:
+        await asyncio.sleep(0)
+        if fails:
+            raise OSError("as it is")
+        return 7
+
+    assert await steps.within(10, work(fails=False), "it") == 7
+    with pytest.raises(OSError, match="as it is"):
+        await steps.within(10, work(fails=True), "it")
+
+
+@given(prepares=st.lists(SECONDS, min_size=1), bake=SECONDS, loads=st.booleans())
+def test_a_limit_is_never_below_the_pause_nor_below_what_was_measured(
+    prepares: list[float], bake: float, *, loads: bool
+) -> None:
+    found = Pace(bake_s=bake, loads=loads)
+    assert found.write_limit_s >= PAUSE_S
+    for took_s in prepares:
+        found.prepared(took_s)
+    assert found.write_limit_s >= max(PAUSE_S, prepares[-1])
+    assert found.undo_limit_s >= max(PAUSE_S, bake, *prepares)
+    assert found.undo_limit_s >= found.write_limit_s
+
+
+def test_a_small_version_of_a_model_that_is_mapped_has_the_shortest_limit() -> None:
+    found = Pace(bake_s=100.0)
+    for took_s in (60.0, 0.3):
+        found.prepared(took_s)
+    assert found.write_limit_s == PAUSE_S
