@@ -61,6 +61,17 @@ def test_no_door_takes_what_is_no_endpoint(text: str, monkeypatch: pytest.Monkey
             open_store("s3://bucket/x")
 
 
+@pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+def test_a_line_break_in_a_credential_is_found_without_telling_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "secret-word\n")
+    for door in (open_store, make_bucket):
+        with pytest.raises(UserError, match=rf"{name} [\s\S]*line break") as caught:
+            door("s3://bucket/x")
+        assert "secret-word" not in str(caught.value)
+
+
 @given(st.from_regex(ENDPOINT, fullmatch=True))
 def test_an_address_in_brackets_is_one_that_can_be_reached(text: str) -> None:
     inside = re.search(r"\[(.*)\]", text)

@@ -67,7 +67,8 @@ def check(url: Url, *, endpoint: Endpoint = None, region: Region = None) -> None
 
     folder = folder_of(url)
     if folder is not None and not folder.is_dir():
-        fix = f"make it: etude storage init {url}"
+        is_file = folder.exists()
+        fix = "name a folder: this is a file" if is_file else f"make it: etude storage init {url}"
         raise UserError(Problem("NotFound", "is no folder", str(folder), fix))
     # Somebody is watching: one retry tells a hiccup from a store that is not there.
     patience = Deadlines(request_s=30, retries=1, retry_s=5)

@@ -14,7 +14,7 @@ from minio.lifecycleconfig import AbortIncompleteMultipartUpload, LifecycleConfi
 from urllib3.exceptions import HTTPError, MaxRetryError
 
 from etude.common.addresses import bucket_of, endpoint_of, no_store, region_of
-from etude.common.blobs.opening import DEFAULT_REGION
+from etude.common.blobs.opening import DEFAULT_REGION, check_environment
 from etude.common.blobs.store import DeniedError
 from etude.common.blobs.translation import NO_CREDENTIALS
 from etude.common.errors import EtudeError, Problem, StoreError, UserError
@@ -73,6 +73,7 @@ def make_bucket(
 
 
 def _client(url: str, endpoint: str, region: str) -> Minio:
+    check_environment()
     access, secret = (
         os.environ.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     )

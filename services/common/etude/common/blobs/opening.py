@@ -9,12 +9,14 @@ from obstore.store import LocalStore, S3Store
 from etude.common.addresses import bucket_of, endpoint_of, folder_of, no_store, region_of
 from etude.common.blobs.client import ObstoreStore
 from etude.common.blobs.store import Store
-from etude.common.errors import UserError
+from etude.common.blobs.translation import translated
+from etude.common.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
 DEFAULT_REGION = "us-east-1"
+CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 ONE_REQUEST_BYTES = 64 << 20
 
@@ -45,7 +47,8 @@ def open_store(
     S3 credentials come from the standard AWS_… environment variables.
 
     Raises:
-        UserError: the URL names no store, or endpoint or region are none.
+        UserError: the URL names no store, or endpoint, region or credentials are none.
+        StoreError: the client refuses what the environment says.
     """
     folder, bucket = folder_of(url), bucket_of(url)
     if folder is not None:
@@ -54,7 +57,7 @@ def open_store(
         return ObstoreStore(url.rstrip("/"), local, local)
     if bucket is None:
         raise UserError(no_store(url))
-    _check_environment()
+    check_environment()
     endpoint, region = endpoint_of(endpoint), region_of(region)
 
     def client(*, limit_s: float, retries: int) -> S3Store:
@@ -68,22 +71,24 @@ def open_store(
             virtual_hosted_style_request=False,
         )
 
-    return ObstoreStore(
-        url.rstrip("/"),
-        client(limit_s=deadlines.request_s, retries=deadlines.retries),
-        client(limit_s=deadlines.range_s, retries=0),
-        parts_above=ONE_REQUEST_BYTES,
-    )
+    with translated(url):
+        patient = client(limit_s=deadlines.request_s, retries=deadlines.retries)
+        once = client(limit_s=deadlines.range_s, retries=0)
+    return ObstoreStore(url.rstrip("/"), patient, once, parts_above=ONE_REQUEST_BYTES)
 
 
-def _check_environment() -> None:
-    """The client reads these by itself, and breaks off at what is no endpoint.
+def check_environment() -> None:
+    """Clients read these by themselves, and break off at what no request can say.
 
     Raises:
         UserError: naming the variable.
     """
     for name in ENDPOINT_VARIABLES:
         endpoint_of(os.environ.get(name) or None, where=name)
+    for name in CREDENTIALS:
+        if not os.environ.get(name, "").isprintable():
+            fix = "take the line break or other control character out, also out of its Secret"
+            raise UserError(Problem("InvalidStorage", "is no credential", name, fix))
 
 
 def _limits(endpoint: str | None, deadlines: Deadlines, limit_s: float) -> "ClientConfig":
