@@ -19,24 +19,29 @@ import pytest
 import pytest_asyncio
 import safetensors.torch
 import torch
+import yaml
 from tests.support.engine_bench import PROMPT, TOLERANCE, Bench, Oracle, learn
 from tests.support.publishing import TrainedPolicy
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore
 from etude.common.errors import UnavailableError
+from etude.common.files import ResolvedRun
+from etude.common.probes import Probes
 from etude.common.weights import VersionId
 from etude.inference.engine import replica as replicas
 from etude.inference.policy import Finish, Piece, SampleRequest
 from etude.inference.receiver import Receiver
 from etude.inference.salts import PrefixCache, Salts
-from etude.inference.settings import EngineOptions
+from etude.inference.settings import EngineOptions, Settings
 from etude.inference.staging import Stager
 from etude.inference.status import Status
+from etude.inference.wiring import Role
 from etude.inference.worker.rank import Rank
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+ROOT = Path(__file__).parents[3]
 RUN = "uid-run"
 MAX_GROWTH_KIB = 24 << 10
 """Of the process over a hundred swaps; one copy of anything per swap would be far more."""
@@ -269,6 +274,33 @@ async def test_no_prefix_is_shared_across_a_swap_unless_it_is_sticky(
             found = await turn(bench, f"{mode}-{number}-{again}", "episode")
             assert (found.admitted, is_exact(bench, found)) == (version, True)
     bench.engine.salts = Salts()
+
+
+async def test_each_option_reaches_the_part_of_the_engine_that_it_is_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("chosen", "gate"):  # what the bench's own replica told the engine
+        monkeypatch.setattr(bench.engine.llm, name, None)
+    options = replace(
+        bench.engine.options,
+        may_load=False,
+        recompute_kv=True,
+        prefix_cache="Sticky",
+        sticky_lag=5,
+        undo_depth=6,
+        audit_every=7,
+    )
+    other = replicas.Replica(bench.engine.llm, options)
+    assert (other.swap.may_load, other.swap.max_undo) == (False, 6)
+    assert other.salts == Salts("Sticky", 5)
+    assert (other.info.recomputes_kv, bench.engine.info.recomputes_kv) == (True, False)
+    spec = yaml.safe_load((ROOT / "examples" / "demo" / "rlrun.yaml").read_text())["spec"]
+    run = ResolvedRun.model_validate(
+        {"name": "tiny", "uid": RUN, "spec": {**spec, "storage": {"uri": tmp_path.as_uri()}}}
+    )
+    settings = Settings(run_file=tmp_path, scratch=tmp_path, threads=1, port=0, http_port=0)
+    role = Role(settings=settings, run=run, replica=other, probes=Probes(0))
+    assert role.receiver.audit_every == 7
 
 
 async def test_weights_that_come_past_the_store_are_refused_and_it_serves_on(bench: Bench) -> None:
