@@ -41,15 +41,17 @@ class Result:
 
     @property
     def too_few(self) -> list[str]:
-        """Kinds of faults that were injected less often than a run must."""
+        """Kinds of faults that were injected less often than a run must, or that nobody met."""
         asked = self.least
         if asked is None:
             asked = {kind: schedule.least(kind, self.wanted) for kind in schedule.LEAST}
         found = []
         for kind, least in asked.items():
-            count = sum(n for name, n in self.injected.items() if name.startswith(kind))
+            count = _count(self.injected, kind)
             if count < least:
                 found.append(f"{kind}: {count} of {least}")
+            elif least and not _count(self.seen, kind):
+                found.append(f"{kind}: nobody noticed any of {count}")
         return found
 
     @property
@@ -96,6 +98,10 @@ class Result:
             "peak_rss_mib": round(self.peak_rss_mib, 1),
             **self.figures,
         }
+
+
+def _count(faults: Counter[str], kind: str) -> int:
+    return sum(n for name, n in faults.items() if name.startswith(kind))
 
 
 def write(path: Path, results: list[Result], mutations: dict[str, bool]) -> None:

@@ -24,6 +24,9 @@ KINDS = {
     "old announce",
     "roll-back",
     "replica stopped for long",
+    "rank fails in prepare",
+    "rank fails in commit",
+    "rank fails in undo",
 }
 
 
