@@ -18,6 +18,7 @@ from etude.common import checkpoints
 from etude.common.api.run import Storage
 from etude.common.api.weights import Weights
 from etude.common.blobs import RangeReader, Store
+from etude.common.blobs.unfinished import sweep_unfinished
 from etude.common.errors import CorruptError, EtudeError, FencedError
 from etude.common.files import store_for
 from etude.common.weights import (
@@ -27,6 +28,7 @@ from etude.common.weights import (
     is_fenced,
 )
 from etude.common.weights.coding.codecs.ids import Codec
+from etude.common.weights.protocol.retention import ORPHAN_S
 from etude.common.weights.protocol.versions import skip_key
 from etude.common.weights.protocol.view import View, Viewer
 from etude.common.weights.replicas.mirror import Mirror
@@ -259,6 +261,9 @@ class Keeper:
         self._look_anew()
         deleted = self._collector.round()
         self._collect_at = self._clock() + self._config.collect_every_s
+        self._attempt(
+            "unfinished", lambda: sweep_unfinished(self._store.url, older_than_s=ORPHAN_S)
+        )
         return deleted
 
     def _resumable(self) -> set[VersionId]:

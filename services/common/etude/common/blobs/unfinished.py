@@ -1,0 +1,50 @@
+"""What killed writes leave in a folder; a bucket gets rid of its own by a rule."""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+_STAGED = re.compile(r"#[0-9]+$")
+"""How the names of files end that the client writes before it gives them their key: no listing
+shows them, and the client refuses a key with such a name."""
+
+
+def sweep_unfinished(url: str, *, older_than_s: float) -> list[Path]:
+    """Delete what was begun in a folder and is not written any more; in buckets nothing.
+
+    Args:
+        url: of the store.
+        older_than_s: since the last write to it, counted by the folder's own clock up to its
+            newest file.
+
+    Returns:
+        The files that are gone.
+
+    Raises:
+        OSError: a file could not be deleted.
+    """
+    parts = urlparse(url)
+    if parts.scheme != "file":
+        return []
+    written = dict(_files(unquote(parts.path)))
+    newest_s = max(written.values(), default=0.0)
+    found = [
+        path
+        for path, modified_s in written.items()
+        if _STAGED.search(path.name) and modified_s + older_than_s <= newest_s
+    ]
+    for path in found:
+        path.unlink(missing_ok=True)
+    return found
+
+
+def _files(folder: str) -> Iterator[tuple[Path, float]]:
+    """Every file, and when it was written last."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = Path(parent, name)
+            with contextlib.suppress(FileNotFoundError):  # finished or deleted meanwhile
+                yield path, path.lstat().st_mtime
