@@ -1,0 +1,60 @@
+"""A run whose new weights are no numbers: failed for good, with all that was good before kept."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+
+from typing_extensions import override
+
+from etude.common import checkpoints, weights
+from etude.common.weights import VersionId
+from etude.common.weights.protocol.listing import take_listing
+from etude.common.weights.replicas.verification import verify
+from etude.trainer.controller import host
+from etude.trainer.controller.inputs import Inputs
+from etude.trainer.controller.recovery import Opened
+from etude.trainer.receipts import Base, NonFiniteWeightsError, Receipt
+from etude.trainer.simulation import SimulatedLearners
+from etude.v1 import run_pb2
+
+MakeWorld = Callable[..., Any]
+
+BAD = VersionId(1, 3)
+
+
+@dataclass(slots=True)
+class DivergingLearners(SimulatedLearners):
+    """Whose weights are no numbers when they are to become a version."""
+
+    @override
+    async def encode(self, version: VersionId, base: Base | None) -> list[Receipt]:
+        if version == BAD:
+            raise NonFiniteWeightsError(f"version {version} is not published: 7 weights are NaN")
+        return await SimulatedLearners.encode(self, version, base)
+
+
+async def test_it_ends_failed_and_is_not_started_again_and_its_last_checkpoint_is_good(
+    make_world: MakeWorld, uninterrupted: str, tmp_path: Any
+) -> None:
+    world = make_world()
+    run, sets, checkpoint = world.start()
+    run.learners = run.saver.learners = DivergingLearners(world.store)
+    inputs = cast("Inputs", SimpleNamespace(task_sets=sets))
+    code = await host._train(run, inputs, cast("Opened", SimpleNamespace(checkpoint=checkpoint)))
+    assert code == 0, "an exit code would have it started again, only to fail again"
+    status = run.reports.status
+    assert status.state == run_pb2.RUN_STATE_FAILED
+    assert (status.reason, status.policy_version) == ("NonFiniteWeights", BAD.number - 1)
+    assert "7 weights are NaN" in status.message
+
+    assert weights.accepted_chain(world.store)[-1] == VersionId(1, BAD.number - 1)
+    assert BAD not in take_listing(world.store).payloads
+    assert [v for v in verify(world.store, tmp_path) if v.problem] == []
+    problems: list[str] = []
+    found = checkpoints.newest_verified(world.store, run="run", problems=problems)
+    assert found is not None
+    assert found.manifest.step < run.cursor.global_step, "none is of the weights that are bad"
+    # Whoever takes the cause away goes on from there.
+    assert await world.train()
+    assert world.digest == uninterrupted
