@@ -18,7 +18,9 @@ from etude.common.weights.tensors.schema import Schema
 from etude.inference import metrics
 from etude.inference.ahead import Ahead
 from etude.inference.auditing import Auditor
+from etude.inference.escalation import Failures, Remedy
 from etude.inference.policy import PolicyEngine
+from etude.inference.ranks import RankError
 from etude.inference.staging import Stager
 
 UNDO_LIMIT_BYTES = 256 << 20
@@ -64,6 +66,7 @@ class Mover:
     auditor: Auditor
     report: Callable[[Moved], None]
     """Told of each version that went live."""
+    _failures: Failures = field(default_factory=Failures)
     _held: _Held | None = None
     _renew_at: float = 0.0
     _schema: Schema | None = None
@@ -76,6 +79,7 @@ class Mover:
             MissingError: it is not published, or was deleted.
             FencedError: it is not on the accepted chain.
             CorruptError: every way to it is damaged, or it does not fit the model.
+            RankError: a rank failed; enough of that, and the next try loads a complete version.
             UnavailableError: the engine, or the scratch folder, failed.
             StoreError: the store failed.
         """
@@ -85,6 +89,7 @@ class Mover:
             await self._commit(held)
         else:
             await self._walk_to(version)
+        self._failures = Failures()
 
     async def stage(self, version: VersionId) -> None:
         """Make everything ready for a version; what lies before it goes live on the way.
@@ -107,6 +112,15 @@ class Mover:
     def staged(self) -> VersionId | None:
         """What is prepared on all ranks, but not live."""
         return None if self._held is None else self._held.edge.target.version
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether ranks fail at versions, and to load a complete one did not help."""
+        return self._failures.remedy is Remedy.GIVE_UP
+
+    @property
+    def _reseeds(self) -> bool:
+        return self._failures.remedy is not Remedy.RETRY
 
     def renew_lease(self) -> None:
         """Say that the replica is still there, if it has not been said for a while.
@@ -144,6 +158,7 @@ class Mover:
             try:
                 edges = await asyncio.to_thread(self._plan, version, avoid)
             except (MissingError, CorruptError):
+                self._failures = self._failures.on_the_way()
                 if problem is None:
                     raise
                 raise problem from None
@@ -153,18 +168,22 @@ class Mover:
             problem = problem or refused.error
             damaged = {item.key for item in refused.edge.objects}
             if damaged <= avoid:
+                self._failures = self._failures.on_the_way()
                 raise problem
             avoid |= damaged
 
     def _plan(self, version: VersionId, avoid: frozenset[str]) -> list[Edge]:
-        self.lease.live = self.engine.swap.live
+        # To reseed is to plan as if nothing were live.
+        self.lease.live = None if self._reseeds else self.engine.swap.live
         return self.lease.plan(version, avoid=avoid)
 
     async def _take(self, edges: list[Edge], *, is_detour: bool, holds: bool) -> _Refused | None:
         with self._ahead.along(edges):
             for number, edge in enumerate(edges):
                 if edge.base is None and self.engine.swap.live is not None:
-                    metrics.WEIGHTS_RESEED.labels("corrupt" if is_detour else "behind").inc()
+                    detour = "corrupt" if is_detour else "behind"
+                    reason = self._failures.reason if self._reseeds else detour
+                    metrics.WEIGHTS_RESEED.labels(reason).inc()
                 try:
                     prepared = await self._prepare(number, edge)
                     await self._check_accepted(edge.target.version)
@@ -190,9 +209,13 @@ class Mover:
                 await swap.bake(await asyncio.to_thread(self._schema_of, edge))
             staged = await self._ahead.staged(number, self._stage)
             keep_old = edge.base is not None or edge.num_bytes <= UNDO_LIMIT_BYTES
-            await swap.prepare(
-                staged, edge.target, base=edge.base, keep_old=keep_old and not is_first
-            )
+            try:
+                await swap.prepare(
+                    staged, edge.target, base=edge.base, keep_old=keep_old and not is_first
+                )
+            except RankError:
+                self._failures = self._failures.in_prepare()
+                raise
         metrics.WEIGHTS_STAGE_SECONDS.observe(time.perf_counter() - began)
         return _Held(edge, began)
 
@@ -204,6 +227,9 @@ class Mover:
         try:
             with _tracer.start_as_current_span("commit", attributes=_attributes(version)):
                 pause_s = await swap.commit()
+        except RankError:
+            self._failures = self._failures.in_commit()
+            raise
         finally:
             metrics.WEIGHTS_UNDO.inc(swap.undone - undone)
         metrics.WEIGHTS_COMMIT_SECONDS.observe(time.perf_counter() - committing)
@@ -221,6 +247,8 @@ class Mover:
         return self._schema
 
     async def _went_live(self, target: VersionRef, pause_s: float, began: float) -> None:
+        if not self._reseeds:
+            self._failures = Failures()
         self._say(target.version, bytes.fromhex(target.manifest_sha256), pause_s, began)
         await asyncio.to_thread(self._settle, target)
 

@@ -9,8 +9,9 @@ from etude.common import weights
 from etude.common.blobs import MissingError
 from etude.common.errors import EtudeError, UnavailableError, UnknownIdError
 from etude.common.weights import ReaderLease, VersionId
-from etude.inference import metrics
+from etude.inference import lagging, metrics
 from etude.inference.auditing import Auditor
+from etude.inference.lagging import Distance
 from etude.inference.moving import Moved, Mover
 from etude.inference.policy import PolicyEngine
 from etude.inference.staging import Stager
@@ -41,6 +42,9 @@ class Receiver:
     _moving: asyncio.Lock = field(default_factory=asyncio.Lock)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set and replaced at each change of status."""
+    _distance: Distance = field(default_factory=Distance)
+    _tip: VersionId | None = None
+    """The newest version, when the store was asked last."""
     _failures: int = 0
     _hinted: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there is something to look for at once."""
@@ -100,13 +104,15 @@ class Receiver:
                 newest = await asyncio.to_thread(self._newest)
                 if newest is None:
                     return
-                self._observe_lag(newest)
+                self._tip = newest
+                self._observe_lag()
                 wanted = self.target or newest
                 if wanted != self.engine.live:
                     await self._move_to(wanted)
                     return
                 await asyncio.to_thread(self._mover.renew_lease)
-                if self.status.reason:
+                await self._aim(wanted)
+                if self.status.reason and not self._mover.is_stuck:
                     self._set(replace(self.status, state=State.SERVING, reason="", message=""))
 
     async def commit(self, version: VersionId) -> Status:
@@ -140,6 +146,9 @@ class Receiver:
             live = self.engine.live
             with self._reported_here():
                 if version != live and not await self._is_behind(version, live):
+                    await self._aim(version)
+                    if not self._distance.is_near:
+                        self._set(self._on_the_way())
                     try:
                         await self._mover.stage(version)
                     except MissingError as cause:
@@ -186,8 +195,8 @@ class Receiver:
         return version in chain and live in chain
 
     async def _move_to(self, version: VersionId) -> None:
-        if self.status.is_ready:
-            self._set(replace(self.status, state=State.CATCHING_UP))
+        await self._aim(version)
+        self._set(self._on_the_way())
         try:
             await self._mover.move_to(version)
         except MissingError as cause:
@@ -195,18 +204,42 @@ class Receiver:
         self._failures = 0
         self._set(replace(self.status, state=State.SERVING, reason="", message=""))
 
+    async def _aim(self, wanted: VersionId) -> None:
+        """See how far it is to a version."""
+        live = self.engine.live
+        chain: list[VersionId] = []
+        if lagging.may_lag(live, wanted):
+            chain = await asyncio.to_thread(weights.accepted_chain, self.stager.store)
+        self._distance.aim(wanted, chain)
+        self._distance.stand_at(live)
+
     def _went_live(self, moved: Moved) -> None:
-        self._set(
-            replace(
-                self.status,
-                state=State.CATCHING_UP,
-                live=moved.live,
-                manifest_sha256=moved.manifest_sha256,
-                last_pause_s=moved.pause_s,
-                last_commit_s=moved.took_s,
-            )
+        self._distance.stand_at(moved.live)
+        self.status = replace(
+            self.status,
+            live=moved.live,
+            manifest_sha256=moved.manifest_sha256,
+            last_pause_s=moved.pause_s,
+            last_commit_s=moved.took_s,
         )
-        self._observe_lag(moved.live)
+        self._set(self._on_the_way())
+        self._observe_lag()
+
+    def _on_the_way(self) -> Status:
+        """The status while a newer version is loaded."""
+        status = self.status
+        if status.live is None or self.engine.failed or self._mover.is_stuck:
+            return status
+        if not self._distance.is_near:
+            return replace(
+                status,
+                state=State.NOT_READY,
+                reason=lagging.REASON,
+                message=f"serves {status.live}, {self._distance.message}",
+            )
+        if status.reason == lagging.REASON:
+            status = replace(status, reason="", message="")
+        return replace(status, state=State.CATCHING_UP)
 
     @contextlib.contextmanager
     def _reported_here(self) -> Iterator[None]:
@@ -214,9 +247,9 @@ class Receiver:
             yield
         except EtudeError as error:
             self._failures += 1
-            state = State.CATCHING_UP if self.engine.live else State.NOT_READY
-            if self.engine.failed:
-                state = State.NOT_READY
+            is_lost = self.engine.failed or self._mover.is_stuck
+            is_usable = self.engine.live and self._distance.is_near and not is_lost
+            state = State.CATCHING_UP if is_usable else State.NOT_READY
             self._set(replace(self.status, state=state, reason=error.reason, message=str(error)))
             raise
 
@@ -233,10 +266,11 @@ class Receiver:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _observe_lag(self, newest: VersionId) -> None:
-        live = self.engine.live
-        if live is not None:
-            metrics.WEIGHTS_LAG.labels(self.status.replica).set(newest.number - live.number)
+    def _observe_lag(self) -> None:
+        live, tip = self.engine.live, self._tip
+        if live is not None and tip is not None:
+            behind = max(0, tip.number - live.number)
+            metrics.WEIGHTS_LAG.labels(self.status.replica).set(behind)
 
 
 def _unknown(version: VersionId, cause: MissingError) -> str:

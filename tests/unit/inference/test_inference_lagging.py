@@ -1,0 +1,164 @@
+"""A replica far behind gets no new requests; one whose store is away serves on."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import REGISTRY
+from tests.support.followed_versions import assert_serves
+from tests.support.publishing import TrainedPolicy
+from typing_extensions import override
+
+from etude.common import weights
+from etude.common.blobs import MemoryStore, ObjectInfo
+from etude.common.errors import StoreError, UnavailableError
+from etude.common.weights import VersionId
+from etude.inference import lagging
+from etude.inference.lagging import JOIN_LAG, MAX_LAG
+from etude.inference.memory import MemoryEngine
+from etude.inference.receiver import Receiver
+from etude.inference.status import State, Status
+
+NUMBERS = st.integers(0, 60)
+
+
+@given(numbers=st.sets(NUMBERS), live=NUMBERS, wanted=NUMBERS)
+def test_the_lag_is_counted_along_the_chain_and_never_above_the_numbers(
+    numbers: set[int], live: int, wanted: int
+) -> None:
+    chain = [VersionId(1, number) for number in sorted(numbers)]
+    found = lagging.lag(VersionId(1, live), VersionId(1, wanted), chain)
+    assert found == len(numbers & set(range(live + 1, wanted + 1)))
+    assert found <= max(0, wanted - live)
+
+
+@given(lag=NUMBERS)
+def test_it_takes_more_to_leave_than_to_join(lag: int) -> None:
+    assert lagging.is_near(lag, was_near=False) == (lag <= JOIN_LAG)
+    assert lagging.is_near(lag, was_near=True) == (lag <= MAX_LAG)
+
+
+def publish(policy: TrainedPolicy, store: MemoryStore, numbers: range) -> None:
+    for number in numbers:
+        policy.step(0.02)
+        policy.publish(store, number, complete=number == 0)
+
+
+async def seen_while(receiver: Receiver, last: VersionId) -> list[Status]:
+    """Every status up to a version being live."""
+    seen: list[Status] = []
+
+    async def watch() -> None:
+        async for status in receiver.watch():
+            seen.append(status)  # noqa: PERF401 - the stream does not end
+
+    watching = asyncio.create_task(watch(), name="watch")
+    await asyncio.sleep(0)
+    await receiver.catch_up()
+    await asyncio.sleep(0)
+    watching.cancel()
+    assert seen[-1].live == last
+    return seen
+
+
+def far_behind(seen: list[Status], tip: int, limit: int) -> list[Status]:
+    return [each for each in seen if each.live and tip - each.live.number > limit]
+
+
+async def test_a_joiner_is_ready_only_when_it_is_near(
+    receiver: Receiver, engine: MemoryEngine, policy: TrainedPolicy, store: MemoryStore
+) -> None:
+    publish(policy, store, range(30))
+    seen = await seen_while(receiver, VersionId(1, 29))
+    far = far_behind(seen, 29, JOIN_LAG)
+    assert far
+    assert not any(each.is_ready for each in far)
+    assert {(each.state, each.reason) for each in far} == {(State.NOT_READY, "ReplicaLagging")}
+    assert "too far behind version 1.29" in far[0].message
+    assert (receiver.status.is_ready, receiver.status.reason) == (True, "")
+    assert_serves(engine, policy, VersionId(1, 29))
+
+
+async def test_a_replica_stays_ready_up_to_a_larger_lag(
+    receiver: Receiver, policy: TrainedPolicy, store: MemoryStore
+) -> None:
+    publish(policy, store, range(3))
+    await receiver.catch_up()
+    publish(policy, store, range(3, 3 + MAX_LAG))
+    assert all(each.is_ready for each in await seen_while(receiver, VersionId(1, 2 + MAX_LAG)))
+    publish(policy, store, range(3 + MAX_LAG, 4 + 2 * MAX_LAG))
+    tip = 3 + 2 * MAX_LAG
+    seen = await seen_while(receiver, VersionId(1, tip))
+    near = [each for each in seen if each.live and tip - each.live.number <= JOIN_LAG]
+    assert not any(each.is_ready for each in seen[1:] if each not in near)
+    assert near[-1].is_ready
+
+
+async def test_a_replica_that_cannot_go_on_is_not_ready_once_it_is_far_behind(
+    receiver: Receiver, engine: MemoryEngine, policy: TrainedPolicy, store: MemoryStore
+) -> None:
+    publish(policy, store, range(3))
+    await receiver.catch_up()
+    sound, receiver.stager.scratch = receiver.stager.scratch, receiver.stager.scratch / "no-folder"
+    receiver.stager.scratch.touch()
+    for number in range(3, 12):
+        publish(policy, store, range(number, number + 1))
+        with pytest.raises(UnavailableError, match="cannot stage"):
+            await receiver.catch_up()
+        assert receiver.status.is_ready == (number - 2 <= MAX_LAG)
+        assert receiver.status.reason == "Unavailable"
+    labels = {"replica": "tiny-inference-0"}
+    assert REGISTRY.get_sample_value("etude_weights_lag_versions", labels) == 9
+    receiver.stager.scratch = sound
+    await receiver.catch_up()
+    assert (receiver.status.state, receiver.status.reason) == (State.SERVING, "")
+    assert REGISTRY.get_sample_value("etude_weights_lag_versions", labels) == 0
+
+
+async def test_replicas_whose_store_is_away_stay_ready(
+    receiver: Receiver, policy: TrainedPolicy, store: MemoryStore
+) -> None:
+    publish(policy, store, range(3))
+    await receiver.catch_up()
+    publish(policy, store, range(3, 30))
+    receiver.stager.store = Away()
+    for _ in range(20):
+        with pytest.raises(StoreError):
+            await receiver.catch_up()
+        assert (receiver.status.is_ready, receiver.status.reason) == (True, "StorageUnavailable")
+
+
+async def test_numbers_that_a_resume_left_out_are_no_lag(
+    receiver: Receiver, engine: MemoryEngine, policy: TrainedPolicy, store: MemoryStore
+) -> None:
+    publish(policy, store, range(3))
+    await receiver.catch_up()
+    parent = policy.base
+    assert parent is not None
+    weights.claim_epoch(store, holder="t", parent=parent.version, reason="takeover")
+    policy.step()
+    policy.publish(store, 91, epoch=2)
+    seen = await seen_while(receiver, VersionId(2, 91))
+    assert all(each.is_ready for each in seen)
+    assert_serves(engine, policy, VersionId(2, 91))
+
+
+async def test_a_replica_that_is_pinned_does_not_lag(
+    receiver: Receiver, policy: TrainedPolicy, store: MemoryStore
+) -> None:
+    publish(policy, store, range(3))
+    await receiver.catch_up()
+    receiver.aim_at(VersionId(1, 2))
+    publish(policy, store, range(3, 30))
+    await receiver.catch_up()
+    assert (receiver.status.state, receiver.status.live) == (State.SERVING, VersionId(1, 2))
+
+
+class Away(MemoryStore):
+    """Answers nothing."""
+
+    @override
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        raise StoreError("connection refused")
