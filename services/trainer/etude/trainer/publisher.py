@@ -164,9 +164,9 @@ class Publisher(Steps):
             self._waiting.pop(version, None)
 
     def _packed(self, version: VersionId, base: VersionRef | None) -> Packed:
-        before = self._digests if self._continues(base) else None
+        before = self._count_from(base)
         # Ranks agree before a byte leaves any of them.
-        _, kept = self._together(self._is_kept, int)
+        _, kept = self._together(self._take_in, int)
         if not kept:
             before = None
         packed, nonfinite = self._together(
@@ -178,8 +178,8 @@ class Publisher(Steps):
             )
         return packed
 
-    def _is_kept(self) -> bool:
-        """Take in what changed; whether anything of the base is left in this rank's part."""
+    def _take_in(self) -> bool:
+        """Take in what changed; True if anything of the base is left in this rank's part."""
         if self._is_delta:
             sizes = self._own().sizes
             self._changes = joined(self._changes, self._tracker.take(), elements=sizes)
@@ -210,14 +210,19 @@ class Publisher(Steps):
             raise PeerFailedError(f"{failed} other ranks could not pack their part of a version")
         return done, count
 
-    def _continues(self, base: VersionRef | None) -> bool:
-        """Whether the changes since base are known; what was sent last may have become it."""
+    def _count_from(self, base: VersionRef | None) -> list[Digest] | None:
+        """Count changes from a version on, which what was sent last may have become.
+
+        Returns:
+            The digest of each part in it; None if the changes since are not known.
+        """
         if base is None or not self._is_delta:
-            return False
+            return None
         if self._sent is not None and self._is_state(self._sent.digests, base):
             self._digests, self._changes, self._sent = self._sent.digests, {}, None
-            return True
-        return self._digests is not None and self._is_state(self._digests, base)
+        elif self._digests is None or not self._is_state(self._digests, base):
+            return None
+        return self._digests
 
     def _is_state(self, digests: list[Digest], base: VersionRef) -> bool:
         own = combined(digests)
