@@ -169,7 +169,7 @@ async def test_an_undo_that_fails_ends_the_engine(
     assert not engine.is_thawed
 
 
-async def test_a_change_of_live_words_behind_our_back_is_noticed_and_undone(
+async def test_live_words_that_changed_behind_our_back_are_noticed_and_end_the_engine(
     swap: Swap, engine: MemoryEngine, policy: TrainedPolicy, tmp_path: Path
 ) -> None:
     await next_version(swap, policy, tmp_path, 1)
