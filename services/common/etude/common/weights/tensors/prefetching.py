@@ -12,10 +12,11 @@ from numba.extending import intrinsic  # type: ignore[import-untyped] # ships no
 from etude.common.weights.tensors.words import Words
 
 AHEAD = 128
-"""Places between asking and using: their cache lines fit into a quarter of the first level."""
+"""Places between asking and using: their lines, 8 KiB, are a small part of the second level of the
+cache, where they wait for their turn."""
 
-# Into the second level of the cache, which has more lines on their way at once than the first:
-# a scatter of 1.25 % of the words took 1.8 times as long with prefetches into the first level.
+# The second level has more lines on their way at once than the first: a scatter of 1.25 % of the
+# words took 1.8 times as long with prefetches into the first level.
 _FOR_READING = 0
 _INTO_SECOND_LEVEL = 2
 _DATA = 1
