@@ -51,16 +51,6 @@ def test_a_scan_is_the_formula_over_every_lane(
 
 
 @pytest.mark.parametrize("word", WORDS)
-@given(data=st.data(), first_lane=st.integers(0, 1 << 50))
-def test_single_words_in_any_order_add_up_to_the_scan(
-    word: type[np.unsignedinteger], data: st.DataObject, first_lane: int
-) -> None:
-    words = np.array(drawn(data, word), word)
-    order = np.array(data.draw(st.permutations(range(words.size))), np.int64)
-    assert digest.scan_at(words[order], order, first_lane) == digest.scan(words, first_lane)
-
-
-@pytest.mark.parametrize("word", WORDS)
 @given(data=st.data())
 def test_a_change_leads_from_one_state_to_the_other_and_back(
     word: type[np.unsignedinteger], data: st.DataObject

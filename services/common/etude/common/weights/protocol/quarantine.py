@@ -59,15 +59,3 @@ def quarantined(store: Store) -> frozenset[VersionId]:
         info.key.removeprefix(QUARANTINE).removesuffix(".json") for info in store.list(QUARANTINE)
     )
     return frozenset(found for found in map(parse_label, labels) if found is not None)
-
-
-def quarantine_reason(store: Store, version: VersionId) -> str:
-    """Why a version is refused.
-
-    Raises:
-        MissingError: it is not.
-        CorruptError: the record is damaged.
-    """
-    key = quarantine_key(version)
-    data = records.fetch(store, key)
-    return records.parse(QuarantineRecord, data, where=f"{store.url}/{key}").reason

@@ -66,11 +66,6 @@ def scan(words: Words, first_lane: int) -> Digest:
     return _digest(scan_words(fixed(words), np.uint64(first_lane)))
 
 
-def scan_at(words: Words, flat: npt.NDArray[np.int64], first_lane: int) -> Digest:
-    """Of single words: words[j] is element flat[j] of a tensor that starts at that lane.  [k]."""
-    return _digest(_scan_at(fixed(words), fixed(flat), np.uint64(first_lane)))
-
-
 def change(old: Words, new: Words, flat: npt.NDArray[np.int64], first_lane: int) -> Digest:
     """What is to be added when element flat[j] turns from old[j] to new[j].  [k]."""
     return _digest(change_words(fixed(old), fixed(new), fixed(flat), np.uint64(first_lane)))
@@ -129,21 +124,6 @@ def element(word: np.uint64, first_lane: np.uint64, lanes: int) -> tuple[np.uint
         a += _mixed(z)
         b += _mixed(z + _SECOND)
         word >>= _LANE_BITS
-    return a, b
-
-
-@compiled
-def _scan_at(
-    words: Words, flat: npt.NDArray[np.int64], first_lane: np.uint64
-) -> tuple[np.uint64, np.uint64]:
-    a = np.uint64(0)
-    b = np.uint64(0)
-    lanes = max(1, words.itemsize // 2)
-    for i in range(words.size):
-        lane = first_lane + np.uint64(flat[i] * lanes)
-        more_a, more_b = element(np.uint64(words[i]), lane, lanes)
-        a += more_a
-        b += more_b
     return a, b
 
 
