@@ -196,7 +196,8 @@ class Receiver:
 
     async def _move_to(self, version: VersionId) -> None:
         await self._aim(version)
-        self._set(self._on_the_way())
+        if (status := self._on_the_way()) != self.status:
+            self._set(status)
         try:
             await self._mover.move_to(version)
         except MissingError as cause:
