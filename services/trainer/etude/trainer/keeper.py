@@ -225,7 +225,10 @@ class Keeper:
             return
         config = self._config
         written = write_skip(
-            *(self._store, config.run, mirror, window),
+            self._store,
+            run=config.run,
+            mirror=mirror,
+            window=window,
             codec=self._codec,
             part_bytes=config.part_bytes,
         )

@@ -148,7 +148,11 @@ def _changed(copy: _Copy, part: list[Portion], window: Window, codec: Codec) -> 
             new = words[flat]
             differs = old != new
             packer.add_changes(
-                *(tensor, flat[differs], old[differs], new[differs], shard),
+                tensor=tensor,
+                flat=flat[differs],
+                old=old[differs],
+                new=new[differs],
+                shard=shard,
                 block_words=words_of(
                     words[shard.start : shard.stop], shard, tiling(spec, copy.schema.grid)
                 ),

@@ -68,9 +68,12 @@ class SimulatedPublisher:
                 packer.add_complete(0, words, shard)
             else:
                 flat = np.flatnonzero(old != words)
-                new = words[flat]
                 packer.add_changes(
-                    *(0, flat, old[flat], new, shard),
+                    tensor=0,
+                    flat=flat,
+                    old=old[flat],
+                    new=words[flat],
+                    shard=shard,
                     block_words=lambda _, lo, hi: words[lo:hi],
                 )
             packed = packer.finish()
