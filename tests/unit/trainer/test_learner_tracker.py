@@ -27,18 +27,18 @@ def test_the_first_old_bits_of_every_touched_place_are_kept(
     words = np.arange(SIZE, dtype=np.uint16)
     base = words.copy()
     watch = Tracker()
-    watch.arm()
+    watch.rearm()
     touched: set[int] = set()
     taken: tracker.Changes = {}
     for number, step in enumerate(drawn):
         if number == cut:
-            taken = watch.take()
+            taken = watch.rearm()
         before = words.copy()
         for place, value in step.items():
             words[place] = value
         touched |= set(np.flatnonzero(words != before).tolist())
         watch.record("w", bits(before), bits(words))
-    found = tracker.joined(taken, watch.take(), elements={"w": SIZE}).get("w", ())
+    found = tracker.joined(taken, watch.rearm(), elements={"w": SIZE}).get("w", ())
     if found is None:
         # Two lists that are too long together: the bits between them are known no more.
         assert len(touched) > SIZE * MOST_TOUCHED
@@ -79,7 +79,7 @@ def test_of_a_parameter_that_changed_too_much_all_old_bits_are_kept_until_the_ne
 ):
     watch = Tracker()
     assert not watch.wants("w")
-    watch.arm()
+    watch.rearm()
     old = np.arange(100, dtype=np.uint16)
     few = old.copy()
     few[[3, 50]] = 1000
@@ -88,7 +88,7 @@ def test_of_a_parameter_that_changed_too_much_all_old_bits_are_kept_until_the_ne
     watch.record("w", bits(few), bits(few + np.uint16(1)))
     assert not watch.wants("w")
     assert watch.wants("v")
-    found = watch.take()["w"]
+    found = watch.rearm()["w"]
     assert isinstance(found, Whole)
     assert np.array_equal(found.old, old)
     assert watch.wants("w")
@@ -98,17 +98,17 @@ def test_of_a_parameter_that_changed_too_much_all_old_bits_are_kept_until_the_ne
 
 def test_beyond_a_limit_parameters_that_changed_too_much_are_forgotten() -> None:
     watch = Tracker(most_kept_bytes=300)
-    watch.arm()
+    watch.rearm()
     old = np.zeros(100, np.uint16)
     for name in ("u", "v"):
         watch.record(name, bits(old), bits(old + np.uint16(1)))
         assert not watch.wants(name)
-    found = watch.take()
+    found = watch.rearm()
     assert isinstance(found["u"], Whole)
     assert found["v"] is None
     # The bits of the next version are another matter.
     watch.record("v", bits(old), bits(old + np.uint16(1)))
-    assert isinstance(watch.take()["v"], Whole)
+    assert isinstance(watch.rearm()["v"], Whole)
 
 
 def test_old_bits_of_the_first_period_win_over_those_of_the_next() -> None:

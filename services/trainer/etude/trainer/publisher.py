@@ -78,7 +78,7 @@ class Publisher(Steps):
         self._digests: list[Digest] | None = None
         """Of each part, in the version that changes are counted from; None before the first."""
         self._changes: Changes = {}
-        """Between that version and the newest take of the tracker."""
+        """Between that version and when the tracker was last armed."""
         self._sent: _Sent | None = None
         self._waiting: dict[VersionId, _Waiting] = {}
         """Changed in one operation each: an upload runs beside the steps."""
@@ -106,7 +106,7 @@ class Publisher(Steps):
         self.forget()
         if self._is_delta:
             self._digests = self._own().scan()
-            self._tracker.take()
+            self._tracker.rearm()
 
     def forget(self) -> None:
         """The weights were replaced: unless told to follow, the next version is complete."""
@@ -182,7 +182,7 @@ class Publisher(Steps):
         """Take in what changed; True if anything of the base is left in this rank's part."""
         if self._is_delta:
             sizes = self._own().sizes
-            self._changes = joined(self._changes, self._tracker.take(), elements=sizes)
+            self._changes = joined(self._changes, self._tracker.rearm(), elements=sizes)
         return not self._own().is_replaced(self._changes)
 
     def _together(self, work: Callable[[], T], counted: Callable[[T], int]) -> tuple[T, int]:

@@ -48,7 +48,7 @@ Changes = dict[str, Touched | Whole | None]
 
 
 class Tracker:
-    """Follows the parameters of one rank, once it is armed."""
+    """Follows the parameters of one rank, while it is armed."""
 
     def __init__(self, *, most_kept_bytes: int = MOST_KEPT_BYTES) -> None:
         self._changes: Changes | None = None
@@ -58,10 +58,6 @@ class Tracker:
     def is_armed(self) -> bool:
         """Whether changes are followed; before, a step costs nothing more."""
         return self._changes is not None
-
-    def arm(self) -> None:
-        """Follow changes from the present weights on; earlier ones are forgotten."""
-        self._changes = {}
 
     def disarm(self) -> None:
         """Follow nothing: the weights are those of no version."""
@@ -93,8 +89,8 @@ class Tracker:
         if not isinstance(found, Touched) or found.flat.size:
             self._changes[name] = found
 
-    def take(self) -> Changes:
-        """What changed since it was armed or last asked; what follows is counted from here."""
+    def rearm(self) -> Changes:
+        """Follow changes from the present weights on; what changed since it was last armed."""
         taken, self._changes = self._changes or {}, {}
         return taken
 
@@ -137,11 +133,9 @@ def merged(
         return overlaid(first, then.old)
     most = first.flat.size + then.flat.size
     flat, values = np.empty(most, np.int64), np.empty(most, then.old.dtype)
-    count = _merge(
-        (fixed(first.flat), fixed(first.old.astype(then.old.dtype, copy=False))),
-        (fixed(then.flat), fixed(then.old)),
-        *(flat, values),
-    )
+    earlier = Touched(fixed(first.flat), fixed(first.old.astype(then.old.dtype, copy=False)))
+    later = Touched(fixed(then.flat), fixed(then.old))
+    count = _merge(earlier, later, flat, values)
     if count > int(elements * MOST_TOUCHED):
         return None
     return Touched(flat[:count].copy(), values[:count].copy())
@@ -188,7 +182,7 @@ def _differences(old: Words, new: Words, flat: Flat, values: Words) -> int:
 
 
 @compiled
-def _merge(first: tuple[Flat, Words], then: tuple[Flat, Words], flat: Flat, values: Words) -> int:
+def _merge(first: Touched, then: Touched, flat: Flat, values: Words) -> int:
     """The union of two sorted lists; where both have a place, the first one's value counts."""
     count, i, j = 0, 0, 0
     places, old = first
