@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
-from etude.common import channels, weights
+from etude.common import channels, checkpoints, weights
 from etude.common.blobs import Store, open_store
 from etude.common.record import latest, open_record
 from etude.common.weights import Collector, VersionId
@@ -282,7 +282,7 @@ async def test_weights_that_are_no_numbers_fail_the_run_and_the_last_good_versio
     process = start(given)
     failed = await status_where(runs, process, lambda s: s.state == run_pb2.RUN_STATE_FAILED)
     assert failed.reason == "NonFiniteWeights"
-    assert "version 1.1 is not published" in failed.message
+    assert "weights are NaN or infinite" in failed.message
     assert process.poll() is None, "nobody starts it again"
     process.send_signal(signal.SIGTERM)
     assert await ended(process) == 0
@@ -290,6 +290,7 @@ async def test_weights_that_are_no_numbers_fail_the_run_and_the_last_good_versio
     store = open_store(f"file://{world}/run")
     assert weights.accepted_chain(store) == [VersionId(1, 0)]
     assert take_listing(store).payloads.keys() == {VersionId(1, 0)}
+    assert list(checkpoints.stored(store, run="u")) == []
     exporting = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", "from etude.cli.main import main; main()", "weights", "export"),
         *(f"file://{world}/run", "newest", str(world / "good"), "--model", str(world / "model")),

@@ -12,7 +12,7 @@ from etude.common.api.phases import Phase
 from etude.common.blobs import ObjectInfo, open_store
 from etude.common.errors import WrongStateError
 from etude.common.weights import VersionId
-from etude.trainer import export, ranks, rows
+from etude.trainer import export, ranks, rows, wire
 from etude.trainer.batches import (
     PolicyBatch,
     PolicySequence,
@@ -28,7 +28,7 @@ from etude.trainer.objective import Objective, PolicyObjective, Reference, imita
 from etude.trainer.optimiser import Update
 from etude.trainer.policy import Policy, load_policy
 from etude.trainer.publisher import Publisher
-from etude.trainer.receipts import Base, Receipt
+from etude.trainer.receipts import Base, NonFiniteWeightsError, Receipt
 from etude.trainer.rows import Row
 
 
@@ -184,9 +184,11 @@ class Learner:
         """Write the complete state below prefix; what was written, on rank 0.
 
         Raises:
+            NonFiniteWeightsError: some weights are NaN or infinite; nothing was written.
             StoreError: the store failed.
             WrongStateError: no phase was started.
         """
+        self._check_finite()
         return self._phases.save(
             self._store,
             prefix,
@@ -215,6 +217,21 @@ class Learner:
             hasher.update(name.encode())
             hasher.update(export.wire_tensor(name, ranks.whole(parameter)).data)
         return hasher.hexdigest()
+
+    def _check_finite(self) -> None:
+        """Refuse weights from which nobody could go on: as they are published, not as they train.
+
+        Raises:
+            NonFiniteWeightsError: some are NaN or infinite.
+        """
+        settings = self._config.weights
+        shards = [wire.local(each.detach()) for each in self.policy.parameters()]
+        own = sum(wire.num_nonfinite(each, dtype=settings.dtype) for each in shards)
+        found = int(self._ranks.total(torch.tensor(own)))
+        if found and not settings.advanced.allow_non_finite:
+            raise NonFiniteWeightsError(
+                f"no checkpoint is written: {found} weights are NaN or infinite"
+            )
 
     def _published(self) -> list[weights.Tensor]:
         return export.published_tensors(self.policy, self._ranks, dtype=self._config.weights.dtype)

@@ -37,6 +37,13 @@ def bits(tensor: Tensor, *, dtype: torch.dtype, copy: bool = False) -> Tensor:
     return flat.view(_SIGNED[flat.element_size()])
 
 
+def num_nonfinite(tensor: Tensor, *, dtype: Dtype) -> int:
+    """Elements that are NaN or infinite in the format in which they travel."""
+    if not tensor.is_floating_point():
+        return 0
+    return tensor.numel() - int(torch.isfinite(tensor.to(FLOATS[dtype])).sum())
+
+
 def words(tensor: Tensor, *, dtype: torch.dtype) -> Words:
     """The raw bits of elements in a format, on the CPU. [n]."""
     return as_words(bits(tensor, dtype=dtype))

@@ -7,12 +7,16 @@ the bytes under a name of its own; then the process is gone, as with kill -9 by 
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import NoReturn
 from urllib.parse import urlparse
 
 DIES_AT = os.environ.get("ETUDE_TEST_DIES_AT", "")
 """Part of the key whose put is never finished."""
+PEER_POLL_S = 0.05
+PEER_POLLS = 1_200
+"""A minute: the peer uploads at the same time, on a busy machine."""
 
 
 def die_in_put() -> None:
@@ -30,13 +34,17 @@ def die_in_put() -> None:
 
 
 def die(staging: Path, content: memoryview) -> NoReturn:
-    """Leave half of the bytes, and nothing that runs.
+    """Leave half of the bytes, and nothing that runs, once a peer's payload is whole.
 
     Raises:
         AssertionError: the process lives.
     """
     staging.parent.mkdir(parents=True, exist_ok=True)
     staging.write_bytes(content[: content.nbytes // 2])
+    for _ in range(PEER_POLLS):
+        if any("#" not in file.name for file in staging.parent.iterdir()):
+            break
+        time.sleep(PEER_POLL_S)
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("killed")
 
