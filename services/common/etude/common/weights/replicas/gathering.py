@@ -1,5 +1,7 @@
 """One compiled pass over a block: where its elements lie, what they are and become, the digest."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from etude.common.weights.replicas import placing
@@ -9,31 +11,58 @@ from etude.common.weights.tensors.jit import compiled
 from etude.common.weights.tensors.prefetching import AHEAD, prefetch
 from etude.common.weights.tensors.words import Indices, Words
 
+ULP, XOR, NEW = 0, 1, 2
+"""What the data of a block are: distances on the axis, old XOR new, or new words."""
 NOT_INCREASING = -1
 
 
+class Coded(NamedTuple):
+    """What a block says of its elements."""
+
+    places: Indices
+    """Of the elements, in the block. [n]"""
+    data: Words
+    """[n]"""
+    kind: int
+    """ULP, XOR or NEW."""
+    top: np.uint64
+    """Top bit of the words, or 0 where the axis is that of plain integers."""
+
+
+class Found(NamedTuple):
+    """The elements of one block in one region; all of one length."""
+
+    at: Indices
+    """Words of the parameter, counted from a base."""
+    old: Words
+    new: Words
+
+
+class Gathered(NamedTuple):
+    """How much of what is found was filled, and what it does."""
+
+    held: int
+    """Elements that the region holds, or NOT_INCREASING."""
+    changed: int
+    """Of them, those that count and change."""
+    a: np.uint64
+    """With b, what they add to the state digest."""
+    b: np.uint64
+
+
 @compiled
-def gather(  # noqa: PLR0913, PLR0917 - a block, a region and three arrays to fill
-    index: Indices,
-    data: Words,
-    kind: int,
-    top: np.uint64,
+def gather(  # noqa: PLR0913, PLR0917 - a block, where it lies, a region, live words, what to fill
+    coded: Coded,
     span: Span,
     grain: Grain,
     window: Window,
     others: Integers,
     words: Words,
     base: int,
-    at: Indices,
-    old: Words,
-    new: Words,
-) -> tuple[int, int, np.uint64, np.uint64]:
-    """Fill at, old and new with what a block changes in a region.
-
-    Returns:
-        How many elements the region holds, or NOT_INCREASING; how many of them count and change;
-        what that adds to the state digest.
-    """
+    found: Found,
+) -> Gathered:
+    """Fill what is found with what a block changes in a region."""
+    index, data, kind, top = coded
     flats = np.empty(index.size, np.int64)
     picks = flats
     if is_one_run(span, grain, window):
@@ -42,8 +71,9 @@ def gather(  # noqa: PLR0913, PLR0917 - a block, a region and three arrays to fi
         picks = np.empty(index.size, np.int64)
         count = placing.place(index, span, grain, window, flats, picks)
     if count < 0:
-        return NOT_INCREASING, 0, np.uint64(0), np.uint64(0)
-    flats, at, old, new = flats[:count], at[:count], old[:count], new[:count]
+        return Gathered(NOT_INCREASING, 0, np.uint64(0), np.uint64(0))
+    flats = flats[:count]
+    at, old, new = found.at[:count], found.old[:count], found.new[:count]
     placing.positions(flats, window, base, at)
     fetch(words, base, at, old)
     if count == index.size:
@@ -51,7 +81,7 @@ def gather(  # noqa: PLR0913, PLR0917 - a block, a region and three arrays to fi
     else:
         renew(old, data[picks[:count]], kind, top, new)
     changed, a, b = placing.change(old, new, flats, span, others)
-    return count, changed, a, b
+    return Gathered(count, changed, a, b)
 
 
 @compiled
@@ -92,10 +122,10 @@ def fetch(words: Words, base: int, at: Indices, out: Words) -> None:
 @compiled
 def renew(old: Words, data: Words, kind: int, top: np.uint64, new: Words) -> None:
     """The words after a change.  [k], [k] -> [k]."""
-    if kind == placing.ULP:
+    if kind == ULP:
         for i in range(old.size):
             new[i] = ulp.step(np.uint64(old[i]), np.uint64(data[i]), top)
-    elif kind == placing.XOR:
+    elif kind == XOR:
         for i in range(old.size):
             new[i] = old[i] ^ data[i]
     else:

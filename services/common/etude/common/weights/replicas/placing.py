@@ -5,16 +5,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from etude.common.weights.tensors import digest, ulp
+from etude.common.weights.tensors import digest
 from etude.common.weights.tensors.jit import compiled
 from etude.common.weights.tensors.prefetching import AHEAD, prefetch
 from etude.common.weights.tensors.tiles import Tiling
 from etude.common.weights.tensors.words import Indices, Words
 
 Integers = npt.NDArray[np.int64]
-
-ULP, XOR, NEW = 0, 1, 2
-"""What the data of a block are: distances on the axis, old XOR new, or new words."""
 
 
 class Grain(NamedTuple):
@@ -137,7 +134,7 @@ def positions(flats: Integers, window: Window, base: int, out: Indices) -> None:
 
 
 @compiled
-def fetch(
+def fetch_tile(
     words: Words, grain: Grain, window: Window, old: Words, seen: npt.NDArray[np.bool_]
 ) -> None:
     """The words of a whole tile as far as a window holds them, and which it held.  [n], [n]."""
@@ -160,20 +157,6 @@ def fetch(
             old[target : target + run] = words[source : source + run]
             seen[target : target + run] = True
             at += run
-
-
-@compiled
-def renew(old: Words, data: Words, picks: Integers, kind: int, top: np.uint64, new: Words) -> None:
-    """The words after a change by data[picks].  [k] -> [k]."""
-    if kind == ULP:
-        for i in range(old.size):
-            new[i] = ulp.step(np.uint64(old[i]), np.uint64(data[picks[i]]), top)
-    elif kind == XOR:
-        for i in range(old.size):
-            new[i] = old[i] ^ data[picks[i]]
-    else:
-        for i in range(old.size):
-            new[i] = data[picks[i]]
 
 
 @compiled

@@ -10,6 +10,7 @@ from etude.common.weights.coding.codecs import l2
 from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.coding.layout import Layout
 from etude.common.weights.replicas import gathering, placing
+from etude.common.weights.replicas.gathering import Coded, Found
 from etude.common.weights.replicas.holding import Holding
 from etude.common.weights.replicas.placing import Grain, Window
 from etude.common.weights.replicas.prepared import Patch, Prepared
@@ -32,14 +33,6 @@ class _Cut(NamedTuple):
     base: int
 
 
-class _Found(NamedTuple):
-    """The elements of one block in one region."""
-
-    at: Indices
-    old: Words
-    new: Words
-
-
 class _Growing:
     """The changes of one parameter, block after block, in memory that was taken once."""
 
@@ -48,9 +41,9 @@ class _Growing:
         self._whole = _room_for(most, word)
         self._size = 0
 
-    def free(self, most: int) -> _Found:
+    def free(self, most: int) -> Found:
         """Room for so many more, to be written in place."""
-        return _Found(*(part[self._size : self._size + most] for part in self._whole))
+        return Found(*(part[self._size : self._size + most] for part in self._whole))
 
     def keep(self, count: int) -> None:
         """The first so many of what is free were written."""
@@ -60,8 +53,8 @@ class _Growing:
         return Patch(parameter, base, *(part[: self._size] for part in self._whole))
 
 
-def _room_for(most: int, word: np.dtype[np.unsignedinteger]) -> _Found:
-    return _Found(np.empty(most, np.uint32), np.empty(most, word), np.empty(most, word))
+def _room_for(most: int, word: np.dtype[np.unsignedinteger]) -> Found:
+    return Found(np.empty(most, np.uint32), np.empty(most, word), np.empty(most, word))
 
 
 _Room = Mapping[tuple[str, int], _Growing]
@@ -139,7 +132,7 @@ class Preparation:
         is_whole = size == self._layout.elements(block.tensor, block.tile)
         for holding in self._held[block.tensor] if is_whole else ():
             words = self._words[holding.region.parameter]
-            placing.fetch(words, grain, holding.window, old, seen)
+            placing.fetch_tile(words, grain, holding.window, old, seen)
         if not seen.all():
             where = self._layout.where(block.tensor, block.tile)
             raise ValueError(f"{where}: not whole on this rank, as its codec needs")
@@ -154,7 +147,7 @@ class Preparation:
         free = growing.free(block.num_changed)
         found = _room_for(size, free.old.dtype) if every else free
         count = self._gather(block, cut, found)
-        found = _Found(*(part[:count] for part in found))
+        found = Found(*(part[:count] for part in found))
         if every:
             differs = found.old != found.new
             changed = int(np.count_nonzero(differs))
@@ -162,36 +155,34 @@ class Preparation:
                 return [Patch(parameter, cut.base, self._again(block, cut), found.old, found.new)]
             for part, target in zip(found, free, strict=True):
                 np.compress(differs, part, out=target[:changed])
-            found = _Found(*(part[:changed] for part in free))
+            found = Found(*(part[:changed] for part in free))
         growing.keep(found.at.size)
         return []
 
-    def _gather(self, block: StagedBlock, cut: _Cut, found: _Found) -> int:
+    def _gather(self, block: StagedBlock, cut: _Cut, found: Found) -> int:
         """Fill what is found; how many elements."""
-        kind = placing.NEW if block.index is None else placing.ULP
-        kind = placing.XOR if block.codec is Codec.XOR_ZSTD else kind
+        kind = gathering.NEW if block.index is None else gathering.ULP
+        kind = gathering.XOR if block.codec is Codec.XOR_ZSTD else kind
         ordered = self._layout.schema.tensors[block.tensor].is_ordered
         data = found.new if block.data is None else block.data
         holding = cut.holding
-        count, changed, a, b = gathering.gather(
-            fixed(_index(block)),
-            fixed(data),
-            kind,
-            top_bit(found.new.dtype, ordered=ordered),
+        top = top_bit(found.new.dtype, ordered=ordered)
+        gathered = gathering.gather(
+            Coded(fixed(_index(block)), fixed(data), kind, top),
             self._layout.span(block),
             cut.grain,
             holding.window,
             holding.others,
             self._words[holding.region.parameter],
             cut.base,
-            *found,
+            found,
         )
-        if count < 0:
+        if gathered.held < 0:
             raise self._not_increasing(block)
         if holding.region.counted:
-            self._digest = self._digest.plus(Digest(int(a), int(b)))
-            self._changed += changed
-        return int(count)
+            self._digest = self._digest.plus(Digest(int(gathered.a), int(gathered.b)))
+            self._changed += gathered.changed
+        return int(gathered.held)
 
     def _not_increasing(self, block: StagedBlock) -> CorruptError:
         where = self._layout.where(block.tensor, block.tile)
@@ -229,7 +220,7 @@ def _least(window: Window, flat: int) -> int:
     return window.parameter_offset + row * window.parameter_stride + min(column, window.width - 1)
 
 
-def _is_cheaper_whole(changed: int, found: _Found) -> bool:
+def _is_cheaper_whole(changed: int, found: Found) -> bool:
     """Whether all words of a dense block take less memory than the positions of the changed."""
     word = found.old.dtype.itemsize
     return found.at.size * 2 * word < changed * (4 + 2 * word)
