@@ -92,8 +92,14 @@ class Writer:
         index = zstd.compressed(b"".join([*columns, *(row.blake3 for row in self._rows)]))
         sha256 = hashlib.sha256(index)
         trailer = TRAILER.pack(
-            *(MAGIC, FORMAT, self._kind, 0, len(self._rows)),
-            *(self._offset, len(index), sha256.digest()),
+            MAGIC,
+            FORMAT,
+            self._kind,
+            0,
+            len(self._rows),
+            self._offset,
+            len(index),
+            sha256.digest(),
         )
         data = b"".join([*self._parts, index, trailer])
         return Container(data, self._offset, len(index), sha256.hexdigest(), len(self._rows))
