@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from etude.common.errors import CorruptError
-from etude.common.weights.coding.codecs import l2
 from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.coding.layout import Layout
 from etude.common.weights.replicas import placing
+from etude.common.weights.replicas.decoding import decoded
 from etude.common.weights.replicas.holding import Holding, holdings
 from etude.common.weights.replicas.regions import Region, Regions, problem
 from etude.common.weights.replicas.staged import StagedBlock
 from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.jit import compiled, fixed
 from etude.common.weights.tensors.schema import Schema
-from etude.common.weights.tensors.words import Indices, Words, word_type
+from etude.common.weights.tensors.words import Words, word_type
 from etude.inference.worker.device_changes import Change, Found, Group, WideChange
 from etude.inference.worker.device_memory import Memory, Sums, host
 from etude.kernels.words import Axis
@@ -171,10 +171,10 @@ class DeviceLiveWeights:
         patches: list[Change | WideChange] = []
         sums = Sums()
         for block in blocks:
-            held = [(n, h) for n, h in enumerate(self._held.get(block.tensor, ()))]
-            held = [(n, h) for n, h in held if self._meets(block, h)]
-            known = self._decoded(block) if held and block.payload is not None else block
-            for n, holding in held:
+            held = self._held.get(block.tensor, [])
+            met = [(n, h) for n, h in enumerate(held) if self._meets(block, h)]
+            known = self._decoded(block, held) if met else block
+            for n, holding in met:
                 found = self._found(known, holding)
                 if not found.flats.size:
                     continue
@@ -209,7 +209,7 @@ class DeviceLiveWeights:
         Raises:
             CorruptError: the block's places do not increase.
         """
-        index = _index(block)
+        index = block.places
         flats, picks = np.empty(index.size, np.int64), np.empty(index.size, np.int64)
         grain, span = self._layout.grain(block.tensor, block.tile), self._layout.span(block)
         count = placing.place(fixed(index), span, grain, holding.window, flats, picks)
@@ -250,46 +250,22 @@ class DeviceLiveWeights:
             sums.add_host(placing.change(old, new, found.flats, span, holding.others))
         return change
 
-    def _decoded(self, block: StagedBlock) -> StagedBlock:
-        """A block that was handed over as in the container, by the words that are live."""
-        found = l2.decode(
-            block.payload or b"",
-            self._old_tile(block),
-            changed=block.changed,
-            flags=block.flags,
-            dtype=self._layout.schema.tensors[block.tensor].dtype,
-            where=self._layout.where(block.tensor, block.tile),
-            what="rans" if block.codec is Codec.L2R else "rice",
-        )
-        return block._replace(index=found.index, data=found.delta, payload=None)
+    def _decoded(self, block: StagedBlock, held: list[Holding]) -> StagedBlock:
+        return decoded(block, layout=self._layout, held=held, fill=self._fill)
 
-    def _old_tile(self, block: StagedBlock) -> Words:
-        size = block.hi - block.lo
-        old = np.zeros(size, word_type(self._layout.schema.tensors[block.tensor].dtype))
-        seen = np.zeros(size, np.bool_)
-        is_whole = size == self._layout.elements(block.tensor, block.tile)
-        every = block._replace(payload=None, index=None)
-        for holding in self._held[block.tensor] if is_whole else ():
-            found = self._found(every, holding)
-            memory = self._memory[holding.region.parameter]
-            old[found.picks] = host(memory.gather(_positions(found, holding)), old)
-            seen[found.picks] = True
-        if not seen.all():
-            where = self._layout.where(block.tensor, block.tile)
-            raise ValueError(f"{where}: not whole on this rank, as its codec needs")
-        return old
+    def _fill(
+        self, block: StagedBlock, holding: Holding, old: Words, seen: npt.NDArray[np.bool_]
+    ) -> None:
+        found = self._found(block, holding)
+        memory = self._memory[holding.region.parameter]
+        old[found.picks] = host(memory.gather(_positions(found, holding)), old)
+        seen[found.picks] = True
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream | None:
     if device.type != "cuda":
         return None
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch annotates half of it
-
-
-def _index(block: StagedBlock) -> Indices:
-    if block.index is None:
-        return np.arange(block.hi - block.lo, dtype=np.uint32)
-    return block.index
 
 
 def _data(block: StagedBlock) -> Words:

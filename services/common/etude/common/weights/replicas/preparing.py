@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from etude.common.errors import CorruptError
-from etude.common.weights.coding.codecs import l2
 from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.coding.layout import Layout
 from etude.common.weights.replicas import gathering, placing
+from etude.common.weights.replicas.decoding import decoded
 from etude.common.weights.replicas.gathering import Coded, Found
 from etude.common.weights.replicas.holding import Holding
 from etude.common.weights.replicas.placing import Grain, Window
@@ -19,7 +20,7 @@ from etude.common.weights.tensors import digest
 from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.jit import fixed
 from etude.common.weights.tensors.ulp import top_bit
-from etude.common.weights.tensors.words import Indices, Words, word_type
+from etude.common.weights.tensors.words import Indices, Words
 
 _SEGMENT = 1 << 31
 """Words of a parameter that share one base; a block spans no more than that."""
@@ -74,18 +75,19 @@ class Preparation:
 
     def run(self, blocks: Iterable[StagedBlock]) -> Prepared:
         """Gather everything."""
-        known = self._layout.checked(list(blocks))
-        met = [(block, list(self._cuts(block))) for block in known]
+        checked = self._layout.checked(list(blocks))
+        met = [(block, list(self._cuts(block))) for block in checked]
         room = self._room(met)
         patches = []
         for block, cuts in met:
             if cuts:
-                decoded = block if block.payload is None else self._decoded(block)
+                held = self._held[block.tensor]
+                known = decoded(block, layout=self._layout, held=held, fill=self._fill)
                 for cut in cuts:
-                    patches += self._prepare(decoded, cut, room)
+                    patches += self._prepare(known, cut, room)
         patches += [growing.patch(*key) for key, growing in room.items()]
-        held = tuple(patch for patch in patches if patch.old.size)
-        return Prepared(held, self._digest, self._changed)
+        changing = tuple(patch for patch in patches if patch.old.size)
+        return Prepared(changing, self._digest, self._changed)
 
     def _cuts(self, block: StagedBlock) -> Iterator[_Cut]:
         held = self._held.get(block.tensor, [])
@@ -111,32 +113,12 @@ class Preparation:
                 most[key] = most.get(key, 0) + block.num_changed
         return {key: _Growing(self._words[key[0]].dtype, size) for key, size in most.items()}
 
-    def _decoded(self, block: StagedBlock) -> StagedBlock:
-        """A block that was handed over as in the container, by the words that are live."""
-        found = l2.decode(
-            block.payload or b"",
-            self._old_tile(block),
-            changed=block.changed,
-            flags=block.flags,
-            dtype=self._layout.schema.tensors[block.tensor].dtype,
-            where=self._layout.where(block.tensor, block.tile),
-            what="rans" if block.codec is Codec.L2R else "rice",
-        )
-        return block._replace(index=found.index, data=found.delta, payload=None)
-
-    def _old_tile(self, block: StagedBlock) -> Words:
-        size = block.hi - block.lo
-        old = np.zeros(size, word_type(self._layout.schema.tensors[block.tensor].dtype))
-        seen = np.zeros(size, np.bool_)
+    def _fill(
+        self, block: StagedBlock, holding: Holding, old: Words, seen: npt.NDArray[np.bool_]
+    ) -> None:
         grain = self._layout.grain(block.tensor, block.tile)
-        is_whole = size == self._layout.elements(block.tensor, block.tile)
-        for holding in self._held[block.tensor] if is_whole else ():
-            words = self._words[holding.region.parameter]
-            placing.fetch_tile(words, grain, holding.window, old, seen)
-        if not seen.all():
-            where = self._layout.where(block.tensor, block.tile)
-            raise ValueError(f"{where}: not whole on this rank, as its codec needs")
-        return old
+        words = self._words[holding.region.parameter]
+        placing.fetch_tile(words, grain, holding.window, old, seen)
 
     def _prepare(self, block: StagedBlock, cut: _Cut, room: _Room) -> list[Patch]:
         """Add what a block changes in a region to its parameter, or return a patch of its own."""
@@ -168,7 +150,7 @@ class Preparation:
         holding = cut.holding
         top = top_bit(found.new.dtype, ordered=ordered)
         gathered = gathering.gather(
-            Coded(fixed(_index(block)), fixed(data), kind, top),
+            Coded(fixed(block.places), fixed(data), kind, top),
             self._layout.span(block),
             cut.grain,
             holding.window,
@@ -194,19 +176,13 @@ class Preparation:
         return lambda: self._positions(bare, cut)
 
     def _positions(self, block: StagedBlock, cut: _Cut) -> Indices:
-        index = _index(block)
+        index = block.places
         flats, picks = np.empty(index.size, np.int64), np.empty(index.size, np.int64)
         span = self._layout.span(block)
         count = placing.place(fixed(index), span, cut.grain, cut.holding.window, flats, picks)
         at = np.empty(count, np.uint32)
         placing.positions(flats[:count], cut.holding.window, cut.base, at)
         return at
-
-
-def _index(block: StagedBlock) -> Indices:
-    if block.index is None:
-        return np.arange(block.hi - block.lo, dtype=np.uint32)
-    return block.index
 
 
 def _flat(grain: Grain, local: int) -> int:

@@ -54,6 +54,13 @@ class StagedBlock(NamedTuple):
             return self.changed
         return self.hi - self.lo if self.index is None else self.index.size
 
+    @property
+    def places(self) -> Indices:
+        """Which elements the data are for, counted from lo."""
+        if self.index is None:
+            return np.arange(self.hi - self.lo, dtype=np.uint32)
+        return self.index
+
 
 def write(path: Path, blocks: Iterable[StagedBlock]) -> None:
     """Stage blocks for the workers; they may come from a generator and are not kept."""

@@ -1,0 +1,56 @@
+"""Blocks that were handed over as in the container, decoded by the words that are live."""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from etude.common.weights.coding.codecs import l2
+from etude.common.weights.coding.codecs.ids import Codec
+from etude.common.weights.coding.layout import Layout
+from etude.common.weights.replicas.holding import Holding
+from etude.common.weights.replicas.staged import StagedBlock
+from etude.common.weights.tensors.words import Words, word_type
+
+Fill = Callable[[StagedBlock, Holding, Words, npt.NDArray[np.bool_]], None]
+"""Puts the words of a block that covers its tile into an array, as far as a region holds them,
+and marks which it held.  [n], [n]."""
+
+
+def decoded(
+    block: StagedBlock, *, layout: Layout, held: Iterable[Holding], fill: Fill
+) -> StagedBlock:
+    """The block as if the receiver had decoded it; the same one if it had.
+
+    Args:
+        block: of the layout.
+        layout: of the schema.
+        held: the regions of its tensor on this rank.
+        fill: reads them.
+
+    Raises:
+        CorruptError: its payload is damaged.
+        ValueError: its tile is not whole on this rank.
+    """
+    if block.payload is None:
+        return block
+    spec = layout.schema.tensors[block.tensor]
+    where = layout.where(block.tensor, block.tile)
+    size = block.hi - block.lo
+    old = np.zeros(size, word_type(spec.dtype))
+    seen = np.zeros(size, np.bool_)
+    if size == layout.elements(block.tensor, block.tile):
+        for holding in held:
+            fill(block, holding, old, seen)
+    if not seen.all():
+        raise ValueError(f"{where}: not whole on this rank, as its codec needs")
+    found = l2.decode(
+        block.payload,
+        old,
+        changed=block.changed,
+        flags=block.flags,
+        dtype=spec.dtype,
+        where=where,
+        what="rans" if block.codec is Codec.L2R else "rice",
+    )
+    return block._replace(index=found.index, data=found.delta, payload=None)
