@@ -100,7 +100,9 @@ def unprepared(engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch) -> list[st
 
     async def answer(method: str, *args: object) -> object:
         answers = list(await call(method, *args))
-        if method == "prepared" and errors and None not in answers:
+        if method == "prepared" and errors:
+            if None in answers:  # an answer that was heard once is not asked for again
+                return [None] * len(answers)
             answers[1] = {"error": errors.pop(), "is_corrupt": False}
         return answers
 
@@ -244,10 +246,16 @@ async def test_replicas_that_swap_together_are_given_a_complete_version_too(
             await receiver.stage(V[3])
         await receiver.catch_up()
     before = reseeds("prepare_failed")
+    unprepared.append("no memory")
+    with pytest.raises(RankError):
+        await receiver.stage(V[3])
+    await receiver.catch_up()
+    assert (receiver.status.live, receiver.status.state) == (V[2], State.NOT_READY)
     status = await receiver.stage(V[3])
     assert (status.live, status.staged) == (V[2], V[3])
-    assert reseeds("prepare_failed") == before + 1
+    assert reseeds("prepare_failed") == before + 2
     await receiver.commit(V[3])
+    assert receiver.status.is_ready
     assert_serves(engine, policy, V[3])
 
 

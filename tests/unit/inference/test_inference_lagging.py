@@ -1,19 +1,19 @@
 """A replica far behind gets no new requests; one whose store is away serves on."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
-from tests.support.followed_versions import assert_serves
+from tests.support.followed_versions import assert_serves, damage
 from tests.support.publishing import TrainedPolicy
 from typing_extensions import override
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore, ObjectInfo
-from etude.common.errors import StoreError, UnavailableError
+from etude.common.errors import CorruptError, StoreError, UnavailableError
 from etude.common.weights import VersionId
 from etude.inference import lagging
 from etude.inference.lagging import JOIN_LAG, MAX_LAG
@@ -46,8 +46,10 @@ def publish(policy: TrainedPolicy, store: MemoryStore, numbers: range) -> None:
         policy.publish(store, number, complete=number == 0)
 
 
-async def seen_while(receiver: Receiver, last: VersionId) -> list[Status]:
-    """Every status up to a version being live."""
+async def seen_while(
+    receiver: Receiver, last: VersionId, move: Callable[[], Awaitable[object]] | None = None
+) -> list[Status]:
+    """Every status up to a version being live, by following unless told otherwise."""
     seen: list[Status] = []
 
     async def watch() -> None:
@@ -56,7 +58,7 @@ async def seen_while(receiver: Receiver, last: VersionId) -> list[Status]:
 
     watching = asyncio.create_task(watch(), name="watch")
     await asyncio.sleep(0)
-    await receiver.catch_up()
+    await (move or receiver.catch_up)()
     await asyncio.sleep(0)
     watching.cancel()
     assert seen[-1].live == last
@@ -143,6 +145,36 @@ async def test_numbers_that_a_resume_left_out_are_no_lag(
     seen = await seen_while(receiver, VersionId(2, 91))
     assert all(each.is_ready for each in seen)
     assert_serves(engine, policy, VersionId(2, 91))
+
+
+async def test_a_replica_that_stages_what_is_far_ahead_is_not_ready_until_it_is_near(
+    receiver: Receiver, policy: TrainedPolicy, store: MemoryStore
+) -> None:
+    publish(policy, store, range(3))
+    await receiver.catch_up()
+    publish(policy, store, range(3, 30))
+    seen = await seen_while(receiver, VersionId(1, 28), lambda: receiver.stage(VersionId(1, 29)))
+    far = far_behind(seen[1:], 29, JOIN_LAG)
+    assert far
+    assert not any(each.is_ready for each in far)
+    assert (receiver.status.is_ready, receiver.status.staged) == (True, VersionId(1, 29))
+
+
+async def test_a_replica_that_is_told_to_serve_what_it_has_is_near_it(
+    receiver: Receiver, policy: TrainedPolicy, store: MemoryStore
+) -> None:
+    publish(policy, store, range(30))
+    damage(store, weights.read_manifest(store, VersionId(1, 5)))
+    with pytest.raises(CorruptError):
+        await receiver.catch_up()
+    assert (receiver.status.live, receiver.status.is_ready) == (VersionId(1, 4), False)
+    receiver.aim_at(VersionId(1, 4))
+    await receiver.catch_up()
+    assert (receiver.status.state, receiver.status.reason) == (State.SERVING, "")
+    receiver.stager.store = Away()
+    with pytest.raises(StoreError):
+        await receiver.catch_up()
+    assert receiver.status.is_ready
 
 
 async def test_a_replica_that_is_pinned_does_not_lag(

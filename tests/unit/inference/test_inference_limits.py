@@ -1,6 +1,7 @@
 """How long a swap may take: what hangs ends the engine, what only waits for requests does not."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -200,6 +201,15 @@ async def test_what_ends_in_time_is_returned_and_its_error_raised() -> None:
     assert await steps.within(10, work(fails=False), "it") == 7
     with pytest.raises(OSError, match="as it is"):
         await steps.within(10, work(fails=True), "it")
+
+
+async def test_a_process_that_was_stopped_for_longer_than_the_limit_has_not_hung() -> None:
+    async def work() -> int:
+        time.sleep(1.2)  # noqa: ASYNC251 - nothing of the process runs, as after a SIGSTOP
+        await asyncio.sleep(0.01)
+        return 7
+
+    assert await steps.within(1.0, work(), "it") == 7
 
 
 @given(prepares=st.lists(SECONDS, min_size=1), bake=SECONDS, loads=st.booleans())
