@@ -176,9 +176,7 @@ def export(  # noqa: PLR0913 - as above
 
     source = model or source_of(run)
     with _folder(scratch) as copy:
-        found = copy_of(_store(run, endpoint, region), version, Path(copy) / "copy")
-        if found.schema is None or found.ref is None:
-            raise AssertionError("a copy of a version has a schema")
+        found = copy_of(_store(run, endpoint, region), version, Path(copy) / "copy").whole()
         written = write_folder(folder, schema=found.schema, words=found.words, source=source)
         say(f"version {found.ref.version}, state {found.ref.state}: {len(written)} files")
     console().print(str(folder), soft_wrap=True)

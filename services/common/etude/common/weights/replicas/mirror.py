@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
@@ -53,6 +54,23 @@ class _Label(BaseModel):
     schema_sha256: Sha256
 
 
+class Whole(NamedTuple):
+    """What a copy is while it is one version."""
+
+    ref: VersionRef
+    schema: Schema
+    words: dict[str, Words]
+    """By name of the tensor, in place: do not write. Values are [elements]."""
+
+
+class _Mapped(NamedTuple):
+    """The words of a model on disk, whatever they are."""
+
+    schema: Schema
+    words: dict[str, Words]
+    live: LiveWeights
+
+
 @dataclass(slots=True)
 class Mirror:
     """One version, bit for bit, in checkpoint coordinates; of one process at a time."""
@@ -64,18 +82,31 @@ class Mirror:
     ranges: RangeReader | None = None
     ref: VersionRef | None = field(default=None, init=False)
     """What the words are; None while they are nothing that was published."""
-    schema: Schema | None = field(default=None, init=False)
-    _live: LiveWeights | None = field(default=None, init=False)
-    _words: dict[str, Words] = field(default_factory=dict, init=False)
+    _mapped: _Mapped | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._resume()
 
     @property
+    def schema(self) -> Schema | None:
+        """What the words are of; None before the first version."""
+        return None if self._mapped is None else self._mapped.schema
+
+    @property
     def words(self) -> dict[str, Words]:
         """The words of every tensor by name, in place: do not write. Values are [elements]."""
-        return self._words
+        return {} if self._mapped is None else self._mapped.words
+
+    def whole(self) -> Whole:
+        """The version that the words are.
+
+        Raises:
+            ValueError: they are none yet.
+        """
+        if self.ref is None or self._mapped is None:
+            raise ValueError(f"{self.folder} holds no version yet")
+        return Whole(self.ref, self._mapped.schema, self._mapped.words)
 
     def move_to(
         self, version: VersionId, on_change: Change | None = None, *, view: View | None = None
@@ -113,9 +144,9 @@ class Mirror:
         Raises:
             ValueError: there are none yet.
         """
-        if self._live is None:
+        if self._mapped is None:
             raise ValueError(f"{self.folder} holds no version yet")
-        return self._live.scan()
+        return self._mapped.live.scan()
 
     def predicted(self, edge: Edge) -> Digest:
         """The state that an edge would lead to from here; nothing is written.
@@ -126,29 +157,34 @@ class Mirror:
             StoreError: the store failed.
             ValueError: there is no version to start from.
         """
-        if self.ref is None or self.schema is None or self._live is None:
+        mapped = self._mapped
+        if self.ref is None or mapped is None:
             raise ValueError(f"{self.folder} holds no version yet")
-        if edge.schema_sha256 != self.schema.sha256:
+        if edge.schema_sha256 != mapped.schema.sha256:
             raise CorruptError(f"version {edge.target.version}: its {edge.kind} has another schema")
         state = Digest.parse(self.ref.state)
-        with self._staged(edge, self.schema) as blocks:
+        with self._staged(edge, mapped.schema) as blocks:
             for batch in _batches(blocks):
-                state = state.plus(self._live.prepare(batch).digest)
+                state = state.plus(mapped.live.prepare(batch).digest)
         return state
 
     def _go(self, edge: Edge, on_change: Change | None) -> None:
-        if self.schema is None or self.schema.sha256 != edge.schema_sha256:
-            data = read_schema_bytes(self.store, edge.schema_sha256)
-            where = f"{self.store.url}: schema {edge.schema_sha256}"
-            schema = parse_schema(data, sha256=edge.schema_sha256, where=where)
-            self._reshape(schema, f"version {edge.target.version} of {self.store.url}")
-        if self.schema is None or self._live is None:
-            raise AssertionError("a reshaped mirror has words")
-        with self._staged(edge, self.schema) as blocks:
+        mapped = self._fitting(edge)
+        with self._staged(edge, mapped.schema) as blocks:
             if edge.base is None:
-                self._replace(self._live, edge, blocks)
+                self._replace(mapped.live, edge, blocks)
             else:
-                self._change(self._live, edge, blocks, on_change)
+                self._change(mapped.live, edge, blocks, on_change)
+
+    def _fitting(self, edge: Edge) -> _Mapped:
+        """The words, or room for those of another model."""
+        if self._mapped is not None and self._mapped.schema.sha256 == edge.schema_sha256:
+            return self._mapped
+        # No name here holds the old words: mapped, they would take disk beside the new ones.
+        data = read_schema_bytes(self.store, edge.schema_sha256)
+        where = f"{self.store.url}: schema {edge.schema_sha256}"
+        schema = parse_schema(data, sha256=edge.schema_sha256, where=where)
+        return self._reshape(schema, f"version {edge.target.version} of {self.store.url}")
 
     @contextmanager
     def _staged(self, edge: Edge, schema: Schema) -> Iterator[list[StagedBlock]]:
@@ -198,21 +234,21 @@ class Mirror:
             label = _Label.model_validate_json((self.folder / "label.json").read_bytes())
             schema_bytes = (self.folder / "schema.json").read_bytes()
             schema = parse_schema(schema_bytes, sha256=label.schema_sha256, where=str(self.folder))
-            self._map(schema)
+            mapped = self._map(schema)
         except (OSError, ValueError, ValidationError, CorruptError):
             self._clear()
             return
-        if self._live is None or self._live.scan().hex() != label.ref.state:
+        if mapped.live.scan().hex() != label.ref.state:
             self._clear()
             return
         self.ref = label.ref
 
     def _clear(self) -> None:
-        self.ref, self.schema, self._live, self._words = None, None, None, {}
+        self.ref, self._mapped = None, None
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True, exist_ok=True)
 
-    def _reshape(self, schema: Schema, whose: str) -> None:
+    def _reshape(self, schema: Schema, whose: str) -> _Mapped:
         """Make room for every word.
 
         Raises:
@@ -231,19 +267,19 @@ class Mirror:
         with (self.folder / "words").open("wb") as file:
             file.truncate(size)
         (self.folder / "schema.json").write_bytes(schema.to_bytes())
-        self._map(schema)
+        return self._map(schema)
 
-    def _map(self, schema: Schema) -> None:
+    def _map(self, schema: Schema) -> _Mapped:
         places = _places(schema)
         memory = np.memmap(self.folder / "words", np.uint8, "r+")
         if memory.size != places[-1]:
             raise CorruptError(f"{self.folder}: {memory.size} bytes of words, not {places[-1]}")
-        self._words = {
+        words = {
             spec.name: memory[start : start + spec.num_bytes].view(word_type(spec.dtype))
             for spec, start in zip(schema.tensors, places, strict=False)
         }
-        self.schema = schema
-        self._live = LiveWeights(schema, self._words, identity_regions(schema))
+        self._mapped = _Mapped(schema, words, LiveWeights(schema, words, identity_regions(schema)))
+        return self._mapped
 
     def _drop_label(self) -> None:
         (self.folder / "label.json").unlink(missing_ok=True)
