@@ -29,15 +29,18 @@ SECONDS = st.floats(0, 10_000)
 
 
 class HangingRanks(MemoryRanks):
-    """Ranks that never answer some call."""
+    """Ranks that never answer some call, or take a while for another."""
 
     hangs: str = ""
+    slow: str = ""
 
     @override
     async def call(self, method: str, *args: object) -> Sequence[Any]:
         if method == self.hangs:
             self.calls.append(method)
             await asyncio.Event().wait()
+        if method == self.slow:
+            await asyncio.sleep(0.05)
         return await super().call(method, *args)
 
 
@@ -201,6 +204,24 @@ async def test_what_ends_in_time_is_returned_and_its_error_raised() -> None:
     assert await steps.within(10, work(fails=False), "it") == 7
     with pytest.raises(OSError, match="as it is"):
         await steps.within(10, work(fails=True), "it")
+
+
+async def test_a_limit_is_kept_as_a_whole() -> None:
+    async with asyncio.timeout(5):
+        with pytest.raises(steps.HangsError, match="it took over 1 s"):
+            await steps.within(1.0, asyncio.sleep(60), "it")
+
+
+async def test_a_large_model_has_the_time_that_its_own_work_took(
+    serving: Receiver, engine: BusyEngine, policy: TrainedPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "PAUSE_S", 0.0)
+    monkeypatch.setattr(pace, "SLACK", 1e9)
+    assert engine.swap._pace.bake_s > 0
+    assert isinstance(engine.ranks, HangingRanks)
+    engine.ranks.slow = "commit"
+    await serving.catch_up()
+    assert_serves(engine, policy, VersionId(1, 1))
 
 
 async def test_a_process_that_was_stopped_for_longer_than_the_limit_has_not_hung() -> None:
