@@ -195,6 +195,13 @@ async def test_a_hint_is_looked_at_at_once_and_only_if_it_is_news(
     following.cancel()
 
 
+def test_a_store_that_is_away_is_asked_more_often_than_for_a_version_that_it_refused() -> None:
+    waits = [receivers.backoff_s(failures, StoreError.reason) for failures in range(100)]
+    assert waits == sorted(waits)
+    assert (waits[0], waits[-1]) == (receivers.POLL_S, receivers.MAX_STORE_BACKOFF_S)
+    assert receivers.backoff_s(100, CorruptError.reason) == receivers.MAX_BACKOFF_S
+
+
 async def test_damaged_memory_puts_all_since_the_last_sound_audit_in_doubt(
     receiver: Receiver,
     engine: MemoryEngine,

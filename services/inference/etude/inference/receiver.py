@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from etude.common import weights
 from etude.common.blobs import MissingError
-from etude.common.errors import EtudeError, UnavailableError, UnknownIdError
+from etude.common.errors import EtudeError, StoreError, UnavailableError, UnknownIdError
 from etude.common.weights import ReaderLease, VersionId
 from etude.inference import lagging, metrics
 from etude.inference.auditing import Auditor
@@ -22,6 +22,15 @@ POLL_S = 1.0
 
 MAX_BACKOFF_S = 60.0
 """Longest wait before a version that was refused is fetched again."""
+
+MAX_STORE_BACKOFF_S = 8.0
+"""The same while the store is away: looking again costs it one call, and it may be back."""
+
+
+def backoff_s(failures: int, reason: str) -> float:
+    """How long to wait for a hint before looking again, after so many failures in a row."""
+    longest_s = MAX_STORE_BACKOFF_S if reason == StoreError.reason else MAX_BACKOFF_S
+    return min(POLL_S * float(1 << min(failures, 10)), longest_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,12 +86,9 @@ class Receiver:
                 await self.catch_up()
             self._hinted.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._patience_s()):
+                async with asyncio.timeout(backoff_s(self._failures, self.status.reason)):
                     await self._hinted.wait()
         raise UnavailableError(f"engine: {self.engine.failed}")
-
-    def _patience_s(self) -> float:
-        return min(POLL_S * float(1 << min(self._failures, 10)), MAX_BACKOFF_S)
 
     def hear_of(self, version: VersionId) -> None:
         """Take a hint that a version was published: it is looked for at once, if it is news."""
