@@ -103,11 +103,18 @@ def recorded(layout: Layout, name: str) -> int | None:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
+    """Whether any thread of the process is more than a zombie.
+
+    The first thread may be one while others still end: then its sockets are not closed yet.
+    """
+    return any(_is_alive(stat) for stat in Path(f"/proc/{pid}/task").glob("*/stat"))
+
+
+def _is_alive(stat: Path) -> bool:
     try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        state = stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return False  # it ended meanwhile
     return state not in {"Z", "X"}
 
 
