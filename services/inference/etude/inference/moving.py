@@ -148,6 +148,9 @@ class Mover:
     async def _along(self, version: VersionId, *, holds: bool = False) -> None:
         """Take the cheapest way; around what turns out to be damaged.
 
+        A way around may begin at a complete version below the live one: what lies between is
+        then live for a moment each, and a running request's versions go down.
+
         Raises:
             CorruptError: every way is damaged: the first damage.
             MissingError: there is no way at all.

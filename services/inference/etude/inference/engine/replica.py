@@ -149,7 +149,7 @@ class Replica(PolicyEngine, Steps):
         self._gate.clear()
         try:
             # vLLM tells nobody when its last one ends; none does in an engine that failed.
-            while self._unfinished() and not self.llm.errored:  # noqa: ASYNC110 - as above
+            while self._unfinished() and not self.llm.errored:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(DRAIN_LOOK_S)
         except BaseException:
             self._gate.set()
