@@ -5,7 +5,7 @@ from typing_extensions import override
 
 from etude.common import weights
 from etude.common.blobs import MemoryStore
-from etude.common.weights import Keyframe, Stats, VersionId, WeightManifest
+from etude.common.weights import Keyframe, Skip, Stats, VersionId, WeightManifest
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.inference.memory import MemoryEngine
 
@@ -51,6 +51,26 @@ def add_keyframe(store: MemoryStore, policy: TrainedPolicy, manifest: WeightMani
     record = Keyframe(
         run=manifest.run,
         target=manifest.ref,
+        schema_sha256=SCHEMA.sha256,
+        objects=(item.model_copy(update={"key": key}),),
+        stats=Stats(**packed.stats._asdict()),
+    )
+    return weights.write_folded(store, record)
+
+
+def add_skip(
+    store: MemoryStore, policy: TrainedPolicy, base: WeightManifest, target: WeightManifest
+) -> Skip:
+    """What a keeper folds: all that changed from one version to another."""
+    kept = TrainedPolicy(SCHEMA, policy.published[target.version])
+    kept.published = policy.published
+    packed = kept.packed(base.ref)
+    key = weights.publish_skip_part(store, base.version, target.version, 0, packed.container.data)
+    item = payload(MemoryStore(), target.version, packed, complete=False)
+    record = Skip(
+        run=target.run,
+        base=base.ref,
+        target=target.ref,
         schema_sha256=SCHEMA.sha256,
         objects=(item.model_copy(update={"key": key}),),
         stats=Stats(**packed.stats._asdict()),

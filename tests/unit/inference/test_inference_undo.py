@@ -11,6 +11,7 @@ from etude.common.errors import CorruptError, UnavailableError
 from etude.common.weights import Edge, VersionRef
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.inference.ahead import Ahead
+from etude.inference.legs import Leg
 from etude.inference.memory import MemoryEngine, MemoryRanks
 from etude.inference.policy import EngineInfo
 from etude.inference.receiver import Receiver
@@ -177,20 +178,21 @@ async def test_a_full_disk_leaves_the_live_version_serving_and_says_what_is_need
     assert str(engine.live) == "1.1"
 
 
-def edge(number: int) -> Edge:
+def leg(number: int) -> Leg:
     target = VersionRef(epoch=1, number=number, manifest_sha256="0" * 64, state="0" * 32)
-    return Edge("delta", None, target, "0" * 64, ())
+    edge = Edge("delta", None, target, "0" * 64, ())
+    return Leg(edge, (edge,))
 
 
 async def test_two_versions_are_staged_ahead_and_no_more(tmp_path: Path) -> None:
     begun: list[int] = []
 
-    def stage(step: Edge) -> Path:
-        begun.append(step.target.number)
-        return tmp_path / str(step.target.number)
+    def stage(each: Leg) -> Path:
+        begun.append(each.edge.target.number)
+        return tmp_path / str(each.edge.target.number)
 
     ahead = Ahead()
-    with ahead.along([edge(number) for number in range(6)]):
+    with ahead.along([leg(number) for number in range(6)]):
         assert await ahead.staged(0, stage) == tmp_path / "0"
         assert [version.number for version in ahead.versions()] == [1, 2]
         assert await ahead.staged(2, stage) == tmp_path / "2"
@@ -201,13 +203,13 @@ async def test_two_versions_are_staged_ahead_and_no_more(tmp_path: Path) -> None
 
 
 async def test_a_version_that_cannot_be_staged_ahead_fails_in_its_own_turn(tmp_path: Path) -> None:
-    def stage(step: Edge) -> Path:
-        if step.target.number == 1:
+    def stage(each: Leg) -> Path:
+        if each.edge.target.number == 1:
             raise CorruptError("version 1.1 is damaged")
         return tmp_path
 
     ahead = Ahead()
-    with ahead.along([edge(0), edge(1)]):
+    with ahead.along([leg(0), leg(1)]):
         await ahead.staged(0, stage)
         with pytest.raises(CorruptError, match=r"1\.1 is damaged"):
             await ahead.staged(1, stage)

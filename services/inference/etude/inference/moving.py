@@ -13,12 +13,14 @@ from etude.common import weights
 from etude.common.blobs import MissingError
 from etude.common.errors import CorruptError, FencedError
 from etude.common.weights import Edge, ReaderLease, VersionId, VersionRef
+from etude.common.weights.replicas.folding import DamagedEdgeError
 from etude.common.weights.replicas.wanted import tiles_of_regions
 from etude.common.weights.tensors.schema import Schema
 from etude.inference import metrics
 from etude.inference.ahead import Ahead
 from etude.inference.auditing import Auditor
 from etude.inference.escalation import Failures, Remedy
+from etude.inference.legs import Leg, legs_of
 from etude.inference.policy import PolicyEngine
 from etude.inference.ranks import RankError
 from etude.inference.staging import Stager
@@ -148,9 +150,6 @@ class Mover:
     async def _along(self, version: VersionId, *, holds: bool = False) -> None:
         """Take the cheapest way; around what turns out to be damaged.
 
-        A way around may begin at a complete version below the live one: what lies between is
-        then live for a moment each, and a running request's versions go down.
-
         Raises:
             CorruptError: every way is damaged: the first damage.
             MissingError: there is no way at all.
@@ -181,8 +180,9 @@ class Mover:
         return self.lease.plan(version, avoid=avoid)
 
     async def _take(self, edges: list[Edge], *, is_detour: bool, holds: bool) -> _Refused | None:
-        with self._ahead.along(edges):
-            for number, edge in enumerate(edges):
+        legs = legs_of(edges, self.engine.swap.live)
+        with self._ahead.along(legs):
+            for number, (edge, _) in enumerate(legs):
                 if edge.base is None and self.engine.swap.live is not None:
                     detour = "corrupt" if is_detour else "behind"
                     reason = self._failures.reason if self._reseeds else detour
@@ -190,7 +190,7 @@ class Mover:
                 try:
                     prepared = await self._prepare(number, edge)
                     await self._check_accepted(edge.target.version)
-                    if holds and number == len(edges) - 1:
+                    if holds and number == len(legs) - 1:
                         self._held = prepared
                     else:
                         await self._commit(prepared)
@@ -199,7 +199,8 @@ class Mover:
                     if self.engine.swap.live is not None:
                         # Damaged memory, too, makes a sound version lead to another state.
                         await self.auditor.audit()
-                    return _Refused(edge, error)
+                    damaged = error.edge if isinstance(error, DamagedEdgeError) else edge
+                    return _Refused(damaged, error)
         return None
 
     async def _prepare(self, number: int, edge: Edge) -> _Held:
@@ -239,10 +240,13 @@ class Mover:
         await self.auditor.committed(is_first=is_first)
         await self._went_live(edge.target, pause_s, began)
 
-    def _stage(self, edge: Edge) -> Path:
-        """Fetch what the ranks hold of a step's target; they know it since they were baked."""
-        schema = self._schema_of(edge)
-        return self.stager.blocks(edge, schema, tiles_of_regions(schema, self.engine.swap.regions))
+    def _stage(self, leg: Leg) -> Path:
+        """Fetch what the ranks hold of a leg's target; they know it since they were baked."""
+        regions = self.engine.swap.regions
+        if len(leg.parts) > 1:
+            return self.stager.end_of(leg, regions.keys())
+        schema = self._schema_of(leg.edge)
+        return self.stager.blocks(leg.edge, schema, tiles_of_regions(schema, regions))
 
     def _schema_of(self, edge: Edge) -> Schema:
         if self._schema is None or self._schema.sha256 != edge.schema_sha256:

@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +11,12 @@ from etude.common.blobs import Store
 from etude.common.errors import CorruptError, UnavailableError, crossing
 from etude.common.weights import Edge, VersionId, WeightManifest
 from etude.common.weights.replicas import reading, staged
+from etude.common.weights.replicas.folding import stage_end
+from etude.common.weights.replicas.mirror import Mirror
 from etude.common.weights.replicas.wanted import Wanted, every_block
 from etude.common.weights.tensors.schema import Schema, parse_schema
 from etude.inference import metrics
+from etude.inference.legs import Leg
 
 UNPACKED = 5
 """Bytes on disk for each byte in the store: places of 4 bytes were packed into less than one."""
@@ -61,20 +65,49 @@ class Stager:
             MissingError: an object was deleted.
             UnavailableError: the scratch folder takes no more; it says how much is needed.
         """
+        with self._placed(edge) as path:
+            num_bytes = reading.stage(self.store, edge, schema, path, wanted)
+        metrics.WEIGHTS_BYTES.labels(edge.kind, "blocks").inc(num_bytes)
+        return path
+
+    def end_of(self, leg: Leg, tensors: Collection[int]) -> Path:
+        """Take all parts of a leg in a copy of the whole model on disk; stage what they end in.
+
+        Args:
+            leg: of several parts; the first one is complete.
+            tensors: places in the schema of those that this engine holds something of.
+
+        Raises:
+            DamagedEdgeError: a part is damaged.
+            MissingError: an object was deleted.
+            UnavailableError: the scratch folder takes no more; it says how much is needed.
+        """
+        copy = self.scratch / "staged" / "copy"
+        with self._placed(leg.edge) as path:
+            _remove(copy)
+            try:
+                stage_end(leg.parts, Mirror(self.store, copy), path, tensors)
+            finally:
+                _remove(copy)
+        for part in leg.parts:
+            metrics.WEIGHTS_BYTES.labels(part.kind, "blocks").inc(part.num_bytes)
+        return path
+
+    @contextlib.contextmanager
+    def _placed(self, edge: Edge) -> Iterator[Path]:
+        """Where to stage an edge's target: nothing is there, nor is after a failure."""
         target = edge.target.version
         path = self._path(target)
         try:
             with crossing(UnavailableError, f"cannot stage version {target}: {self._room(edge)}"):
-                self._place(target)
+                _remove(path)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                num_bytes = reading.stage(self.store, edge, schema, path, wanted)
+                yield path
         except Exception:
             # What is left of it takes the room that the next attempt needs.
             with contextlib.suppress(OSError):
                 staged.unfinished(path).unlink(missing_ok=True)
             raise
-        metrics.WEIGHTS_BYTES.labels(edge.kind, "blocks").inc(num_bytes)
-        return path
 
     def _room(self, edge: Edge) -> str:
         """How much disk a step takes, as far as it is known, and how much there is."""
@@ -91,12 +124,6 @@ class Stager:
         for path in folder.iterdir() if folder.is_dir() else ():
             if path not in names:
                 _remove(path)
-
-    def _place(self, version: VersionId) -> Path:
-        """Where to stage a version; nothing is there."""
-        path = self._path(version)
-        _remove(path)
-        return path
 
     def _path(self, version: VersionId) -> Path:
         return self.scratch / "staged" / f"{version.epoch}-{version.number}"

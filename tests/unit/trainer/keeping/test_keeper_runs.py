@@ -69,7 +69,7 @@ def check(trained: Any, folder: Path) -> int:
             record = weights.read_keyframe(store, version)
             assert trained.is_state(version, record.target.state)
             edge = Edge("keyframe", None, record.target, record.schema_sha256, record.objects)
-            reader._go(edge, None)
+            reader.take(edge)
             assert trained.is_in(reader)
             found += 1
     for (base, target), each in listing.skips.items():
@@ -81,7 +81,7 @@ def check(trained: Any, folder: Path) -> int:
             *("skip", record_of.base, record_of.target, record_of.schema_sha256),
             record_of.objects,
         )
-        reader._go(edge, None)
+        reader.take(edge)
         assert trained.is_in(reader)
         found += 1
     return found

@@ -133,10 +133,25 @@ class Mirror:
             raise CorruptError(f"version {version} is of run {manifest.run}, not {self.run}")
         edges = plan(self.store, self.ref, version, view=view)
         for edge in edges:
-            self._go(edge, on_change)
+            self.take(edge, on_change)
         if self.ref != manifest.ref:  # the same state under a newer name
             self._write_label(manifest.ref, manifest.schema_sha256)
         return edges
+
+    def take(self, edge: Edge, on_change: Change | None = None) -> None:
+        """Become an edge's target; what it was stays if the edge cannot be read.
+
+        Raises:
+            CorruptError: damaged in the store, built on something else, or the state is wrong.
+            MissingError: an object was collected.
+            StoreError: the store failed.
+        """
+        mapped = self._fitting(edge)
+        with self._staged(edge, mapped.schema) as blocks:
+            if edge.base is None:
+                self._replace(mapped.live, edge, blocks)
+            else:
+                self._change(mapped.live, edge, blocks, on_change)
 
     def scan(self) -> Digest:
         """The state digest of the words as they are.
@@ -167,14 +182,6 @@ class Mirror:
             for batch in _batches(blocks):
                 state = state.plus(mapped.live.prepare(batch).digest)
         return state
-
-    def _go(self, edge: Edge, on_change: Change | None) -> None:
-        mapped = self._fitting(edge)
-        with self._staged(edge, mapped.schema) as blocks:
-            if edge.base is None:
-                self._replace(mapped.live, edge, blocks)
-            else:
-                self._change(mapped.live, edge, blocks, on_change)
 
     def _fitting(self, edge: Edge) -> _Mapped:
         """The words, or room for those of another model."""
