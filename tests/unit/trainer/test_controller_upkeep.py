@@ -18,11 +18,12 @@ from etude.common.weights import VersionId
 from etude.common.weights.protocol.listing import take_listing
 from etude.common.weights.replicas.mirror import Mirror
 from etude.trainer import simulated_weights
+from etude.trainer.batches import PolicyBatch, StepResult
 from etude.trainer.controller import upkeep
 from etude.trainer.controller.run import Run
 from etude.trainer.controller.saving import keyframe_of
 from etude.trainer.controller.upkeep import Keeping, Upkeep
-from etude.trainer.keeping import EMPTY, ChainState, KeeperReport
+from etude.trainer.keeping import EMPTY, ChainState, Failure, KeeperReport
 from etude.trainer.simulation import SimulatedLearners
 
 MakeWorld = Callable[..., Any]
@@ -68,8 +69,15 @@ async def test_a_run_ends_with_keyframes_and_a_collected_store(
     )
 
 
-def report_of(chain: ChainState) -> KeeperReport:
-    return KeeperReport(chain, is_overdue=False, written=(), collected=0, failures=())
+def report_of(chain: ChainState, *failures: Failure, is_cut_off: bool = False) -> KeeperReport:
+    return KeeperReport(
+        chain,
+        is_overdue=False,
+        is_cut_off=is_cut_off,
+        written=(),
+        collected=0,
+        failures=failures,
+    )
 
 
 @dataclass
@@ -117,6 +125,60 @@ async def test_a_store_that_is_away_is_said_before_a_late_keyframe(make_world: M
     run.patience.trouble = ""
     run.report()
     assert run.reports.status.reason == "KeyframeOverdue"
+
+
+@dataclass
+class Unlucky(Keeping):
+    """A keeper that comes to one version only after the store damaged it."""
+
+    keeping: Keeping
+    store: Any
+    number: int
+    is_damaged: bool = False
+    reports: list[KeeperReport] = field(default_factory=list)
+
+    @override
+    async def round(self, epoch: int) -> KeeperReport:
+        prefix = f"weights/deltas/000001/{self.number:012d}/"
+        for info in self.store.list(prefix) if not self.is_damaged else ():
+            data = self.store.objects[info.key]
+            self.store.objects[info.key] = bytes([data[0] ^ 1]) + data[1:]
+            self.is_damaged = True
+        self.reports.append(await self.keeping.round(epoch))
+        return self.reports[-1]
+
+
+async def test_a_version_that_nobody_can_read_any_more_is_followed_by_a_complete_one(
+    make_world: MakeWorld, uninterrupted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "REST_S", 0.0)
+    world = make_world(weights={"dtype": "Float32", "advanced": {"backlog": 2}})
+    found: list[Unlucky] = []
+
+    def prepare(run: Run) -> None:
+        found.append(Unlucky(run.upkeep.keeping, world.store, number=2))
+        run.upkeep.keeping = found[0]
+        step = run.learners.policy_step
+
+        async def slowly(batch: PolicyBatch) -> StepResult:
+            await run.upkeep.round()  # the keeper sees every version
+            return await step(batch)
+
+        monkeypatch.setattr(run.learners, "policy_step", slowly)
+
+    assert await world.train(prepare)
+    assert world.digest == uninterrupted
+    assert found[0].is_damaged
+    assert any(report.is_cut_off for report in found[0].reports)
+    told = [row for row in world.rows("event") if row["reason"] == "ChainBroken"]
+    assert len(told) == 1
+    assert "blake3" in told[0]["message"]
+    newest = weights.newest(world.store)
+    assert newest is not None
+    reader = Mirror(world.store, tmp_path / "fresh")
+    kinds = [edge.kind for edge in reader.move_to(newest)]
+    assert kinds[0] == "complete"
+    assert not (await found[0].round(1)).is_cut_off
 
 
 @dataclass

@@ -17,7 +17,7 @@ from pathlib import Path
 from etude.common import checkpoints
 from etude.common.api.run import Storage
 from etude.common.api.weights import Weights
-from etude.common.blobs import RangeReader, Store
+from etude.common.blobs import MissingError, RangeReader, Store
 from etude.common.blobs.unfinished import sweep_unfinished
 from etude.common.errors import CorruptError, EtudeError, FencedError
 from etude.common.files import store_for
@@ -31,6 +31,7 @@ from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.protocol.retention import ORPHAN_S
 from etude.common.weights.protocol.versions import skip_key
 from etude.common.weights.protocol.view import View, Viewer
+from etude.common.weights.replicas.detours import is_led_around
 from etude.common.weights.replicas.mirror import Mirror
 from etude.trainer.folding import Window, Windows
 from etude.trainer.keeping import (
@@ -119,6 +120,7 @@ class Keeper:
         self._collect_at = self._retry_at = clock()
         self._written: list[Written] = []
         self._failures: list[Failure] = []
+        self._is_cut_off = False
         self._lock = threading.Lock()
 
     def round(self, epoch: int | None = None) -> KeeperReport:
@@ -135,6 +137,7 @@ class Keeper:
                 self._config = replace(self._config, epoch=epoch)
                 self._collector.epoch = epoch
             self._written, self._failures, self._seen = [], [], None
+            self._is_cut_off = False
             collected: list[str] = []
             self._attempt("epoch", self._check_epoch)
             if not self._failures:
@@ -147,6 +150,7 @@ class Keeper:
             return KeeperReport(
                 state,
                 is_due(state, self._cadence, self._model_bytes, times=OVERDUE),
+                self._is_cut_off,
                 tuple(self._written),
                 len(collected),
                 tuple(self._failures),
@@ -190,11 +194,17 @@ class Keeper:
             for version in route(self._chain, live, most=MOST_BEHIND):
                 mirror.move_to(version, self._windows.touch, view=view)
                 self._arrived(mirror)
-        except CorruptError:
+        except (CorruptError, MissingError) as problem:
             # What is wrong may be the store's object, or a word on this disk.
             if mirror.ref is not None and mirror.scan().hex() != mirror.ref.state:
                 self._drop()
-            raise
+                raise
+            newest, touch = self._chain[-1], self._windows.touch
+            if not is_led_around(mirror, newest, problem, on_change=touch, view=view):
+                self._is_cut_off = True
+                raise
+            log.warning("went around: %s", problem)
+            self._arrived(mirror)
 
     def _copy(self) -> Mirror:
         # Reading what an earlier process left takes a while: not in the constructor.

@@ -124,6 +124,8 @@ class KeeperReport(NamedTuple):
 
     chain: ChainState
     is_overdue: bool
+    is_cut_off: bool
+    """Whether nothing that the store has leads a reader from the keeper's version to the newest."""
     """Whether a keyframe is due for so long that something must be wrong."""
     written: tuple[Written, ...]
     collected: int

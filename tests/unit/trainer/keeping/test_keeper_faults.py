@@ -208,6 +208,63 @@ def test_a_word_that_changed_on_disk_is_never_published(
     check(trained.store, trained, tmp_path / "reader")
 
 
+def damage(store: Any, manifest: Any) -> None:
+    key = manifest.objects[0].key
+    data = store.get(key)
+    store.objects[key] = bytes([data[0] ^ 1]) + data[1:]
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["damaged", "lost"])
+def test_a_delta_that_is_lost_for_good_cuts_readers_off_until_a_complete_version(
+    trained: Any, keep: MakeKeeper, tmp_path: Path, *, is_lost: bool
+) -> None:
+    store = trained.store
+    keeper = keep(store, every=3)
+    assert not keeper.round().is_cut_off
+    broken = trained.publish(1)
+    if is_lost:
+        store.delete([broken.objects[0].key])
+    else:
+        damage(store, broken)
+    for number in (2, 3):
+        trained.publish(number)
+        report = keeper.round()
+        assert report.is_cut_off
+        assert [each.stage for each in report.failures] == ["follow"]
+    trained.publish(4, complete=True)
+    for number in (5, 6, 7):
+        trained.publish(number)
+    report = keeper.round()
+    assert not report.is_cut_off
+    assert report.failures == ()
+    assert [each.target.number for each in report.written] == [7]
+    check(store, trained, tmp_path / "reader")
+
+
+def test_damage_that_something_leads_around_cuts_nobody_off(
+    trained: Any, keep: MakeKeeper, tmp_path: Path
+) -> None:
+    broken = trained.publish(1)
+    keep(trained.store, every=1).round()
+    assert take_listing(trained.store).keyframes
+    trained.publish(2)
+    damage(trained.store, broken)
+    other = keep(trained.store, folder=tmp_path / "other")
+    assert not other.round().is_cut_off
+    assert other._copy().ref == trained.manifest.ref
+
+
+def test_a_keeper_whose_own_copy_is_damaged_does_not_blame_the_store(
+    trained: Any, keep: MakeKeeper
+) -> None:
+    keeper = keep(trained.store)
+    keeper.round()
+    keeper._copy().words["norm"][3] ^= 1
+    damage(trained.store, trained.publish(1))
+    assert not keeper.round().is_cut_off
+    assert keeper.round().is_cut_off
+
+
 def test_greed_takes_nothing_from_a_reader_with_a_lease(
     trained: Any, keep: MakeKeeper, tmp_path: Path
 ) -> None:

@@ -37,7 +37,9 @@ def of(*, versions: int = 0, num_bytes: int = 0, anchor_bytes: int = 0) -> Chain
 
 
 def report(state: ChainState, *failures: Failure, is_overdue: bool = False) -> KeeperReport:
-    return KeeperReport(state, is_overdue, (), 0, failures)
+    return KeeperReport(
+        state, is_overdue, is_cut_off=False, written=(), collected=0, failures=failures
+    )
 
 
 def test_a_chain_is_counted_from_the_last_complete_copy() -> None:

@@ -41,6 +41,11 @@ async def publish(run: Run, *, ahead: int = 0, is_served: bool = False) -> bool:
         StoreError: the store stayed away.
         VersionRefusedError: the engines refuse version after version.
     """
+    problem = run.upkeep.break_in_chain(run.versions.complete)
+    if problem and run.versions.base is not None:
+        await settle(run)  # the ranks hold what is in flight, which builds on the chain as it is
+        run.tell("ChainBroken", f"the next version is complete: {problem}", warning=True)
+        run.versions.base = None
     is_new = not _is_newest(run)
     if is_new:
         await _encode(run, is_served=is_served)

@@ -100,6 +100,19 @@ class Upkeep:
         _count(report)
         return not report.failures
 
+    def break_in_chain(self, complete: int) -> str:
+        """Why nothing leads a reader on but a version that is complete; empty while something does.
+
+        Args:
+            complete: number of the newest version that was made complete, visible or not.
+        """
+        last = self.last
+        if last is None or not last.is_cut_off:
+            return ""
+        if last.chain.newest is not None and complete > last.chain.newest.number:
+            return ""  # it was mended since
+        return "; ".join(each.message for each in last.failures)
+
     def trouble(self, newest: int) -> str:
         """Why a keyframe is overdue; empty if none is."""
         return overdue(

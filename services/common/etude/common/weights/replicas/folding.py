@@ -3,21 +3,12 @@
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from etude.common.errors import CorruptError
 from etude.common.weights.coding.codecs.ids import WHOLE_TENSOR, Codec
 from etude.common.weights.protocol.plan import Edge
 from etude.common.weights.replicas import staged
 from etude.common.weights.replicas.mirror import Mirror, Whole
 from etude.common.weights.replicas.staged import StagedBlock
 from etude.common.weights.tensors.tiles import TILE_ELEMENTS
-
-
-class DamagedEdgeError(CorruptError):
-    """One step of a way cannot be used."""
-
-    def __init__(self, edge: Edge, cause: CorruptError) -> None:
-        super().__init__(str(cause))
-        self.edge = edge
 
 
 def stage_end(edges: Sequence[Edge], mirror: Mirror, path: Path, tensors: Collection[int]) -> None:
@@ -35,10 +26,7 @@ def stage_end(edges: Sequence[Edge], mirror: Mirror, path: Path, tensors: Collec
         StoreError: the store failed.
     """
     for edge in edges:
-        try:
-            mirror.take(edge)
-        except CorruptError as cause:
-            raise DamagedEdgeError(edge, cause) from cause
+        mirror.take(edge)
     staged.write(path, _complete(mirror.whole(), tensors))
 
 

@@ -9,7 +9,7 @@ version under a name.
 import errno
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -52,6 +52,14 @@ class _Label(BaseModel):
 
     ref: VersionRef
     schema_sha256: Sha256
+
+
+class DamagedEdgeError(CorruptError):
+    """One step of a way cannot be used."""
+
+    def __init__(self, edge: Edge, cause: CorruptError) -> None:
+        super().__init__(str(cause))
+        self.edge = edge
 
 
 class Whole(NamedTuple):
@@ -109,13 +117,19 @@ class Mirror:
         return Whole(self.ref, self._mapped.schema, self._mapped.words)
 
     def move_to(
-        self, version: VersionId, on_change: Change | None = None, *, view: View | None = None
+        self,
+        version: VersionId,
+        on_change: Change | None = None,
+        *,
+        avoid: Collection[str] = frozenset(),
+        view: View | None = None,
     ) -> list[Edge]:
         """Become a version, over the cheapest way; what it was stays if nothing can be read.
 
         Args:
             version: an accepted one.
             on_change: sees each delta before it is written.
+            avoid: keys of objects that the way must not need.
             view: what the store holds, as the caller saw it; unset looks now.
 
         Returns:
@@ -125,13 +139,14 @@ class Mirror:
             MissingError: it is not published, or was collected.
             FencedError: it is not on the accepted chain.
             QuarantinedError: it is refused for ever.
-            CorruptError: damaged in the store, or the state comes out wrong.
+            CorruptError: damaged in the store.
+            DamagedEdgeError: likewise, or this copy is; it names the step.
             StoreError: the store failed.
         """
         manifest = read_manifest(self.store, version)
         if self.run is not None and manifest.run != self.run:
             raise CorruptError(f"version {version} is of run {manifest.run}, not {self.run}")
-        edges = plan(self.store, self.ref, version, view=view)
+        edges = plan(self.store, self.ref, version, avoid=avoid, view=view)
         for edge in edges:
             self.take(edge, on_change)
         if self.ref != manifest.ref:  # the same state under a newer name
@@ -142,16 +157,19 @@ class Mirror:
         """Become an edge's target; what it was stays if the edge cannot be read.
 
         Raises:
-            CorruptError: damaged in the store, built on something else, or the state is wrong.
+            DamagedEdgeError: damaged in the store, or it does not lead from here to its target.
             MissingError: an object was collected.
             StoreError: the store failed.
         """
-        mapped = self._fitting(edge)
-        with self._staged(edge, mapped.schema) as blocks:
-            if edge.base is None:
-                self._replace(mapped.live, edge, blocks)
-            else:
-                self._change(mapped.live, edge, blocks, on_change)
+        try:
+            mapped = self._fitting(edge)
+            with self._staged(edge, mapped.schema) as blocks:
+                if edge.base is None:
+                    self._replace(mapped.live, edge, blocks)
+                else:
+                    self._change(mapped.live, edge, blocks, on_change)
+        except CorruptError as cause:
+            raise DamagedEdgeError(edge, cause) from cause
 
     def scan(self) -> Digest:
         """The state digest of the words as they are.

@@ -1,0 +1,51 @@
+"""A copy that is led around what is damaged in the store."""
+
+from etude.common.blobs import MissingError
+from etude.common.errors import CorruptError
+from etude.common.weights.protocol.versions import VersionId
+from etude.common.weights.protocol.view import View
+from etude.common.weights.replicas.mirror import Change, DamagedEdgeError, Mirror
+
+
+def is_led_around(
+    mirror: Mirror,
+    version: VersionId,
+    damage: CorruptError | MissingError,
+    *,
+    on_change: Change,
+    view: View,
+) -> bool:
+    """Move a copy to a version by steps that are not damaged.
+
+    Args:
+        mirror: stays what it is if there is no way.
+        version: an accepted one.
+        damage: what the copy met on the cheapest way.
+        on_change: as in Mirror.move_to().
+        view: what the store holds.
+
+    Returns:
+        Whether there is a way; False if whatever leads there is damaged or gone.
+
+    Raises:
+        FencedError: the version is not on the accepted chain.
+        StoreError: the store failed.
+    """
+    avoid = _keys(damage)
+    while True:
+        try:
+            mirror.move_to(version, on_change, avoid=avoid, view=view)
+        except (CorruptError, MissingError) as error:
+            keys = _keys(error)
+            if keys <= avoid:
+                return False
+            avoid |= keys
+        else:
+            return True
+
+
+def _keys(damage: CorruptError | MissingError) -> set[str]:
+    """The objects of the step that is damaged; none where no step is."""
+    if isinstance(damage, DamagedEdgeError):
+        return {item.key for item in damage.edge.objects}
+    return set()
