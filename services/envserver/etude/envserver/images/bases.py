@@ -1,0 +1,104 @@
+"""Where a root file system begins: Debian's archive, busybox, or an OCI layout."""
+
+import functools
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from etude.common.errors import Problem, UserError
+from etude.envserver.images import oci, programs
+from etude.envserver.images.cache import Cache
+from etude.envserver.images.layers import Root
+from etude.envserver.images.spec import Base, DebianBase, digest
+
+_DEBOOTSTRAP_LIMIT_S = 3_600.0
+_LEFTOVERS = (
+    *("etc/resolv.conf", "etc/hostname", "etc/machine-id", "var/lib/dbus/machine-id"),
+    *("var/cache/apt", "var/lib/apt/lists", "var/log", "usr/share/doc", "usr/share/man"),
+    *("usr/share/info", "usr/share/locale", "debootstrap"),
+)
+"""What names the host, or what no guest reads."""
+_FOLDERS = (
+    *("bin", "dev", "etc", "home", "proc", "root", "run", "sbin", "sys", "tmp", "usr/bin"),
+    *("usr/sbin", "var/cache/apt", "var/lib/apt/lists", "var/log", "workspace"),
+)
+
+
+def root(base: Base, cache: Cache, say: Callable[[str], None]) -> Root:
+    """The root of a base, made if it is not in the cache.
+
+    Raises:
+        UserError: this machine cannot make it; the message says why.
+    """
+    if os.geteuid() != 0:
+        fix = "build as root, or copy a built image's folder into the cache"
+        raise UserError(Problem("PermissionDenied", "making a root needs root", "images", fix))
+    if base.debian is not None:
+        words = f"debootstrap {base.debian.suite}, {len(base.debian.packages)} packages (minutes)"
+        build: Callable[[Path], None] = functools.partial(_debian, base.debian)
+        address = digest("debian", base.debian.to_json())
+    elif base.oci is not None:
+        words = f"unpack {base.oci.digest}"
+        build = functools.partial(oci.unpack, Path(base.oci.layout), base.oci.digest)
+        address = digest("oci", base.oci.digest)
+    else:
+        words, build = "busybox", _busybox
+        address = digest("busybox", _busybox_version())
+    if cache.find("rootfs", address) is None:
+        say(f"root: {words} …")
+
+    def fill(folder: Path) -> None:
+        tree = folder / "tree"
+        tree.mkdir()
+        build(tree)
+        _finish(tree)
+
+    cache.entry("rootfs", address, fill)
+    return Root(cache=cache, address=address, layers=(f"rootfs/{address}/tree",))
+
+
+def _debian(base: DebianBase, tree: Path) -> None:
+    words = ["debootstrap", "--variant=minbase"]
+    if base.packages:
+        words.append(f"--include={','.join(base.packages)}")
+    words += [base.suite, str(tree), base.mirror]
+    programs.run(words, what="debootstrap", cwd=tree.parent, timeout_s=_DEBOOTSTRAP_LIMIT_S)
+
+
+def _busybox_version() -> str:
+    path = Path(programs.find("busybox"))
+    return digest(path.read_bytes().hex())
+
+
+def _busybox(tree: Path) -> None:
+    source = programs.find("busybox")
+    for name in _FOLDERS:
+        (tree / name).mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, tree / "bin/busybox")
+    (tree / "bin/busybox").chmod(0o755)
+    listed = subprocess.run((source, "--list"), capture_output=True, check=True, text=True)
+    for applet in listed.stdout.split():
+        if applet != "busybox":
+            (tree / "bin" / applet).symlink_to("busybox")
+    (tree / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n", encoding="ascii")
+    (tree / "etc/group").write_text("root:x:0:\n", encoding="ascii")
+
+
+def _finish(tree: Path) -> None:
+    """Take away what names the host, and leave the folders that mounts need."""
+    for name in _LEFTOVERS:
+        path = tree / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    for name in _FOLDERS:
+        # Where Debian has a link, as from bin to usr/bin, there is something already.
+        if not (tree / name).is_symlink():
+            (tree / name).mkdir(parents=True, exist_ok=True)
+    (tree / "tmp").chmod(0o1777)
+    (tree / "etc/hostname").write_text("sandbox\n", encoding="ascii")
+    (tree / "etc/machine-id").write_text("", encoding="ascii")
+    tree.chmod(0o755)

@@ -1,0 +1,92 @@
+"""A folder of finished things, each at the address of what it was made from."""
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+_PARTIAL = "partial"
+
+
+class Cache:
+    """Entries are complete or absent, also after kill -9 and with several builders at once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+
+    def find(self, kind: str, address: str) -> Path | None:
+        """The entry, if it is there."""
+        entry = self.root / kind / address
+        return entry if entry.is_dir() else None
+
+    def entries(self, kind: str) -> list[Path]:
+        """Every entry of a kind, oldest first."""
+        folder = self.root / kind
+        found = [each for each in folder.iterdir() if each.is_dir()] if folder.is_dir() else []
+        return sorted(found, key=lambda each: (each.stat().st_mtime_ns, each.name))
+
+    def entry(self, kind: str, address: str, build: Callable[[Path], None]) -> Path:
+        """The entry, built if it is missing: `build` fills an empty folder beside it.
+
+        A second builder of the same entry waits for the first; if that one dies, it builds.
+        """
+        if (found := self.find(kind, address)) is not None:
+            return found
+        with self._lock(f"{kind}-{address}"):
+            if (found := self.find(kind, address)) is not None:
+                return found
+            return self._build(kind, address, build)
+
+    def _build(self, kind: str, address: str, build: Callable[[Path], None]) -> Path:
+        target = self.root / kind / address
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.root / _PARTIAL / f"{kind}-{address}"
+        # Left by a builder that was killed; whoever holds the lock may take it away.
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            build(partial)
+            _flush(partial)
+            partial.rename(target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        return target
+
+    @contextlib.contextmanager
+    def _lock(self, name: str) -> Iterator[None]:
+        folder = self.root / "locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / name).open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """An empty folder on the cache's own file system, gone afterwards."""
+        folder = self.root / _PARTIAL
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix="scratch-") as name:
+            yield Path(name)
+
+
+def _flush(folder: Path) -> None:
+    """Bring an entry to the disk before its name says that it is complete.
+
+    Raises:
+        OSError: the disk did not take it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        # One call for a tree of thousands of files, where os.sync() would wait for every disk.
+        if _libc.syncfs(descriptor) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(folder))
+    finally:
+        os.close(descriptor)
+
+
+_libc = ctypes.CDLL(None, use_errno=True)

@@ -1,0 +1,66 @@
+"""Programs of the host that building uses, with errors that say what is missing."""
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from etude.common.errors import Problem, UserError
+
+_TAIL_CHARACTERS = 2_000
+_PACKAGES = {
+    "apt-get": "apt",
+    "busybox": "busybox-static",
+    "debootstrap": "debootstrap",
+    "dpkg-deb": "dpkg",
+    "mke2fs": "e2fsprogs",
+    "mksquashfs": "squashfs-tools",
+}
+"""Which Debian package has a program."""
+
+
+def find(program: str) -> str:
+    """Where a program is.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    # Users' PATH lacks the folders where Debian keeps debootstrap and mke2fs.
+    found = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
+    if found is None:
+        fix = f"apt-get install {_PACKAGES[program]}, or in the repository: make system-deps"
+        raise UserError(Problem("ProgramMissing", "is not installed", program, fix))
+    return found
+
+
+def run(words: Sequence[str], *, what: str, cwd: Path, timeout_s: float) -> str:
+    """Run a program to its end and answer what it wrote to stdout.
+
+    Raises:
+        UserError: it failed or took too long; the message ends with its last words.
+    """
+    command = (find(words[0]), *words[1:])
+    try:
+        done = subprocess.run(
+            command,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired as cause:
+        raise UserError(
+            failed(what, f"took longer than {timeout_s:.0f} s", cause.output or b"")
+        ) from cause
+    if done.returncode != 0:
+        raise UserError(
+            failed(what, f"{words[0]} ended with {done.returncode}", done.stdout + done.stderr)
+        )
+    return done.stdout.decode(errors="replace")
+
+
+def failed(what: str, how: str, output: bytes) -> Problem:
+    """The problem of a part of a build."""
+    tail = output.decode(errors="replace")[-_TAIL_CHARACTERS:].strip()
+    return Problem("BuildFailed", f"{how}\n{tail}", what, "repair what it names")
