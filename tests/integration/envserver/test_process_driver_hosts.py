@@ -11,7 +11,7 @@ import pytest
 SCRIPT = """
 import asyncio, json, sys, tempfile
 from pathlib import Path
-from etude.envserver.drivers.base import Command
+from etude.envserver.drivers.in_folders import Command
 from etude.envserver.drivers.process import ProcessDriver
 
 async def main():

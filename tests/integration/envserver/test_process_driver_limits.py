@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from etude.envserver.drivers.base import HEAD_BYTES, TAIL_BYTES, Command, Outcome
+from etude.envserver.drivers.base import HEAD_BYTES, TAIL_BYTES, Outcome
+from etude.envserver.drivers.in_folders import Command
 from etude.envserver.drivers.process import ProcessDriver
 from etude.envserver.drivers.sandbox import layout
 

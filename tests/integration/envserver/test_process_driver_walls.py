@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from etude.envserver.drivers.base import Command, Outcome
+from etude.envserver.drivers.base import Outcome
+from etude.envserver.drivers.in_folders import Command
 from etude.envserver.drivers.process import ProcessDriver
 
 MakeWorkspace = Callable[..., Path]

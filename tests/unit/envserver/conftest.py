@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from etude.envserver.drivers.base import Command, Outcome
+from etude.envserver.drivers.base import Outcome
+from etude.envserver.drivers.in_folders import Command
 from etude.envserver.drivers.memory import MemoryDriver, run_tests
 from etude.envserver.node.node import Node
 from etude.envserver.node.sources import Sources

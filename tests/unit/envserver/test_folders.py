@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from etude.envserver.drivers.base import current_owner
-from etude.envserver.node import folders
-from etude.envserver.node.folders import Limits, TooLargeError
-from etude.envserver.node.trees import File
+from etude.envserver import folders
+from etude.envserver.folders import Limits, TooLargeError, current_owner
+from etude.envserver.trees import File
 
 TREE = {"a.txt": File(b"1"), "bin/run": File(b"2", executable=True), "d/e/f.py": File(b"")}
 

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from etude.common.errors import InvalidFieldError, ReusedIdError, UnknownIdError
-from etude.envserver.drivers.base import Command, Outcome, SandboxError
+from etude.envserver import folders
+from etude.envserver.drivers.base import Outcome, SandboxError
+from etude.envserver.drivers.in_folders import Command
 from etude.envserver.drivers.memory import MemoryDriver, run_tests
-from etude.envserver.node import folders
 from etude.envserver.node import results as results_module
 from etude.envserver.node.environment import Environment
 from etude.envserver.node.node import Node

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from etude.common.errors import ForbiddenError
+from etude.envserver import folders
 from etude.envserver.drivers.memory import MemoryDriver
-from etude.envserver.node import folders
 from etude.envserver.node import node as node_module
 from etude.envserver.node.environment import Environment
 from etude.envserver.node.node import Node

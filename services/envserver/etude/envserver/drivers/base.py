@@ -1,12 +1,15 @@
 """What a node asks of a driver, whatever its wall is made of."""
 
-import os
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from etude.agent.workspace import Workspace
+from etude.agent.workspace.protocol import Runner
 from etude.common.errors import Problem, UnavailableError, UserError
+from etude.envserver.folders import FolderContent, Limits
+from etude.envserver.trees import Tree
 
 HEAD_BYTES, TAIL_BYTES = 16 * 1024, 48 * 1024
 """What is kept of a tool call's output: twice of what the policy is shown (30 KiB), so that the
@@ -23,18 +26,6 @@ class Strength(StrEnum):
     STRONG = "Strong"
 
 
-class Owner(NamedTuple):
-    """Who a workspace's files belong to on the host."""
-
-    uid: int
-    gid: int
-
-
-def current_owner() -> Owner:
-    """The user and group of this process."""
-    return Owner(os.geteuid(), os.getegid())
-
-
 class SandboxError(UnavailableError):
     """The sandbox failed, not the policy: retry the rollout, never score it zero."""
 
@@ -49,24 +40,8 @@ class DriverUnavailableError(UserError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """One shell command in one workspace."""
-
-    command: str
-    workspace: Path
-    """A folder below the driver's leases."""
-    tests: Path | None = None
-    """A folder below the driver's leases, shown as /tests."""
-    timeout_s: float
-    head_bytes: int = HEAD_BYTES
-    tail_bytes: int = TAIL_BYTES
-    collect: str = ""
-    """A file to read back afterwards: regular, small, reached without links."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What the command did."""
+    """What a command did."""
 
     output: bytes
     """Both streams: beginning and end."""
@@ -81,15 +56,88 @@ class Outcome:
     collected: bytes | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """A verifier's work in a sandbox of its own, which nobody was in before."""
+
+    workspace: Tree
+    tests: Tree
+    """Shown as /tests."""
+    command: str
+    timeout_s: float
+    reward_path: str
+    """A file to read back afterwards: regular, small, reached without links."""
+
+
+class Sandbox(Protocol):
+    """The workspace of one lease and the shell beside it, behind the driver's wall.
+
+    Every method raises SandboxError for the driver's own failures.
+    """
+
+    workspace: Workspace
+    """What tools act on, once begin() has ended; its commands go through the given runner."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the first files were put there, by this process or an earlier one."""
+        ...
+
+    async def begin(self, tree: Tree) -> None:
+        """Put the first files there; all of them or none."""
+        ...
+
+    async def run(self, command: str, timeout_s: float) -> Outcome:
+        """Run a shell command in the workspace."""
+        ...
+
+    async def content(self, limits: Limits) -> FolderContent:
+        """The regular files of the workspace.
+
+        Raises:
+            TooLargeError: there is more than the limits allow.
+            FileNotFoundError: it is gone.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End whatever runs in it. The lease's folder is removed by the caller."""
+        ...
+
+
 class Driver(Protocol):
-    """Runs commands in workspaces; every method raises SandboxError for its own failures."""
+    """Makes sandboxes; every method raises SandboxError for its own failures."""
 
     name: str
     strength: Strength
     leases: Path
-    """All workspaces are below this folder."""
+    """One folder for each lease, which the node makes and removes."""
 
-    def owner(self) -> Owner: ...
-    async def start(self) -> None: ...
-    async def run(self, command: Command) -> Outcome: ...
-    async def stop(self) -> None: ...
+    async def start(self) -> None:
+        """Be ready.
+
+        Raises:
+            DriverUnavailableError: this machine cannot run it.
+        """
+        ...
+
+    async def stop(self) -> None:
+        """End what belongs to this process; sandboxes stay for the next one."""
+        ...
+
+    def sandbox(self, folder: Path, runner: Runner) -> Sandbox:
+        """The sandbox of a lease's folder, which an earlier process may have begun.
+
+        Args:
+            folder: a folder below leases.
+            runner: runs what the workspace is told to execute; it may call the sandbox's run().
+        """
+        ...
+
+    async def verify(self, work: Verification) -> Outcome:
+        """Run a verifier in a fresh sandbox."""
+        ...
+
+    def is_repeatable(self, command: str) -> bool:
+        """Whether this command does the same in every workspace with the same files."""
+        ...

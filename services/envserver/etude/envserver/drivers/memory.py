@@ -8,8 +8,10 @@ from pathlib import Path
 from typing_extensions import override
 
 from etude.agent import minitest
-from etude.envserver.drivers.base import Command, Driver, Outcome, Owner, Strength, current_owner
+from etude.envserver.drivers.base import Outcome, Strength
+from etude.envserver.drivers.in_folders import Command, FolderDriver
 from etude.envserver.drivers.sandbox.layout import warm
+from etude.envserver.folders import Owner, current_owner
 
 
 def run_tests(command: Command) -> Outcome:
@@ -24,7 +26,7 @@ def run_tests(command: Command) -> Outcome:
 
 
 @dataclass(slots=True)
-class MemoryDriver(Driver):
+class MemoryDriver(FolderDriver):
     """Answers commands by a function and remembers them."""
 
     leases: Path

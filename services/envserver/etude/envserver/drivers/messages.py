@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from etude.envserver.drivers.base import Command, Outcome
+from etude.envserver.drivers.base import Outcome
+from etude.envserver.drivers.in_folders import Command
 from etude.envserver.drivers.sandbox.layout import Job
 
 

@@ -23,16 +23,15 @@ from typing_extensions import override
 from etude.agent import minitest
 from etude.envserver.drivers import messages
 from etude.envserver.drivers.base import (
-    Command,
-    Driver,
     DriverUnavailableError,
     Outcome,
-    Owner,
     SandboxError,
     Strength,
 )
+from etude.envserver.drivers.in_folders import Command, FolderDriver
 from etude.envserver.drivers.sandbox import layout
 from etude.envserver.drivers.sandbox.layout import Layout
+from etude.envserver.folders import Owner
 
 START_TIMEOUT_S = 60.0
 """An idle machine needs 0.1 s; a busy one with a cold disk was seen to need 10."""
@@ -52,7 +51,7 @@ _TOO_LONG = Outcome(output=b"sh: argument list too long\n", exit_code=126)
 
 
 @dataclass(slots=True)
-class ProcessDriver(Driver):
+class ProcessDriver(FolderDriver):
     """One warm server process for all leases of a node; it is started again when it dies."""
 
     scratch: Path

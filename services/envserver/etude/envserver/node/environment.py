@@ -12,7 +12,7 @@ from etude.agent import wire
 from etude.agent.calls import Call, Malformed, from_json
 from etude.agent.tools.base import Access
 from etude.agent.toolsets import Toolset, run_calls
-from etude.agent.workspace import ExecResult, FolderWorkspace
+from etude.agent.workspace import ExecResult
 from etude.common.errors import (
     ForbiddenError,
     InvalidFieldError,
@@ -20,12 +20,10 @@ from etude.common.errors import (
     UnknownIdError,
     crossing,
 )
-from etude.envserver import metrics
-from etude.envserver.drivers.base import Command, Driver, Outcome, SandboxError
-from etude.envserver.drivers.sandbox.layout import warm
-from etude.envserver.node import folders, trees
+from etude.envserver import folders, metrics, trees
+from etude.envserver.drivers.base import Driver, Outcome, Sandbox, SandboxError
 from etude.envserver.node.cache import ResultCache
-from etude.envserver.node.records import CALLS, WORKSPACE, CallLog, History, Record
+from etude.envserver.node.records import CALLS, CallLog, History, Record
 from etude.envserver.node.results import Results, digest, fitting
 from etude.envserver.node.sources import Source
 from etude.v1 import environments_pb2
@@ -50,7 +48,7 @@ class Environment:
     cache: ResultCache
     deadline_s: float
     """On the monotonic clock."""
-    _workspace: FolderWorkspace = field(init=False)
+    _sandbox: Sandbox = field(init=False)
     _log: CallLog = field(init=False)
     _results: Results = field(default_factory=Results)
     _identity: str | None = None
@@ -60,8 +58,7 @@ class Environment:
     _closed: bool = False
 
     def __post_init__(self) -> None:
-        root = self.folder / WORKSPACE
-        self._workspace = FolderWorkspace(root, self._exec, owner=self.driver.owner())
+        self._sandbox = self.driver.sandbox(self.folder, self._exec)
         self._log = CallLog(self.folder / CALLS)
 
     @property
@@ -72,7 +69,7 @@ class Environment:
     @property
     def is_used(self) -> bool:
         """Whether the workspace was made."""
-        return self._workspace.root.exists()
+        return self._sandbox.has_begun
 
     def check_agent(self, token: str) -> None:
         """Admit the agent, and whoever controls it.
@@ -93,9 +90,9 @@ class Environment:
         if not _is_same(token, self.record.held.lease.control_token):
             raise ForbiddenError(f"lease {self.lease_id}: the token does not allow diff or grade")
 
-    def take_over(self, found: History) -> bool:
+    async def take_over(self, found: History) -> bool:
         """Continue where another process stopped; False if a turn was cut off and left a trace."""
-        if found.before is not None and (self._present_identity() or None) != found.before:
+        if found.before is not None and (await self._present_identity() or None) != found.before:
             return False
         self._results.add(list(found.results.values()), found.digests)
         return True
@@ -144,7 +141,7 @@ class Environment:
             if not self.is_used:
                 return environments_pb2.WorkspaceDiff()
             try:
-                found = await asyncio.to_thread(folders.read, self._workspace.root, folders.DIFF)
+                found = await self._sandbox.content(folders.DIFF)
             except folders.TooLargeError as error:
                 log.warning("lease %s hands in nothing: %s", self.lease_id, error)
                 metrics.errors.labels("diff").inc()
@@ -160,6 +157,7 @@ class Environment:
             await asyncio.wait(self._running)
         self._log.close()
         try:
+            await self._sandbox.close()
             await asyncio.to_thread(folders.remove, self.folder)
         except OSError:
             log.exception("the files of lease %s stay on the disk", self.lease_id)
@@ -186,13 +184,13 @@ class Environment:
         changes = any(self._may_change(call) for call in parsed)
         before = ""
         if changes:
-            before = self._present_identity()
+            before = await self._present_identity()
             self._log.begin(before)
             self._identity = None
         try:
-            outcomes = await run_calls(self.toolset, self._workspace, parsed)
+            outcomes = await run_calls(self.toolset, self._sandbox.workspace, parsed)
         except UnavailableError as error:
-            if changes and (not before or self._present_identity() != before):
+            if changes and (not before or await self._present_identity() != before):
                 self._closed = True
                 lost = f"lease {self.lease_id} was lost in a turn: {error}"
                 raise UnknownIdError(lost) from error
@@ -209,25 +207,18 @@ class Environment:
 
     async def _make_workspace(self) -> None:
         if not self.is_used:
-            await asyncio.to_thread(self._write_workspace)
+            await self._sandbox.begin(self.source.tree)
             self._identity = self.source.key
-
-    def _write_workspace(self) -> None:
-        partial = self.folder / f"{WORKSPACE}.partial"
-        if partial.exists():
-            folders.remove(partial)
-        folders.write(partial, self.source.tree, self.driver.owner())
-        partial.rename(self._workspace.root)
 
     def _may_change(self, call: Call | Malformed) -> bool:
         tool = self.toolset.tools.get(call.name) if isinstance(call, Call) else None
         return tool is not None and tool.access in _CHANGES
 
-    def _present_identity(self) -> str:
+    async def _present_identity(self) -> str:
         """Identity of the workspace, empty where it is too large or too odd to tell cheaply."""
         if self._identity is None:
             try:
-                found = folders.read(self._workspace.root, folders.SMALL)
+                found = await self._sandbox.content(folders.SMALL)
                 self._identity = trees.identity(found.tree) if found.is_plain else ""
             except folders.TooLargeError:
                 self._identity = ""
@@ -236,14 +227,13 @@ class Environment:
         return self._identity
 
     async def _exec(self, command: str, timeout_s: float) -> ExecResult:
-        before = self._present_identity() if warm(command) else ""
+        is_repeatable = self.driver.is_repeatable(command)
+        before = await self._present_identity() if is_repeatable else ""
 
         async def compute() -> tuple[Outcome, bool]:
             self._identity = None
-            outcome = await self.driver.run(
-                Command(command=command, workspace=self._workspace.root, timeout_s=timeout_s)
-            )
-            return outcome, bool(before) and self._present_identity() == before
+            outcome = await self._sandbox.run(command, timeout_s)
+            return outcome, bool(before) and await self._present_identity() == before
 
         if before:
             outcome = await self.cache.get(f"{before} {timeout_s} {command.strip()}", compute)

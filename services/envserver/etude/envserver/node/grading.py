@@ -1,23 +1,13 @@
 """Hidden tests in a fresh sandbox: first files, the agent's artefacts, then the tests."""
 
-import asyncio
-import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 from etude.common.errors import InvalidFieldError, crossing
-from etude.envserver.drivers.base import (
-    GRADE_OUTPUT_BYTES,
-    Command,
-    Driver,
-    Outcome,
-    SandboxError,
-)
-from etude.envserver.drivers.sandbox.layout import LOGS, warm
-from etude.envserver.node import folders, trees
+from etude.envserver import trees
+from etude.envserver.drivers.base import Driver, Outcome, SandboxError, Verification
+from etude.envserver.drivers.sandbox.layout import LOGS
 from etude.envserver.node.cache import ResultCache
-from etude.envserver.node.trees import File, Tree
+from etude.envserver.trees import Tree
 from etude.v1 import environments_pb2
 
 MAX_JOB_BYTES = 64 << 20
@@ -30,7 +20,6 @@ class Grader:
 
     driver: Driver
     cache: ResultCache
-    _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
     async def grade(
         self, source: Tree, job: environments_pb2.GradeJob
@@ -46,11 +35,19 @@ class Grader:
         tests = trees.files_of(job.files, "files")
         trees.check_layout(tests, "files")
 
+        work = Verification(
+            workspace=workspace,
+            tests=tests,
+            command=job.command,
+            timeout_s=job.timeout_seconds,
+            reward_path=job.reward_path,
+        )
+
         async def compute() -> tuple[Outcome, bool]:
             with crossing(SandboxError, "grading"):
-                return await self._run(workspace, tests, job), True
+                return await self.driver.verify(work), True
 
-        if warm(job.command) is None:
+        if not self.driver.is_repeatable(job.command):
             outcome, _ = await compute()
         else:
             parts = (trees.identity(workspace), trees.identity(tests), job.command)
@@ -62,32 +59,6 @@ class Grader:
             reward_file=outcome.collected,
             timed_out=outcome.timed_out,
         )
-
-    async def _run(
-        self, workspace: Tree, tests: Mapping[str, File], job: environments_pb2.GradeJob
-    ) -> Outcome:
-        # No state file in it: a successor sweeps what a dead node left here.
-        folder = self.driver.leases / f"grade-{next(self._numbers)}"
-        await asyncio.to_thread(self._prepare, folder, workspace, tests)
-        try:
-            return await self.driver.run(
-                Command(
-                    command=job.command,
-                    workspace=folder / "workspace",
-                    tests=folder / "tests",
-                    timeout_s=job.timeout_seconds,
-                    head_bytes=0,
-                    tail_bytes=GRADE_OUTPUT_BYTES,
-                    collect=job.reward_path,
-                )
-            )
-        finally:
-            await asyncio.to_thread(folders.remove, folder)
-
-    def _prepare(self, folder: Path, workspace: Tree, tests: Tree) -> None:
-        folder.mkdir()
-        folders.write(folder / "workspace", workspace, self.driver.owner())
-        folders.write(folder / "tests", tests, self.driver.owner())
 
 
 def _check(job: environments_pb2.GradeJob) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from etude.agent.toolsets import toolset
 from etude.common.errors import CorruptError, EtudeError, UnknownIdError, UserError, crossing
-from etude.envserver import metrics
+from etude.envserver import folders, metrics
 from etude.envserver.drivers.base import Driver, SandboxError, Strength
-from etude.envserver.node import folders, records
+from etude.envserver.node import records
 from etude.envserver.node.cache import ResultCache
 from etude.envserver.node.environment import Environment, seconds_left
 from etude.envserver.node.records import LEASE_ID, Record
@@ -123,7 +123,7 @@ class Node:
         if source.key != record.source_key:
             raise CorruptError(f"{record.uri} is no longer what the lease started from")
         environment = self._environment(record, source, TAKE_OVER_S)
-        if not environment.take_over(records.history(folder / records.CALLS)):
+        if not await environment.take_over(records.history(folder / records.CALLS)):
             raise SandboxError("a turn was cut off after it had changed the workspace")
         self._held[record.lease_id] = environment
 

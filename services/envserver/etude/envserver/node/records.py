@@ -2,7 +2,7 @@
 
 leases/<lease id>/state.json    written once, last: the lease exists from then on
                  /calls.jsonl   before and after each turn that may change something
-                 /workspace/    made by the first call
+                 /…             what the driver keeps of its sandbox
 """
 
 import base64
@@ -21,7 +21,7 @@ from etude.common.errors import CorruptError
 from etude.v1 import environments_pb2
 
 LEASE_ID = re.compile(r"^[a-z0-9][a-z0-9-]{0,79}$")
-STATE, CALLS, WORKSPACE = "state.json", "calls.jsonl", "workspace"
+STATE, CALLS = "state.json", "calls.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from etude.common.api.pool import StoreAccess
 from etude.common.errors import Problem, UserError
 from etude.common.files import materialise
 from etude.common.harbor import read_files
-from etude.envserver.node import trees
-from etude.envserver.node.trees import File, Tree
+from etude.envserver import trees
+from etude.envserver.trees import File, Tree
 
 CACHE_BYTES = 256 << 20
 MAX_SOURCE_BYTES = 64 << 20

@@ -9,12 +9,23 @@ from typing import NamedTuple
 
 from etude.agent.workspace.protocol import MAX_DEPTH
 from etude.common.errors import WrongStateError
-from etude.envserver.drivers.base import Owner, current_owner
-from etude.envserver.node.trees import File, Tree
+from etude.envserver.trees import File, Tree
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Owner(NamedTuple):
+    """Who a workspace's files belong to on the host."""
+
+    uid: int
+    gid: int
+
+
+def current_owner() -> Owner:
+    """The user and group of this process."""
+    return Owner(os.geteuid(), os.getegid())
 
 
 class Limits(NamedTuple):

@@ -1,0 +1,149 @@
+"""Sandboxes whose workspaces are folders of the host: commands see them, nothing is copied."""
+
+import asyncio
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from typing_extensions import override
+
+from etude.agent.workspace import FolderWorkspace
+from etude.agent.workspace.protocol import Runner
+from etude.envserver import folders
+from etude.envserver.drivers.base import (
+    GRADE_OUTPUT_BYTES,
+    HEAD_BYTES,
+    TAIL_BYTES,
+    Driver,
+    Outcome,
+    Sandbox,
+    Verification,
+)
+from etude.envserver.drivers.sandbox import layout
+from etude.envserver.folders import FolderContent, Limits, Owner
+from etude.envserver.trees import Tree
+
+_WORKSPACE = "workspace"
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One shell command in one workspace."""
+
+    command: str
+    workspace: Path
+    """A folder below the driver's leases."""
+    tests: Path | None = None
+    """A folder below the driver's leases, shown as /tests."""
+    timeout_s: float
+    head_bytes: int = HEAD_BYTES
+    tail_bytes: int = TAIL_BYTES
+    collect: str = ""
+    """A file to read back afterwards: regular, small, reached without links."""
+
+
+class FolderSandbox(Sandbox):
+    """A folder of one lease."""
+
+    def __init__(
+        self,
+        folder: Path,
+        runner: Runner,
+        execute: Callable[[Command], Awaitable[Outcome]],
+        owner: Owner,
+    ) -> None:
+        """Nothing is made yet.
+
+        Args:
+            folder: the lease's.
+            runner: for the workspace's commands.
+            execute: runs a command behind the wall.
+            owner: of the files, on the host.
+        """
+        self._root = folder / _WORKSPACE
+        self._execute = execute
+        self._owner = owner
+        self.workspace = FolderWorkspace(self._root, runner, owner=owner)
+
+    @property
+    @override
+    def has_begun(self) -> bool:
+        return self._root.exists()
+
+    @override
+    async def begin(self, tree: Tree) -> None:
+        await asyncio.to_thread(self._write, tree)
+
+    def _write(self, tree: Tree) -> None:
+        partial = self._root.with_name(f"{_WORKSPACE}.partial")
+        if partial.exists():
+            folders.remove(partial)
+        folders.write(partial, tree, self._owner)
+        partial.rename(self._root)
+
+    @override
+    async def run(self, command: str, timeout_s: float) -> Outcome:
+        return await self._execute(
+            Command(command=command, workspace=self._root, timeout_s=timeout_s)
+        )
+
+    @override
+    async def content(self, limits: Limits) -> FolderContent:
+        if limits == folders.SMALL:
+            return folders.read(self._root, limits)  # a thread would cost more than the reading
+        return await asyncio.to_thread(folders.read, self._root, limits)
+
+    @override
+    async def close(self) -> None:
+        return None
+
+
+class FolderDriver(Driver, ABC):
+    """A driver that executes commands in folders of the host."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def owner(self) -> Owner:
+        """Who the files of a workspace belong to."""
+
+    @abstractmethod
+    async def run(self, command: Command) -> Outcome:
+        """Run a command behind the wall."""
+
+    @override
+    def sandbox(self, folder: Path, runner: Runner) -> Sandbox:
+        return FolderSandbox(folder, runner, self.run, self.owner())
+
+    @override
+    async def verify(self, work: Verification) -> Outcome:
+        # No state file in it: a successor sweeps what a dead node left here.
+        folder = self.leases / f"grade-{next(_numbers)}"
+        await asyncio.to_thread(self._prepare, folder, work)
+        try:
+            return await self.run(
+                Command(
+                    command=work.command,
+                    workspace=folder / _WORKSPACE,
+                    tests=folder / "tests",
+                    timeout_s=work.timeout_s,
+                    head_bytes=0,
+                    tail_bytes=GRADE_OUTPUT_BYTES,
+                    collect=work.reward_path,
+                )
+            )
+        finally:
+            await asyncio.to_thread(folders.remove, folder)
+
+    def _prepare(self, folder: Path, work: Verification) -> None:
+        folder.mkdir()
+        folders.write(folder / _WORKSPACE, work.workspace, self.owner())
+        folders.write(folder / "tests", work.tests, self.owner())
+
+    @override
+    def is_repeatable(self, command: str) -> bool:
+        return layout.warm(command) is not None
