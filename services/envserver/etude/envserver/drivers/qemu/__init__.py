@@ -1,0 +1,1 @@
+"""MicroVMs in QEMU: booted once, then cloned from a sealed memory and saved as small deltas."""

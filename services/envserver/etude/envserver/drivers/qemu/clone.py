@@ -1,0 +1,52 @@
+"""Machines on a copy-on-write view of a template's memory."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from etude.envserver.drivers.qemu import machine as machines
+from etude.envserver.drivers.qemu import sealed, vm
+from etude.envserver.drivers.qemu.jail import Jail
+from etude.envserver.drivers.qemu.machine import Wiring
+from etude.envserver.drivers.qemu.migration import receive
+from etude.envserver.drivers.qemu.template import Template
+
+
+async def spawn_shell(
+    template: Template, *, folder: Path, jail: Jail, disk: Sequence[int] = ()
+) -> vm.Vm:
+    """Start a monitor that waits for the template's state or for a delta of it.
+
+    Args:
+        template: whose memory and drives it has.
+        folder: an empty folder of its own.
+        jail: whom it runs as.
+        disk: files of its disk, where the machine has one.
+
+    Raises:
+        VmmError: it did not start.
+    """
+
+    def arguments(sockets: vm.Sockets) -> Sequence[str]:
+        wiring = Wiring(
+            memory=template.memory,
+            qmp=sockets.qmp,
+            agent=sockets.agent,
+            root=template.root,
+            disk=disk,
+        )
+        return machines.clone_arguments(template.machine, wiring)
+
+    inherited = (template.memory, template.root, *disk)
+    return await vm.start(
+        template.machine, arguments, descriptors=inherited, folder=folder, jail=jail
+    )
+
+
+async def restore(shell: vm.Vm, template: Template) -> None:
+    """Make a shell a clone of the template itself, paused.
+
+    Raises:
+        VmmError: the state was refused; the shell is gone.
+    """
+    with sealed.opened(template.devices) as source:
+        await receive(shell, source, has_memory=False)

@@ -1,0 +1,58 @@
+"""Where a snapshot can be restored: only where everything it was made with is the same."""
+
+import functools
+import hashlib
+import json
+import re
+import subprocess
+from pathlib import Path
+
+from etude.envserver.drivers.qemu import machine as machines
+from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.qemu.machine import Accelerator, Boot, Machine, Wiring
+from etude.envserver.images.build import Image
+
+_VERSION_LIMIT_S = 30.0
+_CPU_FIELDS = ("vendor_id", "cpu family", "model", "stepping", "microcode")
+
+
+def compat_key(machine: Machine, image: Image) -> str:
+    """Digest of driver, monitor, machine, processor, kernel and initramfs.
+
+    Raises:
+        VmmError: there is no monitor.
+    """
+    wiring = Wiring(memory=0, qmp=0, agent=0, root=0, disk=(0, 0) if machine.has_disk else ())
+    arguments = machines.boot_arguments(machine, wiring, Boot(kernel=0, initramfs=0, console=0))
+    parts = ["qemu", qemu_version(), arguments, _processor(machine)]
+    files = [image.files[name] for name in ("vmlinuz", "initramfs.gz", "root.sqsh")]
+    return hashlib.sha256(json.dumps([*parts, files]).encode()).hexdigest()
+
+
+@functools.cache
+def qemu_version() -> str:
+    """What the monitor calls itself, with the distribution's revision.
+
+    Raises:
+        VmmError: there is none, or it does not say.
+    """
+    try:
+        words = (machines.PROGRAM, "--version")
+        done = subprocess.run(words, capture_output=True, check=True, timeout=_VERSION_LIMIT_S)
+    except (OSError, subprocess.SubprocessError) as cause:
+        raise VmmError(f"{machines.PROGRAM}: {cause}") from cause
+    first = done.stdout.decode(errors="replace").partition("\n")[0]
+    if not re.search(r"\d+\.\d+", first):
+        raise VmmError(f"{machines.PROGRAM} --version says {first[:100]!r}")
+    return first
+
+
+def _processor(machine: Machine) -> list[str]:
+    match machine.accelerator:
+        case Accelerator.TCG:
+            return [str(machine.tsc_khz)]
+        case Accelerator.KVM:
+            text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+            lines = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
+            found = {name.strip(): value.strip() for name, _, value in lines}
+            return [found.get(name, "") for name in _CPU_FIELDS]

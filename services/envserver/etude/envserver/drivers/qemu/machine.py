@@ -1,0 +1,146 @@
+"""The command line of a machine, as a pure function of what the machine is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+PROGRAM = "qemu-system-x86_64"
+PAGE_BYTES = 4096
+_TRANSLATION_MIB = 32
+"""The knee: the default takes 480 MiB a machine, 8 makes the first command four times as slow."""
+_CONSOLE_BYTES = 4096
+"""What a clone keeps of its console; a power of two."""
+
+
+class Accelerator(StrEnum):
+    """Who runs the guest's instructions."""
+
+    TCG = "tcg"
+    KVM = "kvm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What every clone of a template has in common with it."""
+
+    memory_mib: int = 256
+    accelerator: Accelerator = Accelerator.TCG
+    tsc_khz: int
+    """Rate of the host's time stamp counter: under TCG the guest reads that one."""
+    has_disk: bool = False
+    """Whether what the guest writes goes to a disk instead of its memory."""
+
+    def __post_init__(self) -> None:
+        if not 64 <= self.memory_mib <= 1 << 20:
+            raise ValueError(f"memory_mib must be 64 to {1 << 20}, got {self.memory_mib}")
+        if self.tsc_khz < 1:
+            raise ValueError(f"tsc_khz must be positive, got {self.tsc_khz}")
+
+    @property
+    def memory_bytes(self) -> int:
+        """Size of the guest's memory."""
+        return self.memory_mib << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """File descriptors that the monitor inherits, so that its user needs no path of the host."""
+
+    memory: int
+    qmp: int
+    """A listening socket."""
+    agent: int
+    """A listening socket."""
+    root: int
+    disk: Sequence[int] = ()
+    """Files of the disk, each based on the next; the first is written, the last is raw."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boot:
+    """File descriptors that only the boot of a template needs."""
+
+    kernel: int
+    initramfs: int
+    console: int
+    """A connected socket that takes what the kernel says."""
+
+
+def boot_arguments(machine: Machine, wiring: Wiring, boot: Boot) -> tuple[str, ...]:
+    """How QEMU boots a machine whose memory is a shared file."""
+    root = "sqshblk" if machine.has_disk else "sqsh"
+    words = (
+        "console=ttyS0 panic=-1 reboot=t quiet"
+        # Without it one boot of five hangs under TCG: "Fast TSC calibration failed".
+        f" tsc_early_khz={machine.tsc_khz} envroot={root}"
+    )
+    return (
+        *_board(machine, wiring, is_shared=True),
+        *("-kernel", _path(boot.kernel), "-initrd", _path(boot.initramfs), "-append", words),
+        *("-chardev", f"socket,id=con,fd={boot.console}"),
+        *_devices(machine, wiring),
+    )
+
+
+def clone_arguments(machine: Machine, wiring: Wiring) -> tuple[str, ...]:
+    """How QEMU waits, paused, for the state of a machine whose memory it copies on write."""
+    return (
+        *_board(machine, wiring, is_shared=False),
+        # A delta records the state "running": only -S keeps it from starting before it is told.
+        *("-S", "-incoming", "defer"),
+        *("-chardev", f"ringbuf,id=con,size={_CONSOLE_BYTES}"),
+        *_devices(machine, wiring),
+    )
+
+
+def _board(machine: Machine, wiring: Wiring, *, is_shared: bool) -> tuple[str, ...]:
+    share = "on" if is_shared else "off"
+    memory = f"size={machine.memory_mib}M,mem-path={_path(wiring.memory)},share={share}"
+    return (
+        # ACPI stays on: Debian's kernel finds virtio devices of this board by no other way.
+        *("-M", "microvm,memory-backend=m0,suppress-vmdesc=on", *_processor(machine.accelerator)),
+        *("-m", str(machine.memory_mib), "-nodefaults", "-no-user-config"),
+        *("-display", "none", "-no-reboot"),
+        *("-object", f"memory-backend-file,id=m0,{memory}"),
+    )
+
+
+def _processor(accelerator: Accelerator) -> tuple[str, ...]:
+    match accelerator:
+        case Accelerator.TCG:
+            return ("-accel", f"tcg,tb-size={_TRANSLATION_MIB}", "-cpu", "max")
+        case Accelerator.KVM:
+            return ("-accel", "kvm", "-cpu", "host")
+
+
+def _devices(machine: Machine, wiring: Wiring) -> tuple[str, ...]:
+    disk: tuple[str, ...] = ()
+    if machine.has_disk:
+        disk = (*("-drive", _disk(wiring.disk)), *("-device", "virtio-blk-device,drive=d1"))
+    return (
+        *("-serial", "chardev:con"),
+        *("-chardev", f"socket,id=qmp,fd={wiring.qmp},server=on,wait=off"),
+        *("-mon", "chardev=qmp,mode=control"),
+        *("-device", "virtio-serial-device,max_ports=2"),
+        *("-chardev", f"socket,id=c0,fd={wiring.agent},server=on,wait=off"),
+        *("-device", "virtserialport,nr=1,chardev=c0,name=agent.0"),
+        *("-device", "virtio-rng-device"),
+        *("-drive", f"id=d0,file={_path(wiring.root)},format=raw,if=none,readonly=on"),
+        *("-device", "virtio-blk-device,drive=d0"),
+        *disk,
+    )
+
+
+def _disk(chain: Sequence[int]) -> str:
+    top = f"id=d1,file={_path(chain[0])},format=qcow2,if=none,cache=writeback"
+    prefix, parts = "", [top]
+    for number, descriptor in enumerate(chain[1:], start=2):
+        prefix += "backing."
+        kind = "raw" if number == len(chain) else "qcow2"
+        parts.append(f"{prefix}driver={kind},{prefix}file.driver=file")
+        parts.append(f"{prefix}file.filename={_path(descriptor)}")
+    return ",".join(parts)
+
+
+def _path(descriptor: int) -> str:
+    return f"/proc/self/fd/{descriptor}"

@@ -1,0 +1,133 @@
+"""Moving a stopped machine's state out of a monitor and into one."""
+
+import asyncio
+import os
+
+from etude.envserver.drivers.qemu import sealed
+from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.qemu.qmp import Event, Qmp
+from etude.envserver.drivers.qemu.vm import Vm
+
+LIMIT_S = 120.0
+"""A full stream of a large machine on a busy host; device states take milliseconds."""
+_UNLIMITED = 1 << 40
+"""Bytes per second; QEMU's default is 128 MiB."""
+_NAME = "state"
+
+
+async def send(vm: Vm, target: int, *, leaves_memory: bool) -> None:
+    """Write the state of a stopped machine to a file.
+
+    Args:
+        vm: the machine; it stays stopped.
+        target: descriptor of an empty file.
+        leaves_memory: whether the guest's memory stays where it is, in its file.
+
+    Raises:
+        VmmError: the monitor failed; it may be gone.
+    """
+    ended = vm.qmp.expect(_is_end)
+    try:
+        await vm.qmp.execute("migrate-set-capabilities", _capabilities(leaves_memory=leaves_memory))
+        await vm.qmp.execute("migrate-set-parameters", {"max-bandwidth": _UNLIMITED})
+        await vm.qmp.execute("getfd", {"fdname": _NAME}, descriptors=(target,))
+        await vm.qmp.execute("migrate", {"uri": f"fd:{_NAME}"})
+        await _completed(ended)
+    except VmmError as error:
+        raise await vm.explained(error) from error
+    finally:
+        ended.cancel()
+
+
+async def receive(vm: Vm, source: int, *, has_memory: bool) -> None:
+    """Load a state into a monitor that waits for one; the machine ends paused, always.
+
+    Args:
+        vm: a monitor that was started for it.
+        source: descriptor of a file, at the start of the state.
+        has_memory: whether the state contains all of the guest's memory.
+
+    Raises:
+        VmmError: the state was refused, and the monitor is gone.
+    """
+    ended = vm.qmp.expect(_is_end)
+    try:
+        # Sent at once and done in order: four waits less on the hot path.
+        await asyncio.gather(
+            vm.qmp.execute("migrate-set-capabilities", _capabilities(leaves_memory=not has_memory)),
+            vm.qmp.execute("getfd", {"fdname": _NAME}, descriptors=(source,)),
+            vm.qmp.execute("migrate-incoming", {"uri": f"fd:{_NAME}"}),
+            _completed(ended),
+        )
+        await _check_paused(vm.qmp)
+    except VmmError as error:
+        raise await vm.explained(error) from error
+    finally:
+        ended.cancel()
+
+
+async def device_state(vm: Vm) -> "DeviceState":
+    """Prepare the monitor to write its device state, which then takes one command."""
+    file = sealed.create("device-state")
+    writer = os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        answer = await vm.qmp.execute("add-fd", descriptors=(writer,))
+    except BaseException:
+        os.close(file)
+        raise
+    finally:
+        os.close(writer)
+    return DeviceState(vm.qmp, file, answer["fdset-id"])
+
+
+class DeviceState:
+    """Where a monitor writes the state of its devices, without the memory."""
+
+    def __init__(self, qmp: Qmp, file: int, number: int) -> None:
+        self._qmp, self._file, self._number = qmp, file, number
+
+    async def save(self) -> None:
+        """Write the state of the stopped machine."""
+        # "live" leaves the disks to the machine; nothing of Xen is in it.
+        arguments = {"filename": f"/dev/fdset/{self._number}", "live": True}
+        await self._qmp.execute("xen-save-devices-state", arguments)
+
+    def content(self) -> bytes:
+        """What was written."""
+        return sealed.content(self._file)
+
+    async def close(self) -> None:
+        """Give the files back."""
+        os.close(self._file)
+        await self._qmp.execute("remove-fd", {"fdset-id": self._number})
+
+
+def _is_end(event: Event) -> bool:
+    return event.get("event") == "MIGRATION" and _status(event) in {"completed", "failed"}
+
+
+def _status(event: Event) -> object:
+    data = event.get("data")
+    return data.get("status") if isinstance(data, dict) else None
+
+
+async def _completed(ended: "asyncio.Future[Event]") -> None:
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            event = await ended
+    except TimeoutError as cause:
+        raise VmmError(f"the state was not moved in {LIMIT_S:g} s") from cause
+    if _status(event) != "completed":
+        raise VmmError("the monitor could not move its state")
+
+
+async def _check_paused(qmp: Qmp) -> None:
+    answer = await qmp.execute("query-status")
+    if not isinstance(answer, dict) or answer.get("status") != "paused":
+        raise VmmError(f"a restored machine is {str(answer)[:100]} instead of paused")
+
+
+def _capabilities(*, leaves_memory: bool) -> dict[str, object]:
+    wanted = {"x-ignore-shared": leaves_memory, "events": True}
+    states = [{"capability": name, "state": state} for name, state in wanted.items()]
+    return {"capabilities": states}

@@ -1,0 +1,101 @@
+"""Whether KVM works here, found out by booting our own kernel.
+
+That /dev/kvm opens proves nothing: there are hosts where machines and processors can be made and a
+guest then hangs in its first second.
+"""
+
+import asyncio
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from etude.envserver.drivers.base import SandboxError
+from etude.envserver.drivers.qemu import template
+from etude.envserver.drivers.qemu.compatibility import qemu_version
+from etude.envserver.drivers.qemu.jail import Jail
+from etude.envserver.drivers.qemu.machine import Accelerator, Machine
+from etude.envserver.images.build import Image
+
+BOOT_LIMIT_S = 3.0
+"""With KVM the agent answers in half a second."""
+_DEVICE = Path("/dev/kvm")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_MAX_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the probe found."""
+
+    works: bool
+    why: str
+    """One line for people."""
+
+
+async def kvm(image: Image, machine: Machine, *, jail: Jail, scratch: Path) -> Verdict:
+    """The answer for this host, this monitor and this kernel, from scratch's cache if it is there.
+
+    Raises:
+        VmmError: there is no monitor at all.
+        OSError: the cache cannot be written.
+    """
+    facts = {
+        "boot": _BOOT_ID.read_text(encoding="ascii").strip(),
+        "monitor": qemu_version(),
+        "kernel": image.files["vmlinuz"],
+        # A node that is given the device later asks again.
+        "device": str(os.access(_DEVICE, os.R_OK | os.W_OK)),
+    }
+    path = scratch / "kvm.json"
+    if (known := _known(path, facts)) is not None:
+        return known
+    verdict = await _boot(image, replace(machine, accelerator=Accelerator.KVM), jail, scratch)
+    row = {"facts": facts, "works": verdict.works, "why": verdict.why}
+    partial = path.with_name(".kvm.json.partial")
+    partial.write_text(json.dumps(row), encoding="utf-8")
+    partial.rename(path)
+    return verdict
+
+
+async def _boot(image: Image, machine: Machine, jail: Jail, scratch: Path) -> Verdict:
+    if not os.access(_DEVICE, os.R_OK | os.W_OK):
+        return Verdict(works=False, why=f"{_DEVICE} cannot be opened")
+    folder = Path(tempfile.mkdtemp(prefix="probe-", dir=scratch))
+    try:
+        booting = await template.boot(image, machine, folder=folder, jail=jail)
+    except SandboxError as error:
+        return Verdict(works=False, why=str(error))
+    try:
+        return await _first_word(booting)
+    finally:
+        await booting.abandon()
+
+
+async def _first_word(booting: template.Booting) -> Verdict:
+    try:
+        with booting.vm.dial_agent() as agent:
+            async with asyncio.timeout(BOOT_LIMIT_S):
+                said = await asyncio.get_running_loop().sock_recv(agent, 1)
+    except TimeoutError:
+        return Verdict(works=False, why=f"the guest did not answer in {BOOT_LIMIT_S:g} s")
+    except (OSError, SandboxError) as cause:
+        return Verdict(works=False, why=str(cause))
+    if not said:
+        return Verdict(works=False, why="the monitor ended while the guest was booting")
+    return Verdict(works=True, why="the guest answered")
+
+
+def _known(path: Path, facts: Mapping[str, str]) -> Verdict | None:
+    try:
+        with path.open("rb") as file:
+            found = json.loads(file.read(_MAX_BYTES))
+    except (OSError, ValueError):
+        return None  # never written, or cut off by a crash: the probe is done again
+    match found:
+        case {"facts": known, "works": bool(works), "why": str(why)} if known == facts:
+            return Verdict(works=works, why=why)
+        case _:
+            return None

@@ -1,0 +1,95 @@
+"""Files in memory that nobody can change any more, the monitor that reads them included."""
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
+
+_VECTORS = 1000
+_PART_BYTES = 4 << 20
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+def create(name: str, size_bytes: int = 0) -> int:
+    """A file in memory, open for reading and writing, that can be sealed."""
+    descriptor = os.memfd_create(name, os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, size_bytes)
+    return descriptor
+
+
+def seal(descriptor: int) -> None:
+    """Make the file final. As long as anybody maps it for writing the kernel answers EBUSY."""
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+
+
+def is_sealed(descriptor: int) -> bool:
+    """Whether the file is final."""
+    return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+
+
+def filled(name: str, pieces: Iterable[bytes | memoryview]) -> int:
+    """A sealed file with these bytes in it."""
+    descriptor = create(name)
+    try:
+        waiting: list[bytes | memoryview] = []
+        for piece in pieces:
+            waiting.append(piece)
+            if len(waiting) == _VECTORS:
+                _write(descriptor, waiting)
+                waiting = []
+        _write(descriptor, waiting)
+        seal(descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@contextlib.contextmanager
+def opened(descriptor: int, offset: int = 0) -> Iterator[int]:
+    """The file opened once more, for reading only, at an offset in bytes."""
+    found = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.lseek(found, offset, os.SEEK_SET)
+        yield found
+    finally:
+        os.close(found)
+
+
+def content(descriptor: int) -> bytes:
+    """All of the file."""
+    size = os.fstat(descriptor).st_size
+    return os.pread(descriptor, size, 0)
+
+
+def segments(descriptor: int) -> Iterator[tuple[int, bytes]]:
+    """What is in the file, with offsets; holes are left out, and stay holes.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    end = 0
+    while True:
+        try:
+            start = os.lseek(descriptor, end, os.SEEK_DATA)
+        except OSError as cause:
+            if cause.errno != errno.ENXIO:
+                raise
+            return
+        end = os.lseek(descriptor, start, os.SEEK_HOLE)
+        for offset in range(start, end, _PART_BYTES):
+            size = min(_PART_BYTES, end - offset)
+            yield offset, os.pread(descriptor, size, offset)
+
+
+def _write(descriptor: int, pieces: list[bytes | memoryview]) -> None:
+    """Write all of them at once.
+
+    Raises:
+        OSError: memory ended.
+    """
+    wanted = sum(len(piece) for piece in pieces)
+    done = os.writev(descriptor, pieces)
+    if done != wanted:
+        raise OSError(errno.ENOSPC, f"{done} of {wanted} bytes were written")

@@ -1,0 +1,70 @@
+"""A delta's stream: the template's, with changed pages and another device state in it."""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from etude.envserver.drivers.qemu.errors import FormatError
+from etude.envserver.drivers.qemu.machine import PAGE_BYTES
+from etude.envserver.drivers.qemu.stream import (
+    FLAG_CONTINUE,
+    FLAG_EOS,
+    FLAG_PAGE,
+    MAGIC,
+    SECTION_PART,
+    TemplateStream,
+    device_sections,
+    footer,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pages:
+    """Pages of the guest's memory."""
+
+    numbers: tuple[int, ...]
+    """Offsets in pages, ascending. [N]"""
+    content: memoryview
+    """The pages one after another. [N x 4096 bytes]"""
+
+    def __post_init__(self) -> None:
+        if len(self.content) != len(self.numbers) * PAGE_BYTES:
+            raise ValueError(f"{len(self.numbers)} pages, {len(self.content)} bytes")
+
+
+def splice(
+    template: TemplateStream, device_state: bytes, pages: Pages
+) -> Iterator[bytes | memoryview]:
+    """The pieces of a stream that restores a machine on the template's memory.
+
+    Args:
+        template: what the machine was cloned from.
+        device_state: what `xen-save-devices-state` wrote for the machine.
+        pages: every page of its memory that differs from the template's.
+
+    Raises:
+        FormatError: one of them is not as QEMU 7.2 writes it, or a page lies outside the memory.
+    """
+    devices = device_sections(template, device_state)
+    if pages.numbers and pages.numbers[-1] >= template.memory_bytes // PAGE_BYTES:
+        raise FormatError(f"page {pages.numbers[-1]} lies outside the memory")
+    data = memoryview(template.data)
+    yield data[: template.setup_end]
+    if pages.numbers:
+        yield from _section(template, pages)
+    yield data[template.setup_end : devices]
+    yield memoryview(device_state)[len(MAGIC) :]
+
+
+def _section(template: TemplateStream, pages: Pages) -> Iterator[bytes | memoryview]:
+    yield struct.pack(">BI", SECTION_PART, template.section_id)
+    name = bytes([len(template.block)]) + template.block
+    for index, number in enumerate(pages.numbers):
+        offset = number * PAGE_BYTES
+        yield (
+            struct.pack(">Q", offset | FLAG_PAGE | FLAG_CONTINUE)
+            if index
+            else struct.pack(">Q", offset | FLAG_PAGE) + name
+        )
+        yield pages.content[index * PAGE_BYTES : (index + 1) * PAGE_BYTES]
+    yield struct.pack(">Q", FLAG_EOS) + footer(template.section_id)

@@ -1,0 +1,102 @@
+"""Deltas as files, which the node believes again only if it wrote them itself.
+
+A monitor trusts what it restores: a stream that somebody else made could take it over. So each file
+carries a keyed BLAKE3 over all of it, and is checked before a monitor sees it. The file has to lie
+where no tenant can write.
+"""
+
+import contextlib
+import hmac
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from blake3 import blake3
+
+from etude.envserver.drivers.qemu.delta import Delta
+from etude.envserver.drivers.qemu.errors import IntegrityError
+
+KEY_BYTES = 32
+_MAGIC = b"ETUDEVM1"
+_CODE_BYTES = 32
+_HEADER = struct.Struct(">32s?QQ")
+"""Template's address, whether it is full, bytes of memory, bytes of stream."""
+HEADER_BYTES = len(_MAGIC) + _CODE_BYTES + _HEADER.size
+_PART_BYTES = 8 << 20
+
+
+def save(delta: Delta, path: Path, *, key: bytes) -> None:
+    """Write a delta beside its name and rename it. Takes 1 ms a MiB: call it on a thread.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    size = os.fstat(delta.stream).st_size - delta.offset
+    template = bytes.fromhex(delta.template)
+    header = _HEADER.pack(template, delta.is_full, delta.changed_bytes, size)
+    parts = _parts(delta.stream, delta.offset, size)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(bytes(HEADER_BYTES))
+            code = blake3(header, key=key)
+            for part in parts:
+                code.update(part)
+                file.write(part)
+            file.seek(0)
+            file.write(_MAGIC + code.digest() + header)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load(path: Path, *, key: bytes, template: str) -> Delta:
+    """A delta from a file that this node wrote for this template. Call it on a thread.
+
+    Raises:
+        IntegrityError: it is damaged, of another template, or was written with another key.
+        OSError: the file cannot be read.
+    """
+    with contextlib.ExitStack() as opened:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        opened.callback(os.close, descriptor)
+        head = os.pread(descriptor, HEADER_BYTES, 0)
+        if len(head) != HEADER_BYTES or not head.startswith(_MAGIC):
+            raise IntegrityError(f"{path}: is no delta")
+        header = head[len(_MAGIC) + _CODE_BYTES :]
+        found, is_full, changed_bytes, size = _HEADER.unpack(header)
+        if os.fstat(descriptor).st_size != HEADER_BYTES + size:
+            raise IntegrityError(f"{path}: is cut off, or longer than it was")
+        code = blake3(header, key=key)
+        for part in _parts(descriptor, HEADER_BYTES, size):
+            code.update(part)
+        if not hmac.compare_digest(code.digest(), head[len(_MAGIC) :][:_CODE_BYTES]):
+            raise IntegrityError(f"{path}: is not what this node wrote")
+        if found != bytes.fromhex(template):
+            raise IntegrityError(f"{path}: is of template {found.hex()}, not {template}")
+        opened.pop_all()
+    return Delta(
+        template=template,
+        is_full=is_full,
+        stream=descriptor,
+        offset=HEADER_BYTES,
+        changed_bytes=changed_bytes,
+    )
+
+
+def _parts(descriptor: int, offset: int, size: int) -> Iterator[bytes]:
+    """The bytes of a file from an offset on.
+
+    Raises:
+        IntegrityError: there are fewer.
+    """
+    position = offset
+    while position < offset + size:
+        part = os.pread(descriptor, min(_PART_BYTES, offset + size - position), position)
+        if not part:
+            raise IntegrityError("a delta became shorter while it was read")
+        yield part
+        position += len(part)

@@ -1,0 +1,167 @@
+"""From an image to a template: boot once, keep memory and devices for ever."""
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from etude.envserver.drivers.qemu import machine as machines
+from etude.envserver.drivers.qemu import sealed, vm
+from etude.envserver.drivers.qemu.compatibility import compat_key
+from etude.envserver.drivers.qemu.console import Console
+from etude.envserver.drivers.qemu.errors import FormatError
+from etude.envserver.drivers.qemu.jail import Jail
+from etude.envserver.drivers.qemu.machine import Boot, Machine, Wiring
+from etude.envserver.drivers.qemu.migration import send
+from etude.envserver.drivers.qemu.stream import TemplateStream, parse
+from etude.envserver.images.build import Image
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """The sealed state of a machine that has booted. It owns its file descriptors."""
+
+    address: str
+    """Digest of memory, devices and of what they run on: deltas name the template by it."""
+    compat_key: str
+    machine: Machine
+    memory: int
+    """Sealed file with the guest's memory."""
+    devices: int
+    """Sealed file with the device state."""
+    stream: TemplateStream | FormatError
+    """The device state taken apart, or why that is not possible: deltas are full streams then."""
+    root: int
+    disk: tuple[int, ...] = ()
+    """Files of the disk, each based on the next."""
+
+    def close(self) -> None:
+        """Give the files back; clones that run keep theirs."""
+        for descriptor in (self.memory, self.devices, self.root, *self.disk):
+            os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Booting:
+    """A machine on its way to become a template."""
+
+    vm: vm.Vm
+    console: Console
+    image: Image
+    memory: int
+    root: int
+    disk: tuple[int, ...]
+
+    async def abandon(self) -> None:
+        """End it; safe to repeat."""
+        await self.vm.destroy()
+        self.console.close()
+        for descriptor in (self.memory, self.root, *self.disk):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+async def boot(
+    image: Image, machine: Machine, *, folder: Path, jail: Jail, disk: Sequence[int] = ()
+) -> Booting:
+    """Start a machine from its image; its agent answers seconds later.
+
+    Args:
+        image: what it boots.
+        machine: what it has.
+        folder: an empty folder of its own.
+        jail: whom the monitor runs as.
+        disk: files of its disk, each based on the next; the template takes them over.
+
+    Raises:
+        VmmError: the monitor did not start.
+    """
+    console = Console()
+    with contextlib.ExitStack() as opened:
+        opened.callback(console.theirs.close)
+        kernel, initramfs = (_opened(opened, path) for path in (image.kernel, image.initramfs))
+        root = os.open(image.root, os.O_RDONLY | os.O_CLOEXEC)
+        memory = sealed.create("template", machine.memory_bytes)
+        files = Boot(kernel=kernel, initramfs=initramfs, console=console.theirs.fileno())
+
+        def arguments(sockets: vm.Sockets) -> Sequence[str]:
+            wiring = Wiring(
+                memory=memory, qmp=sockets.qmp, agent=sockets.agent, root=root, disk=disk
+            )
+            return machines.boot_arguments(machine, wiring, files)
+
+        inherited = (memory, root, kernel, initramfs, files.console, *disk)
+        try:
+            started = await vm.start(
+                machine, arguments, descriptors=inherited, folder=folder, jail=jail
+            )
+        except BaseException:
+            console.close()
+            os.close(memory)
+            os.close(root)
+            raise
+    return Booting(
+        vm=started, console=console, image=image, memory=memory, root=root, disk=tuple(disk)
+    )
+
+
+async def seal(booting: Booting) -> Template:
+    """Stop the machine and keep its state; the monitor ends.
+
+    Raises:
+        VmmError: the monitor did not write its state; the machine is gone.
+    """
+    machine, running = booting.vm.machine, booting.vm
+    devices = sealed.create("devices")
+    try:
+        await running.freeze()
+        await send(running, devices, leaves_memory=True)
+        await running.destroy()
+        # Possible only now: the monitor had the memory mapped for writing.
+        sealed.seal(booting.memory)
+        sealed.seal(devices)
+    except BaseException:
+        os.close(devices)
+        await booting.abandon()
+        raise
+    booting.console.close()
+    key = compat_key(machine, booting.image)
+    data = sealed.content(devices)
+    return Template(
+        address=_address(key, booting.memory, data),
+        compat_key=key,
+        machine=machine,
+        memory=booting.memory,
+        devices=devices,
+        stream=_parsed(data, machine),
+        root=booting.root,
+        disk=booting.disk,
+    )
+
+
+def _parsed(data: bytes, machine: Machine) -> TemplateStream | FormatError:
+    try:
+        stream = parse(data)
+    except FormatError as error:
+        return error
+    if stream.memory_bytes != machine.memory_bytes:
+        return FormatError(f"the stream is of a machine with {stream.memory_bytes} bytes")
+    return stream
+
+
+def _address(key: str, memory: int, devices: bytes) -> str:
+    found = blake3(key.encode())
+    found.update(blake3(devices).digest())
+    for offset, part in sealed.segments(memory):
+        found.update(offset.to_bytes(8, "big"))
+        found.update(part)
+    return found.hexdigest()
+
+
+def _opened(stack: contextlib.ExitStack, path: Path) -> int:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    stack.callback(os.close, descriptor)
+    return descriptor

@@ -1,0 +1,195 @@
+"""One machine monitor: its process, its QMP connection, the socket of its guest's agent."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.qemu.jail import SANDBOX, Jail
+from etude.envserver.drivers.qemu.machine import PROGRAM, Machine
+from etude.envserver.drivers.qemu.qmp import Qmp
+
+EXIT_LIMIT_S = 10.0
+_STDERR_BYTES = 2_000
+_DISK_BYTES = 64 << 30
+"""More than any guest's disk may grow to; the node's own quota is lower."""
+
+
+@dataclass(slots=True)
+class Vm:
+    """A running monitor. Its folder is private to the node and goes with it."""
+
+    machine: Machine
+    folder: Path
+    pid: int
+    pidfd: int
+    exited: "asyncio.Future[int]"
+    """Its exit code, negative for a signal."""
+    _process: "subprocess.Popen[bytes]"
+    _qmp: Qmp | None = None
+    _agent_taken: bool = field(default=False)
+
+    @property
+    def qmp(self) -> Qmp:
+        """The connection to the monitor.
+
+        Raises:
+            VmmError: there is none.
+        """
+        if self._qmp is None:
+            raise VmmError(f"machine {self.pid} has no connection")
+        return self._qmp
+
+    async def connect(self) -> None:
+        """Connect to the monitor, at the start or after this process was started again.
+
+        Raises:
+            VmmError: it ended instead; the message has its last words.
+        """
+        self._qmp = Qmp(_dial(self.folder, "qmp"), str(self.pid))
+        try:
+            await self._qmp.greet()
+        except VmmError as error:
+            raise await self.explained(error) from error
+
+    def dial_agent(self) -> socket.socket:
+        """A connection to the guest's agent, not blocking; there can be one at a time."""
+        return _dial(self.folder, "agent")
+
+    async def freeze(self) -> None:
+        """Stop the guest's processor: from here on the machine uses no CPU time."""
+        await self.qmp.execute("stop")
+
+    async def thaw(self) -> None:
+        """Let the guest run, also for the first time."""
+        await self.qmp.execute("cont")
+
+    async def destroy(self) -> None:
+        """Kill the monitor and remove its folder; safe to repeat."""
+        with contextlib.suppress(ProcessLookupError):
+            if not self.exited.done():
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        await asyncio.wait([self.exited], timeout=EXIT_LIMIT_S)
+        if self._qmp is not None:
+            await self._qmp.close()
+            self._qmp = None
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    async def explained(self, error: VmmError) -> VmmError:
+        """The error with the monitor's last words, if it ended."""
+        await asyncio.wait([self.exited], timeout=1.0)
+        if not self.exited.done():
+            return error
+        with (self.folder / "stderr").open("rb") as file:
+            text = file.read(_STDERR_BYTES).decode(errors="replace").strip()
+        return VmmError(f"the monitor ended with {self.exited.result()}: {text or error}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sockets:
+    """Listening sockets that the monitor takes over, by number."""
+
+    qmp: int
+    agent: int
+
+
+async def start(
+    machine: Machine,
+    arguments: Callable[[Sockets], Sequence[str]],
+    *,
+    descriptors: Sequence[int],
+    folder: Path,
+    jail: Jail,
+) -> Vm:
+    """Start a monitor in a jail and connect to it.
+
+    Args:
+        machine: what it runs.
+        arguments: its command line, from the sockets that it gets.
+        descriptors: what it inherits beside those.
+        folder: an empty folder of its own.
+        jail: whom it runs as.
+
+    Raises:
+        VmmError: it did not start; the message has its last words.
+    """
+    with _listening(folder, "qmp") as qmp, _listening(folder, "agent") as agent:
+        sockets = Sockets(qmp=qmp.fileno(), agent=agent.fileno())
+        command = jail.command(
+            (PROGRAM, *arguments(sockets), *SANDBOX),
+            memory_bytes=machine.memory_bytes,
+            file_bytes=2 * machine.memory_bytes + (_DISK_BYTES if machine.has_disk else 0),
+        )
+        with (folder / "stderr").open("wb") as stderr:
+            try:
+                # Blocks for the milliseconds of a vfork; asyncio's way has a thread per process.
+                process = subprocess.Popen(  # noqa: ASYNC220
+                    command,
+                    pass_fds=(*descriptors, qmp.fileno(), agent.fileno()),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=stderr,
+                    cwd="/",
+                    env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
+                    # A terminal's Ctrl-C is for the node, and machines outlive its restart.
+                    start_new_session=True,
+                )
+            except OSError as cause:
+                raise VmmError(f"{PROGRAM} cannot be started: {cause}") from cause
+    vm = _watched(machine, folder, process)
+    try:
+        await vm.connect()
+    except BaseException:
+        await vm.destroy()
+        raise
+    return vm
+
+
+def _watched(machine: Machine, folder: Path, process: "subprocess.Popen[bytes]") -> Vm:
+    loop = asyncio.get_running_loop()
+    pidfd = os.pidfd_open(process.pid)
+    exited: asyncio.Future[int] = loop.create_future()
+
+    def ended() -> None:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+        exited.set_result(process.wait())
+
+    loop.add_reader(pidfd, ended)
+    return Vm(machine, folder, process.pid, pidfd, exited, process)
+
+
+@contextlib.contextmanager
+def _listening(folder: Path, name: str) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, _opened(folder) as at:
+        listener.bind(f"{at}/{name}")
+        listener.listen(1)
+        yield listener
+
+
+def _dial(folder: Path, name: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        with _opened(folder) as at:
+            connection.connect(f"{at}/{name}")
+    except OSError as cause:
+        connection.close()
+        raise VmmError(f"{folder / name}: {cause}") from cause
+    return connection
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[str]:
+    """A short name for a folder: a socket's path has at most 107 bytes."""
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
