@@ -1,0 +1,160 @@
+"""One call to a guest: what is sent, and what comes back while it is open."""
+
+import asyncio
+import hashlib
+import math
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from etude.common.errors import EtudeError
+from etude.envserver.guest import frames
+from etude.envserver.guest.frames import BadFrameError, Flag, Frame, Kind
+from etude.v1 import guest_pb2
+
+MAX_REPLY_BYTES = 16 << 20
+"""DATA of one call unless it asks for more: twice the largest file."""
+_MAX_DEADLINE_MS = (1 << 32) - 1
+
+
+class ReplyTooLargeError(EtudeError):
+    """A guest had more to say than the caller wants to hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to ask a guest."""
+
+    operation: guest_pb2.GuestCall
+    """The operation and where it acts; id, token and deadline are filled in."""
+    data: bytes | None = None
+    """What goes to channel 0 of the call."""
+    deadline_s: float | None = None
+    """The guest ends the call after this; None leaves it to the operation's own limit."""
+    max_bytes: int = MAX_REPLY_BYTES
+    call_id: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+    """The same id gets the same result again, and nothing is done twice."""
+
+
+class Reply(NamedTuple):
+    """What a call came to."""
+
+    result: guest_pb2.GuestResult
+    data: dict[int, bytes]
+    """DATA by channel."""
+    is_replayed: bool
+    """It is the result of an earlier call with this id."""
+    is_kept: bool
+    """Nothing is missing: a long answer of an earlier call is not kept."""
+
+
+def encoded(stream: int, request: Request, token: bytes) -> Iterator[bytes]:
+    """The CALL, in as many frames as it needs.
+
+    Raises:
+        ValueError: it is longer than a guest takes.
+    """
+    call = guest_pb2.GuestCall()
+    call.CopyFrom(request.operation)
+    call.id, call.token = request.call_id, token
+    if request.deadline_s is not None:
+        call.deadline_ms = min(math.ceil(request.deadline_s * 1000), _MAX_DEADLINE_MS)
+    body = call.SerializeToString()
+    if len(body) > frames.MAX_CALL_BYTES:
+        raise ValueError(f"a call of {len(body)} bytes; guests take {frames.MAX_CALL_BYTES}")
+    while len(body) > frames.MAX_PAYLOAD:
+        piece, body = body[: frames.MAX_PAYLOAD], body[frames.MAX_PAYLOAD :]
+        yield Frame(stream, Kind.CALL, Flag.MORE, piece).encoded()
+    yield Frame(stream, Kind.CALL, 0, body).encoded()
+
+
+def sync_message(token: bytes, wall_ns: int) -> guest_pb2.GuestSync:
+    """A SYNC with fresh entropy; an empty token admits nobody."""
+    digest = hashlib.sha256(token).digest() if token else b""
+    return guest_pb2.GuestSync(
+        wall_ns=wall_ns, entropy=secrets.token_bytes(32), token_sha256=digest
+    )
+
+
+@dataclass(slots=True)
+class OpenCall:
+    """The state of one stream until its result."""
+
+    stream: int
+    max_bytes: int
+    future: asyncio.Future[Reply]
+    call_id: bytes
+    _channels: dict[int, bytearray] = field(default_factory=dict)
+    _total: int = 0
+    _window: int = frames.WINDOW
+    """What the guest may still send."""
+    _unreturned: int = 0
+    _credit: int = frames.WINDOW
+    """What the host may still send."""
+    _credited: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def take(self, frame: Frame) -> int:
+        """Take one frame of this stream and answer how much credit to give back.
+
+        Raises:
+            BadFrameError: DATA without credit, or a frame that has no place on a stream.
+        """
+        if frame.kind is Kind.CREDIT:
+            self._credit = min(self._credit + frames.number(frame), frames.MAX_CREDIT)
+            self._credited.set()
+            return 0
+        if frame.kind is Kind.DATA:
+            return self._take_data(frame)
+        self._take_result(frame)
+        return 0
+
+    def fail(self, error: Exception) -> None:
+        """Nothing will come any more."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    async def outgoing(self, data: bytes) -> AsyncIterator[Frame]:
+        """The frames that carry the data, each as soon as there is credit for it."""
+        view = memoryview(data)
+        while view:
+            while self._credit <= 0:
+                self._credited.clear()
+                await self._credited.wait()
+            piece = view[: min(len(view), self._credit, frames.MAX_PAYLOAD)]
+            view = view[len(piece) :]
+            self._credit -= len(piece)
+            yield Frame(self.stream, Kind.DATA, 0 if view else Flag.END, bytes(piece))
+        if not data:
+            yield Frame(self.stream, Kind.DATA, Flag.END)
+
+    def _take_data(self, frame: Frame) -> int:
+        size = len(frame.payload)
+        self._window -= size
+        if self._window < 0:
+            raise BadFrameError(f"stream {self.stream}: data without credit")
+        self._total += size
+        if self._total > self.max_bytes:
+            self._channels.clear()
+            self.fail(ReplyTooLargeError(f"more than {self.max_bytes} bytes"))
+            return 0
+        self._channels.setdefault(frame.channel, bytearray()).extend(frame.payload)
+        self._unreturned += size
+        if self._unreturned < frames.WINDOW // 2:
+            return 0
+        granted, self._unreturned = self._unreturned, 0
+        self._window += granted
+        return granted
+
+    def _take_result(self, frame: Frame) -> None:
+        if self.future.done():
+            return
+        result = guest_pb2.GuestResult.FromString(frame.payload)
+        self.future.set_result(
+            Reply(
+                result,
+                {channel: bytes(data) for channel, data in self._channels.items()},
+                bool(frame.flags & Flag.REPLAYED),
+                not frame.flags & Flag.NOT_KEPT,
+            )
+        )

@@ -1,0 +1,308 @@
+"""Calls to the agent of one sandbox, many at a time over one byte stream.
+
+Covered: every byte of the guest may be hostile. A frame that no agent of ours sends, data without
+credit, a result for a stream that was never opened, or silence after two RESETs ends the channel;
+whoever waits is told that the sandbox is lost, and nothing is believed afterwards.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from etude.agent.workspace import WorkspaceLostError
+from etude.envserver.guest import calls, frames
+from etude.envserver.guest.calls import OpenCall, Reply, Request
+from etude.envserver.guest.frames import BadFrameError, Frame, Kind
+from etude.v1 import guest_pb2
+
+_M = TypeVar("_M", bound=Message)
+
+ACK_TIMEOUT_S = 0.25
+"""A guest that stands between two frames answers a RESET in a millisecond."""
+LAST_ACK_TIMEOUT_S = 5.0
+"""After the padding every live guest answers; a busy host may take this long to let it."""
+GRACE_S = 5.0
+"""How much later than its deadline a call may be answered."""
+CANCEL_S = 2.0
+"""How long a guest may take to end a cancelled call."""
+MAX_CALLS = 32
+"""Calls at a time; the guest itself refuses more than 64."""
+_READ_BYTES = 256 << 10
+_MAX_UNSENT_BYTES = 1 << 20
+"""A guest that asks and does not listen is given up here."""
+
+
+class GuestLostError(WorkspaceLostError):
+    """The guest is gone, or is none of ours any more: retry the rollout, never score it."""
+
+    reason = "EnvironmentLost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What makes a restored clone a sandbox of its own."""
+
+    env_id: str
+    token: bytes
+    """What calls must carry; empty for a template, which refuses every call."""
+    generation: int
+    hostname: str = ""
+    machine_id: bytes = b""
+
+
+class ResetState(NamedTuple):
+    """What a guest says of itself when its channel is reset."""
+
+    boot_id: bytes
+    generation: int
+    jobs: Mapping[int, bytes]
+    """Background jobs that run, and the calls that started them."""
+
+
+@dataclass(slots=True)
+class GuestChannel:
+    """One epoch after the other over one stream; start with reset(), then sync()."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    on_event: Callable[[guest_pb2.GuestEvent], None] = lambda _: None
+    ack_timeout_s: float = ACK_TIMEOUT_S
+    last_ack_timeout_s: float = LAST_ACK_TIMEOUT_S
+    token: bytes = b""
+    _parser: frames.Parser = field(default_factory=lambda: frames.Parser(frames.FROM_GUEST))
+    _epoch: int = 0
+    _nonce: bytes = b""
+    _last_stream: int = 0
+    _open: dict[int, OpenCall] = field(default_factory=dict)
+    _awaited: dict[tuple[Kind, bytes], asyncio.Future[Frame]] = field(default_factory=dict)
+    _places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CALLS))
+    _task: asyncio.Task[None] | None = None
+    _lost: str = ""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the guest was given up."""
+        return bool(self._lost)
+
+    async def hello(self, *, timeout_s: float) -> guest_pb2.GuestHello:
+        """What a guest that has just booted says first; then reset() the channel.
+
+        Raises:
+            GuestLostError: it says nothing, or something else.
+        """
+        frame = await self._answer(Kind.HELLO, b"", timeout_s)
+        if frame is None:
+            raise self._give_up(f"the guest did not say hello in {timeout_s:g} s")
+        return self._decoded(guest_pb2.GuestHello(), frame.payload)
+
+    async def reset(self) -> ResetState:
+        """Begin an epoch, whatever was on the way in either direction before.
+
+        Raises:
+            GuestLostError: the guest does not answer, or the channel was lost before.
+        """
+        self._check()
+        self._end_calls("the channel was reset")
+        self._epoch += 1
+        self._last_stream = 0
+        self._nonce = secrets.token_bytes(frames.NONCE_BYTES)
+        self._parser.seek_ack(self._nonce)
+        again = frames.reset(self._nonce, self._epoch).encoded()
+        for padding, timeout_s in (
+            (b"", self.ack_timeout_s),
+            (frames.PADDING, self.last_ack_timeout_s),
+        ):
+            self._write(padding + again)
+            frame = await self._answer(Kind.RESET_ACK, self._nonce, timeout_s)
+            if frame is not None:
+                return self._state(frame)
+        raise self._give_up("the guest answers no RESET")
+
+    async def sync(self, identity: Identity) -> None:
+        """Give the guest its clock, randomness, names and token.
+
+        Raises:
+            GuestLostError: a step failed; such a clone may not be used.
+        """
+        body = calls.sync_message(identity.token, time.time_ns())
+        body.env_id, body.generation = identity.env_id, identity.generation
+        body.hostname, body.machine_id = identity.hostname, identity.machine_id
+        self._write(Frame(0, Kind.SYNC, 0, body.SerializeToString()).encoded())
+        frame = await self._answer(Kind.SYNC_ACK, b"", GRACE_S)
+        if frame is None:
+            raise self._give_up("the guest answers no SYNC")
+        ack = self._decoded(guest_pb2.GuestSyncAck(), frame.payload)
+        if ack.failed or ack.generation != identity.generation:
+            raise self._give_up(f"the guest did not become itself: {list(ack.failed)}")
+        self.token = identity.token
+
+    async def ping(self, *, timeout_s: float = CANCEL_S) -> bool:
+        """Whether the guest answers in time."""
+        payload = secrets.token_bytes(8)
+        self._write(Frame(0, Kind.PING, 0, payload).encoded())
+        return await self._answer(Kind.PONG, payload, timeout_s) is not None
+
+    async def call(self, request: Request) -> Reply:
+        """Send a call and wait for its result. Cancelling cancels it in the guest too.
+
+        Raises:
+            GuestLostError: the guest is gone, or does not answer in time.
+            ReplyTooLargeError: it sends more than the request allows.
+            CancelledError: the caller has gone.
+        """
+        async with self._places:
+            self._check()
+            self._last_stream += 1
+            stream = self._last_stream
+            future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+            call = self._open[stream] = OpenCall(stream, request.max_bytes, future, request.call_id)
+            try:
+                self._write(b"".join(calls.encoded(stream, request, self.token)))
+                return await self._result(call, request)
+            except (asyncio.CancelledError, calls.ReplyTooLargeError):
+                if not self._lost:
+                    self._write(Frame(stream, Kind.CANCEL).encoded())
+                raise
+            finally:
+                self._open.pop(stream, None)
+
+    def signal(self, call_id: bytes, number: int) -> None:
+        """Send a signal to the process group of the call with this id, if it still runs."""
+        for call in self._open.values():
+            if call.call_id == call_id:
+                frame = Frame(call.stream, Kind.SIGNAL, 0, number.to_bytes(4, "little"))
+                self._write(frame.encoded())
+
+    async def close(self) -> None:
+        """End the channel; the guest itself goes on."""
+        self._lose("the channel was closed")
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        with contextlib.suppress(OSError):
+            await self.writer.wait_closed()
+
+    async def _result(self, call: OpenCall, request: Request) -> Reply:
+        limit_s = None if request.deadline_s is None else request.deadline_s + GRACE_S
+        sending = self._send_data(call, request.data)
+        sender = asyncio.create_task(sending, name=f"guest stream {call.stream}")
+        try:
+            done, _ = await asyncio.wait([call.future], timeout=limit_s)
+            if not done:
+                self._write(Frame(call.stream, Kind.CANCEL).encoded())
+                done, _ = await asyncio.wait([call.future], timeout=CANCEL_S)
+            if not done:
+                raise self._give_up(f"a call had no answer in {limit_s:g} s")
+            return call.future.result()
+        finally:
+            sender.cancel()
+            await asyncio.wait([sender])
+
+    async def _send_data(self, call: OpenCall, data: bytes | None) -> None:
+        if data is None:
+            return
+        with contextlib.suppress(OSError, GuestLostError):  # the reader tells whoever waits
+            async for frame in call.outgoing(data):
+                self._write(frame.encoded())
+                await self.writer.drain()
+
+    async def _answer(self, kind: Kind, key: bytes, timeout_s: float) -> Frame | None:
+        self._check()
+        if self._task is None:
+            self._task = asyncio.create_task(self._read(), name="guest channel")
+        future = self._awaited.get((kind, key))
+        if future is None:
+            future = asyncio.get_running_loop().create_future()
+            self._awaited[kind, key] = future
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(future)
+        except TimeoutError:
+            return None
+        finally:
+            self._awaited.pop((kind, key), None)
+
+    async def _read(self) -> None:
+        try:
+            while data := await self.reader.read(_READ_BYTES):
+                for frame in self._parser.feed(data):
+                    self._take(frame)
+            self._lose("the guest closed its channel")
+        except (OSError, BadFrameError, DecodeError, GuestLostError) as error:
+            self._lose(f"the guest broke its channel: {error}")
+
+    def _take(self, frame: Frame) -> None:
+        if frame.stream:
+            self._take_on_stream(frame)
+        elif frame.kind is Kind.PING:
+            self._write(frame._replace(kind=Kind.PONG).encoded())
+        elif frame.kind is Kind.EVENT:
+            self.on_event(guest_pb2.GuestEvent.FromString(frame.payload))
+        else:
+            self._resolve(frame)
+
+    def _resolve(self, frame: Frame) -> None:
+        key = frame.payload if frame.kind is Kind.PONG else b""
+        if frame.kind is Kind.RESET_ACK:
+            key = frames.reset_fields(frame).nonce
+        future = self._awaited.get((frame.kind, key))
+        if future is not None and not future.done():
+            future.set_result(frame)
+        elif frame.kind not in {Kind.PONG, Kind.HELLO} and key != self._nonce:
+            # A late PONG and a second answer to the same RESET are honest, this is not.
+            raise BadFrameError(f"{frame.kind.name} that nobody asked for")
+
+    def _take_on_stream(self, frame: Frame) -> None:
+        call = self._open.get(frame.stream)
+        if call is None:
+            if frame.stream > self._last_stream:
+                raise BadFrameError(f"{frame.kind.name} for stream {frame.stream}, never opened")
+            return  # cancelled a moment ago
+        granted = call.take(frame)
+        if granted:
+            self._write(frames.credit(frame.stream, granted).encoded())
+
+    def _write(self, data: bytes) -> None:
+        self._check()
+        self.writer.write(data)
+        unsent = self.writer.transport.get_write_buffer_size()
+        if unsent > _MAX_UNSENT_BYTES + len(data):
+            raise self._give_up("the guest does not listen")
+
+    def _state(self, frame: Frame) -> ResetState:
+        ack = self._decoded(guest_pb2.GuestResetAck(), frames.reset_fields(frame).body)
+        jobs = {each.job: each.call_id for each in ack.open if each.background}
+        return ResetState(ack.boot_id, ack.generation, jobs)
+
+    def _decoded(self, message: _M, payload: bytes) -> _M:
+        try:
+            message.ParseFromString(payload)
+        except DecodeError as error:
+            raise self._give_up(f"the guest sent no {type(message).__name__}") from error
+        return message
+
+    def _check(self) -> None:
+        if self._lost:
+            raise GuestLostError(self._lost)
+
+    def _give_up(self, why: str) -> GuestLostError:
+        self._lose(why)
+        return GuestLostError(self._lost)
+
+    def _lose(self, why: str) -> None:
+        self._lost = self._lost or why
+        self._end_calls(self._lost)
+        for future in self._awaited.values():
+            if not future.done():
+                future.set_exception(GuestLostError(self._lost))
+        self.writer.close()
+
+    def _end_calls(self, why: str) -> None:
+        for call in self._open.values():
+            call.fail(GuestLostError(why))

@@ -1,0 +1,79 @@
+"""The files of a guest's workspace as a value, all of them or those that changed."""
+
+from google.protobuf.message import DecodeError
+
+from etude.envserver.folders import FolderContent, Limits, TooLargeError
+from etude.envserver.guest import answers
+from etude.envserver.guest.calls import Reply, ReplyTooLargeError, Request
+from etude.envserver.guest.channel import GuestChannel, GuestLostError
+from etude.envserver.trees import File
+from etude.v1 import environments_pb2, guest_pb2
+
+_DEADLINE_S = 120.0
+"""64 MiB through an emulated port."""
+_PER_FILE_BYTES = 2048
+"""A path and what a message adds to a file."""
+
+
+async def mark(channel: GuestChannel, name: str) -> None:
+    """Remember how the files are now, for changes() to be compared with.
+
+    Raises:
+        WorkspaceLostError: the guest failed.
+    """
+    call = guest_pb2.GuestCall(mark=guest_pb2.GuestMark(name=name))
+    answers.check(await channel.call(Request(operation=call, deadline_s=_DEADLINE_S)), "")
+
+
+async def changes(
+    channel: GuestChannel, name: str, limits: Limits
+) -> environments_pb2.WorkspaceDiff:
+    """What is not as it was marked, in the order of the paths.
+
+    Raises:
+        TooLargeError: there is more than the limits allow.
+        WorkspaceLostError: the guest failed.
+    """
+    diff = _decoded(await _diff(channel, name, limits))
+    ordered = environments_pb2.WorkspaceDiff(deleted=sorted(diff.deleted))
+    ordered.written.extend(sorted(diff.written, key=lambda file: file.path))
+    return ordered
+
+
+async def content(channel: GuestChannel, limits: Limits) -> FolderContent:
+    """All regular files.
+
+    Raises:
+        TooLargeError: there is more than the limits allow.
+        WorkspaceLostError: the guest failed.
+    """
+    reply = await _diff(channel, "", limits)
+    files = _decoded(reply).written
+    tree = {file.path: File(file.content, file.executable) for file in files}
+    return FolderContent(tree, reply.result.is_plain)
+
+
+async def _diff(channel: GuestChannel, name: str, limits: Limits) -> Reply:
+    diff = guest_pb2.GuestDiff(mark=name, max_files=limits.max_files, max_bytes=limits.max_bytes)
+    request = Request(
+        operation=guest_pb2.GuestCall(diff=diff),
+        deadline_s=_DEADLINE_S,
+        max_bytes=limits.max_bytes + limits.max_files * _PER_FILE_BYTES,
+    )
+    too_large = (
+        f"the workspace holds more than {limits.max_files} files or {limits.max_bytes} bytes"
+    )
+    try:
+        reply = await channel.call(request)
+    except ReplyTooLargeError as error:
+        raise TooLargeError(too_large) from error
+    if reply.result.fault == guest_pb2.GUEST_FAULT_TOO_MANY:
+        raise TooLargeError(too_large)
+    return answers.check(reply, "")
+
+
+def _decoded(reply: Reply) -> environments_pb2.WorkspaceDiff:
+    try:
+        return environments_pb2.WorkspaceDiff.FromString(reply.data.get(0, b""))
+    except DecodeError as error:
+        raise GuestLostError("the guest sent no WorkspaceDiff") from error

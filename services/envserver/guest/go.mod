@@ -1,0 +1,3 @@
+module guestagent
+
+go 1.24
