@@ -63,11 +63,14 @@ func (a *agent) hello() {
 
 // take handles one frame; false says that no host of ours would send it.
 func (a *agent) take(f frame) bool {
+	if isOnStream(f.kind) != (f.stream != 0) {
+		return false
+	}
 	switch f.kind {
 	case typeReset:
 		return a.reset(f)
 	case typeSync:
-		return f.stream == 0 && a.sync(f.payload)
+		return a.sync(f.payload)
 	case typePing:
 		if len(f.payload) > maxPing {
 			return false
@@ -79,7 +82,15 @@ func (a *agent) take(f frame) bool {
 	case typeCall:
 		return a.open(f)
 	}
-	return f.stream != 0 && a.forward(f)
+	return a.forward(f)
+}
+
+func isOnStream(kind byte) bool {
+	switch kind {
+	case typeCall, typeData, typeCredit, typeCancel, typeSignal:
+		return true
+	}
+	return false
 }
 
 // forward hands a frame to its call, which may have ended a moment ago.
@@ -119,7 +130,7 @@ func (a *agent) forward(f frame) bool {
 
 // reset begins an epoch: open calls are cancelled, what they still write is dropped.
 func (a *agent) reset(f frame) bool {
-	if f.stream != 0 || len(f.payload) != resetPayload || string(f.payload[:len(magic)]) != magic {
+	if len(f.payload) != resetPayload || string(f.payload[:len(magic)]) != magic {
 		return false
 	}
 	ack := resetAckMessage{bootID: a.bootID}

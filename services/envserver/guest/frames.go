@@ -65,6 +65,8 @@ func appendFrame(out []byte, stream uint32, kind, flags byte, payload []byte) []
 type parser struct {
 	buffer     [headerBytes + maxPayload]byte
 	start, end int
+	// Where the last frame began.
+	begin      int
 	isScanning bool
 }
 
@@ -82,8 +84,9 @@ func (p *parser) added(n int) { p.end += n }
 
 func (p *parser) drop() { p.start, p.end, p.isScanning = 0, 0, false }
 
-// scan gives up the frame borders.
-func (p *parser) scan() { p.isScanning = true }
+// scan gives up the frame borders: what the last frame held may be the RESET of a host that began
+// in the middle of another.
+func (p *parser) scan() { p.start, p.isScanning = p.begin, true }
 
 // next is the next complete frame; its payload is good until room is asked for again.
 func (p *parser) next() (frame, bool) {
@@ -104,6 +107,7 @@ func (p *parser) next() (frame, bool) {
 		if len(held) < total {
 			return frame{}, false
 		}
+		p.begin = p.start
 		p.start += total
 		return frame{binary.LittleEndian.Uint32(held[4:]), held[8], held[9], held[headerBytes:total]}, true
 	}
@@ -122,7 +126,8 @@ func (p *parser) found() (frame, bool) {
 	if len(held)-at < resetPayload {
 		return frame{}, false
 	}
-	p.start += resetPayload
+	p.begin = p.start + resetPayload
+	p.start = p.begin
 	p.isScanning = false
 	return frame{0, typeReset, 0, held[at : at+resetPayload]}, true
 }

@@ -12,7 +12,7 @@ import (
 const maxSessions = 16
 
 // shell is a named session: one /bin/sh that runs command after command and keeps its folder and
-// variables. It tells the end of each on a pipe that commands do not have.
+// variables. Its own errors are a pipe on which it tells the end of each; commands have another.
 type shell struct {
 	// Held by the command that runs in it.
 	busy   sync.Mutex
@@ -83,7 +83,7 @@ func newShell(what program) (*shell, error) {
 	}
 	// The first pipe goes the other way.
 	ours[0], theirs[0] = theirs[0], ours[0]
-	what.files = []uintptr{theirs[0].Fd(), theirs[1].Fd(), theirs[1].Fd(), theirs[2].Fd()}
+	what.files = []uintptr{theirs[0].Fd(), theirs[1].Fd(), theirs[2].Fd()}
 	child, err := start(what)
 	closeAll(theirs[:])
 	if err != nil {
@@ -165,7 +165,7 @@ func (c *call) runInShell(s *shell, m *execMessage) (*resultMessage, error) {
 // has ended.
 func (s *shell) tell(line []byte, ended chan<- string) {
 	quoted := "'" + strings.ReplaceAll(string(line), "'", `'\''`) + "'"
-	_, err := s.lines.WriteString("eval " + quoted + " </dev/null 3>&-; printf '%d\\n' $? >&3\n")
+	_, err := s.lines.WriteString("eval " + quoted + " </dev/null 2>&1\nprintf '%d\\n' $? >&2\n")
 	var status [16]byte
 	n := 0
 	if err == nil {

@@ -26,6 +26,7 @@ from etude.agent.workspace.protocol import (
     MAX_FILES,
     ExecResult,
     FileInfo,
+    FileKind,
     Originals,
     PathFault,
     Runner,
@@ -114,9 +115,18 @@ class FolderWorkspace(Workspace):
     async def exec(self, command: str, *, timeout_s: float) -> ExecResult:
         return await self.run(command, timeout_s)
 
+    def files(self, path: str, *, hidden: bool) -> Sequence[FileInfo]:
+        """The regular files at or below a path, in the order of the walk.
+
+        Raises:
+            WorkspaceError: the path is no file or folder, or holds too many files.
+        """
+        with _faults(path), self._parent(path) as (folder, name):
+            walk = Walk(hidden=hidden).below(folder, name, relative(path))
+            return [FileInfo(found.path, FileKind.FILE, found.size) for found in walk]
+
     def _paths(self, *, hidden: bool) -> Sequence[str]:
-        with _faults(""), self._folder("") as root:
-            return _sorted(found.path for found in Walk(hidden=hidden).files(root, ""))
+        return _sorted(found.path for found in self.files("", hidden=hidden))
 
     def _grep(self, matcher: patterns.Matcher, query: GrepQuery) -> Sequence[FileMatches]:
         start = relative(query.path)
