@@ -28,6 +28,7 @@ class Jail:
 
     uid: int = NOBODY
     gid: int = NOBODY
+    """With KVM: the group that may open /dev/kvm."""
 
     def command(
         self, program: Sequence[str], *, memory_bytes: int, file_bytes: int

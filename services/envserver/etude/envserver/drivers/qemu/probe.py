@@ -42,22 +42,32 @@ async def kvm(image: Image, machine: Machine, *, jail: Jail, scratch: Path) -> V
         VmmError: there is no monitor at all.
         OSError: the cache cannot be written.
     """
-    facts = {
-        "boot": _BOOT_ID.read_text(encoding="ascii").strip(),
-        "monitor": qemu_version(),
-        "kernel": image.files["vmlinuz"],
-        # A node that is given the device later asks again.
-        "device": str(os.access(_DEVICE, os.R_OK | os.W_OK)),
-    }
+    facts = _facts(image, jail)
     path = scratch / "kvm.json"
     if (known := _known(path, facts)) is not None:
         return known
     verdict = await _boot(image, replace(machine, accelerator=Accelerator.KVM), jail, scratch)
     row = {"facts": facts, "works": verdict.works, "why": verdict.why}
-    partial = path.with_name(".kvm.json.partial")
-    partial.write_text(json.dumps(row), encoding="utf-8")
-    partial.rename(path)
+    _write(path, json.dumps(row))
     return verdict
+
+
+def _facts(image: Image, jail: Jail) -> dict[str, str]:
+    """What the answer depends on."""
+    return {
+        "boot": _BOOT_ID.read_text(encoding="ascii").strip(),
+        "monitor": qemu_version(),
+        "kernel": image.files["vmlinuz"],
+        "user": f"{jail.uid}:{jail.gid}",
+        # A node that is given the device later asks again.
+        "device": str(os.access(_DEVICE, os.R_OK | os.W_OK)),
+    }
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.rename(path)
 
 
 async def _boot(image: Image, machine: Machine, jail: Jail, scratch: Path) -> Verdict:

@@ -1,0 +1,79 @@
+"""The command line of machines, and the rate of the host's counter."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from etude.envserver.drivers.qemu import machine as machines
+from etude.envserver.drivers.qemu import tsc
+from etude.envserver.drivers.qemu.jail import Jail
+from etude.envserver.drivers.qemu.machine import Accelerator, Boot, Machine, Wiring
+
+MACHINE = Machine(tsc_khz=2_000_000)
+WIRING = Wiring(memory=3, qmp=4, agent=5, root=6)
+BOOT = Boot(kernel=7, initramfs=8, console=9)
+
+
+def test_a_clone_has_the_devices_of_its_template_in_the_same_order() -> None:
+    def devices(arguments: tuple[str, ...]) -> list[str]:
+        return [after for word, after in itertools.pairwise(arguments) if word in kept]
+
+    kept = {"-M", "-m", "-cpu", "-accel", "-device", "-drive", "-serial"}
+    booted = machines.boot_arguments(MACHINE, WIRING, BOOT)
+    cloned = machines.clone_arguments(MACHINE, WIRING)
+    assert devices(booted) == devices(cloned)
+
+
+def test_a_clone_waits_stopped_and_cannot_reach_the_templates_memory() -> None:
+    cloned = machines.clone_arguments(MACHINE, WIRING)
+    assert "-S" in cloned
+    assert any(word.endswith("share=off") for word in cloned)
+    assert "-kernel" not in cloned
+
+
+def test_a_boot_is_told_the_counters_rate() -> None:
+    booted = machines.boot_arguments(MACHINE, WIRING, BOOT)
+    assert "tsc_early_khz=2000000" in booted[booted.index("-append") + 1]
+
+
+def test_with_kvm_the_guest_has_the_hosts_processor() -> None:
+    booted = machines.boot_arguments(Machine(tsc_khz=1, accelerator=Accelerator.KVM), WIRING, BOOT)
+    assert booted[booted.index("-cpu") + 1] == "host"
+
+
+def test_a_disk_names_every_file_that_it_is_based_on() -> None:
+    wiring = Wiring(memory=3, qmp=4, agent=5, root=6, disk=(10, 11, 12))
+    (disk,) = (
+        word
+        for word in machines.clone_arguments(Machine(tsc_khz=1, has_disk=True), wiring)
+        if word.startswith("id=d1")
+    )
+    assert "file=/proc/self/fd/10,format=qcow2" in disk
+    assert "backing.driver=qcow2" in disk
+    assert "backing.file.filename=/proc/self/fd/11" in disk
+    assert "backing.backing.driver=raw" in disk
+    assert "backing.backing.file.filename=/proc/self/fd/12" in disk
+
+
+@pytest.mark.parametrize(("memory_mib", "tsc_khz"), [(63, 1), (1 << 21, 1), (256, 0)])
+def test_a_machine_that_cannot_be_is_refused(memory_mib: int, tsc_khz: int) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        Machine(memory_mib=memory_mib, tsc_khz=tsc_khz)
+
+
+def test_a_jailed_program_comes_last_after_limits_and_user() -> None:
+    words = Jail(uid=7, gid=8).command(("qemu", "-S"), memory_bytes=0, file_bytes=5)
+    assert words[-2:] == ("qemu", "-S")
+    assert "--no-new-privs" in words
+    assert "--fsize=5" in words
+
+
+def test_the_kernels_figure_is_taken_where_the_measurement_agrees(tmp_path: Path) -> None:
+    measured = tsc.measured_khz()
+    near = round(measured * 1.0001)
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"cpu MHz\t\t: {measured * 2 / 1000:.3f}\ncpu MHz\t\t: {near / 1000:.3f}\n")
+    assert tsc.host_tsc_khz(cpuinfo) == near
+    cpuinfo.write_text("model name: x\ncpu MHz: fast\n")
+    assert tsc.host_tsc_khz(cpuinfo) % 1000 == 0

@@ -1,0 +1,74 @@
+"""Deltas in files: what somebody else touched is refused before a monitor could see it."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.envserver.drivers.qemu import sealed, stored
+from etude.envserver.drivers.qemu.delta import Delta
+from etude.envserver.drivers.qemu.errors import IntegrityError
+
+KEY, TEMPLATE = b"k" * stored.KEY_BYTES, "ab" * 32
+STREAM = bytes(range(256)) * 64
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("deltas") / "delta"
+    stream = sealed.filled("test", [STREAM])
+    made = Delta(template=TEMPLATE, is_full=False, stream=stream, changed_bytes=8192)
+    stored.save(made, path, key=KEY)
+    yield path
+    made.close()
+
+
+def test_a_delta_comes_back_as_it_was(saved: Path) -> None:
+    found = stored.load(saved, key=KEY, template=TEMPLATE)
+    with sealed.opened(found.stream, found.offset) as source:
+        assert os.read(source, 1 << 20) == STREAM
+    assert (found.is_full, found.changed_bytes) == (False, 8192)
+    found.close()
+    assert [path.name for path in saved.parent.iterdir()] == ["delta"]
+
+
+@given(position=st.integers(0, stored.HEADER_BYTES + len(STREAM) - 1), change=st.integers(1, 255))
+def test_any_other_byte_is_refused(saved: Path, position: int, change: int) -> None:
+    data = bytearray(saved.read_bytes())
+    data[position] ^= change
+    garbled = saved.with_name("garbled")
+    garbled.write_bytes(data)
+    with pytest.raises(IntegrityError):
+        stored.load(garbled, key=KEY, template=TEMPLATE)
+    garbled.unlink()
+
+
+@given(st.integers(0, stored.HEADER_BYTES + len(STREAM) - 1))
+def test_any_shorter_file_is_refused(saved: Path, length: int) -> None:
+    cut = saved.with_name("cut")
+    cut.write_bytes(saved.read_bytes()[:length])
+    with pytest.raises(IntegrityError):
+        stored.load(cut, key=KEY, template=TEMPLATE)
+    cut.unlink()
+
+
+def test_a_longer_file_another_key_and_another_template_are_refused(saved: Path) -> None:
+    longer = saved.with_name("longer")
+    longer.write_bytes(saved.read_bytes() + b"\0")
+    for path, key, template in (
+        (longer, KEY, TEMPLATE),
+        (saved, b"x" * stored.KEY_BYTES, TEMPLATE),
+        (saved, KEY, "cd" * 32),
+    ):
+        with pytest.raises(IntegrityError):
+            stored.load(path, key=key, template=template)
+    longer.unlink()
+
+
+def test_a_link_in_place_of_a_delta_is_not_followed(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(saved)
+    with pytest.raises(OSError, match="symbolic"):
+        stored.load(tmp_path / "link", key=KEY, template=TEMPLATE)
