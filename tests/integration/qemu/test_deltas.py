@@ -1,0 +1,193 @@
+"""Saving machines while they run, and what comes back; QEMU itself is the oracle."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+from tests.support.microvms import Guest, Lab
+
+from etude.envserver.drivers.qemu import delta, sealed, stored
+from etude.envserver.drivers.qemu.delta import Delta
+from etude.envserver.drivers.qemu.errors import FormatError, IntegrityError, VmmError
+from etude.envserver.drivers.qemu.machine import PAGE_BYTES
+from etude.envserver.drivers.qemu.migration import device_state
+from etude.envserver.drivers.qemu.pages import changed_pages
+from etude.envserver.drivers.qemu.template import Template
+from etude.envserver.drivers.qemu.vm import Vm
+
+MAKE = "dd if=/dev/urandom of=/tmp/random bs=1M count={} 2>/dev/null; md5sum /tmp/random"
+CHECK = "md5sum /tmp/random"
+
+
+def memory_of(vm: Vm, template: Template) -> bytes:
+    """All of a stopped machine's memory, by a way that knows no changed pages."""
+    inode = f" {os.fstat(template.memory).st_ino} "
+    lines = Path(f"/proc/{vm.pid}/maps").read_text().splitlines()
+    (line,) = (line for line in lines if inode in line)
+    start, end = (int(part, 16) for part in line.split()[0].split("-"))
+    with Path(f"/proc/{vm.pid}/mem").open("rb", buffering=0) as file:
+        found = os.pread(file.fileno(), end - start, start)
+    assert len(found) == template.machine.memory_bytes
+    return found
+
+
+async def devices_of(vm: Vm) -> bytes:
+    state = await device_state(vm)
+    await state.save()
+    found = state.content()
+    await state.close()
+    return found
+
+
+async def test_a_running_clone_is_saved_and_comes_back_with_its_memory(lab: Lab) -> None:
+    parent = await lab.guest()
+    made = await parent.sh(MAKE.format(16))
+    saved = await lab.save(parent)
+    assert (await parent.vm.qmp.execute("query-status"))["status"] == "running"
+    assert await parent.sh(CHECK) == made
+    assert not saved.is_full
+    assert 16 << 20 <= saved.changed_bytes < 64 << 20
+    child = await lab.guest(saved)
+    assert await child.sh(CHECK) == made
+    saved.close()
+
+
+async def test_a_fork_of_a_fork_is_as_small_as_the_first(lab: Lab) -> None:
+    parent = await lab.guest()
+    made = await parent.sh(MAKE.format(4))
+    first = await lab.save(parent)
+    child = await lab.guest(first)
+    await child.sh("echo child > /tmp/child")
+    second = await lab.save(child)
+    grandchild = await lab.guest(second)
+    assert await grandchild.sh(CHECK) == made
+    assert await grandchild.sh("cat /tmp/child") == "child"
+    assert await parent.sh("ls /tmp/child || true") != "/tmp/child"
+    assert second.changed_bytes < first.changed_bytes + (8 << 20)
+    for each in (first, second):
+        each.close()
+
+
+async def test_a_rollback_undoes_what_came_after_the_snapshot(lab: Lab) -> None:
+    guest = await lab.guest()
+    await guest.sh("echo before > /tmp/state")
+    saved = await lab.save(guest)
+    await guest.sh("echo after > /tmp/state; echo more > /tmp/more")
+    await guest.vm.destroy()
+    again = await lab.guest(saved)
+    assert await again.sh("cat /tmp/state; ls /tmp") == "before\nstate"
+    saved.close()
+
+
+async def test_a_machine_restored_from_a_delta_stands_still_until_it_is_told_to_run(
+    lab: Lab,
+) -> None:
+    saved = await lab.save(await lab.guest())
+    vm = await lab.paused(saved)
+    assert (await vm.qmp.execute("query-status"))["status"] == "paused"
+    saved.close()
+
+
+async def test_a_delta_restores_what_qemus_own_full_stream_restores(
+    lab: Lab, template: Template
+) -> None:
+    parent = await lab.guest()
+    await parent.sh(MAKE.format(8))
+    small = await lab.save(parent, keep_running=False)
+    of_parent = memory_of(parent.vm, template)
+    full = await delta.take_full(parent.vm, template, keep_running=False)
+    assert full.is_full
+    by_delta, by_full = await lab.paused(small), await lab.paused(full)
+    assert hashlib.sha256(memory_of(by_delta, template)).digest() == digest_of(of_parent)
+    assert hashlib.sha256(memory_of(by_full, template)).digest() == digest_of(of_parent)
+    assert await devices_of(by_delta) == await devices_of(by_full)
+    for each in (small, full):
+        each.close()
+
+
+def digest_of(memory: bytes) -> bytes:
+    return hashlib.sha256(memory).digest()
+
+
+async def test_every_page_that_differs_from_the_template_is_among_the_changed_ones(
+    lab: Lab, template: Template
+) -> None:
+    guest = await lab.guest()
+    await guest.sh(MAKE.format(2))
+    await guest.vm.freeze()
+    base, now = sealed.content(template.memory), memory_of(guest.vm, template)
+    found = changed_pages(guest.vm.pid, template.memory, lab.buffer)
+    different = {
+        number
+        for number in range(len(base) // PAGE_BYTES)
+        if base[number * PAGE_BYTES : (number + 1) * PAGE_BYTES]
+        != now[number * PAGE_BYTES : (number + 1) * PAGE_BYTES]
+    }
+    assert different
+    assert different <= set(found.numbers)
+    for index, number in enumerate(found.numbers):
+        page = found.content[index * PAGE_BYTES : (index + 1) * PAGE_BYTES]
+        assert page == now[number * PAGE_BYTES : (number + 1) * PAGE_BYTES]
+
+
+async def test_a_stored_delta_comes_back_and_a_touched_one_never_reaches_a_monitor(
+    lab: Lab, template: Template, tmp_path: Path
+) -> None:
+    guest = await lab.guest()
+    made = await guest.sh(MAKE.format(1))
+    saved, path, key = await lab.save(guest), tmp_path / "delta", b"k" * stored.KEY_BYTES
+    stored.save(saved, path, key=key)
+    found = stored.load(path, key=key, template=template.address)
+    assert await (await lab.guest(found)).sh(CHECK) == made
+    found.close()
+    whole = path.read_bytes()
+    for damaged in (whole[:-1], whole[:-5000] + b"x" + whole[-4999:], whole[:500]):
+        path.write_bytes(damaged)
+        with pytest.raises(IntegrityError):
+            stored.load(path, key=key, template=template.address)
+    saved.close()
+
+
+async def test_a_truncated_stream_is_refused_by_the_monitor_too(
+    lab: Lab, template: Template
+) -> None:
+    saved = await lab.save(await lab.guest())
+    whole = sealed.content(saved.stream)
+    cut = Delta(
+        template=template.address,
+        is_full=False,
+        stream=sealed.filled("cut", [whole[: len(whole) // 2]]),
+        changed_bytes=0,
+    )
+    with pytest.raises(VmmError, match="load of migration failed"):
+        await lab.paused(cut)
+    for each in (saved, cut):
+        each.close()
+
+
+async def test_a_delta_of_another_template_is_refused(lab: Lab) -> None:
+    saved = await lab.save(await lab.guest())
+    foreign = Delta(template="00" * 32, is_full=False, stream=saved.stream, changed_bytes=0)
+    with pytest.raises(VmmError, match="is of template 00"):
+        await lab.paused(foreign)
+    saved.close()
+
+
+async def test_a_template_of_unknown_format_is_saved_as_a_full_stream(
+    lab: Lab, template: Template
+) -> None:
+    unknown = Template(
+        **{name: getattr(template, name) for name in Template.__slots__}
+        | {"stream": FormatError("another QEMU")}
+    )
+    other = Lab(unknown, lab.folder / "other")
+    other.folder.mkdir()
+    guest: Guest = await other.guest()
+    made = await guest.sh(MAKE.format(1))
+    saved = await other.save(guest)
+    assert saved.is_full
+    assert await guest.sh(CHECK) == made
+    assert await (await other.guest(saved)).sh(CHECK) == made
+    saved.close()
+    await other.close()

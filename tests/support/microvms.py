@@ -1,0 +1,152 @@
+"""Real microVMs for tests: a small image with the real agent in it, and clones that talk."""
+
+import asyncio
+import importlib.util
+import itertools
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from etude.envserver.drivers.qemu import clone, delta, template, tsc
+from etude.envserver.drivers.qemu.delta import Delta
+from etude.envserver.drivers.qemu.jail import Jail
+from etude.envserver.drivers.qemu.machine import Machine
+from etude.envserver.drivers.qemu.pages import PageBuffer
+from etude.envserver.drivers.qemu.template import Template
+from etude.envserver.drivers.qemu.vm import Vm
+from etude.envserver.guest.channel import GuestChannel, Identity
+from etude.envserver.guest.commands import GuestCommands
+from etude.envserver.images.build import Image, build, default_cache
+from etude.envserver.images.cache import Cache
+from etude.envserver.images.spec import Base, BusyboxBase, Disk, ImageSpec
+
+ROOT = Path(__file__).parents[2]
+BOOT_LIMIT_S = 180
+"""Two seconds of CPU time on an idle machine; neighbours may hold every core."""
+COMMAND_LIMIT_S = 120
+
+
+def guest_agent() -> Path:
+    """The agent, built if it is not there.
+
+    Raises:
+        RuntimeError: there is no Go, or the build fails.
+    """
+    spec = importlib.util.spec_from_file_location("hack_guest", ROOT / "hack" / "guest.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    program: Path = module.build()
+    return program
+
+
+def small_image(*, disk: bool = False) -> Image:
+    """Busybox and the agent: 12 s to build from nothing, most of it the kernel's download."""
+    spec = ImageSpec(
+        name="small",
+        base=Base(busybox=BusyboxBase()),
+        disk=Disk(size_mib=64) if disk else None,
+    )
+    return build(spec, agent=guest_agent(), cache=Cache(default_cache()))
+
+
+def small_machine(*, disk: bool = False) -> Machine:
+    return Machine(memory_mib=256, tsc_khz=tsc.host_tsc_khz(), has_disk=disk)
+
+
+async def connected(vm: Vm) -> GuestChannel:
+    """A channel to the agent of a machine."""
+    reader, writer = await asyncio.open_unix_connection(sock=vm.dial_agent())
+    return GuestChannel(reader, writer)
+
+
+async def booted(
+    image: Image, machine: Machine, folder: Path, disk: tuple[int, ...] = ()
+) -> Template:
+    """A template in an empty folder: booted until the agent says hello, reset, and sealed."""
+    booting = await template.boot(image, machine, folder=folder, jail=Jail(), disk=disk)
+    try:
+        channel = await connected(booting.vm)
+        await channel.hello(timeout_s=BOOT_LIMIT_S)
+        await channel.reset()
+        await channel.close()
+    except BaseException as error:
+        error.add_note(booting.console.tail())
+        await booting.abandon()
+        raise
+    return await template.seal(booting)
+
+
+@dataclass(slots=True)
+class Guest:
+    """A running clone."""
+
+    vm: Vm
+    channel: GuestChannel
+
+    async def sh(self, command: str) -> str:
+        """What a command prints; the user is root, so that /tmp and /dev are open."""
+        commands = GuestCommands(channel=self.channel, uid=0)
+        done = await commands.run(command, COMMAND_LIMIT_S)
+        assert done.exit_code == 0, (command, done)
+        return done.output.decode().strip()
+
+
+@dataclass(slots=True)
+class Lab:
+    """Makes machines of one template, and ends all of them."""
+
+    template: Template
+    folder: Path
+    buffer: PageBuffer = field(default_factory=lambda: PageBuffer(32 << 20))
+    _vms: list[Vm] = field(default_factory=list)
+    _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
+
+    def new_folder(self) -> Path:
+        found = self.folder / f"vm-{next(self._numbers)}"
+        found.mkdir()
+        return found
+
+    async def shell(self, disk: tuple[int, ...] = ()) -> Vm:
+        made = await clone.spawn_shell(
+            self.template, folder=self.new_folder(), jail=Jail(), disk=disk
+        )
+        self._vms.append(made)
+        return made
+
+    async def paused(self, saved: Delta | None = None, disk: tuple[int, ...] = ()) -> Vm:
+        """A restored machine that has not run yet."""
+        shell = await self.shell(disk)
+        if saved is None:
+            await clone.restore(shell, self.template)
+        else:
+            await delta.restore(shell, self.template, saved)
+        return shell
+
+    async def guest(self, saved: Delta | None = None, disk: tuple[int, ...] = ()) -> Guest:
+        """A machine that runs and has become itself."""
+        return await self.awake(await self.paused(saved, disk))
+
+    async def awake(self, vm: Vm) -> Guest:
+        """Let a restored machine run, and make it itself."""
+        await vm.thaw()
+        channel = await connected(vm)
+        await channel.reset()
+        name = secrets.token_hex(4)
+        await channel.sync(
+            Identity(env_id=name, token=secrets.token_bytes(16), generation=1, hostname=name)
+        )
+        return Guest(vm, channel)
+
+    async def save(self, guest: Guest, *, keep_running: bool = True) -> Delta:
+        assert await guest.channel.ping(timeout_s=COMMAND_LIMIT_S)
+        return await delta.take(guest.vm, self.template, self.buffer, keep_running=keep_running)
+
+    async def close(self) -> None:
+        for vm in self._vms:
+            await vm.destroy()
+
+
+MakeLab = Callable[[], Lab]
