@@ -1,13 +1,15 @@
 """Every workspace answers alike: the same operations give the same results and the same faults."""
 
 import asyncio
+import contextlib
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support import guests
 
 from etude.agent.patterns import GrepQuery, PatternError
 from etude.agent.workspace import (
@@ -21,6 +23,7 @@ from etude.agent.workspace import (
     Workspace,
     WorkspaceError,
 )
+from etude.envserver.guest.workspace import GuestWorkspace
 
 FILES = {
     "shop/core.py": b"def add(a, b):\n    return a + b\n",
@@ -35,14 +38,26 @@ async def echo(command: str, timeout_s: float) -> ExecResult:
     return ExecResult(output=f"{command} {timeout_s:g}".encode(), exit_code=3, cpu_ms=7)
 
 
-@pytest.fixture(params=["memory", "folder"])
-async def workspace(request: pytest.FixtureRequest, tmp_path: Path) -> Workspace:
-    made = (
-        MemoryWorkspace({}, echo) if request.param == "memory" else FolderWorkspace(tmp_path, echo)
-    )
-    for path, data in FILES.items():
-        await made.write(path, data)
-    return made
+@pytest.fixture(params=["memory", "folder", *guests.AGENTS])
+async def workspace(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Workspace]:
+    root = tmp_path / "root"
+    root.mkdir()
+    async with _made(request.param, root) as made:
+        for path, data in FILES.items():
+            await made.write(path, data)
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def _made(kind: str, root: Path) -> AsyncIterator[Workspace]:
+    match kind:
+        case "memory":
+            yield MemoryWorkspace({}, echo)
+        case "folder":
+            yield FolderWorkspace(root, echo)
+        case agent:
+            async with guests.guest(agent, root) as guest:
+                yield GuestWorkspace(guest.channel, echo)
 
 
 async def fault(call: Awaitable[object]) -> PathFault:
@@ -189,3 +204,33 @@ def test_memory_and_folder_cannot_be_told_apart(script: list[tuple[object, ...]]
                 assert ours == theirs, operation
 
     asyncio.run(compare())
+
+
+async def words(workspace: Workspace, operation: Sequence[object]) -> object:
+    """The outcome, with the very words that the policy reads."""
+    method: Callable[..., Awaitable[object]] = getattr(workspace, str(operation[0]))
+    try:
+        return await method(*operation[1:])
+    except WorkspaceError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("agent", guests.AGENTS)
+def test_folder_and_guest_cannot_be_told_apart(agent: str, tmp_path: Path) -> None:
+    with guests.running((agent,), tmp_path) as run:
+
+        @given(st.lists(operations, max_size=25))
+        def check(script: list[tuple[object, ...]]) -> None:
+            async def compare(made: dict[str, guests.Guest]) -> None:
+                with tempfile.TemporaryDirectory() as ours, tempfile.TemporaryDirectory() as theirs:
+                    folder = FolderWorkspace(Path(ours), echo)
+                    guest = GuestWorkspace(made[agent].channel, echo, cwd=theirs)
+                    for operation in script:
+                        ours_says, theirs_says = [
+                            await words(each, operation) for each in (folder, guest)
+                        ]
+                        assert ours_says == theirs_says, operation
+
+            run(compare)
+
+        check()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from etude.common.errors import EtudeError
 from etude.envserver.guest import frames
-from etude.envserver.guest.frames import BadFrameError, Flag, Frame, Kind
+from etude.envserver.guest.frames import Flag, Frame, Kind
 from etude.v1 import guest_pb2
 
 MAX_REPLY_BYTES = 16 << 20
@@ -87,8 +87,6 @@ class OpenCall:
     call_id: bytes
     _channels: dict[int, bytearray] = field(default_factory=dict)
     _total: int = 0
-    _window: int = frames.WINDOW
-    """What the guest may still send."""
     _unreturned: int = 0
     _credit: int = frames.WINDOW
     """What the host may still send."""
@@ -97,8 +95,7 @@ class OpenCall:
     def take(self, frame: Frame) -> int:
         """Take one frame of this stream and answer how much credit to give back.
 
-        Raises:
-            BadFrameError: DATA without credit, or a frame that has no place on a stream.
+        What is held is bounded by max_bytes, whatever credit a guest believes to have.
         """
         if frame.kind is Kind.CREDIT:
             self._credit = min(self._credit + frames.number(frame), frames.MAX_CREDIT)
@@ -113,6 +110,7 @@ class OpenCall:
         """Nothing will come any more."""
         if not self.future.done():
             self.future.set_exception(error)
+            self.future.exception()  # whoever waits still gets it; nobody may wait any more
 
     async def outgoing(self, data: bytes) -> AsyncIterator[Frame]:
         """The frames that carry the data, each as soon as there is credit for it."""
@@ -130,9 +128,6 @@ class OpenCall:
 
     def _take_data(self, frame: Frame) -> int:
         size = len(frame.payload)
-        self._window -= size
-        if self._window < 0:
-            raise BadFrameError(f"stream {self.stream}: data without credit")
         self._total += size
         if self._total > self.max_bytes:
             self._channels.clear()
@@ -143,7 +138,6 @@ class OpenCall:
         if self._unreturned < frames.WINDOW // 2:
             return 0
         granted, self._unreturned = self._unreturned, 0
-        self._window += granted
         return granted
 
     def _take_result(self, frame: Frame) -> None:

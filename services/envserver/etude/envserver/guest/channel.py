@@ -1,8 +1,8 @@
 """Calls to the agent of one sandbox, many at a time over one byte stream.
 
-Covered: every byte of the guest may be hostile. A frame that no agent of ours sends, data without
-credit, a result for a stream that was never opened, or silence after two RESETs ends the channel;
-whoever waits is told that the sandbox is lost, and nothing is believed afterwards.
+Covered: every byte of the guest may be hostile. A frame that no agent of ours sends, a result for a
+stream that was never opened, or silence after two RESETs ends the channel; whoever waits is told
+that the sandbox is lost, and nothing is believed afterwards. What a call may hold is bounded.
 """
 
 import asyncio
@@ -301,6 +301,7 @@ class GuestChannel:
         for future in self._awaited.values():
             if not future.done():
                 future.set_exception(GuestLostError(self._lost))
+                future.exception()  # its waiter may have gone
         self.writer.close()
 
     def _end_calls(self, why: str) -> None:

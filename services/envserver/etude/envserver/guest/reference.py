@@ -131,7 +131,9 @@ class Agent:
         try:
             call.request.ParseFromString(body)
             self._admit(call)
-        except (DecodeError, RefusedError) as refusal:
+        except DecodeError:
+            call.refuse(RefusedError(guest_pb2.GUEST_STATUS_INVALID, "not a call"))
+        except RefusedError as refusal:
             call.refuse(refusal)
 
     def _admit(self, call: Call) -> None:

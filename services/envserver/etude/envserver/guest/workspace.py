@@ -167,7 +167,7 @@ class GuestWorkspace(Workspace):
                 if error.fault in _SKIPPED:
                     continue
                 raise
-            hit = patterns.file_matches(matcher, query, path, data)
+            hit = data and patterns.file_matches(matcher, query, path, data)
             hits += [hit] if hit else []
         return hits
 

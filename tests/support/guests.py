@@ -1,0 +1,110 @@
+"""Guest agents of either make, started for a test with a channel to each."""
+
+import asyncio
+import contextlib
+import functools
+import os
+import runpy
+import shutil
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from etude.envserver.guest.channel import GuestChannel, Identity
+
+ROOT = Path(__file__).parents[2]
+AGENTS = ("go", "python")
+TOKEN = b"a token of this generation"
+START_S = 60.0
+"""An interpreter on a busy machine may take seconds to start."""
+_T = TypeVar("_T")
+
+
+@functools.cache
+def program() -> Path:
+    """The agent in Go, built if need be; without Go the test is skipped."""
+    if shutil.which("go") is None and os.environ.get("ETUDE_REQUIRE") != "guest":
+        pytest.skip("there is no go on PATH to build the guest agent with")
+    built = runpy.run_path(str(ROOT / "hack" / "guest.py"))["build"]()
+    assert isinstance(built, Path)
+    return built
+
+
+def command(agent: str) -> tuple[str, ...]:
+    """How to start an agent of this make."""
+    if agent == "go":
+        return (str(program()),)
+    return (sys.executable, "-m", "etude.envserver.guest.reference")
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """A running agent and the channel to it."""
+
+    channel: GuestChannel
+    process: Process
+
+
+@contextlib.asynccontextmanager
+async def raw(agent: str, root: Path) -> AsyncIterator[Process]:
+    """An agent whose streams are the test's own."""
+    state = root.with_name(root.name + "-state")
+    process = await asyncio.create_subprocess_exec(
+        *(*command(agent), "--stdio", "--root", str(root), "--state", str(state)),
+        stdin=PIPE,
+        stdout=PIPE,
+        limit=1 << 20,
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def guest(agent: str, root: Path) -> AsyncIterator[Guest]:
+    """An agent with this workspace, reset and in possession of its token."""
+    async with raw(agent, root) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        channel = GuestChannel(process.stdout, process.stdin, ack_timeout_s=START_S)
+        try:
+            await channel.hello(timeout_s=START_S)
+            await channel.reset()
+            await channel.sync(Identity(env_id="test", token=TOKEN, generation=1))
+            yield Guest(channel, process)
+        finally:
+            await channel.close()
+
+
+@contextlib.contextmanager
+def running(
+    agents: tuple[str, ...], root: Path
+) -> Iterator[Callable[[Callable[[dict[str, Guest]], Awaitable[_T]]], _T]]:
+    """Agents that live through many examples: runs a coroutine function on them each time."""
+
+    async def start(stack: contextlib.AsyncExitStack) -> dict[str, Guest]:
+        for agent in agents:
+            (root / agent).mkdir()
+        return {
+            agent: await stack.enter_async_context(guest(agent, root / agent)) for agent in agents
+        }
+
+    with asyncio.Runner() as runner:
+        stack = contextlib.AsyncExitStack()
+        guests = runner.run(start(stack))
+
+        async def call(use: Callable[[dict[str, Guest]], Awaitable[_T]]) -> _T:
+            return await use(guests)
+
+        try:
+            yield lambda use: runner.run(call(use))
+        finally:
+            runner.run(stack.aclose())
