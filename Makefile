@@ -34,7 +34,7 @@ fix: $(READY) ## format and repair what can be repaired
 	$(RUN) ruff format .
 	$(RUN) ruff check --fix .
 
-test: $(READY) $(if $(ROOT),system-deps) ## unit, contract, integration; cluster tests where Go and the rights are present
+test: $(READY) $(if $(ROOT),system-deps) ## unit, contract, integration; cluster and microVM tests where Go and the rights are present
 	$(RUN) python hack/testbed/build.py --if-possible
 	$(RUN) pytest tests/unit tests/contract tests/integration tests/cluster
 
@@ -76,7 +76,7 @@ bench: $(READY) ## one table of ratios per claim, but for the weights
 bench-weights: $(READY) ## what a policy version costs to move, against what others do (on an idle machine)
 	$(RUN) python bench/weights.py
 
-system-deps: ## Debian packages for the cluster tests (as root)
+system-deps: ## Debian packages for the cluster and microVM tests (as root)
 	bash hack/system-deps.sh
 
 buf: ## lint the wire and look for breaking changes (needs Node)

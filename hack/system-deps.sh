@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Debian packages that the cluster tests need; needs root, does nothing when all are there.
+# Debian packages that cluster and microVM tests need; needs root, does nothing when all are there.
 set -euo pipefail
-list="$(dirname "$0")/testbed/debian-packages.txt"
-mapfile -t wanted < <(grep -v '^#' "$list")
+here="$(dirname "$0")"
+mapfile -t wanted < <(grep -hv '^#' "$here/testbed/debian-packages.txt" "$here/microvm-packages.txt")
 missing=()
 for package in "${wanted[@]}"; do
   dpkg -s "$package" >/dev/null 2>&1 || missing+=("$package")

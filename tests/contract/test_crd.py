@@ -12,7 +12,10 @@ from etude.common.api.lint import lint_file
 
 ROOT = Path(__file__).parents[2]
 CRDS = ROOT / crd.CHART_FOLDER
-EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
+IMAGES = ROOT / "examples" / "images"
+EXAMPLES = sorted(
+    path for path in (ROOT / "examples").rglob("*.yaml") if not path.is_relative_to(IMAGES)
+)
 SCHEMAS = [
     pytest.param(crd.definition(kind)["spec"]["versions"][0], id=kind.name) for kind in crd.KINDS
 ]

@@ -35,6 +35,11 @@ EXAMPLES = {
         "etude weights export s3://runs/demo 1.37 exported --model runs/inputs/model",
     ),
     "weights verify": ("etude weights verify demo", "etude weights verify s3://runs/demo"),
+    "images build": (
+        "etude images build examples/images/python.yaml",
+        "etude images build my-image.yaml --cache /srv/images",
+    ),
+    "images ls": ("etude images ls", "etude images ls --json"),
     "verify": ("etude tasks verify runs/inputs/tasks/train --limit 20", "etude tasks verify mine"),
 }
 

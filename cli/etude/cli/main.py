@@ -12,6 +12,7 @@ from etude.cli.verbs import (
     audit,
     demo,
     doctor,
+    images,
     lint,
     logs,
     report,
@@ -45,6 +46,7 @@ for name, verb in VERBS.items():
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(storage.app, name="storage")
 app.add_typer(weights.app, name="weights")
+app.add_typer(images.app, name="images")
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import pytest
 from etude.common.errors import UserError
 from etude.envserver.images.spec import digest, read_spec
 
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "images").glob("*.yaml"))
 SPEC = "name: tiny\nbase: {busybox: {}}\n"
 
 
@@ -83,6 +84,11 @@ def test_the_layout_of_an_oci_image_is_found_beside_the_spec(tmp_path: Path) -> 
     spec = read_spec(write(tmp_path, text))
     assert spec.base.oci is not None
     assert spec.base.oci.layout == str(tmp_path / "image")
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_every_example_is_a_spec(path: Path) -> None:
+    assert read_spec(path).name == path.stem
 
 
 def test_an_address_depends_on_every_part_and_on_their_borders() -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,9 +92,8 @@ class Root:
                 (folder / name).mkdir()
             (folder / "upper").chmod(0o755)
             _run(make(folder), self.cache.root, how)
-            # The kernel leaves an empty folder of its own in there.
-            (folder / "work" / "work").rmdir()
-            (folder / "work").rmdir()
+            # The kernel leaves a folder of its own in there.
+            shutil.rmtree(folder / "work")
             (folder / "merged").rmdir()
 
         self.cache.entry("layers", address, build)

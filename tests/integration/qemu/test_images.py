@@ -1,0 +1,188 @@
+"""Images from nothing, as `etude images build` makes them."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from tests.support import microvms
+
+from etude.common.errors import UserError
+from etude.envserver.images import bases, oci
+from etude.envserver.images.build import Image, build
+from etude.envserver.images.cache import Cache
+from etude.envserver.images.spec import Base, BusyboxBase, File, ImageSpec, Step
+
+BUSYBOX = Base(busybox=BusyboxBase())
+
+
+@pytest.fixture
+def cache(image: Image, tmp_path: Path) -> Cache:
+    """An empty cache, but for the kernel that was downloaded already."""
+    found = Cache(tmp_path / "cache")
+    shutil.copytree(image.folder.parents[1] / "kernels", found.root / "kernels")
+    return found
+
+
+def spec(*steps: str, files: tuple[File, ...] = ()) -> ImageSpec:
+    return ImageSpec(
+        name="test", base=BUSYBOX, files=files, setup=tuple(Step(run=step) for step in steps)
+    )
+
+
+def unpacked(image: Image, folder: Path) -> Path:
+    words = ("unsquashfs", "-q", "-n", "-d", str(folder), str(image.root))
+    subprocess.run(words, check=True, capture_output=True)
+    return folder
+
+
+def test_files_and_what_setup_steps_leave_are_in_the_root(cache: Cache, tmp_path: Path) -> None:
+    files = (File(path="/etc/deep/motd", text="hello\n", mode="0600"),)
+    wanted = spec("mv /etc/deep/motd /etc/motd", "rm -r /etc/deep; echo two > /two", files=files)
+    root = unpacked(build(wanted, agent=microvms.guest_agent(), cache=cache), tmp_path / "root")
+    assert (root / "etc/motd").read_text() == "hello\n"
+    assert (root / "etc/motd").stat().st_mode & 0o777 == 0o600
+    assert (root / "two").read_text() == "two\n"
+    assert not (root / "etc/deep").exists()
+    assert (root / "tmp").stat().st_mode & 0o7777 == 0o1777
+    assert (root / "usr/sbin/guestagent").read_bytes() == microvms.guest_agent().read_bytes()
+
+
+def test_a_second_build_does_nothing_and_a_changed_step_repeats_only_what_follows(
+    cache: Cache,
+) -> None:
+    said: list[str] = []
+    agent = microvms.guest_agent()
+    first = build(spec("echo 1", "echo 2", "echo 3"), agent=agent, cache=cache, say=said.append)
+    said.clear()
+    assert build(spec("echo 1", "echo 2", "echo 3"), agent=agent, cache=cache) == first
+    assert said == []
+    build(spec("echo 1", "echo two", "echo 3"), agent=agent, cache=cache, say=said.append)
+    assert said == ["setup 2/3: echo two …", "setup 3/3: echo 3 …", "root: pack …"]
+
+
+def test_a_failed_step_says_which_and_what_it_printed(cache: Cache) -> None:
+    with pytest.raises(UserError) as caught:
+        build(spec("echo so it goes; exit 3"), agent=microvms.guest_agent(), cache=cache)
+    assert "setup: echo so it goes" in caught.value.problem.where
+    assert "ended with 3\nso it goes" in caught.value.problem.what
+
+
+def test_a_step_that_takes_too_long_is_ended_with_all_it_started(cache: Cache) -> None:
+    wanted = ImageSpec(
+        name="slow", base=BUSYBOX, setup=(Step(run="sleep 61 & sleep 61", timeout_seconds=1),)
+    )
+    with pytest.raises(UserError, match="longer than 1 s"):
+        build(wanted, agent=microvms.guest_agent(), cache=cache)
+    listed = subprocess.run(("ps", "-eo", "args"), capture_output=True, text=True, check=True)
+    assert "sleep 61" not in listed.stdout
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "mount -t tmpfs none /mnt",
+        "mknod /disk b 254 0",
+        "echo x > /proc/sys/kernel/core_pattern",
+        "test $(echo /proc/[0-9]* | wc -w) -gt 5",
+        "wget -T 2 http://deb.debian.org",
+        f"ls {microvms.ROOT}",
+    ],
+    ids=["mount", "device", "kernel setting", "other processes", "network", "files"],
+)
+def test_a_step_cannot_reach_the_host(cache: Cache, step: str) -> None:
+    with pytest.raises(UserError, match="ended with"):
+        build(spec(step), agent=microvms.guest_agent(), cache=cache)
+
+
+def layout(folder: Path, *layers: dict[str, bytes | None]) -> tuple[Path, str]:
+    """An OCI layout; None is a whiteout."""
+
+    def blob(data: bytes) -> str:
+        name = hashlib.sha256(data).hexdigest()
+        (folder / "blobs/sha256").mkdir(parents=True, exist_ok=True)
+        (folder / "blobs/sha256" / name).write_bytes(data)
+        return f"sha256:{name}"
+
+    described = []
+    for number, layer in enumerate(layers):
+        path = folder.parent / f"layer-{number}"
+        with tarfile.open(path, "w:gz") as archive:
+            for name, content in layer.items():
+                parent, _, leaf = name.rpartition("/")
+                member = tarfile.TarInfo(name if content is not None else f"{parent}/.wh.{leaf}")
+                source = folder.parent / "content"
+                source.write_bytes(content or b"")
+                member.size = source.stat().st_size
+                with source.open("rb") as file:
+                    archive.addfile(member, file)
+        kind = "application/vnd.oci.image.layer.v1.tar+gzip"
+        described.append({"mediaType": kind, "digest": blob(path.read_bytes())})
+    kind = "application/vnd.oci.image.manifest.v1+json"
+    return folder, blob(json.dumps({"mediaType": kind, "layers": described}).encode())
+
+
+def test_layers_of_an_oci_image_lie_over_each_other(tmp_path: Path) -> None:
+    folder, digest = layout(
+        tmp_path / "oci", {"etc/a": b"1", "etc/b": b"1"}, {"etc/a": b"2", "etc/b": None}
+    )
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    oci.unpack(folder, digest, tree)
+    assert (tree / "etc/a").read_bytes() == b"2"
+    assert not (tree / "etc/b").exists()
+
+
+@pytest.mark.parametrize("name", ["../evil", "etc/../../evil", "link/evil"])
+def test_a_layer_cannot_leave_the_root(tmp_path: Path, name: str) -> None:
+    folder, digest = layout(tmp_path / "oci", {name: b"x"})
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "link").symlink_to(tmp_path)
+    with pytest.raises(UserError, match=r"leaves|leads"):
+        oci.unpack(folder, digest, tree)
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_blob_with_another_content_is_refused(tmp_path: Path) -> None:
+    folder, digest = layout(tmp_path / "oci", {"a": b"1"})
+    path = folder / "blobs/sha256" / digest.removeprefix("sha256:")
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(UserError, match="has the digest"):
+        oci.unpack(folder, digest, tmp_path / "tree")
+
+
+def test_the_command_line_builds_and_lists(cache: Cache, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text("name: tiny\nbase: {busybox: {}}\n")
+    command = [sys.executable, "-c", "from etude.cli.main import main; main()", "images"]
+    words = ["--agent", str(microvms.guest_agent()), "--cache", str(cache.root)]
+    built = subprocess.run(
+        [*command, "build", str(path), *words], capture_output=True, text=True, check=True
+    )
+    assert "root: pack" in built.stderr
+    listed = subprocess.run(
+        [*command, "ls", "--json", "--cache", str(cache.root)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    row = json.loads(listed.stdout)
+    assert (row["name"], row["folder"]) == ("tiny", built.stdout.strip())
+    path.write_text("name: tiny\nbase: {busybox: {}}\ncolour: red\n")
+    refused = subprocess.run(
+        [*command, "build", str(path), *words], capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 4
+    assert "colour" in refused.stderr
+
+
+def test_the_root_of_a_base_is_made_once(cache: Cache) -> None:
+    said: list[str] = []
+    one = bases.root(BUSYBOX, cache, said.append)
+    assert bases.root(BUSYBOX, cache, said.append) == one
+    assert said == ["root: busybox …"]
