@@ -4,12 +4,12 @@ import asyncio
 import importlib.util
 import itertools
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from etude.envserver.drivers.qemu import clone, delta, template, tsc
+from etude.envserver.drivers.qemu import clone, delta, disk, template, tsc
 from etude.envserver.drivers.qemu.delta import Delta
+from etude.envserver.drivers.qemu.disk import Disk
 from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.machine import Machine
 from etude.envserver.drivers.qemu.pages import PageBuffer
@@ -17,9 +17,9 @@ from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.drivers.qemu.vm import Vm
 from etude.envserver.guest.channel import GuestChannel, Identity
 from etude.envserver.guest.commands import GuestCommands
+from etude.envserver.images import spec as specs
 from etude.envserver.images.build import Image, build, default_cache
 from etude.envserver.images.cache import Cache
-from etude.envserver.images.spec import Base, BusyboxBase, Disk, ImageSpec
 
 ROOT = Path(__file__).parents[2]
 BOOT_LIMIT_S = 180
@@ -42,18 +42,18 @@ def guest_agent() -> Path:
     return program
 
 
-def small_image(*, disk: bool = False) -> Image:
+def small_image(*, with_disk: bool = False) -> Image:
     """Busybox and the agent: 12 s to build from nothing, most of it the kernel's download."""
-    spec = ImageSpec(
+    spec = specs.ImageSpec(
         name="small",
-        base=Base(busybox=BusyboxBase()),
-        disk=Disk(size_mib=64) if disk else None,
+        base=specs.Base(busybox=specs.BusyboxBase()),
+        disk=specs.Disk(size_mib=2_048) if with_disk else None,
     )
     return build(spec, agent=guest_agent(), cache=Cache(default_cache()))
 
 
-def small_machine(*, disk: bool = False) -> Machine:
-    return Machine(memory_mib=256, tsc_khz=tsc.host_tsc_khz(), has_disk=disk)
+def small_machine(*, with_disk: bool = False) -> Machine:
+    return Machine(memory_mib=256, tsc_khz=tsc.host_tsc_khz(), has_disk=with_disk)
 
 
 async def connected(vm: Vm) -> GuestChannel:
@@ -63,7 +63,7 @@ async def connected(vm: Vm) -> GuestChannel:
 
 
 async def booted(
-    image: Image, machine: Machine, folder: Path, disk: tuple[int, ...] = ()
+    image: Image, machine: Machine, folder: Path, disk: Disk | None = None
 ) -> Template:
     """A template in an empty folder: booted until the agent says hello, reset, and sealed."""
     booting = await template.boot(image, machine, folder=folder, jail=Jail(), disk=disk)
@@ -101,6 +101,7 @@ class Lab:
     template: Template
     folder: Path
     buffer: PageBuffer = field(default_factory=lambda: PageBuffer(32 << 20))
+    disks: dict[int, Disk] = field(default_factory=dict)
     _vms: list[Vm] = field(default_factory=list)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
@@ -109,25 +110,29 @@ class Lab:
         found.mkdir()
         return found
 
-    async def shell(self, disk: tuple[int, ...] = ()) -> Vm:
-        made = await clone.spawn_shell(
-            self.template, folder=self.new_folder(), jail=Jail(), disk=disk
-        )
+    async def shell(self, layers: tuple[int, ...] = ()) -> Vm:
+        """A monitor that waits; with layers, over a disk of its own on top of them."""
+        mine = disk.over(layers, folder=self.folder, jail=Jail()) if layers else None
+        chain = mine.chain if mine else ()
+        folder = self.new_folder()
+        made = await clone.spawn_shell(self.template, folder=folder, jail=Jail(), disk=chain)
         self._vms.append(made)
+        if mine:
+            self.disks[made.pid] = mine
         return made
 
-    async def paused(self, saved: Delta | None = None, disk: tuple[int, ...] = ()) -> Vm:
+    async def paused(self, saved: Delta | None = None) -> Vm:
         """A restored machine that has not run yet."""
-        shell = await self.shell(disk)
+        shell = await self.shell(self.template.disk if saved is None else saved.disk)
         if saved is None:
             await clone.restore(shell, self.template)
         else:
             await delta.restore(shell, self.template, saved)
         return shell
 
-    async def guest(self, saved: Delta | None = None, disk: tuple[int, ...] = ()) -> Guest:
+    async def guest(self, saved: Delta | None = None) -> Guest:
         """A machine that runs and has become itself."""
-        return await self.awake(await self.paused(saved, disk))
+        return await self.awake(await self.paused(saved))
 
     async def awake(self, vm: Vm) -> Guest:
         """Let a restored machine run, and make it itself."""
@@ -142,11 +147,17 @@ class Lab:
 
     async def save(self, guest: Guest, *, keep_running: bool = True) -> Delta:
         assert await guest.channel.ping(timeout_s=COMMAND_LIMIT_S)
-        return await delta.take(guest.vm, self.template, self.buffer, keep_running=keep_running)
+        mine = self.disks.get(guest.vm.pid)
+        return await delta.take(
+            guest.vm,
+            self.template,
+            self.buffer,
+            keep_running=keep_running,
+            layering=None if mine is None else disk.Layering(guest.vm, mine, Jail()),
+        )
 
     async def close(self) -> None:
         for vm in self._vms:
             await vm.destroy()
-
-
-MakeLab = Callable[[], Lab]
+        for mine in self.disks.values():
+            mine.close()

@@ -96,7 +96,8 @@ async def test_a_delta_restores_what_qemus_own_full_stream_restores(
     await parent.sh(MAKE.format(8))
     small = await lab.save(parent, keep_running=False)
     of_parent = memory_of(parent.vm, template)
-    full = await delta.take_full(parent.vm, template, keep_running=False)
+    pause = delta.Pause(parent.vm, None, keep_running=False)
+    full = await delta.take_full(pause, template)
     assert full.is_full
     by_delta, by_full = await lab.paused(small), await lab.paused(full)
     assert hashlib.sha256(memory_of(by_delta, template)).digest() == digest_of(of_parent)

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 
 from etude.envserver.drivers.qemu import sealed
+from etude.envserver.drivers.qemu.disk import Layering
 from etude.envserver.drivers.qemu.errors import FormatError, VmmError
 from etude.envserver.drivers.qemu.machine import PAGE_BYTES
 from etude.envserver.drivers.qemu.migration import device_state, receive, send
@@ -20,7 +21,7 @@ from etude.envserver.drivers.qemu.vm import Vm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """The saved state of one machine. It owns its file descriptor."""
+    """The saved state of one machine. It owns its file descriptors."""
 
     template: str
     """Address of the template that it belongs to."""
@@ -30,45 +31,59 @@ class Delta:
     """A file that nobody changes."""
     offset: int = 0
     """Where in it the stream begins, in bytes."""
+    disk: tuple[int, ...] = ()
+    """Layers of its disk, each based on the next, for reading only."""
     changed_bytes: int
     """Of the guest's memory."""
     pause_s: float = 0.0
     """How long the guest stood still for it."""
 
     def close(self) -> None:
-        """Give the file back."""
-        os.close(self.stream)
+        """Give the files back."""
+        for descriptor in (self.stream, *self.disk):
+            os.close(descriptor)
 
 
-async def take(vm: Vm, template: Template, buffer: PageBuffer, *, keep_running: bool) -> Delta:
+async def take(
+    vm: Vm,
+    template: Template,
+    buffer: PageBuffer,
+    *,
+    keep_running: bool,
+    layering: Layering | None = None,
+) -> Delta:
     """Save a clone. It stands still for milliseconds, or stays stopped if it is not to go on.
 
     The caller has brought its channel to a point between two frames.
 
+    Args:
+        vm: the clone.
+        template: what it was cloned from.
+        buffer: takes its changed pages.
+        keep_running: whether it goes on afterwards.
+        layering: for a machine with a disk, its next layer: memory and disk are of one moment.
+
     Raises:
         VmmError: the monitor failed.
     """
+    pause = Pause(vm, layering, keep_running=keep_running)
     match template.stream:
         case TemplateStream() as stream:
-            return await _take_pages(vm, template, stream, buffer, keep_running=keep_running)
+            return await _take_pages(pause, template, stream, buffer)
         case FormatError():
-            return await take_full(vm, template, keep_running=keep_running)
+            return await take_full(pause, template)
 
 
-async def take_full(vm: Vm, template: Template, *, keep_running: bool) -> Delta:
+async def take_full(pause: "Pause", template: Template) -> Delta:
     """Save a clone with all of its memory, in the monitor's own way. It stands still meanwhile.
 
     Raises:
         VmmError: the monitor failed.
     """
     stream = sealed.create("full")
-    began_s = time.perf_counter()
     try:
-        await vm.freeze()
-        await send(vm, stream, leaves_memory=False)
-        if keep_running:
-            await vm.thaw()
-        pause_s = time.perf_counter() - began_s
+        async with pause:
+            await send(pause.vm, stream, leaves_memory=False)
         sealed.seal(stream)
     except BaseException:
         os.close(stream)
@@ -77,9 +92,37 @@ async def take_full(vm: Vm, template: Template, *, keep_running: bool) -> Delta:
         template=template.address,
         is_full=True,
         stream=stream,
+        disk=pause.shared_layers(),
         changed_bytes=template.machine.memory_bytes,
-        pause_s=pause_s,
+        pause_s=pause.took_s,
     )
+
+
+class Pause:
+    """The time in which a guest stands still, with its next disk layer put on top in it."""
+
+    def __init__(self, vm: Vm, layering: Layering | None, *, keep_running: bool) -> None:
+        self.vm = vm
+        self.took_s = 0.0
+        self._layering, self._keep_running = layering, keep_running
+        self._began_s = 0.0
+
+    async def __aenter__(self) -> None:
+        if self._layering is not None:
+            await self._layering.prepare()
+        self._began_s = time.perf_counter()
+        await self.vm.freeze()
+        if self._layering is not None:
+            await self._layering.put()
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._keep_running:
+            await self.vm.thaw()
+        self.took_s = time.perf_counter() - self._began_s
+
+    def shared_layers(self) -> tuple[int, ...]:
+        """The disk as it was, for reading only."""
+        return self._layering.shared() if self._layering is not None else ()
 
 
 async def restore(shell: Vm, template: Template, delta: Delta) -> None:
@@ -95,29 +138,23 @@ async def restore(shell: Vm, template: Template, delta: Delta) -> None:
 
 
 async def _take_pages(
-    vm: Vm, template: Template, stream: TemplateStream, buffer: PageBuffer, *, keep_running: bool
+    pause: Pause, template: Template, stream: TemplateStream, buffer: PageBuffer
 ) -> Delta:
     async with buffer.lock:
-        state = await device_state(vm)
+        state = await device_state(pause.vm)
         try:
-            began_s = time.perf_counter()
-            await vm.freeze()
-            try:
+            async with pause:
                 await state.save()
                 # On this thread: another one would be waited for longer than the reading takes.
-                pages = changed_pages(vm.pid, template.memory, buffer)
-            finally:
-                if keep_running:
-                    await vm.thaw()
-            pause_s = time.perf_counter() - began_s
-            pieces = splice(stream, state.content(), pages)
-            saved = sealed.filled("delta", pieces)
+                pages = changed_pages(pause.vm.pid, template.memory, buffer)
+            saved = sealed.filled("delta", splice(stream, state.content(), pages))
         finally:
             await state.close()
     return Delta(
         template=template.address,
         is_full=False,
         stream=saved,
+        disk=pause.shared_layers(),
         changed_bytes=len(pages.numbers) * PAGE_BYTES,
-        pause_s=pause_s,
+        pause_s=pause.took_s,
     )

@@ -30,8 +30,11 @@ def save(delta: Delta, path: Path, *, key: bytes) -> None:
     """Write a delta beside its name and rename it. Takes 1 ms a MiB: call it on a thread.
 
     Raises:
+        ValueError: it has a disk, whose layers are no part of the stream.
         OSError: the file cannot be written.
     """
+    if delta.disk:
+        raise ValueError("the delta of a machine with a disk cannot be kept in one file")
     size = os.fstat(delta.stream).st_size - delta.offset
     template = bytes.fromhex(delta.template)
     header = _HEADER.pack(template, delta.is_full, delta.changed_bytes, size)

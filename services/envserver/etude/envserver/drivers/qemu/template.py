@@ -12,6 +12,7 @@ from etude.envserver.drivers.qemu import machine as machines
 from etude.envserver.drivers.qemu import sealed, vm
 from etude.envserver.drivers.qemu.compatibility import compat_key
 from etude.envserver.drivers.qemu.console import Console
+from etude.envserver.drivers.qemu.disk import Disk, frozen
 from etude.envserver.drivers.qemu.errors import FormatError
 from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.machine import Boot, Machine, Wiring
@@ -36,7 +37,7 @@ class Template:
     """The device state taken apart, or why that is not possible: deltas are full streams then."""
     root: int
     disk: tuple[int, ...] = ()
-    """Files of the disk, each based on the next."""
+    """Layers of the disk, each based on the next, for reading only."""
 
     def close(self) -> None:
         """Give the files back; clones that run keep theirs."""
@@ -53,19 +54,20 @@ class Booting:
     image: Image
     memory: int
     root: int
-    disk: tuple[int, ...]
+    disk: Disk | None
 
     async def abandon(self) -> None:
-        """End it; safe to repeat."""
+        """End it and give everything back."""
         await self.vm.destroy()
         self.console.close()
-        for descriptor in (self.memory, self.root, *self.disk):
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+        if self.disk is not None:
+            self.disk.close()
+        for descriptor in (self.memory, self.root):
+            os.close(descriptor)
 
 
 async def boot(
-    image: Image, machine: Machine, *, folder: Path, jail: Jail, disk: Sequence[int] = ()
+    image: Image, machine: Machine, *, folder: Path, jail: Jail, disk: Disk | None = None
 ) -> Booting:
     """Start a machine from its image; its agent answers seconds later.
 
@@ -74,7 +76,7 @@ async def boot(
         machine: what it has.
         folder: an empty folder of its own.
         jail: whom the monitor runs as.
-        disk: files of its disk, each based on the next; the template takes them over.
+        disk: what it writes to, if it has a disk; the template takes it over.
 
     Raises:
         VmmError: the monitor did not start.
@@ -85,15 +87,16 @@ async def boot(
         kernel, initramfs = (_opened(opened, path) for path in (image.kernel, image.initramfs))
         root = os.open(image.root, os.O_RDONLY | os.O_CLOEXEC)
         memory = sealed.create("template", machine.memory_bytes)
+        layers = disk.chain if disk is not None else ()
         files = Boot(kernel=kernel, initramfs=initramfs, console=console.theirs.fileno())
 
         def arguments(sockets: vm.Sockets) -> Sequence[str]:
             wiring = Wiring(
-                memory=memory, qmp=sockets.qmp, agent=sockets.agent, root=root, disk=disk
+                memory=memory, qmp=sockets.qmp, agent=sockets.agent, root=root, disk=layers
             )
             return machines.boot_arguments(machine, wiring, files)
 
-        inherited = (memory, root, kernel, initramfs, files.console, *disk)
+        inherited = (memory, root, kernel, initramfs, files.console, *layers)
         try:
             started = await vm.start(
                 machine, arguments, descriptors=inherited, folder=folder, jail=jail
@@ -103,9 +106,7 @@ async def boot(
             os.close(memory)
             os.close(root)
             raise
-    return Booting(
-        vm=started, console=console, image=image, memory=memory, root=root, disk=tuple(disk)
-    )
+    return Booting(vm=started, console=console, image=image, memory=memory, root=root, disk=disk)
 
 
 async def seal(booting: Booting) -> Template:
@@ -138,8 +139,16 @@ async def seal(booting: Booting) -> Template:
         devices=devices,
         stream=_parsed(data, machine),
         root=booting.root,
-        disk=booting.disk,
+        disk=_frozen(booting.disk),
     )
+
+
+def _frozen(disk: Disk | None) -> tuple[int, ...]:
+    if disk is None:
+        return ()
+    layers = frozen(disk)
+    disk.close()
+    return layers
 
 
 def _parsed(data: bytes, machine: Machine) -> TemplateStream | FormatError:

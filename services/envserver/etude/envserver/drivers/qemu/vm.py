@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from etude.envserver.drivers.qemu.errors import VmmError
@@ -34,7 +34,6 @@ class Vm:
     """Its exit code, negative for a signal."""
     _process: "subprocess.Popen[bytes]"
     _qmp: Qmp | None = None
-    _agent_taken: bool = field(default=False)
 
     @property
     def qmp(self) -> Qmp:
