@@ -63,9 +63,15 @@ async def raw(agent: str, root: Path) -> AsyncIterator[Process]:
     try:
         yield process
     finally:
-        with contextlib.suppress(ProcessLookupError):
+        # An agent whose host has gone ends what it has started, and itself.
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            async with asyncio.timeout(START_S):
+                await process.wait()
+        except TimeoutError:
             process.kill()
-        await process.wait()
+            await process.wait()
 
 
 @contextlib.asynccontextmanager

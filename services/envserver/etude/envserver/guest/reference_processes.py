@@ -23,6 +23,8 @@ from etude.v1 import guest_pb2
 _TERM_GRACE_S = 2.0
 _DRAIN_S = 0.2
 _WATCH_S = 0.1
+_REAP_S = 0.005
+"""Between an exit and its status, which another thread fetches."""
 _MAX_KEPT_BYTES = 1 << 20
 _MAX_ARGUMENTS = 4096
 _MAX_RUNNING_JOBS = 64
@@ -135,11 +137,10 @@ class _Command:
             helpers.append(asyncio.create_task(self._feed(), name="input"))
         self._call.on_signal = lambda number: _kill(self._process, number)
         try:
-            status = await self._process.wait()
+            status = await _exit_of(self._process)
         finally:
             for task in helpers:
                 task.cancel()
-        _kill(self._process, signal.SIGKILL)
         await asyncio.wait(self._pumps, timeout=_DRAIN_S)
         for pump in self._pumps:
             pump.cancel()
@@ -186,6 +187,26 @@ class _Command:
                 done.dropped_err, done.dropped_lines_err = dropped, lines
             await self._call.data(channel, output)
         return guest_pb2.GuestResult(exec=done)
+
+
+async def _exit_of(process: Process) -> int:
+    """The status of a process, whose group ends with it.
+
+    asyncio itself would also wait for whoever else holds the process's pipes.
+    """
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    with contextlib.suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(process.pid)
+        loop.add_reader(descriptor, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+    _kill(process, signal.SIGKILL)
+    while process.returncode is None:
+        await asyncio.sleep(_REAP_S)
+    return process.returncode
 
 
 async def _pump(stream: asyncio.StreamReader, kept: Kept) -> None:
@@ -265,14 +286,13 @@ class Jobs:
 
     async def _watch(self, job: _Job, limit_s: float | None) -> None:
         try:
-            job.status = await asyncio.wait_for(job.process.wait(), limit_s)
+            job.status = await asyncio.wait_for(_exit_of(job.process), limit_s)
         except TimeoutError:
             _kill(job.process, signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(job.process.wait(), _TERM_GRACE_S)
+                await asyncio.wait_for(_exit_of(job.process), _TERM_GRACE_S)
             _kill(job.process, signal.SIGKILL)
-            job.status = await job.process.wait()
-        _kill(job.process, signal.SIGKILL)
+            job.status = await _exit_of(job.process)
         job.ended.set()
         done = _ended(job.status)
         self.on_end(
@@ -338,7 +358,7 @@ async def _session(call: Call, agent: _HasProcesses) -> None:
 
 async def _end(shell: _Shell) -> int:
     _kill(shell.process, signal.SIGKILL)
-    return await shell.process.wait()
+    return await _exit_of(shell.process)
 
 
 async def _exec_in_session(call: Call, agent: _HasProcesses) -> guest_pb2.GuestResult:
