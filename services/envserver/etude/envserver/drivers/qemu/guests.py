@@ -1,0 +1,119 @@
+"""Machines whose agent answers: templates from images, and clones with an identity of their own."""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from etude.envserver.drivers.qemu import clone, delta, template
+from etude.envserver.drivers.qemu.delta import Delta
+from etude.envserver.drivers.qemu.jail import Jail
+from etude.envserver.drivers.qemu.machine import Machine
+from etude.envserver.drivers.qemu.template import Template
+from etude.envserver.drivers.qemu.vm import Vm
+from etude.envserver.guest.channel import GuestChannel, Identity
+from etude.envserver.images.build import Image
+
+BOOT_LIMIT_S = 120.0
+"""A cold boot takes 2.4 CPU seconds under TCG, on a host that may have much else to run."""
+_TOKEN_BYTES = 32
+_NOBODYS = Identity(env_id="", token=b"", generation=0)
+"""A template's: it refuses every call, so that no clone can be used before it has its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """A machine and the channel to its agent."""
+
+    vm: Vm
+    channel: GuestChannel
+
+    async def destroy(self) -> None:
+        """End the machine; safe to repeat."""
+        await self.channel.close()
+        await self.vm.destroy()
+
+
+async def booted(
+    image: Image,
+    machine: Machine,
+    *,
+    folder: Path,
+    jail: Jail,
+    warm_up: Callable[[GuestChannel], Awaitable[None]],
+) -> Template:
+    """A sealed template: booted until its agent answers, warmed up, stopped.
+
+    Args:
+        image: what it boots.
+        machine: what it has.
+        folder: an empty folder of its own.
+        jail: whom the monitor runs as.
+        warm_up: does what clones shall find done, such as reading what every command needs.
+
+    Raises:
+        GuestLostError: the agent does not answer; a note has the console's last words.
+        VmmError: the monitor failed.
+    """
+    booting = await template.boot(image, machine, folder=folder, jail=jail)
+    try:
+        channel = await _connected(booting.vm)
+        await channel.hello(timeout_s=BOOT_LIMIT_S)
+        await channel.reset()
+        await channel.sync(_identity("template", generation=0))
+        await warm_up(channel)
+        await channel.sync(_NOBODYS)
+        await channel.close()
+    except BaseException as error:
+        error.add_note(booting.console.tail())
+        await booting.abandon()
+        raise
+    return await template.seal(booting)
+
+
+async def launched(
+    base: Template, *, name: str, folder: Path, jail: Jail, saved: Delta | None = None
+) -> Guest:
+    """A clone that runs and answers.
+
+    Args:
+        base: what it is a clone of.
+        name: its environment's id and host name.
+        folder: an empty folder of its own.
+        jail: whom the monitor runs as.
+        saved: the state that it takes up; unset is the template's.
+
+    Raises:
+        GuestLostError: the agent does not answer.
+        VmmError: the monitor failed.
+    """
+    shell = await clone.spawn_shell(base, folder=folder, jail=jail)
+    try:
+        if saved is None:
+            await clone.restore(shell, base)
+        else:
+            await delta.restore(shell, base, saved)
+        await shell.thaw()
+        channel = await _connected(shell)
+        await channel.reset()
+        await channel.sync(_identity(name, generation=1))
+    except BaseException:
+        await shell.destroy()
+        raise
+    return Guest(shell, channel)
+
+
+async def _connected(vm: Vm) -> GuestChannel:
+    reader, writer = await asyncio.open_unix_connection(sock=vm.dial_agent())
+    return GuestChannel(reader, writer)
+
+
+def _identity(name: str, *, generation: int) -> Identity:
+    return Identity(
+        env_id=name,
+        token=secrets.token_bytes(_TOKEN_BYTES),
+        generation=generation,
+        hostname=name[:63],
+        machine_id=secrets.token_bytes(16),
+    )

@@ -1,0 +1,132 @@
+"""A node's sandboxes as microVMs: what the process driver does, inside a machine of its own."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support import microvms
+
+from etude.agent.workspace import ExecResult, WorkspaceLostError
+from etude.envserver import folders, trees
+from etude.envserver.drivers.base import Sandbox, SandboxError, Strength, Verification
+from etude.envserver.drivers.qemu.driver import QemuDriver
+from etude.envserver.images.build import Image
+from etude.envserver.trees import File
+
+TREE = {
+    "README": File(b"read me\n"),
+    "run.sh": File(b"#!/bin/sh\necho ran\n", executable=True),
+    "deep/er/notes.txt": File(b"one\ntwo\n"),
+}
+
+
+async def nothing(command: str, timeout_s: float) -> ExecResult:
+    raise AssertionError((command, timeout_s))
+
+
+@pytest.fixture(scope="session")
+def started(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[QemuDriver]:
+    """A driver belongs to no event loop, and to boot its template takes seconds."""
+    scratch = tmp_path_factory.mktemp("driver")
+    made = QemuDriver(scratch=scratch, image=image, machine=microvms.small_machine())
+    asyncio.run(made.start())
+    yield made
+    asyncio.run(made.stop())
+
+
+@pytest.fixture
+def driver(started: QemuDriver) -> Iterator[QemuDriver]:
+    yield started
+    for folder in started.leases.iterdir():
+        folders.remove(folder)
+
+
+async def begun(driver: QemuDriver, name: str) -> Sandbox:
+    folder = driver.leases / name
+    folder.mkdir()
+    found = driver.sandbox(folder, nothing)
+    assert not found.has_begun
+    await found.begin(TREE)
+    assert found.has_begun
+    return found
+
+
+async def test_a_sandbox_holds_the_first_files_and_what_commands_make_of_them(
+    driver: QemuDriver,
+) -> None:
+    sandbox = await begun(driver, "a")
+    whole = await sandbox.content(folders.SMALL)
+    assert trees.identity(whole.tree) == trees.identity(TREE)
+    assert whole.is_plain
+    assert await sandbox.workspace.read("deep/er/notes.txt") == b"one\ntwo\n"
+    done = await sandbox.run("./run.sh && id -u && echo three >> deep/er/notes.txt", 60)
+    assert (done.output, done.exit_code) == (b"ran\n1000\n", 0)
+    after = await sandbox.content(folders.DIFF)
+    diff = trees.difference(TREE, after.tree)
+    assert [file.path for file in diff.written] == ["deep/er/notes.txt"]
+    await sandbox.close()
+
+
+async def test_sandboxes_see_nothing_of_each_other_and_end_with_their_lease(
+    driver: QemuDriver,
+) -> None:
+    one, other = await begun(driver, "a"), await begun(driver, "b")
+    await one.run("echo canary > /tmp/canary; echo canary > canary", 60)
+    assert (await other.run("cat /tmp/canary canary", 60)).exit_code == 1
+    machine = one._running.vm.exited  # type: ignore[attr-defined]
+    await one.close()
+    assert machine.done()
+    with pytest.raises(SandboxError, match="has ended"):
+        await one.run("true", 60)
+    assert (await other.run("true", 60)).exit_code == 0
+    await other.close()
+
+
+async def test_a_machine_that_dies_is_a_fault_of_the_platform(driver: QemuDriver) -> None:
+    sandbox = await begun(driver, "a")
+    assert (await sandbox.run("kill -9 1; echo o > /proc/sysrq-trigger; reboot -f", 60)).exit_code
+    await sandbox._running.vm.destroy()  # type: ignore[attr-defined]
+    with pytest.raises(WorkspaceLostError):
+        await sandbox.run("true", 5)
+    await sandbox.close()
+
+
+async def test_a_verifier_runs_in_a_machine_where_nobody_was(driver: QemuDriver) -> None:
+    work = Verification(
+        workspace={"answer": File(b"42")},
+        tests={"test.sh": File(b"cat /workspace/answer; printf 1 > /logs/reward.txt")},
+        command="sh /tests/test.sh",
+        timeout_s=60,
+        reward_path="/logs/reward.txt",
+    )
+    done = await driver.verify(work)
+    assert (done.output, done.exit_code, done.collected) == (b"42", 0, b"1")
+    assert list(driver.leases.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        b"true",
+        b"mkdir /logs/reward.txt",
+        b"ln -s /etc/passwd /logs/reward.txt",
+        b"mkfifo /logs/reward.txt",
+        b"head -c 100000 /dev/zero > /logs/reward.txt",
+    ],
+    ids=["none", "folder", "link", "pipe", "large"],
+)
+async def test_what_is_no_small_file_is_no_reward(driver: QemuDriver, script: bytes) -> None:
+    work = Verification(
+        workspace={},
+        tests={"test.sh": File(script)},
+        command="sh /tests/test.sh",
+        timeout_s=60,
+        reward_path="/logs/reward.txt",
+    )
+    assert (await driver.verify(work)).collected is None
+
+
+def test_translated_machines_do_not_claim_a_strong_wall(image: Image, tmp_path: Path) -> None:
+    made = QemuDriver(scratch=tmp_path, image=image, machine=microvms.small_machine())
+    assert made.strength is Strength.WEAK
