@@ -114,3 +114,10 @@ def running(
             yield lambda use: runner.run(call(use))
         finally:
             runner.run(stack.aclose())
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for something that nobody tells of."""
+    async with asyncio.timeout(START_S):
+        while not holds():  # noqa: ASYNC110 - the operating system has no event for it
+            await asyncio.sleep(0.01)

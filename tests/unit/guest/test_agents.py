@@ -1,10 +1,9 @@
-"""Either agent against bytes that no host of ours sends: it finds the next RESET, and does nothing."""
+"""Either agent against bytes that no host of ours sends: it does nothing until a RESET."""
 
 import asyncio
 import hashlib
-import itertools
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,9 +27,7 @@ class Wire:
     writer: asyncio.StreamWriter
     parser: Parser = field(default_factory=lambda: Parser(frames.FROM_GUEST))
     _read: list[Frame] = field(default_factory=list)
-    _nonces: Callable[[], bytes] = field(
-        default_factory=lambda: map(lambda n: n.to_bytes(16, "little"), itertools.count(1)).__next__
-    )
+    _resets: int = 0
 
     async def send(self, *sent: Frame | bytes) -> None:
         for each in sent:
@@ -46,7 +43,8 @@ class Wire:
         return self._read.pop(0)
 
     async def reset(self, *before: bytes) -> guest_pb2.GuestResetAck:
-        nonce = self._nonces()
+        self._resets += 1
+        nonce = self._resets.to_bytes(16, "little")
         self._read.clear()
         self.parser.seek_ack(nonce)
         await self.send(*before, frames.reset(nonce, 1))

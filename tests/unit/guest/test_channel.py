@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from tests.support import guests
 
 from etude.agent.workspace import WorkspaceLostError
 from etude.envserver.guest import frames
@@ -34,7 +35,8 @@ def honest(frame: Frame) -> bytes:
             return frame._replace(kind=Kind.PONG).encoded()
         case Kind.CALL:
             return Frame(frame.stream, Kind.RESULT, 0, OK).encoded()
-    return b""
+        case _:
+            return b""
 
 
 def answering(kind: Kind, with_: Callable[[Frame], bytes | Frame]) -> Answer:
@@ -287,8 +289,7 @@ async def test_a_reset_ends_what_is_open_and_the_channel_goes_on(tmp_path: Path)
     async with scripted(tmp_path, once) as channel:
         await begun(channel)
         task = asyncio.create_task(channel.call(STAT))
-        while not channel._open:
-            await asyncio.sleep(0)
+        await guests.until(lambda: bool(channel._open))
         await channel.reset()
         assert "was reset" in await lost(task)
         assert (await channel.call(STAT)).result.status == guest_pb2.GUEST_STATUS_OK

@@ -4,7 +4,9 @@ import os
 import random
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
@@ -26,44 +28,40 @@ NUM_MESSAGES = 10_000
 TEXTS = ["", "a", "é", "\0", "日本語", "x" * 200, "\U0010ffff"]
 
 
-def scalar(field: FieldDescriptor, random_: random.Random) -> object:
-    match field.type:
-        case FieldDescriptor.TYPE_STRING:
-            return random_.choice(TEXTS)
-        case FieldDescriptor.TYPE_BYTES:
-            return random_.randbytes(random_.choice([0, 1, 16, 300]))
-        case FieldDescriptor.TYPE_BOOL:
-            return random_.random() < 0.5
-        case FieldDescriptor.TYPE_ENUM:
-            return random_.randrange(13)
-        case FieldDescriptor.TYPE_UINT32:
-            return random_.choice([0, 1, 127, 128, 2**31, 2**32 - 1])
-        case FieldDescriptor.TYPE_INT64:
-            return random_.choice([0, 1, -1, 2**63 - 1, -(2**63)])
-        case FieldDescriptor.TYPE_UINT64 | FieldDescriptor.TYPE_FIXED64:
-            return random_.choice([0, 1, 2**35, 2**64 - 1])
-    raise AssertionError(field.name)
+SCALARS: dict[int, Callable[[random.Random], object]] = {
+    FieldDescriptor.TYPE_STRING: lambda r: r.choice(TEXTS),
+    FieldDescriptor.TYPE_BYTES: lambda r: r.randbytes(r.choice([0, 1, 16, 300])),
+    FieldDescriptor.TYPE_BOOL: lambda r: r.random() < 0.5,
+    FieldDescriptor.TYPE_ENUM: lambda r: r.randrange(13),
+    FieldDescriptor.TYPE_UINT32: lambda r: r.choice([0, 1, 127, 128, 2**31, 2**32 - 1]),
+    FieldDescriptor.TYPE_INT64: lambda r: r.choice([0, 1, -1, 2**63 - 1, -(2**63)]),
+    FieldDescriptor.TYPE_UINT64: lambda r: r.choice([0, 1, 2**35, 2**64 - 1]),
+    FieldDescriptor.TYPE_FIXED64: lambda r: r.choice([0, 1, 2**35, 2**64 - 1]),
+}
 
 
 def fill(message: Message, random_: random.Random) -> None:
     for field in message.DESCRIPTOR.fields:
         if random_.random() < 0.4:
             continue
-        value = getattr(message, field.name)
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            for _ in range(random_.randrange(3)):
-                value[random_.choice(TEXTS)] = random_.choice(TEXTS)
-        elif field.is_repeated:
-            for _ in range(random_.randrange(4)):
-                if field.message_type is not None:
-                    fill(value.add(), random_)
-                else:
-                    value.append(scalar(field, random_))
+        if field.is_repeated:
+            fill_many(getattr(message, field.name), field, random_)
         elif field.message_type is not None:
-            value.SetInParent()
-            fill(value, random_)
+            inner = getattr(message, field.name)
+            inner.SetInParent()
+            fill(inner, random_)
         else:
-            setattr(message, field.name, scalar(field, random_))
+            setattr(message, field.name, SCALARS[field.type](random_))
+
+
+def fill_many(values: Any, field: Any, random_: random.Random) -> None:
+    for _ in range(random_.randrange(4)):
+        if field.message_type is None:
+            values.append(SCALARS[field.type](random_))
+        elif field.message_type.GetOptions().map_entry:
+            values[random_.choice(TEXTS)] = random_.choice(TEXTS)
+        else:
+            fill(values.add(), random_)
 
 
 def made(name: str, random_: random.Random) -> Message:
@@ -119,9 +117,9 @@ def test_what_one_codec_refuses_the_other_does_not_take_for_something_else(tmp_p
         broken.append(bytes(data[: random_.randrange(len(data) + 1)]))
     lines = [f"{n} {data.hex()}" for n, data in zip(names, broken, strict=True)]
     both = 0
-    for name, data, text in zip(names, broken, through_go(lines, tmp_path), strict=True):
+    for name, cut, text in zip(names, broken, through_go(lines, tmp_path), strict=True):
         try:
-            theirs = MESSAGES[name].FromString(data)
+            theirs = MESSAGES[name].FromString(cut)
         except DecodeError:
             # What Google refuses may be in a field that the agent skips unread.
             continue
@@ -129,7 +127,7 @@ def test_what_one_codec_refuses_the_other_does_not_take_for_something_else(tmp_p
             ours = MESSAGES[name].FromString(bytes.fromhex(text))
             theirs.DiscardUnknownFields()
             both += 1
-            assert ours == theirs, data.hex()
+            assert ours == theirs, cut.hex()
     assert both > 500
 
 

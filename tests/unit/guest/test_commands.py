@@ -58,9 +58,7 @@ def is_alive(pid: int) -> bool:
 
 
 async def ended(pid: int) -> None:
-    async with asyncio.timeout(60):
-        while is_alive(pid):
-            await asyncio.sleep(0.01)
+    await guests.until(lambda: not is_alive(pid))
 
 
 async def test_output_and_exit_code_are_the_shells(commands: GuestCommands) -> None:
@@ -158,9 +156,7 @@ async def test_cancelling_the_caller_ends_the_command(
 ) -> None:
     note = tmp_path / "pid"
     task = asyncio.create_task(commands.run(f"echo $$ > {note}; sleep {LONG_S}", timeout_s=LONG_S))
-    async with asyncio.timeout(60):
-        while not (note.exists() and note.read_text().strip()):
-            await asyncio.sleep(0.01)
+    await guests.until(lambda: note.exists() and bool(note.read_text().strip()))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -227,9 +223,7 @@ async def test_a_job_is_killed_with_its_children(channel: GuestChannel, tmp_path
     line = f"sleep {LONG_S} & echo $! > pid; wait".encode()
     number = (await ask(channel, exec=execute(line, background=True))).result.exec.job
     note = tmp_path / "root" / "pid"
-    async with asyncio.timeout(60):
-        while not (note.exists() and note.read_text().strip()):
-            await asyncio.sleep(0.01)
+    await guests.until(lambda: note.exists() and bool(note.read_text().strip()))
     reply = await job(channel, number, operation.GUEST_JOB_OPERATION_STATUS)
     assert reply.result.exec.is_running
     reply = await job(channel, number, operation.GUEST_JOB_OPERATION_KILL)
