@@ -1,11 +1,13 @@
 """Images from nothing, as `etude images build` makes them."""
 
 import hashlib
+import io
 import json
 import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -99,7 +101,10 @@ def test_a_step_cannot_reach_the_host(cache: Cache, step: str) -> None:
         build(spec(step), agent=microvms.guest_agent(), cache=cache)
 
 
-def layout(folder: Path, *layers: dict[str, bytes | None]) -> tuple[Path, str]:
+Layer = dict[str, bytes | None]
+
+
+def layout(folder: Path, *layers: Layer | tarfile.TarInfo) -> tuple[Path, str]:
     """An OCI layout; None is a whiteout."""
 
     def blob(data: bytes) -> str:
@@ -109,21 +114,26 @@ def layout(folder: Path, *layers: dict[str, bytes | None]) -> tuple[Path, str]:
         return f"sha256:{name}"
 
     described = []
-    for number, layer in enumerate(layers):
-        path = folder.parent / f"layer-{number}"
-        with tarfile.open(path, "w:gz") as archive:
-            for name, content in layer.items():
-                parent, _, leaf = name.rpartition("/")
-                member = tarfile.TarInfo(name if content is not None else f"{parent}/.wh.{leaf}")
-                source = folder.parent / "content"
-                source.write_bytes(content or b"")
-                member.size = source.stat().st_size
-                with source.open("rb") as file:
-                    archive.addfile(member, file)
+    for layer in layers:
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+            for member, content in members(layer):
+                archive.addfile(member, io.BytesIO(content))
         kind = "application/vnd.oci.image.layer.v1.tar+gzip"
-        described.append({"mediaType": kind, "digest": blob(path.read_bytes())})
+        described.append({"mediaType": kind, "digest": blob(packed.getvalue())})
     kind = "application/vnd.oci.image.manifest.v1+json"
     return folder, blob(json.dumps({"mediaType": kind, "layers": described}).encode())
+
+
+def members(layer: Layer | tarfile.TarInfo) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
+    if isinstance(layer, tarfile.TarInfo):
+        yield layer, b""
+        return
+    for name, content in layer.items():
+        parent, _, leaf = name.rpartition("/")
+        member = tarfile.TarInfo(name if content is not None else f"{parent}/.wh.{leaf}")
+        member.size = len(content or b"")
+        yield member, content or b""
 
 
 def test_layers_of_an_oci_image_lie_over_each_other(tmp_path: Path) -> None:
@@ -146,6 +156,22 @@ def test_a_layer_cannot_leave_the_root(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match=r"leaves|leads"):
         oci.unpack(folder, digest, tree)
     assert not (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize("target", ["../secret", "link", "a/../../secret", "none"])
+def test_a_layer_cannot_link_to_a_file_of_the_host(tmp_path: Path, target: str) -> None:
+    secret, tree = tmp_path / "secret", tmp_path / "tree"
+    secret.write_text("secret")
+    secret.chmod(0o600)
+    tree.mkdir()
+    (tree / "link").symlink_to(secret)
+    member = tarfile.TarInfo("mine")
+    member.type, member.linkname, member.mode = tarfile.LNKTYPE, target, 0o777
+    folder, digest = layout(tmp_path / "oci", member)
+    with pytest.raises(UserError, match=r"leaves|leads"):
+        oci.unpack(folder, digest, tree)
+    assert secret.stat().st_mode & 0o777 == 0o600
+    assert secret.stat().st_nlink == 1
 
 
 def test_a_blob_with_another_content_is_refused(tmp_path: Path) -> None:

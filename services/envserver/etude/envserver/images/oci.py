@@ -120,8 +120,24 @@ def _take(archive: tarfile.TarFile, member: tarfile.TarInfo, tree: Path) -> None
     target = parent / path.name
     if target.is_symlink() or (target.exists() and not (target.is_dir() and member.isdir())):
         _delete(target)
-    # The "tar" filter refuses members and link targets outside of the folder.
+    if member.islnk():
+        _link(tree, PurePosixPath(member.linkname.lstrip("/")), target)
+        return
+    # The "tar" filter refuses members outside of the folder.
     archive.extract(member, tree, numeric_owner=True, filter=_owned)
+
+
+def _link(tree: Path, name: PurePosixPath, target: Path) -> None:
+    """Give a file of the tree a second name.
+
+    Raises:
+        UserError: there is no such file in the tree.
+    """
+    source = _real_parent(tree, name) / name.name
+    # Owner and mode of what a link leads to would be changed, wherever that is.
+    if ".." in name.parts or source.is_symlink() or not source.is_file():
+        raise UserError(_bad(tree, f"{str(name)!r} leaves the root, or is no file of it"))
+    target.hardlink_to(source)
 
 
 def _owned(member: tarfile.TarInfo, tree: str) -> tarfile.TarInfo:
