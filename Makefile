@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo test test-gpu test-long check fix protos docs bench bench-weights chaos-weights minio testbed system-deps buf
+.PHONY: help demo test test-gpu test-long check fix protos docs bench bench-weights chaos-weights minio testbed microvms system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -57,6 +57,9 @@ minio: $(READY) ## build a MinIO server, and run the object store's tests on it 
 testbed: $(READY) ## build and start a real control plane and node, and run the cluster tests on it
 	$(RUN) python hack/testbed/build.py
 	ETUDE_REQUIRE=cluster $(RUN) pytest tests/cluster
+
+microvms: $(READY) ## the tests of real microVMs, which nothing may skip (QEMU, Go, root)
+	ETUDE_REQUIRE=qemu $(RUN) pytest tests/integration/qemu
 
 protos: $(READY) ## regenerate the committed stubs
 	$(RUN) python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos --grpc_python_out=protos --mypy_grpc_out=protos protos/etude/v1/*.proto

@@ -89,7 +89,7 @@ def test_a_step_that_takes_too_long_is_ended_with_all_it_started(cache: Cache) -
     [
         "mount -t tmpfs none /mnt",
         "mknod /disk b 254 0",
-        "echo x > /proc/sys/kernel/core_pattern",
+        "v=$(cat /proc/sys/kernel/core_pattern); echo $v > /proc/sys/kernel/core_pattern",
         "test $(echo /proc/[0-9]* | wc -w) -gt 5",
         "wget -T 2 http://deb.debian.org",
         f"ls {microvms.ROOT}",
