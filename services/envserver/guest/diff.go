@@ -191,7 +191,7 @@ func (d *differ) file(folder int, name, path string) error {
 		return err
 	}
 	d.buffer = slices.Grow(d.buffer[:0], int(stat.Size)+1)
-	n, err := syscall.Read(file, d.buffer[:stat.Size+1])
+	n, err := readAt(file, d.buffer[:stat.Size+1], -1)
 	if err != nil || int64(n) != stat.Size || !utf8.ValidString(path) {
 		d.isPlain = false
 		return nil

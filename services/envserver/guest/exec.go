@@ -10,9 +10,10 @@ const (
 	termGrace     = 2 * time.Second
 	watchInterval = 100 * time.Millisecond
 	// After everything that could write is dead, its last bytes are here at once.
-	drainTime    = 200 * time.Millisecond
-	maxKeptPart  = 1 << 20
-	maxArguments = 4096
+	drainTime     = 200 * time.Millisecond
+	maxKeptPart   = 1 << 20
+	maxArguments  = 4096
+	killedInShell = 128 + 9
 )
 
 // command is one running exec and why it is being ended.
@@ -223,11 +224,14 @@ func (r *command) drain() {
 func (r *command) report() (*resultMessage, error) {
 	c := r.call
 	result := execResultMessage{timedOut: r.timedOut, endedFor: r.endedFor}
-	if r.child.cgroup.hasRunOut() {
-		result.endedFor = "memory"
-		c.agent.event(&eventMessage{oom: &outOfMemoryMessage{c.id()}})
-	}
 	result.setStatus(r.child.status)
+	if r.child.hasRunOut {
+		c.agent.event(&eventMessage{oom: &outOfMemoryMessage{c.id()}})
+		// A shell that outlives the process tells of its end with this code.
+		if result.signal == uint32(syscall.SIGKILL) || result.exitCode == killedInShell {
+			result.endedFor = "memory"
+		}
+	}
 	usage := usageOf(&r.child.usage)
 	for i, out := range []*kept{r.out, r.err} {
 		if out == nil {

@@ -119,10 +119,7 @@ func (c *call) sendFile(file int, m *readMessage, digest hash.Hash) error {
 	}
 	offset := int64(min(m.offset, maxFileBytes))
 	for left > 0 {
-		n, err := syscall.Pread(file, (*buffer)[:min(uint64(len(*buffer)), left)], offset)
-		if err == syscall.EINTR {
-			continue
-		}
+		n, err := readAt(file, (*buffer)[:min(uint64(len(*buffer)), left)], offset)
 		if err != nil || n == 0 {
 			return err
 		}
@@ -233,26 +230,12 @@ func (c *call) fill(at place, file int, m *writeMessage, mode uint32) (*infoMess
 		}
 	}
 	var found syscall.Stat_t
-	if err := syscall.Fstat(file, &found); err != nil {
+	if err := statFd(file, &found); err != nil {
 		return nil, err
 	}
 	info := infoOf(&found)
 	info.sha256 = sum
 	return info, nil
-}
-
-func writeAll(file int, data []byte) error {
-	for len(data) > 0 {
-		n, err := syscall.Write(file, data)
-		if err == syscall.EINTR {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		data = data[n:]
-	}
-	return nil
 }
 
 // digestOf is the SHA-256 of one regular file.
@@ -266,10 +249,7 @@ func digestOf(folder int, name string) ([]byte, error) {
 	defer chunks.put(buffer)
 	digest := sha256.New()
 	for {
-		n, err := syscall.Read(file, *buffer)
-		if err == syscall.EINTR {
-			continue
-		}
+		n, err := readAt(file, *buffer, -1)
 		if err != nil {
 			return nil, err
 		}

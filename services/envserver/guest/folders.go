@@ -6,7 +6,6 @@ import (
 	"strings"
 	"syscall"
 	"unicode/utf8"
-	"unsafe"
 )
 
 // Paths are walked from the root one descriptor at a time and no link is followed, so nothing
@@ -104,35 +103,6 @@ func (p place) enter(folder int, name, path string, create bool) (int, error) {
 	return inner, err
 }
 
-func openAt(folder int, name string, flags int, mode uint32) (int, error) {
-	for {
-		opened, err := syscall.Openat(folder, name, flags, mode)
-		if err != syscall.EINTR {
-			return opened, err
-		}
-	}
-}
-
-func closeFd(descriptor int) { _ = syscall.Close(descriptor) }
-
-// statAt looks at a name without following a link; an empty name is the folder itself.
-func statAt(folder int, name string) (syscall.Stat_t, error) {
-	var found syscall.Stat_t
-	if name == "" {
-		name = "."
-	}
-	text, err := syscall.BytePtrFromString(name)
-	if err != nil {
-		return found, err
-	}
-	_, _, errno := syscall.Syscall6(syscall.SYS_NEWFSTATAT, uintptr(folder),
-		uintptr(unsafe.Pointer(text)), uintptr(unsafe.Pointer(&found)), noFollow, 0, 0)
-	if errno != 0 {
-		return found, errno
-	}
-	return found, nil
-}
-
 func checkRegular(found *syscall.Stat_t) error {
 	switch found.Mode & syscall.S_IFMT {
 	case syscall.S_IFREG:
@@ -159,7 +129,7 @@ func openRegular(folder int, name string) (int, syscall.Stat_t, error) {
 	if err != nil {
 		return -1, found, err
 	}
-	if err = syscall.Fstat(file, &found); err == nil {
+	if err = statFd(file, &found); err == nil {
 		err = checkRegular(&found)
 	}
 	if err != nil {
@@ -217,19 +187,14 @@ func listed(folder, limit int, tooMany error) ([]entry, error) {
 	return found, nil
 }
 
-// namesOf are a folder's names, at least as many as asked for if there are so many.
+// namesOf are the names of a folder that was just opened, at least as many as asked for if there
+// are so many.
 func namesOf(folder, atLeast int) ([]string, error) {
 	buffer := chunks.get()
 	defer chunks.put(buffer)
 	var names []string
-	if _, err := syscall.Seek(folder, 0, 0); err != nil {
-		return nil, err
-	}
 	for text := 0; text < atLeast; {
-		n, err := syscall.ReadDirent(folder, *buffer)
-		if err == syscall.EINTR {
-			continue
-		}
+		n, err := readNames(folder, *buffer)
 		if err != nil || n <= 0 {
 			return names, err
 		}

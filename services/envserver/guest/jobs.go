@@ -216,7 +216,7 @@ func (c *call) sendLog(j *job, m *jobMessage) error {
 		limit = defaultJobRead
 	}
 	piece := make([]byte, limit)
-	n, err := syscall.Pread(log, piece, int64(min(m.offset, 1<<62)))
+	n, err := readAt(log, piece, int64(min(m.offset, 1<<62)))
 	if err != nil {
 		return err
 	}

@@ -73,7 +73,7 @@ func serve(root, state string, uid int, stdio bool, socket string) error {
 
 // serveStdio keeps the two streams from children, which write to pipes of their own.
 func (a *agent) serveStdio() error {
-	var streams [2]*os.File
+	var streams [2]pipe
 	for i := range streams {
 		moved, err := syscall.Dup(i)
 		if err != nil {
@@ -83,7 +83,9 @@ func (a *agent) serveStdio() error {
 		if err := syscall.SetNonblock(moved, true); err != nil {
 			return err
 		}
-		streams[i] = os.NewFile(uintptr(moved), "stdio")
+		if streams[i], err = newPipe(os.NewFile(uintptr(moved), "stdio")); err != nil {
+			return err
+		}
 	}
 	a.port.connect(streams[1])
 	a.hello()
@@ -103,7 +105,15 @@ func (a *agent) serveSocket(path string) error {
 	}
 	parse := &parser{}
 	for isFirst := true; ; isFirst = false {
-		host, err := listener.Accept()
+		accepted, err := listener.Accept()
+		if err != nil {
+			return err
+		}
+		connection, isUnix := accepted.(*net.UnixConn)
+		if !isUnix {
+			return errors.New("not a Unix socket")
+		}
+		host, err := newPipe(connection)
 		if err != nil {
 			return err
 		}
@@ -113,14 +123,17 @@ func (a *agent) serveSocket(path string) error {
 		}
 		_ = a.port.read(host, parse)
 		a.port.connect(nil)
-		_ = host.Close()
+		_ = connection.Close()
 	}
 }
 
 // servePort stays on the port for as long as the machine lives: while no host is connected, reads
 // find an end, and a new host begins with a RESET.
 func (a *agent) servePort() error {
-	port := openPort()
+	port, err := newPipe(openPort())
+	if err != nil {
+		return err
+	}
 	a.port.connect(port)
 	go a.hello()
 	parse := &parser{}

@@ -15,6 +15,8 @@ import (
 type process struct {
 	pid    int
 	cgroup *cgroup
+	// Whether the kernel ended a process of it for want of memory; known after killRest.
+	hasRunOut bool
 	// Closed once status and usage are known.
 	exited chan struct{}
 	status syscall.WaitStatus
@@ -163,6 +165,7 @@ func (p *process) killRest() {
 		}
 		time.Sleep(time.Millisecond)
 	}
+	p.hasRunOut = p.cgroup.hasRunOut()
 	p.cgroup.remove()
 }
 

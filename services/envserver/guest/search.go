@@ -5,7 +5,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 	"unicode/utf8"
 )
@@ -141,10 +140,7 @@ func (s *searcher) read(at place, path string) error {
 		if len(s.buffer) == cap(s.buffer) {
 			s.buffer = slices.Grow(s.buffer, 1)
 		}
-		n, err := syscall.Read(file, s.buffer[len(s.buffer):cap(s.buffer)])
-		if err == syscall.EINTR {
-			continue
-		}
+		n, err := readAt(file, s.buffer[len(s.buffer):cap(s.buffer)], -1)
 		if err != nil || n == 0 {
 			return err
 		}
