@@ -27,6 +27,14 @@ def limits_of(pid: int) -> str:
     return Path(f"/proc/{pid}/limits").read_text()
 
 
+def is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def ticks(pid: int) -> int:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
@@ -93,6 +101,23 @@ async def test_a_killed_monitor_is_noticed_and_destroyed_twice_without_harm(lab:
     await guest.vm.destroy()
     await guest.vm.destroy()
     assert not guest.vm.folder.exists()
+
+
+async def test_clones_leave_nothing_open_and_no_process(lab: Lab) -> None:
+    first = await lab.guest()
+    await first.channel.close()
+    await first.vm.destroy()
+    before = open_files()
+    for _ in range(5):
+        guest = await lab.guest()
+        saved = await lab.save(guest)
+        child = await lab.guest(saved)
+        for each in (guest, child):
+            await each.channel.close()
+            await each.vm.destroy()
+            assert not is_there(each.vm.pid)
+        saved.close()
+    assert open_files() == before
 
 
 async def test_a_monitor_is_found_again_by_who_lost_its_connection(lab: Lab) -> None:

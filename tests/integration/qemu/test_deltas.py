@@ -107,6 +107,33 @@ async def test_a_delta_restores_what_qemus_own_full_stream_restores(
         each.close()
 
 
+async def test_only_the_wall_clock_and_the_hosts_end_of_the_channel_differ_from_the_parents(
+    lab: Lab,
+) -> None:
+    parent = await lab.guest()
+    saved = await lab.save(parent, keep_running=False)
+    of_parent = sections(await devices_of(parent.vm))
+    of_child = sections(await devices_of(await lab.paused(saved)))
+    assert of_parent.keys() == of_child.keys()
+    assert {"timer", "cpu", "i8254", "apic"} <= of_parent.keys()
+    differing = {name for name in of_parent if of_parent[name] != of_child[name]}
+    assert {name.rpartition("/")[2] for name in differing} <= {"mc146818rtc", "virtio-console"}
+    saved.close()
+
+
+def sections(state: bytes) -> dict[str, bytes]:
+    """What xen-save-devices-state wrote, by device; the tests' machines have one of each."""
+    found, at = {}, 8
+    while state[at] == 4:
+        number, length = state[at + 1 : at + 5], state[at + 5]
+        name = state[at + 6 : at + 6 + length].decode("ascii")
+        end = state.index(b"\x7e" + number, at)
+        found[name] = state[at:end]
+        at = end + 5
+    assert state[at:] == b"\0", f"what follows {list(found)[-1]}"
+    return found
+
+
 def digest_of(memory: bytes) -> bytes:
     return hashlib.sha256(memory).digest()
 
