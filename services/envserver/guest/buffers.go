@@ -14,6 +14,9 @@ const maxFree = 4
 
 var chunks = pool{size: maxPayload}
 
+// outs hold the frames of one call until they are many: less than a payload, and the next.
+var outs = pool{size: 2*maxPayload + 16*headerBytes}
+
 func (p *pool) get() *[]byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -20,9 +20,10 @@ type call struct {
 	stream  uint32
 	request callMessage
 	timer   *time.Timer
-	// Frames that wait for more of their kind or for the result.
+	// Frames that wait for more of their kind or for the result, in a buffer that is lent.
 	out  []byte
-	kept keptFrames
+	lent *[]byte
+	kept *keptFrames
 	sent atomic.Uint64
 
 	// Closed when the call is to end before its time.
@@ -94,8 +95,11 @@ func (c *call) begin(payload []byte, numOpen int) {
 		c.refuse(statusDenied, "not the token of this generation")
 		return
 	}
-	if answer, isKnown := c.agent.earlier(c); isKnown {
-		c.answer(answer)
+	if answer, isKnown := c.agent.earlier(c); answer != nil {
+		c.close(answer)
+		return
+	} else if isKnown {
+		c.refuse(statusBusy, "the call with this id still runs")
 		return
 	}
 	if numOpen > maxOpenCalls {

@@ -1,24 +1,39 @@
 package main
 
+import (
+	"encoding/binary"
+	"slices"
+)
+
 const (
 	maxResults   = 256
 	maxKeptBytes = 4 << 10
 )
 
-// keptFrames are the answer of a call as long as it is short: kind, flags and payload of each frame.
+// keptFrames are the encoded frames of a call's answer, as long as they are short.
 type keptFrames struct {
-	frames    []frame
-	bytes     int
+	frames    []byte
 	isTooLong bool
 }
 
 func (k *keptFrames) add(kind, flags byte, payload []byte) {
-	k.bytes += len(payload)
-	if k.isTooLong = k.isTooLong || k.bytes > maxKeptBytes; k.isTooLong {
-		k.frames = nil
+	if k.isTooLong = k.isTooLong || len(k.frames)+len(payload) > maxKeptBytes; k.isTooLong {
+		k.frames = k.frames[:0]
 		return
 	}
-	k.frames = append(k.frames, frame{0, kind, flags, append([]byte(nil), payload...)})
+	k.frames = appendFrame(k.frames, 0, kind, flags, payload)
+}
+
+// replayed are the frames as they are sent to a retry.
+func (k *keptFrames) replayed(stream uint32) []byte {
+	out := slices.Clone(k.frames)
+	for at := 0; at < len(out); at += 4 + int(binary.LittleEndian.Uint32(out[at:])) {
+		binary.LittleEndian.PutUint32(out[at+4:], stream)
+		if out[at+8] == typeResult {
+			out[at+9] |= flagReplayed
+		}
+	}
+	return out
 }
 
 // resultCache holds the answers of the last calls by id. A call that runs has an entry without an
@@ -26,21 +41,29 @@ func (k *keptFrames) add(kind, flags byte, payload []byte) {
 type resultCache struct {
 	answers map[[idBytes]byte]*keptFrames
 	order   [][idBytes]byte
+	// An answer that was forgotten; its memory is the next one's.
+	spare *keptFrames
 }
 
-// earlier is the answer to a call's id; a new id is entered as running.
-func (a *agent) earlier(c *call) (*keptFrames, bool) {
+// earlier is the answer to a call's id, nil while it runs; a new id is entered as running.
+func (a *agent) earlier(c *call) ([]byte, bool) {
 	key := [idBytes]byte(c.id())
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	cache := &a.results
 	if known, ok := cache.answers[key]; ok {
-		return known, true
+		if known == nil {
+			return nil, true
+		}
+		return known.replayed(c.stream), true
 	}
 	if cache.answers == nil {
 		cache.answers = map[[idBytes]byte]*keptFrames{}
 	}
 	cache.answers[key] = nil
+	if c.kept, cache.spare = cache.spare, nil; c.kept == nil {
+		c.kept = &keptFrames{}
+	}
 	return nil, false
 }
 
@@ -49,26 +72,12 @@ func (cache *resultCache) keep(key [idBytes]byte, answer *keptFrames) {
 	cache.answers[key] = answer
 	cache.order = append(cache.order, key)
 	if len(cache.order) > maxResults {
+		oldest := cache.answers[cache.order[0]]
+		oldest.frames, oldest.isTooLong = oldest.frames[:0], false
+		cache.spare = oldest
 		delete(cache.answers, cache.order[0])
 		cache.order = append(cache.order[:0], cache.order[1:]...)
 	}
-}
-
-// answer sends what an earlier call with this id was told.
-func (c *call) answer(earlier *keptFrames) {
-	if earlier == nil {
-		c.refuse(statusBusy, "the call with this id still runs")
-		return
-	}
-	var out []byte
-	for _, each := range earlier.frames {
-		flags := each.flags
-		if each.kind == typeResult {
-			flags |= flagReplayed
-		}
-		out = appendFrame(out, c.stream, each.kind, flags, each.payload)
-	}
-	c.close(out)
 }
 
 // abandon refuses a call as if it had never come, so that a retry may run.
@@ -89,14 +98,13 @@ func (c *call) refuse(why status, text string) {
 func (c *call) finish(result *resultMessage) {
 	payload := c.encoded(result)
 	c.put(typeResult, 0, payload)
-	answer := &c.kept
-	if answer.isTooLong {
+	if c.kept.isTooLong {
 		short := resultMessage{status: result.status, fault: result.fault, path: result.path}
-		answer = &keptFrames{frames: []frame{{0, typeResult, flagNotKept, encode(&short)}}}
+		c.kept.frames = appendFrame(c.kept.frames[:0], 0, typeResult, flagNotKept, encode(&short))
 	}
 	a := c.agent
 	a.mu.Lock()
-	a.results.keep([idBytes]byte(c.id()), answer)
+	a.results.keep([idBytes]byte(c.id()), c.kept)
 	a.mu.Unlock()
 	c.close(c.out)
 }
@@ -120,5 +128,8 @@ func (c *call) close(frames []byte) {
 	}
 	a.mu.Unlock()
 	a.port.send(frames, func() bool { return c.isOver })
-	c.out = nil
+	if c.lent != nil {
+		outs.put(c.lent)
+		c.lent, c.out = nil, nil
+	}
 }

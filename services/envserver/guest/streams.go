@@ -86,6 +86,10 @@ func (c *call) data(channel byte, piece []byte) error {
 func (c *call) endData(channel byte) { c.put(typeData, channel<<channelShift|flagEnd, nil) }
 
 func (c *call) put(kind, flags byte, payload []byte) {
+	if c.lent == nil {
+		c.lent = outs.get()
+		c.out = (*c.lent)[:0]
+	}
 	c.out = appendFrame(c.out, c.stream, kind, flags, payload)
 	c.kept.add(kind, flags, payload)
 	if kind == typeData {
