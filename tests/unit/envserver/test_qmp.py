@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.qemu.handing import hand_over
 from etude.envserver.drivers.qemu.qmp import LINE_BYTES, Qmp
 
 GREETING: dict[str, object] = {"QMP": {"version": {}, "capabilities": []}}
@@ -156,3 +157,16 @@ async def test_the_greeting_comes_before_the_first_command(monitor: Monitor, qmp
     assert heard["execute"] == "qmp_capabilities"
     await monitor.say({"return": {}, "id": heard["id"]})
     await task
+
+
+@pytest.mark.parametrize("answer", [{}, [], None, {"fdset-id": "1", "fd": 2}, {"fdset-id": -1}])
+async def test_a_file_that_the_monitor_took_has_a_number(
+    monitor: Monitor, qmp: Qmp, answer: object
+) -> None:
+    reader, writer = os.pipe()
+    task = asyncio.create_task(hand_over(qmp, writer))
+    await monitor.say({"return": answer, "id": (await monitor.heard())["id"]})
+    with pytest.raises(VmmError, match="has no numbers"):
+        await task
+    for descriptor in (reader, writer, *monitor.descriptors):
+        os.close(descriptor)

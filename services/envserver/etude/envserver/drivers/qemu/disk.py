@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.qemu.handing import hand_over
 from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.vm import Vm
 
@@ -106,9 +107,9 @@ class Layering:
         qmp = self._vm.qmp
         self._below = _top_node(await qmp.execute("query-block"))
         self._next = _empty_layer(self._disk.folder, self._disk.size_bytes, self._jail)
-        answer = await qmp.execute("add-fd", descriptors=(self._next,))
+        handed = await hand_over(qmp, self._next)
         self._node = f"layer-{len(self._disk.chain)}"
-        file = {"driver": "file", "filename": f"/proc/self/fd/{answer['fd']}"}
+        file = {"driver": "file", "filename": f"/proc/self/fd/{handed.descriptor}"}
         node = {"driver": "qcow2", "node-name": self._node, "file": file, "backing": None}
         await qmp.execute("blockdev-add", node)
 

@@ -5,6 +5,7 @@ import os
 
 from etude.envserver.drivers.qemu import sealed
 from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.qemu.handing import hand_over
 from etude.envserver.drivers.qemu.qmp import Event, Qmp
 from etude.envserver.drivers.qemu.vm import Vm
 
@@ -13,6 +14,8 @@ LIMIT_S = 120.0
 _UNLIMITED = 1 << 40
 """Bytes per second; QEMU's default is 128 MiB."""
 _NAME = "state"
+_MAX_DEVICE_BYTES = 4 << 20
+"""200 times of what it is. A monitor that was taken over may write what it likes."""
 
 
 async def send(vm: Vm, target: int, *, leaves_memory: bool) -> None:
@@ -71,13 +74,13 @@ async def device_state(vm: Vm) -> "DeviceState":
     file = sealed.create("device-state")
     writer = os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_CLOEXEC)
     try:
-        answer = await vm.qmp.execute("add-fd", descriptors=(writer,))
+        handed = await hand_over(vm.qmp, writer)
     except BaseException:
         os.close(file)
         raise
     finally:
         os.close(writer)
-    return DeviceState(vm.qmp, file, answer["fdset-id"])
+    return DeviceState(vm.qmp, file, handed.fdset)
 
 
 class DeviceState:
@@ -94,7 +97,13 @@ class DeviceState:
         await self._qmp.execute("xen-save-devices-state", arguments)
 
     def content(self) -> bytes:
-        """What was written."""
+        """What was written.
+
+        Raises:
+            VmmError: it is more than the state of our few devices can be.
+        """
+        if (size := os.fstat(self._file).st_size) > _MAX_DEVICE_BYTES:
+            raise VmmError(f"the device state has {size} bytes")
         return sealed.content(self._file)
 
     async def close(self) -> None:

@@ -1,5 +1,6 @@
 """From an image to a template: boot once, keep memory and devices for ever."""
 
+import asyncio
 import contextlib
 import os
 from collections.abc import Sequence
@@ -13,12 +14,15 @@ from etude.envserver.drivers.qemu import sealed, vm
 from etude.envserver.drivers.qemu.compatibility import compat_key
 from etude.envserver.drivers.qemu.console import Console
 from etude.envserver.drivers.qemu.disk import Disk, frozen
-from etude.envserver.drivers.qemu.errors import FormatError
+from etude.envserver.drivers.qemu.errors import FormatError, VmmError
 from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.machine import Boot, Machine, Wiring
 from etude.envserver.drivers.qemu.migration import send
 from etude.envserver.drivers.qemu.stream import TemplateStream, parse
 from etude.envserver.images.build import Image
+
+_MAX_DEVICE_BYTES = 16 << 20
+"""300 times of what it is, firmware included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,15 +128,17 @@ async def seal(booting: Booting) -> Template:
         # Possible only now: the monitor had the memory mapped for writing.
         sealed.seal(booting.memory)
         sealed.seal(devices)
+        data = _device_data(devices)
+        key = compat_key(machine, booting.image)
+        # 0.1 s for 256 MiB, in which the node has other things to do.
+        address = await asyncio.to_thread(_address, key, booting.memory, data)
     except BaseException:
         os.close(devices)
         await booting.abandon()
         raise
     booting.console.close()
-    key = compat_key(machine, booting.image)
-    data = sealed.content(devices)
     return Template(
-        address=_address(key, booting.memory, data),
+        address=address,
         compat_key=key,
         machine=machine,
         memory=booting.memory,
@@ -141,6 +147,17 @@ async def seal(booting: Booting) -> Template:
         root=booting.root,
         disk=_frozen(booting.disk),
     )
+
+
+def _device_data(devices: int) -> bytes:
+    """What the monitor wrote.
+
+    Raises:
+        VmmError: it is more than the state of our few devices can be.
+    """
+    if (size := os.fstat(devices).st_size) > _MAX_DEVICE_BYTES:
+        raise VmmError(f"the template's device state has {size} bytes")
+    return sealed.content(devices)
 
 
 def _frozen(disk: Disk | None) -> tuple[int, ...]:
