@@ -50,7 +50,11 @@ def _workspace(call: Call, *, search_limit_s: float = 20.0) -> FolderWorkspace:
 
 
 def _clean(path: str) -> str:
-    if relative(path) != path:
+    try:
+        is_clean = relative(path) == path
+    except WorkspaceError:
+        is_clean = False
+    if not is_clean:
         raise WorkspaceError(PathFault.BAD_NAME, path)
     return path
 
@@ -76,6 +80,7 @@ async def _write(call: Call, _agent: object) -> guest_pb2.GuestResult:
     path = _clean(asked.path)
     if asked.size > MAX_FILE_BYTES:
         raise WorkspaceError(PathFault.TOO_LARGE, path)
+    await _check_target(call, path)
     if asked.expected_sha256:
         await _expect(call, path, asked.expected_sha256)
     data = await _announced(call, asked)
@@ -85,6 +90,22 @@ async def _write(call: Call, _agent: object) -> guest_pb2.GuestResult:
     info = _info(call, path)
     info.kind, info.sha256 = guest_pb2.GUEST_KIND_FILE, asked.sha256
     return guest_pb2.GuestResult(info=info)
+
+
+async def _check_target(call: Call, path: str) -> None:
+    """Refuse what cannot be replaced before any data comes.
+
+    Raises:
+        WorkspaceError: it cannot.
+    """
+    try:
+        found = await _workspace(call).stat(path)
+    except WorkspaceError as error:
+        if error.fault is not PathFault.NO_SUCH_FILE:
+            raise
+        return
+    if found.kind is not FileKind.FILE:
+        await _workspace(call).read(path)
 
 
 async def _expect(call: Call, path: str, digest: bytes) -> None:
