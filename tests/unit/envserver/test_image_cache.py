@@ -84,6 +84,12 @@ def test_builders_at_once_build_once(tmp_path: Path) -> None:
     assert (tmp_path / "builders").read_text() == "x"
 
 
+def test_nobody_else_can_run_the_programs_of_a_root(tmp_path: Path) -> None:
+    path = Cache(tmp_path).entry("rootfs", "a", fill)
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "partial").stat().st_mode & 0o777 == 0o700
+
+
 def test_entries_come_oldest_first(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     for number, name in enumerate(("c", "a", "b")):

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +55,7 @@ class Image:
         return self.folder / _UPPER if _UPPER in self.files else None
 
 
-def default_cache(environment: "os._Environ[str] | dict[str, str]" = os.environ) -> Path:
+def default_cache(environment: Mapping[str, str] = os.environ) -> Path:
     """Where images are kept: $ETUDE_IMAGES, or a folder of the user's cache."""
     if given := environment.get("ETUDE_IMAGES"):
         return Path(given)

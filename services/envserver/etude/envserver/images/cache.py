@@ -43,11 +43,12 @@ class Cache:
 
     def _build(self, kind: str, address: str, build: Callable[[Path], None]) -> Path:
         target = self.root / kind / address
-        target.parent.mkdir(parents=True, exist_ok=True)
+        self._private_folder(kind)
         partial = self.root / _PARTIAL / f"{kind}-{address}"
         # Left by a builder that was killed; whoever holds the lock may take it away.
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        self._private_folder(_PARTIAL)
+        partial.mkdir()
         try:
             build(partial)
             _flush(partial)
@@ -55,6 +56,12 @@ class Cache:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         return target
+
+    def _private_folder(self, name: str) -> Path:
+        """A folder for root alone: programs in it may be set to run as root, and are not ours."""
+        folder = self.root / name
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder
 
     @contextlib.contextmanager
     def _lock(self, name: str) -> Iterator[None]:
@@ -67,8 +74,7 @@ class Cache:
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         """An empty folder on the cache's own file system, gone afterwards."""
-        folder = self.root / _PARTIAL
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = self._private_folder(_PARTIAL)
         with tempfile.TemporaryDirectory(dir=folder, prefix="scratch-") as name:
             yield Path(name)
 

@@ -126,22 +126,8 @@ async def start(
             memory_bytes=machine.memory_bytes,
             file_bytes=2 * machine.memory_bytes + (_DISK_BYTES if machine.has_disk else 0),
         )
-        with (folder / "stderr").open("wb") as stderr:
-            try:
-                # Blocks for the milliseconds of a vfork; asyncio's way has a thread per process.
-                process = subprocess.Popen(  # noqa: ASYNC220
-                    command,
-                    pass_fds=(*descriptors, qmp.fileno(), agent.fileno()),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=stderr,
-                    cwd="/",
-                    env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
-                    # A terminal's Ctrl-C is for the node, and machines outlive its restart.
-                    start_new_session=True,
-                )
-            except OSError as cause:
-                raise VmmError(f"{PROGRAM} cannot be started: {cause}") from cause
+        inherited = (*descriptors, sockets.qmp, sockets.agent)
+        process = _spawned(command, inherited, folder / "stderr")
     vm = _watched(machine, folder, process)
     try:
         await vm.connect()
@@ -149,6 +135,32 @@ async def start(
         await vm.destroy()
         raise
     return vm
+
+
+def _spawned(
+    command: Sequence[str], inherited: Sequence[int], stderr: Path
+) -> "subprocess.Popen[bytes]":
+    """A process of a session of its own. Blocks for the milliseconds of a vfork.
+
+    Raises:
+        VmmError: there is no such program.
+    """
+    try:
+        with stderr.open("wb") as words:
+            # asyncio's own way has a thread for each process.
+            return subprocess.Popen(
+                command,
+                pass_fds=inherited,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=words,
+                cwd="/",
+                env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
+                # A terminal's Ctrl-C is for the node, and machines outlive its restart.
+                start_new_session=True,
+            )
+    except OSError as cause:
+        raise VmmError(f"{PROGRAM} cannot be started: {cause}") from cause
 
 
 def _watched(machine: Machine, folder: Path, process: "subprocess.Popen[bytes]") -> Vm:
