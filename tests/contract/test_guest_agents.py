@@ -87,7 +87,7 @@ def essence(call: guest_pb2.GuestCall, reply: Reply) -> object:
     result = guest_pb2.GuestResult()
     result.CopyFrom(reply.result)
     for field in ("usage", "message"):
-        result.ClearField(field)  # type: ignore[arg-type] # fields by name
+        result.ClearField(field)
     result.info.ClearField("mtime_ns")
     if result.info.kind != guest_pb2.GUEST_KIND_FILE:
         # A folder's size, and the mode of a link, are the file system's affair.

@@ -160,6 +160,41 @@ async def test_an_open_call_ends_with_its_epoch(wire: Wire) -> None:
     assert (await wire.result())[1].status == guest_pb2.GUEST_STATUS_OK
 
 
+async def test_nothing_of_an_old_epoch_follows_its_end(wire: Wire) -> None:
+    sleep = guest_pb2.GuestExec(shell=b"sleep 300", env={"PATH": "/bin:/usr/bin"})
+    await wire.send(call(1, exec=sleep))
+    await wire.reset()
+    pause = guest_pb2.GuestExec(shell=b"sleep 0.5", env={"PATH": "/bin:/usr/bin"})
+    await wire.send(call(9, exec=pause))
+    while (frame := await wire.next()).kind is not Kind.RESULT:
+        assert frame.stream in {0, 9}
+    assert frame.stream == 9
+
+
+async def test_a_reset_inside_of_a_bad_frame_is_heard(wire: Wire) -> None:
+    nonce = b"a nonce within it"[:16]
+    inside = frames.reset(nonce, 5).encoded()
+    bad = (6 + len(inside)).to_bytes(4, "little") + b"\1\0\0\0" + b"\x77\0" + inside
+    wire.parser.seek_ack(nonce)
+    await wire.send(bad)
+    assert (await wire.next()).kind is Kind.RESET_ACK
+
+
+async def test_no_more_is_sent_than_there_is_credit_for(wire: Wire, tmp_path: Path) -> None:
+    (tmp_path / "root" / "long").write_bytes(bytes(1_000_000))
+    await wire.send(call(1, read=guest_pb2.GuestRead(path="long")))
+    received = 0
+    while received < frames.WINDOW:
+        received += len((await wire.next()).payload)
+    await wire.send(Frame(0, Kind.PING, 0, b"more?"))
+    assert await wire.next() == Frame(0, Kind.PONG, 0, b"more?")
+    await wire.send(frames.credit(1, 1000))
+    received += len((await wire.next()).payload)
+    assert received == frames.WINDOW + 1000
+    await wire.send(frames.credit(1, 1_000_000))
+    assert (await wire.result())[1].status == guest_pb2.GUEST_STATUS_OK
+
+
 async def test_credit_without_end_is_only_a_lot(wire: Wire) -> None:
     enough = [Frame(1, Kind.CREDIT, 0, b"\xff\xff\xff\xff")] * 5
     await wire.send(write(1, b"data"), *enough, Frame(1, Kind.DATA, Flag.END, b"data"))
