@@ -14,13 +14,15 @@ from etude.v1 import guest_pb2
 _TOO_LONG = ExecResult(output=b"sh: argument list too long\n", exit_code=126)
 _SPARE_S = layout.TERM_GRACE_S + 1.0
 """What a guest needs to end a command whose time is over."""
+_FREE_DISK_BYTES = 8 << 20
+"""A guest's disk is nobody else's: what is left is for its shell and its agent."""
 DEFAULT_LIMITS = guest_pb2.GuestLimits(
     processes=layout.PROCESSES,
     open_files=layout.OPEN_FILES,
     file_bytes=layout.FILE_BYTES,
     memory_bytes=layout.MEMORY_BYTES,
     flood_bytes=layout.FLOOD_BYTES,
-    min_free_bytes=layout.FREE_DISK_BYTES,
+    min_free_bytes=_FREE_DISK_BYTES,
 )
 
 
