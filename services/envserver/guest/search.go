@@ -20,6 +20,8 @@ const (
 type searcher struct {
 	query   *grepMessage
 	matcher *regexp.Regexp
+	// What every match contains; may be empty.
+	literal []byte
 	globs   []*regexp.Regexp
 	hidden  bool
 	hasEnds bool
@@ -29,11 +31,11 @@ type searcher struct {
 }
 
 func newSearcher(m *grepMessage) (*searcher, error) {
-	matcher, err := lineMatcher(m)
+	matcher, literal, err := lineMatcher(m)
 	if err != nil {
 		return nil, err
 	}
-	s := &searcher{query: m, matcher: matcher, left: int(m.limit)}
+	s := &searcher{query: m, matcher: matcher, literal: literal, left: int(m.limit)}
 	s.hasEnds = strings.Contains(m.pattern, `\A`) || strings.Contains(m.pattern, `\z`)
 	for _, glob := range m.globs {
 		compiled, err := globMatcher(glob)
@@ -157,6 +159,9 @@ func (s *searcher) search(path string, data []byte) (*fileMatchesMessage, bool) 
 	if bytes.IndexByte(data[:min(len(data), sniffedBytes)], 0) >= 0 {
 		return nil, true
 	}
+	if !bytes.Contains(data, s.literal) {
+		return nil, true
+	}
 	if !utf8.Valid(data) {
 		return nil, false
 	}
@@ -195,9 +200,9 @@ func (s *searcher) within(lines [][]byte, data []byte) []int {
 		for _, line := range some {
 			end += len(line) + 1
 		}
-		if block == 1 || s.matcher.Match(data[at:end]) {
+		if block == 1 || s.matches(data[at:end]) {
 			for i, line := range some {
-				if s.matcher.Match(line) {
+				if s.matches(line) {
 					hits = append(hits, start+i)
 				}
 			}
@@ -205,6 +210,10 @@ func (s *searcher) within(lines [][]byte, data []byte) []int {
 		at = end + 1
 	}
 	return hits
+}
+
+func (s *searcher) matches(text []byte) bool {
+	return bytes.Contains(text, s.literal) && s.matcher.Match(text)
 }
 
 // withContext are the lines to return, as far as the limit goes.
