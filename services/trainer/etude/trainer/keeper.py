@@ -47,6 +47,7 @@ from etude.trainer.keeping import (
     route,
 )
 from etude.trainer.keyframes import write_keyframe, write_skip
+from etude.trainer.link import CODECS
 from etude.trainer.parts import PART_BYTES
 
 log = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ class Keeper:
         self._config = config
         self._clock = clock
         self._cadence = Cadence(weights.versions_per_keyframe, float(advanced.chain_ratio))
-        self._codec = Codec[advanced.codec.upper()]
+        self._codec = CODECS.get(advanced.codec, Codec.L1)
         self._mirror: Mirror | None = None
         self._ranges = RangeReader(store)
         self._windows = Windows(advanced.skips, config.folder / "skips")

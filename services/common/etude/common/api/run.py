@@ -161,14 +161,14 @@ class RLRunSpec(Model):
             field_path=".phases",
         ),
         Rule(
-            cel="!has(self.roles.inference) || self.weights.advanced.codec == 'L1'"
+            cel="!has(self.roles.inference) || self.weights.advanced.codec in ['Auto', 'L1']"
             " || self.weights.advanced.tileGrid"
             " % (self.roles.inference.gpusPerReplica > 0"
             " ? self.roles.inference.gpusPerReplica : 1) == 0",
             holds=lambda s: (
                 s.roles.inference is None
-                or s.weights.advanced.codec == "L1"
-                or s.weights.advanced.tile_grid % max(1, s.roles.inference.gpus_per_replica) == 0
+                or s.weights.advanced.codec in {"Auto", "L1"}
+                or s.has_whole_tiles
             ),
             message="codecs L2 and L2r code whole tiles: roles.inference.gpusPerReplica must divide"
             " weights.advanced.tileGrid",
@@ -199,3 +199,10 @@ class RLRunSpec(Model):
     """Limits on time without result."""
     observability: Observability = Field(default_factory=Observability)
     """Where signals go."""
+
+    @property
+    def has_whole_tiles(self) -> bool:
+        """Whether every tile of a version lies on one rank of an engine, as L2 and L2r need."""
+        engines = self.roles.inference
+        ranks = max(1, engines.gpus_per_replica) if engines else 1
+        return self.weights.advanced.tile_grid % ranks == 0

@@ -65,8 +65,9 @@ class WeightSettings(Model):
         ),
     )
 
-    codec: Literal["L1", "L2", "L2r"] = "L1"
-    """How changes are coded: L1 is the fastest, L2r the smallest, worth its time on slow links."""
+    codec: Literal["Auto", "L1", "L2", "L2r"] = "Auto"
+    """How changes are coded: L1 is the fastest, L2r the smallest. Auto takes L1, and L2r while
+    uploads are so slow that it is worth its time."""
     tile_grid: Literal[1, 2, 4, 8, 16] = 8
     """Largest tensor-parallel degree whose ranks fetch only their own slice."""
     steps_per_version: Annotated[int, Field(ge=1, le=1_000)] = 1
