@@ -91,9 +91,9 @@ async def test_the_controller_waits_for_engines_and_keyframes_as_the_run_says(
 
 
 @pytest.mark.parametrize(
-    ("gpus", "given", "codec"), [(2, "Auto", "Auto"), (3, "Auto", "L1"), (3, "L1", "L1")]
+    ("gpus", "given", "codec"), [(1, "Auto", "Auto"), (2, "Auto", "L1"), (2, "L2r", "L2r")]
 )
-def test_codecs_that_engines_cannot_take_apart_are_not_chosen_by_themselves(
+def test_codecs_of_whole_tiles_are_not_chosen_for_engines_of_several_ranks(
     settings: Settings, make_world: MakeWorld, inputs: Inputs, gpus: int, given: str, codec: str
 ) -> None:
     spec = make_world(weights={"dtype": "Float32", "advanced": {"codec": given}}).spec

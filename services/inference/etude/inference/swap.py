@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from etude.common.errors import CorruptError, UnavailableError
+from etude.common.errors import CorruptError, UnavailableError, crossing
 from etude.common.weights.protocol.manifest import VersionRef
 from etude.common.weights.replicas.regions import Regions
 from etude.common.weights.tensors.digest import NOTHING, Digest
@@ -108,7 +108,8 @@ class Swap:
             )
         depth = self.olders.depth
         kept = min(depth, self.max_undo - 1) if keep_old else 0
-        num_bytes = (await asyncio.to_thread(staged.stat)).st_size
+        with crossing(UnavailableError, f"version {target.version} is staged no more"):
+            num_bytes = (await asyncio.to_thread(staged.stat)).st_size
         limit_s = self._pace.prepare_limit_s(num_bytes)
         asked = self._asked("prepare", str(staged), keep_old, depth, kept)
         await self._beside(limit_s, asked, f"preparing version {target.version}")

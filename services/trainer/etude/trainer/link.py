@@ -13,31 +13,41 @@ sending it is faster (by bench/weights.py at 1.0 to 2.2 MB/s, where 1 to 15 % ch
 FAST_BYTES_PER_S = 3.0e6
 """Above it L1 is taken again: a rate near the limit must not change the codec back and forth."""
 
-LEAST_BYTES = 256 << 10
+LEAST_BYTES = 4 << 20
 """Smaller uploads say how long a request takes, not how fast bytes go."""
+
+MOST_UNMEASURED = 64
+"""Smaller uploads in a row after which nothing is known of the link any more."""
 
 _NEWEST = 0.3
 """Weight of the newest upload in the smoothed rate."""
+
+_STALLED = 4.0
+"""An upload counts as at most so many times slower than those before: it may have been held up."""
 
 
 @dataclass(slots=True)
 class Link:
     """To the object store, as this rank's uploads found it."""
 
-    _bytes_per_s: float | None = None
+    _seconds_per_byte: float | None = None
     _is_slow: bool = False
+    _unmeasured: int = 0
 
     def uploaded(self, num_bytes: int, seconds: float) -> None:
         """Take in how long an upload took that ended well."""
         if num_bytes < LEAST_BYTES:
+            self._unmeasured += 1
+            if self._unmeasured > MOST_UNMEASURED:
+                self._seconds_per_byte, self._is_slow = None, False
             return
-        found, before = num_bytes / max(seconds, 1e-9), self._bytes_per_s
-        # The mean of times per byte, so that one fast upload does not hide slow ones.
-        self._bytes_per_s = (
-            found if before is None else 1 / ((1 - _NEWEST) / before + _NEWEST / found)
-        )
+        self._unmeasured = 0
+        found, before = seconds / num_bytes, self._seconds_per_byte
+        if before is not None:
+            found = (1 - _NEWEST) * before + _NEWEST * min(found, _STALLED * before)
+        self._seconds_per_byte = found
         limit = FAST_BYTES_PER_S if self._is_slow else SLOW_BYTES_PER_S
-        self._is_slow = self._bytes_per_s < limit
+        self._is_slow = found * limit > 1
 
     def codec(self, wanted: str) -> Codec:
         """The codec of the next version.

@@ -69,13 +69,22 @@ class Publisher(Steps):
     Every method is collective, but upload() and those that the optimiser calls.
     """
 
-    def __init__(self, policy: Policy, ranks: Ranks, *, store: Store, settings: Weights) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        ranks: Ranks,
+        *,
+        store: Store,
+        settings: Weights,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._policy = policy
         self._ranks = ranks
         self._store = store
         self._settings = settings
         self._tracker = Tracker()
         self._link = Link()
+        self._clock = clock
         self._share: Share | None = None
         """Made when it is first needed: a run that never publishes never pays for it."""
         self._digests: list[Digest] | None = None
@@ -163,9 +172,9 @@ class Publisher(Steps):
             publication.put_schema(self._store, schema.to_bytes(), schema.sha256)
         waiting = self._waiting.get(version)
         if waiting is not None:
-            began_s = time.monotonic()
+            began_s = self._clock()
             self._store.put(waiting.key, waiting.container.data)
-            self._link.uploaded(waiting.container.size, time.monotonic() - began_s)
+            self._link.uploaded(waiting.container.size, self._clock() - began_s)
             self._waiting.pop(version, None)
 
     def _packed(self, version: VersionId, base: VersionRef | None) -> Packed:

@@ -5,12 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.weights.coding.codecs.ids import Codec
-from etude.trainer.link import FAST_BYTES_PER_S, LEAST_BYTES, SLOW_BYTES_PER_S, Link
+from etude.trainer.link import (
+    FAST_BYTES_PER_S,
+    LEAST_BYTES,
+    MOST_UNMEASURED,
+    SLOW_BYTES_PER_S,
+    Link,
+)
 
 MB = 1_000_000
 
 
-def after(*rates: float, num_bytes: int = 4 * MB) -> Link:
+def after(*rates: float, num_bytes: int = LEAST_BYTES) -> Link:
     """A link over which so many bytes went at each of these rates, in bytes/s."""
     link = Link()
     for rate in rates:
@@ -37,9 +43,19 @@ def test_small_uploads_say_nothing() -> None:
     assert after(1_000, num_bytes=LEAST_BYTES - 1).codec("Auto") is Codec.L1
 
 
-def test_one_fast_upload_does_not_hide_many_slow_ones() -> None:
-    slow = SLOW_BYTES_PER_S / 2
+def test_a_link_of_which_nothing_was_heard_for_long_is_taken_for_a_fast_one_again() -> None:
+    link = after(SLOW_BYTES_PER_S / 2)
+    for _ in range(MOST_UNMEASURED):
+        link.uploaded(LEAST_BYTES - 1, 1.0)
+    assert link.codec("Auto") is Codec.L2R
+    link.uploaded(LEAST_BYTES - 1, 1.0)
+    assert link.codec("Auto") is Codec.L1
+
+
+def test_one_upload_among_many_does_not_decide() -> None:
+    slow, fast = SLOW_BYTES_PER_S / 2, 10 * FAST_BYTES_PER_S
     assert after(slow, slow, slow, 1_000 * MB).codec("Auto") is Codec.L2R
+    assert after(fast, fast, fast, 1.0).codec("Auto") is Codec.L1
 
 
 @given(rates=st.lists(st.floats(SLOW_BYTES_PER_S, FAST_BYTES_PER_S), max_size=20))

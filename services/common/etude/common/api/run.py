@@ -168,7 +168,7 @@ class RLRunSpec(Model):
             holds=lambda s: (
                 s.roles.inference is None
                 or s.weights.advanced.codec in {"Auto", "L1"}
-                or s.has_whole_tiles
+                or s.weights.advanced.tile_grid % max(1, s.roles.inference.gpus_per_replica) == 0
             ),
             message="codecs L2 and L2r code whole tiles: roles.inference.gpusPerReplica must divide"
             " weights.advanced.tileGrid",
@@ -199,10 +199,3 @@ class RLRunSpec(Model):
     """Limits on time without result."""
     observability: Observability = Field(default_factory=Observability)
     """Where signals go."""
-
-    @property
-    def has_whole_tiles(self) -> bool:
-        """Whether every tile of a version lies on one rank of an engine, as L2 and L2r need."""
-        engines = self.roles.inference
-        ranks = max(1, engines.gpus_per_replica) if engines else 1
-        return self.weights.advanced.tile_grid % ranks == 0

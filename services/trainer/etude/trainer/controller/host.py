@@ -135,9 +135,10 @@ def _learner_configs(
 
 
 def _published(spec: RLRunSpec) -> Weights:
-    """How learners publish: Auto may only choose codecs that the engines can take apart."""
-    weights = spec.weights
-    if weights.advanced.codec != "Auto" or spec.has_whole_tiles:
+    """How learners publish: with Auto at L1 where several ranks of an engine may cut a tile."""
+    weights, engines = spec.weights, spec.roles.inference
+    is_cut = engines is not None and engines.gpus_per_replica > 1
+    if weights.advanced.codec != "Auto" or not is_cut:
         return weights
     advanced = weights.advanced.model_copy(update={"codec": "L1"})
     return weights.model_copy(update={"advanced": advanced})
