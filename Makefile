@@ -36,7 +36,8 @@ fix: $(READY) ## format and repair what can be repaired
 
 test: $(READY) $(if $(ROOT),system-deps) ## unit, contract, integration; cluster and microVM tests where Go and the rights are present
 	$(RUN) python hack/testbed/build.py --if-possible
-	$(RUN) pytest tests/unit tests/contract tests/integration tests/cluster
+	$(RUN) pytest tests/unit tests/contract --numprocesses=auto --dist=loadfile
+	$(RUN) pytest tests/integration tests/cluster
 
 test-gpu: $(READY) ## the kernels on a real GPU (EXTRA=gpu)
 	ETUDE_REQUIRE=gpu $(RUN) pytest tests/gpu

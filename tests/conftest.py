@@ -14,8 +14,9 @@ from etude.common.blobs.buckets import make_bucket
 # Else Ray, when it is imported below `uv run`, starts each worker through uv in a copied folder.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 
-# Tests do not assert timings: a busy machine is not a failure.
-settings.register_profile("etude", deadline=None)
+# Tests do not assert timings: a busy machine is not a failure. Before landing each run draws the
+# same examples; at a desk they are new ones.
+settings.register_profile("etude", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("etude")
 
 

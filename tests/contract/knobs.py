@@ -51,7 +51,7 @@ SHARE = f"{TRAINER}.share"
 ENGINE = "etude.inference.settings"
 KEEPER = f"{TRAINER}.keeper"
 WEIGHT_SETTINGS = {
-    "codec": SHARE,
+    "codec": PUBLISHER,
     "tileGrid": SHARE,
     "stepsPerVersion": f"{CONTROLLER}.reinforcement",
     "allowNonFinite": PUBLISHER,

@@ -14,9 +14,9 @@ from typing_extensions import override
 from etude.common import weights
 from etude.common.blobs import MemoryStore, ObjectInfo
 from etude.common.errors import CorruptError, StoreError, UnavailableError
-from etude.common.weights import VersionId
+from etude.common.weights import MAX_LAG, VersionId
 from etude.inference import lagging
-from etude.inference.lagging import JOIN_LAG, MAX_LAG
+from etude.inference.lagging import JOIN_LAG
 from etude.inference.memory import MemoryEngine
 from etude.inference.receiver import Receiver
 from etude.inference.status import State, Status

@@ -1,5 +1,7 @@
 """No request ever sees versions go down because something on the way is damaged."""
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -163,6 +165,40 @@ async def test_a_scratch_disk_that_takes_no_copy_leaves_the_live_version_serving
     assert_serves(engine, policy, V[2])
     await receiver.catch_up()
     assert_serves(engine, policy, V[4])
+
+
+async def test_a_scratch_disk_that_fills_up_under_the_copy_leaves_the_live_version_serving(
+    receiver: Receiver,
+    engine: MemoryEngine,
+    policy: TrainedPolicy,
+    published: list[WeightManifest],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(UnavailableError, match=r"cannot stage version 1\.4: .*No space left"):
+            await receiver.catch_up()
+    assert_serves(engine, policy, V[2])
+    await receiver.catch_up()
+    assert_serves(engine, policy, V[4])
+
+
+def mapped_files() -> str:
+    """What this process has mapped, removed or not."""
+    return Path("/proc/self/maps").read_text()
+
+
+async def test_a_copy_that_is_given_up_takes_no_disk_while_its_error_is_told(
+    receiver: Receiver, store: MemoryStore, published: list[WeightManifest], tmp_path: Path
+) -> None:
+    skip = weights.read_skip(store, V[1], V[4])
+    store.objects[skip.objects[0].key] = bytes(skip.objects[0].size)
+    with pytest.raises(CorruptError):
+        await receiver.catch_up()
+    assert str(tmp_path) not in mapped_files()
 
 
 async def test_a_rollback_over_versions_that_are_not_complete_shows_none_between(

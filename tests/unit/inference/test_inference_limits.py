@@ -106,6 +106,12 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "SLACK", 0.0)
 
 
+@pytest.fixture
+def short_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "BESIDE_S", 1.0)
+    monkeypatch.setattr(pace, "SLACK", 0.0)
+
+
 async def test_requests_may_take_longer_to_end_than_anything_else_in_a_swap(
     serving: Receiver, engine: BusyEngine, policy: TrainedPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,12 +172,52 @@ async def test_a_rank_that_hangs_in_undo_ends_the_engine(
     assert "undoing version 1.1" in engine.failed
 
 
-async def ends(receiver: Receiver, engine: BusyEngine) -> None:
+@pytest.mark.usefixtures("short_beside")
+@pytest.mark.parametrize("call", ["prepare", "prepared"])
+async def test_a_rank_that_hangs_in_prepare_ends_the_engine(
+    serving: Receiver, engine: BusyEngine, call: str
+) -> None:
+    assert isinstance(engine.ranks, HangingRanks)
+    engine.ranks.hangs = call
+    await ends(serving, engine, is_thawed=True)
+    assert "preparing version 1.1" in engine.failed
+
+
+@pytest.mark.usefixtures("short_beside")
+@pytest.mark.parametrize("call", ["start_scan", "scanned"])
+async def test_a_rank_that_hangs_in_an_audit_ends_the_engine(
+    serving: Receiver, engine: BusyEngine, call: str
+) -> None:
+    assert isinstance(engine.ranks, HangingRanks)
+    serving._auditor.every = 1
+    engine.ranks.hangs = call
+    await ends(serving, engine, is_thawed=True)
+    assert "a scan of the live words" in engine.failed
+
+
+async def test_what_is_prepared_for_a_caller_that_is_gone_is_asked_for_no_longer(
+    serving: Receiver, engine: BusyEngine, policy: TrainedPolicy
+) -> None:
+    assert isinstance(engine.ranks, HangingRanks)
+    engine.ranks.hangs = "prepared"
+    engine.ranks.calls.clear()
+    catching_up = asyncio.create_task(serving.catch_up(), name="catch-up")
+    while "prepared" not in engine.ranks.calls:  # noqa: ASYNC110 - ranks tell nobody
+        await asyncio.sleep(0.001)
+    catching_up.cancel()
+    await asyncio.wait({catching_up})
+    engine.ranks.hangs = ""
+    await serving.catch_up()
+    assert_serves(engine, policy, VersionId(1, 1))
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "swap-phase"]
+
+
+async def ends(receiver: Receiver, engine: BusyEngine, *, is_thawed: bool = False) -> None:
     """Nothing goes on, and the process is told why."""
     with pytest.raises(UnavailableError, match="took over"):
         await receiver.catch_up()
     assert "took over" in engine.failed
-    assert not engine.is_thawed
+    assert engine.is_thawed == is_thawed
     assert receiver.status.state is State.NOT_READY
     with pytest.raises(UnavailableError, match="took over"):
         await receiver.follow()

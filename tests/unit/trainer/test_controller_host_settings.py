@@ -88,3 +88,16 @@ async def test_the_controller_waits_for_engines_and_keyframes_as_the_run_says(
     assert (run.engines.timeout_s, run.engines.together_s) == (77, 11)
     assert run.upkeep.versions == 91 // 3
     await run.engines.close()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "given", "codec"), [(1, "Auto", "Auto"), (2, "Auto", "L1"), (2, "L2r", "L2r")]
+)
+def test_codecs_of_whole_tiles_are_not_chosen_for_engines_of_several_ranks(
+    settings: Settings, make_world: MakeWorld, inputs: Inputs, gpus: int, given: str, codec: str
+) -> None:
+    spec = make_world(weights={"dtype": "Float32", "advanced": {"codec": given}}).spec
+    spec["roles"]["inference"] = {"gpusPerReplica": gpus}
+    resolved = ResolvedRun.model_validate({"name": "demo", "uid": "run", "spec": spec})
+    (config,) = host._learner_configs(settings, resolved, inputs)
+    assert config.weights.advanced.codec == codec

@@ -69,11 +69,13 @@ async def test_a_run_ends_with_keyframes_and_a_collected_store(
     )
 
 
-def report_of(chain: ChainState, *failures: Failure, is_cut_off: bool = False) -> KeeperReport:
+def report_of(
+    chain: ChainState, *failures: Failure, cut_off_at: VersionId | None = None
+) -> KeeperReport:
     return KeeperReport(
         chain,
         is_overdue=False,
-        is_cut_off=is_cut_off,
+        cut_off_at=cut_off_at,
         written=(),
         collected=0,
         failures=failures,
@@ -169,7 +171,7 @@ async def test_a_version_that_nobody_can_read_any_more_is_followed_by_a_complete
     assert await world.train(prepare)
     assert world.digest == uninterrupted
     assert found[0].is_damaged
-    assert any(report.is_cut_off for report in found[0].reports)
+    assert any(report.cut_off_at for report in found[0].reports)
     told = [row for row in world.rows("event") if row["reason"] == "ChainBroken"]
     assert len(told) == 1
     assert "blake3" in told[0]["message"]
@@ -178,7 +180,30 @@ async def test_a_version_that_nobody_can_read_any_more_is_followed_by_a_complete
     reader = Mirror(world.store, tmp_path / "fresh")
     kinds = [edge.kind for edge in reader.move_to(newest)]
     assert kinds[0] == "complete"
-    assert not (await found[0].round(1)).is_cut_off
+    assert (await found[0].round(1)).cut_off_at is None
+
+
+def test_a_complete_version_that_does_not_help_is_not_followed_by_one_after_the_other() -> None:
+    mine = over(Counting())
+    follow, other = Failure("follow", "blake3"), Failure("collect", "slow down")
+    asked = []
+    for number in range(1, 350):
+        mine.last = report_of(EMPTY, other, follow, cut_off_at=VersionId(1, number))
+        if mine.break_in_chain():
+            assert mine.break_in_chain() == "blake3"
+            asked.append(number)
+            mine.mended(number + 1)
+    assert asked == [1, 102, 203, 304]
+
+
+def test_what_the_keeper_did_not_see_yet_may_have_mended_the_chain() -> None:
+    mine = over(Counting())
+    mine.last = report_of(EMPTY, Failure("follow", "blake3"), cut_off_at=VersionId(1, 7))
+    assert mine.break_in_chain()
+    mine.mended(9)
+    assert not mine.break_in_chain()
+    mine.last = report_of(EMPTY)
+    assert not mine.break_in_chain()
 
 
 @dataclass

@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from etude.common.weights import VersionId
+from etude.common.weights import MAX_LAG, VersionId
 
 REASON = "ReplicaLagging"
 
 JOIN_LAG = 2
-"""A replica that is not ready becomes so this near to the version that it should serve."""
+"""A replica that is not ready becomes so this near to the version that it should serve.
 
-MAX_LAG = 8
-"""One that is ready stays so up to here: a few slow versions must not take it out and in again."""
+One that is ready stays so up to MAX_LAG: a few slow versions must not take it out and in again.
+"""
 
 
 def is_near(lag: int, *, was_near: bool) -> bool:

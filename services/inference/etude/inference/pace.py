@@ -1,9 +1,15 @@
-"""How long ranks may take while forward passes are held up: longer for a model that is larger."""
+"""How long ranks may take before they are taken to hang: longer for a model that is larger."""
 
 from dataclasses import dataclass
 
 PAUSE_S = 5.0
 """Shortest limit: a swap in place takes milliseconds."""
+
+BESIDE_S = 120.0
+"""Shortest limit for what goes on beside forward passes, and holds nobody up."""
+
+BESIDE_BYTES_PER_S = 10 << 20
+"""Slowest rate at which a version is prepared; one busy core does twenty times of it."""
 
 SLACK = 4.0
 """Writing a version is less work than preparing it was; a machine may be this much busier."""
@@ -24,6 +30,16 @@ class Pace:
         """Remember how long preparing a version took."""
         self._last_s = took_s
         self._longest_s = max(self._longest_s, took_s)
+
+    def prepare_limit_s(self, num_bytes: int) -> float:
+        """For preparing a version of this size, beside forward passes."""
+        loading_s = self.bake_s if self.loads else 0.0
+        return BESIDE_S + num_bytes / BESIDE_BYTES_PER_S + SLACK * loading_s
+
+    @property
+    def scan_limit_s(self) -> float:
+        """For a scan of the whole model beside forward passes."""
+        return BESIDE_S + SLACK * SLACK * self.bake_s
 
     @property
     def write_limit_s(self) -> float:

@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import traceback
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,7 @@ class Stager:
         Raises:
             DamagedEdgeError: a part is damaged.
             MissingError: an object was deleted.
-            UnavailableError: the scratch folder takes no more; it says how much is needed.
+            UnavailableError: the scratch folder takes no more: it needs room for two models.
         """
         copy = self.scratch / "staged" / "copy"
         with self._placed(leg.edge) as path:
@@ -103,8 +104,9 @@ class Stager:
                 _remove(path)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 yield path
-        except Exception:
+        except Exception as error:
             # What is left of it takes the room that the next attempt needs.
+            _let_go(error)
             with contextlib.suppress(OSError):
                 staged.unfinished(path).unlink(missing_ok=True)
             raise
@@ -133,6 +135,13 @@ class Stager:
             raise CorruptError(
                 f"version {manifest.version} is of run {manifest.run}, not {self.run}"
             )
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Free what an error's frames hold: a file that is mapped there takes disk, removed or not."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _remove(path: Path) -> None:

@@ -49,18 +49,20 @@ async def within(limit_s: float, work: Coroutine[Any, Any, _T], what: str) -> _T
 
     Args:
         limit_s: for the work, in seconds.
-        work: given up when time is up.
+        work: given up when time is up, or with the caller.
         what: the work, for the error's words.
 
     Raises:
         HangsError: it did not.
     """
     task = asyncio.create_task(work, name="swap-phase")
-    for _ in range(LOOKS):
-        done, _ = await asyncio.wait({task}, timeout=limit_s / LOOKS)
-        if done:
-            return await task
-    task.cancel()
+    try:
+        for _ in range(LOOKS):
+            done, _ = await asyncio.wait({task}, timeout=limit_s / LOOKS)
+            if done:
+                return await task
+    finally:
+        task.cancel()
     raise HangsError(f"{what} took over {limit_s:g} s")
 
 

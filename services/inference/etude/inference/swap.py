@@ -1,13 +1,14 @@
 """Two-phase swaps over the ranks of one forward pass: all of them, or none."""
 
+import asyncio
 import time
 from collections.abc import Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from etude.common.errors import CorruptError, UnavailableError
+from etude.common.errors import CorruptError, UnavailableError, crossing
 from etude.common.weights.protocol.manifest import VersionRef
 from etude.common.weights.replicas.regions import Regions
 from etude.common.weights.tensors.digest import NOTHING, Digest
@@ -17,6 +18,8 @@ from etude.inference.olders import Olders
 from etude.inference.pace import Pace
 from etude.inference.ranks import Prepared, RankError, Ranks
 from etude.inference.steps import HangsError, Steps
+
+_T = TypeVar("_T")
 
 
 class _Next(NamedTuple):
@@ -95,7 +98,7 @@ class Swap:
         Raises:
             CorruptError: it would not lead to the target's state; nothing was written.
             RankError: a rank has no memory for it, or fails.
-            UnavailableError: the engine cannot go on.
+            UnavailableError: the engine cannot go on, or a rank hangs, as `failed` says.
         """
         self._next, began = None, time.perf_counter()
         if base is not None and base.state != self._state.hex():
@@ -105,9 +108,14 @@ class Swap:
             )
         depth = self.olders.depth
         kept = min(depth, self.max_undo - 1) if keep_old else 0
-        await self.ranks.call("prepare", str(staged), keep_old, depth, kept)
+        with crossing(UnavailableError, f"version {target.version} is staged no more"):
+            num_bytes = (await asyncio.to_thread(staged.stat)).st_size
+        limit_s = self._pace.prepare_limit_s(num_bytes)
+        asked = self._asked("prepare", str(staged), keep_old, depth, kept)
+        await self._beside(limit_s, asked, f"preparing version {target.version}")
         self.olders.keep(kept)
-        found = await ranks.prepared(self.ranks)
+        work = ranks.prepared(self.ranks)
+        found = await self._beside(limit_s, work, f"preparing version {target.version}")
         self._pace.prepared(time.perf_counter() - began)
         predicted = self._state.plus(found.change).hex()
         if predicted != target.state:
@@ -241,8 +249,12 @@ class Swap:
 
         Returns:
             False if memory was damaged; `failed` then says so.
+
+        Raises:
+            UnavailableError: a rank hangs, as `failed` says.
         """
-        found = await ranks.scan_beside(self.ranks)
+        work = ranks.scan_beside(self.ranks)
+        found = await self._beside(self._pace.scan_limit_s, work, "a scan of the live words")
         if found == self._state:
             return True
         self.failed = f"the live words have state {found.hex()}, not {self._state.hex()}"
@@ -258,16 +270,23 @@ class Swap:
         Raises:
             UnavailableError: something hangs, as `failed` says.
         """
+        # What hangs is said inside: outside, nobody is left once the caller was cancelled.
+        return await steps.to_its_end(self._told(swap))
 
-        async def told() -> float:
-            try:
-                return await swap
-            except HangsError as error:
-                # Set here and not below, where nobody is left once the caller was cancelled.
-                self.failed = str(error)
-                raise UnavailableError(f"engine: {self.failed}") from error
+    async def _beside(self, limit_s: float, work: Coroutine[Any, Any, _T], what: str) -> _T:
+        """What some work beside forward passes returns; given up with the caller.
 
-        return await steps.to_its_end(told())
+        Raises:
+            UnavailableError: it hangs, as `failed` says.
+        """
+        return await self._told(steps.within(limit_s, work, what))
+
+    async def _told(self, work: Coroutine[Any, Any, _T]) -> _T:
+        try:
+            return await work
+        except HangsError as error:
+            self.failed = str(error)
+            raise UnavailableError(f"engine: {self.failed}") from error
 
     async def _asked(self, method: str, *args: object) -> Sequence[Any]:
         return await self.ranks.call(method, *args)

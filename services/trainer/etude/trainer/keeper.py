@@ -47,6 +47,7 @@ from etude.trainer.keeping import (
     route,
 )
 from etude.trainer.keyframes import write_keyframe, write_skip
+from etude.trainer.link import CODECS
 from etude.trainer.parts import PART_BYTES
 
 log = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ class Keeper:
         self._config = config
         self._clock = clock
         self._cadence = Cadence(weights.versions_per_keyframe, float(advanced.chain_ratio))
-        self._codec = Codec[advanced.codec.upper()]
+        self._codec = CODECS.get(advanced.codec, Codec.L1)
         self._mirror: Mirror | None = None
         self._ranges = RangeReader(store)
         self._windows = Windows(advanced.skips, config.folder / "skips")
@@ -120,7 +121,7 @@ class Keeper:
         self._collect_at = self._retry_at = clock()
         self._written: list[Written] = []
         self._failures: list[Failure] = []
-        self._is_cut_off = False
+        self._cut_off_at: VersionId | None = None
         self._lock = threading.Lock()
 
     def round(self, epoch: int | None = None) -> KeeperReport:
@@ -137,7 +138,7 @@ class Keeper:
                 self._config = replace(self._config, epoch=epoch)
                 self._collector.epoch = epoch
             self._written, self._failures, self._seen = [], [], None
-            self._is_cut_off = False
+            self._cut_off_at = None
             collected: list[str] = []
             self._attempt("epoch", self._check_epoch)
             if not self._failures:
@@ -150,7 +151,7 @@ class Keeper:
             return KeeperReport(
                 state,
                 is_due(state, self._cadence, self._model_bytes, times=OVERDUE),
-                self._is_cut_off,
+                self._cut_off_at,
                 tuple(self._written),
                 len(collected),
                 tuple(self._failures),
@@ -200,8 +201,8 @@ class Keeper:
                 self._drop()
                 raise
             newest, touch = self._chain[-1], self._windows.touch
-            if not is_led_around(mirror, newest, problem, on_change=touch, view=view):
-                self._is_cut_off = True
+            if not is_led_around(mirror, newest, problem, on_change=touch):
+                self._cut_off_at = newest
                 raise
             log.warning("went around: %s", problem)
             self._arrived(mirror)

@@ -124,9 +124,9 @@ class KeeperReport(NamedTuple):
 
     chain: ChainState
     is_overdue: bool
-    is_cut_off: bool
-    """Whether nothing that the store has leads a reader from the keeper's version to the newest."""
     """Whether a keyframe is due for so long that something must be wrong."""
+    cut_off_at: VersionId | None
+    """The newest version that the keeper saw, if nothing in the store leads it there; else None."""
     written: tuple[Written, ...]
     collected: int
     """Objects that were deleted."""

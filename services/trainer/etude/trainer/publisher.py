@@ -6,6 +6,7 @@ committed loses nothing. What is encoded waits in this process's memory for its 
 needs neither the weights nor the other ranks.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
@@ -23,6 +24,7 @@ from etude.common.weights.protocol.manifest import VersionRef
 from etude.common.weights.protocol.versions import VersionId
 from etude.common.weights.tensors.digest import Digest
 from etude.common.weights.tensors.schema import difference, parse_schema
+from etude.trainer.link import Link
 from etude.trainer.optimiser import Steps
 from etude.trainer.policy import Policy
 from etude.trainer.ranks import Ranks
@@ -67,12 +69,22 @@ class Publisher(Steps):
     Every method is collective, but upload() and those that the optimiser calls.
     """
 
-    def __init__(self, policy: Policy, ranks: Ranks, *, store: Store, settings: Weights) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        ranks: Ranks,
+        *,
+        store: Store,
+        settings: Weights,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._policy = policy
         self._ranks = ranks
         self._store = store
         self._settings = settings
         self._tracker = Tracker()
+        self._link = Link()
+        self._clock = clock
         self._share: Share | None = None
         """Made when it is first needed: a run that never publishes never pays for it."""
         self._digests: list[Digest] | None = None
@@ -160,7 +172,9 @@ class Publisher(Steps):
             publication.put_schema(self._store, schema.to_bytes(), schema.sha256)
         waiting = self._waiting.get(version)
         if waiting is not None:
+            began_s = self._clock()
             self._store.put(waiting.key, waiting.container.data)
+            self._link.uploaded(waiting.container.size, self._clock() - began_s)
             self._waiting.pop(version, None)
 
     def _packed(self, version: VersionId, base: VersionRef | None) -> Packed:
@@ -169,8 +183,10 @@ class Publisher(Steps):
         _, kept = self._together(self._take_in, int)
         if not kept:
             before = None
+        codec = self._link.codec(self._settings.advanced.codec)
         packed, nonfinite = self._together(
-            lambda: self._own().packed(before, self._changes), lambda done: done.stats.nonfinite
+            lambda: self._own().packed(before, self._changes, codec=codec),
+            lambda done: done.stats.nonfinite,
         )
         if nonfinite and not self._settings.advanced.allow_non_finite:
             raise NonFiniteWeightsError(

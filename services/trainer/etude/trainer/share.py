@@ -21,8 +21,6 @@ from etude.trainer.ranks import Ranks, whole
 from etude.trainer.shards import Edits, Live, Part, parts_of, places, ranges_of
 from etude.trainer.tracker import Changes
 
-_CODECS = {"L1": Codec.L1, "L2": Codec.L2, "L2r": Codec.L2R}
-
 
 class Packed(NamedTuple):
     """A rank's part of a version, before it is uploaded."""
@@ -71,16 +69,17 @@ class Share:
         reader = self._reader()
         return [self._digest(part, reader.words(part)) for part in self._parts]
 
-    def packed(self, before: Sequence[Digest] | None, changes: Changes) -> Packed:
+    def packed(self, before: Sequence[Digest] | None, changes: Changes, *, codec: Codec) -> Packed:
         """Pack the present weights; collective.
 
         Args:
             before: the digest of each part in the base; None packs everything.
             changes: since the base, by source.
+            codec: of changes.
         """
         reader = self._reader()
         after: list[Digest] = []
-        with Packer(self.schema, codec=_CODECS[self._settings.advanced.codec]) as packer:
+        with Packer(self.schema, codec=codec) as packer:
             for place, part in enumerate(self._parts):
                 if before is None:
                     after.append(self._add_complete(packer, part, reader))

@@ -38,7 +38,7 @@ def of(*, versions: int = 0, num_bytes: int = 0, anchor_bytes: int = 0) -> Chain
 
 def report(state: ChainState, *failures: Failure, is_overdue: bool = False) -> KeeperReport:
     return KeeperReport(
-        state, is_overdue, is_cut_off=False, written=(), collected=0, failures=failures
+        state, is_overdue, cut_off_at=None, written=(), collected=0, failures=failures
     )
 
 

@@ -1,5 +1,6 @@
 """What a learner publishes, as a reader of the store finds it."""
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -188,6 +189,22 @@ def test_tensors_that_the_checkpoints_layout_scatters_are_sent_whole(
     assert changed
     assert delta.stats.codecs["DENSE"] >= len(changed)
     assert delta.stats.codecs["L1"] > 0
+
+
+def test_uploads_over_a_slow_link_are_coded_small(
+    build: Build, chain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("etude.trainer.link.LEAST_BYTES", 1)
+    learner = build()
+    learner.start_phase(phase("1e-5"), 0)
+    ticks = itertools.count()
+    monkeypatch.setattr(learner._publisher, "_clock", lambda: float(next(ticks)))
+    codecs = [set(chain.publish(learner).stats.codecs)]
+    for seed in range(2):
+        learner.supervised_step(texts(seed))
+        codecs.append(set(chain.publish(learner).stats.codecs))
+    assert "L2R" not in codecs[0]
+    assert "L2R" in codecs[1] & codecs[2]
 
 
 def test_a_run_that_never_published_pays_nothing(build: Build) -> None:

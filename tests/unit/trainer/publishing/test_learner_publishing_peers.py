@@ -69,10 +69,10 @@ def test_a_rank_that_fails_while_it_packs_fails_all_of_them_at_once(
     broken = publishers[failing]._own()
     healthy = Share.packed
 
-    def packed(share: Share, *arguments: Any) -> Packed:
+    def packed(share: Share, *arguments: Any, **named: Any) -> Packed:
         if share is broken:
             raise MemoryError("no room for the blocks")
-        return healthy(share, *arguments)
+        return healthy(share, *arguments, **named)
 
     with ThreadPoolExecutor(2) as pool:
         monkeypatch.setattr(Share, "packed", packed)

@@ -161,13 +161,13 @@ class RLRunSpec(Model):
             field_path=".phases",
         ),
         Rule(
-            cel="!has(self.roles.inference) || self.weights.advanced.codec == 'L1'"
+            cel="!has(self.roles.inference) || self.weights.advanced.codec in ['Auto', 'L1']"
             " || self.weights.advanced.tileGrid"
             " % (self.roles.inference.gpusPerReplica > 0"
             " ? self.roles.inference.gpusPerReplica : 1) == 0",
             holds=lambda s: (
                 s.roles.inference is None
-                or s.weights.advanced.codec == "L1"
+                or s.weights.advanced.codec in {"Auto", "L1"}
                 or s.weights.advanced.tile_grid % max(1, s.roles.inference.gpus_per_replica) == 0
             ),
             message="codecs L2 and L2r code whole tiles: roles.inference.gpusPerReplica must divide"

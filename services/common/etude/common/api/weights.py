@@ -65,8 +65,9 @@ class WeightSettings(Model):
         ),
     )
 
-    codec: Literal["L1", "L2", "L2r"] = "L1"
-    """How changes are coded: L1 is the fastest, L2r the smallest, worth its time on slow links."""
+    codec: Literal["Auto", "L1", "L2", "L2r"] = "Auto"
+    """How changes are coded: L1 is the fastest, L2r the smallest. Auto takes L1; for engines of one
+    GPU it takes L2r while uploads are so slow that it is worth its time."""
     tile_grid: Literal[1, 2, 4, 8, 16] = 8
     """Largest tensor-parallel degree whose ranks fetch only their own slice."""
     steps_per_version: Annotated[int, Field(ge=1, le=1_000)] = 1
@@ -124,7 +125,14 @@ class Weights(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         _of_changes("keyframeEverySteps", lambda s: s.keyframe_every_steps, _KEYFRAME_EVERY_STEPS),
-        _of_changes("advanced.codec", lambda s: s.advanced.codec, _DEFAULTS.codec),
+        Rule(
+            # L1 is what stored objects say that were written before there was Auto.
+            cel="self.encoding != 'Full' || self.advanced.codec in ['Auto', 'L1']",
+            holds=lambda s: s.encoding != "Full" or s.advanced.codec in {"Auto", "L1"},
+            message="codec has no effect with encoding Full: every version is complete",
+            fix="remove codec, or set encoding: Auto",
+            field_path=".advanced.codec",
+        ),
         _of_changes("advanced.chainRatio", lambda s: s.advanced.chain_ratio, _DEFAULTS.chain_ratio),
         _of_changes("advanced.skips", lambda s: s.advanced.skips, _DEFAULTS.skips),
         _of_changes(

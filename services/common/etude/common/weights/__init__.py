@@ -36,10 +36,11 @@ from etude.common.weights.protocol.quarantine import (
 )
 from etude.common.weights.protocol.retention import Retention
 from etude.common.weights.protocol.suspects import Suspect, suspect, suspects
-from etude.common.weights.protocol.versions import VersionId
+from etude.common.weights.protocol.versions import MAX_LAG, VersionId
 from etude.common.weights.tensors.safetensors import Tensor
 
 __all__ = [
+    "MAX_LAG",
     "Collector",
     "Edge",
     "EpochRecord",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from etude.common.api.weights import Weights
 from etude.common.errors import UnavailableError
-from etude.common.weights import VersionId
+from etude.common.weights import MAX_LAG, VersionId
 from etude.trainer.controller.replicas import ContentRefusedError, Replica
 from etude.v1 import weights_pb2
 
@@ -15,9 +15,6 @@ log = logging.getLogger(__name__)
 
 GRACE_S = 15.0
 """How long slower replicas may take after the first one serves, before they leave rotation."""
-
-MAX_LAG = 8
-"""Versions that a replica may be behind before the run says so."""
 
 LAGGING = "ReplicaLagging"
 

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 from typing import NamedTuple
 
 from etude.common import telemetry
+from etude.common.api.run import RLRunSpec
+from etude.common.api.weights import Weights
 from etude.common.errors import EtudeError, FencedError, InvalidFieldError, UserError
 from etude.common.files import ResolvedRun
 from etude.common.probes import Probes
@@ -121,7 +123,7 @@ def _learner_configs(
             model_folder=inputs.model_folder,
             seed=spec.model.seed,
             storage=spec.storage,
-            weights=spec.weights,
+            weights=_published(spec),
             micro_batch_tokens=trainer.micro_batch_tokens,
             threads=trainer.threads_per_rank,
             rank=rank,
@@ -130,6 +132,16 @@ def _learner_configs(
         )
         for rank in range(trainer.learner_ranks)
     ]
+
+
+def _published(spec: RLRunSpec) -> Weights:
+    """How learners publish: with Auto at L1 where several ranks of an engine may cut a tile."""
+    weights, engines = spec.weights, spec.roles.inference
+    is_cut = engines is not None and engines.gpus_per_replica > 1
+    if weights.advanced.codec != "Auto" or not is_cut:
+        return weights
+    advanced = weights.advanced.model_copy(update={"codec": "L1"})
+    return weights.model_copy(update={"advanced": advanced})
 
 
 def _worker_config(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> WorkerConfig:

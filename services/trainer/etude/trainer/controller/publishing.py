@@ -41,11 +41,9 @@ async def publish(run: Run, *, ahead: int = 0, is_served: bool = False) -> bool:
         StoreError: the store stayed away.
         VersionRefusedError: the engines refuse version after version.
     """
-    problem = run.upkeep.break_in_chain(run.versions.complete)
-    if problem and run.versions.base is not None:
+    if run.upkeep.break_in_chain():
         await settle(run)  # the ranks hold what is in flight, which builds on the chain as it is
-        run.tell("ChainBroken", f"the next version is complete: {problem}", warning=True)
-        run.versions.base = None
+        _begin_anew(run)
     is_new = not _is_newest(run)
     if is_new:
         await _encode(run, is_served=is_served)
@@ -133,6 +131,15 @@ async def bring_out(run: Run, encoded: Encoded) -> None:
     run.report()
     if encoded.is_served:
         await _serve(run, version)
+
+
+def _begin_anew(run: Run) -> None:
+    """Have the next version build on nothing, unless a setback meanwhile had that effect."""
+    problem = run.upkeep.break_in_chain()
+    if problem and run.versions.base is not None:
+        run.tell("ChainBroken", f"the next version is complete: {problem}", warning=True)
+        run.versions.base = None
+        run.upkeep.mended(run.next_version)
 
 
 async def _encode(run: Run, *, is_served: bool) -> None:

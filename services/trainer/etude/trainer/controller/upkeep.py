@@ -54,6 +54,8 @@ class Upkeep:
     last: KeeperReport | None = None
     problem: str = ""
     """Why the last round gave no report."""
+    _mended: int | None = None
+    """Number of the newest version that was made complete because the chain was broken."""
 
     async def run(self, newest: Callable[[], int]) -> None:
         """Round after round while the epoch is open; nothing that happens there is raised.
@@ -100,18 +102,22 @@ class Upkeep:
         _count(report)
         return not report.failures
 
-    def break_in_chain(self, complete: int) -> str:
+    def break_in_chain(self) -> str:
         """Why nothing leads a reader on but a version that is complete; empty while something does.
 
-        Args:
-            complete: number of the newest version that was made complete, visible or not.
+        A complete version that did not help is not followed by another one before a keyframe would
+        be due: what is wrong then is not in the store.
         """
         last = self.last
-        if last is None or not last.is_cut_off:
+        if last is None or last.cut_off_at is None:
             return ""
-        if last.chain.newest is not None and complete > last.chain.newest.number:
-            return ""  # it was mended since
-        return "; ".join(each.message for each in last.failures)
+        if self._mended is not None and last.cut_off_at.number < self._mended + self.versions:
+            return ""
+        return "; ".join(each.message for each in last.failures if each.stage == "follow")
+
+    def mended(self, number: int) -> None:
+        """A version of this number is made complete because of that."""
+        self._mended = number
 
     def trouble(self, newest: int) -> str:
         """Why a keyframe is overdue; empty if none is."""

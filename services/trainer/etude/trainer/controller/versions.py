@@ -56,8 +56,6 @@ class Versions:
     """Who publishes, for people."""
     base: Base | None = None
     """The newest version that is encoded; None before the first, or to build on nothing."""
-    complete: int = -1
-    """Number of the newest version that was encoded as a whole."""
 
     async def resume(self, version: VersionId) -> None:
         """Go on from a version of an earlier controller, if the store still has it."""
@@ -91,8 +89,6 @@ class Versions:
             base=None if base is None else base.ref,
         )
         self.base = Base(manifest.ref, manifest.schema_sha256)
-        if manifest.is_complete:
-            self.complete = version.number
         return manifest
 
     async def commit(

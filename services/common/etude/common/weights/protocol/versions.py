@@ -24,6 +24,9 @@ MAX_EPOCH = 999_999
 MAX_NUMBER = 999_999_999_999
 """What the fixed width of the keys can hold; sorting by key is sorting by number."""
 
+MAX_LAG = 8
+"""Versions that a replica may be behind: beyond, it gets no requests, and its run says so."""
+
 _TEXT = re.compile(r"(0|[1-9][0-9]{0,5})\.(0|[1-9][0-9]{0,11})")
 _MANIFEST_KEY = re.compile(re.escape(MANIFESTS) + r"([0-9]{6})/([0-9]{12})\.json")
 _ID = r"([0-9]{6})-([0-9]{12})"

@@ -3,7 +3,6 @@
 from etude.common.blobs import MissingError
 from etude.common.errors import CorruptError
 from etude.common.weights.protocol.versions import VersionId
-from etude.common.weights.protocol.view import View
 from etude.common.weights.replicas.mirror import Change, DamagedEdgeError, Mirror
 
 
@@ -13,16 +12,14 @@ def is_led_around(
     damage: CorruptError | MissingError,
     *,
     on_change: Change,
-    view: View,
 ) -> bool:
     """Move a copy to a version by steps that are not damaged.
 
     Args:
-        mirror: stays what it is if there is no way.
+        mirror: becomes the version, or what the last sound step led to.
         version: an accepted one.
         damage: what the copy met on the cheapest way.
         on_change: as in Mirror.move_to().
-        view: what the store holds.
 
     Returns:
         Whether there is a way; False if whatever leads there is damaged or gone.
@@ -34,7 +31,8 @@ def is_led_around(
     avoid = _keys(damage)
     while True:
         try:
-            mirror.move_to(version, on_change, avoid=avoid, view=view)
+            # Looks at the store anew: an object may have gone since the caller did.
+            mirror.move_to(version, on_change, avoid=avoid)
         except (CorruptError, MissingError) as error:
             keys = _keys(error)
             if keys <= avoid:

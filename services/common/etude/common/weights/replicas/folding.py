@@ -3,12 +3,14 @@
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from etude.common.weights.coding.codecs.ids import WHOLE_TENSOR, Codec
+from etude.common.weights.coding.codecs.ids import Codec
 from etude.common.weights.protocol.plan import Edge
 from etude.common.weights.replicas import staged
 from etude.common.weights.replicas.mirror import Mirror, Whole
 from etude.common.weights.replicas.staged import StagedBlock
-from etude.common.weights.tensors.tiles import TILE_ELEMENTS
+from etude.common.weights.tensors.schema import TensorSpec
+from etude.common.weights.tensors.tiles import Tiling, tiling
+from etude.common.weights.tensors.words import Words
 
 
 def stage_end(edges: Sequence[Edge], mirror: Mirror, path: Path, tensors: Collection[int]) -> None:
@@ -32,7 +34,17 @@ def stage_end(edges: Sequence[Edge], mirror: Mirror, path: Path, tensors: Collec
 
 def _complete(whole: Whole, tensors: Collection[int]) -> Iterator[StagedBlock]:
     for tensor, spec in enumerate(whole.schema.tensors):
-        words = whole.words[spec.name]
-        for lo in range(0, spec.elements, TILE_ELEMENTS) if tensor in tensors else ():
-            data = words[lo : lo + TILE_ELEMENTS]
-            yield StagedBlock(tensor, WHOLE_TENSOR, lo, lo + data.size, Codec.DENSE, None, data)
+        if tensor in tensors and spec.elements:
+            cut = tiling(spec, whole.schema.grid)
+            for number, data in enumerate(_tiles(whole.words[spec.name], spec, cut)):
+                yield StagedBlock(tensor, number, 0, data.size, Codec.DENSE, None, data)
+
+
+def _tiles(words: Words, spec: TensorSpec, cut: Tiling) -> Iterator[Words]:
+    """The words of each tile, in its own order."""
+    planes = words[: spec.elements].reshape(cut.planes, cut.rows, cut.columns)
+    for number in range(cut.tiles):
+        tile = cut.tile(number)
+        rows = slice(tile.row, tile.row + tile.rows)
+        columns = slice(tile.column, tile.column + tile.columns)
+        yield planes[tile.plane, rows, columns].reshape(-1)

@@ -8,6 +8,7 @@ version under a name.
 
 import errno
 import json
+import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -285,12 +286,13 @@ class Mirror:
             raise CorruptError(f"{whose}: schema {schema.sha256} says {size} bytes of weights")
         self._clear()
         free = shutil.disk_usage(self.folder).free
-        # Else the disk is found full by a write into mapped memory, which ends the process.
+        # A disk that is found full by a write into mapped memory ends the process: so all of it is
+        # asked for at once, and not begun at all where there clearly is no room.
         if size > free:
             what = f"{whose} takes {size} bytes, {free} are free"
             raise OSError(errno.ENOSPC, what, str(self.folder))
         with (self.folder / "words").open("wb") as file:
-            file.truncate(size)
+            os.posix_fallocate(file.fileno(), 0, size)
         (self.folder / "schema.json").write_bytes(schema.to_bytes())
         return self._map(schema)
 
