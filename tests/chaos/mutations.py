@@ -134,7 +134,7 @@ MUTATIONS = {
     "apply twice": Mutation(_apply_twice, versions=12),
     "label before write": Mutation(_label_first, versions=12),
     "collect without tombstone": Mutation(_skip_tombstone, frozenset({"late joiner"})),
-    "skip BLAKE3": Mutation(_skip_blake3),
+    "skip BLAKE3": Mutation(_skip_blake3, versions=80),
     "skip the predicted digest": Mutation(
         _skip_prediction, frozenset({"wrong delta"}), versions=25
     ),

@@ -28,6 +28,8 @@ from etude.common.weights import VersionId, claim_epoch, quarantine, read_manife
 from etude.trainer.controller import patience
 from etude.trainer.controller.engines import Engines, VersionRefusedError
 from etude.trainer.controller.run import Run, root_cause
+from etude.trainer.controller.upkeep import Keeping
+from etude.trainer.keeping import EMPTY, Failure, KeeperReport
 from etude.trainer.simulation import SimulatedLearners
 
 MakeWorld = Callable[..., Any]
@@ -101,6 +103,39 @@ async def test_versions_whose_base_is_refused_are_published_complete(
     found = chain(world)
     assert [m.number for m in found if m.is_complete] == [0, STARTED.number + 1]
     assert steps(found)[:2] == [0, 3]
+    assert_whole(world)
+
+
+class CutOff(Keeping):
+    """A keeper that never gets on, whatever is published."""
+
+    report = KeeperReport(
+        chain=EMPTY,
+        is_overdue=False,
+        cut_off_at=STARTED,
+        written=(),
+        collected=0,
+        failures=(Failure("follow", "blake3"),),
+    )
+
+    @override
+    async def round(self, epoch: int) -> KeeperReport:
+        return self.report
+
+
+async def test_a_setback_of_a_broken_chain_is_mended_by_one_complete_version(
+    make_world: MakeWorld,
+) -> None:
+    world = asynchronous(make_world, 2)
+    training = asyncio.create_task(world.train(away_after(world, 1)))
+    run = await stalled(world)
+    run.upkeep.keeping, run.upkeep.last = CutOff(), CutOff.report
+    quarantine(world.store.inner, STARTED, reason="test")
+    world.store.away(is_away=False)
+    assert await training
+    assert [m.number for m in chain(world) if m.is_complete] == [0, STARTED.number + 1]
+    told = [row for row in world.rows("event") if row["reason"] == "ChainBroken"]
+    assert len(told) == 1
     assert_whole(world)
 
 

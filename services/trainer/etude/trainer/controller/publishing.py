@@ -134,9 +134,9 @@ async def bring_out(run: Run, encoded: Encoded) -> None:
 
 
 def _begin_anew(run: Run) -> None:
-    """Have the next version build on nothing, unless a setback meanwhile had that effect."""
+    """Have the next version build on nothing, unless one that was published meanwhile does."""
     problem = run.upkeep.break_in_chain()
-    if problem and run.versions.base is not None:
+    if problem:
         run.tell("ChainBroken", f"the next version is complete: {problem}", warning=True)
         run.versions.base = None
         run.upkeep.mended(run.next_version)
