@@ -1,3 +1,4 @@
+from etude.v1 import plan_pb2 as _plan_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -14,6 +15,21 @@ class Isolation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ISOLATION_MODERATE: _ClassVar[Isolation]
     ISOLATION_STRONG: _ClassVar[Isolation]
 
+class OnExpiry(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ON_EXPIRY_UNSPECIFIED: _ClassVar[OnExpiry]
+    ON_EXPIRY_KILL: _ClassVar[OnExpiry]
+    ON_EXPIRY_PAUSE: _ClassVar[OnExpiry]
+
+class Start(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    START_UNSPECIFIED: _ClassVar[Start]
+    START_COPY: _ClassVar[Start]
+    START_SPAWN: _ClassVar[Start]
+    START_SHELL: _ClassVar[Start]
+    START_PAUSED_CLONE: _ClassVar[Start]
+    START_DELTA: _ClassVar[Start]
+
 class ToolErrorKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TOOL_ERROR_KIND_UNSPECIFIED: _ClassVar[ToolErrorKind]
@@ -24,6 +40,15 @@ ISOLATION_UNSPECIFIED: Isolation
 ISOLATION_WEAK: Isolation
 ISOLATION_MODERATE: Isolation
 ISOLATION_STRONG: Isolation
+ON_EXPIRY_UNSPECIFIED: OnExpiry
+ON_EXPIRY_KILL: OnExpiry
+ON_EXPIRY_PAUSE: OnExpiry
+START_UNSPECIFIED: Start
+START_COPY: Start
+START_SPAWN: Start
+START_SHELL: Start
+START_PAUSED_CLONE: Start
+START_DELTA: Start
 TOOL_ERROR_KIND_UNSPECIFIED: ToolErrorKind
 TOOL_ERROR_KIND_TOOL: ToolErrorKind
 TOOL_ERROR_KIND_TIMEOUT: ToolErrorKind
@@ -35,8 +60,18 @@ class WorkspaceSource(_message.Message):
     uri: str
     def __init__(self, uri: _Optional[str] = ...) -> None: ...
 
+class Caps(_message.Message):
+    __slots__ = ("files", "memory", "freeze")
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    FREEZE_FIELD_NUMBER: _ClassVar[int]
+    files: bool
+    memory: bool
+    freeze: bool
+    def __init__(self, files: _Optional[bool] = ..., memory: _Optional[bool] = ..., freeze: _Optional[bool] = ...) -> None: ...
+
 class LaunchBatchRequest(_message.Message):
-    __slots__ = ("run_id", "idempotency_key", "template", "workspace", "count", "toolset", "ttl_seconds", "queue_timeout_seconds")
+    __slots__ = ("run_id", "idempotency_key", "template", "workspace", "count", "toolset", "ttl_seconds", "queue_timeout_seconds", "group_id", "snapshot_id", "deadline_unix_ms", "on_expiry")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +80,10 @@ class LaunchBatchRequest(_message.Message):
     TOOLSET_FIELD_NUMBER: _ClassVar[int]
     TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_ID_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    ON_EXPIRY_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     idempotency_key: str
     template: str
@@ -53,10 +92,14 @@ class LaunchBatchRequest(_message.Message):
     toolset: str
     ttl_seconds: int
     queue_timeout_seconds: int
-    def __init__(self, run_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., template: _Optional[str] = ..., workspace: _Optional[_Union[WorkspaceSource, _Mapping]] = ..., count: _Optional[int] = ..., toolset: _Optional[str] = ..., ttl_seconds: _Optional[int] = ..., queue_timeout_seconds: _Optional[int] = ...) -> None: ...
+    group_id: str
+    snapshot_id: str
+    deadline_unix_ms: int
+    on_expiry: OnExpiry
+    def __init__(self, run_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., template: _Optional[str] = ..., workspace: _Optional[_Union[WorkspaceSource, _Mapping]] = ..., count: _Optional[int] = ..., toolset: _Optional[str] = ..., ttl_seconds: _Optional[int] = ..., queue_timeout_seconds: _Optional[int] = ..., group_id: _Optional[str] = ..., snapshot_id: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., on_expiry: _Optional[_Union[OnExpiry, str]] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("lease_id", "endpoint", "agent_token", "control_token", "expires_unix_ms", "isolation", "driver", "queued_ms", "start_ms")
+    __slots__ = ("lease_id", "endpoint", "agent_token", "control_token", "expires_unix_ms", "isolation", "driver", "queued_ms", "start_ms", "start", "caps")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     AGENT_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +109,8 @@ class Lease(_message.Message):
     DRIVER_FIELD_NUMBER: _ClassVar[int]
     QUEUED_MS_FIELD_NUMBER: _ClassVar[int]
     START_MS_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    CAPS_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     endpoint: str
     agent_token: str
@@ -75,7 +120,9 @@ class Lease(_message.Message):
     driver: str
     queued_ms: int
     start_ms: int
-    def __init__(self, lease_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., agent_token: _Optional[str] = ..., control_token: _Optional[str] = ..., expires_unix_ms: _Optional[int] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., driver: _Optional[str] = ..., queued_ms: _Optional[int] = ..., start_ms: _Optional[int] = ...) -> None: ...
+    start: Start
+    caps: Caps
+    def __init__(self, lease_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., agent_token: _Optional[str] = ..., control_token: _Optional[str] = ..., expires_unix_ms: _Optional[int] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., driver: _Optional[str] = ..., queued_ms: _Optional[int] = ..., start_ms: _Optional[int] = ..., start: _Optional[_Union[Start, str]] = ..., caps: _Optional[_Union[Caps, _Mapping]] = ...) -> None: ...
 
 class LaunchFailure(_message.Message):
     __slots__ = ("reason", "message")
@@ -120,7 +167,7 @@ class ReleaseLeasesResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("node_id", "endpoint", "driver", "isolation", "slots", "held", "draining")
+    __slots__ = ("node_id", "endpoint", "driver", "isolation", "slots", "held", "draining", "levels", "free_memory_bytes", "queue_ms", "snapshots")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     DRIVER_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +175,10 @@ class HeartbeatRequest(_message.Message):
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
+    FREE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     endpoint: str
     driver: str
@@ -135,7 +186,51 @@ class HeartbeatRequest(_message.Message):
     slots: int
     held: _containers.RepeatedCompositeFieldContainer[HeldLease]
     draining: bool
-    def __init__(self, node_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., slots: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., draining: _Optional[bool] = ...) -> None: ...
+    levels: _containers.RepeatedCompositeFieldContainer[TemplateLevel]
+    free_memory_bytes: int
+    queue_ms: int
+    snapshots: _containers.RepeatedCompositeFieldContainer[HeldSnapshot]
+    def __init__(self, node_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., slots: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., draining: _Optional[bool] = ..., levels: _Optional[_Iterable[_Union[TemplateLevel, _Mapping]]] = ..., free_memory_bytes: _Optional[int] = ..., queue_ms: _Optional[int] = ..., snapshots: _Optional[_Iterable[_Union[HeldSnapshot, _Mapping]]] = ...) -> None: ...
+
+class TemplateLevel(_message.Message):
+    __slots__ = ("template", "paused_clones", "shells", "resident", "spawn_cpu_ms", "start_p50_ms", "start_p90_ms", "quarantined")
+    TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_CLONES_FIELD_NUMBER: _ClassVar[int]
+    SHELLS_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_FIELD_NUMBER: _ClassVar[int]
+    SPAWN_CPU_MS_FIELD_NUMBER: _ClassVar[int]
+    START_P50_MS_FIELD_NUMBER: _ClassVar[int]
+    START_P90_MS_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    template: str
+    paused_clones: int
+    shells: int
+    resident: bool
+    spawn_cpu_ms: int
+    start_p50_ms: int
+    start_p90_ms: int
+    quarantined: str
+    def __init__(self, template: _Optional[str] = ..., paused_clones: _Optional[int] = ..., shells: _Optional[int] = ..., resident: _Optional[bool] = ..., spawn_cpu_ms: _Optional[int] = ..., start_p50_ms: _Optional[int] = ..., start_p90_ms: _Optional[int] = ..., quarantined: _Optional[str] = ...) -> None: ...
+
+class HeldSnapshot(_message.Message):
+    __slots__ = ("snapshot_id", "run_id", "template")
+    SNAPSHOT_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    snapshot_id: str
+    run_id: str
+    template: str
+    def __init__(self, snapshot_id: _Optional[str] = ..., run_id: _Optional[str] = ..., template: _Optional[str] = ...) -> None: ...
+
+class WarmTarget(_message.Message):
+    __slots__ = ("template", "paused_clones", "shells")
+    TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_CLONES_FIELD_NUMBER: _ClassVar[int]
+    SHELLS_FIELD_NUMBER: _ClassVar[int]
+    template: str
+    paused_clones: int
+    shells: int
+    def __init__(self, template: _Optional[str] = ..., paused_clones: _Optional[int] = ..., shells: _Optional[int] = ...) -> None: ...
 
 class HeldLease(_message.Message):
     __slots__ = ("lease", "idempotency_key", "index", "run_id", "request_digest")
@@ -160,24 +255,70 @@ class LeaseExpiry(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., expires_unix_ms: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("close_lease_ids", "renewed")
+    __slots__ = ("close_lease_ids", "renewed", "warm")
     CLOSE_LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
     RENEWED_FIELD_NUMBER: _ClassVar[int]
+    WARM_FIELD_NUMBER: _ClassVar[int]
     close_lease_ids: _containers.RepeatedScalarFieldContainer[str]
     renewed: _containers.RepeatedCompositeFieldContainer[LeaseExpiry]
-    def __init__(self, close_lease_ids: _Optional[_Iterable[str]] = ..., renewed: _Optional[_Iterable[_Union[LeaseExpiry, _Mapping]]] = ...) -> None: ...
+    warm: _containers.RepeatedCompositeFieldContainer[WarmTarget]
+    def __init__(self, close_lease_ids: _Optional[_Iterable[str]] = ..., renewed: _Optional[_Iterable[_Union[LeaseExpiry, _Mapping]]] = ..., warm: _Optional[_Iterable[_Union[WarmTarget, _Mapping]]] = ...) -> None: ...
+
+class ReportPlanRequest(_message.Message):
+    __slots__ = ("run_id", "plan")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    plan: _plan_pb2.RolloutPlan
+    def __init__(self, run_id: _Optional[str] = ..., plan: _Optional[_Union[_plan_pb2.RolloutPlan, _Mapping]] = ...) -> None: ...
+
+class TemplateReady(_message.Message):
+    __slots__ = ("template", "ready_by_unix_ms")
+    TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    READY_BY_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    template: str
+    ready_by_unix_ms: int
+    def __init__(self, template: _Optional[str] = ..., ready_by_unix_ms: _Optional[int] = ...) -> None: ...
+
+class ReportPlanResponse(_message.Message):
+    __slots__ = ("templates",)
+    TEMPLATES_FIELD_NUMBER: _ClassVar[int]
+    templates: _containers.RepeatedCompositeFieldContainer[TemplateReady]
+    def __init__(self, templates: _Optional[_Iterable[_Union[TemplateReady, _Mapping]]] = ...) -> None: ...
+
+class PrepareGroupRequest(_message.Message):
+    __slots__ = ("run_id", "group_id", "template", "workspace", "count")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    WORKSPACE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    group_id: str
+    template: str
+    workspace: WorkspaceSource
+    count: int
+    def __init__(self, run_id: _Optional[str] = ..., group_id: _Optional[str] = ..., template: _Optional[str] = ..., workspace: _Optional[_Union[WorkspaceSource, _Mapping]] = ..., count: _Optional[int] = ...) -> None: ...
+
+class PrepareGroupResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class OpenEnvironmentsRequest(_message.Message):
-    __slots__ = ("leases", "template", "workspace", "toolset")
+    __slots__ = ("leases", "template", "workspace", "toolset", "snapshot_id", "on_expiry")
     LEASES_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     WORKSPACE_FIELD_NUMBER: _ClassVar[int]
     TOOLSET_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_ID_FIELD_NUMBER: _ClassVar[int]
+    ON_EXPIRY_FIELD_NUMBER: _ClassVar[int]
     leases: _containers.RepeatedCompositeFieldContainer[HeldLease]
     template: str
     workspace: WorkspaceSource
     toolset: str
-    def __init__(self, leases: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., template: _Optional[str] = ..., workspace: _Optional[_Union[WorkspaceSource, _Mapping]] = ..., toolset: _Optional[str] = ...) -> None: ...
+    snapshot_id: str
+    on_expiry: OnExpiry
+    def __init__(self, leases: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., template: _Optional[str] = ..., workspace: _Optional[_Union[WorkspaceSource, _Mapping]] = ..., toolset: _Optional[str] = ..., snapshot_id: _Optional[str] = ..., on_expiry: _Optional[_Union[OnExpiry, str]] = ...) -> None: ...
 
 class OpenEnvironmentsResponse(_message.Message):
     __slots__ = ("outcomes",)

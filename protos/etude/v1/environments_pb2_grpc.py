@@ -50,6 +50,16 @@ class EnvBrokerServiceStub:
                 request_serializer=etude_dot_v1_dot_environments__pb2.ReleaseLeasesRequest.SerializeToString,
                 response_deserializer=etude_dot_v1_dot_environments__pb2.ReleaseLeasesResponse.FromString,
                 _registered_method=True)
+        self.ReportPlan = channel.unary_unary(
+                '/etude.v1.EnvBrokerService/ReportPlan',
+                request_serializer=etude_dot_v1_dot_environments__pb2.ReportPlanRequest.SerializeToString,
+                response_deserializer=etude_dot_v1_dot_environments__pb2.ReportPlanResponse.FromString,
+                _registered_method=True)
+        self.PrepareGroup = channel.unary_unary(
+                '/etude.v1.EnvBrokerService/PrepareGroup',
+                request_serializer=etude_dot_v1_dot_environments__pb2.PrepareGroupRequest.SerializeToString,
+                response_deserializer=etude_dot_v1_dot_environments__pb2.PrepareGroupResponse.FromString,
+                _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/etude.v1.EnvBrokerService/Heartbeat',
                 request_serializer=etude_dot_v1_dot_environments__pb2.HeartbeatRequest.SerializeToString,
@@ -82,6 +92,20 @@ class EnvBrokerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportPlan(self, request, context):
+        """ReportPlan makes nodes warm up for what the run will ask for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PrepareGroup(self, request, context):
+        """PrepareGroup is the last word before a group's LaunchBatch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Heartbeat(self, request, context):
         """Heartbeat registers a node and keeps it in rotation.
         """
@@ -106,6 +130,16 @@ def add_EnvBrokerServiceServicer_to_server(servicer, server):
                     servicer.ReleaseLeases,
                     request_deserializer=etude_dot_v1_dot_environments__pb2.ReleaseLeasesRequest.FromString,
                     response_serializer=etude_dot_v1_dot_environments__pb2.ReleaseLeasesResponse.SerializeToString,
+            ),
+            'ReportPlan': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportPlan,
+                    request_deserializer=etude_dot_v1_dot_environments__pb2.ReportPlanRequest.FromString,
+                    response_serializer=etude_dot_v1_dot_environments__pb2.ReportPlanResponse.SerializeToString,
+            ),
+            'PrepareGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.PrepareGroup,
+                    request_deserializer=etude_dot_v1_dot_environments__pb2.PrepareGroupRequest.FromString,
+                    response_serializer=etude_dot_v1_dot_environments__pb2.PrepareGroupResponse.SerializeToString,
             ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
@@ -195,6 +229,60 @@ class EnvBrokerService:
             '/etude.v1.EnvBrokerService/ReleaseLeases',
             etude_dot_v1_dot_environments__pb2.ReleaseLeasesRequest.SerializeToString,
             etude_dot_v1_dot_environments__pb2.ReleaseLeasesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportPlan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etude.v1.EnvBrokerService/ReportPlan',
+            etude_dot_v1_dot_environments__pb2.ReportPlanRequest.SerializeToString,
+            etude_dot_v1_dot_environments__pb2.ReportPlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrepareGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etude.v1.EnvBrokerService/PrepareGroup',
+            etude_dot_v1_dot_environments__pb2.PrepareGroupRequest.SerializeToString,
+            etude_dot_v1_dot_environments__pb2.PrepareGroupResponse.FromString,
             options,
             channel_credentials,
             insecure,

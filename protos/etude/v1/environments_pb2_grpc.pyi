@@ -39,6 +39,10 @@ class EnvBrokerServiceStub:
     """RenewLeases keeps environments alive; call it at least twice per ttl."""
     ReleaseLeases: _grpc.UnaryUnaryMultiCallable[_environments_pb2.ReleaseLeasesRequest, _environments_pb2.ReleaseLeasesResponse]
     """ReleaseLeases frees environments as soon as they are not needed."""
+    ReportPlan: _grpc.UnaryUnaryMultiCallable[_environments_pb2.ReportPlanRequest, _environments_pb2.ReportPlanResponse]
+    """ReportPlan makes nodes warm up for what the run will ask for."""
+    PrepareGroup: _grpc.UnaryUnaryMultiCallable[_environments_pb2.PrepareGroupRequest, _environments_pb2.PrepareGroupResponse]
+    """PrepareGroup is the last word before a group's LaunchBatch."""
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_environments_pb2.HeartbeatRequest, _environments_pb2.HeartbeatResponse]
     """Heartbeat registers a node and keeps it in rotation."""
 
@@ -53,6 +57,10 @@ class EnvBrokerServiceAsyncStub(EnvBrokerServiceStub):
     """RenewLeases keeps environments alive; call it at least twice per ttl."""
     ReleaseLeases: _aio.UnaryUnaryMultiCallable[_environments_pb2.ReleaseLeasesRequest, _environments_pb2.ReleaseLeasesResponse]  # type: ignore[assignment]
     """ReleaseLeases frees environments as soon as they are not needed."""
+    ReportPlan: _aio.UnaryUnaryMultiCallable[_environments_pb2.ReportPlanRequest, _environments_pb2.ReportPlanResponse]  # type: ignore[assignment]
+    """ReportPlan makes nodes warm up for what the run will ask for."""
+    PrepareGroup: _aio.UnaryUnaryMultiCallable[_environments_pb2.PrepareGroupRequest, _environments_pb2.PrepareGroupResponse]  # type: ignore[assignment]
+    """PrepareGroup is the last word before a group's LaunchBatch."""
     Heartbeat: _aio.UnaryUnaryMultiCallable[_environments_pb2.HeartbeatRequest, _environments_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """Heartbeat registers a node and keeps it in rotation."""
 
@@ -82,6 +90,22 @@ class EnvBrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_environments_pb2.ReleaseLeasesResponse, _abc.Awaitable[_environments_pb2.ReleaseLeasesResponse]]:
         """ReleaseLeases frees environments as soon as they are not needed."""
+
+    @_abc_1.abstractmethod
+    def ReportPlan(
+        self,
+        request: _environments_pb2.ReportPlanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_environments_pb2.ReportPlanResponse, _abc.Awaitable[_environments_pb2.ReportPlanResponse]]:
+        """ReportPlan makes nodes warm up for what the run will ask for."""
+
+    @_abc_1.abstractmethod
+    def PrepareGroup(
+        self,
+        request: _environments_pb2.PrepareGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_environments_pb2.PrepareGroupResponse, _abc.Awaitable[_environments_pb2.PrepareGroupResponse]]:
+        """PrepareGroup is the last word before a group's LaunchBatch."""
 
     @_abc_1.abstractmethod
     def Heartbeat(
