@@ -29,7 +29,7 @@ async def nothing(command: str, timeout_s: float) -> ExecResult:
 def started(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[QemuDriver]:
     """A driver belongs to no event loop, and to boot its template takes seconds."""
     scratch = tmp_path_factory.mktemp("driver")
-    made = QemuDriver(scratch=scratch, image=image, machine=microvms.small_machine())
+    made = QemuDriver(scratch=scratch, images={"small": image}, machine=microvms.small_machine())
     asyncio.run(made.start())
     yield made
     asyncio.run(made.stop())
@@ -45,7 +45,7 @@ def driver(started: QemuDriver) -> Iterator[QemuDriver]:
 async def begun(driver: QemuDriver, name: str) -> Sandbox:
     folder = driver.leases / name
     folder.mkdir()
-    found = driver.sandbox(folder, nothing)
+    found = driver.sandbox(folder, nothing, template="small")
     assert not found.has_begun
     await found.begin(TREE)
     assert found.has_begun
@@ -94,6 +94,7 @@ async def test_a_machine_that_dies_is_a_fault_of_the_platform(driver: QemuDriver
 
 async def test_a_verifier_runs_in_a_machine_where_nobody_was(driver: QemuDriver) -> None:
     work = Verification(
+        template="small",
         workspace={"answer": File(b"42")},
         tests={"test.sh": File(b"cat /workspace/answer; printf 1 > /logs/reward.txt")},
         command="sh /tests/test.sh",
@@ -118,6 +119,7 @@ async def test_a_verifier_runs_in_a_machine_where_nobody_was(driver: QemuDriver)
 )
 async def test_what_is_no_small_file_is_no_reward(driver: QemuDriver, script: bytes) -> None:
     work = Verification(
+        template="small",
         workspace={},
         tests={"test.sh": File(script)},
         command="sh /tests/test.sh",
@@ -128,5 +130,12 @@ async def test_what_is_no_small_file_is_no_reward(driver: QemuDriver, script: by
 
 
 def test_translated_machines_do_not_claim_a_strong_wall(image: Image, tmp_path: Path) -> None:
-    made = QemuDriver(scratch=tmp_path, image=image, machine=microvms.small_machine())
+    made = QemuDriver(scratch=tmp_path, images={"small": image}, machine=microvms.small_machine())
     assert made.strength is Strength.WEAK
+
+
+async def test_a_template_that_was_not_booted_is_said_by_name(driver: QemuDriver) -> None:
+    folder = driver.leases / "a"
+    folder.mkdir()
+    with pytest.raises(SandboxError, match="'other'"):
+        await driver.sandbox(folder, nothing, template="other").begin(TREE)

@@ -60,6 +60,8 @@ class Outcome:
 class Verification:
     """A verifier's work in a sandbox of its own, which nobody was in before."""
 
+    template: str
+    """Name of the pool's template that the sandbox is made of."""
     workspace: Tree
     tests: Tree
     """Shown as /tests."""
@@ -125,11 +127,12 @@ class Driver(Protocol):
         """End what belongs to this process; sandboxes stay for the next one."""
         ...
 
-    def sandbox(self, folder: Path, runner: Runner) -> Sandbox:
+    def sandbox(self, folder: Path, runner: Runner, *, template: str) -> Sandbox:
         """The sandbox of a lease's folder, which an earlier process may have begun.
 
         Args:
             folder: a folder below leases.
+            template: name of the pool's template that it is made of.
             runner: runs what the workspace is told to execute; it may call the sandbox's run().
         """
         ...

@@ -116,7 +116,7 @@ class FolderDriver(Driver, ABC):
         """Run a command behind the wall."""
 
     @override
-    def sandbox(self, folder: Path, runner: Runner) -> Sandbox:
+    def sandbox(self, folder: Path, runner: Runner, *, template: str) -> Sandbox:
         return FolderSandbox(folder, runner, self.run, self.owner())
 
     @override

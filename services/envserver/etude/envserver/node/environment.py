@@ -58,7 +58,7 @@ class Environment:
     _closed: bool = False
 
     def __post_init__(self) -> None:
-        self._sandbox = self.driver.sandbox(self.folder, self._exec)
+        self._sandbox = self.driver.sandbox(self.folder, self._exec, template=self.record.template)
         self._log = CallLog(self.folder / CALLS)
 
     @property

@@ -22,7 +22,7 @@ class Grader:
     cache: ResultCache
 
     async def grade(
-        self, source: Tree, job: environments_pb2.GradeJob
+        self, source: Tree, job: environments_pb2.GradeJob, *, template: str
     ) -> environments_pb2.GradeResponse:
         """Run the verifier.
 
@@ -36,6 +36,7 @@ class Grader:
         trees.check_layout(tests, "files")
 
         work = Verification(
+            template=template,
             workspace=workspace,
             tests=tests,
             command=job.command,
@@ -50,7 +51,7 @@ class Grader:
         if not self.driver.is_repeatable(job.command):
             outcome, _ = await compute()
         else:
-            parts = (trees.identity(workspace), trees.identity(tests), job.command)
+            parts = (template, trees.identity(workspace), trees.identity(tests), job.command)
             key = " ".join(("grade", *parts, job.reward_path, str(job.timeout_seconds)))
             outcome = await self.cache.get(key, compute)
         return environments_pb2.GradeResponse(

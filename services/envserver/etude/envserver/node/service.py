@@ -98,7 +98,9 @@ class NodeService(environments_pb2_grpc.EnvNodeServiceServicer):
             telemetry.attached(context.invocation_metadata()),
             tracer.start_as_current_span("grade"),
         ):
-            response = await self.grader.grade(environment.source.tree, job)
+            response = await self.grader.grade(
+                environment.source.tree, job, template=environment.record.template
+            )
         metrics.grade_seconds.observe(time.monotonic() - started_s)
         return response
 

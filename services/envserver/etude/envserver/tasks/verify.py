@@ -73,7 +73,7 @@ class Proof:
             timeout_seconds=math.ceil(task.verifier_timeout_s),
             reward_path=harbor.REWARD_PATH,
         )
-        answer = await self.grader.grade(source.tree, job)
+        answer = await self.grader.grade(source.tree, job, template="verify")
         if answer.timed_out:
             return [f"{what}: the verifier did not end within {task.verifier_timeout_s:g} s"]
         if not answer.HasField("reward_file"):

@@ -5,6 +5,7 @@ claims no wall, the jail is one, and the level is WEAK: one tenant, trusted temp
 """
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -50,17 +51,19 @@ _numbers = itertools.count()
 
 @dataclass(slots=True)
 class QemuDriver(Driver):
-    """One template for all leases of a node."""
+    """One sealed template for each image of the pool's templates."""
 
     scratch: Path
     """Private folder of the node."""
-    image: Image
+    images: Mapping[str, Image]
+    """What each template of the pool boots, by the template's name."""
     machine: Machine
     jail: Jail = field(default_factory=Jail)
     name: str = "qemu-microvm"
     leases: Path = field(init=False)
     strength: Strength = field(init=False)
-    _template: Template | None = None
+    _templates: dict[str, Template] = field(default_factory=dict)
+    """By the image's address."""
 
     def __post_init__(self) -> None:
         self.leases = self.scratch / "leases"
@@ -69,31 +72,19 @@ class QemuDriver(Driver):
 
     @override
     async def start(self) -> None:
-        if self._template is not None:
-            return
         self.leases.mkdir(parents=True, exist_ok=True)
-        folder = self.scratch / f"boot-{next(_numbers)}"
-        folder.mkdir(mode=0o700)
-        try:
-            self._template = await guests.booted(
-                self.image, self.machine, folder=folder, jail=self.jail, warm_up=_warm_up
-            )
-        except (VmmError, GuestLostError) as error:
-            raise DriverUnavailableError(
-                f"image {self.image.name} does not boot: {error}",
-                where=f"driver {self.name}",
-                fix="look at the console's last words, build the image again",
-            ) from error
+        for image in self.images.values():
+            if image.address not in self._templates:
+                self._templates[image.address] = await self._booted(image)
 
     @override
     async def stop(self) -> None:
-        template, self._template = self._template, None
-        if template is not None:
-            template.close()
+        while self._templates:
+            self._templates.popitem()[1].close()
 
     @override
-    def sandbox(self, folder: Path, runner: Runner) -> Sandbox:
-        return VmSandbox(folder, runner, partial(self._launch, folder.name))
+    def sandbox(self, folder: Path, runner: Runner, *, template: str) -> Sandbox:
+        return VmSandbox(folder, runner, partial(self._launch, template, folder.name))
 
     @override
     async def verify(self, work: Verification) -> Outcome:
@@ -102,7 +93,7 @@ class QemuDriver(Driver):
         folder.mkdir()
         try:
             (folder / MACHINE).mkdir(mode=0o700)
-            guest = await self._launch(folder.name, folder / MACHINE)
+            guest = await self._launch(work.template, folder.name, folder / MACHINE)
             try:
                 return await _verified(guest.channel, work)
             finally:
@@ -114,10 +105,26 @@ class QemuDriver(Driver):
     def is_repeatable(self, command: str) -> bool:
         return layout.warm(command) is not None
 
-    async def _launch(self, name: str, folder: Path) -> Guest:
-        if self._template is None:
-            raise VmmError("the driver was not started")
-        return await guests.launched(self._template, name=name, folder=folder, jail=self.jail)
+    async def _launch(self, template: str, name: str, folder: Path) -> Guest:
+        image = self.images.get(template)
+        base = self._templates.get(image.address) if image is not None else None
+        if base is None:
+            raise VmmError(f"template {template!r} was not booted")
+        return await guests.launched(base, name=name, folder=folder, jail=self.jail)
+
+    async def _booted(self, image: Image) -> Template:
+        folder = self.scratch / f"boot-{next(_numbers)}"
+        folder.mkdir(mode=0o700)
+        try:
+            return await guests.booted(
+                image, self.machine, folder=folder, jail=self.jail, warm_up=_warm_up
+            )
+        except (VmmError, GuestLostError) as error:
+            raise DriverUnavailableError(
+                f"image {image.name} does not boot: {error}",
+                where=f"driver {self.name}",
+                fix="look at the console's last words, build the image again",
+            ) from error
 
 
 async def _warm_up(channel: GuestChannel) -> None:
