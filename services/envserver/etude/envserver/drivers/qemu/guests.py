@@ -28,6 +28,8 @@ class Guest:
 
     vm: Vm
     channel: GuestChannel
+    identity: Identity
+    """What it became at its last SYNC."""
 
     async def destroy(self) -> None:
         """End the machine; safe to repeat."""
@@ -89,19 +91,70 @@ async def launched(
         VmmError: the monitor failed.
     """
     shell = await clone.spawn_shell(base, folder=folder, jail=jail)
+    return await begun(shell, base, name=name, saved=saved)
+
+
+async def begun(shell: Vm, base: Template, *, name: str, saved: Delta | None = None) -> Guest:
+    """The clone that a waiting monitor becomes; it runs and answers. The shell goes on failure.
+
+    Raises:
+        GuestLostError: the agent does not answer.
+        VmmError: the monitor failed.
+    """
     try:
-        if saved is None:
-            await clone.restore(shell, base)
-        else:
-            await delta.restore(shell, base, saved)
-        await shell.thaw()
-        channel = await _connected(shell)
-        await channel.reset()
-        await channel.sync(_identity(name, generation=1))
+        channel = await _awake(shell, base, saved)
+        identity = _identity(name, generation=1)
+        await channel.sync(identity)
     except BaseException:
         await shell.destroy()
         raise
-    return Guest(shell, channel)
+    return Guest(shell, channel, identity)
+
+
+async def paused(shell: Vm, base: Template) -> Guest:
+    """The clone that a waiting monitor becomes: it has answered once, is nobody's, stands still.
+
+    Raises:
+        GuestLostError: the agent does not answer.
+        VmmError: the monitor failed.
+    """
+    try:
+        channel = await _awake(shell, base, None)
+        # What a guest does for the first time is translated then, and costs ten times as much.
+        await channel.sync(_NOBODYS)
+        await shell.freeze()
+    except BaseException:
+        await shell.destroy()
+        raise
+    return Guest(shell, channel, _NOBODYS)
+
+
+async def handed_out(waiting: Guest, *, name: str) -> Guest:
+    """A paused clone that runs as an environment of its own; the machine goes on failure.
+
+    Raises:
+        GuestLostError: the agent does not answer.
+        VmmError: the monitor failed.
+    """
+    identity = _identity(name, generation=1)
+    try:
+        await waiting.vm.thaw()
+        await waiting.channel.sync(identity)
+    except BaseException:
+        await waiting.destroy()
+        raise
+    return Guest(waiting.vm, waiting.channel, identity)
+
+
+async def _awake(shell: Vm, base: Template, saved: Delta | None) -> GuestChannel:
+    if saved is None:
+        await clone.restore(shell, base)
+    else:
+        await delta.restore(shell, base, saved)
+    await shell.thaw()
+    channel = await _connected(shell)
+    await channel.reset()
+    return channel
 
 
 async def _connected(vm: Vm) -> GuestChannel:
