@@ -28,8 +28,11 @@ ROLE = {
 }
 POOL = {
     "templates[].name": f"{NODE}.admission",
+    "templates[].image": "etude.envserver.drivers.selection template",
     "templates[].trust": f"{NODE}.admission",
     "isolation.minimum": f"{NODE}.admission",
+    "isolation.driver": "etude.envserver.drivers.selection isolation",
+    "slot.memoryMib": "etude.envserver.drivers.selection slot",
     "replicas": f"{OPERATOR}.pools spec",
     "slotsPerReplica": f"{NODE}.serve spec",
     "lease.ttlSeconds": f"{BROKER}.broker",

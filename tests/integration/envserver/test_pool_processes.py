@@ -7,98 +7,19 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from tests.support.pool_processes import START_TIMEOUT_S, Processes
 
 from etude.v1 import environments_pb2
 
 FIX = {"path": "shop/core.py", "old_string": "a - b", "new_string": "a + b"}
 TEST = ("run_terminal", {"command": "pytest -q"})
-START_TIMEOUT_S = 60.0
-
 Driver = Any  # the fixture only proves that this machine allows namespaces
-
-
-class Processes:
-    """Broker and node, by their command line."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
-        self.ports = {
-            name: free_port() for name in ("broker", "node", "probe-broker", "probe-node")
-        }
-        self.pool_file = folder / "pool.json"
-        self.write_pool("Process", "Trusted")
-
-    def write_pool(self, minimum: str, trust: str) -> None:
-        spec = {
-            "templates": [{"name": "python", "trust": trust}],
-            "isolation": {"minimum": minimum},
-            "slotsPerReplica": 4,
-        }
-        self.pool_file.write_text(json.dumps({"name": "demo-repos", "uid": "u", "spec": spec}))
-
-    def environment(self, role: str) -> dict[str, str]:
-        return {
-            "PATH": os.environ["PATH"],
-            "ETUDE_POOL_FILE": str(self.pool_file),
-            "ETUDE_PORT": str(self.ports[role]),
-            "ETUDE_PROBE_PORT": str(self.ports[f"probe-{role}"]),
-            "ETUDE_POD": f"demo-repos-{role}-0",
-            "ETUDE_BROKER_TARGET": f"127.0.0.1:{self.ports['broker']}",
-            "ETUDE_SCRATCH": str(self.folder / "scratch"),
-            "ETUDE_TRACES_FILE": str(self.folder / "traces.jsonl"),
-        }
-
-    def start(self, role: str, changes: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-        with (self.folder / f"{role}.log").open("ab") as log:
-            self.running[role] = subprocess.Popen(
-                [sys.executable, "-m", "etude.envserver.main", role],
-                env={**self.environment(role), **(changes or {})},
-                stderr=log,
-            )
-        return self.running[role]
-
-    async def ready(self, role: str) -> None:
-        url = f"http://127.0.0.1:{self.ports[f'probe-{role}']}/readyz"
-        async with asyncio.timeout(START_TIMEOUT_S):
-            while not await asyncio.to_thread(answers, url):
-                assert self.running[role].poll() is None, self.log(role)
-                await asyncio.sleep(0.05)
-
-    def kill(self, role: str) -> None:
-        self.running[role].kill()
-        self.running[role].wait()
-
-    def log(self, role: str) -> str:
-        return (self.folder / f"{role}.log").read_text()
-
-    def metrics(self, role: str) -> str:
-        url = f"http://127.0.0.1:{self.ports[f'probe-{role}']}/metrics"
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            text: str = answer.read().decode()
-            return text
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 @pytest.fixture
@@ -251,8 +172,8 @@ def test_a_missing_setting_is_named(processes: Processes) -> None:
 @pytest.mark.parametrize(
     ("minimum", "trust", "allow", "said"),
     [
-        ("MicroVM", "Trusted", "1", "the pool wants isolation MicroVM"),
-        ("Sandbox", "Trusted", "1", "the pool wants isolation Sandbox"),
+        ("MicroVM", "Trusted", "1", "names no image for a microVM"),
+        ("Sandbox", "Trusted", "1", "names no image for a microVM"),
         ("Process", "Untrusted", "0", "template 'python' is Untrusted"),
     ],
 )

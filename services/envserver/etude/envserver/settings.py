@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from etude.envserver.images.build import default_cache
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
@@ -50,6 +52,8 @@ class NodeSettings:
     """host:port where clients reach this node; empty: host and port that it listens on."""
     scratch: Path
     """Private folder; leases in it survive a restart."""
+    images: Path
+    """Folder of images for microVMs."""
     allow_weak_isolation: bool
     """Whether untrusted templates may run behind a weak wall."""
 
@@ -66,6 +70,7 @@ class NodeSettings:
             broker_target=env["ETUDE_BROKER_TARGET"],
             advertise=env.get("ETUDE_ADVERTISE", ""),
             scratch=Path(env["ETUDE_SCRATCH"]),
+            images=default_cache(env),
             allow_weak_isolation=_flag(env, "ETUDE_ALLOW_WEAK_ISOLATION"),
         )
 

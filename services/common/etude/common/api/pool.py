@@ -9,6 +9,8 @@ from etude.common.addresses import ENDPOINT, REGION
 from etude.common.api.meta import NAMED, Model, Name, NameRef
 from etude.common.api.observability import Observability
 
+IMAGE = r"^(file:///[^\s]+|[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)$"
+
 
 class Trust(StrEnum):
     """Who may have written what runs in a template."""
@@ -25,11 +27,23 @@ class IsolationLevel(StrEnum):
     PROCESS = "Process"
 
 
+class DriverName(StrEnum):
+    """What makes the environments."""
+
+    AUTO = "Auto"
+    QEMU_MICRO_VM = "QemuMicroVM"
+    PROCESS = "Process"
+
+
 class Template(Model):
     """What an environment of this pool starts from."""
 
     name: Name
     """Name that tasks ask for."""
+    image: Annotated[str, Field(max_length=512, pattern=IMAGE)] | None = None
+    """What a microVM boots: the name or the address of an image that `etude images build` made on
+    the node, or a file:// folder that holds one. Without it environments see the node's own
+    programs."""
     trust: Trust = Trust.UNTRUSTED
     """Untrusted templates are refused by drivers whose isolation is weak."""
 
@@ -39,6 +53,16 @@ class Isolation(Model):
 
     minimum: IsolationLevel = IsolationLevel.MICRO_VM
     """Weakest acceptable wall; a pool never silently gets less."""
+    driver: DriverName = DriverName.AUTO
+    """Auto takes QemuMicroVM where every template has an image and the node can boot it, and
+    Process otherwise."""
+
+
+class Slot(Model):
+    """What one environment may use."""
+
+    memory_mib: Annotated[int, Field(ge=64, le=65_536)] | None = None
+    """Memory of a microVM, 256 unless set. Process has a fixed limit and refuses it."""
 
 
 class LeasePolicy(Model):
@@ -75,6 +99,8 @@ class EnvPoolSpec(Model):
     """Environment nodes."""
     slots_per_replica: Annotated[int, Field(ge=1, le=1_024)] = 64
     """Environments that one node runs at once."""
+    slot: Slot = Field(default_factory=Slot)
+    """What one environment may use."""
     lease: LeasePolicy = Field(default_factory=LeasePolicy)
     """How environments are handed out."""
     store: StoreAccess | None = None

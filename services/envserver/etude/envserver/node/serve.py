@@ -8,7 +8,7 @@ from etude.common.api.pool import StoreAccess
 from etude.common.files import ResolvedPool
 from etude.common.probes import Probes
 from etude.envserver.drivers.base import Driver, DriverUnavailableError
-from etude.envserver.drivers.process import ProcessDriver
+from etude.envserver.drivers.selection import Place, selected
 from etude.envserver.node.admission import admission
 from etude.envserver.node.grading import Grader
 from etude.envserver.node.heartbeat import Heartbeat
@@ -28,7 +28,7 @@ async def serve(settings: NodeSettings) -> None:
     """Start the driver, continue a predecessor's leases, serve until SIGTERM."""
     pool = files.read_pool(settings.server.pool_file)
     settings.scratch.mkdir(parents=True, exist_ok=True)
-    driver = ProcessDriver(settings.scratch)
+    driver = await selected(pool.spec, Place(scratch=settings.scratch, images=settings.images))
     node = _node(pool, driver, settings)
     provider = telemetry.setup(
         "etude-node",

@@ -1,0 +1,148 @@
+"""Which driver a pool gets on this machine."""
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from etude.common.api.pool import DriverName, EnvPoolSpec, IsolationLevel, Template
+from etude.common.errors import CorruptError
+from etude.envserver.drivers.base import Driver, DriverUnavailableError
+from etude.envserver.drivers.process import ProcessDriver
+from etude.envserver.drivers.qemu import probe, tsc
+from etude.envserver.drivers.qemu.compatibility import qemu_version
+from etude.envserver.drivers.qemu.driver import QemuDriver
+from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.qemu.jail import Jail
+from etude.envserver.drivers.qemu.machine import Accelerator, Machine
+from etude.envserver.images import build as builder
+from etude.envserver.images.build import Image
+from etude.envserver.images.cache import Cache
+
+log = logging.getLogger(__name__)
+
+DEFAULT_MEMORY_MIB = 256
+_KVM = Path("/dev/kvm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What a driver finds on this machine."""
+
+    scratch: Path
+    """Private folder of the node."""
+    images: Path
+    """Folder of images, as `etude images build` makes it."""
+
+
+async def selected(spec: EnvPoolSpec, place: Place) -> Driver:
+    """The driver that the pool names, or the best one that can run its templates.
+
+    Raises:
+        DriverUnavailableError: this machine cannot give what the pool demands.
+    """
+    match spec.isolation.driver:
+        case DriverName.PROCESS:
+            return _process(spec, place)
+        case DriverName.QEMU_MICRO_VM:
+            return await _machines(spec, place)
+        case DriverName.AUTO:
+            return await _best(spec, place)
+
+
+async def _best(spec: EnvPoolSpec, place: Place) -> Driver:
+    accepts_process = spec.isolation.minimum is IsolationLevel.PROCESS
+    if accepts_process and not any(template.image for template in spec.templates):
+        return _process(spec, place)
+    try:
+        return await _machines(spec, place)
+    except DriverUnavailableError as error:
+        if not accepts_process:
+            raise
+        log.warning("environments are processes that see this node's programs: %s", error)
+        return ProcessDriver(place.scratch)
+
+
+def _process(spec: EnvPoolSpec, place: Place) -> ProcessDriver:
+    fields = [
+        f"spec.templates[{index}].image" for index, each in enumerate(spec.templates) if each.image
+    ]
+    fields += ["spec.slot.memoryMib"] if spec.slot.memory_mib is not None else []
+    if fields:
+        raise DriverUnavailableError(
+            "driver Process knows no images and has a fixed limit of memory",
+            where=fields[0],
+            fix="remove the field, or set spec.isolation.driver to QemuMicroVM",
+        )
+    return ProcessDriver(place.scratch)
+
+
+async def _machines(spec: EnvPoolSpec, place: Place) -> QemuDriver:
+    images = {
+        template.name: _image(template, index, Cache(place.images))
+        for index, template in enumerate(spec.templates)
+    }
+    memory_mib = spec.slot.memory_mib or DEFAULT_MEMORY_MIB
+    machine = Machine(memory_mib=memory_mib, tsc_khz=tsc.host_tsc_khz())
+    place.scratch.mkdir(parents=True, exist_ok=True)
+    try:
+        qemu_version()
+        return await _accelerated(images, machine, place)
+    except VmmError as error:
+        raise DriverUnavailableError(
+            str(error),
+            where="spec.isolation.driver",
+            fix="install QEMU on the node (make system-deps), or set it to Process",
+        ) from error
+
+
+async def _accelerated(images: Mapping[str, Image], machine: Machine, place: Place) -> QemuDriver:
+    first, jail = next(iter(images.values())), _jail()
+    verdict = await probe.kvm(first, machine, jail=jail, scratch=place.scratch)
+    if verdict.works:
+        machine = replace(machine, accelerator=Accelerator.KVM)
+        return QemuDriver(scratch=place.scratch, images=images, machine=machine, jail=jail)
+    log.warning("QEMU translates the guests' instructions, 10 to 30 times slower: %s", verdict.why)
+    return QemuDriver(scratch=place.scratch, images=images, machine=machine)
+
+
+def _jail() -> Jail:
+    """Whom monitors run as: a user that may open the device of the processor's virtual machines."""
+    return Jail(gid=_KVM.stat().st_gid) if _KVM.exists() and os.geteuid() == 0 else Jail()
+
+
+def _image(template: Template, index: int, cache: Cache) -> Image:
+    where = f"spec.templates[{index}].image"
+    if template.image is None:
+        raise DriverUnavailableError(
+            f"template {template.name!r} names no image for a microVM to boot",
+            where=where,
+            fix="name one of `etude images ls`, or set spec.isolation.driver to Process",
+        )
+    try:
+        found = _found(template.image, cache)
+    except CorruptError as error:
+        raise DriverUnavailableError(str(error), where=where, fix="build it again") from error
+    if found is None:
+        raise DriverUnavailableError(
+            f"there is no image {template.image!r} on this node",
+            where=where,
+            fix="build it there: etude images build SPEC",
+        )
+    if found.upper is not None:
+        raise DriverUnavailableError(
+            f"image {found.name!r} has a disk, which leases of this driver do not get",
+            where=where,
+            fix="build it without spec.disk and give spec.slot.memoryMib what it writes",
+        )
+    return found
+
+
+def _found(name: str, cache: Cache) -> Image | None:
+    """The image in a folder, or the newest of this name or address."""
+    if name.startswith("file://"):
+        return builder.read(Path(unquote(urlparse(name).path)))
+    fitting = [each for each in builder.images(cache) if name in {each.name, each.address}]
+    return fitting[-1] if fitting else None

@@ -1,0 +1,66 @@
+"""A pool whose node is a process and whose environments are machines: leases, tools, grades."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.pool_client import Pool
+from tests.support.pool_processes import Processes
+
+from etude.common import channels
+from etude.envserver.images.build import Image
+from etude.v1 import environments_pb2, environments_pb2_grpc
+
+EDIT = {"path": "greet.sh", "old_string": "helo", "new_string": "hello"}
+VERIFIER = b"sh /workspace/greet.sh | grep -qx hello && printf 1 > /logs/reward.txt\n"
+
+
+@pytest.fixture
+def processes(image: Image, tmp_path: Path) -> Iterator[Processes]:
+    made = Processes(tmp_path)
+    made.write_pool("Process", "Trusted", driver="QemuMicroVM", image=image.folder.as_uri())
+    yield made
+    for role in made.running:
+        made.stop(role)
+
+
+@pytest.fixture
+async def pool(processes: Processes, tmp_path: Path) -> AsyncIterator[Pool]:
+    source = tmp_path / "task" / "environment"
+    source.mkdir(parents=True)
+    (source / "greet.sh").write_text("echo helo\n")
+    for role in ("broker", "node"):
+        processes.start(role)
+    for role in ("broker", "node"):
+        await processes.ready(role)
+    async with channels.dial(f"127.0.0.1:{processes.ports['broker']}") as channel:
+        broker = environments_pb2_grpc.EnvBrokerServiceStub(channel)
+        yield Pool(broker, environments_pb2_grpc.PoolServiceStub(channel), source.as_uri())
+
+
+async def test_tools_and_verifiers_run_in_machines_and_the_lease_says_so(pool: Pool) -> None:
+    lease, other = await pool.launch("a", 2)
+    assert (lease.driver, lease.isolation) == ("qemu-microvm", environments_pb2.ISOLATION_WEAK)
+
+    said = await pool.turn(
+        lease,
+        ("1", "search_replace", EDIT),
+        ("2", "run_terminal", {"command": "sh greet.sh; uname -n; touch /tmp/mine"}),
+    )
+    assert said == ["ok", f"hello\n{lease.lease_id}"]
+    assert await pool.turn(other, ("1", "run_terminal", {"command": "sh greet.sh; ls /tmp"})) == [
+        "helo"
+    ]
+    diff = await pool.diff(lease)
+    assert [(file.path, file.content) for file in diff.written] == [("greet.sh", b"echo hello\n")]
+
+    for handed_in, reward in ((diff, b"1"), (await pool.diff(other), None)):
+        job = environments_pb2.GradeJob(
+            diff=handed_in,
+            files=[environments_pb2.WorkspaceFile(path="test.sh", content=VERIFIER)],
+            command="sh /tests/test.sh",
+            timeout_seconds=60,
+            reward_path="/logs/reward.txt",
+        )
+        graded = await pool.grade(lease, job)
+        assert (graded.reward_file if graded.HasField("reward_file") else None) == reward

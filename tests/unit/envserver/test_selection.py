@@ -1,0 +1,102 @@
+"""Which driver a pool gets: the one it names, or the best that can run its templates."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etude.common.api.pool import EnvPoolSpec
+from etude.envserver.drivers.base import DriverUnavailableError
+from etude.envserver.drivers.selection import Place, selected
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """A machine without a monitor."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return Place(scratch=tmp_path / "scratch", images=tmp_path / "images")
+
+
+def spec(template: dict[str, Any] | None = None, **fields: Any) -> EnvPoolSpec:
+    isolation = {"minimum": "Process", **fields.pop("isolation", {})}
+    templates = [{"name": "python", **(template or {})}]
+    return EnvPoolSpec.model_validate({"templates": templates, "isolation": isolation, **fields})
+
+
+def image(place: Place, name: str = "python", *, files: tuple[str, ...] = ("vmlinuz",)) -> Path:
+    folder = place.images / "images" / ("0" * 32)
+    folder.mkdir(parents=True)
+    manifest = {"name": name, "files": dict.fromkeys(files, "0" * 64)}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+async def refused(pool: EnvPoolSpec, place: Place) -> DriverUnavailableError:
+    with pytest.raises(DriverUnavailableError) as caught:
+        await selected(pool, place)
+    return caught.value
+
+
+@pytest.mark.parametrize("driver", ["Auto", "Process"])
+async def test_templates_without_images_are_processes(place: Place, driver: str) -> None:
+    assert (await selected(spec(isolation={"driver": driver}), place)).name == "process"
+
+
+async def test_a_pool_that_demands_a_machine_never_gets_less(place: Place) -> None:
+    error = await refused(spec(isolation={"minimum": "MicroVM"}), place)
+    assert error.problem.where == "spec.templates[0].image"
+    image(place)
+    error = await refused(spec({"image": "python"}, isolation={"minimum": "MicroVM"}), place)
+    assert "qemu-system-x86_64" in error.problem.what
+
+
+async def test_a_pool_that_accepts_processes_gets_them_where_no_machine_can_be(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    image(place)
+    assert (await selected(spec({"image": "python"}), place)).name == "process"
+    assert "qemu-system-x86_64" in caplog.text
+
+
+async def test_a_named_driver_is_that_driver_or_an_error(place: Place) -> None:
+    image(place)
+    pool = spec({"image": "python"}, isolation={"driver": "QemuMicroVM"})
+    assert (await refused(pool, place)).problem.where == "spec.isolation.driver"
+
+
+@pytest.mark.parametrize(
+    ("template", "fields", "where"),
+    [
+        ({"image": "python"}, {}, "spec.templates[0].image"),
+        ({}, {"slot": {"memoryMib": 512}}, "spec.slot.memoryMib"),
+    ],
+)
+async def test_processes_refuse_what_they_cannot_honour(
+    place: Place, template: dict[str, Any], fields: dict[str, Any], where: str
+) -> None:
+    pool = spec(template, isolation={"driver": "Process"}, **fields)
+    assert (await refused(pool, place)).problem.where == where
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "what"),
+    [
+        ("other", ("vmlinuz",), "there is no image 'other'"),
+        ("python", ("vmlinuz", "upper.ext4"), "has a disk"),
+        ("file:///no/such/folder", ("vmlinuz",), "/no/such/folder"),
+    ],
+)
+async def test_an_image_that_cannot_be_booted_is_named(
+    place: Place, name: str, files: tuple[str, ...], what: str
+) -> None:
+    image(place, files=files)
+    error = await refused(spec({"image": name}, isolation={"driver": "QemuMicroVM"}), place)
+    assert error.problem.where == "spec.templates[0].image"
+    assert what in error.problem.what
+
+
+async def test_a_damaged_image_is_no_image(place: Place) -> None:
+    (image(place) / "manifest.json").write_text("{")
+    error = await refused(spec({"image": "python"}, isolation={"driver": "QemuMicroVM"}), place)
+    assert error.problem.fix == "build it again"
