@@ -38,7 +38,12 @@ async def spawn_shell(
 
     inherited = (template.memory, template.root, *disk)
     return await vm.start(
-        template.machine, arguments, descriptors=inherited, folder=folder, jail=jail
+        template.machine,
+        arguments,
+        descriptors=inherited,
+        folder=folder,
+        jail=jail,
+        template=template.address,
     )
 
 

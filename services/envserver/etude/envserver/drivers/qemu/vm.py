@@ -11,11 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from etude.envserver.drivers.qemu import record
 from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.qemu.identity import ProcessId, handle, identify
 from etude.envserver.drivers.qemu.jail import SANDBOX, Jail
 from etude.envserver.drivers.qemu.machine import PROGRAM, Machine
 from etude.envserver.drivers.qemu.qmp import Qmp
+from etude.envserver.drivers.qemu.record import VmRecord
 
+MARK = "ETUDE_MACHINE"
+"""In a monitor's environment: its folder, by which one that was never written down is found."""
 EXIT_LIMIT_S = 10.0
 _STDERR_BYTES = 2_000
 _DISK_BYTES = 64 << 30
@@ -30,9 +35,8 @@ class Vm:
     folder: Path
     pid: int
     pidfd: int
-    exited: "asyncio.Future[int]"
-    """Its exit code, negative for a signal."""
-    _process: "subprocess.Popen[bytes]"
+    exited: "asyncio.Future[int | None]"
+    """Its exit code, negative for a signal; None where it is another process's child."""
     _qmp: Qmp | None = None
 
     @property
@@ -62,6 +66,11 @@ class Vm:
         """A connection to the guest's agent, not blocking; there can be one at a time."""
         return _dial(self.folder, "agent")
 
+    def move(self, folder: Path) -> None:
+        """Give the folder another name, of which at most an empty folder is there."""
+        self.folder.rename(folder)
+        self.folder = folder
+
     async def freeze(self) -> None:
         """Stop the guest's processor: from here on the machine uses no CPU time."""
         await self.qmp.execute("stop")
@@ -88,7 +97,9 @@ class Vm:
             return error
         with (self.folder / "stderr").open("rb") as file:
             text = file.read(_STDERR_BYTES).decode(errors="replace").strip()
-        return VmmError(f"the monitor ended with {self.exited.result()}: {text or error}")
+        code = self.exited.result()
+        ended = "the monitor ended" if code is None else f"the monitor ended with {code}"
+        return VmmError(f"{ended}: {text or error}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +117,7 @@ async def start(
     descriptors: Sequence[int],
     folder: Path,
     jail: Jail,
+    template: str = "",
 ) -> Vm:
     """Start a monitor in a jail and connect to it.
 
@@ -115,6 +127,7 @@ async def start(
         descriptors: what it inherits beside those.
         folder: an empty folder of its own.
         jail: whom it runs as.
+        template: address of what it will be a clone of.
 
     Raises:
         VmmError: it did not start; the message has its last words.
@@ -127,8 +140,27 @@ async def start(
             file_bytes=2 * machine.memory_bytes + (_DISK_BYTES if machine.has_disk else 0),
         )
         inherited = (*descriptors, sockets.qmp, sockets.agent)
-        process = _spawned(command, inherited, folder / "stderr")
-    vm = _watched(machine, folder, process)
+        process = _spawned(command, inherited, folder)
+    vm = _watched(machine, folder, process.pid, os.pidfd_open(process.pid), process.wait)
+    try:
+        _note(vm, jail, template)
+        await vm.connect()
+    except BaseException:
+        await vm.destroy()
+        raise
+    return vm
+
+
+async def adopt(machine: Machine, folder: Path, process: ProcessId) -> Vm:
+    """Take up a monitor that an earlier process of this node started, and connect to it.
+
+    Raises:
+        VmmError: it has ended, or does not answer.
+    """
+    pidfd = handle(process)
+    if pidfd is None:
+        raise VmmError(f"machine {process.pid} has ended")
+    vm = _watched(machine, folder, process.pid, pidfd, lambda: None)
     try:
         await vm.connect()
     except BaseException:
@@ -137,8 +169,25 @@ async def start(
     return vm
 
 
+def _note(vm: Vm, jail: Jail, template: str) -> None:
+    """Write down which process it is: before the guest runs, so that none is ever unknown.
+
+    Raises:
+        VmmError: it cannot be written down.
+    """
+    process = identify(vm.pid)
+    if process is None:
+        return  # it ended already, which connecting to it will tell
+    uid = jail.uid if os.geteuid() == 0 else os.geteuid()
+    noted = VmRecord(process=process, uid=uid, template=template)
+    try:
+        record.save(vm.folder, noted, is_durable=False)
+    except OSError as cause:
+        raise VmmError(f"machine {vm.pid} cannot be written down: {cause}") from cause
+
+
 def _spawned(
-    command: Sequence[str], inherited: Sequence[int], stderr: Path
+    command: Sequence[str], inherited: Sequence[int], folder: Path
 ) -> "subprocess.Popen[bytes]":
     """A process of a session of its own. Blocks for the milliseconds of a vfork.
 
@@ -146,7 +195,7 @@ def _spawned(
         VmmError: there is no such program.
     """
     try:
-        with stderr.open("wb") as words:
+        with (folder / "stderr").open("wb") as words:
             # asyncio's own way has a thread for each process.
             return subprocess.Popen(
                 command,
@@ -155,7 +204,7 @@ def _spawned(
                 stdout=subprocess.DEVNULL,
                 stderr=words,
                 cwd="/",
-                env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
+                env={"PATH": "/usr/bin:/bin", "LC_ALL": "C", MARK: str(folder.resolve())},
                 # A terminal's Ctrl-C is for the node, and machines outlive its restart.
                 start_new_session=True,
             )
@@ -163,18 +212,19 @@ def _spawned(
         raise VmmError(f"{PROGRAM} cannot be started: {cause}") from cause
 
 
-def _watched(machine: Machine, folder: Path, process: "subprocess.Popen[bytes]") -> Vm:
+def _watched(
+    machine: Machine, folder: Path, pid: int, pidfd: int, reap: Callable[[], int | None]
+) -> Vm:
     loop = asyncio.get_running_loop()
-    pidfd = os.pidfd_open(process.pid)
-    exited: asyncio.Future[int] = loop.create_future()
+    exited: asyncio.Future[int | None] = loop.create_future()
 
     def ended() -> None:
         loop.remove_reader(pidfd)
         os.close(pidfd)
-        exited.set_result(process.wait())
+        exited.set_result(reap())
 
     loop.add_reader(pidfd, ended)
-    return Vm(machine, folder, process.pid, pidfd, exited, process)
+    return Vm(machine, folder, pid, pidfd, exited)
 
 
 @contextlib.contextmanager
