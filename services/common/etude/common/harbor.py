@@ -1,91 +1,43 @@
 """Task folders in Harbor layout: read once, checked whole, bad input named.
 
 Layout: task.toml, instruction.md, environment/ (Dockerfile beside the files of the workspace),
-tests/test.sh, solution/solve.sh. Format: Harbor (harbor-framework/harbor), schema 1.0 to 1.4.
+tests/test.sh, solution/solve.sh. Format: Harbor (harbor-framework/harbor), schema 1.0 to 1.4,
+without what needs a container engine, a network or several steps.
 """
 
+import json
 import re
 import stat
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 from blake3 import blake3
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import ValidationError
 
+from etude.common import harbor_settings
 from etude.common.errors import Problem, UserError
+from etude.common.harbor_settings import TaskFile
 
 REWARD_PATH = "/logs/verifier/reward.txt"
-"""Where a verifier leaves its one number, inside the sandbox."""
+"""Where a verifier's one number is read from, inside the sandbox."""
+_REWARD_JSON = "/logs/verifier/reward.json"
 
 MAX_FILE_BYTES = 4 << 20
 MAX_FILES = 10_000
+MAX_FOLDER_BYTES = 64 << 20
 MAX_REWARD_BYTES = 64 << 10
-TEST_COMMAND = "bash /tests/test.sh"
+TEST_COMMAND = (
+    "mkdir -p /logs/verifier; bash /tests/test.sh; ended=$?;"
+    f" if [ -e {_REWARD_JSON} ] || [ -L {_REWARD_JSON} ];"
+    f" then rm -rf {REWARD_PATH}; mv {_REWARD_JSON} {REWARD_PATH}; fi; exit $ended"
+)
+"""As Harbor runs tests/test.sh: its folder for logs is there, and reward.json comes first."""
 
 _TASK_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 _NUMBER = re.compile(rb"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*")
 _HINT = "correct the task folder; `etude tasks verify FOLDER` checks it"
-
-
-class _Section(BaseModel):
-    """Keys that we do not know are kept, so that they can be reported."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-    def unknown(self, path: str) -> list[str]:
-        return [f"{path}.{key}" for key in self.model_extra or ()]
-
-
-class _Metadata(_Section):
-    etude_verifier: str | None = Field(default=None, min_length=1, max_length=4096)
-    etude_artefacts: tuple[str, ...] = ()
-
-
-class _Verifier(_Section):
-    timeout_sec: float = Field(default=600.0, gt=0, le=86_400, allow_inf_nan=False)
-
-
-class _Agent(_Section):
-    """For other harnesses: here the run limits its rollouts."""
-
-    timeout_sec: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-
-
-class _Environment(_Section):
-    """Sizes are for other harnesses: here the pool decides. What no pool gives is refused."""
-
-    build_timeout_sec: float = Field(default=600.0, gt=0)
-    cpus: float = Field(default=1, gt=0)
-    memory_mb: int = Field(default=2048, gt=0)
-    storage_mb: int = Field(default=10_240, gt=0)
-    memory: str | None = None
-    storage: str | None = None
-    allow_internet: Literal[False] | None = None
-    network_mode: Literal["no-network"] | None = None
-    gpus: Literal[0] = 0
-
-
-class _TaskFile(_Section):
-    schema_version: Literal["1.0", "1.1", "1.2", "1.3", "1.4"] = Field(default="1.0")
-    version: Literal["1.0"] | None = None
-    task: dict[str, JsonValue] = Field(default_factory=dict)
-    metadata: _Metadata = _Metadata()
-    verifier: _Verifier = _Verifier()
-    agent: _Agent = _Agent()
-    environment: _Environment = _Environment()
-    solution: dict[str, JsonValue] = Field(default_factory=dict)
-    source: str | None = None
-    steps: tuple[()] = ()
-
-    def unknown_keys(self) -> tuple[str, ...]:
-        """Keys outside of [metadata], which is free, that nothing here reads."""
-        found = list(self.model_extra or ())
-        for name in ("verifier", "agent", "environment"):
-            found += getattr(self, name).unknown(name)
-        return tuple(sorted(found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +55,12 @@ class HarborTask:
     """Patterns of paths that the agent may hand in; empty allows all."""
     unknown_keys: tuple[str, ...]
     """Keys of task.toml that nothing reads."""
+    keeps_history: bool = False
+    """Whether its repository may hold more than one commit."""
+    image: str = ""
+    """Name of the image that it needs; empty where any will do."""
+    solution_env: str = ""
+    """The beginning of the shell command that runs solve.sh."""
 
     @property
     def environment(self) -> Path:
@@ -159,14 +117,19 @@ def read_task(folder: Path) -> HarborTask:
     _check_script(folder / "tests" / "test.sh")
     if (folder / "solution").exists():
         _check_script(folder / "solution" / "solve.sh")
+    own = settings.metadata
+    command = own.etude_verifier or TEST_COMMAND
     return HarborTask(
         task_id=folder.name,
         folder=folder,
         instruction=_instruction(folder / "instruction.md"),
-        command=settings.metadata.etude_verifier or TEST_COMMAND,
+        command=harbor_settings.exports(settings.verifier.env) + command,
         verifier_timeout_s=settings.verifier.timeout_sec,
-        artefacts=settings.metadata.etude_artefacts,
-        unknown_keys=settings.unknown_keys(),
+        artefacts=_artefacts(folder / "task.toml", settings),
+        unknown_keys=tuple(sorted(settings.unknown())),
+        keeps_history=own.etude_keeps_history,
+        image=own.etude_image or "",
+        solution_env=harbor_settings.exports(settings.solution.env),
     )
 
 
@@ -177,27 +140,58 @@ def read_files(folder: Path) -> dict[str, bytes]:
         UserError: a file is a link, too large or no regular file.
     """
     found = {}
+    num_bytes = 0
     for path in sorted(_walk(folder)):
-        _check_file(path)
+        num_bytes += _check_file(path)
+        if num_bytes > MAX_FOLDER_BYTES:
+            _refuse(folder, f"holds more than {MAX_FOLDER_BYTES} bytes")
         found[path.relative_to(folder).as_posix()] = path.read_bytes()
     return found
 
 
 def reward(data: bytes) -> float:
-    """The one number from 0 to 1 that a reward file holds.
+    """The one number from 0 to 1 that a reward file holds: alone, or as `{"reward": 1}`.
 
     Raises:
         ValueError: saying what it holds instead.
     """
     if len(data) > MAX_REWARD_BYTES:
         raise ValueError(f"the reward file is larger than {MAX_REWARD_BYTES} bytes")
-    if not _NUMBER.fullmatch(data):
-        tail = data[-200:].decode(errors="replace")
-        raise ValueError(f"the reward file holds no number: {tail!r}")
-    value = float(data)
+    text = data if _NUMBER.fullmatch(data) else _from_object(data)
+    value = float(text)
     if not 0 <= value <= 1:
         raise ValueError(f"the reward {value} is not from 0 to 1")
     return value
+
+
+def _from_object(data: bytes) -> str:
+    """The number of the one key, or of the key "reward", as the object spells it.
+
+    Raises:
+        ValueError: there is none, or more than one.
+    """
+    tail = data[-200:].decode(errors="replace")
+    if not data.lstrip().startswith(b"{"):
+        raise ValueError(f"the reward file holds no number: {tail!r}")
+    try:
+        # Numbers stay text: 1e309 and 5,000 digits are refused as numbers are in reward.txt.
+        pairs = json.loads(data, object_pairs_hook=list, parse_int=_Number, parse_float=_Number)
+        names = [name for name, _ in pairs]
+    except (ValueError, RecursionError) as cause:
+        raise ValueError(f"the reward file is no JSON object: {tail!r}") from cause
+    chosen = [value for name, value in pairs if name == "reward" or len(pairs) == 1]
+    if len(chosen) != 1 or len({*names}) != len(names):
+        raise ValueError(f"the reward file has not one reward but the keys {names[:10]}")
+    for value in chosen:
+        if isinstance(value, _Number):
+            return value
+    raise ValueError(f"the reward file holds no number: {tail!r}")
+
+
+class _Number(str):
+    """A number as JSON spells it."""
+
+    __slots__ = ()
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -214,14 +208,18 @@ def _walk(folder: Path) -> Iterator[Path]:
                 yield entry
 
 
-def _check_file(path: Path) -> None:
+def _check_file(path: Path) -> int:
+    """Size of a file that a task may hold."""
     status = path.lstat()
+    if not path.name.isprintable():
+        _refuse(path.parent, f"holds the name {path.name!r}, with control characters or no UTF-8")
     if stat.S_ISLNK(status.st_mode):
         _refuse(path, "is a symbolic link; a task holds plain files only")
     if not stat.S_ISREG(status.st_mode):
         _refuse(path, "is no regular file")
     if status.st_size > MAX_FILE_BYTES:
         _refuse(path, f"has {status.st_size} bytes, more than {MAX_FILE_BYTES}")
+    return status.st_size
 
 
 def _check_script(path: Path) -> None:
@@ -243,17 +241,24 @@ def _instruction(path: Path) -> str:
     return text.strip()
 
 
-def _settings(path: Path) -> _TaskFile:
+def _settings(path: Path) -> TaskFile:
     if not path.is_file():
         _refuse(path, "is missing")
     try:
-        raw: Mapping[str, JsonValue] = tomllib.loads(path.read_bytes().decode())
-        return _TaskFile.model_validate(raw)
+        return harbor_settings.parsed(path.read_bytes().decode())
     except ValidationError as cause:
         first = cause.errors()[0]
-        _refuse(path, f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}")
+        what = first["msg"].removeprefix("Value error, ")
+        _refuse(path, f"{'.'.join(str(part) for part in first['loc'])}: {what}")
     except ValueError as cause:
         _refuse(path, f"is no TOML: {cause}")
+
+
+def _artefacts(path: Path, settings: TaskFile) -> tuple[str, ...]:
+    try:
+        return settings.artefacts()
+    except ValueError as cause:
+        _refuse(path, str(cause))
 
 
 def _refuse(path: Path, what: str) -> NoReturn:

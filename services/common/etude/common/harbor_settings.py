@@ -1,0 +1,239 @@
+"""The keys of task.toml, Harbor's schema 1.0 to 1.4: read, without effect here, or refused.
+
+A key that changes what a task does is honoured, or refused with the reason; sizes, build limits
+and descriptions are for other harnesses; keys that Harbor does not know either are reported.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
+
+WORKSPACE = "/workspace"
+"""Where the files of environment/ lie in every sandbox."""
+
+SchemaVersion = Literal["1.0", "1.1", "1.2", "1.3", "1.4"]
+_ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([GMK])\s*", re.IGNORECASE)
+_MB = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
+
+
+def _empty(why: str) -> AfterValidator:
+    """A key that Harbor knows and that only its empty value can mean here."""
+
+    def check(value: object) -> object:
+        if value not in (None, [], {}, ""):
+            raise ValueError(f"is not available here: {why}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _literal(values: Mapping[str, str]) -> Mapping[str, str]:
+    for name, value in values.items():
+        if "${" in value:
+            raise ValueError(f"{name} takes a value of the host, which no sandbox gets")
+        if "\0" in value:
+            raise ValueError(f"{name} holds a NUL")
+    return values
+
+
+def _size(value: str) -> str:
+    if not _SIZE.fullmatch(value):
+        raise ValueError("is no size such as 2G, 512M or 64K")
+    return value
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
+_Absent = Annotated[Any, _empty("it belongs to containers with services")]
+_NoUser = Annotated[Any, _empty("every command runs as the sandbox's own user")]
+_NoHosts = Annotated[Any, _empty("sandboxes have no network")]
+_Env = Annotated[
+    dict[Annotated[str, StringConstraints(pattern=_ENV_NAME)], str], AfterValidator(_literal)
+]
+_Size = Annotated[str, AfterValidator(_size)]
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_NoNetwork = Literal["no-network"] | None
+
+
+class Section(BaseModel):
+    """Keys that nobody knows are kept, so that they can be reported."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    def unknown(self, path: str = "") -> Iterator[str]:
+        """Keys of this section and those in it that neither Harbor nor this program reads."""
+        for key in self.model_extra or ():
+            yield f"{path}{key}"
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, Section) and not isinstance(value, Metadata):
+                yield from value.unknown(f"{path}{name}.")
+
+
+class Metadata(Section):
+    """Free for authors; four keys of it are read here."""
+
+    etude_verifier: str | None = Field(default=None, min_length=1, max_length=4096)
+    """Runs the verifier in place of tests/test.sh."""
+    etude_artefacts: tuple[str, ...] = ()
+    """Patterns of paths that the agent may hand in; empty allows all."""
+    etude_keeps_history: bool = False
+    """Whether the workspace's repository may hold commits before the one that is checked out."""
+    etude_image: str | None = Field(default=None, min_length=1, max_length=256)
+    """Name of the image that the task needs; `image.yaml` beside task.toml makes it."""
+
+
+class Package(Section):
+    """What the task is called where it is published."""
+
+    name: str | None = None
+    version: str | None = None
+    description: str = ""
+    authors: tuple[dict[str, Any], ...] = ()
+    keywords: tuple[str, ...] = ()
+
+
+class Verifier(Section):
+    """How the hidden tests run."""
+
+    timeout_sec: float = Field(default=600.0, gt=0, le=86_400, allow_inf_nan=False)
+    env: _Env = Field(default_factory=dict)
+    user: _NoUser = None
+    environment_mode: Literal["shared", "separate"] | None = None
+    """Grading is always in a sandbox of its own; separate hands the artifacts over only."""
+    environment: Annotated[Any, _empty("tests run in the task's own image")] = None
+    collect: _Absent = ()
+    network_mode: _NoNetwork = None
+    allowed_hosts: _NoHosts = None
+
+
+class Agent(Section):
+    """For other harnesses: here the run limits its rollouts."""
+
+    timeout_sec: _Seconds | None = None
+    user: _NoUser = None
+    network_mode: _NoNetwork = None
+    allowed_hosts: _NoHosts = None
+
+
+class Environment(Section):
+    """Sizes are for other harnesses: here the pool decides. What no pool gives is refused."""
+
+    build_timeout_sec: _Seconds = 600.0
+    docker_image: Annotated[Any, _empty("nothing is pulled; import the task with --oci")] = None
+    os: Annotated[Literal["linux"], BeforeValidator(_lower)] = "linux"
+    cpus: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    memory_mb: int | None = Field(default=None, gt=0)
+    storage_mb: int | None = Field(default=None, gt=0)
+    memory: _Size | None = None
+    storage: _Size | None = None
+    gpus: Literal[0] | None = None
+    gpu_types: Annotated[Any, _empty("environments have no GPU")] = None
+    tpu: Annotated[Any, _empty("environments have no TPU")] = None
+    allow_internet: Literal[False] | None = None
+    network_mode: _NoNetwork = None
+    allowed_hosts: _NoHosts = None
+    mcp_servers: Annotated[Any, _empty("the agent's tools are those of the toolset")] = ()
+    env: Annotated[Any, _empty("commands see a fixed environment")] = None
+    skills_dir: Annotated[Any, _empty("the harness installs no skills")] = None
+    healthcheck: _Absent = None
+    workdir: Literal["/workspace"] | None = None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        for old, new in (("memory", "memory_mb"), ("storage", "storage_mb")):
+            text, number = getattr(self, old), getattr(self, new)
+            if text is not None and number is not None and _megabytes(text) != number:
+                raise ValueError(f"{old} = {text!r} is not {new} = {number}")
+        return self
+
+
+class Solution(Section):
+    """How the reference solution runs."""
+
+    env: _Env = Field(default_factory=dict)
+
+
+class TaskFile(Section):
+    """A whole task.toml."""
+
+    schema_version: SchemaVersion = "1.0"
+    version: SchemaVersion | None = None
+    """Its name before schema_version."""
+    task: Package = Package()
+    metadata: Metadata = Metadata()
+    verifier: Verifier = Verifier()
+    agent: Agent = Agent()
+    environment: Environment = Environment()
+    solution: Solution = Solution()
+    source: str | None = None
+    steps: Annotated[Any, _empty("a task has one instruction")] = ()
+    multi_step_reward_strategy: Annotated[Any, _empty("a task has one step")] = None
+    artifacts: tuple[str | dict[str, Any], ...] = ()
+
+    def artefacts(self) -> tuple[str, ...]:
+        """Patterns of paths that the agent may hand in; empty allows all.
+
+        Raises:
+            ValueError: a separate verifier gets something from outside of the workspace.
+        """
+        if self.metadata.etude_artefacts or self.verifier.environment_mode != "separate":
+            return self.metadata.etude_artefacts
+        if not self.artifacts:
+            raise ValueError("artifacts: a separate verifier would get nothing")
+        return tuple(pattern for each in self.artifacts for pattern in _patterns(each))
+
+
+def parsed(text: str) -> TaskFile:
+    """The settings in the text of a task.toml.
+
+    Raises:
+        ValueError: it is no TOML, or nested too deeply; pydantic's ValidationError for a key.
+    """
+    try:
+        return TaskFile.model_validate(tomllib.loads(text))
+    except RecursionError as cause:
+        raise ValueError("nested too deeply") from cause
+
+
+def exports(values: Mapping[str, str]) -> str:
+    """A shell command's beginning that sets these variables."""
+    return "".join(f"export {name}={_quoted(value)}; " for name, value in values.items())
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def _patterns(artifact: str | Mapping[str, Any]) -> list[str]:
+    given = artifact if isinstance(artifact, Mapping) else {"source": artifact}
+    source = given.get("source")
+    extra = sorted(set(given) - {"source", "destination"})
+    if not isinstance(source, str) or extra:
+        raise ValueError(f"artifacts: give source and destination only, not {', '.join(extra)}")
+    path = source.removeprefix(f"{WORKSPACE}/").rstrip("/")
+    if not path or path.startswith("/") or ".." in path.split("/"):
+        raise ValueError(f"artifacts: {source!r} is not below {WORKSPACE}")
+    if set(path) & set("*?[]{}\\"):
+        raise ValueError(f"artifacts: {source!r} is a pattern; name files and folders")
+    return [path, f"{path}/**"]
+
+
+def _megabytes(text: str) -> int:
+    match = _SIZE.fullmatch(text)
+    # The pattern was checked with the field.
+    return int(float(match[1]) * _MB[match[2].upper()]) if match else 0
