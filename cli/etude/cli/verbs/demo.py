@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from etude.cli import runs
+from etude.cli.demo.environments import Driver
 from etude.cli.output import Exit, console, say
 from etude.cli.verbs.audit import account_of
 from etude.cli.verbs.report import write_report
@@ -21,13 +22,16 @@ def demo(
     *,
     seed: Annotated[int, typer.Option(help="Data, tasks, weights and order follow from it.")] = 0,
     folder: Annotated[Path | None, typer.Option("--dir", help="Run folder; runs/demo.")] = None,
+    driver: Annotated[
+        Driver, typer.Option(help="What environments are; Auto: microVMs where they are fast.")
+    ] = Driver.AUTO,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Change a field: spec.path=value.")
     ] = None,
     plain: Annotated[bool, typer.Option(help="Lines instead of a picture.")] = False,
 ) -> None:
     """Warm a small policy up, train it with reinforcement learning, and show that it got better."""
-    from etude.cli.demo import inputs
+    from etude.cli.demo import environments, inputs
     from etude.cli.demo.stopwatch import note
     from etude.cli.procs import ResourceLog
 
@@ -36,7 +40,8 @@ def demo(
     inputs.prepare(target, seed)
     seeds = [f"spec.model.seed={seed}"]
     seeds += [f"spec.phases.{index}.seed={seed}" for index in range(3)]
-    runtime = runs.start(inputs.manifest(), target, [*seeds, *(settings or [])])
+    changes = [*seeds, *environments.settings(driver), *(settings or [])]
+    runtime = runs.start(inputs.manifest(), target, changes)
     if runs.await_state(runtime) is not None:
         note(target, "started", started_s)
         memory = ResourceLog(target, runtime.process.pid)

@@ -1,7 +1,6 @@
 """Which driver a pool gets on this machine."""
 
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from etude.envserver.drivers.qemu import probe, tsc
 from etude.envserver.drivers.qemu.compatibility import qemu_version
 from etude.envserver.drivers.qemu.driver import QemuDriver
 from etude.envserver.drivers.qemu.errors import VmmError
-from etude.envserver.drivers.qemu.jail import Jail
+from etude.envserver.drivers.qemu.jail import jail_with_kvm
 from etude.envserver.drivers.qemu.machine import Accelerator, Machine
 from etude.envserver.images import build as builder
 from etude.envserver.images.build import Image
@@ -24,7 +23,6 @@ from etude.envserver.images.cache import Cache
 log = logging.getLogger(__name__)
 
 DEFAULT_MEMORY_MIB = 256
-_KVM = Path("/dev/kvm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,18 +97,13 @@ async def _machines(spec: EnvPoolSpec, place: Place) -> QemuDriver:
 
 
 async def _accelerated(images: Mapping[str, Image], machine: Machine, place: Place) -> QemuDriver:
-    first, jail = next(iter(images.values())), _jail()
+    first, jail = next(iter(images.values())), jail_with_kvm()
     verdict = await probe.kvm(first, machine, jail=jail, scratch=place.scratch)
     if verdict.works:
         machine = replace(machine, accelerator=Accelerator.KVM)
         return QemuDriver(scratch=place.scratch, images=images, machine=machine, jail=jail)
     log.warning("QEMU translates the guests' instructions, 10 to 30 times slower: %s", verdict.why)
     return QemuDriver(scratch=place.scratch, images=images, machine=machine)
-
-
-def _jail() -> Jail:
-    """Whom monitors run as: a user that may open the device of the processor's virtual machines."""
-    return Jail(gid=_KVM.stat().st_gid) if _KVM.exists() and os.geteuid() == 0 else Jail()
 
 
 def _image(template: Template, index: int, cache: Cache) -> Image:

@@ -15,13 +15,12 @@ from pathlib import Path
 from etude.envserver.drivers.base import SandboxError
 from etude.envserver.drivers.qemu import template
 from etude.envserver.drivers.qemu.compatibility import qemu_version
-from etude.envserver.drivers.qemu.jail import Jail
+from etude.envserver.drivers.qemu.jail import KVM, Jail
 from etude.envserver.drivers.qemu.machine import Accelerator, Machine
 from etude.envserver.images.build import Image
 
 BOOT_LIMIT_S = 3.0
 """With KVM the agent answers in half a second."""
-_DEVICE = Path("/dev/kvm")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _MAX_BYTES = 1 << 16
 
@@ -60,7 +59,7 @@ def _facts(image: Image, jail: Jail) -> dict[str, str]:
         "kernel": image.files["vmlinuz"],
         "user": f"{jail.uid}:{jail.gid}",
         # A node that is given the device later asks again.
-        "device": str(os.access(_DEVICE, os.R_OK | os.W_OK)),
+        "device": str(os.access(KVM, os.R_OK | os.W_OK)),
     }
 
 
@@ -71,8 +70,8 @@ def _write(path: Path, text: str) -> None:
 
 
 async def _boot(image: Image, machine: Machine, jail: Jail, scratch: Path) -> Verdict:
-    if not os.access(_DEVICE, os.R_OK | os.W_OK):
-        return Verdict(works=False, why=f"{_DEVICE} cannot be opened")
+    if not os.access(KVM, os.R_OK | os.W_OK):
+        return Verdict(works=False, why=f"{KVM} cannot be opened")
     folder = Path(tempfile.mkdtemp(prefix="probe-", dir=scratch))
     try:
         booting = await template.boot(image, machine, folder=folder, jail=jail)

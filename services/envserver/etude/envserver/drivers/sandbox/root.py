@@ -22,13 +22,14 @@ _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "etc/alternatives")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _SHUT = kernel.READ_ONLY | kernel.NO_SUID | kernel.NO_DEVICES
 _PROC_FLAGS = kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC
-_PYTEST = """#!/bin/sh
+PYTEST = """#!/bin/sh
 case "$*" in
   ""|-q|-v) exec {python} -B {tools}/lib/minitest.py ;;
 esac
 echo "pytest: this sandbox has a small test runner: only 'pytest' and 'pytest -q', in the root" >&2
 exit 4
 """
+"""The command of that name: the policy's tests run on a small runner, wherever they run."""
 _ETC = {
     "passwd": f"root:x:0:0:root:/:/bin/sh\nagent:x:{INSIDE_UID}:{INSIDE_UID}::/tmp:/bin/sh\n",
     "group": f"root:x:0:\nagent:x:{INSIDE_UID}:\n",
@@ -94,7 +95,7 @@ def _add_tools(root: Path, layout: Layout) -> None:
         (tools / "bin" / name).symlink_to(layout.python)
     shutil.copyfile(layout.minitest, tools / "lib/minitest.py")
     script = tools / "bin/pytest"
-    script.write_text(_PYTEST.format(python=layout.python, tools=TOOLS))
+    script.write_text(PYTEST.format(python=layout.python, tools=TOOLS))
     script.chmod(0o755)
 
 

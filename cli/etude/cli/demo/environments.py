@@ -1,0 +1,74 @@
+"""What the demo's environments are on this machine."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from enum import StrEnum
+
+from etude.cli.output import say
+from etude.common.errors import Problem, UserError
+
+_POOL = "spec.roles.environments[repos].poolTemplate"
+
+
+class Driver(StrEnum):
+    """What makes the environments; a pool's own words."""
+
+    AUTO = "Auto"
+    QEMU_MICRO_VM = "QemuMicroVM"
+    PROCESS = "Process"
+
+
+def settings(driver: Driver) -> list[str]:
+    """The demo's pool on this driver, as settings of its manifest.
+
+    Raises:
+        UserError: microVMs are demanded, and this machine cannot make them.
+    """
+    if driver is Driver.PROCESS:
+        return []
+    found = _machines(only_with_kvm=driver is Driver.AUTO)
+    changes = chosen(driver, found)
+    if not changes:
+        say(f"environments are processes, for microVMs would be slow here: {found['why']}")
+    return changes
+
+
+def chosen(driver: Driver, found: Mapping[str, str]) -> list[str]:
+    """Settings that put the demo into microVMs, or none.
+
+    Auto takes microVMs where the processor runs their instructions. Where QEMU translates them,
+    a run of the tests costs too much for a demo of minutes.
+
+    Args:
+        driver: what was asked for.
+        found: image, and the accelerator that was found for it.
+    """
+    if driver is Driver.PROCESS or (driver is Driver.AUTO and found["accelerator"] != "kvm"):
+        return []
+    return [
+        f"{_POOL}.isolation.driver={Driver.QEMU_MICRO_VM}",
+        # Quoted: an address of digits alone would be a number.
+        f"{_POOL}.templates[python].image={json.dumps(found['image'])}",
+    ]
+
+
+def _machines(*, only_with_kvm: bool) -> dict[str, str]:
+    # The environments part is never imported here: it is another process, as in a cluster.
+    words = [sys.executable, "-m", "etude.envserver.images.demo"]
+    options = ["--only-with-kvm"] if only_with_kvm else []
+    done = subprocess.run([*words, *options], stdout=subprocess.PIPE, check=False)
+    if done.returncode == 0:
+        found: dict[str, str] = json.loads(done.stdout)
+        return found
+    if only_with_kvm:
+        return {"accelerator": "none", "why": "see above"}
+    raise UserError(
+        Problem(
+            "DriverUnavailable",
+            what="this machine makes no microVMs: see above",
+            where=f"--driver {Driver.QEMU_MICRO_VM}",
+            fix="make system-deps as root, python hack/guest.py; or --driver Process",
+        )
+    )

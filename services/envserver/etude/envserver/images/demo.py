@@ -1,0 +1,85 @@
+"""The image of the demo's environments, built if need be, and who runs its instructions here.
+
+python -m etude.envserver.images.demo [--only-with-kvm]
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from etude.agent import minitest
+from etude.common.errors import UserError
+from etude.envserver.drivers.qemu import probe, tsc
+from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.qemu.jail import KVM, jail_with_kvm
+from etude.envserver.drivers.qemu.machine import Machine
+from etude.envserver.drivers.sandbox.layout import TOOLS
+from etude.envserver.drivers.sandbox.root import PYTEST
+from etude.envserver.images import build as builder
+from etude.envserver.images.build import Image
+from etude.envserver.images.cache import Cache
+from etude.envserver.images.command import agent_of
+from etude.envserver.images.spec import Base, DebianBase, File, ImageSpec
+from etude.envserver.tasks import exits
+
+NAME = "demo"
+
+
+def spec() -> ImageSpec:
+    """Debian's Python, and the test runner that the demo's policy knows as pytest."""
+    command = PYTEST.format(python="/usr/bin/python3", tools=TOOLS)
+    return ImageSpec(
+        name=NAME,
+        base=Base(debian=DebianBase(packages=("python3", "ripgrep"))),
+        files=(
+            File(path=f"{TOOLS}/bin/pytest", text=command, mode="0755"),
+            File(path=f"{TOOLS}/lib/minitest.py", text=Path(minitest.__file__).read_text()),
+        ),
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print one JSON object: the image's address, the accelerator, and why that one."""
+    parser = argparse.ArgumentParser(prog="python -m etude.envserver.images.demo")
+    parser.add_argument(
+        "--only-with-kvm", action="store_true", help="build nothing where there is no /dev/kvm"
+    )
+    given = parser.parse_args(arguments)
+    if given.only_with_kvm and not os.access(KVM, os.R_OK | os.W_OK):
+        return _answer("", "tcg", f"{KVM} cannot be opened")
+    try:
+        agent = agent_of(None, os.environ, Path.home())
+        image = builder.build(spec(), agent=agent, cache=Cache(builder.default_cache()), say=_say)
+        verdict = asyncio.run(_verdict(image))
+    except (UserError, OSError) as error:
+        return exits.explain(error)
+    except VmmError as error:
+        sys.stderr.write(f"{error}\n")
+        return exits.NO
+    return _answer(image.address, "kvm" if verdict.works else "tcg", verdict.why)
+
+
+async def _verdict(image: Image) -> probe.Verdict:
+    with tempfile.TemporaryDirectory(prefix="etude-probe-") as scratch:
+        machine = Machine(tsc_khz=tsc.host_tsc_khz())
+        return await probe.kvm(image, machine, jail=jail_with_kvm(), scratch=Path(scratch))
+
+
+def _answer(image: str, accelerator: str, why: str) -> int:
+    row = {"image": image, "accelerator": accelerator, "why": why}
+    sys.stdout.write(json.dumps(row) + "\n")
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

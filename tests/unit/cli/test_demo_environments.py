@@ -1,0 +1,39 @@
+"""What the demo's environments are, from what the machine can do."""
+
+import pytest
+
+from etude.cli.demo import inputs
+from etude.cli.demo.environments import Driver, chosen
+from etude.common.api import documents
+from etude.common.api.kinds import RLRun
+from etude.common.api.pool import DriverName
+from etude.operator import localise
+
+IMAGE = "0" * 32
+KVM = {"image": IMAGE, "accelerator": "kvm", "why": "the guest answered"}
+TCG = {"image": IMAGE, "accelerator": "tcg", "why": "/dev/kvm cannot be opened"}
+
+
+@pytest.mark.parametrize(
+    ("driver", "found", "takes_machines"),
+    [
+        (Driver.AUTO, KVM, True),
+        (Driver.AUTO, TCG, False),
+        (Driver.QEMU_MICRO_VM, TCG, True),
+        (Driver.PROCESS, KVM, False),
+    ],
+)
+def test_the_demo_takes_machines_where_they_are_fast_or_asked_for(
+    driver: Driver, found: dict[str, str], *, takes_machines: bool
+) -> None:
+    assert bool(chosen(driver, found)) is takes_machines
+
+
+def test_the_settings_make_the_manifest_one_of_machines() -> None:
+    value = documents.read(inputs.manifest().read_bytes())[0].value
+    assert isinstance(value, dict)
+    run = RLRun.model_validate(localise.with_settings(value, chosen(Driver.AUTO, KVM)))
+    pool = run.spec.roles.environments[0].pool_template
+    assert pool is not None
+    assert pool.isolation.driver is DriverName.QEMU_MICRO_VM
+    assert [template.image for template in pool.templates] == [IMAGE]
