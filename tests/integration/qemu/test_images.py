@@ -17,7 +17,7 @@ from etude.common.errors import UserError
 from etude.envserver.images import bases, oci
 from etude.envserver.images.build import Image, build
 from etude.envserver.images.cache import Cache
-from etude.envserver.images.spec import Base, BusyboxBase, File, ImageSpec, Step
+from etude.envserver.images.spec import Base, BusyboxBase, File, ImageSpec, OciBase, Step
 
 BUSYBOX = Base(busybox=BusyboxBase())
 
@@ -172,6 +172,26 @@ def test_a_layer_cannot_link_to_a_file_of_the_host(tmp_path: Path, target: str) 
         oci.unpack(folder, digest, tree)
     assert secret.stat().st_mode & 0o777 == 0o600
     assert secret.stat().st_nlink == 1
+
+
+@pytest.mark.parametrize("name", ["etc", "tmp", "var"])
+def test_a_link_in_an_image_makes_nobody_change_the_host(tmp_path: Path, name: str) -> None:
+    host = tmp_path / "host"
+    (host / "lib/apt/lists").mkdir(parents=True)
+    (host / "hostname").write_text("mine")
+    host.chmod(0o700)
+    link = tarfile.TarInfo(name)
+    link.type, link.linkname = tarfile.SYMTYPE, str(host)
+    folder, digest = layout(tmp_path / "oci", link)
+    with pytest.raises(UserError, match="leads through a link out of the root"):
+        bases.root(
+            Base(oci=OciBase(layout=str(folder), digest=digest)),
+            Cache(tmp_path / "cache"),
+            lambda text: None,
+        )
+    assert (host / "lib/apt/lists").is_dir()
+    assert (host / "hostname").read_text() == "mine"
+    assert host.stat().st_mode & 0o7777 == 0o700
 
 
 def test_a_blob_with_another_content_is_refused(tmp_path: Path) -> None:

@@ -87,18 +87,37 @@ def _busybox(tree: Path) -> None:
 
 
 def _finish(tree: Path) -> None:
-    """Take away what names the host, and leave the folders that mounts need."""
+    """Take away what names the host, and leave the folders that mounts need.
+
+    Raises:
+        UserError: the root came from outside, and a link in it leads out of it.
+    """
     for name in _LEFTOVERS:
-        path = tree / name
+        path = _inside(tree, name)
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
     for name in _FOLDERS:
+        path = _inside(tree, name)
         # Where Debian has a link, as from bin to usr/bin, there is something already.
-        if not (tree / name).is_symlink():
-            (tree / name).mkdir(parents=True, exist_ok=True)
-    (tree / "tmp").chmod(0o1777)
-    (tree / "etc/hostname").write_text("sandbox\n", encoding="ascii")
-    (tree / "etc/machine-id").write_text("", encoding="ascii")
+        if not path.is_symlink():
+            path.mkdir(parents=True, exist_ok=True)
+    _inside(tree, "tmp/any").parent.chmod(0o1777)
+    _inside(tree, "etc/hostname").write_text("sandbox\n", encoding="ascii")
+    _inside(tree, "etc/machine-id").write_text("", encoding="ascii")
     tree.chmod(0o755)
+
+
+def _inside(tree: Path, name: str) -> Path:
+    """A path of the tree whose folder is really in it.
+
+    Raises:
+        UserError: it is elsewhere.
+    """
+    path = tree / name
+    if not path.parent.resolve().is_relative_to(tree.resolve()):
+        what = f"{name!r} leads through a link out of the root"
+        fix = "make the link relative, or take it out of the image"
+        raise UserError(Problem("InvalidSpec", what, str(tree), fix))
+    return path
