@@ -7,7 +7,8 @@ from typing import Protocol
 
 from etude.agent.workspace import Workspace
 from etude.agent.workspace.protocol import Runner
-from etude.common.errors import Problem, UnavailableError, UserError
+from etude.common.errors import Problem, UnavailableError, UserError, WrongStateError
+from etude.envserver.drivers.programs import Program, RunningProgram
 from etude.envserver.folders import FolderContent, Limits
 from etude.envserver.trees import Tree
 
@@ -101,6 +102,14 @@ class Sandbox(Protocol):
             FileNotFoundError: it is gone.
         """
         ...
+
+    async def start(self, program: Program) -> RunningProgram:
+        """Start a program that is talked to while it runs.
+
+        Raises:
+            WrongStateError: the driver cannot do that.
+        """
+        raise WrongStateError("this lease's driver starts no programs beside the agent's calls")
 
     async def close(self) -> None:
         """End whatever runs in it. The lease's folder is removed by the caller."""

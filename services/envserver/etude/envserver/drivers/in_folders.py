@@ -21,11 +21,15 @@ from etude.envserver.drivers.base import (
     Sandbox,
     Verification,
 )
+from etude.envserver.drivers.programs import Program, RunningProgram
 from etude.envserver.drivers.sandbox import layout
 from etude.envserver.folders import FolderContent, Limits, Owner
 from etude.envserver.trees import Tree
 
 _WORKSPACE = "workspace"
+
+Launch = Callable[[Path, Program], Awaitable[RunningProgram]]
+"""Starts a program in a workspace."""
 
 _numbers = itertools.count()
 
@@ -55,6 +59,8 @@ class FolderSandbox(Sandbox):
         runner: Runner,
         execute: Callable[[Command], Awaitable[Outcome]],
         owner: Owner,
+        *,
+        launch: Launch | None = None,
     ) -> None:
         """Nothing is made yet.
 
@@ -63,7 +69,9 @@ class FolderSandbox(Sandbox):
             runner: for the workspace's commands.
             execute: runs a command behind the wall.
             owner: of the files, on the host.
+            launch: starts a program behind the wall, where the driver can.
         """
+        self._launch = launch
         self._root = folder / _WORKSPACE
         self._execute = execute
         self._owner = owner
@@ -96,6 +104,12 @@ class FolderSandbox(Sandbox):
         if limits == folders.SMALL:
             return folders.read(self._root, limits)  # a thread would cost more than the reading
         return await asyncio.to_thread(folders.read, self._root, limits)
+
+    @override
+    async def start(self, program: Program) -> RunningProgram:
+        if self._launch is None:
+            return await super().start(program)
+        return await self._launch(self._root, program)
 
     @override
     async def close(self) -> None:

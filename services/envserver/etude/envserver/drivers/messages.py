@@ -2,15 +2,17 @@
 
 import asyncio
 import json
+import os
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from etude.envserver.drivers.base import Outcome
 from etude.envserver.drivers.in_folders import Command
+from etude.envserver.drivers.programs import Program
 from etude.envserver.drivers.sandbox.layout import Job
 
 
@@ -25,6 +27,22 @@ def job(job_id: int, command: Command, leases: Path) -> Job:
         head_bytes=command.head_bytes,
         tail_bytes=command.tail_bytes,
         collect=command.collect,
+    )
+
+
+def program_job(job_id: int, program: Program, workspace: str) -> Job:
+    """A program as the server takes it; its descriptors travel beside."""
+    return Job(
+        job_id=job_id,
+        command="",
+        workspace=workspace,
+        timeout_s=program.timeout_s,
+        head_bytes=0,
+        tail_bytes=0,
+        argv=tuple(program.argv),
+        cwd=program.cwd,
+        env=dict(program.env),
+        is_terminal=program.terminal is not None,
     )
 
 
@@ -59,24 +77,26 @@ class Outbox:
     channel: socket.socket
     lost: Callable[[str], None]
     """Told why when the server has ended."""
-    _unsent: deque[bytes] = field(default_factory=deque)
+    _unsent: deque[tuple[bytes, Sequence[int]]] = field(default_factory=deque)
 
-    def send(self, message: bytes) -> None:
-        """Send a message, as soon as there is room for it."""
-        self._unsent.append(message)
+    def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Send a message, as soon as there is room for it; the descriptors are closed then."""
+        self._unsent.append((message, descriptors))
         if len(self._unsent) == 1:
             self._flush()
 
     def close(self) -> None:
         """Send nothing more."""
-        self._unsent.clear()
+        while self._unsent:
+            self._drop()
         asyncio.get_running_loop().remove_writer(self.channel)
 
     def _flush(self) -> None:
         loop = asyncio.get_running_loop()
         while self._unsent:
             try:
-                self.channel.send(self._unsent[0])
+                message, descriptors = self._unsent[0]
+                socket.send_fds(self.channel, [message], descriptors)
             except BlockingIOError:
                 loop.add_writer(self.channel, self._flush)
                 return
@@ -84,5 +104,10 @@ class Outbox:
                 self.close()
                 self.lost(f"the sandbox server does not listen: {error}")
                 return
-            self._unsent.popleft()
+            self._drop()
         loop.remove_writer(self.channel)
+
+    def _drop(self) -> None:
+        _, descriptors = self._unsent.popleft()
+        for descriptor in descriptors:
+            os.close(descriptor)

@@ -21,14 +21,19 @@ from typing import Any
 from typing_extensions import override
 
 from etude.agent import minitest
-from etude.envserver.drivers import messages
+from etude.agent.workspace.protocol import Runner
+from etude.common.errors import InvalidFieldError
+from etude.envserver.drivers import messages, piped
 from etude.envserver.drivers.base import (
     DriverUnavailableError,
     Outcome,
+    Sandbox,
     SandboxError,
     Strength,
 )
-from etude.envserver.drivers.in_folders import Command, FolderDriver
+from etude.envserver.drivers.in_folders import Command, FolderDriver, FolderSandbox
+from etude.envserver.drivers.piped import PipedProgram
+from etude.envserver.drivers.programs import Program
 from etude.envserver.drivers.sandbox import layout
 from etude.envserver.drivers.sandbox.layout import Layout
 from etude.envserver.folders import Owner
@@ -93,6 +98,34 @@ class ProcessDriver(FolderDriver):
         if self._process is not None:
             await _end(self._process)
             self._process = None
+
+    @override
+    def sandbox(self, folder: Path, runner: Runner, *, template: str) -> Sandbox:
+        return FolderSandbox(folder, runner, self.run, self.owner(), launch=self.launch)
+
+    async def launch(self, workspace: Path, program: Program) -> PipedProgram:
+        """Start a program that is talked to while it runs.
+
+        Raises:
+            InvalidFieldError: its words are too long.
+            SandboxError: there is no server to start it.
+        """
+        await self.start()
+        outbox = self._outbox
+        if outbox is None:
+            raise SandboxError("the sandbox server has ended")
+        self._next_id += 1
+        folder = str(workspace.relative_to(self.leases))
+        job = messages.program_job(self._next_id, program, folder)
+        message = messages.encoded(dataclasses.asdict(job))
+        if len(message) > layout.MAX_REQUEST_BYTES:
+            raise InvalidFieldError("command", "with its variables it is longer than 256 KiB")
+        report: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._waiting[job.job_id] = report
+        report.add_done_callback(lambda _: self._waiting.pop(job.job_id, None))
+        ends = piped.ends(program.terminal)
+        outbox.send(message, ends.theirs)
+        return PipedProgram(job.job_id, ends, report, is_terminal=program.terminal is not None)
 
     @override
     async def run(self, command: Command) -> Outcome:

@@ -1,10 +1,11 @@
 """One leased environment: its workspace, its calls, its results."""
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from etude.agent.toolsets import Toolset, run_calls
 from etude.agent.workspace import ExecResult
 from etude.common.errors import (
     ForbiddenError,
+    FullError,
     InvalidFieldError,
     UnavailableError,
     UnknownIdError,
@@ -22,6 +24,7 @@ from etude.common.errors import (
 )
 from etude.envserver import folders, metrics, trees
 from etude.envserver.drivers.base import Driver, Outcome, Sandbox, SandboxError
+from etude.envserver.drivers.programs import Program, RunningProgram
 from etude.envserver.node.cache import ResultCache
 from etude.envserver.node.records import CALLS, CallLog, History, Record
 from etude.envserver.node.results import Results, digest, fitting
@@ -31,6 +34,10 @@ from etude.v1 import environments_pb2
 log = logging.getLogger(__name__)
 
 MAX_CALLS = 256
+MAX_PROGRAMS = 16
+"""Of the controller at a time, in one lease."""
+END_S = 5.0
+"""For programs that are killed; they take milliseconds."""
 
 _CHANGES = frozenset({Access.WRITE, Access.ALL})
 
@@ -55,6 +62,10 @@ class Environment:
     """Of the workspace, where it is known; empty where it cannot be told."""
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _running: set[asyncio.Task[list[environments_pb2.ToolResult]]] = field(default_factory=set)
+    _programs: set[RunningProgram] = field(default_factory=set)
+    """What the controller runs beside the turns."""
+    _num_visits: int = 0
+    """Changes from outside so far."""
     _closed: bool = False
 
     def __post_init__(self) -> None:
@@ -88,7 +99,7 @@ class Environment:
             ForbiddenError: another token, the agent's included.
         """
         if not _is_same(token, self.record.held.lease.control_token):
-            raise ForbiddenError(f"lease {self.lease_id}: the token does not allow diff or grade")
+            raise ForbiddenError(f"lease {self.lease_id}: this takes the control token")
 
     async def take_over(self, found: History) -> bool:
         """Continue where another process stopped; False if a turn was cut off and left a trace."""
@@ -148,9 +159,55 @@ class Environment:
                 return environments_pb2.WorkspaceDiff()
             return trees.difference(self.source.tree, found.tree)
 
+    @contextlib.asynccontextmanager
+    async def visited(self) -> AsyncIterator[Sandbox]:
+        """The files, for the controller; between two turns.
+
+        Raises:
+            UnknownIdError: the lease has ended.
+        """
+        async with self._turn:
+            await self._open_for_visit()
+            try:
+                with crossing(SandboxError, f"lease {self.lease_id}"):
+                    yield self._sandbox
+            finally:
+                self._identity = None
+
+    @contextlib.asynccontextmanager
+    async def running(self, program: Program) -> AsyncIterator[RunningProgram]:
+        """A program beside the turns, which ends with the block.
+
+        Raises:
+            UnknownIdError: the lease has ended.
+            FullError: there are too many.
+        """
+        if len(self._programs) >= MAX_PROGRAMS:
+            raise FullError(f"{MAX_PROGRAMS} programs run in this lease", retry_after_s=5)
+        async with self._turn:
+            await self._open_for_visit()
+            running = await self._sandbox.start(program)
+        self._programs.add(running)
+        try:
+            yield running
+        finally:
+            await running.close()
+            self._programs.discard(running)
+            self._num_visits += 1
+            self._identity = None
+
+    async def _open_for_visit(self) -> None:
+        if self._closed:
+            raise self._ended()
+        self._num_visits += 1
+        with crossing(SandboxError, f"lease {self.lease_id}"):
+            await self._make_workspace()
+        self._identity = None
+
     async def close(self) -> None:
         """End what runs and remove the files, or say in the log why they stay."""
         self._closed = True
+        await self._end_programs()
         for task in self._running:
             task.cancel()
         if self._running:
@@ -161,6 +218,16 @@ class Environment:
             await asyncio.to_thread(folders.remove, self.folder)
         except OSError:
             log.exception("the files of lease %s stay on the disk", self.lease_id)
+
+    async def _end_programs(self) -> None:
+        programs = set(self._programs)
+        for program in programs:
+            program.kill()
+        if programs:
+            endings = [asyncio.ensure_future(program.ending()) for program in programs]
+            await asyncio.wait(endings, timeout=END_S)
+            for ending in endings:
+                ending.cancel()
 
     def _ended(self) -> UnknownIdError:
         return UnknownIdError(f"lease {self.lease_id} has ended")
@@ -215,7 +282,12 @@ class Environment:
         return tool is not None and tool.access in _CHANGES
 
     async def _present_identity(self) -> str:
-        """Identity of the workspace, empty where it is too large or too odd to tell cheaply."""
+        """Identity of the workspace, empty where it cannot be told cheaply.
+
+        That is where it is too large or too odd, and while a program of the controller runs.
+        """
+        if self._programs:
+            return ""
         if self._identity is None:
             try:
                 found = await self._sandbox.content(folders.SMALL)
@@ -229,11 +301,13 @@ class Environment:
     async def _exec(self, command: str, timeout_s: float) -> ExecResult:
         is_repeatable = self.driver.is_repeatable(command)
         before = await self._present_identity() if is_repeatable else ""
+        visits = self._num_visits
 
         async def compute() -> tuple[Outcome, bool]:
             self._identity = None
             outcome = await self._sandbox.run(command, timeout_s)
-            return outcome, bool(before) and await self._present_identity() == before
+            is_same = bool(before) and await self._present_identity() == before
+            return outcome, is_same and visits == self._num_visits
 
         if before:
             outcome = await self.cache.get(f"{before} {timeout_s} {command.strip()}", compute)

@@ -9,6 +9,7 @@ from etude.common.files import ResolvedPool
 from etude.common.probes import Probes
 from etude.envserver.drivers.base import Driver, DriverUnavailableError
 from etude.envserver.drivers.selection import Place, selected
+from etude.envserver.node.access_service import AccessService
 from etude.envserver.node.admission import admission
 from etude.envserver.node.grading import Grader
 from etude.envserver.node.heartbeat import Heartbeat
@@ -16,7 +17,12 @@ from etude.envserver.node.node import Node
 from etude.envserver.node.service import NodeService
 from etude.envserver.node.sources import Sources
 from etude.envserver.settings import NodeSettings
-from etude.v1 import environments_pb2, environments_pb2_grpc
+from etude.v1 import (
+    environment_access_pb2,
+    environment_access_pb2_grpc,
+    environments_pb2,
+    environments_pb2_grpc,
+)
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +71,16 @@ def _node(pool: ResolvedPool, driver: Driver, settings: NodeSettings) -> Node:
 
 
 async def _serve(node: Node, driver: Driver, settings: NodeSettings) -> None:
-    name = environments_pb2.DESCRIPTOR.services_by_name["EnvNodeService"].full_name
-    server = serving.Server([name], settings.server.host, settings.server.port)
+    names = (
+        environments_pb2.DESCRIPTOR.services_by_name["EnvNodeService"].full_name,
+        environment_access_pb2.DESCRIPTOR.services_by_name["EnvAccessService"].full_name,
+    )
+    server = serving.Server(names, settings.server.host, settings.server.port)
     service = NodeService(node, Grader(driver, node.cache))
     environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(service, server.grpc_server)
+    environment_access_pb2_grpc.add_EnvAccessServiceServicer_to_server(
+        AccessService(node), server.grpc_server
+    )
     probes = Probes(settings.server.probe_port, settings.server.host)
     stop = asyncio.Event()
     async with channels.dial(settings.broker_target) as channel:

@@ -4,8 +4,8 @@ import errno
 import functools
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -103,6 +103,14 @@ class Job:
     tail_bytes: int
     collect: str = ""
     """File to read back afterwards."""
+    argv: Sequence[str] = ()
+    """A program in place of the command; its streams and its control come as descriptors."""
+    cwd: str = ""
+    """Relative to the workspace."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment."""
+    is_terminal: bool = False
+    """Whether the streams are a terminal's."""
 
 
 class _Range(NamedTuple):

@@ -2,6 +2,7 @@
 
 import atexit
 import builtins
+import fcntl
 import gc
 import importlib
 import math
@@ -9,8 +10,10 @@ import os
 import resource
 import signal
 import sys
+import termios
 import threading
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -29,29 +32,32 @@ _LIMITS = (
 )
 
 
-def become(job: Job, output: int, proc: int) -> NoReturn:
+def become(job: Job, streams: Sequence[int], proc: int) -> NoReturn:
     """Turn this forked process into the job's command; never returns."""
     status = 126
     try:
-        _leave_privileges(output, proc)
+        _leave_privileges(streams, proc)
         _limit(job.timeout_s)
         os.chdir(layout.WORKSPACE)
+        if job.is_terminal:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         kernel.drop_capabilities()
         kernel.install_filter(FILTER)
-        way = layout.warm(job.command)
-        if way is None:
+        if job.argv:
+            status = _program(job)
+        elif (way := layout.warm(job.command)) is None:
             _shell(job.command)
-        status = _warm(way)
+        else:
+            status = _warm(way)
     except BaseException:  # noqa: BLE001 - the last line of the process
         traceback.print_exc()
     finally:
         os._exit(status)
 
 
-def _leave_privileges(output: int, proc: int) -> None:
+def _leave_privileges(streams: Sequence[int], proc: int) -> None:
     os.setsid()
-    null = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((null, 0), (output, 1), (output, 2)):
+    for target, source in enumerate(streams):
         os.dup2(source, target)
     if os.getuid() != layout.INSIDE_UID:
         os.setgroups([])
@@ -74,10 +80,27 @@ def _limit(timeout_s: float) -> None:
         resource.setrlimit(limit, (value, value))
 
 
-def _shell(command: str) -> NoReturn:
+def _program(job: Job) -> int:
+    """Become the program, or say why not and return what a shell would."""
+    _reset_signals()
+    name = job.cwd
+    try:
+        os.chdir(job.cwd or ".")
+        name = job.argv[0]
+        os.execvpe(name, list(job.argv), {**layout.ENVIRONMENT, **job.env})  # noqa: S606 - the purpose
+    except OSError as error:
+        os.write(2, f"{name}: {error.strerror}\n".encode("utf-8", "replace"))
+        return 127 if isinstance(error, FileNotFoundError) else 126
+
+
+def _reset_signals() -> None:
     # Python ignores these two; a shell's children expect them to end a process.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+
+
+def _shell(command: str) -> NoReturn:
+    _reset_signals()
     os.execve("/bin/sh", ["sh", "-c", command], dict(layout.ENVIRONMENT))  # noqa: S606 - the purpose
 
 

@@ -20,6 +20,8 @@ from etude.envserver.drivers.sandbox import kernel, layout, root, supervisor
 from etude.envserver.drivers.sandbox.layout import Job, Layout
 
 _OUT_OF_MEMORY_FIRST = b"500"
+_MAX_DESCRIPTORS = 4
+"""Standard input, output, error and the control of a program."""
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -112,26 +114,30 @@ class _Server:
                 os.read(wake, 4096)
                 self._reap()
             if self.channel.fileno() in events:
-                message = self.channel.recv(layout.MAX_REQUEST_BYTES)
+                message, descriptors, _, _ = socket.recv_fds(
+                    self.channel, layout.MAX_REQUEST_BYTES, _MAX_DESCRIPTORS
+                )
                 if not message:
                     os._exit(0)
-                self._obey(json.loads(message))
+                self._obey(json.loads(message), descriptors)
+                for descriptor in descriptors:
+                    os.close(descriptor)
 
-    def _obey(self, message: dict[str, Any]) -> None:
+    def _obey(self, message: dict[str, Any], descriptors: list[int]) -> None:
         if "kill" in message:
             for process in [p for p, job_id in self.running.items() if job_id == message["kill"]]:
                 os.kill(process, signal.SIGKILL)
         else:
-            self._start(Job(**message))
+            self._start(Job(**message), descriptors)
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: Job, descriptors: list[int]) -> None:
         try:
             kernel.unshare(kernel.NEW_PIDS, "unshare the processes of a command")
             process = os.fork()
             if process == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                supervisor.supervise(job, self.channel, has_proc=self.has_proc)
+                supervisor.supervise(job, self.channel, descriptors, has_proc=self.has_proc)
             self.running[process] = job.job_id
         except OSError as error:
             self._send({"job_id": job.job_id, "refused": str(error)})

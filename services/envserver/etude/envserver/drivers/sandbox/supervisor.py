@@ -9,6 +9,7 @@ import signal
 import socket
 import stat
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -54,11 +55,13 @@ class Kept:
         return bytes(self.head) + tail, dropped, self._lines - tail.count(b"\n")
 
 
-def supervise(job: Job, channel: socket.socket, *, has_proc: bool) -> NoReturn:
-    """Run the command as process 1 of a new process namespace and send one report."""
+def supervise(
+    job: Job, channel: socket.socket, descriptors: Sequence[int], *, has_proc: bool
+) -> NoReturn:
+    """Run the job as process 1 of a new process namespace and send one report."""
     status = 1
     try:
-        _send(channel, *_run(job, has_proc=has_proc))
+        _send(channel, *_run(job, descriptors, has_proc=has_proc))
         status = 0
     except OSError as error:
         _send(channel, {"job_id": job.job_id, "refused": str(error)}, b"")
@@ -72,11 +75,18 @@ def _send(channel: socket.socket, header: dict[str, object], body: bytes) -> Non
     channel.send(json.dumps(header).encode() + b"\n" + body)
 
 
-def _run(job: Job, *, has_proc: bool) -> tuple[dict[str, object], bytes]:
+def _run(
+    job: Job, descriptors: Sequence[int], *, has_proc: bool
+) -> tuple[dict[str, object], bytes]:
     started_s = time.monotonic()
     _prepare(job, has_proc=has_proc)
-    child, output = _start(job)
-    watch = _Watch(job, child, output, has_proc)
+    if job.argv:
+        *streams, control = descriptors
+        watch = _Watch(job, _start(job, streams), control, has_proc)
+    else:
+        output, write_end = os.pipe()
+        null = os.open(os.devnull, os.O_RDONLY)
+        watch = _Watch(job, _start(job, (null, write_end, write_end)), output, has_proc)
     status = watch.until_end()
     kept, dropped_bytes, dropped_lines = watch.kept.result()
     collected = _collect(job.collect) if job.collect else None
@@ -112,28 +122,28 @@ def _prepare(job: Job, *, has_proc: bool) -> None:
         root.show_proc()
 
 
-def _start(job: Job) -> tuple[int, int]:
-    output, write_end = os.pipe()
+def _start(job: Job, streams: Sequence[int]) -> int:
     proc = os.open(layout.PRIVATE_PROC, os.O_RDONLY | os.O_DIRECTORY)
     root.hide_private()
     child = os.fork()
     if child == 0:
-        program.become(job, write_end, proc)
-    os.close(write_end)
-    os.close(proc)
-    os.set_blocking(output, False)
-    return child, output
+        program.become(job, streams, proc)
+    for descriptor in {*streams, proc}:
+        os.close(descriptor)
+    return child
 
 
 class _Watch:
-    """Reads a command's output and ends it when it breaks a limit."""
+    """Reads a command's output, or its control, and ends it when it breaks a limit."""
 
-    def __init__(self, job: Job, child: int, output: int, has_proc: bool) -> None:  # noqa: FBT001 - private
+    def __init__(self, job: Job, child: int, source: int, has_proc: bool) -> None:  # noqa: FBT001 - private
         self.kept = Kept(job.head_bytes, job.tail_bytes)
         self.timed_out = False
         self.ended_for = ""
         self._child = child
-        self._output = output
+        self._is_control = bool(job.argv)
+        self._source = source
+        os.set_blocking(source, False)
         self._has_proc = has_proc
         self._deadline_s = time.monotonic() + job.timeout_s
         self._kill_s = float("inf")
@@ -142,13 +152,13 @@ class _Watch:
     def until_end(self) -> int:
         """The command's exit code, once every process of it is gone."""
         poller = select.poll()
-        poller.register(self._output, select.POLLIN)
+        poller.register(self._source, select.POLLIN)
         exited = os.pidfd_open(self._child)
         poller.register(exited, select.POLLIN)
         while True:
             events = dict(poller.poll(1000 * layout.WATCH_INTERVAL_S))
-            if self._output in events and not self._read():
-                poller.unregister(self._output)
+            if self._source in events and not self._read():
+                poller.unregister(self._source)
             if exited in events:
                 break
             self._enforce(time.monotonic())
@@ -160,11 +170,21 @@ class _Watch:
 
     def _read(self) -> bool:
         try:
-            data = os.read(self._output, _READ_BYTES)
+            data = os.read(self._source, _READ_BYTES)
         except BlockingIOError:
             return False
-        self.kept.add(data)
+        if self._is_control:
+            self._obey(data)
+        else:
+            self.kept.add(data)
         return bool(data)
+
+    def _obey(self, numbers: bytes) -> None:
+        if not numbers:
+            _signal_all(signal.SIGKILL)
+        for number in numbers:
+            with contextlib.suppress(OSError):  # it has ended
+                os.killpg(self._child, number)
 
     def _enforce(self, now_s: float) -> None:
         if now_s >= self._kill_s:

@@ -1,0 +1,182 @@
+"""The node's ends of a program behind the wall: its pipes or its terminal, and its supervisor."""
+
+import asyncio
+import contextlib
+import errno
+import os
+import pty
+import socket
+import termios
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from typing_extensions import override
+
+from etude.envserver.drivers.base import Outcome
+from etude.envserver.drivers.programs import Ending, Piece, RunningProgram, Size, Stream
+
+_READ_BYTES = 64 << 10
+_END_S = 5.0
+"""A supervisor that was told to end everything reports in milliseconds."""
+_END_OF_INPUT = b"\x04"
+"""What a terminal takes for it, at the start of a line."""
+_GONE = frozenset({errno.EIO, errno.EPIPE, errno.ECONNRESET, errno.EBADF})
+"""Of a terminal nobody holds the other end of, and of a pipe."""
+
+
+class Ends(NamedTuple):
+    """Both sides of a program's connections."""
+
+    input: int
+    outputs: dict[Stream, int]
+    control: socket.socket
+    """Signal numbers go here, a byte each; its end ends the program."""
+    theirs: Sequence[int]
+    """What the supervisor gets: standard input, output, error, control."""
+
+
+def ends(terminal: Size | None) -> Ends:
+    """Fresh connections for one program."""
+    control, their_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    control.setblocking(False)  # noqa: FBT003 - the only way to say it
+    if terminal is None:
+        (stdin, feed), (out, stdout), (err, stderr) = os.pipe(), os.pipe(), os.pipe()
+        outputs = {Stream.OUT: out, Stream.ERR: err}
+        theirs = [stdin, stdout, stderr]
+    else:
+        out, inside = pty.openpty()
+        termios.tcsetwinsize(inside, terminal)
+        feed, outputs = os.dup(out), {Stream.OUT: out}
+        theirs = [inside, os.dup(inside), os.dup(inside)]
+    for descriptor in (feed, *outputs.values()):
+        os.set_blocking(descriptor, False)
+    return Ends(feed, outputs, control, (*theirs, their_control.detach()))
+
+
+@dataclass(slots=True, eq=False)
+class PipedProgram(RunningProgram):
+    """A program that was handed its ends; pulled from by one reader."""
+
+    number: int
+    mine: Ends
+    report: asyncio.Future[Outcome]
+    is_terminal: bool
+    _outputs: dict[Stream, int] = field(init=False)
+    _input: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._outputs = dict(self.mine.outputs)
+        self._input = self.mine.input
+
+    @override
+    async def output(self) -> AsyncIterator[Piece]:
+        while self._outputs:
+            await self._readable()
+            for stream in list(self._outputs):
+                data = _read(self._outputs[stream])
+                if data == b"":
+                    os.close(self._outputs.pop(stream))
+                elif data is not None:
+                    yield Piece(stream, data)
+
+    @override
+    async def ending(self) -> Ending:
+        outcome = await asyncio.shield(self.report)
+        return Ending(outcome.exit_code, outcome.ended_for, outcome.cpu_ms)
+
+    @override
+    async def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view and self._input >= 0:
+            try:
+                view = view[os.write(self._input, view) :]
+            except BlockingIOError:
+                await self._writable()
+            except OSError as error:
+                if error.errno not in _GONE:
+                    raise
+                self._close_feed()
+
+    @override
+    def close_input(self) -> None:
+        if self.is_terminal and self._input >= 0:
+            with contextlib.suppress(OSError):  # nobody holds the other end, or it is full
+                os.write(self._input, _END_OF_INPUT)
+        else:
+            self._close_feed()
+
+    @override
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(OSError):  # it has ended
+            self.mine.control.send(bytes([number]))
+
+    @override
+    def resize(self, size: Size) -> None:
+        if self.is_terminal and self._input >= 0:
+            with contextlib.suppress(OSError, termios.error):  # it has ended
+                termios.tcsetwinsize(self._input, size)
+
+    @override
+    def kill(self) -> None:
+        self.mine.control.close()
+
+    @override
+    async def close(self) -> None:
+        self.kill()
+        self._close_feed()
+        while self._outputs:
+            _, descriptor = self._outputs.popitem()
+            os.close(descriptor)
+        done, _ = await asyncio.wait([self.report], timeout=_END_S)
+        for report in done:
+            if not report.cancelled():
+                report.exception()  # whoever waits still gets it; nobody may wait any more
+
+    def _close_feed(self) -> None:
+        if self._input >= 0:
+            asyncio.get_running_loop().remove_writer(self._input)
+            os.close(self._input)
+            self._input = -1
+
+    async def _readable(self) -> None:
+        loop = asyncio.get_running_loop()
+        watched = list(self._outputs.values())
+        await _first(
+            lambda wake: [loop.add_reader(descriptor, wake) for descriptor in watched],
+            lambda: [loop.remove_reader(descriptor) for descriptor in watched],
+        )
+
+    async def _writable(self) -> None:
+        loop, descriptor = asyncio.get_running_loop(), self._input
+        await _first(
+            lambda wake: [loop.add_writer(descriptor, wake)],
+            lambda: [loop.remove_writer(descriptor)],
+        )
+
+
+async def _first(
+    watch: Callable[[Callable[[], None]], object], leave: Callable[[], object]
+) -> None:
+    event = asyncio.Event()
+    watch(event.set)
+    try:
+        await event.wait()
+    finally:
+        leave()
+
+
+def _read(descriptor: int) -> bytes | None:
+    """What is there: None for nothing yet, no bytes at the end.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        return os.read(descriptor, _READ_BYTES)
+    except BlockingIOError:
+        return None
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
+        return b""

@@ -1,0 +1,271 @@
+"""RPCs that open one environment to whoever holds its control token."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
+from typing_extensions import override
+
+from etude.agent.workspace import (
+    MAX_FILE_BYTES,
+    FileInfo,
+    FileKind,
+    PathFault,
+    WorkspaceError,
+    relative,
+)
+from etude.common import channels
+from etude.common.errors import InvalidFieldError, UnknownIdError
+from etude.envserver.drivers import programs
+from etude.envserver.drivers.programs import Program, RunningProgram, Size, Stream
+from etude.envserver.node import access
+from etude.envserver.node.environment import Environment
+from etude.envserver.node.node import Node
+from etude.v1 import environment_access_pb2 as pb2
+from etude.v1 import environment_access_pb2_grpc
+
+_KINDS = {
+    FileKind.FILE: pb2.FILE_KIND_FILE,
+    FileKind.FOLDER: pb2.FILE_KIND_FOLDER,
+    FileKind.OTHER: pb2.FILE_KIND_OTHER,
+}
+_ENTRIES = 1_000
+"""In one message of a list."""
+_MAX_SIGNAL = 64
+
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+Context = grpc.aio.ServicerContext[_Request, _Response]
+
+
+@dataclass(slots=True)
+class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
+    """Translates between the wire and an environment."""
+
+    node: Node
+
+    @override
+    async def Exec(
+        self,
+        request_iterator: AsyncIterator[pb2.ExecRequest],
+        context: Context[pb2.ExecRequest, pb2.ExecResponse],
+    ) -> AsyncIterator[pb2.ExecResponse]:
+        request = await anext(aiter(request_iterator), pb2.ExecRequest())
+        if not request.HasField("open"):
+            raise InvalidFieldError("open", "the first message says what to run")
+        environment = self._find(request.open.lease_id, request.open.control_token)
+        async with environment.running(program_of(request.open)) as running:
+            started = pb2.ExecStarted(number=running.number)
+            yield pb2.ExecResponse(started=started)
+            feeder = asyncio.create_task(_feed(request_iterator, running), name="exec input")
+            try:
+                async for piece in running.output():
+                    yield _piece(piece)
+                ending = await running.ending()
+            finally:
+                feeder.cancel()
+                await asyncio.wait([feeder])
+            if not feeder.cancelled():
+                feeder.result()
+            yield pb2.ExecResponse(exit=pb2.ExecExit(**ending._asdict()))
+
+    @override
+    async def ReadFile(
+        self,
+        request: pb2.ReadFileRequest,
+        context: Context[pb2.ReadFileRequest, pb2.ReadFileResponse],
+    ) -> AsyncIterator[pb2.ReadFileResponse]:
+        environment = self._find(request.lease_id, request.control_token)
+        async with environment.visited() as sandbox:
+            with _missing():
+                data = await sandbox.workspace.read(request.path)
+        for chunk in channels.chunks(data):
+            yield pb2.ReadFileResponse(chunk=chunk)
+
+    @override
+    async def WriteFile(
+        self,
+        request_iterator: AsyncIterator[pb2.WriteFileRequest],
+        context: Context[pb2.WriteFileRequest, pb2.WriteFileResponse],
+    ) -> pb2.WriteFileResponse:
+        first = await anext(aiter(request_iterator), pb2.WriteFileRequest())
+        environment = self._find(first.lease_id, first.control_token)
+        data = bytearray(first.chunk)
+        async for request in request_iterator:
+            data += request.chunk
+            if len(data) > MAX_FILE_BYTES:
+                raise WorkspaceError(PathFault.TOO_LARGE, first.path)
+        async with environment.visited() as sandbox:
+            with _missing():
+                await sandbox.workspace.write(first.path, bytes(data))
+                info = await sandbox.workspace.stat(first.path)
+        return pb2.WriteFileResponse(entry=_entry(info))
+
+    @override
+    async def StatFile(
+        self,
+        request: pb2.StatFileRequest,
+        context: Context[pb2.StatFileRequest, pb2.StatFileResponse],
+    ) -> pb2.StatFileResponse:
+        environment = self._find(request.lease_id, request.control_token)
+        async with environment.visited() as sandbox:
+            with _missing():
+                info = await sandbox.workspace.stat(request.path)
+        return pb2.StatFileResponse(entry=_entry(info))
+
+    @override
+    async def ListFiles(
+        self,
+        request: pb2.ListFilesRequest,
+        context: Context[pb2.ListFilesRequest, pb2.ListFilesResponse],
+    ) -> AsyncIterator[pb2.ListFilesResponse]:
+        environment = self._find(request.lease_id, request.control_token)
+        async with environment.visited() as sandbox:
+            with _missing():
+                infos = await sandbox.workspace.list(request.path)
+        for page in _pages(infos):
+            yield pb2.ListFilesResponse(entries=[_entry(info) for info in page])
+
+    @override
+    async def MakeFolder(
+        self,
+        request: pb2.MakeFolderRequest,
+        context: Context[pb2.MakeFolderRequest, pb2.MakeFolderResponse],
+    ) -> pb2.MakeFolderResponse:
+        environment = self._find(request.lease_id, request.control_token)
+        async with environment.visited() as sandbox:
+            is_new = await access.make_folder(sandbox, request.path)
+        return pb2.MakeFolderResponse(is_new=is_new)
+
+    @override
+    async def MoveFile(
+        self,
+        request: pb2.MoveFileRequest,
+        context: Context[pb2.MoveFileRequest, pb2.MoveFileResponse],
+    ) -> pb2.MoveFileResponse:
+        environment = self._find(request.lease_id, request.control_token)
+        async with environment.visited() as sandbox:
+            with _missing():
+                info = await access.move(sandbox, request.path, request.new_path)
+        return pb2.MoveFileResponse(entry=_entry(info))
+
+    @override
+    async def RemoveFile(
+        self,
+        request: pb2.RemoveFileRequest,
+        context: Context[pb2.RemoveFileRequest, pb2.RemoveFileResponse],
+    ) -> pb2.RemoveFileResponse:
+        environment = self._find(request.lease_id, request.control_token)
+        async with environment.visited() as sandbox:
+            with _missing():
+                await access.remove(sandbox, request.path)
+        return pb2.RemoveFileResponse()
+
+    def _find(self, lease_id: str, control_token: str) -> Environment:
+        environment = self.node.find(lease_id)
+        environment.check_control(control_token)
+        return environment
+
+
+def program_of(request: pb2.ExecOpen) -> Program:
+    """What a client wants to run.
+
+    Raises:
+        InvalidFieldError: naming the field that is wrong.
+    """
+    argv = ["/bin/sh", "-c", request.shell] if request.shell else list(request.argv.arguments)
+    if not argv or not argv[0]:
+        raise InvalidFieldError("command", "is empty")
+    _check_words("command", argv)
+    timeout_s = request.timeout_seconds or programs.DEFAULT_TIMEOUT_S
+    if timeout_s > programs.MAX_TIMEOUT_S:
+        raise InvalidFieldError("timeout_seconds", f"at most {programs.MAX_TIMEOUT_S}")
+    env = dict(request.env)
+    _check_words("env", [word for pair in env.items() for word in pair])
+    if any(not name or "=" in name for name in env):
+        raise InvalidFieldError("env", "a name is empty or holds an =")
+    if sum(len(n.encode()) + len(v.encode()) for n, v in env.items()) > (
+        programs.MAX_ENVIRONMENT_BYTES
+    ):
+        raise InvalidFieldError("env", f"more than {programs.MAX_ENVIRONMENT_BYTES >> 10} KiB")
+    return Program(
+        argv=argv,
+        cwd=relative(request.cwd),
+        env=env,
+        timeout_s=timeout_s,
+        terminal=_size("terminal", request.terminal) if request.HasField("terminal") else None,
+    )
+
+
+def _check_words(field: str, words: Sequence[str]) -> None:
+    if any("\0" in word for word in words):
+        raise InvalidFieldError(field, "holds a NUL character")
+
+
+def _size(field: str, size: pb2.TerminalSize) -> Size:
+    if not (0 < size.rows <= programs.MAX_TERMINAL and 0 < size.columns <= programs.MAX_TERMINAL):
+        raise InvalidFieldError(field, f"rows and columns are 1 to {programs.MAX_TERMINAL}")
+    return Size(size.rows, size.columns)
+
+
+async def _feed(requests: AsyncIterator[pb2.ExecRequest], running: RunningProgram) -> None:
+    """Pass a client's steps on; one that makes no sense ends the program, and then the call.
+
+    Raises:
+        InvalidFieldError: what the step lacks.
+    """
+    try:
+        async for request in requests:
+            await _step(request, running)
+        running.close_input()
+    except InvalidFieldError:
+        running.kill()
+        raise
+
+
+async def _step(request: pb2.ExecRequest, running: RunningProgram) -> None:
+    match request.WhichOneof("step"):
+        case "stdin":
+            await running.write(request.stdin)
+        case "close_stdin":
+            running.close_input()
+        case "signal" if 0 < request.signal <= _MAX_SIGNAL:
+            running.signal(request.signal)
+        case "resize":
+            running.resize(_size("resize", request.resize))
+        case other:
+            raise InvalidFieldError(str(other or "step"), "is no step of a program that runs")
+
+
+def _piece(piece: programs.Piece) -> pb2.ExecResponse:
+    if piece.stream is Stream.OUT:
+        return pb2.ExecResponse(stdout=piece.data)
+    return pb2.ExecResponse(stderr=piece.data)
+
+
+def _entry(info: FileInfo) -> pb2.FileEntry:
+    return pb2.FileEntry(path=info.path, kind=_KINDS[info.kind], size=info.size)
+
+
+def _pages(infos: Sequence[FileInfo]) -> Iterator[Sequence[FileInfo]]:
+    for start in range(0, len(infos), _ENTRIES):
+        yield infos[start : start + _ENTRIES]
+
+
+@contextlib.contextmanager
+def _missing() -> Iterator[None]:
+    """Tell a name that is not there from one that cannot be used.
+
+    Raises:
+        UnknownIdError: it is not there.
+        WorkspaceError: it cannot be used.
+    """
+    try:
+        yield
+    except WorkspaceError as error:
+        if error.fault is PathFault.NO_SUCH_FILE:
+            raise UnknownIdError(str(error)) from error
+        raise

@@ -1,0 +1,169 @@
+"""A real node with a real process driver, and a client of its open door."""
+
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from etude.common import channels, serving
+from etude.envserver.drivers.base import DriverUnavailableError
+from etude.envserver.drivers.process import ProcessDriver
+from etude.envserver.node.access_service import AccessService
+from etude.envserver.node.grading import Grader
+from etude.envserver.node.node import Node
+from etude.envserver.node.service import NodeService
+from etude.envserver.node.sources import Sources
+from etude.v1 import environment_access_pb2 as access_pb2
+from etude.v1 import environment_access_pb2_grpc, environments_pb2, environments_pb2_grpc
+
+DEADLINE_S = 60
+"""Generous: neighbours may hold both cores."""
+FILES = {"shop/core.py": "def add(a, b):\n    return a - b\n", "notes.txt": "first\n"}
+
+
+@pytest.fixture
+async def driver(tmp_path: Path) -> AsyncIterator[ProcessDriver]:
+    (tmp_path / "scratch").mkdir()
+    made = ProcessDriver(tmp_path / "scratch")
+    try:
+        await made.start()
+    except DriverUnavailableError as error:
+        if os.environ.get("ETUDE_REQUIRE") == "sandbox":
+            raise
+        pytest.skip(str(error))
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    folder = tmp_path / "source"
+    for path, text in FILES.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    return folder.as_uri()
+
+
+@dataclass(slots=True)
+class Said:
+    """What a program came to."""
+
+    out: bytes = b""
+    err: bytes = b""
+    exit: access_pb2.ExecExit | None = None
+
+
+@dataclass(slots=True)
+class Door:
+    """One lease and the calls that its controller may make."""
+
+    lease: environments_pb2.Lease
+    access: "environment_access_pb2_grpc.EnvAccessServiceAsyncStub"
+    tools: "environments_pb2_grpc.EnvNodeServiceAsyncStub"
+
+    @property
+    def key(self) -> dict[str, Any]:
+        return {"lease_id": self.lease.lease_id, "control_token": self.lease.control_token}
+
+    def exec(self) -> Any:
+        return self.access.Exec(timeout=DEADLINE_S)
+
+    async def run(
+        self, shell: str, *steps: access_pb2.ExecRequest, is_open: bool = False, **fields: Any
+    ) -> Said:
+        """Run a line to its end, with all steps sent at once."""
+        call = self.exec()
+        opened = access_pb2.ExecOpen(**self.key, shell=shell, **fields)
+        for request in (access_pb2.ExecRequest(open=opened), *steps):
+            await call.write(request)
+        if not is_open:
+            await call.done_writing()
+        said = Said()
+        async for news in call:
+            said.out += news.stdout
+            said.err += news.stderr
+            said.exit = news.exit if news.HasField("exit") else said.exit
+        return said
+
+    async def read(self, path: str) -> bytes:
+        request = access_pb2.ReadFileRequest(**self.key, path=path)
+        chunks = [r.chunk async for r in self.access.ReadFile(request, timeout=DEADLINE_S)]
+        return b"".join(chunks)
+
+    async def write(self, path: str, data: bytes) -> access_pb2.FileEntry:
+        requests = [
+            access_pb2.WriteFileRequest(**self.key, path=path, chunk=chunk)
+            for chunk in channels.chunks(data)
+        ]
+        return (await self.access.WriteFile(iter(requests), timeout=DEADLINE_S)).entry
+
+    async def list(self, path: str = "") -> Sequence[access_pb2.FileEntry]:
+        request = access_pb2.ListFilesRequest(**self.key, path=path)
+        pages = [p async for p in self.access.ListFiles(request, timeout=DEADLINE_S)]
+        return [entry for page in pages for entry in page.entries]
+
+    async def turn(self, call_id: str, name: str, arguments: str) -> str:
+        call = environments_pb2.ToolCall(call_id=call_id, name=name, arguments_json=arguments)
+        request = environments_pb2.RunTurnRequest(
+            lease_id=self.lease.lease_id, agent_token=self.lease.agent_token, calls=[call]
+        )
+        answer = await self.tools.RunTurn(request, timeout=DEADLINE_S)
+        return answer.results[0].content.decode()
+
+    async def diff(self) -> environments_pb2.WorkspaceDiff:
+        request = environments_pb2.DiffRequest(**self.key)
+        chunks = [c.chunk async for c in self.tools.Diff(request, timeout=DEADLINE_S)]
+        return environments_pb2.WorkspaceDiff.FromString(b"".join(chunks))
+
+    async def close(self) -> None:
+        request = environments_pb2.CloseEnvironmentsRequest(lease_ids=[self.lease.lease_id])
+        await self.tools.CloseEnvironments(request, timeout=DEADLINE_S)
+
+
+@pytest.fixture
+async def door(driver: ProcessDriver, tmp_path: Path, source: str) -> AsyncIterator[Door]:
+    node = Node(driver=driver, sources=Sources(tmp_path), slots=4, templates={"python"})
+    server = serving.Server([])
+    environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(
+        NodeService(node, Grader(driver, node.cache)), server.grpc_server
+    )
+    environment_access_pb2_grpc.add_EnvAccessServiceServicer_to_server(
+        AccessService(node), server.grpc_server
+    )
+    await server.start()
+    node.endpoint = f"127.0.0.1:{server.port}"
+    held = environments_pb2.HeldLease(
+        lease=environments_pb2.Lease(
+            lease_id="lease-0",
+            agent_token="agent",
+            control_token="control",
+            expires_unix_ms=2**45,
+        )
+    )
+    async with channels.dial(node.endpoint) as channel:
+        tools = environments_pb2_grpc.EnvNodeServiceStub(channel)
+        request = environments_pb2.OpenEnvironmentsRequest(
+            leases=[held],
+            template="python",
+            workspace=environments_pb2.WorkspaceSource(uri=source),
+            toolset="Standard",
+        )
+        answer = await tools.OpenEnvironments(request, timeout=DEADLINE_S)
+        lease = answer.outcomes[0].lease
+        yield Door(lease, environment_access_pb2_grpc.EnvAccessServiceStub(channel), tools)
+    await server.stop(0)
+    await node.close(["lease-0"])
+
+
+@pytest.fixture
+def refusal() -> Callable[[Any], Any]:
+    async def code(call: Any) -> grpc.StatusCode:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        return caught.value.code()
+
+    return code
