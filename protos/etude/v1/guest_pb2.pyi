@@ -52,6 +52,7 @@ class GuestJobOperation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GUEST_JOB_OPERATION_READ: _ClassVar[GuestJobOperation]
     GUEST_JOB_OPERATION_AWAIT: _ClassVar[GuestJobOperation]
     GUEST_JOB_OPERATION_KILL: _ClassVar[GuestJobOperation]
+    GUEST_JOB_OPERATION_WRITE: _ClassVar[GuestJobOperation]
 GUEST_STATUS_UNSPECIFIED: GuestStatus
 GUEST_STATUS_OK: GuestStatus
 GUEST_STATUS_NOT_FOUND: GuestStatus
@@ -86,6 +87,7 @@ GUEST_JOB_OPERATION_STATUS: GuestJobOperation
 GUEST_JOB_OPERATION_READ: GuestJobOperation
 GUEST_JOB_OPERATION_AWAIT: GuestJobOperation
 GUEST_JOB_OPERATION_KILL: GuestJobOperation
+GUEST_JOB_OPERATION_WRITE: GuestJobOperation
 
 class GuestHello(_message.Message):
     __slots__ = ("protocol", "version", "boot_id", "capabilities", "memory_bytes")
@@ -289,16 +291,22 @@ class GuestExec(_message.Message):
     def __init__(self, argv: _Optional[_Iterable[bytes]] = ..., shell: _Optional[bytes] = ..., env: _Optional[_Mapping[str, str]] = ..., session: _Optional[str] = ..., background: _Optional[bool] = ..., timeout_ms: _Optional[int] = ..., head_bytes: _Optional[int] = ..., tail_bytes: _Optional[int] = ..., merged: _Optional[bool] = ..., limits: _Optional[_Union[GuestLimits, _Mapping]] = ..., has_input: _Optional[bool] = ...) -> None: ...
 
 class GuestJob(_message.Message):
-    __slots__ = ("job", "operation", "offset", "limit")
+    __slots__ = ("job", "operation", "offset", "limit", "wait_ms", "input", "end_input")
     JOB_FIELD_NUMBER: _ClassVar[int]
     OPERATION_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    END_INPUT_FIELD_NUMBER: _ClassVar[int]
     job: int
     operation: GuestJobOperation
     offset: int
     limit: int
-    def __init__(self, job: _Optional[int] = ..., operation: _Optional[_Union[GuestJobOperation, str]] = ..., offset: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+    wait_ms: int
+    input: bytes
+    end_input: bool
+    def __init__(self, job: _Optional[int] = ..., operation: _Optional[_Union[GuestJobOperation, str]] = ..., offset: _Optional[int] = ..., limit: _Optional[int] = ..., wait_ms: _Optional[int] = ..., input: _Optional[bytes] = ..., end_input: _Optional[bool] = ...) -> None: ...
 
 class GuestSession(_message.Message):
     __slots__ = ("name", "close", "env")

@@ -109,6 +109,9 @@ func (m *jobMessage) fields(v *visitor) {
 	integer(v, 2, &m.operation)
 	integer(v, 3, &m.offset)
 	integer(v, 4, &m.limit)
+	integer(v, 5, &m.waitMs)
+	v.blob(6, &m.input)
+	v.truth(7, &m.endInput)
 }
 
 func (m *sessionMessage) fields(v *visitor) {

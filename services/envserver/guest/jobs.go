@@ -9,10 +9,13 @@ import (
 )
 
 const (
-	maxRunningJobs = 64
-	maxJobs        = 256
+	maxRunningJobs = 8
+	// Of those that have ended, the oldest is forgotten first.
+	maxJobs        = 64
 	defaultJobRead = 64 << 10
 	maxJobRead     = 1 << 20
+	// A job's log and disk are looked at this often: it may run for hours.
+	jobWatchInterval = time.Second
 )
 
 // job is a command that nobody waits for; its output is a file, which snapshots and forks carry.
@@ -21,6 +24,11 @@ type job struct {
 	callID []byte
 	child  *process
 	log    string
+	input  *jobInput
+	// The limit that ended it; read once it has ended.
+	endedFor string
+	// Told to end it.
+	killed chan struct{}
 	// Closed once nothing of it is left.
 	ended chan struct{}
 }
@@ -77,7 +85,10 @@ func (j *jobs) add(callID []byte) (*job, error) {
 		j.all = append(j.all[:oldest], j.all[oldest+1:]...)
 	}
 	j.last++
-	made := &job{number: j.last, callID: callID, ended: make(chan struct{})}
+	made := &job{
+		number: j.last, callID: callID, input: &jobInput{feed: -1},
+		killed: make(chan struct{}, 1), ended: make(chan struct{}),
+	}
 	made.log = j.folder + "/job-" + strconv.FormatUint(uint64(made.number), 10) + ".log"
 	j.all = append(j.all, made)
 	return made, nil
@@ -104,17 +115,18 @@ func (c *call) execInBackground(at place, m *execMessage) (*resultMessage, error
 	if err != nil {
 		return nil, err
 	}
-	if err := made.start(all.folder, program{
+	if err := made.start(all.folder, m.hasInput, program{
 		argv: argv, env: environment(m.env), dir: at.root, uid: c.user(), limits: m.limits,
 	}); err != nil {
+		made.input.end()
 		close(made.ended)
 		return nil, err
 	}
-	go made.watch(all.ended, time.Duration(m.timeoutMs)*time.Millisecond)
+	go made.watch(at.root, m, all.ended)
 	return &resultMessage{exec: &execResultMessage{job: made.number, isRunning: true}}, nil
 }
 
-func (j *job) start(folder string, what program) error {
+func (j *job) start(folder string, hasInput bool, what program) error {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return err
 	}
@@ -124,38 +136,82 @@ func (j *job) start(folder string, what program) error {
 		return err
 	}
 	defer closeFd(log)
-	null, err := openAt(-100, os.DevNull, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
+	input, err := j.input.open(hasInput)
 	if err != nil {
 		return err
 	}
-	defer closeFd(null)
-	what.files = []uintptr{uintptr(null), uintptr(log), uintptr(log)}
+	defer closeFd(input)
+	what.files = []uintptr{uintptr(input), uintptr(log), uintptr(log)}
 	j.child, err = start(what)
 	return err
 }
 
-// watch waits for the end, and brings it about after the time limit if there is one.
-func (j *job) watch(ended func(*jobExitMessage), limit time.Duration) {
-	var timeout <-chan time.Time
-	if limit > 0 {
-		timeout = time.After(limit)
+// watch waits for the end, and brings it about when a limit is broken or somebody asks.
+func (j *job) watch(folder string, m *execMessage, ended func(*jobExitMessage)) {
+	var timeout, kill <-chan time.Time
+	if m.timeoutMs > 0 {
+		timeout = time.After(time.Duration(m.timeoutMs) * time.Millisecond)
 	}
-	select {
-	case <-j.child.exited:
-	case <-timeout:
-		j.child.signal(syscall.SIGTERM)
+	look := time.NewTicker(jobWatchInterval)
+	defer look.Stop()
+	end := func(why string, grace time.Duration) {
+		if kill == nil {
+			j.endedFor = why
+			j.child.signal(syscall.SIGTERM)
+			kill = time.After(grace)
+		}
+	}
+	for isRunning := true; isRunning; {
 		select {
 		case <-j.child.exited:
-		case <-time.After(termGrace):
+			isRunning = false
+		case <-timeout:
+			end("time", termGrace)
+		case <-j.killed:
+			end("", termGrace)
+		case <-look.C:
+			if why := j.broken(folder, m.limits); why != "" {
+				end(why, 0)
+			}
+		case <-kill:
 			j.child.signal(syscall.SIGKILL)
-			<-j.child.exited
 		}
 	}
 	j.child.killRest()
-	close(j.ended)
+	j.input.end()
 	var status execResultMessage
 	status.setStatus(j.child.status)
+	if j.child.hasRunOut && j.endedFor == "" && (status.signal == uint32(syscall.SIGKILL) || status.exitCode == killedInShell) {
+		j.endedFor = "memory"
+	}
+	// The limit on the size of a file may have come before ours.
+	if j.endedFor == "" && j.broken(folder, m.limits) == "output" {
+		j.endedFor = "output"
+	}
+	close(j.ended)
 	ended(&jobExitMessage{j.number, status.exitCode, status.signal})
+}
+
+// broken is the limit that the job exceeds, if it does.
+func (j *job) broken(folder string, limits *limitsMessage) string {
+	if limits == nil {
+		return ""
+	}
+	if limits.floodBytes > 0 && j.logBytes() > limits.floodBytes {
+		return "output"
+	}
+	if free, ok := freeBytes(folder); ok && free < limits.minFreeBytes {
+		return "disk"
+	}
+	return ""
+}
+
+func (j *job) logBytes() uint64 {
+	info, err := os.Lstat(j.log)
+	if err != nil {
+		return 0
+	}
+	return uint64(info.Size())
 }
 
 const (
@@ -163,6 +219,7 @@ const (
 	jobRead   = 2
 	jobAwait  = 3
 	jobKill   = 4
+	jobWrite  = 5
 )
 
 func (c *call) job(m *jobMessage) (*resultMessage, error) {
@@ -176,14 +233,21 @@ func (c *call) job(m *jobMessage) (*resultMessage, error) {
 		if err := c.sendLog(found, m); err != nil {
 			return nil, err
 		}
-	case jobKill:
-		if found.child != nil {
-			found.child.signal(syscall.SIGKILL)
+	case jobWrite:
+		if err := found.input.write(m.input, m.endInput); err != nil {
+			return nil, err
 		}
+	case jobKill:
+		nudge(found.killed)
 		fallthrough
 	case jobAwait:
+		var over <-chan time.Time
+		if m.waitMs > 0 {
+			over = time.After(time.Duration(m.waitMs) * time.Millisecond)
+		}
 		select {
 		case <-found.ended:
+		case <-over:
 		case <-c.done:
 			return nil, c.stopped()
 		}
@@ -195,12 +259,11 @@ func (c *call) job(m *jobMessage) (*resultMessage, error) {
 
 func (j *job) result() *resultMessage {
 	result := execResultMessage{job: j.number, isRunning: j.isRunning()}
-	if info, err := os.Lstat(j.log); err == nil {
-		result.logBytes = uint64(info.Size())
-	}
+	result.logBytes = j.logBytes()
 	if result.isRunning || j.child == nil {
 		return &resultMessage{exec: &result}
 	}
+	result.endedFor, result.timedOut = j.endedFor, j.endedFor == "time"
 	result.setStatus(j.child.status)
 	return &resultMessage{exec: &result, usage: usageOf(&j.child.usage)}
 }

@@ -105,6 +105,9 @@ type (
 		job           uint32
 		operation     uint32
 		offset, limit uint64
+		waitMs        uint32
+		input         []byte
+		endInput      bool
 	}
 	sessionMessage struct {
 		name  string

@@ -51,7 +51,9 @@ def test_the_standard_prompt_tells_every_tool_and_argument() -> None:
         "list_dir",
         "glob",
         "grep",
+        "codebase_search",
         "run_terminal",
+        "terminal_io",
         "read_lints",
         "finish",
     ]

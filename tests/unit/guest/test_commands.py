@@ -10,6 +10,7 @@ import pytest
 from tests.support import guests
 
 from etude.agent.workspace import ExecResult
+from etude.agent.workspace.jobs import MAX_RUNNING
 from etude.envserver.drivers.base import HEAD_BYTES, TAIL_BYTES
 from etude.envserver.drivers.sandbox.layout import ENVIRONMENT
 from etude.envserver.guest.calls import Reply, Request
@@ -227,15 +228,16 @@ async def test_a_job_is_killed_with_its_children(channel: GuestChannel, tmp_path
     reply = await job(channel, number, operation.GUEST_JOB_OPERATION_STATUS)
     assert reply.result.exec.is_running
     reply = await job(channel, number, operation.GUEST_JOB_OPERATION_KILL)
-    assert reply.result.exec.signal == signal.SIGKILL
+    assert reply.result.exec.signal == signal.SIGTERM
     await ended(int(note.read_text()))
 
 
 async def test_jobs_are_bounded(channel: GuestChannel) -> None:
-    lines = [execute(b"sleep 300", background=True) for _ in range(70)]
+    lines = [execute(b"sleep 300", background=True) for _ in range(MAX_RUNNING + 6)]
     replies = [await ask(channel, exec=line) for line in lines]
     statuses = [reply.result.status for reply in replies]
-    assert statuses == [guest_pb2.GUEST_STATUS_OK] * 64 + [guest_pb2.GUEST_STATUS_BUSY] * 6
+    ok, busy = guest_pb2.GUEST_STATUS_OK, guest_pb2.GUEST_STATUS_BUSY
+    assert statuses == [ok] * MAX_RUNNING + [busy] * 6
     missing = await job(channel, 1000, guest_pb2.GUEST_JOB_OPERATION_STATUS)
     assert missing.result.status == guest_pb2.GUEST_STATUS_NOT_FOUND
 

@@ -12,9 +12,10 @@ from pydantic import ValidationError
 
 from etude.agent.calls import Call, Malformed
 from etude.agent.patterns import PatternError
-from etude.agent.tools import compact, edit, files, lints, search, terminal
+from etude.agent.tools import compact, edit, files, jobs, lints, search, terminal
 from etude.agent.tools.base import Access, ErrorKind, Tool, ToolError, ToolOutcome
-from etude.agent.workspace import Workspace, WorkspaceError, relative
+from etude.agent.tools.codebase import CodebaseSearch
+from etude.agent.workspace import JobError, Workspace, WorkspaceError, relative
 from etude.common.errors import InvalidFieldError
 
 ToolsetName = Literal["Standard", "Compact"]
@@ -110,7 +111,9 @@ def _standard() -> Toolset:
         "list_dir": files.ListDir,
         "glob": files.Glob,
         "grep": search.Grep,
+        "codebase_search": CodebaseSearch,
         "run_terminal": terminal.RunTerminal,
+        "terminal_io": jobs.TerminalIo,
         "read_lints": lints.ReadLints,
         "finish": terminal.Finish,
     }
@@ -229,14 +232,16 @@ async def _answer(tool: Tool, workspace: Workspace) -> ToolOutcome:
         return await tool.run(workspace)
     except ToolError as error:
         return ToolOutcome(content=f"Error: {error}", kind=error.kind)
-    except (WorkspaceError, PatternError) as error:
+    except (WorkspaceError, PatternError, JobError) as error:
         return ToolOutcome(content=f"Error: {error}", kind=ErrorKind.TOOL)
 
 
 def _wrong(error: ValidationError, tool: type[Tool]) -> str:
     """The first thing that is wrong with the arguments, in the policy's words."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    name = str(first["loc"][0])[:80] if first["loc"] else ""
+    if not first["loc"]:
+        return first["msg"].removeprefix("Value error, ")
+    name = str(first["loc"][0])[:80]
     names = [field.alias or key for key, field in tool.model_fields.items()]
     if first["type"] == "missing":
         return f"argument {name!r} is missing"

@@ -13,11 +13,13 @@ CAP_BYTES = 30 << 10
 Command = Annotated[str, Field(min_length=1, max_length=65_536, pattern=r"^[^\x00]+$")]
 """One argument of `sh -c`: the kernel takes 128 KiB, and no NUL."""
 
-_LIMITS = {
+LIMITS = {
+    "time": "its time was over",
     "memory": "it used too much memory",
     "output": "it printed too much",
     "disk": "no disk space is left",
 }
+"""Why a command was ended before its time, in words for the policy."""
 
 
 class RunTerminal(Tool):
@@ -27,10 +29,16 @@ class RunTerminal(Tool):
     command: Command
     """Command line for the shell."""
     timeout: Annotated[int, Field(ge=1, le=600)] = 120
-    """Seconds after which it is stopped."""
+    """Seconds after which it is stopped; without it, a background command runs on."""
+    is_background: bool = False
+    """Do not wait for its end: it gets a number for terminal_io."""
 
     @override
     async def run(self, workspace: Workspace) -> ToolOutcome:
+        if self.is_background:
+            timeout_s = self.timeout if "timeout" in self.model_fields_set else None
+            job = await workspace.jobs.start(self.command, timeout_s=timeout_s)
+            return ToolOutcome(content=f"Job {job} runs in the background: see terminal_io.")
         done = await workspace.exec(self.command, timeout_s=self.timeout)
         return rendered(done, cap_bytes=CAP_BYTES, status=self._status(done))
 
@@ -53,8 +61,9 @@ class Finish(Tool):
 
 
 def stopped(done: ExecResult) -> str:
-    """Why a command was ended before its time, in words for the policy; empty if it was not."""
-    return f"[stopped: {_LIMITS[done.ended_for]}]" if done.ended_for in _LIMITS else ""
+    """Why a command was ended, apart from its time limit; empty if it was not."""
+    is_other = done.ended_for in LIMITS and done.ended_for != "time"
+    return f"[stopped: {LIMITS[done.ended_for]}]" if is_other else ""
 
 
 def rendered(done: ExecResult, *, cap_bytes: int, status: str) -> ToolOutcome:

@@ -40,20 +40,22 @@ def truncate(text: str | bytes, *, cap_bytes: int, rest: str, dropped: Dropped =
     data = shown.encode()
     if len(data) <= cap_bytes:
         return Cut(shown, dropped.num_bytes)
-    head = _head_end(data, cap_bytes // 4)
-    tail = _tail_start(data, len(data) - (cap_bytes - cap_bytes // 4))
+    head = head_end(data, cap_bytes // 4)
+    tail = tail_start(data, len(data) - (cap_bytes - cap_bytes // 4))
     omitted = tail - head + dropped.num_bytes
     lines = data.count(b"\n", head, tail) + dropped.num_lines
     marker = f"\n[... {lines} lines, {omitted} bytes omitted; {rest} ...]\n"
     return Cut(data[:head].decode() + marker + data[tail:].decode(), omitted)
 
 
-def _head_end(data: bytes, limit: int) -> int:
+def head_end(data: bytes, limit: int) -> int:
+    """Where a head of at most so many bytes ends: before a newline, or between two characters."""
     newline = data.rfind(b"\n", 0, limit + 1)
     return newline if newline > 0 else _previous_character(data, limit)
 
 
-def _tail_start(data: bytes, start: int) -> int:
+def tail_start(data: bytes, start: int) -> int:
+    """Where a tail begins that must not begin earlier: after a newline, or with a character."""
     newline = data.find(b"\n", start - 1)
     return newline + 1 if 0 <= newline < len(data) - 1 else _next_character(data, start)
 

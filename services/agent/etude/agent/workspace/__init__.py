@@ -1,7 +1,9 @@
 """What tools run on: the files and the shell of one environment."""
 
 from etude.agent.workspace.folder import FolderWorkspace
+from etude.agent.workspace.jobs import JobError, JobFault, Jobs, JobState, NoJobs
 from etude.agent.workspace.memory import MemoryWorkspace
+from etude.agent.workspace.notes import FolderNotes, MemoryNotes, Notes
 from etude.agent.workspace.protocol import (
     HOME,
     MAX_FILE_BYTES,
@@ -22,8 +24,16 @@ __all__ = [
     "ExecResult",
     "FileInfo",
     "FileKind",
+    "FolderNotes",
     "FolderWorkspace",
+    "JobError",
+    "JobFault",
+    "JobState",
+    "Jobs",
+    "MemoryNotes",
     "MemoryWorkspace",
+    "NoJobs",
+    "Notes",
     "PathFault",
     "Runner",
     "Workspace",

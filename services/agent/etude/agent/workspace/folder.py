@@ -10,9 +10,10 @@ more than it could read itself; the quota of what is written.
 import asyncio
 import contextlib
 import errno
+import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +21,10 @@ from typing_extensions import override
 
 from etude.agent import patterns
 from etude.agent.patterns import FileMatches, GrepQuery
+from etude.agent.search.codebase import Codebase
 from etude.agent.workspace import descriptors
+from etude.agent.workspace.jobs import Jobs, NoJobs
+from etude.agent.workspace.notes import MemoryNotes, Notes
 from etude.agent.workspace.protocol import (
     MAX_FILE_BYTES,
     MAX_FILES,
@@ -62,6 +66,9 @@ class FolderWorkspace(Workspace):
     root: Path
     run: Runner
     originals: Originals = field(default_factory=Originals)
+    codebase: Codebase = field(default_factory=Codebase)
+    notes: Notes = field(default_factory=MemoryNotes)
+    jobs: Jobs = field(default_factory=NoJobs)
     owner: tuple[int, int] | None = None
     """User and group of what is written, where it is not this process's: the sandbox's."""
     search_limit_s: float = 20.0
@@ -105,6 +112,10 @@ class FolderWorkspace(Workspace):
         return await asyncio.to_thread(self._grep, matcher, query)
 
     @override
+    async def hashes(self) -> Mapping[str, bytes]:
+        return await asyncio.to_thread(self._hashes)
+
+    @override
     async def delete(self, path: str) -> None:
         with _faults(path), self._parent(path) as (folder, name):
             if not name:
@@ -127,6 +138,18 @@ class FolderWorkspace(Workspace):
 
     def _paths(self, *, hidden: bool) -> Sequence[str]:
         return _sorted(found.path for found in self.files("", hidden=hidden))
+
+    def _hashes(self) -> Mapping[str, bytes]:
+        found: dict[str, bytes] = {}
+        deadline_s = time.monotonic() + self.search_limit_s
+        with _faults(""), self._parent("") as (folder, name):
+            for file in Walk(hidden=False).below(folder, name, ""):
+                if time.monotonic() > deadline_s:
+                    raise WorkspaceError(PathFault.TOO_SLOW, "")
+                data = file.get(descriptors.read) if file.size <= MAX_FILE_BYTES else None
+                if data is not None:
+                    found[file.path] = hashlib.sha256(data).digest()
+        return found
 
     def _grep(self, matcher: patterns.Matcher, query: GrepQuery) -> Sequence[FileMatches]:
         start = relative(query.path)

@@ -1,12 +1,16 @@
 """A workspace in memory, for generators of transcripts and for tests."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from typing_extensions import override
 
 from etude.agent import patterns
 from etude.agent.patterns import FileMatches, GrepQuery
+from etude.agent.search.codebase import Codebase
+from etude.agent.workspace.jobs import Jobs, NoJobs
+from etude.agent.workspace.notes import MemoryNotes, Notes
 from etude.agent.workspace.protocol import (
     MAX_FILE_BYTES,
     ExecResult,
@@ -29,6 +33,9 @@ class MemoryWorkspace(Workspace):
     files: dict[str, bytes]
     run: Runner
     originals: Originals = field(default_factory=Originals)
+    codebase: Codebase = field(default_factory=Codebase)
+    notes: Notes = field(default_factory=MemoryNotes)
+    jobs: Jobs = field(default_factory=NoJobs)
     _folders: set[str] = field(default_factory=set)
     """Folders that once held something, as a file system would keep them."""
 
@@ -88,6 +95,14 @@ class MemoryWorkspace(Workspace):
                 hit = patterns.file_matches(matcher, query, path, data)
                 hits += [hit] if hit else []
         return patterns.limited(hits, query.limit)
+
+    @override
+    async def hashes(self) -> Mapping[str, bytes]:
+        return {
+            path: hashlib.sha256(data).digest()
+            for path, data in self.files.items()
+            if not patterns.is_hidden(path) and len(data) <= MAX_FILE_BYTES
+        }
 
     @override
     async def delete(self, path: str) -> None:

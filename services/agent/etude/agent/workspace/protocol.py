@@ -1,6 +1,6 @@
 """The workspace protocol: names, faults and values that every workspace shares."""
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, NamedTuple, Protocol
@@ -8,6 +8,9 @@ from typing import ClassVar, NamedTuple, Protocol
 import grpc
 
 from etude.agent.patterns import FileMatches, GrepQuery
+from etude.agent.search.codebase import Codebase
+from etude.agent.workspace.jobs import Jobs
+from etude.agent.workspace.notes import Notes
 from etude.common.errors import EtudeError, UnavailableError
 
 HOME = "/workspace"
@@ -118,6 +121,9 @@ class Workspace(Protocol):
     """
 
     originals: Originals
+    codebase: Codebase
+    notes: Notes
+    jobs: Jobs
 
     async def read(self, path: str) -> bytes: ...
     async def write(self, path: str, data: bytes) -> None: ...
@@ -125,6 +131,10 @@ class Workspace(Protocol):
     async def list(self, path: str) -> Sequence[FileInfo]: ...
     async def glob(self, pattern: str) -> Sequence[str]: ...
     async def grep(self, query: GrepQuery) -> Sequence[FileMatches]: ...
+    async def hashes(self) -> Mapping[str, bytes]:
+        """SHA-256 of each regular file that is not hidden, without those too large to be read."""
+        ...
+
     async def delete(self, path: str) -> None: ...
     async def exec(self, command: str, *, timeout_s: float) -> ExecResult: ...
 

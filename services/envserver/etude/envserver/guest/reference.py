@@ -20,7 +20,8 @@ from etude.envserver.guest import frames
 from etude.envserver.guest.frames import BadFrameError, Flag, Frame, Kind
 from etude.envserver.guest.reference_calls import Call, RefusedError, Writer
 from etude.envserver.guest.reference_files import FILES, Marks
-from etude.envserver.guest.reference_jobs import PROCESSES, Jobs, Sessions
+from etude.envserver.guest.reference_jobs import Jobs
+from etude.envserver.guest.reference_sessions import PROCESSES, Sessions
 from etude.v1 import guest_pb2
 
 _READ_BYTES = 256 << 10

@@ -1,51 +1,33 @@
-"""Background jobs and sessions as the reference agent does them."""
+"""Background jobs as the reference agent does them."""
 
 import asyncio
 import contextlib
 import os
-import shlex
 import signal
-from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Callable, Mapping
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from etude.envserver.drivers.sandbox.supervisor import Kept
-from etude.envserver.guest.reference_calls import Call, Operation, RefusedError
+from etude.agent.workspace.jobs import INPUT_BYTES, MAX_KNOWN, MAX_RUNNING, TERM_GRACE_S
+from etude.envserver.guest.reference_calls import Call, RefusedError
 from etude.envserver.guest.reference_processes import (
-    DRAIN_S,
-    MAX_KEPT_BYTES,
-    TERM_GRACE_S,
     arguments,
     ended,
     exit_of,
     kill,
-    pump,
-    run_in_foreground,
     start,
 )
 from etude.v1 import guest_pb2
 
-_MAX_RUNNING_JOBS = 64
-_MAX_SESSIONS = 16
 _DEFAULT_JOB_READ, _MAX_JOB_READ = 64 << 10, 1 << 20
+_WATCH_S = 0.1
 
 
-class _HasProcesses(Protocol):
+class _HasJobs(Protocol):
     @property
     def jobs(self) -> "Jobs": ...
-    @property
-    def sessions(self) -> "Sessions": ...
-
-
-async def _exec(call: Call, agent: _HasProcesses) -> guest_pb2.GuestResult:
-    asked = call.request.exec
-    if asked.session:
-        return await _exec_in_session(call, agent)
-    if asked.background:
-        return await _exec_in_background(call, agent)
-    return await run_in_foreground(call)
 
 
 @dataclass(slots=True)
@@ -54,9 +36,45 @@ class _Job:
     call_id: bytes
     log: Path
     process: Process
+    feed: int
+    """Our end of its input; below 0 once that has ended."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    killed: asyncio.Event = field(default_factory=asyncio.Event)
     status: int = 0
+    ended_for: str = ""
     watch: asyncio.Task[None] | None = None
+
+    def write(self, data: bytes, *, is_last: bool) -> None:
+        """Give it all of the input.
+
+        Raises:
+            RefusedError: it does not take it.
+        """
+        if len(data) > INPUT_BYTES:
+            raise RefusedError(guest_pb2.GUEST_STATUS_TOO_LARGE, "too much input at once")
+        if self.feed < 0:
+            raise RefusedError(guest_pb2.GUEST_STATUS_CONFLICT, "its input has ended")
+        try:
+            os.write(self.feed, data)
+        except BlockingIOError as error:
+            raise RefusedError(guest_pb2.GUEST_STATUS_BUSY, str(error)) from error
+        except BrokenPipeError as error:
+            raise RefusedError(guest_pb2.GUEST_STATUS_CONFLICT, str(error)) from error
+        if is_last:
+            self.end_input()
+
+    def end_input(self) -> None:
+        """Let it find the end of its input."""
+        if self.feed >= 0:
+            os.close(self.feed)
+            self.feed = -1
+
+    def broken(self, folder: str, limits: guest_pb2.GuestLimits) -> str:
+        """The limit that it exceeds, if it does."""
+        if limits.flood_bytes and self.log.stat().st_size > limits.flood_bytes:
+            return "output"
+        found = os.statvfs(folder)
+        return "disk" if found.f_bavail * found.f_frsize < limits.min_free_bytes else ""
 
 
 @dataclass(slots=True)
@@ -88,19 +106,35 @@ class Jobs:
         Raises:
             RefusedError: too many run already.
         """
-        if len(self.open()) >= _MAX_RUNNING_JOBS:
+        if len(self.open()) >= MAX_RUNNING:
             raise RefusedError(guest_pb2.GUEST_STATUS_BUSY, "too many background jobs")
+        self._forget()
         asked = call.request.exec
         self._last += 1
+        number = self._last
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self.folder / f"job-{self._last}.log"
-        with path.open("xb") as log:
-            process = await start(
-                call, arguments(asked), asked.env, stdin=DEVNULL, stdout=log, stderr=log
-            )
-        job = self._all[self._last] = _Job(self._last, call.request.id, path, process)
-        job.watch = asyncio.create_task(self._watch(job, asked.timeout_ms / 1000 or None))
-        return job.number
+        path = self.folder / f"job-{number}.log"
+        stdin, feed = _pipe() if asked.has_input else (DEVNULL, -1)
+        try:
+            with path.open("xb") as log:
+                argv = arguments(asked)
+                process = await start(call, argv, asked.env, stdin=stdin, stdout=log, stderr=log)
+        except BaseException:
+            if feed >= 0:
+                os.close(feed)
+            raise
+        finally:
+            if stdin >= 0:
+                os.close(stdin)
+        job = self._all[number] = _Job(number, call.request.id, path, process, feed)
+        job.watch = asyncio.create_task(self._watch(job, call.folder, asked), name=path.name)
+        return number
+
+    def _forget(self) -> None:
+        if len(self._all) >= MAX_KNOWN:
+            oldest = next(job for job in self._all.values() if job.ended.is_set())
+            oldest.log.unlink()
+            del self._all[oldest.number]
 
     def find(self, number: int) -> _Job:
         """The job with this number.
@@ -112,15 +146,28 @@ class Jobs:
             raise RefusedError(guest_pb2.GUEST_STATUS_NOT_FOUND, "no such job")
         return self._all[number]
 
-    async def _watch(self, job: _Job, limit_s: float | None) -> None:
-        try:
-            job.status = await asyncio.wait_for(exit_of(job.process), limit_s)
-        except TimeoutError:
+    async def _watch(self, job: _Job, folder: str, asked: guest_pb2.GuestExec) -> None:
+        loop = asyncio.get_running_loop()
+        over_s = loop.time() + asked.timeout_ms / 1000 if asked.timeout_ms else float("inf")
+        exiting = asyncio.create_task(exit_of(job.process), name="exit of a job")
+        grace_s = TERM_GRACE_S
+        while not exiting.done() and not job.killed.is_set():
+            await asyncio.wait([exiting], timeout=_WATCH_S)
+            if loop.time() >= over_s:
+                job.ended_for = "time"
+                break
+            job.ended_for = job.broken(folder, asked.limits)
+            if job.ended_for:
+                grace_s = 0
+                break
+        if not exiting.done():
             kill(job.process, signal.SIGTERM)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(exit_of(job.process), TERM_GRACE_S)
+            await asyncio.wait([exiting], timeout=grace_s)
             kill(job.process, signal.SIGKILL)
-            job.status = await exit_of(job.process)
+        job.status = await exiting
+        if not job.ended_for and job.broken(folder, asked.limits) == "output":
+            job.ended_for = "output"  # the limit on the size of a file came before ours
+        job.end_input()
         job.ended.set()
         done = ended(job.status)
         self.on_end(
@@ -128,125 +175,48 @@ class Jobs:
         )
 
 
-async def _exec_in_background(call: Call, agent: _HasProcesses) -> guest_pb2.GuestResult:
+def _pipe() -> tuple[int, int]:
+    """The job's end, and ours, which takes all of a small write or nothing."""
+    theirs, ours = os.pipe()
+    os.set_blocking(ours, False)
+    return theirs, ours
+
+
+async def exec_in_background(call: Call, agent: _HasJobs) -> guest_pb2.GuestResult:
+    """Start the call's command and answer with its number."""
     number = await agent.jobs.start(call)
     return guest_pb2.GuestResult(exec=guest_pb2.GuestExecResult(job=number, is_running=True))
 
 
-async def _job(call: Call, agent: _HasProcesses) -> guest_pb2.GuestResult:
+async def job(call: Call, agent: _HasJobs) -> guest_pb2.GuestResult:
+    """Do what is asked about a job.
+
+    Raises:
+        RefusedError: there is no such job, or it cannot do that.
+    """
     asked = call.request.job
-    job = agent.jobs.find(asked.job)
+    found = agent.jobs.find(asked.job)
     match asked.operation:
         case guest_pb2.GUEST_JOB_OPERATION_STATUS:
             pass
         case guest_pb2.GUEST_JOB_OPERATION_READ:
             limit = min(asked.limit, _MAX_JOB_READ) or _DEFAULT_JOB_READ
-            with job.log.open("rb") as log:
+            with found.log.open("rb") as log:
                 log.seek(asked.offset)
                 piece = log.read(limit)
             await call.data(1, piece)
         case guest_pb2.GUEST_JOB_OPERATION_KILL | guest_pb2.GUEST_JOB_OPERATION_AWAIT:
             if asked.operation == guest_pb2.GUEST_JOB_OPERATION_KILL:
-                kill(job.process, signal.SIGKILL)
-            await job.ended.wait()
+                found.killed.set()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(found.ended.wait(), asked.wait_ms / 1000 or None)
+        case guest_pb2.GUEST_JOB_OPERATION_WRITE:
+            found.write(asked.input, is_last=asked.end_input)
         case _:
             raise RefusedError(guest_pb2.GUEST_STATUS_INVALID, "no such operation on a job")
-    done = ended(job.status)
-    done.job, done.is_running = job.number, not job.ended.is_set()
-    done.log_bytes = job.log.stat().st_size
+    done = ended(found.status)
+    done.job, done.is_running = found.number, not found.ended.is_set()
+    if not done.is_running:
+        done.ended_for, done.timed_out = found.ended_for, found.ended_for == "time"
+    done.log_bytes = found.log.stat().st_size
     return guest_pb2.GuestResult(exec=done)
-
-
-@dataclass(slots=True)
-class _Shell:
-    process: Process
-    is_busy: bool = False
-
-
-@dataclass(slots=True)
-class Sessions:
-    """Named shells that keep their folder and variables."""
-
-    named: dict[str, _Shell] = field(default_factory=dict)
-
-
-async def _session(call: Call, agent: _HasProcesses) -> None:
-    asked, named = call.request.session, agent.sessions.named
-    if asked.close:
-        if asked.name not in named:
-            raise RefusedError(guest_pb2.GUEST_STATUS_NOT_FOUND, "no such session")
-        await _end(named.pop(asked.name))
-        return
-    if not asked.name or asked.name in named or len(named) >= _MAX_SESSIONS:
-        wrong = "no name for a session, one that is taken, or too many of them"
-        raise RefusedError(guest_pb2.GUEST_STATUS_INVALID, wrong)
-    pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE}
-    named[asked.name] = _Shell(await start(call, ["/bin/sh"], asked.env, **pipes))
-
-
-async def _end(shell: _Shell) -> int:
-    kill(shell.process, signal.SIGKILL)
-    return await exit_of(shell.process)
-
-
-async def _exec_in_session(call: Call, agent: _HasProcesses) -> guest_pb2.GuestResult:
-    asked, named = call.request.exec, agent.sessions.named
-    shell = named.get(asked.session)
-    if shell is None:
-        raise RefusedError(guest_pb2.GUEST_STATUS_NOT_FOUND, "no such session")
-    if not asked.shell or asked.background:
-        wrong = "a session runs a line in the foreground"
-        raise RefusedError(guest_pb2.GUEST_STATUS_INVALID, wrong)
-    if shell.is_busy:
-        raise RefusedError(guest_pb2.GUEST_STATUS_BUSY, "the session runs another command")
-    shell.is_busy = True
-    kept = Kept(min(asked.head_bytes, MAX_KEPT_BYTES), min(asked.tail_bytes, MAX_KEPT_BYTES))
-    done = await _run_in_shell(shell, call, kept)
-    shell.is_busy = False
-    if done is None or done.timed_out:
-        named.pop(asked.session, None)
-        status = ended(await _end(shell))
-        status.MergeFrom(done or guest_pb2.GuestExecResult())
-        done = status
-    output, done.dropped_out, done.dropped_lines_out = kept.result()
-    await call.data(1, output)
-    return guest_pb2.GuestResult(exec=done)
-
-
-async def _run_in_shell(shell: _Shell, call: Call, kept: Kept) -> guest_pb2.GuestExecResult | None:
-    """What the line came to; None when the shell ended with it."""
-    asked = call.request.exec
-    lines, output, told = shell.process.stdin, shell.process.stdout, shell.process.stderr
-    if lines is None or output is None or told is None:
-        return None
-    quoted = shlex.quote(os.fsdecode(asked.shell))
-    script = f"eval {quoted} </dev/null 2>&1\nprintf '%d\\n' $? >&2\n"
-    reading = asyncio.create_task(pump(output, kept), name="output of a session")
-    call.on_signal = lambda number: kill(shell.process, number)
-    try:
-        lines.write(os.fsencode(script))
-        async with asyncio.timeout(asked.timeout_ms / 1000 or None):
-            status = await told.readline()
-    except TimeoutError:
-        return guest_pb2.GuestExecResult(timed_out=True, ended_for="time")
-    finally:
-        # What was written before the status is in the pipe by now, and read in one turn.
-        await asyncio.wait([reading], timeout=DRAIN_S)
-        reading.cancel()
-    text = status.strip()
-    return guest_pb2.GuestExecResult(exit_code=int(text)) if text.isdigit() else None
-
-
-async def _freeze(_call: Call, _agent: object) -> None:
-    why = "only the first process of a machine freezes its disk"
-    raise RefusedError(guest_pb2.GUEST_STATUS_DENIED, why)
-
-
-PROCESSES: Mapping[str, Operation] = {
-    "exec": _exec,
-    "job": _job,
-    "session": _session,
-    "freeze_fs": _freeze,
-    "thaw_fs": _freeze,
-}
-"""What does each operation on processes, and on the machine."""

@@ -5,13 +5,14 @@ see differently, files that are not all UTF-8 and a few patterns, it leaves to t
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from typing_extensions import override
 
 from etude.agent import patterns
 from etude.agent.patterns import FileMatches, GrepLine, GrepQuery, PatternError
+from etude.agent.search.codebase import Codebase
 from etude.agent.workspace import (
     MAX_FILE_BYTES,
     ExecResult,
@@ -24,6 +25,8 @@ from etude.agent.workspace import (
     WorkspaceLostError,
     relative,
 )
+from etude.agent.workspace.jobs import Jobs, NoJobs
+from etude.agent.workspace.notes import MemoryNotes, Notes
 from etude.agent.workspace.protocol import Originals
 from etude.envserver.guest import answers
 from etude.envserver.guest.calls import Reply, ReplyTooLargeError, Request
@@ -56,6 +59,9 @@ class GuestWorkspace(Workspace):
     channel: GuestChannel
     run: Runner
     originals: Originals = field(default_factory=Originals)
+    codebase: Codebase = field(default_factory=Codebase)
+    notes: Notes = field(default_factory=MemoryNotes)
+    jobs: Jobs = field(default_factory=NoJobs)
     search_limit_s: float = 20.0
     cwd: str = ""
     """Absolute folder in the guest that paths start from; empty is the workspace."""
@@ -112,6 +118,15 @@ class GuestWorkspace(Workspace):
         hits = [_matches(file) for file in native.files]
         hits += await self._searched(matcher, query, native.undecided)
         return _limited(hits, query.limit)
+
+    @override
+    async def hashes(self) -> Mapping[str, bytes]:
+        found = await self._walk("", "", hidden=False)
+        wanted = {info.path for info in found if info.size <= MAX_FILE_BYTES}
+        call = self._call(hashes=guest_pb2.GuestHashes())
+        reply = await self._ask(call, "", max_bytes=_MAX_NAMES_BYTES)
+        files = answers.body(reply, 0, guest_pb2.GuestDigests()).files
+        return {file.path: file.sha256 for file in files if file.path in wanted}
 
     @override
     async def delete(self, path: str) -> None:

@@ -1,23 +1,26 @@
 """The sandbox of one lease as a virtual machine of its own."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from typing_extensions import override
 
-from etude.agent.workspace import ExecResult, Workspace
-from etude.agent.workspace.protocol import HOME, Runner
+from etude.agent.workspace import ExecResult, FolderNotes, Workspace, notes
+from etude.agent.workspace.protocol import HOME, Originals, Runner
+from etude.common.errors import CorruptError
 from etude.envserver.drivers.base import Outcome, Sandbox, SandboxError
+from etude.envserver.drivers.qemu import record
+from etude.envserver.drivers.qemu.census import MACHINE
+from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.guests import Guest
 from etude.envserver.drivers.qemu.placing import place
 from etude.envserver.folders import FolderContent, Limits
 from etude.envserver.guest import contents
 from etude.envserver.guest.commands import GuestCommands
+from etude.envserver.guest.jobs import GuestJobs
 from etude.envserver.guest.workspace import GuestWorkspace
 from etude.envserver.trees import Tree
-
-MACHINE = "machine"
-"""Folder of the machine in that of its lease."""
 
 Launch = Callable[[Path], Awaitable[Guest]]
 """Makes a machine in an empty folder."""
@@ -26,23 +29,38 @@ Launch = Callable[[Path], Awaitable[Guest]]
 class VmSandbox(Sandbox):
     """A machine that is made when the first call comes."""
 
-    def __init__(self, folder: Path, runner: Runner, launch: Launch) -> None:
-        """Nothing runs yet.
+    def __init__(
+        self, folder: Path, runner: Runner, launch: Launch, guest: Guest | None = None
+    ) -> None:
+        """Nothing is started.
 
         Args:
             folder: the lease's.
             runner: for the workspace's commands.
             launch: makes the machine.
+            guest: the machine, if an earlier process began it.
         """
         self._folder = folder / MACHINE
         self._runner = runner
         self._launch = launch
-        self._guest: Guest | None = None
+        self._guest = guest
+        self._originals = Originals()
+        self._notes = FolderNotes(folder / notes.FOLDER)
+        self._jobs: GuestJobs | None = None
 
     @property
     @override
     def workspace(self) -> Workspace:  # type: ignore[override] # read only, and once there is one
-        return GuestWorkspace(self._running.channel, self._runner)
+        channel = self._running.channel
+        if self._jobs is None or self._jobs.channel is not channel:
+            self._jobs = GuestJobs(channel=channel)
+        return GuestWorkspace(
+            channel,
+            self._runner,
+            originals=self._originals,
+            notes=self._notes,
+            jobs=self._jobs,
+        )
 
     @property
     @override
@@ -55,6 +73,8 @@ class VmSandbox(Sandbox):
         guest = await self._launch(self._folder)
         try:
             await place(guest.channel, tree, root=HOME)
+            # From here on a successor of this process goes on with the machine.
+            await asyncio.to_thread(_note, guest)
         except BaseException:
             await guest.destroy()
             raise
@@ -79,6 +99,19 @@ class VmSandbox(Sandbox):
         if self._guest is None:
             raise SandboxError("the machine of this lease has ended")
         return self._guest
+
+
+def _note(guest: Guest) -> None:
+    """Write down whose machine it is.
+
+    Raises:
+        VmmError: it cannot be written down.
+    """
+    identity = guest.identity
+    try:
+        record.begin(guest.vm.folder, env_id=identity.env_id, generation=identity.generation)
+    except (OSError, CorruptError) as cause:
+        raise VmmError(f"machine {guest.vm.pid} cannot be written down: {cause}") from cause
 
 
 def outcome(done: ExecResult, collected: bytes | None = None) -> Outcome:

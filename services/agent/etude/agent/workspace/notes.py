@@ -1,0 +1,69 @@
+"""What tools remember of one environment, beside its files: no diff and no command sees it."""
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from typing_extensions import override
+
+FOLDER = "notes"
+"""Their place in what a driver keeps of an environment."""
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,63}")
+
+
+class Notes(Protocol):
+    """A few small values by name."""
+
+    def get(self, name: str) -> bytes | None:
+        """The value, None if there is none."""
+        ...
+
+    def put(self, name: str, value: bytes) -> None:
+        """Keep a value, in one step."""
+        ...
+
+
+@dataclass(slots=True)
+class MemoryNotes(Notes):
+    """Gone with the process."""
+
+    _kept: dict[str, bytes] = field(default_factory=dict)
+
+    @override
+    def get(self, name: str) -> bytes | None:
+        return self._kept.get(name)
+
+    @override
+    def put(self, name: str, value: bytes) -> None:
+        self._kept[name] = value
+
+
+@dataclass(frozen=True, slots=True)
+class FolderNotes(Notes):
+    """A file for each, in a folder that commands cannot reach; outlives the process."""
+
+    folder: Path
+
+    @override
+    def get(self, name: str) -> bytes | None:
+        try:
+            return self._path(name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    @override
+    def put(self, name: str, value: bytes) -> None:
+        path = self._path(name)
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(value)
+        partial.rename(path)
+
+    def _path(self, name: str) -> Path:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of a note")
+        return self.folder / name

@@ -1,0 +1,121 @@
+"""Commands in the background of a guest: its agent runs them, keeps their output and tells."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from typing_extensions import override
+
+from etude.agent.workspace import JobError, JobFault, Jobs, JobState
+from etude.agent.workspace.jobs import LOG_BYTES, TERM_GRACE_S
+from etude.envserver.drivers.sandbox import layout
+from etude.envserver.guest import answers
+from etude.envserver.guest.calls import Reply, Request
+from etude.envserver.guest.channel import GuestChannel
+from etude.envserver.guest.commands import DEFAULT_LIMITS
+from etude.v1 import guest_pb2
+
+_DEADLINE_S = 60.0
+"""Of what takes no time, on a busy host."""
+_FAULTS = {
+    guest_pb2.GUEST_STATUS_NOT_FOUND: JobFault.NO_SUCH_JOB,
+    guest_pb2.GUEST_STATUS_BUSY: JobFault.NOT_READING,
+    guest_pb2.GUEST_STATUS_CONFLICT: JobFault.NO_INPUT,
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class GuestJobs(Jobs):
+    """The background commands of one sandbox."""
+
+    channel: GuestChannel
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(layout.ENVIRONMENT))
+    limits: guest_pb2.GuestLimits = field(default_factory=lambda: DEFAULT_LIMITS)
+    cwd: str = ""
+    """Absolute folder in the guest that they start in; empty is the workspace."""
+    running: set[int] = field(default_factory=set)
+    """Those whose end was not seen; a RESET tells them to who takes a guest over."""
+
+    @property
+    @override
+    def may_run(self) -> bool:
+        return bool(self.running)
+
+    @override
+    async def start(self, command: str, *, timeout_s: float | None) -> int:
+        line = command.encode("utf-8", "surrogatepass")
+        if len(line) >= layout.MAX_COMMAND_BYTES:
+            raise JobError(JobFault.TOO_LONG)
+        limits = guest_pb2.GuestLimits()
+        limits.CopyFrom(self.limits)
+        limits.flood_bytes = LOG_BYTES
+        call = guest_pb2.GuestCall(
+            exec=guest_pb2.GuestExec(
+                shell=line,
+                env=self.environment,
+                timeout_ms=0 if timeout_s is None else max(1, round(timeout_s * 1000)),
+                background=True,
+                has_input=True,
+                limits=limits,
+            ),
+            cwd=self.cwd,
+        )
+        reply = await self.channel.call(Request(operation=call, deadline_s=_DEADLINE_S))
+        if reply.result.status == guest_pb2.GUEST_STATUS_BUSY:
+            raise JobError(JobFault.TOO_MANY)
+        number = answers.check(reply, "").result.exec.job
+        self.running.add(number)
+        return number
+
+    @override
+    async def state(self, job: int, *, wait_s: float = 0) -> JobState:
+        operation = guest_pb2.GUEST_JOB_OPERATION_STATUS
+        if wait_s > 0:
+            operation = guest_pb2.GUEST_JOB_OPERATION_AWAIT
+        asked = guest_pb2.GuestJob(job=job, operation=operation, wait_ms=round(wait_s * 1000))
+        return self._state(await self._ask(asked, wait_s=wait_s))
+
+    @override
+    async def output(self, job: int, *, offset: int, size: int) -> bytes:
+        if size <= 0:
+            return b""
+        asked = guest_pb2.GuestJob(
+            job=job, operation=guest_pb2.GUEST_JOB_OPERATION_READ, offset=offset, limit=size
+        )
+        return (await self._ask(asked)).data.get(1, b"")[:size]
+
+    @override
+    async def send(self, job: int, data: bytes, *, end: bool) -> None:
+        await self._ask(
+            guest_pb2.GuestJob(
+                job=job,
+                operation=guest_pb2.GUEST_JOB_OPERATION_WRITE,
+                input=data,
+                end_input=end,
+            )
+        )
+
+    @override
+    async def kill(self, job: int) -> None:
+        asked = guest_pb2.GuestJob(job=job, operation=guest_pb2.GUEST_JOB_OPERATION_KILL)
+        self._state(await self._ask(asked, wait_s=TERM_GRACE_S))
+
+    async def _ask(self, asked: guest_pb2.GuestJob, *, wait_s: float = 0) -> Reply:
+        call = guest_pb2.GuestCall(job=asked)
+        request = Request(operation=call, deadline_s=_DEADLINE_S + wait_s)
+        reply = await self.channel.call(request)
+        fault = _FAULTS.get(reply.result.status)
+        if fault is not None:
+            raise JobError(fault, asked.job)
+        return answers.check(reply, "")
+
+    def _state(self, reply: Reply) -> JobState:
+        found = reply.result.exec
+        if not found.is_running:
+            self.running.discard(found.job)
+        return JobState(
+            log_bytes=min(found.log_bytes, LOG_BYTES),
+            is_running=found.is_running,
+            exit_code=128 + found.signal if found.signal else found.exit_code,
+            ended_for=found.ended_for,
+            cpu_ms=0 if found.is_running else reply.result.usage.cpu_us // 1000,
+        )
