@@ -14,6 +14,8 @@ from etude.envserver.trees import File, Tree
 
 CACHE_BYTES = 256 << 20
 MAX_SOURCE_BYTES = 64 << 20
+EMPTY = "empty:"
+"""The URI of a workspace without files."""
 MACHINE_FILES = frozenset(
     {"Dockerfile", ".dockerignore", "docker-compose.yaml", "docker-compose.yml"}
 )
@@ -68,6 +70,8 @@ class Sources:
             self._kept.popitem(last=False)
 
     def _read(self, uri: str) -> Source:
+        if uri == EMPTY:
+            return Source(uri=uri, tree={}, key=trees.identity({}), num_bytes=0)
         folder = materialise(uri, self.scratch, self.access)
         if not folder.is_dir():
             raise _refused(uri, "is no folder")
