@@ -146,6 +146,27 @@ async def handed_out(waiting: Guest, *, name: str) -> Guest:
     return Guest(waiting.vm, waiting.channel, identity)
 
 
+async def taken_up(found: Vm, *, name: str, generation: int) -> Guest:
+    """The guest of a machine that an earlier process left, running, under a token of its own.
+
+    Raises:
+        GuestLostError: the agent does not answer.
+        VmmError: the monitor failed.
+    """
+    await found.thaw()  # without effect on one that runs
+    channel = await _connected(found)
+    try:
+        await channel.reset()
+        # Host name and machine id stay what they are: for the environment nothing has happened.
+        token = secrets.token_bytes(_TOKEN_BYTES)
+        identity = Identity(env_id=name, token=token, generation=generation)
+        await channel.sync(identity)
+    except BaseException:
+        await channel.close()
+        raise
+    return Guest(found, channel, identity)
+
+
 async def _awake(shell: Vm, base: Template, saved: Delta | None) -> GuestChannel:
     if saved is None:
         await clone.restore(shell, base)

@@ -6,7 +6,7 @@ the machine is somebody's: what is not begun by then is nobody's, and is ended.
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from etude.common.errors import CorruptError
@@ -89,6 +89,20 @@ def load(folder: Path) -> VmRecord | None:
             )
         case _:
             raise CorruptError(f"{path}: is no record of a machine")
+
+
+def begin(folder: Path, *, env_id: str, generation: int) -> None:
+    """Write down that the machine is an environment's, with all of its first files in it.
+
+    Raises:
+        OSError: it cannot be written.
+        CorruptError: nobody wrote down which process the machine is.
+    """
+    noted = load(folder)
+    if noted is None:
+        raise CorruptError(f"{folder / FILE}: is missing")
+    begun = replace(noted, env_id=env_id, generation=generation, is_begun=True)
+    save(folder, begun, is_durable=True)
 
 
 def _sync(folder: Path) -> None:

@@ -7,7 +7,8 @@ import os
 from collections.abc import Iterable, Iterator
 
 _VECTORS = 1000
-_PART_BYTES = 4 << 20
+PART_BYTES = 4 << 20
+"""The longest piece in which a file is read."""
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
@@ -78,8 +79,8 @@ def segments(descriptor: int) -> Iterator[tuple[int, bytes]]:
                 raise
             return
         end = os.lseek(descriptor, start, os.SEEK_HOLE)
-        for offset in range(start, end, _PART_BYTES):
-            size = min(_PART_BYTES, end - offset)
+        for offset in range(start, end, PART_BYTES):
+            size = min(PART_BYTES, end - offset)
             yield offset, os.pread(descriptor, size, offset)
 
 

@@ -21,7 +21,9 @@ from etude.envserver.drivers.qemu.migration import send
 from etude.envserver.drivers.qemu.stream import TemplateStream, parse
 from etude.envserver.images.build import Image
 
-_MAX_DEVICE_BYTES = 16 << 20
+MEMORY_NAME = "template"
+"""Of the file with a template's memory, as monitors see it."""
+MAX_DEVICE_BYTES = 16 << 20
 """300 times of what it is, firmware included."""
 
 
@@ -90,7 +92,7 @@ async def boot(
         opened.callback(console.theirs.close)
         kernel, initramfs = (_opened(opened, path) for path in (image.kernel, image.initramfs))
         root = os.open(image.root, os.O_RDONLY | os.O_CLOEXEC)
-        memory = sealed.create("template", machine.memory_bytes)
+        memory = sealed.create(MEMORY_NAME, machine.memory_bytes)
         layers = disk.chain if disk is not None else ()
         files = Boot(kernel=kernel, initramfs=initramfs, console=console.theirs.fileno())
 
@@ -131,7 +133,7 @@ async def seal(booting: Booting) -> Template:
         data = _device_data(devices)
         key = compat_key(machine, booting.image)
         # 0.1 s for 256 MiB, in which the node has other things to do.
-        address = await asyncio.to_thread(_address, key, booting.memory, data)
+        address = await asyncio.to_thread(address_of, key, booting.memory, data)
     except BaseException:
         os.close(devices)
         await booting.abandon()
@@ -143,7 +145,7 @@ async def seal(booting: Booting) -> Template:
         machine=machine,
         memory=booting.memory,
         devices=devices,
-        stream=_parsed(data, machine),
+        stream=taken_apart(data, machine),
         root=booting.root,
         disk=_frozen(booting.disk),
     )
@@ -155,7 +157,7 @@ def _device_data(devices: int) -> bytes:
     Raises:
         VmmError: it is more than the state of our few devices can be.
     """
-    if (size := os.fstat(devices).st_size) > _MAX_DEVICE_BYTES:
+    if (size := os.fstat(devices).st_size) > MAX_DEVICE_BYTES:
         raise VmmError(f"the template's device state has {size} bytes")
     return sealed.content(devices)
 
@@ -168,7 +170,8 @@ def _frozen(disk: Disk | None) -> tuple[int, ...]:
     return layers
 
 
-def _parsed(data: bytes, machine: Machine) -> TemplateStream | FormatError:
+def taken_apart(data: bytes, machine: Machine) -> TemplateStream | FormatError:
+    """A device state as deltas need it, or why there are none."""
     try:
         stream = parse(data)
     except FormatError as error:
@@ -178,7 +181,14 @@ def _parsed(data: bytes, machine: Machine) -> TemplateStream | FormatError:
     return stream
 
 
-def _address(key: str, memory: int, devices: bytes) -> str:
+def address_of(key: str, memory: int, devices: bytes) -> str:
+    """The address of a template with this content.
+
+    Args:
+        key: its compat_key.
+        memory: descriptor of a file with the guest's memory.
+        devices: the device state.
+    """
     found = blake3(key.encode())
     found.update(blake3(devices).digest())
     for offset, part in sealed.segments(memory):

@@ -66,11 +66,6 @@ class Vm:
         """A connection to the guest's agent, not blocking; there can be one at a time."""
         return _dial(self.folder, "agent")
 
-    def move(self, folder: Path) -> None:
-        """Give the folder another name, of which at most an empty folder is there."""
-        self.folder.rename(folder)
-        self.folder = folder
-
     async def freeze(self) -> None:
         """Stop the guest's processor: from here on the machine uses no CPU time."""
         await self.qmp.execute("stop")
@@ -81,6 +76,11 @@ class Vm:
 
     async def destroy(self) -> None:
         """Kill the monitor and remove its folder; safe to repeat."""
+        await self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    async def kill(self) -> None:
+        """Kill the monitor; its folder stays, as a sign that there was one. Safe to repeat."""
         with contextlib.suppress(ProcessLookupError):
             if not self.exited.done():
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
@@ -88,7 +88,6 @@ class Vm:
         if self._qmp is not None:
             await self._qmp.close()
             self._qmp = None
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     async def explained(self, error: VmmError) -> VmmError:
         """The error with the monitor's last words, if it ended."""
@@ -155,7 +154,7 @@ async def adopt(machine: Machine, folder: Path, process: ProcessId) -> Vm:
     """Take up a monitor that an earlier process of this node started, and connect to it.
 
     Raises:
-        VmmError: it has ended, or does not answer.
+        VmmError: it has ended, or does not answer; then it is killed, and its folder stays.
     """
     pidfd = handle(process)
     if pidfd is None:
@@ -164,7 +163,7 @@ async def adopt(machine: Machine, folder: Path, process: ProcessId) -> Vm:
     try:
         await vm.connect()
     except BaseException:
-        await vm.destroy()
+        await vm.kill()
         raise
     return vm
 

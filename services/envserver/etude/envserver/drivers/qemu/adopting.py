@@ -1,0 +1,81 @@
+"""Taking up the machines of an earlier process of this node, which go on as if nothing had been."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from etude.envserver.drivers.qemu import guests, record, vm
+from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.qemu.guests import Guest
+from etude.envserver.drivers.qemu.record import VmRecord
+from etude.envserver.drivers.qemu.template import Template
+from etude.envserver.guest.channel import GuestLostError
+
+AT_ONCE = 8
+"""Each takes some milliseconds of its own monitor, and fewer of this process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopted:
+    """What became of the machines that an earlier process left."""
+
+    guests: Mapping[Path, Guest]
+    """Those that go on, by the machine's folder."""
+    lost: Mapping[Path, str]
+    """Why others do not; their processes are ended."""
+
+
+async def adopt(left: Mapping[Path, VmRecord], templates: Mapping[str, Template]) -> Adopted:
+    """Take up machines.
+
+    Args:
+        left: the machines of leases, by folder.
+        templates: by address.
+    """
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def one(folder: Path, noted: VmRecord) -> Guest | str:
+        async with places:
+            try:
+                return await _adopted(folder, noted, templates)
+            except (VmmError, GuestLostError) as error:
+                return str(error)
+
+    found = await asyncio.gather(*(one(folder, noted) for folder, noted in left.items()))
+    outcomes = dict(zip(left, found, strict=True))
+    return Adopted(
+        guests={at: each for at, each in outcomes.items() if isinstance(each, Guest)},
+        lost={at: each for at, each in outcomes.items() if isinstance(each, str)},
+    )
+
+
+async def _adopted(folder: Path, noted: VmRecord, templates: Mapping[str, Template]) -> Guest:
+    """One machine, running and answering under a new token.
+
+    Raises:
+        VmmError: it has ended, or is in a state from which it does not go on.
+        GuestLostError: its agent does not answer.
+    """
+    base = templates.get(noted.template)
+    if base is None:
+        raise VmmError("it is a machine of a template that is not booted any more")
+    found = await vm.adopt(base.machine, folder, noted.process)
+    try:
+        await _check_alive(found)
+        guest = await guests.taken_up(found, name=noted.env_id, generation=noted.generation + 1)
+        await asyncio.to_thread(
+            record.begin, folder, env_id=noted.env_id, generation=guest.identity.generation
+        )
+    except BaseException:
+        await found.kill()
+        raise
+    return guest
+
+
+async def _check_alive(found: vm.Vm) -> None:
+    match await found.qmp.execute("query-status"):
+        case {"status": "running" | "paused"}:
+            return
+        case other:
+            raise VmmError(f"the machine is {str(other)[:100]}, from where it does not go on")

@@ -1,0 +1,222 @@
+"""What of a node's machines outlives its process: monitors, their folders, templates.
+
+Everything a successor needs is on the disk before it matters, so that the process may be killed
+between any two lines: it finds machines to take up, or machines that are nobody's, and ends those.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from etude.envserver.drivers.base import DriverUnavailableError, SandboxError
+from etude.envserver.drivers.qemu import adopting, census
+from etude.envserver.drivers.qemu.census import MACHINE, Places
+from etude.envserver.drivers.qemu.guests import Guest
+from etude.envserver.drivers.qemu.identity import ProcessId
+from etude.envserver.drivers.qemu.kept import Kept, Lenders
+from etude.envserver.drivers.qemu.machine import Machine
+from etude.envserver.drivers.qemu.record import VmRecord
+from etude.envserver.drivers.qemu.template import Template
+from etude.envserver.images.build import Image
+
+log = logging.getLogger(__name__)
+
+SWEEP_S = 30.0
+YOUNG_S = 60.0
+"""A monitor that runs for so long has been written down, or never will be."""
+LOCK_LIMIT_S = 10.0
+"""A process that was killed may need a moment to give its files back."""
+_KEY_BYTES = 32
+
+
+@dataclass(slots=True)
+class Estate:
+    """The machines of one scratch folder, handed from one process to the next."""
+
+    scratch: Path
+    """Private folder of the node."""
+    _places: Places = field(init=False)
+    _kept: Kept | None = None
+    _lock: int = -1
+    _left: dict[Path, VmRecord] = field(default_factory=dict)
+    """Machines of leases that an earlier process began."""
+    _adopted: dict[Path, Guest] = field(default_factory=dict)
+    """Those of them that go on, until somebody asks for them."""
+    _lost: dict[Path, str] = field(default_factory=dict)
+    _sweeper: "asyncio.Task[None] | None" = None
+
+    def __post_init__(self) -> None:
+        self._places = Places(scratch=self.scratch)
+
+    @property
+    def key(self) -> bytes:
+        """What this node proves with that it wrote a file itself.
+
+        Raises:
+            SandboxError: the driver was not started.
+        """
+        return self._templates.key
+
+    async def open(self) -> None:
+        """Take the folder over, and end what nobody can go on with.
+
+        Raises:
+            DriverUnavailableError: another process has it.
+        """
+        if self._lock >= 0:
+            return
+        self._places.leases.mkdir(parents=True, exist_ok=True)
+        self._lock = await _locked(self.scratch / "lock")
+        self._kept = Kept(folder=self.scratch / "templates", key=_key(self.scratch / "key"))
+        self._left = await asyncio.to_thread(census.clear, self._places)
+
+    async def template(
+        self, image: Image, machine: Machine, boot: Callable[[], Awaitable[Template]]
+    ) -> Template:
+        """The template of an image: an earlier process's if it fits, else booted and kept.
+
+        Raises:
+            DriverUnavailableError: it does not boot.
+            SandboxError: the driver was not started.
+        """
+        kept, began_s = self._templates, time.monotonic()
+        found = await asyncio.to_thread(kept.find, image, machine, self._lenders())
+        if found is not None:
+            took_s = time.monotonic() - began_s
+            log.info("template of image %s was found again in %.2f s", image.name, took_s)
+            return found
+        made = await boot()
+        try:
+            await asyncio.to_thread(kept.keep, made)
+        except OSError as error:
+            log.warning("the next start boots image %s again: %s", image.name, error)
+        return made
+
+    async def adopt(self, templates: Iterable[Template]) -> None:
+        """Take up the machines that an earlier process left, and look for orphans from now on."""
+        by_address = {template.address: template for template in templates}
+        used = {template.compat_key for template in by_address.values()}
+        await asyncio.to_thread(self._templates.prune, used)
+        left, self._left = self._left, {}
+        began_s = time.monotonic()
+        found = await adopting.adopt(left, by_address)
+        self._adopted.update(found.guests)
+        self._lost.update(found.lost)
+        took_s = time.monotonic() - began_s
+        log.info("took up %d machines of %d in %.2f s", len(found.guests), len(left), took_s)
+        if self._sweeper is None:
+            self._sweeper = asyncio.create_task(self._keep_sweeping(), name="sweep machines")
+
+    def take(self, lease: Path) -> Guest | None:
+        """The machine that an earlier process began for a lease; None if none was begun.
+
+        Raises:
+            SandboxError: there was one, and it has ended.
+        """
+        folder = lease / MACHINE
+        guest = self._adopted.pop(folder, None)
+        if guest is None and folder.exists():
+            why = self._lost.pop(folder, "nobody took it up")
+            raise SandboxError(f"the machine of lease {lease.name} has ended: {why}")
+        return guest
+
+    async def sweep(self) -> int:
+        """End what belongs to no lease any more; answers how many machines that were."""
+        num_ended = await asyncio.to_thread(_swept, self._places)
+        for folder in [each for each in self._adopted if not each.exists()]:
+            await self._adopted.pop(folder).destroy()
+            num_ended += 1
+        if num_ended:
+            log.warning("ended %d machines that were nobody's", num_ended)
+        return num_ended
+
+    async def close(self) -> None:
+        """Let go of the folder; machines of leases stay for the next process."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._sweeper
+            self._sweeper = None
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    @property
+    def _templates(self) -> Kept:
+        if self._kept is None:
+            raise SandboxError("the driver was not started")
+        return self._kept
+
+    def _lenders(self) -> Lenders:
+        found: dict[str, list[int]] = {}
+        for noted in self._left.values():
+            found.setdefault(noted.template, []).append(noted.process.pid)
+        return found
+
+    async def _keep_sweeping(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            await self.sweep()
+
+
+def _swept(places: Places) -> int:
+    lost = _orphans(places)
+    # Looked at twice: a machine may have been given another folder while folders were listed.
+    return census.end(set(lost).intersection(_orphans(places))) if lost else 0
+
+
+def _orphans(places: Places) -> list[ProcessId]:
+    seen = census.marked(places.scratch)
+    known = {noted.process for noted in census.recorded(places).values()}
+    return census.orphans(seen, known, least_age_s=YOUNG_S)
+
+
+async def _locked(path: Path) -> int:
+    """A lock on the folder that ends with this process.
+
+    Raises:
+        DriverUnavailableError: another process has it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    limit_s = time.monotonic() + LOCK_LIMIT_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as cause:
+            if time.monotonic() > limit_s:
+                os.close(descriptor)
+                raise DriverUnavailableError(
+                    "another node daemon uses this scratch folder",
+                    where=str(path.parent),
+                    fix="give each node a folder of its own (ETUDE_SCRATCH), or end the other one",
+                ) from cause
+            await asyncio.sleep(0.05)
+        else:
+            return descriptor
+
+
+def _key(path: Path) -> bytes:
+    """The node's secret, made when it is needed first."""
+    try:
+        key = path.read_bytes()
+    except FileNotFoundError:
+        key = b""
+    if len(key) == _KEY_BYTES:
+        return key
+    key = secrets.token_bytes(_KEY_BYTES)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, key)
+    finally:
+        os.close(descriptor)
+    partial.rename(path)
+    return key
