@@ -1,0 +1,1 @@
+"""Measurements of environments against their goals: one module for each kind."""
