@@ -1,0 +1,166 @@
+"""Files cut into chunks, parsed by a worker that may die of them.
+
+Covered: the worker has its own address space, memory and time limits, gets no environment and no
+paths, and whatever it answers is checked; a file that ends it is cut into windows instead. Not
+covered: it runs as this process's user, outside of any sandbox.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from etude.agent.patterns import is_hidden
+from etude.agent.search.grammars import grammar_of
+from etude.agent.search.spans import MAX_LINES, Span, windows
+from etude.common.errors import UnavailableError
+
+MAX_PARSED_BYTES = 512 << 10
+MAX_PLAIN_BYTES = 128 << 10
+"""Of files without a grammar: above it they are data."""
+_MAX_LINE_BYTES = 400
+"""Mean length; above it a file was written by a program."""
+_SNIFFED_BYTES = 8192
+_BATCH_BYTES = 4 << 20
+_TIMEOUT_S = 120.0
+"""Of one batch. The worker's budget ends a file long before; this is for one that found a way."""
+_MAX_DEATHS = 8
+"""Of workers in one batch; the files after that are cut into windows."""
+_COMMAND = ("-I", "-m", "etude.agent.search.worker")
+
+
+class Chunk(NamedTuple):
+    """Lines of a file, counted from 1; the last is part of it."""
+
+    path: str
+    start: int
+    end: int
+
+
+class Piece(NamedTuple):
+    """A chunk with its lines."""
+
+    chunk: Chunk
+    text: bytes
+
+
+class _Request(NamedTuple):
+    grammar: str
+    data: bytes
+
+
+def is_searched(path: str, data: bytes) -> bool:
+    """Whether a file is one that people write and read."""
+    if not data or is_hidden(path) or b"\0" in data[:_SNIFFED_BYTES]:
+        return False
+    limit = MAX_PARSED_BYTES if grammar_of(path) else MAX_PLAIN_BYTES
+    return len(data) <= limit and len(data) <= _MAX_LINE_BYTES * (data.count(b"\n") + 1)
+
+
+def pieces(files: Mapping[str, bytes]) -> Iterator[Piece]:
+    """The chunks of all files, each file's in the order of its lines.
+
+    Raises:
+        UnavailableError: there is no parser on this machine.
+    """
+    grammars = {path: grammar_of(path) for path in files}
+    spans = cut(_Request(name, files[path]) for path, name in grammars.items() if name)
+    for path, data in files.items():
+        yield from _pieces(path, data, next(spans) if grammars[path] else None)
+
+
+def cut(requests: Iterable[_Request]) -> Iterator[list[Span] | None]:
+    """Spans for each request in order; None where the parser gives none.
+
+    Raises:
+        UnavailableError: there is no parser on this machine.
+    """
+    batch: list[_Request] = []
+    size = 0
+    for request in requests:
+        if batch and size + len(request.data) > _BATCH_BYTES:
+            yield from _answers(batch)
+            batch, size = [], 0
+        batch.append(request)
+        size += len(request.data)
+    yield from _answers(batch)
+
+
+def _answers(batch: Sequence[_Request]) -> Iterator[list[Span] | None]:
+    done, deaths = 0, 0
+    while done < len(batch) and deaths <= _MAX_DEATHS:
+        rows = _run(batch[done:])
+        for request, row in zip(batch[done:], rows, strict=False):
+            yield _spans(row, request.data)
+        done += len(rows)
+        if done < len(batch):
+            yield None  # the one that the worker died of
+            done += 1
+            deaths += 1
+    yield from (None for _ in batch[done:])
+
+
+def _run(batch: Sequence[_Request]) -> list[bytes]:
+    """The complete answers of one worker.
+
+    Raises:
+        UnavailableError: it cannot start.
+    """
+    frames = b"".join(f"{r.grammar} {len(r.data)}\n".encode() + r.data for r in batch)
+    try:
+        done = subprocess.run(
+            [sys.executable, *_COMMAND],
+            input=frames,
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+            env={},
+            cwd="/",
+        )
+        output, errors = done.stdout, done.stderr
+    except subprocess.TimeoutExpired as error:
+        output, errors = error.stdout or b"", b""
+    if b"ModuleNotFoundError" in errors:
+        missing = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise UnavailableError(
+            f"no parser is installed here ({missing}): pip install 'etude[envserver]'"
+        )
+    return output.split(b"\n")[: output.count(b"\n")][: len(batch)]
+
+
+def _spans(row: bytes, data: bytes) -> list[Span] | None:
+    """An answer that was checked: spans in order, inside of the file, together all of it."""
+    num_lines = _num_lines(data)
+    try:
+        found = [Span(*map(int, part.split(b":"))) for part in row.split()]
+    except (TypeError, ValueError):
+        return None
+    at = 0
+    for span in found:
+        if not (span.start <= at <= span.end <= num_lines and 0 <= span.start < span.end):
+            return None
+        if span.end - span.start > MAX_LINES:
+            return None
+        at = span.end
+    return found if at == num_lines else None
+
+
+def _pieces(path: str, data: bytes, found: list[Span] | None) -> Iterator[Piece]:
+    lines = data.split(b"\n")
+    for span in found or windows(Span(0, _num_lines(data))):
+        start, end = _without_blanks(span, lines)
+        if start < end:
+            yield Piece(Chunk(path, start + 1, end), b"\n".join(lines[start:end]))
+
+
+def _without_blanks(span: Span, lines: Sequence[bytes]) -> Span:
+    start, end = span
+    while start < end and not lines[start].strip():
+        start += 1
+    while end > start and not lines[end - 1].strip():
+        end -= 1
+    return Span(start, end)
+
+
+def _num_lines(data: bytes) -> int:
+    return data.count(b"\n") + (not data.endswith(b"\n"))

@@ -1,0 +1,104 @@
+"""The code of one workspace, searched as it is now."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from etude.agent.search.chunks import MAX_PARSED_BYTES, Chunk
+from etude.agent.search.hashed import HashedNull
+from etude.agent.search.overlay import Content, Overlay
+from etude.agent.search.shared import SharedIndex, digest
+from etude.agent.search.vectors import Embedder
+
+MAX_FILES = 20_000
+MAX_BYTES = 64 << 20
+"""Of a workspace without a template."""
+MAX_CHANGED_FILES = 2_000
+MAX_CHANGED_BYTES = 8 << 20
+"""Of what differs from the template, the first files by path: a policy chooses how much it makes,
+and each workspace keeps its own."""
+
+Read = Callable[[str], Awaitable[bytes | None]]
+"""Content of a file, or nothing where it cannot be read."""
+
+
+class Files(NamedTuple):
+    """A workspace, as far as search needs to see it."""
+
+    digests: Mapping[str, bytes]
+    """SHA-256 of every file that is not hidden."""
+    read: Read
+
+
+class Found(NamedTuple):
+    """What answers a question."""
+
+    chunks: list[Chunk]
+    """Best first."""
+    backend: str
+    """Where the vectors came from."""
+    num_skipped: int
+    """Changed files that were not searched, as there are too many."""
+
+
+@dataclass(slots=True)
+class Codebase:
+    """The index that a workspace began with, and what was changed since."""
+
+    shared: SharedIndex | None = None
+    """Of the template; without one, the files at the first search are what others differ from."""
+    embedder: Embedder = field(default_factory=HashedNull)
+    """For the index of a workspace without a template."""
+    _overlay: Overlay | None = None
+    _one: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def search(
+        self, files: Files, question: str, folders: Collection[str], limit: int
+    ) -> Found:
+        """The chunks that answer a question best.
+
+        Raises:
+            UnavailableError: there is no parser on this machine.
+        """
+        async with self._one:
+            if self._overlay is None:
+                self._overlay = Overlay(await (self.shared or await self._own(files)).get())
+            overlay = self._overlay
+            changed = overlay.changed(files.digests)
+            fresh = await _fresh(files, changed, overlay)
+            await asyncio.to_thread(overlay.update, files.digests, fresh)
+            chunks = await asyncio.to_thread(overlay.search, question, folders, limit)
+            return Found(chunks, overlay.base.embedder.id, len(changed) - len(fresh))
+
+    async def _own(self, files: Files) -> SharedIndex:
+        contents: dict[str, bytes] = {}
+        left = MAX_BYTES
+        for path in sorted(files.digests, key=str.encode)[:MAX_FILES]:
+            data = await files.read(path) if left > 0 else None
+            if data is not None:
+                contents[path] = data
+                left -= len(data)
+        self.shared = SharedIndex(contents, self.embedder)
+        return self.shared
+
+
+async def _fresh(
+    files: Files, changed: Collection[str], overlay: Overlay
+) -> dict[str, Content | None]:
+    """The changed files within the limits; content of those that were not read before."""
+    found: dict[str, Content | None] = {}
+    left = MAX_CHANGED_BYTES
+    for path in changed:
+        if len(found) == MAX_CHANGED_FILES or left <= 0:
+            break
+        size = overlay.num_bytes(path, files.digests[path])
+        if size is None:
+            data = await files.read(path) or b""
+            kept = data if len(data) <= MAX_PARSED_BYTES else b""
+            found[path] = Content(digest(data), kept)
+            size = len(kept)
+        else:
+            found[path] = None
+        left -= size
+    return found

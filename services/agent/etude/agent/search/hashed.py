@@ -1,0 +1,67 @@
+"""Vectors without a model: each word has a fixed random direction, a text the mean of its words'.
+
+It knows no meaning, only which words two texts share, and is the null hypothesis of every model.
+"""
+
+import functools
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from etude.agent.search.tokens import Passage
+from etude.agent.search.vectors import Bytes, Embedder, quantised
+
+COMPONENTS = 256
+_ROWS = 1 << 16
+_DICE = 4
+"""Bytes whose sum is one component: bell-shaped, and whole."""
+
+
+class HashedNull(Embedder):
+    """The backend that is always there."""
+
+    __slots__ = ()
+
+    @property
+    @override
+    def id(self) -> str:
+        return "hashed-1"
+
+    @property
+    @override
+    def num_components(self) -> int:
+        return COMPONENTS
+
+    @property
+    @override
+    def floor(self) -> float:
+        return 0.2  # three standard deviations of random directions, 1 / sqrt(256) each
+
+    @override
+    def embed(self, passages: Sequence[Passage]) -> Bytes:
+        sums = np.zeros((len(passages), COMPONENTS))
+        for index, passage in enumerate(passages):
+            if passage.counts:
+                rows = np.stack(
+                    [_row(zlib.crc32(word.encode()) % _ROWS) for word in passage.counts]
+                )
+                sums[index] = np.fromiter(passage.counts.values(), np.float64) @ rows
+        return quantised(sums)
+
+    @override
+    def embed_query(self, question: Passage) -> Bytes:
+        row: Bytes = self.embed([question])[0]
+        return row
+
+
+@functools.lru_cache(maxsize=_ROWS)
+def _row(number: int) -> NDArray[np.float64]:
+    # A random generator's stream may change with its library; this one cannot.
+    drawn = blake3(b"etude hashed-1 %d" % number).digest(COMPONENTS * _DICE)
+    dice = np.frombuffer(drawn, np.uint8).reshape(COMPONENTS, _DICE)
+    row: NDArray[np.float64] = dice.sum(axis=1, dtype=np.float64) - _DICE * 127.5
+    return row

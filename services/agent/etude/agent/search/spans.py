@@ -1,0 +1,103 @@
+"""Where a parsed file is cut: definitions whole, long ones along their parts, short ones together.
+
+Only this module and its worker meet the parser. It runs in the worker's process, over bytes that a
+policy may have written, and has no limit of its own: the worker has.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+MAX_LINES = 80
+MIN_LINES = 15
+WINDOW_LINES, WINDOW_STEP = 60, 40
+_MAX_DEPTH = 64
+_PREFIXES = ("comment", "decorator", "attribute_item", "annotation")
+"""What stands before a definition and belongs to it; kinds of nodes that contain one of these."""
+
+
+class Span(NamedTuple):
+    """Lines of a file, counted from 0; the end is not part of it."""
+
+    start: int
+    end: int
+
+
+class Node(Protocol):
+    """The part of a syntax tree's node that is used here."""
+
+    @property
+    def type(self) -> str: ...
+    @property
+    def children(self) -> Sequence["Node"]: ...
+    @property
+    def start_point(self) -> tuple[int, int]: ...
+    @property
+    def end_point(self) -> tuple[int, int]: ...
+
+
+class _Piece(NamedTuple):
+    span: Span
+    node: Node | None
+    """What the lines hold beside blanks; None for several."""
+
+
+def windows(span: Span) -> list[Span]:
+    """Lines without a known structure, in overlapping windows."""
+    starts = range(
+        span.start, max(span.start + 1, span.end - WINDOW_LINES + WINDOW_STEP), WINDOW_STEP
+    )
+    return [Span(start, min(start + WINDOW_LINES, span.end)) for start in starts]
+
+
+def cut(root: Node, num_lines: int) -> list[Span]:
+    """Spans that cover the lines of a file in order; windows inside of one may overlap."""
+    found: list[Span] = []
+    open_pieces = [(_Piece(Span(0, num_lines), root), 0)]
+    while open_pieces:
+        piece, depth = open_pieces.pop()
+        if piece.span.end - piece.span.start <= MAX_LINES:
+            found.append(piece.span)
+            continue
+        parts = _parts(piece.node, piece.span) if piece.node and depth < _MAX_DEPTH else []
+        if len(parts) > 1 or (parts and parts[0].node is not piece.node):
+            open_pieces += [(part, depth + 1) for part in reversed(parts)]
+        else:
+            found += windows(piece.span)
+    return found
+
+
+def _parts(node: Node, span: Span) -> list[_Piece]:
+    """The lines along the node's children: what leads to one joins it, short neighbours merge."""
+    parts: list[_Piece] = []
+    for part in _siblings(node, span):
+        last = parts[-1].span if parts else None
+        if last and max(last.end - last.start, part.span.end - part.span.start) < MIN_LINES:
+            parts[-1] = _Piece(Span(last.start, part.span.end), None)
+        else:
+            parts.append(part)
+    return parts
+
+
+def _siblings(node: Node, span: Span) -> Iterator[_Piece]:
+    """One piece per child that begins on a line of its own, together covering the span."""
+    start, at = span.start, span.start
+    held: Node | None = None
+    for child in node.children:
+        first, last = child.start_point[0], _last_line(child)
+        if last < at:
+            continue
+        if held is not None and first >= at:
+            yield _Piece(Span(start, at), held)
+            start = at
+        is_prefix = any(word in child.type for word in _PREFIXES)
+        # A child that begins on the line on which another ended shares its piece.
+        held = None if is_prefix else child
+        at = min(max(at, last + 1), span.end)
+    if start < span.end:
+        yield _Piece(Span(start, span.end), held)
+
+
+def _last_line(node: Node) -> int:
+    """The last line that holds something of the node."""
+    row, column = node.end_point
+    return row if column else max(row - 1, node.start_point[0])

@@ -1,0 +1,25 @@
+"""Words of code and of questions: identifiers are cut where their case changes."""
+
+import re
+from collections import Counter
+from typing import NamedTuple
+
+MAX_WORD_CHARS = 32
+_WORD = re.compile(r"[A-Za-z][a-z]+|[A-Z]+(?![a-z])|[0-9]+")
+
+
+class Passage(NamedTuple):
+    """A text, and how often each word stands in it."""
+
+    text: str
+    counts: Counter[str]
+
+
+def words(text: str) -> list[str]:
+    """The words in their order, lower-cased: `parse_HTTPHeader2` has parse, http, header and 2."""
+    return [word[:MAX_WORD_CHARS].lower() for word in _WORD.findall(text)]
+
+
+def passage(text: str) -> Passage:
+    """A text with its words counted."""
+    return Passage(text, Counter(words(text)))

@@ -1,0 +1,75 @@
+r"""Parses files on its standard input, and says where to cut them.
+
+    python -I -m etude.agent.search.worker
+
+A request is `{grammar} {bytes}\n` and the bytes; its answer is a line of `{start}:{end}` for each
+span, or `-` where the file takes more than the parser's budget. The budget counts the parser's own
+steps, so that a busy machine cuts a file as an idle one does; time and memory are bounded as well,
+and whoever started this process takes its death for `-`.
+"""
+
+import functools
+import importlib
+import resource
+import sys
+from typing import BinaryIO
+
+from tree_sitter import Language, Parser
+
+from etude.agent.search import spans
+from etude.agent.search.grammars import GRAMMARS
+
+MAX_STEPS = 40_000
+"""Calls of the parser's progress callback, one per 100 operations; 100 KB of Python take 510."""
+MEMORY_BYTES = 1 << 30
+CPU_S = 60
+_BLOCK_BYTES = 1 << 16
+
+
+@functools.cache
+def _parser(name: str) -> Parser:
+    grammar = GRAMMARS[name]
+    return Parser(Language(getattr(importlib.import_module(grammar.module), grammar.function)()))
+
+
+def cut(name: str, data: bytes) -> list[spans.Span] | None:
+    """The spans of one file, or None where parsing takes too many steps."""
+    steps = 0
+
+    def is_too_much(_offset: int, _has_error: bool) -> bool:  # noqa: FBT001 - the parser's order
+        nonlocal steps
+        steps += 1
+        return steps > MAX_STEPS
+
+    def block(offset: int, _point: object) -> bytes:
+        return data[offset : offset + _BLOCK_BYTES]
+
+    try:
+        tree = _parser(name).parse(block, progress_callback=is_too_much)
+    except ValueError:
+        _parser(name).reset()
+        return None
+    num_lines = data.count(b"\n") + (not data.endswith(b"\n"))
+    return spans.cut(tree.root_node, num_lines)
+
+
+def main(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer until the input ends."""
+    while header := requests.readline():
+        name, _, size = header.decode().partition(" ")
+        found = cut(name, requests.read(int(size)))
+        row = "-" if found is None else " ".join(f"{s.start}:{s.end}" for s in found)
+        answers.write(row.encode() + b"\n")
+        answers.flush()
+
+
+def _limit() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+if __name__ == "__main__":
+    _limit()
+    main(sys.stdin.buffer, sys.stdout.buffer)
