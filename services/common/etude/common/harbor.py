@@ -113,23 +113,23 @@ def read_task(folder: Path) -> HarborTask:
             _refuse(folder / part, "is missing")
     for path in _walk(folder):
         _check_file(path)
-    settings = _settings(folder / "task.toml")
+    found = _settings(folder / "task.toml")
     _check_script(folder / "tests" / "test.sh")
     if (folder / "solution").exists():
         _check_script(folder / "solution" / "solve.sh")
-    own = settings.metadata
+    own = found.metadata
     command = own.etude_verifier or TEST_COMMAND
     return HarborTask(
         task_id=folder.name,
         folder=folder,
         instruction=_instruction(folder / "instruction.md"),
-        command=harbor_settings.exports(settings.verifier.env) + command,
-        verifier_timeout_s=settings.verifier.timeout_sec,
-        artefacts=_artefacts(folder / "task.toml", settings),
-        unknown_keys=tuple(sorted(settings.unknown())),
+        command=harbor_settings.exports(found.verifier.env) + command,
+        verifier_timeout_s=found.verifier.timeout_sec,
+        artefacts=_artefacts(folder / "task.toml", found),
+        unknown_keys=tuple(sorted(found.unknown())),
         keeps_history=own.etude_keeps_history,
         image=own.etude_image or "",
-        solution_env=harbor_settings.exports(settings.solution.env),
+        solution_env=harbor_settings.exports(found.solution.env),
     )
 
 
@@ -244,8 +244,17 @@ def _instruction(path: Path) -> str:
 def _settings(path: Path) -> TaskFile:
     if not path.is_file():
         _refuse(path, "is missing")
+    return settings(path.read_bytes(), path)
+
+
+def settings(data: bytes, path: Path) -> TaskFile:
+    """The settings in a task.toml.
+
+    Raises:
+        UserError: naming the key and the rule that it breaks.
+    """
     try:
-        return harbor_settings.parsed(path.read_bytes().decode())
+        return harbor_settings.parsed(data.decode())
     except ValidationError as cause:
         first = cause.errors()[0]
         what = first["msg"].removeprefix("Value error, ")

@@ -1,0 +1,118 @@
+"""The programs behind `etude tasks import`: published tasks become task folders.
+
+python -m etude.envserver.tasks.formats.command harbor FOLDER... --out DIR
+"""
+
+import argparse
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from etude.common import harbor as folders
+from etude.common.errors import UserError
+from etude.envserver.tasks import exits
+from etude.envserver.tasks.formats import harbor
+from etude.envserver.tasks.formats.imported import Imported, RefusedError
+from etude.envserver.tasks.formats.machine import Layout
+
+_LAYOUT = re.compile(r"([^=\s]+)=(.+)@(sha256:[0-9a-f]{64})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    """One task to be taken, when it is its turn."""
+
+    name: str
+    """What it is called until it has an id."""
+    take: Callable[[], Imported]
+
+
+def write(task: Imported, out: Path) -> None:
+    """Make the task's folder and read it back: a folder that is there is a task.
+
+    Raises:
+        RefusedError: there is one of that name.
+        UserError: what was made is no task.
+    """
+    target = out / task.task_id
+    if target.exists():
+        raise RefusedError(str(target), "is there already", "name a new folder with --out")
+    partial = out / f".{task.task_id}.partial" / task.task_id
+    try:
+        for path, file in task.files.items():
+            place = partial / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(file.content)
+            place.chmod(0o755 if file.executable else 0o644)
+        for part in ("environment", "tests"):
+            (partial / part).mkdir(parents=True, exist_ok=True)
+        folders.read_task(partial)
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial.parent, ignore_errors=True)
+
+
+def run(imports: Iterable[Import], out: Path) -> int:
+    """Take every task that can be taken; the exit code says whether all could."""
+    out.mkdir(parents=True, exist_ok=True)
+    taken = refused = 0
+    for each in imports:
+        try:
+            task = each.take()
+            write(task, out)
+        except UserError as error:
+            refused += 1
+            sys.stderr.write(f"{each.name}: {error}\n")
+            continue
+        taken += 1
+        sys.stdout.write(f"{task.task_id}\n")
+        for note in task.notes:
+            sys.stderr.write(f"{each.name}: note: {note}\n")
+        sys.stdout.flush()
+    sys.stderr.write(f"{taken} tasks in {out}, {refused} refused\n")
+    return exits.NO if refused else 0
+
+
+def _layouts(given: Sequence[str]) -> dict[str, Layout]:
+    found = {}
+    for text in given:
+        match = _LAYOUT.fullmatch(text)
+        if match is None:
+            raise exits.wrong_option("--oci", f"is {text!r}", "give IMAGE=FOLDER@sha256:…")
+        found[match[1]] = Layout(str(Path(match[2]).resolve()), match[3])
+    return found
+
+
+def _harbor(given: argparse.Namespace) -> Iterable[Import]:
+    layouts = _layouts(given.oci)
+    places = [exits.existing(place) for place in given.folders]
+    for folder in harbor.found_in(places):
+        yield Import(name=str(folder), take=lambda folder=folder: harbor.imported(folder, layouts))  # type: ignore[misc] # binds now
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m etude.envserver.tasks.formats.command")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    one = verbs.add_parser("harbor")
+    one.add_argument("folders", type=Path, nargs="+", help="task folders, or folders of them")
+    one.add_argument("--oci", action="append", default=[], help="IMAGE=LAYOUT@sha256:…")
+    one.set_defaults(imports=_harbor)
+    for verb in (one,):
+        verb.add_argument("--out", type=Path, required=True, help="folder of the new tasks")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Import, say what was taken, and what was refused and why."""
+    given = _parser().parse_args(arguments)
+    try:
+        return run(given.imports(given), given.out)
+    except (UserError, OSError) as error:
+        return exits.explain(error)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,176 @@
+"""A published Harbor task as a task folder that runs here, or the rule that it breaks."""
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from etude.common import harbor
+from etude.common.harbor_settings import WORKSPACE, TaskFile
+from etude.envserver.tasks.formats import machine, recipe, toml
+from etude.envserver.tasks.formats.imported import Imported, RefusedError
+from etude.envserver.tasks.formats.machine import Layout, Machine
+from etude.envserver.trees import File, Tree
+
+_COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
+_SHELL = re.compile(rb"#!\s*(/usr)?/bin/(env\s+)?(ba)?sh\b")
+_NETWORK = {"allow_internet", "network_mode", "allowed_hosts"}
+
+
+def imported(folder: Path, layouts: Mapping[str, Layout]) -> Imported:
+    """The task in a Harbor folder.
+
+    Args:
+        folder: as it was published.
+        layouts: OCI layouts on this machine by the name of the image that they hold.
+
+    Raises:
+        UserError: naming the file and the rule that it breaks.
+    """
+    task_id = _task_id(folder)
+    found = _files(folder)
+    raw = _table(found)
+    notes = _without_network(raw)
+    workdir = _taken(raw, "environment", "workdir")
+    if _taken(raw, "environment", "docker_image") is not None:
+        notes.append("environment.docker_image is not pulled: the Dockerfile is followed")
+    context = {
+        path.removeprefix("environment/"): file
+        for path, file in found.items()
+        if path.startswith("environment/")
+    }
+    made = _machine(context, workdir, _image_name(task_id), layouts)
+    files = _parts(found)
+    files |= {f"environment/{path}": file for path, file in made.workspace.items()}
+    settings = _settings(raw, made.folder)
+    notes += [f"key {key} is not known, and left out" for key in settings.unknown()]
+    if made.is_needed:
+        notes.append(f"needs its image: etude images build {task_id}/image.yaml")
+    files["image.yaml"] = File(machine.text(made.spec).encode())
+    files["task.toml"] = File(_text(raw, settings, made).encode())
+    return Imported(task_id, files, tuple(notes))
+
+
+def _task_id(folder: Path) -> str:
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-._")
+    if not name:
+        raise RefusedError(str(folder), "its name holds no letter or digit")
+    return name[:128]
+
+
+def _image_name(task_id: str) -> str:
+    """A name for pools: short, in small letters."""
+    name = re.sub(r"[^a-z0-9]+", "-", task_id.lower()).strip("-")
+    return f"task-{name}"[:40].rstrip("-")
+
+
+def _files(folder: Path) -> dict[str, File]:
+    return {
+        path: File(data, bool((folder / path).stat().st_mode & 0o100))
+        for path, data in harbor.read_files(folder).items()
+    }
+
+
+def _table(found: Tree) -> dict[str, Any]:
+    for name in ("task.toml", "instruction.md", "tests/test.sh"):
+        if name not in found:
+            steps = " (tasks of several steps are not read)" if name != "task.toml" else ""
+            raise RefusedError(name, f"is missing{steps}")
+    for name in ("tests/test.sh", "solution/solve.sh"):
+        data = found[name].content if name in found else b""
+        if data.startswith(b"#!") and not _SHELL.match(data):
+            raise RefusedError(name, "its first line names another program than sh and bash")
+    try:
+        return tomllib.loads(found["task.toml"].content.decode())
+    except (ValueError, RecursionError) as cause:
+        raise RefusedError("task.toml", f"is no TOML: {cause}") from cause
+
+
+def _without_network(raw: dict[str, Any]) -> list[str]:
+    """Take permissions to use a network away; says which."""
+    notes = []
+    for section in ("environment", "verifier", "agent"):
+        table = raw.get(section)
+        if not isinstance(table, dict):
+            continue
+        for key in sorted(_NETWORK & table.keys()):
+            value = table.pop(key)
+            if value not in (False, "no-network", None, []):
+                notes.append(f"{section}.{key} = {value!r}, but sandboxes have no network")
+    return notes
+
+
+def _taken(raw: dict[str, Any], section: str, key: str) -> str | None:
+    table = raw.get(section)
+    value = table.pop(key, None) if isinstance(table, dict) else None
+    if value is not None and not isinstance(value, str):
+        raise RefusedError("task.toml", f"{section}.{key}: is no text")
+    return value or None
+
+
+def _machine(
+    context: Tree, workdir: str | None, name: str, layouts: Mapping[str, Layout]
+) -> Machine:
+    compose = [path for path in _COMPOSE if path in context]
+    if compose:
+        raise RefusedError(f"environment/{compose[0]}", "describes services; one machine is run")
+    if context.get(".dockerignore", File(b"")).content.strip():
+        raise RefusedError("environment/.dockerignore", "is not read; remove what it leaves out")
+    dockerfile = context.get("Dockerfile")
+    if dockerfile is None:
+        raise RefusedError("environment/Dockerfile", "is missing; no image is pulled instead of it")
+    followed = recipe.followed(dockerfile.content.decode(errors="replace"), context)
+    if workdir is not None:
+        followed.folder = workdir
+    return machine.machine(followed, name, layouts)
+
+
+def _parts(found: Tree) -> dict[str, File]:
+    """The files that stay as they are."""
+    kept = {"instruction.md": found["instruction.md"]}
+    return kept | {p: f for p, f in found.items() if p.startswith(("tests/", "solution/"))}
+
+
+def _settings(raw: dict[str, Any], folder: str) -> TaskFile:
+    artifacts = raw.get("artifacts")
+    if isinstance(artifacts, list):
+        raw["artifacts"] = [_moved(each, folder) for each in artifacts]
+    return harbor.settings(toml.written(raw).encode(), Path("task.toml"))
+
+
+def _moved(artifact: object, folder: str) -> object:
+    """An artifact's source where it lies here."""
+    if isinstance(artifact, str) and artifact.startswith(f"{folder}/"):
+        return f"{WORKSPACE}/{artifact.removeprefix(f'{folder}/')}"
+    if isinstance(artifact, dict) and "source" in artifact:
+        return {**artifact, "source": _moved(artifact["source"], folder)}
+    return artifact
+
+
+def _text(raw: Mapping[str, Any], settings: TaskFile, made: Machine) -> str:
+    unknown = set(settings.unknown())
+    table = {
+        name: _known(value, unknown, f"{name}.") if isinstance(value, dict) else value
+        for name, value in raw.items()
+        if name not in unknown
+    }
+    if made.is_needed:
+        table["metadata"] = {**table.get("metadata", {}), "etude_image": made.spec.name}
+    return toml.written(table)
+
+
+def _known(table: Mapping[str, Any], unknown: set[str], path: str) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if f"{path}{name}" not in unknown}
+
+
+def found_in(places: Sequence[Path]) -> list[Path]:
+    """The task folders among these, and in those that are sets of them.
+
+    Raises:
+        UserError: there is no task in one.
+    """
+    folders = list[Path]()
+    for place in places:
+        folders += [place] if (place / "task.toml").exists() else harbor.task_folders(place)
+    return folders

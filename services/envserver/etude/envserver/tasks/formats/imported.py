@@ -1,0 +1,24 @@
+"""What an import gives: a task, or what it says about one that it cannot take."""
+
+from typing import NamedTuple
+
+from etude.common.errors import Problem, UserError
+from etude.envserver.trees import File
+
+
+class RefusedError(UserError):
+    """A task that cannot become one of ours; the message names the place and the rule."""
+
+    def __init__(
+        self, where: str, what: str, fix: str = "correct the task, or leave it out"
+    ) -> None:
+        super().__init__(Problem("InvalidTask", what=what, where=where, fix=fix))
+
+
+class Imported(NamedTuple):
+    """A task folder that is not written yet."""
+
+    task_id: str
+    files: dict[str, File]
+    notes: tuple[str, ...]
+    """What is not as its author had it."""
