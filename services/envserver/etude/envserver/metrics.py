@@ -9,6 +9,21 @@ starts = Counter("etude_env_starts", "Environments opened, by how.", ["start"])
 start_seconds = Histogram(
     "etude_env_start_seconds", "Time to open one environment.", ["start"], buckets=_SECONDS
 )
+start_cpu_seconds = Histogram(
+    "etude_env_start_cpu_seconds",
+    "CPU time of the monitor while one machine was started.",
+    ["start"],
+    buckets=_SECONDS,
+)
+stock = Gauge("etude_env_stock", "Machines started ahead, by how warm they are.", ["start"])
+stock_failures = Counter("etude_env_stock_failures", "Machines that could not be started ahead.")
+snapshots = Gauge("etude_env_snapshots", "Snapshots that this node holds.")
+snapshot_bytes = Gauge("etude_env_snapshot_bytes", "What they take of the disk.")
+snapshot_seconds = Histogram(
+    "etude_env_snapshot_seconds",
+    "Time that an environment ran no turn while it was saved.",
+    buckets=_SECONDS,
+)
 tool_seconds = Histogram(
     "etude_env_tool_seconds", "Wall time of one tool call.", ["tool"], buckets=_SECONDS
 )
@@ -25,4 +40,9 @@ acquire_seconds = Histogram(
     "etude_env_acquire_seconds", "Time from request to lease.", buckets=_SECONDS
 )
 leases = Gauge("etude_env_leases", "Leases granted and not ended.")
+granted = Counter("etude_env_granted", "Leases granted, by how the environment started.", ["start"])
+plan_error_ratio = Gauge(
+    "etude_env_plan_error_ratio",
+    "Environments asked for over those that plans forecast, of the run where it is worst.",
+)
 nodes = Gauge("etude_env_nodes", "Nodes in rotation.")

@@ -1,0 +1,143 @@
+"""Starting environments of one template, each from the warmest machine there is."""
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from etude.envserver import metrics
+from etude.envserver.drivers.qemu import clone, guests
+from etude.envserver.drivers.qemu.delta import Delta
+from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.qemu.guests import Guest
+from etude.envserver.drivers.qemu.jail import Jail
+from etude.envserver.drivers.qemu.lanes import Lanes
+from etude.envserver.drivers.qemu.levels import Start
+from etude.envserver.drivers.qemu.pace import Work
+from etude.envserver.drivers.qemu.stock import Stock
+from etude.envserver.drivers.qemu.template import Template
+from etude.envserver.drivers.qemu.vm import Vm
+from etude.envserver.guest.channel import GuestLostError
+
+log = logging.getLogger(__name__)
+
+
+class Started(NamedTuple):
+    """A guest that runs and answers, and how that came to be."""
+
+    guest: Guest
+    start: Start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starter:
+    """One template, its warm pool, and the pace of the node."""
+
+    base: Template
+    jail: Jail
+    lanes: Lanes
+    stock: Stock
+
+    async def start(self, name: str, folder: Path, saved: Delta | None = None) -> Started:
+        """A clone that runs and answers.
+
+        Args:
+            name: its environment's id and host name.
+            folder: an empty folder, which becomes the machine's.
+            saved: the state that it takes up; unset is the template's.
+
+        Raises:
+            GuestLostError: the agent does not answer.
+            VmmError: the monitor failed.
+        """
+        began_s = time.monotonic()
+        while True:
+            found = self.stock.take(only_shell=saved is not None)
+            try:
+                started = await self._from(found, name, folder, saved)
+            except (GuestLostError, VmmError) as error:
+                if found is None:
+                    raise
+                log.warning("a machine of the warm pool was of no use: %s", error)
+                _make(folder)
+            else:
+                metrics.starts.labels(started.start.value).inc()
+                took_s = time.monotonic() - began_s
+                metrics.start_seconds.labels(started.start.value).observe(took_s)
+                return started
+
+    async def _from(
+        self, found: Guest | Vm | None, name: str, folder: Path, saved: Delta | None
+    ) -> Started:
+        work, start = _kind(found)
+        try:
+            async with self.lanes.turn(work):
+                vm = _vm(found)
+                before_s = 0.0 if vm is None else cpu_s(vm.pid)
+                guest = await self._begun(found, name, folder, saved)
+                used_s = cpu_s(guest.vm.pid) - before_s
+        except BaseException:
+            if found is not None:
+                await found.destroy()
+            raise
+        self.lanes.costs.measured(work, 1000 * used_s)
+        metrics.start_cpu_seconds.labels(start.value).observe(used_s)
+        return Started(guest, start if saved is None else Start.DELTA)
+
+    async def _begun(
+        self, found: Guest | Vm | None, name: str, folder: Path, saved: Delta | None
+    ) -> Guest:
+        if isinstance(found, Guest):
+            _move(found.vm, folder)
+            return await guests.handed_out(found, name=name)
+        if found is None:
+            found = await clone.spawn_shell(self.base, folder=folder, jail=self.jail)
+            self.lanes.watch(found)
+        else:
+            _move(found, folder)
+        return await guests.begun(found, self.base, name=name, saved=saved)
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of all threads of a process, from its clock: clock_getcpuclockid(3).
+
+    Raises:
+        VmmError: it has ended.
+    """
+    try:
+        return time.clock_gettime(~pid << 3 | 2)
+    except OSError as cause:
+        raise VmmError(f"machine {pid} has ended") from cause
+
+
+def _kind(found: Guest | Vm | None) -> tuple[Work, Start]:
+    match found:
+        case Guest():
+            return Work.PAUSED_CLONE, Start.PAUSED_CLONE
+        case Vm():
+            return Work.SHELL, Start.SHELL
+        case None:
+            return Work.RESTORE, Start.SPAWN
+
+
+def _vm(found: Guest | Vm | None) -> Vm | None:
+    return found.vm if isinstance(found, Guest) else found
+
+
+def _move(vm: Vm, folder: Path) -> None:
+    """Give a machine another folder, which is empty.
+
+    Raises:
+        VmmError: it cannot be moved.
+    """
+    try:
+        vm.folder.rename(folder)
+    except OSError as cause:
+        raise VmmError(f"{vm.folder} cannot become {folder}: {cause}") from cause
+    vm.folder = folder
+
+
+def _make(folder: Path) -> None:
+    """A machine that failed took its folder with it."""
+    folder.mkdir(mode=0o700, exist_ok=True)

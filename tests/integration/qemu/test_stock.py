@@ -1,0 +1,202 @@
+"""Machines kept ahead of demand, and starts from the warmest one there is."""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.support import microvms
+
+from etude.agent.workspace import WorkspaceLostError
+from etude.envserver.drivers.qemu.guests import Guest
+from etude.envserver.drivers.qemu.jail import Jail
+from etude.envserver.drivers.qemu.lanes import Lanes
+from etude.envserver.drivers.qemu.levels import Held, Start, Target
+from etude.envserver.drivers.qemu.starts import Started, Starter
+from etude.envserver.drivers.qemu.stock import Stock
+from etude.envserver.drivers.qemu.template import Template
+
+NONE = Held(paused=0, shells=0)
+
+
+def starter(base: Template, folder: Path, *, room: int = 100) -> Starter:
+    lanes = Lanes(cores=2, room=room)
+    stock = Stock(base, folder=folder / "stock", jail=Jail(), lanes=lanes)
+    return Starter(base=base, jail=Jail(), lanes=lanes, stock=stock)
+
+
+@pytest.fixture
+async def made(template: Template, tmp_path: Path) -> AsyncIterator[Starter]:
+    found = starter(template, tmp_path)
+    yield found
+    await found.stock.close()
+
+
+async def holds(made: Starter, held: Held) -> None:
+    async with asyncio.timeout(microvms.COMMAND_LIMIT_S):
+        while made.stock.held != held:  # noqa: ASYNC110 - there is no event for tests alone
+            await asyncio.sleep(0.01)
+
+
+async def begun(made: Starter, folder: Path, name: str) -> Started:
+    home = folder / name
+    home.mkdir(mode=0o700)
+    found = await made.start(name, home)
+    assert found.guest.vm.folder == home
+    assert (home / "qmp").exists()
+    return found
+
+
+def is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+async def words(guest: Guest, command: str) -> str:
+    return await microvms.Guest(guest.vm, guest.channel).sh(command)
+
+
+@pytest.mark.parametrize(
+    ("target", "start"),
+    [
+        (Target(paused=1, shells=1, max_shells=1), Start.PAUSED_CLONE),
+        (Target(shells=1, max_shells=1), Start.SHELL),
+        (Target(), Start.SPAWN),
+    ],
+    ids=["paused", "shell", "none"],
+)
+async def test_a_start_takes_the_warmest_machine_and_says_which(
+    made: Starter, tmp_path: Path, target: Target, start: Start
+) -> None:
+    made.stock.set_target(target)
+    await holds(made, Held(paused=target.paused, shells=target.shells))
+    found = await begun(made, tmp_path, "mine")
+    assert found.start is start
+    assert await words(found.guest, "hostname; wc -c < /etc/machine-id") == "mine\n33"
+    await found.guest.destroy()
+    assert not (tmp_path / "mine").exists()
+
+
+async def test_a_paused_clone_refuses_every_call_until_it_is_somebodys(made: Starter) -> None:
+    made.stock.set_target(Target(paused=1))
+    await holds(made, Held(paused=1, shells=0))
+    waiting = made.stock.take()
+    assert isinstance(waiting, Guest)
+    await waiting.vm.thaw()
+    with pytest.raises(WorkspaceLostError):
+        await words(waiting, "true")
+    await waiting.destroy()
+
+
+async def test_two_paused_clones_become_two_machines(made: Starter, tmp_path: Path) -> None:
+    made.stock.set_target(Target(paused=2))
+    await holds(made, Held(paused=2, shells=0))
+    names = ("one", "other")
+    found = [await begun(made, tmp_path, name) for name in names]
+    random = "head -c 16 /dev/urandom | md5sum; cat /etc/machine-id"
+    said = [await words(each.guest, random) for each in found]
+    assert len({line for text in said for line in text.splitlines()}) == 4
+    for each in found:
+        await each.guest.destroy()
+
+
+async def test_what_was_taken_is_made_again_and_a_lower_target_gives_it_back(
+    made: Starter, tmp_path: Path
+) -> None:
+    target = Target(paused=1, shells=1, max_shells=1)
+    made.stock.set_target(target)
+    await holds(made, Held(paused=1, shells=1))
+    found = await begun(made, tmp_path, "mine")
+    await holds(made, Held(paused=1, shells=1))
+    await found.guest.destroy()
+    made.stock.set_target(Target())
+    await holds(made, NONE)
+    assert not any((tmp_path / "stock").iterdir())
+
+
+async def test_shells_are_kept_once_starts_find_none(made: Starter, tmp_path: Path) -> None:
+    made.stock.set_target(Target(max_shells=4))
+    assert made.stock.held == NONE
+    first = await begun(made, tmp_path, "first")
+    assert first.start is Start.SPAWN
+    await holds(made, Held(paused=0, shells=2))
+    second = await begun(made, tmp_path, "second")
+    assert second.start is Start.SHELL
+    for each in (first, second):
+        await each.guest.destroy()
+
+
+async def test_a_machine_that_died_in_stock_is_passed_over(made: Starter, tmp_path: Path) -> None:
+    made.stock.set_target(Target(paused=1))
+    await holds(made, Held(paused=1, shells=0))
+    dead = made.stock._paused[0].vm
+    made.stock.set_target(Target(paused=1))
+    os.kill(dead.pid, signal.SIGKILL)
+    await dead.exited
+    found = await begun(made, tmp_path, "mine")
+    assert found.start is Start.SPAWN
+    await found.guest.destroy()
+
+
+async def test_a_paused_clone_that_fails_is_replaced_by_a_colder_start(
+    made: Starter, tmp_path: Path
+) -> None:
+    made.stock.set_target(Target(paused=1))
+    await holds(made, Held(paused=1, shells=0))
+    # It breaks where nobody can see it before it is told to run.
+    await made.stock._paused[0].vm.qmp.close()
+    found = await begun(made, tmp_path, "mine")
+    assert found.start is Start.SPAWN
+    assert await words(found.guest, "hostname") == "mine"
+    await found.guest.destroy()
+
+
+async def test_a_stock_that_cannot_be_filled_says_why_and_lets_starts_go_on(
+    made: Starter, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "stock").write_text("in the way")
+    made.stock.set_target(Target(paused=1))
+    with caplog.at_level(logging.WARNING):
+        async with asyncio.timeout(microvms.COMMAND_LIMIT_S):
+            while not made.stock.trouble:  # noqa: ASYNC110 - there is no event for tests alone
+                await asyncio.sleep(0.01)
+    assert "the warm pool is not filled" in caplog.text
+    found = await begun(made, tmp_path, "mine")
+    assert found.start is Start.SPAWN
+    await found.guest.destroy()
+    (tmp_path / "stock").unlink()
+    await holds(made, Held(paused=1, shells=0))
+    assert made.stock.trouble == ""
+
+
+async def test_a_node_without_room_gives_up_its_stock_for_who_waits(
+    template: Template, tmp_path: Path
+) -> None:
+    made = starter(template, tmp_path, room=2)
+    made.stock.set_target(Target(paused=1, shells=1, max_shells=1))
+    await holds(made, Held(paused=1, shells=1))
+    # Of another template, whose own stock has nothing.
+    empty = Stock(template, folder=tmp_path / "other", jail=Jail(), lanes=made.lanes)
+    other = Starter(base=template, jail=Jail(), lanes=made.lanes, stock=empty)
+    async with asyncio.timeout(microvms.COMMAND_LIMIT_S):
+        found = [await begun(other, tmp_path, name) for name in ("first", "second")]
+    assert [each.start for each in found] == [Start.SPAWN, Start.SPAWN]
+    assert made.stock.held == NONE
+    for each in found:
+        await each.guest.destroy()
+    await holds(made, Held(paused=1, shells=1))
+    await made.stock.close()
+
+
+async def test_a_closed_stock_leaves_no_process_and_no_file(
+    template: Template, tmp_path: Path
+) -> None:
+    made = starter(template, tmp_path)
+    made.stock.set_target(Target(paused=1, shells=2, max_shells=2))
+    await holds(made, Held(paused=1, shells=2))
+    pids = [made.stock._paused[0].vm.pid, *(vm.pid for vm in made.stock._shells)]
+    await made.stock.close()
+    assert not any(is_there(pid) for pid in pids)
+    assert not any((tmp_path / "stock").iterdir())
