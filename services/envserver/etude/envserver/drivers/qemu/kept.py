@@ -1,7 +1,7 @@
 """A node's templates on its disk, so that a successor need not boot them again.
 
 templates/<compat_key>/state     keyed digest, address, device state
-                      /memory    the parts of the guest's memory that are no holes
+                      /memory    the pages of the guest's memory that are not zeros
 
 A monitor trusts both, so neither is used before it is what this node wrote: the state by its keyed
 BLAKE3, the memory by the address that is in it. Where a machine of the template still runs, its
@@ -82,7 +82,7 @@ class Kept:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700)
         with (partial / _MEMORY).open("wb") as file:
-            for offset, part in sealed.segments(template.memory):
+            for offset, part in sealed.pages(template.memory):
                 file.write(_SEGMENT.pack(offset, len(part)))
                 file.write(part)
         body = bytes.fromhex(template.address) + sealed.content(template.devices)

@@ -6,7 +6,10 @@ import fcntl
 import os
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+
 _VECTORS = 1000
+_PAGE_BYTES = 4096
 PART_BYTES = 4 << 20
 """The longest piece in which a file is read."""
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -64,8 +67,24 @@ def content(descriptor: int) -> bytes:
     return os.pread(descriptor, size, 0)
 
 
-def segments(descriptor: int) -> Iterator[tuple[int, bytes]]:
-    """What is in the file, with offsets; holes are left out, and stay holes.
+def pages(descriptor: int) -> Iterator[tuple[int, memoryview]]:
+    """The pages of a file that are not zeros, in runs that are as long as possible, with offsets.
+
+    Runs end where PART_BYTES of the file end, wherever the file has holes.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    for offset, part in _parts(descriptor):
+        words = np.frombuffer(part, dtype=np.uint64).reshape(-1, _PAGE_BYTES // 8)
+        is_zero = np.bitwise_or.reduce(words, axis=1) == 0
+        edges = np.flatnonzero(np.diff(is_zero, prepend=True, append=True)) * _PAGE_BYTES
+        for start, end in edges.reshape(-1, 2).tolist():
+            yield offset + start, memoryview(part)[start:end]
+
+
+def _parts(descriptor: int) -> Iterator[tuple[int, bytes]]:
+    """Every PART_BYTES of a file in which there is anything.
 
     Raises:
         OSError: it cannot be read.
@@ -78,10 +97,12 @@ def segments(descriptor: int) -> Iterator[tuple[int, bytes]]:
             if cause.errno != errno.ENXIO:
                 raise
             return
-        end = os.lseek(descriptor, start, os.SEEK_HOLE)
-        for offset in range(start, end, PART_BYTES):
-            size = min(PART_BYTES, end - offset)
-            yield offset, os.pread(descriptor, size, offset)
+        start -= start % PART_BYTES
+        part = os.pread(descriptor, PART_BYTES, start)
+        if len(part) % _PAGE_BYTES:
+            raise OSError(errno.EINVAL, f"the file does not end with a page, at {start}")
+        yield start, part
+        end = start + len(part)
 
 
 def _write(descriptor: int, pieces: list[bytes | memoryview]) -> None:

@@ -16,7 +16,7 @@ from etude.envserver.drivers.qemu.console import Console
 from etude.envserver.drivers.qemu.disk import Disk, frozen
 from etude.envserver.drivers.qemu.errors import FormatError, VmmError
 from etude.envserver.drivers.qemu.jail import Jail
-from etude.envserver.drivers.qemu.machine import Boot, Machine, Wiring
+from etude.envserver.drivers.qemu.machine import PAGE_BYTES, Boot, Machine, Wiring
 from etude.envserver.drivers.qemu.migration import send
 from etude.envserver.drivers.qemu.stream import TemplateStream, parse
 from etude.envserver.images.build import Image
@@ -184,17 +184,20 @@ def taken_apart(data: bytes, machine: Machine) -> TemplateStream | FormatError:
 def address_of(key: str, memory: int, devices: bytes) -> str:
     """The address of a template with this content.
 
+    Pages of zeros do not count: whoever reads a hole of the memory makes one of it.
+
     Args:
         key: its compat_key.
         memory: descriptor of a file with the guest's memory.
         devices: the device state.
     """
-    found = blake3(key.encode())
-    found.update(blake3(devices).digest())
-    for offset, part in sealed.segments(memory):
-        found.update(offset.to_bytes(8, "big"))
-        found.update(part)
-    return found.hexdigest()
+    numbers, contents = blake3(), blake3()
+    for offset, pages in sealed.pages(memory):
+        numbers.update((offset // PAGE_BYTES).to_bytes(8, "big"))
+        numbers.update((len(pages) // PAGE_BYTES).to_bytes(8, "big"))
+        contents.update(pages)
+    parts = (key.encode(), blake3(devices).digest(), numbers.digest(), contents.digest())
+    return blake3(b"".join(parts)).hexdigest()
 
 
 def _opened(stack: contextlib.ExitStack, path: Path) -> int:
