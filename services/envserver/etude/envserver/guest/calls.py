@@ -6,7 +6,7 @@ import math
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from etude.common.errors import EtudeError
 from etude.envserver.guest import frames
@@ -47,6 +47,20 @@ class Reply(NamedTuple):
     """It is the result of an earlier call with this id."""
     is_kept: bool
     """Nothing is missing: a long answer of an earlier call is not kept."""
+
+
+class Caller(Protocol):
+    """Reaches a guest, which may have to be woken for it."""
+
+    async def call(self, request: Request) -> Reply:
+        """Send a call and wait for its result. Cancelling cancels it in the guest too.
+
+        Raises:
+            GuestLostError: the guest is gone, or does not answer in time.
+            ReplyTooLargeError: it sends more than the request allows.
+            CancelledError: the caller has gone.
+        """
+        ...
 
 
 def encoded(stream: int, request: Request, token: bytes) -> Iterator[bytes]:

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
+from typing_extensions import override
 
 from etude.agent.workspace import WorkspaceLostError
 from etude.envserver.guest import calls, frames
-from etude.envserver.guest.calls import OpenCall, Reply, Request
+from etude.envserver.guest.calls import Caller, OpenCall, Reply, Request
 from etude.envserver.guest.frames import BadFrameError, Frame, Kind
 from etude.v1 import guest_pb2
 
@@ -66,7 +67,7 @@ class ResetState(NamedTuple):
 
 
 @dataclass(slots=True)
-class GuestChannel:
+class GuestChannel(Caller):
     """One epoch after the other over one stream; start with reset(), then sync()."""
 
     reader: asyncio.StreamReader
@@ -148,14 +149,8 @@ class GuestChannel:
         self._write(Frame(0, Kind.PING, 0, payload).encoded())
         return await self._answer(Kind.PONG, payload, timeout_s) is not None
 
+    @override
     async def call(self, request: Request) -> Reply:
-        """Send a call and wait for its result. Cancelling cancels it in the guest too.
-
-        Raises:
-            GuestLostError: the guest is gone, or does not answer in time.
-            ReplyTooLargeError: it sends more than the request allows.
-            CancelledError: the caller has gone.
-        """
         async with self._places:
             self._check()
             self._last_stream += 1

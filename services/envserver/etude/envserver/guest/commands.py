@@ -7,8 +7,7 @@ from etude.agent.workspace import ExecResult
 from etude.envserver.drivers.base import HEAD_BYTES, TAIL_BYTES
 from etude.envserver.drivers.sandbox import layout
 from etude.envserver.guest import answers
-from etude.envserver.guest.calls import Reply, Request
-from etude.envserver.guest.channel import GuestChannel
+from etude.envserver.guest.calls import Caller, Reply, Request
 from etude.v1 import guest_pb2
 
 _TOO_LONG = ExecResult(output=b"sh: argument list too long\n", exit_code=126)
@@ -30,7 +29,7 @@ DEFAULT_LIMITS = guest_pb2.GuestLimits(
 class GuestCommands:
     """Runs commands one after the other or at the same time; each starts in the workspace."""
 
-    channel: GuestChannel
+    channel: Caller
     environment: Mapping[str, str] = field(default_factory=lambda: dict(layout.ENVIRONMENT))
     limits: guest_pb2.GuestLimits = field(default_factory=lambda: DEFAULT_LIMITS)
     head_bytes: int = HEAD_BYTES

@@ -4,8 +4,8 @@ from google.protobuf.message import DecodeError
 
 from etude.envserver.folders import FolderContent, Limits, TooLargeError
 from etude.envserver.guest import answers
-from etude.envserver.guest.calls import Reply, ReplyTooLargeError, Request
-from etude.envserver.guest.channel import GuestChannel, GuestLostError
+from etude.envserver.guest.calls import Caller, Reply, ReplyTooLargeError, Request
+from etude.envserver.guest.channel import GuestLostError
 from etude.envserver.trees import File
 from etude.v1 import environments_pb2, guest_pb2
 
@@ -15,7 +15,7 @@ _PER_FILE_BYTES = 2048
 """A path and what a message adds to a file."""
 
 
-async def mark(channel: GuestChannel, name: str) -> None:
+async def mark(channel: Caller, name: str) -> None:
     """Remember how the files are now, for changes() to be compared with.
 
     Raises:
@@ -25,9 +25,7 @@ async def mark(channel: GuestChannel, name: str) -> None:
     answers.check(await channel.call(Request(operation=call, deadline_s=_DEADLINE_S)), "")
 
 
-async def changes(
-    channel: GuestChannel, name: str, limits: Limits
-) -> environments_pb2.WorkspaceDiff:
+async def changes(channel: Caller, name: str, limits: Limits) -> environments_pb2.WorkspaceDiff:
     """What is not as it was marked, in the order of the paths.
 
     Raises:
@@ -40,7 +38,7 @@ async def changes(
     return ordered
 
 
-async def content(channel: GuestChannel, limits: Limits) -> FolderContent:
+async def content(channel: Caller, limits: Limits) -> FolderContent:
     """All regular files.
 
     Raises:
@@ -53,7 +51,7 @@ async def content(channel: GuestChannel, limits: Limits) -> FolderContent:
     return FolderContent(tree, reply.result.is_plain)
 
 
-async def _diff(channel: GuestChannel, name: str, limits: Limits) -> Reply:
+async def _diff(channel: Caller, name: str, limits: Limits) -> Reply:
     diff = guest_pb2.GuestDiff(mark=name, max_files=limits.max_files, max_bytes=limits.max_bytes)
     request = Request(
         operation=guest_pb2.GuestCall(diff=diff),

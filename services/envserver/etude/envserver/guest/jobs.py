@@ -9,8 +9,7 @@ from etude.agent.workspace import JobError, JobFault, Jobs, JobState
 from etude.agent.workspace.jobs import LOG_BYTES, TERM_GRACE_S
 from etude.envserver.drivers.sandbox import layout
 from etude.envserver.guest import answers
-from etude.envserver.guest.calls import Reply, Request
-from etude.envserver.guest.channel import GuestChannel
+from etude.envserver.guest.calls import Caller, Reply, Request
 from etude.envserver.guest.commands import DEFAULT_LIMITS
 from etude.v1 import guest_pb2
 
@@ -27,7 +26,7 @@ _FAULTS = {
 class GuestJobs(Jobs):
     """The background commands of one sandbox."""
 
-    channel: GuestChannel
+    channel: Caller
     environment: Mapping[str, str] = field(default_factory=lambda: dict(layout.ENVIRONMENT))
     limits: guest_pb2.GuestLimits = field(default_factory=lambda: DEFAULT_LIMITS)
     cwd: str = ""

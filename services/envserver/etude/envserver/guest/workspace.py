@@ -29,8 +29,7 @@ from etude.agent.workspace.jobs import Jobs, NoJobs
 from etude.agent.workspace.notes import MemoryNotes, Notes
 from etude.agent.workspace.protocol import Originals
 from etude.envserver.guest import answers
-from etude.envserver.guest.calls import Reply, ReplyTooLargeError, Request
-from etude.envserver.guest.channel import GuestChannel
+from etude.envserver.guest.calls import Caller, Reply, ReplyTooLargeError, Request
 from etude.v1 import guest_pb2
 
 _KINDS = {
@@ -56,7 +55,7 @@ _MAX_MATCHES_BYTES = 64 << 20
 class GuestWorkspace(Workspace):
     """The files of one sandbox; commands go to the given runner."""
 
-    channel: GuestChannel
+    channel: Caller
     run: Runner
     originals: Originals = field(default_factory=Originals)
     codebase: Codebase = field(default_factory=Codebase)

@@ -4,15 +4,14 @@ import asyncio
 import hashlib
 
 from etude.envserver.guest import answers
-from etude.envserver.guest.calls import Request
-from etude.envserver.guest.channel import GuestChannel
+from etude.envserver.guest.calls import Caller, Request
 from etude.envserver.trees import File, Tree
 from etude.v1 import guest_pb2
 
 _DEADLINE_S = 60.0
 
 
-async def place(channel: GuestChannel, tree: Tree, *, root: str) -> None:
+async def place(channel: Caller, tree: Tree, *, root: str) -> None:
     """Write every file of a tree below a folder of the guest; all of them or none is the caller's.
 
     Args:
@@ -29,7 +28,7 @@ async def place(channel: GuestChannel, tree: Tree, *, root: str) -> None:
             group.create_task(_write(channel, root, path, file), name=f"place {path[:80]}")
 
 
-async def _write(channel: GuestChannel, root: str, path: str, file: File) -> None:
+async def _write(channel: Caller, root: str, path: str, file: File) -> None:
     write = guest_pb2.GuestWrite(
         path=path,
         size=len(file.content),
