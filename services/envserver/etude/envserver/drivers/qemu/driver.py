@@ -24,13 +24,20 @@ from etude.envserver.drivers.base import (
     Strength,
     Verification,
 )
-from etude.envserver.drivers.qemu import guests
+from etude.envserver.drivers.qemu import guests, lanes
+from etude.envserver.drivers.qemu.census import MACHINE
 from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.qemu.estate import Estate
 from etude.envserver.drivers.qemu.guests import Guest
 from etude.envserver.drivers.qemu.jail import Jail
+from etude.envserver.drivers.qemu.lanes import Lanes
+from etude.envserver.drivers.qemu.levels import Target
 from etude.envserver.drivers.qemu.machine import Accelerator, Machine
+from etude.envserver.drivers.qemu.pace import Work
 from etude.envserver.drivers.qemu.placing import place
-from etude.envserver.drivers.qemu.sandbox import MACHINE, VmSandbox, outcome
+from etude.envserver.drivers.qemu.sandbox import VmSandbox, outcome
+from etude.envserver.drivers.qemu.starts import Starter
+from etude.envserver.drivers.qemu.stock import Stock
 from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.drivers.sandbox import layout
 from etude.envserver.drivers.sandbox.layout import LOGS, TESTS
@@ -45,6 +52,8 @@ _WARM_UP = (
 )
 """Folders that every environment has, and what the first command of a clone would wait for."""
 _WARM_UP_LIMIT_S = 120.0
+STOCK = "stock"
+"""Folder of machines that are nobody's yet, beside that of the leases."""
 
 _numbers = itertools.count()
 
@@ -62,29 +71,50 @@ class QemuDriver(Driver):
     name: str = "qemu-microvm"
     leases: Path = field(init=False)
     strength: Strength = field(init=False)
-    _templates: dict[str, Template] = field(default_factory=dict)
+    lanes: Lanes = field(
+        default_factory=lambda: Lanes(cores=lanes.host_cores(), room=lanes.host_room())
+    )
+    """How fast this node starts machines."""
+    _starters: dict[str, Starter] = field(default_factory=dict)
     """By the image's address."""
+    _estate: Estate = field(init=False)
 
     def __post_init__(self) -> None:
+        self._estate = Estate(self.scratch)
         self.leases = self.scratch / "leases"
         is_kvm = self.machine.accelerator is Accelerator.KVM
         self.strength = Strength.STRONG if is_kvm else Strength.WEAK
 
     @override
     async def start(self) -> None:
-        self.leases.mkdir(parents=True, exist_ok=True)
+        await self._estate.open()
         for image in self.images.values():
-            if image.address not in self._templates:
-                self._templates[image.address] = await self._booted(image)
+            if image.address not in self._starters:
+                boot = partial(self._booted, image)
+                base = await self._estate.template(image, self.machine, boot)
+                self._starters[image.address] = self._starter(base)
+        await self._estate.adopt(starter.base for starter in self._starters.values())
 
     @override
     async def stop(self) -> None:
-        while self._templates:
-            self._templates.popitem()[1].close()
+        while self._starters:
+            _, starter = self._starters.popitem()
+            await starter.stock.close()
+            starter.base.close()
+        await self._estate.close()
+
+    def set_target(self, template: str, target: Target) -> None:
+        """Say how many machines of a template are kept ready ahead of demand.
+
+        Raises:
+            VmmError: there is no such template.
+        """
+        self._of(template).stock.set_target(target)
 
     @override
     def sandbox(self, folder: Path, runner: Runner, *, template: str) -> Sandbox:
-        return VmSandbox(folder, runner, partial(self._launch, template, folder.name))
+        launch = partial(self._launch, template, folder.name)
+        return VmSandbox(folder, runner, launch, self._estate.take(folder))
 
     @override
     async def verify(self, work: Verification) -> Outcome:
@@ -106,19 +136,27 @@ class QemuDriver(Driver):
         return layout.warm(command) is not None
 
     async def _launch(self, template: str, name: str, folder: Path) -> Guest:
+        return (await self._of(template).start(name, folder)).guest
+
+    def _of(self, template: str) -> Starter:
         image = self.images.get(template)
-        base = self._templates.get(image.address) if image is not None else None
-        if base is None:
+        found = self._starters.get(image.address) if image is not None else None
+        if found is None:
             raise VmmError(f"template {template!r} was not booted")
-        return await guests.launched(base, name=name, folder=folder, jail=self.jail)
+        return found
+
+    def _starter(self, base: Template) -> Starter:
+        stock = Stock(base, folder=self.scratch / STOCK, jail=self.jail, lanes=self.lanes)
+        return Starter(base=base, jail=self.jail, lanes=self.lanes, stock=stock)
 
     async def _booted(self, image: Image) -> Template:
         folder = self.scratch / f"boot-{next(_numbers)}"
         folder.mkdir(mode=0o700)
         try:
-            return await guests.booted(
-                image, self.machine, folder=folder, jail=self.jail, warm_up=_warm_up
-            )
+            async with self.lanes.turn(Work.BOOT):
+                return await guests.booted(
+                    image, self.machine, folder=folder, jail=self.jail, warm_up=_warm_up
+                )
         except (VmmError, GuestLostError) as error:
             raise DriverUnavailableError(
                 f"image {image.name} does not boot: {error}",
