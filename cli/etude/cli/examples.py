@@ -40,7 +40,29 @@ EXAMPLES = {
         "etude images build my-image.yaml --cache /srv/images",
     ),
     "images ls": ("etude images ls", "etude images ls --json"),
-    "verify": ("etude tasks verify runs/inputs/tasks/train --limit 20", "etude tasks verify mine"),
+    "images push": (
+        "etude images push python s3://runs/images --endpoint http://127.0.0.1:9000",
+        "etude images push 4d38fd4e901842fb10783039fde92798 s3://my-runs/images",
+    ),
+    "env create": (
+        "etude env create demo",
+        "etude env create 127.0.0.1:7020 --template python --workspace ./my-project",
+    ),
+    "env ls": ("etude env ls", "etude env ls --run demo --json"),
+    "env exec": (
+        "etude env exec cli-4f python3 -c 'print(6 * 7)'",
+        "etude env exec --env COLOUR=blue cli-4f sh -c 'cat > notes.txt' < notes.txt",
+    ),
+    "env shell": ("etude env shell cli-4f", "etude env shell --cwd src cli-4f"),
+    "env rm": ("etude env rm cli-4f", "etude env rm cli-4f cli-7a"),
+    "verify": (
+        "etude tasks verify examples/tasks",
+        "etude tasks verify mine --driver qemu-microvm --image python --json",
+    ),
+    "import harbor": (
+        "etude tasks import harbor downloads/my-dataset --out mine",
+        "etude tasks import harbor one-task --out mine --oci base:1=LAYOUT@sha256:DIGEST",
+    ),
 }
 
 

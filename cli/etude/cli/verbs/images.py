@@ -1,4 +1,4 @@
-"""`etude images`: build what microVMs boot, and list it."""
+"""`etude images`: build what microVMs boot, list it, push it to a store."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import typer
 
 from etude.cli.examples import epilog
 
-app = typer.Typer(no_args_is_help=True, help="Build and list images of microVMs.")
+app = typer.Typer(no_args_is_help=True, help="Build, list and push images of microVMs.")
 
 Cache = Annotated[
     Path | None, typer.Option(help="Folder of images; $ETUDE_IMAGES or ~/.cache/etude/images.")
@@ -50,3 +50,26 @@ def ls(
 ) -> None:
     """List every image that was built, oldest first."""
     _run("ls", *(("--json",) if as_json else ()), cache=cache)
+
+
+@app.command(epilog=epilog("images push"))
+def push(
+    image: Annotated[
+        str, typer.Argument(metavar="IMAGE", help="Name or address: etude images ls.")
+    ],
+    url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix")],
+    *,
+    endpoint: Annotated[
+        str | None, typer.Option(help="S3 endpoint, for stores other than AWS: http://host:port.")
+    ] = None,
+    region: Annotated[str | None, typer.Option(help="S3 region; us-east-1 unless given.")] = None,
+    cache: Cache = None,
+) -> None:
+    """Copy an image to an object store, and print what a pool's template names it by.
+
+    S3 credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. What is there already is
+    not sent again.
+    """
+    options = [*(("--endpoint", endpoint) if endpoint else ())]
+    options += [*(("--region", region) if region else ())]
+    _run("push", image, url, *options, cache=cache)

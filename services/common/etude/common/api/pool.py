@@ -9,7 +9,7 @@ from etude.common.addresses import ENDPOINT, REGION
 from etude.common.api.meta import NAMED, Model, Name, NameRef
 from etude.common.api.observability import Observability
 
-IMAGE = r"^(file:///[^\s]+|[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)$"
+IMAGE = r"^(file:///[^\s]+|s3://[^\s]+/[0-9a-f]{32}|[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)$"
 
 
 class Trust(StrEnum):
@@ -41,9 +41,9 @@ class Template(Model):
     name: Name
     """Name that tasks ask for."""
     image: Annotated[str, Field(max_length=512, pattern=IMAGE)] | None = None
-    """What a microVM boots: the name or the address of an image that `etude images build` made on
-    the node, or a file:// folder that holds one. Without it environments see the node's own
-    programs."""
+    """What a microVM boots: an image of the pool's store, as `etude images push` prints it, or the
+    name or folder of one that `etude images build` made on the node. Without it environments see
+    the node's own programs."""
     trust: Trust = Trust.UNTRUSTED
     """Untrusted templates are refused by drivers whose isolation is weak."""
 
@@ -72,6 +72,9 @@ class LeasePolicy(Model):
     """A lease ends after this unless renewed, every 15 s: so long a lost client keeps its slots."""
     max_queue: Annotated[int, Field(ge=1, le=100_000)] = 10_000
     """Environments that may wait; more are refused with a retry hint."""
+    max_per_run: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Environments that one run may hold and wait for; more are refused with a retry hint. Without
+    it one run may take the whole pool while nobody else asks."""
     queue_timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = 600
     """Longest wait for a slot where a client sets none. A run's rollouts wait for four of their own
     time limits, and at least 600 s; a verifier waits for its own."""

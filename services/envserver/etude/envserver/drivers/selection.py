@@ -1,13 +1,15 @@
 """Which driver a pool gets on this machine."""
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from etude.common.api.pool import DriverName, EnvPoolSpec, IsolationLevel, Template
-from etude.common.errors import CorruptError
+from etude.common.api.pool import DriverName, EnvPoolSpec, IsolationLevel, StoreAccess, Template
+from etude.common.errors import CorruptError, StoreError
+from etude.common.files import source_for
 from etude.envserver.drivers.base import Driver, DriverUnavailableError
 from etude.envserver.drivers.process import ProcessDriver
 from etude.envserver.drivers.qemu import probe, tsc
@@ -17,6 +19,7 @@ from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.jail import jail_with_kvm
 from etude.envserver.drivers.qemu.machine import Accelerator, Machine
 from etude.envserver.images import build as builder
+from etude.envserver.images import shipping
 from etude.envserver.images.build import Image
 from etude.envserver.images.cache import Cache
 
@@ -32,7 +35,7 @@ class Place:
     scratch: Path
     """Private folder of the node."""
     images: Path
-    """Folder of images, as `etude images build` makes it."""
+    """Folder of images, as `etude images build` makes it; those of a store are copied to it."""
 
 
 async def selected(spec: EnvPoolSpec, place: Place) -> Driver:
@@ -79,7 +82,7 @@ def _process(spec: EnvPoolSpec, place: Place) -> ProcessDriver:
 
 async def _machines(spec: EnvPoolSpec, place: Place) -> QemuDriver:
     images = {
-        template.name: _image(template, index, Cache(place.images))
+        template.name: await asyncio.to_thread(_image, template, index, spec.store, place)
         for index, template in enumerate(spec.templates)
     }
     memory_mib = spec.slot.memory_mib or DEFAULT_MEMORY_MIB
@@ -106,7 +109,7 @@ async def _accelerated(images: Mapping[str, Image], machine: Machine, place: Pla
     return QemuDriver(scratch=place.scratch, images=images, machine=machine)
 
 
-def _image(template: Template, index: int, cache: Cache) -> Image:
+def _image(template: Template, index: int, access: StoreAccess | None, place: Place) -> Image:
     where = f"spec.templates[{index}].image"
     if template.image is None:
         raise DriverUnavailableError(
@@ -115,9 +118,12 @@ def _image(template: Template, index: int, cache: Cache) -> Image:
             fix="name one of `etude images ls`, or set spec.isolation.driver to Process",
         )
     try:
-        found = _found(template.image, cache)
+        found = _found(template.image, Cache(place.images), access or StoreAccess())
     except CorruptError as error:
         raise DriverUnavailableError(str(error), where=where, fix="build it again") from error
+    except StoreError as error:
+        fix = "check spec.store and its Secret: etude storage check URL"
+        raise DriverUnavailableError(str(error), where=where, fix=fix) from error
     if found is None:
         raise DriverUnavailableError(
             f"there is no image {template.image!r} on this node",
@@ -133,9 +139,11 @@ def _image(template: Template, index: int, cache: Cache) -> Image:
     return found
 
 
-def _found(name: str, cache: Cache) -> Image | None:
-    """The image in a folder, or the newest of this name or address."""
+def _found(name: str, cache: Cache, access: StoreAccess) -> Image | None:
+    """The image in a store or a folder, or the newest one here of this name or address."""
+    if name.startswith("s3://"):
+        prefix, _, reference = name.rpartition("/")
+        return shipping.fetch(reference, source_for(prefix, access), cache)
     if name.startswith("file://"):
         return builder.read(Path(unquote(urlparse(name).path)))
-    fitting = [each for each in builder.images(cache) if name in {each.name, each.address}]
-    return fitting[-1] if fitting else None
+    return builder.newest(name, cache)

@@ -18,9 +18,10 @@ from etude.envserver.images.layers import Root
 from etude.envserver.images.spec import Disk, File, ImageSpec, digest
 
 _MKE2FS_LIMIT_S = 300.0
-_FILES = ("vmlinuz", "initramfs.gz", "root.sqsh")
-_UPPER = "upper.ext4"
-_MAX_MANIFEST_BYTES = 1 << 20
+MANIFEST = "manifest.json"
+FILES = ("vmlinuz", "initramfs.gz", "root.sqsh")
+UPPER = "upper.ext4"
+MAX_MANIFEST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class Image:
     @property
     def upper(self) -> Path | None:
         """An empty file system for what the guest writes, where the spec wants a disk."""
-        return self.folder / _UPPER if _UPPER in self.files else None
+        return self.folder / UPPER if UPPER in self.files else None
 
 
 def default_cache(environment: Mapping[str, str] = os.environ) -> Path:
@@ -97,10 +98,10 @@ def read(folder: Path) -> Image:
     Raises:
         CorruptError: its manifest is damaged.
     """
-    path = folder / "manifest.json"
+    path = folder / MANIFEST
     try:
         with path.open("rb") as file:
-            found = json.loads(file.read(_MAX_MANIFEST_BYTES))
+            found = json.loads(file.read(MAX_MANIFEST_BYTES))
         name, files = found["name"], {str(k): str(v) for k, v in found["files"].items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as cause:
         raise CorruptError(f"{path}: {cause}; remove the folder and build again") from cause
@@ -112,6 +113,12 @@ def images(cache: Cache) -> list[Image]:
     return [read(folder) for folder in cache.entries("images")]
 
 
+def newest(name: str, cache: Cache) -> Image | None:
+    """The newest image of this name or address."""
+    fitting = [each for each in images(cache) if name in {each.name, each.address}]
+    return fitting[-1] if fitting else None
+
+
 def _fill(
     spec: ImageSpec, agent: Path, cache: Cache, say: Callable[[str], None], folder: Path
 ) -> None:
@@ -120,14 +127,14 @@ def _fill(
     say("root: pack …")
     root.pack(folder / "root.sqsh")
     if spec.disk is not None:
-        _make_disk(spec.disk, folder / _UPPER)
-    names = (*_FILES, _UPPER) if spec.disk is not None else _FILES
+        _make_disk(spec.disk, folder / UPPER)
+    names = (*FILES, UPPER) if spec.disk is not None else FILES
     for name in names:
         # The machines run as another user than the one that built.
         (folder / name).chmod(0o644)
     manifest = {"name": spec.name, "files": {name: _sha256(folder / name) for name in names}}
     text = json.dumps({**manifest, "spec": spec.to_json()}, indent=1) + "\n"
-    (folder / "manifest.json").write_text(text, encoding="utf-8")
+    (folder / MANIFEST).write_text(text, encoding="utf-8")
 
 
 def _add_kernel(package: str, cache: Cache, say: Callable[[str], None], folder: Path) -> None:

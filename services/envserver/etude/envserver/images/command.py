@@ -1,4 +1,4 @@
-"""The programs behind `etude images`: build one, list all.
+"""The programs behind `etude images`: build one, list all, push one to a store.
 
 python -m etude.envserver.images.command build SPEC
 """
@@ -8,11 +8,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from etude.common.errors import CorruptError, Problem, UserError
+from etude.common.blobs import open_store
+from etude.common.errors import CorruptError, Problem, StoreError, UserError
 from etude.envserver.images import build as builder
+from etude.envserver.images import shipping
 from etude.envserver.images.build import Image
 from etude.envserver.images.cache import Cache
 from etude.envserver.images.spec import read_spec
@@ -36,16 +38,22 @@ def agent_of(given: Path | None, environment: Mapping[str, str], home: Path) -> 
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Build an image, or list what was built."""
+    """Build an image, list what was built, or push one."""
     given = _parser().parse_args(arguments)
     cache = Cache(given.cache or builder.default_cache(os.environ))
     try:
-        if given.verb == "build":
-            _build(given, cache)
-        else:
-            _list(cache, as_json=given.json)
+        match given.verb:
+            case "build":
+                _build(given, cache)
+            case "push":
+                _push(given, cache)
+            case _:
+                _list(cache, as_json=given.json)
     except (UserError, OSError) as error:
         return exits.explain(error)
+    except StoreError as error:
+        fix = "check the URL, --endpoint and the AWS_… variables: etude storage check URL"
+        return exits.explain(UserError(Problem("Unreachable", str(error), given.url, fix)))
     except CorruptError as error:
         sys.stderr.write(f"{error}\n")
         return exits.NO
@@ -60,22 +68,32 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--agent", type=Path, help="static program that is the guest's process 1")
     ls = verbs.add_parser("ls")
     ls.add_argument("--json", action="store_true", help="one JSON object per line")
-    for verb in (build, ls):
+    push = verbs.add_parser("push")
+    push.add_argument("image", help="name or address; of several with a name the newest")
+    push.add_argument("url", help="s3://bucket/prefix")
+    push.add_argument("--endpoint", help="S3 endpoint, for stores other than AWS")
+    push.add_argument("--region", help="S3 region")
+    for verb in (build, ls, push):
         verb.add_argument("--cache", type=Path, help="folder of images")
     return parser
 
 
 def _build(given: argparse.Namespace, cache: Cache) -> None:
-    began_s = time.monotonic()
-
-    def say(text: str) -> None:
-        sys.stderr.write(f"{time.monotonic() - began_s:6.1f} s  {text}\n")
-        sys.stderr.flush()
-
+    say = _teller()
     agent = agent_of(given.agent, os.environ, Path.home())
     image = builder.build(read_spec(given.spec), agent=agent, cache=cache, say=say)
     say(f"{image.name}: {_mib(image):.0f} MiB")
     sys.stdout.write(f"{image.folder}\n")
+
+
+def _push(given: argparse.Namespace, cache: Cache) -> None:
+    image = builder.newest(given.image, cache)
+    if image is None:
+        fix = "build it first: etude images build SPEC; etude images ls shows what there is"
+        raise UserError(Problem("NotFound", "is no image here", given.image, fix))
+    store = open_store(given.url, endpoint=given.endpoint, region=given.region)
+    name = shipping.push(image, store, _teller())
+    sys.stdout.write(f"{given.url.rstrip('/')}/{name}\n")
 
 
 def _list(cache: Cache, *, as_json: bool) -> None:
@@ -87,6 +105,17 @@ def _list(cache: Cache, *, as_json: bool) -> None:
             continue
         built = time.strftime("%Y-%m-%d %H:%M", time.localtime(built_s))
         sys.stdout.write(f"{image.name:24} {image.address}  {_mib(image):6.0f} MiB  {built}\n")
+
+
+def _teller() -> Callable[[str], None]:
+    """Says what is done, and when."""
+    began_s = time.monotonic()
+
+    def say(text: str) -> None:
+        sys.stderr.write(f"{time.monotonic() - began_s:6.1f} s  {text}\n")
+        sys.stderr.flush()
+
+    return say
 
 
 def _mib(image: Image) -> float:

@@ -1,0 +1,95 @@
+"""Images through a store: whoever knows the name gets exactly that image, or an error."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from etude.common.blobs import MemoryStore
+from etude.common.errors import CorruptError
+from etude.envserver.images import build, shipping
+from etude.envserver.images.build import FILES, MANIFEST, Image
+from etude.envserver.images.cache import Cache
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Image:
+    folder = tmp_path / "here" / "images" / "address"
+    folder.mkdir(parents=True)
+    for name in FILES:
+        (folder / name).write_bytes(name.encode() * 1000)
+    digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in FILES}
+    (folder / MANIFEST).write_text(json.dumps({"name": "python", "files": digests}))
+    return build.read(folder)
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Cache:
+    """Another machine's images."""
+    return Cache(tmp_path / "there")
+
+
+def quiet(text: str) -> None:
+    del text
+
+
+def test_an_image_arrives_as_it_was_and_is_fetched_once(image: Image, there: Cache) -> None:
+    store = MemoryStore()
+    name = shipping.push(image, store, quiet)
+    found = shipping.fetch(name, store, there)
+    assert (found.name, found.files) == (image.name, image.files)
+    for file in (*FILES, MANIFEST):
+        assert (found.folder / file).read_bytes() == (image.folder / file).read_bytes()
+    assert shipping.fetch(name, MemoryStore(), there) == found
+
+
+def test_what_is_there_is_not_sent_again(image: Image) -> None:
+    store, said = MemoryStore(), list[str]()
+    first = shipping.push(image, store, said.append)
+    assert len(said) == len(FILES)
+    assert shipping.push(image, store, said.append) == first
+    assert len(said) == len(FILES)
+
+
+def damaged(store: MemoryStore, name: str) -> None:
+    store.put(f"{name}/root.sqsh", b"other" * 1000)
+
+
+def cut_off(store: MemoryStore, name: str) -> None:
+    store.delete([f"{name}/vmlinuz"])
+
+
+def without_manifest(store: MemoryStore, name: str) -> None:
+    store.delete([f"{name}/{MANIFEST}"])
+
+
+def another(store: MemoryStore, name: str) -> None:
+    store.put(f"{name}/{MANIFEST}", store.get(f"{name}/{MANIFEST}").replace(b"python", b"pithon"))
+
+
+@pytest.mark.parametrize("spoil", [damaged, cut_off, without_manifest, another])
+def test_a_store_with_something_else_is_found_out_and_nothing_is_kept(
+    image: Image, there: Cache, spoil: Callable[[MemoryStore, str], None]
+) -> None:
+    store = MemoryStore()
+    name = shipping.push(image, store, quiet)
+    spoil(store, name)
+    with pytest.raises(CorruptError):
+        shipping.fetch(name, store, there)
+    assert there.entries(shipping.KIND) == []
+
+
+@pytest.mark.parametrize(
+    "files", [{}, [], {"../../etc/passwd": "0" * 64, **dict.fromkeys(FILES, "0")}, {"vmlinuz": ""}]
+)
+def test_a_manifest_names_the_files_of_an_image_and_no_others(
+    there: Cache, files: dict[str, str]
+) -> None:
+    store = MemoryStore()
+    data = json.dumps({"name": "python", "files": files}).encode()
+    name = hashlib.sha256(data).hexdigest()[:32]
+    store.put(f"{name}/{MANIFEST}", data)
+    with pytest.raises(CorruptError, match="no manifest of an image"):
+        shipping.fetch(name, store, there)
