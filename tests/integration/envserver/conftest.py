@@ -12,7 +12,7 @@ from tests.support.pool_client import Pool
 
 from etude.common import channels, serving
 from etude.common.api.pool import EnvPoolSpec, Isolation, IsolationLevel, Template, Trust
-from etude.envserver.broker.broker import Broker
+from etude.envserver.broker.broker import REBUILD_S, Broker
 from etude.envserver.broker.nodes import GrpcNodes
 from etude.envserver.broker.service import BrokerService, PoolService
 from etude.envserver.drivers.base import DriverUnavailableError
@@ -91,7 +91,7 @@ def spec(templates: Sequence[Template] = (), slots: int = 4) -> EnvPoolSpec:
 async def pool(driver: ProcessDriver, tmp_path: Path, source: str) -> AsyncIterator[Pool]:
     stop = asyncio.Event()
     nodes = GrpcNodes()
-    broker = Broker(spec(), nodes)
+    broker = Broker(spec(), nodes, started_s=-REBUILD_S)
     broker_server = serving.Server([])
     environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(
         BrokerService(broker), broker_server.grpc_server

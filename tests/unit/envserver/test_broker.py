@@ -1,72 +1,16 @@
 """How leases are granted, found again, and taken back."""
 
 import asyncio
-import contextlib
 import time
 
 import pytest
+from tests.support.brokers import ids, launched, pool, request, some, started
 
-from etude.common.api.pool import EnvPoolSpec, LeasePolicy, Template
 from etude.common.errors import FullError, InvalidFieldError, ReusedIdError
 from etude.envserver.broker.broker import REBUILD_S, Broker
 from etude.envserver.broker.nodes import MemoryNodes
 from etude.envserver.broker.service import report
 from etude.v1 import environments_pb2
-
-Response = environments_pb2.LaunchBatchResponse
-
-
-def pool(replicas: int = 1, max_queue: int = 100) -> EnvPoolSpec:
-    return EnvPoolSpec(
-        templates=(Template(name="python"),),
-        replicas=replicas,
-        lease=LeasePolicy(max_queue=max_queue),
-    )
-
-
-def started(nodes: MemoryNodes, *endpoints: str, spec: EnvPoolSpec | None = None) -> Broker:
-    broker = Broker(spec or pool(), nodes)
-    for endpoint in endpoints or ("n1",):
-        broker.heartbeat(nodes.heartbeat(endpoint))
-    return broker
-
-
-def request(
-    key: str = "k", count: int = 1, **fields: object
-) -> environments_pb2.LaunchBatchRequest:
-    made = environments_pb2.LaunchBatchRequest(
-        run_id="run",
-        idempotency_key=key,
-        template="python",
-        workspace=environments_pb2.WorkspaceSource(uri="file:///tasks/1"),
-        count=count,
-        toolset="Compact",
-        ttl_seconds=60,
-    )
-    made.MergeFrom(environments_pb2.LaunchBatchRequest(**fields))  # type: ignore[arg-type]
-    return made
-
-
-async def launched(broker: Broker, asked: environments_pb2.LaunchBatchRequest) -> list[Response]:
-    async with asyncio.timeout(5):
-        return [outcome async for outcome in broker.launch(asked)]
-
-
-def ids(outcomes: list[Response]) -> list[str]:
-    return [o.lease.lease_id for o in sorted(outcomes, key=lambda o: o.index)]
-
-
-async def some(
-    broker: Broker, asked: environments_pb2.LaunchBatchRequest, count: int
-) -> list[Response]:
-    """The first so many outcomes; then the client goes away."""
-    found: list[Response] = []
-    async with asyncio.timeout(5), contextlib.aclosing(broker.launch(asked)) as outcomes:
-        async for outcome in outcomes:
-            found.append(outcome)
-            if len(found) == count:
-                break
-    return found
 
 
 async def test_a_batch_is_one_order_and_every_environment_has_its_own_lease() -> None:
@@ -155,6 +99,7 @@ async def test_a_request_that_comes_before_the_first_heartbeats_waits_for_them()
     successor.heartbeat(nodes.heartbeat("n1"))
     await asyncio.sleep(0)
     assert not waiting.done()
+    successor.started_s -= REBUILD_S
     successor.heartbeat(nodes.heartbeat("n2"))
 
     assert ids(await waiting) == ids(first)
@@ -190,7 +135,7 @@ async def test_a_slot_that_expires_goes_to_who_waits() -> None:
     (first,) = await launched(broker, request("a"))
     second = asyncio.create_task(launched(broker, request("b")))
     await asyncio.sleep(0)
-    broker.ledger.leases[first.lease.lease_id].lease.expires_unix_ms = 1
+    broker.ledger.renew([first.lease.lease_id], expires_unix_ms=1, now_s=0)
 
     await broker.tick()
 
@@ -288,6 +233,23 @@ async def test_renewals_name_the_leases_that_are_gone() -> None:
 
     assert broker.renew([outcome.lease.lease_id, "other"], 3600) == ["other"]
     assert broker.ledger.leases[outcome.lease.lease_id].lease.expires_unix_ms > before + 3_000_000
+
+
+async def test_a_run_cannot_hold_or_wait_for_more_than_its_quota() -> None:
+    broker = started(MemoryNodes(), spec=pool(max_per_run=3))
+    await launched(broker, request("a", count=2))
+
+    with pytest.raises(FullError, match="gives a run 3"):
+        await launched(broker, request("b", count=2))
+
+    assert len(await launched(broker, request("c", count=2, run_id="another"))) == 2
+
+
+async def test_a_client_that_went_away_leaves_no_debt() -> None:
+    broker = started(MemoryNodes(slots=1), spec=pool(max_per_run=3))
+    await some(broker, request("a", count=3), 1)
+
+    assert broker.streams.missing_of("run") == 0
 
 
 async def test_the_report_counts_what_there_is() -> None:

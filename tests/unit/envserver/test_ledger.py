@@ -30,16 +30,26 @@ def ledger_with(*names: str) -> Ledger:
     return ledger
 
 
+def free(ledger: Ledger) -> dict[str, int]:
+    """Of the nodes that may get environments."""
+    return {node.node_id: node.free for node in ledger.nodes if node.is_open}
+
+
+def expired(ledger: Ledger, now_unix_ms: int) -> list[str]:
+    closing = ledger.expire(now_unix_ms=now_unix_ms, now_s=1)
+    return [lease_id for each in closing for lease_id in each.lease_ids]
+
+
 def test_a_lease_takes_a_slot_until_its_node_has_closed_it() -> None:
     ledger = ledger_with("a", "b")
-    assert ledger.free() == {"n": 2}
+    assert free(ledger) == {"n": 2}
 
     closing = ledger.end(["a"], now_s=1)
-    assert closing == [("n:1", ["a"])]
-    assert ledger.free() == {"n": 2}
+    assert closing == [("n", "n:1", ["a"])]
+    assert free(ledger) == {"n": 2}
 
-    ledger.gone(["a"])
-    assert ledger.free() == {"n": 3}
+    ledger.gone("n", ["a"])
+    assert free(ledger) == {"n": 3}
 
 
 def test_a_node_that_missed_the_end_of_a_lease_hears_of_it_again() -> None:
@@ -48,10 +58,10 @@ def test_a_node_that_missed_the_end_of_a_lease_hears_of_it_again() -> None:
 
     answer = ledger.heartbeat(beat(held("a")), now_s=2)
     assert list(answer.close_lease_ids) == ["a"]
-    assert ledger.free() == {"n": 3}
+    assert free(ledger) == {"n": 3}
 
     ledger.heartbeat(beat(), now_s=3)
-    assert ledger.free() == {"n": 4}
+    assert free(ledger) == {"n": 4}
 
 
 def test_a_new_broker_learns_its_leases_from_the_nodes() -> None:
@@ -60,7 +70,7 @@ def test_a_new_broker_learns_its_leases_from_the_nodes() -> None:
 
     living = ledger.of_batch(BatchKey("run", "key"))
     assert {index: granted.lease.lease_id for index, granted in living.items()} == {3: "a", 4: "b"}
-    assert ledger.free() == {"n": 2}
+    assert free(ledger) == {"n": 2}
 
 
 def test_a_renewal_reaches_the_node_with_its_next_heartbeat() -> None:
@@ -77,9 +87,34 @@ def test_a_renewal_reaches_the_node_with_its_next_heartbeat() -> None:
 def test_a_lease_expires_at_its_end_and_not_before() -> None:
     ledger = ledger_with("a")
 
-    assert ledger.expired(now_unix_ms=NOW_MS - 1) == []
-    assert ledger.expired(now_unix_ms=NOW_MS) == ["a"]
+    assert expired(ledger, NOW_MS - 1) == []
+    assert expired(ledger, NOW_MS) == ["a"]
     assert ledger.expired_total == 1
+
+
+def test_a_renewed_lease_outlives_its_first_end() -> None:
+    ledger = ledger_with("a")
+    ledger.renew(["a"], expires_unix_ms=NOW_MS + 9, now_s=1)
+
+    assert expired(ledger, NOW_MS + 8) == []
+    assert expired(ledger, NOW_MS + 9) == ["a"]
+
+
+def test_a_renewal_may_also_shorten_a_lease() -> None:
+    ledger = ledger_with("a")
+    ledger.renew(["a"], expires_unix_ms=NOW_MS - 9, now_s=1)
+
+    assert expired(ledger, NOW_MS - 9) == ["a"]
+
+
+def test_a_lease_that_two_nodes_claim_lives_on_the_first() -> None:
+    ledger = ledger_with("a")
+
+    answer = ledger.heartbeat(beat(held("a"), node="other"), now_s=1)
+
+    assert list(answer.close_lease_ids) == ["a"]
+    assert ledger.leases["a"].node_id == "n"
+    assert free(ledger) == {"n": 3, "other": 3}
 
 
 def test_a_node_that_misses_three_heartbeats_is_lost_with_its_leases() -> None:
@@ -88,7 +123,7 @@ def test_a_node_that_misses_three_heartbeats_is_lost_with_its_leases() -> None:
     assert ledger.silent_nodes(now_s=LOST_AFTER_S) == []
     assert ledger.silent_nodes(now_s=LOST_AFTER_S + 0.1) == ["n"]
     assert ledger.leases == {}
-    assert ledger.free() == {}
+    assert free(ledger) == {}
 
 
 def test_leases_of_a_lost_node_live_again_when_it_returns_with_them() -> None:
@@ -133,7 +168,7 @@ def test_a_lease_that_its_node_does_not_know_is_dropped_once_it_had_time_to_appe
 
 def test_an_order_without_an_answer_leaves_no_environment() -> None:
     ledger = ledger_with()
-    ledger.abandon(["a"], "n", now_s=0)
+    ledger.abandon(["a"], now_s=0)
 
     assert list(ledger.heartbeat(beat(held("a")), now_s=1).close_lease_ids) == ["a"]
     assert ledger.leases == {}
@@ -141,14 +176,16 @@ def test_an_order_without_an_answer_leaves_no_environment() -> None:
 
 def test_a_draining_or_suspect_node_gets_nothing_until_its_next_heartbeat() -> None:
     ledger = ledger_with()
-    ledger.nodes["n"].is_suspect = True
-    assert ledger.free() == {}
+    node = ledger.nodes.get("n")
+    assert node is not None
+    node.is_suspect = True
+    assert free(ledger) == {}
 
     ledger.heartbeat(beat(), now_s=1)
-    assert ledger.free() == {"n": 4}
+    assert free(ledger) == {"n": 4}
 
     ledger.heartbeat(beat(draining=True), now_s=2)
-    assert ledger.free() == {}
+    assert free(ledger) == {}
 
 
 def test_what_ended_long_ago_is_forgotten() -> None:
@@ -163,5 +200,5 @@ def test_an_adopted_lease_has_time_to_be_renewed() -> None:
     ledger = Ledger()
     answer = ledger.heartbeat(beat(held("a")), now_s=0, adopted_until_unix_ms=NOW_MS + 60)
 
-    assert ledger.expired(now_unix_ms=NOW_MS + 59) == []
+    assert expired(ledger, NOW_MS + 59) == []
     assert answer.renewed[0].expires_unix_ms == NOW_MS + 60

@@ -2,39 +2,59 @@
 
 import asyncio
 import logging
-import secrets
+import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from blake3 import blake3
 
-from etude.agent.toolsets import toolset
 from etude.common.api.pool import EnvPoolSpec
-from etude.common.errors import FullError, InvalidFieldError, ReusedIdError
+from etude.common.errors import InvalidFieldError, ReusedIdError, UnknownIdError
 from etude.envserver import metrics
-from etude.envserver.broker.ledger import Closing, Granted, Ledger, NodeState
+from etude.envserver.broker.intake import (
+    MAX_TTL_S,
+    Drain,
+    Load,
+    check,
+    check_group,
+    refuse_excess,
+)
+from etude.envserver.broker.ledger import Closing, Granted, Ledger
+from etude.envserver.broker.members import NodeState
 from etude.envserver.broker.nodes import NodeError, Nodes
-from etude.envserver.broker.placement import placement
+from etude.envserver.broker.orders import Order, failure, success
+from etude.envserver.broker.placement import Want
+from etude.envserver.broker.placer import Placer
+from etude.envserver.broker.plans import Plans
 from etude.envserver.broker.queue import Batch, BatchKey, Queue, Turn
-from etude.v1 import environments_pb2
+from etude.envserver.broker.streams import Stream, Streams
+from etude.envserver.broker.warming import Warming, ready_by
+from etude.v1 import environments_pb2, plan_pb2
 
 log = logging.getLogger(__name__)
 
-REBUILD_S = 3.0
+REBUILD_S = 2.0
 """A broker that starts hears every living node within this; nothing is granted before."""
+SNAPSHOT_S = 2.5
+"""A snapshot that a node holds is in a heartbeat after this."""
 CLOSE_WAIT_S = 2.0
 """A release answers after this, whatever its nodes do; their heartbeats bring the rest."""
 TICK_S = 0.25
 ADOPTED_S = 60
 """Shortest life of a lease that a new broker finds; holders renew every 15 s."""
-MAX_COUNT = 1024
-MAX_TTL_S = 86_400
+WARM_EVERY_S = 1.0
+"""Nodes ask as often."""
 MAX_TRIES = 3
 """Nodes that may fail an environment before its client hears of it."""
-RETRY_AFTER_S = 2.0
+
+
+START_NAMES = {
+    number: name.removeprefix("START_").lower()
+    for name, number in environments_pb2.Start.items()
+    if number
+}
 
 
 @dataclass(slots=True)
@@ -43,15 +63,27 @@ class Broker:
 
     spec: EnvPoolSpec
     nodes: Nodes
+    name: str = ""
+    """Of the pool."""
     started_s: float = field(default_factory=time.monotonic)
     ledger: Ledger = field(default_factory=Ledger)
     queue: Queue = field(default_factory=Queue)
+    drain: Drain = field(default_factory=Drain)
+    streams: Streams = field(default_factory=Streams)
+    placer: Placer = field(init=False)
+    warming: Warming = field(init=False)
     acquired_ms: deque[int] = field(default_factory=lambda: deque(maxlen=1000))
     """Time from request to lease of the newest grants."""
-    _batches: dict[BatchKey, Batch] = field(default_factory=dict)
-    _news: dict[BatchKey, asyncio.Event] = field(default_factory=dict)
-    _readers: dict[BatchKey, int] = field(default_factory=dict)
+    _warm: dict[str, list[environments_pb2.WarmTarget]] = field(default_factory=dict)
+    """What each node shall have ready."""
+    _warmed_s: float = -math.inf
+    _templates: frozenset[str] = field(init=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._templates = frozenset(template.name for template in self.spec.templates)
+        self.placer = Placer(self.ledger.nodes)
+        self.warming = Warming(Plans(self._templates, self.name))
 
     async def launch(
         self, request: environments_pb2.LaunchBatchRequest
@@ -60,22 +92,23 @@ class Broker:
 
         Raises:
             InvalidFieldError: the request cannot be served as it is.
+            UnknownIdError: no node holds such a snapshot of this run.
             ReusedIdError: the key came with another request.
             FullError: too many wait already.
         """
-        batch = self._submit(request)
-        self._readers[batch.key] = self._readers.get(batch.key, 0) + 1
-        sent = 0
+        check(request, self._templates, self.spec.lease)
+        if request.snapshot_id:
+            await self._find_snapshot(request)
+        stream = self._submit(request)
+        stream.readers += 1
         try:
-            while sent < request.count:
-                news = self._news.setdefault(batch.key, asyncio.Event())
-                for outcome in list(batch.outcomes.values())[sent:]:
-                    sent += 1
-                    yield outcome
-                if sent < request.count:
-                    await news.wait()
+            async for outcome in stream.follow():
+                yield outcome
         finally:
-            self._leave(batch)
+            # When nobody listens, what still waits would be granted to nobody. Leases stay for
+            # their time, and the same request finds them again.
+            if self.streams.leave(stream):
+                self.queue.remove(stream.batch)
 
     def renew(self, lease_ids: Sequence[str], ttl_s: int) -> list[str]:
         """Push the ends of leases; returns those that are gone."""
@@ -84,7 +117,7 @@ class Broker:
 
     async def release(self, lease_ids: Sequence[str]) -> None:
         """End leases, give their slots to whoever waits, and wait a little for their nodes."""
-        closing = self._end(lease_ids)
+        closing = self._close_all(self.ledger.end(lease_ids, now_s=time.monotonic()))
         if closing:
             await asyncio.wait(closing, timeout=CLOSE_WAIT_S)
 
@@ -98,8 +131,35 @@ class Broker:
             now_s=time.monotonic(),
             adopted_until_unix_ms=_unix_ms() + 1000 * ADOPTED_S,
         )
+        answer.warm.extend(self._warm.get(request.node_id, ()))
         self._dispatch()
         return answer
+
+    def report_plan(
+        self, run_id: str, plan: plan_pb2.RolloutPlan
+    ) -> list[environments_pb2.TemplateReady]:
+        """Take in what a run will ask for; says how soon it could have each template.
+
+        Raises:
+            InvalidFieldError: the plan names what this pool does not have.
+        """
+        now_unix_ms = _unix_ms()
+        self.warming.plans.report(run_id, plan, now_s=time.monotonic(), now_unix_ms=now_unix_ms)
+        templates = dict.fromkeys(wave.template for wave in plan.waves)
+        ours = [template for template in templates if template in self._templates]
+        return ready_by(self.ledger.nodes, ours, now_unix_ms=now_unix_ms)
+
+    def prepare(self, request: environments_pb2.PrepareGroupRequest) -> None:
+        """Choose a group's node, and have one environment ready there.
+
+        Raises:
+            InvalidFieldError: the group could not be launched like that.
+        """
+        check_group(request, self._templates)
+        want = Want(request.template, request.count)
+        node = self.placer.prepare(request.run_id, request.group_id, want)
+        if node is not None:
+            self.warming.pin(request, node, now_s=time.monotonic())
 
     async def run(self, stop: asyncio.Event) -> None:
         """End what is over, until told to stop."""
@@ -120,106 +180,107 @@ class Broker:
         now_s = time.monotonic()
         for node_id in self.ledger.silent_nodes(now_s=now_s):
             log.warning("node %s is lost: three heartbeats missed", node_id)
-        over = self.ledger.expired(now_unix_ms=_unix_ms())
-        if over:
-            log.info("expired: %s", over)
-            self._end(over)
+        over = self.ledger.expire(now_unix_ms=_unix_ms(), now_s=now_s)
+        for closing in over:
+            log.info("expired on %s: %s", closing.node_id, closing.lease_ids)
+        self._close_all(over)
         for batch in [b for b in self.queue.batches() if b.deadline_s <= now_s]:
             for index in self.queue.remove(batch):
-                self._arrive(batch, _failure(index, "QueueTimeout", "no slot became free in time"))
+                self.streams.arrive(
+                    batch, failure(index, "QueueTimeout", "no slot became free in time")
+                )
         self.ledger.forget(now_s=now_s)
         self._dispatch()
+        self._warm_up(now_s)
+        metrics.queue_depth.set(len(self.queue))
+        metrics.leases.set(len(self.ledger.leases))
+        metrics.nodes.set(len(self.ledger.nodes))
 
-    def _submit(self, request: environments_pb2.LaunchBatchRequest) -> Batch:
-        self._check(request)
+    def _warm_up(self, now_s: float) -> None:
+        """Decide what nodes shall have ready, as often as they ask."""
+        if now_s - self._warmed_s >= WARM_EVERY_S:
+            self._warmed_s = now_s
+            self._warm = self.warming.targets(self.ledger.nodes, now_s=now_s)
+            metrics.plan_error_ratio.set(self.warming.plans.worst_ratio)
+
+    @property
+    def _is_rebuilt(self) -> bool:
+        """Whether every node had the time to say what it holds."""
+        return time.monotonic() - self.started_s > REBUILD_S
+
+    async def _find_snapshot(self, request: environments_pb2.LaunchBatchRequest) -> None:
+        """Wait for the heartbeat that names a snapshot.
+
+        Raises:
+            UnknownIdError: none did. A snapshot of another run is as unknown as one of nobody.
+            InvalidFieldError: it is one of another template.
+        """
+        until_s = max(time.monotonic(), self.started_s + REBUILD_S) + SNAPSHOT_S
+        nodes, run_id, name = self.ledger.nodes, request.run_id, request.snapshot_id
+        while (template := nodes.template_of(run_id, name)) is None:
+            if time.monotonic() >= until_s:
+                raise UnknownIdError(f"no node holds snapshot {name!r} of run {run_id!r}")
+            await asyncio.sleep(TICK_S)
+        if template != request.template:
+            raise InvalidFieldError("template", f"snapshot {name!r} was made from {template!r}")
+
+    def _submit(self, request: environments_pb2.LaunchBatchRequest) -> Stream:
         key = BatchKey(request.run_id, request.idempotency_key)
         digest = blake3(request.SerializeToString(deterministic=True)).hexdigest(length=16)
         living = self.ledger.of_batch(key)
-        present = self._batches.get(key)
+        present = self.streams.get(key)
         digests = {granted.held.request_digest for granted in living.values()}
-        digests |= {present.digest} if present else set()
+        digests |= {present.batch.digest} if present else set()
         if digests - {digest}:
             raise ReusedIdError(f"idempotency_key {key.idempotency_key!r} was another request")
         if present is not None:
             return present
-        wanted = [index for index in range(request.count) if index not in living]
-        free = sum(self.ledger.free().values())
-        if len(self.queue) + len(wanted) - free > self.spec.lease.max_queue:
-            raise FullError(
-                f"{len(self.queue)} environments wait already; this pool queues"
-                f" {self.spec.lease.max_queue}",
-                retry_after_s=RETRY_AFTER_S,
-            )
         now_s = time.monotonic()
+        wanted = deque(index for index in range(request.count) if index not in living)
+        load = self._load(request.run_id, len(wanted))
+        refuse_excess(load, self.spec.lease, self.drain, now_s=now_s)
         timeout_s = request.queue_timeout_seconds or self.spec.lease.queue_timeout_seconds
-        batch = Batch(key, request, digest, now_s, now_s + timeout_s, deque(wanted))
+        batch = Batch(key, request, digest, now_s, now_s + timeout_s, wanted)
+        if request.deadline_unix_ms:
+            batch.due_s = now_s + (request.deadline_unix_ms - _unix_ms()) / 1000
         for index, granted in sorted(living.items()):
-            batch.outcomes[index] = _success(index, granted.lease)
-        self._batches[key] = batch
+            batch.outcomes[index] = success(index, granted.lease)
+        stream = self.streams.open(batch)
         self.queue.add(batch)
+        self.warming.came(request, len(wanted))
         self._dispatch()
-        return batch
+        return stream
 
-    def _check(self, request: environments_pb2.LaunchBatchRequest) -> None:
-        names = {template.name for template in self.spec.templates}
-        rules = (
-            ("run_id", bool(request.run_id), "is empty"),
-            ("idempotency_key", bool(request.idempotency_key), "is empty"),
-            ("template", request.template in names, f"is none of {', '.join(sorted(names))}"),
-            ("count", 1 <= request.count <= MAX_COUNT, f"must be between 1 and {MAX_COUNT}"),
-            ("ttl_seconds", request.ttl_seconds <= MAX_TTL_S, f"must be at most {MAX_TTL_S}"),
-            (
-                "workspace.uri",
-                request.workspace.uri.startswith(("file://", "s3://")),
-                "must be a file:// or s3:// URI",
-            ),
+    def _load(self, run_id: str, wanted: int) -> Load:
+        return Load(
+            wanted=wanted,
+            waiting=len(self.queue),
+            free=self.ledger.num_free,
+            batches=len(self.streams),
+            held_by_run=self.ledger.of_run(run_id) + self.streams.missing_of(run_id),
         )
-        for name, holds, what in rules:
-            if not holds:
-                raise InvalidFieldError(name, what)
-        toolset(request.toolset)
 
     def _ttl_s(self, ttl_s: int) -> int:
         return min(ttl_s or self.spec.lease.ttl_seconds, MAX_TTL_S)
 
-    def _leave(self, batch: Batch) -> None:
-        self._readers[batch.key] -= 1
-        if self._readers[batch.key] > 0:
-            return
-        del self._readers[batch.key]
-        # Nobody listens: what still waits would be granted to nobody. Leases stay for their time,
-        # and the same request finds them again.
-        self.queue.remove(batch)
-        self._batches.pop(batch.key, None)
-        self._news.pop(batch.key, None)
-
-    def _arrive(self, batch: Batch, outcome: environments_pb2.LaunchBatchResponse) -> None:
-        batch.outcomes[outcome.index] = outcome
-        news = self._news.pop(batch.key, None)
-        if news is not None:
-            news.set()
-
     def _dispatch(self) -> None:
         """Give free slots to whoever's turn it is."""
-        metrics.queue_depth.set(len(self.queue))
-        metrics.leases.set(len(self.ledger.leases))
-        metrics.nodes.set(len(self.ledger.nodes))
-        is_rebuilt = time.monotonic() - self.started_s > REBUILD_S
-        if not is_rebuilt and len(self.ledger.nodes) < max(1, self.spec.replicas):
+        if not len(self.queue) or not self._is_rebuilt:
             return
-        free = self.ledger.free()
-        turns = [turn for turn in self.queue.take(sum(free.values())) if not self._is_held(turn)]
-        for node_id, count in placement(len(turns), free).items():
-            mine, turns = turns[:count], turns[count:]
-            node = self.ledger.nodes[node_id]
-            node.opening += count
-            for batch in dict.fromkeys(turn.batch for turn in mine):
-                order = _Order(node, batch, [turn.position for turn in mine if turn.batch is batch])
-                self._spawn(self._open(order), f"open on {node_id}")
+        if not any(node.free for node in self.ledger.nodes):
+            return
+        orders: dict[tuple[str, BatchKey], Order] = {}
+        for turn in self.queue.take(self.placer.offer, now_s=time.monotonic()):
+            node = None if self._is_held(turn) else self.placer.reserve(turn)
+            if node is None:
+                continue
+            key = (node.node_id, turn.batch.key)
+            orders.setdefault(key, Order(node=node, batch=turn.batch)).turns.append(turn)
+        for order in orders.values():
+            self._spawn(self._open(order), f"open on {order.node.node_id}")
 
-    def _end(self, lease_ids: Sequence[str]) -> list[asyncio.Task[None]]:
-        closing = self.ledger.end(lease_ids, now_s=time.monotonic())
-        return [self._spawn(self._close(each), f"close on {each.endpoint}") for each in closing]
+    def _close_all(self, closing: Sequence[Closing]) -> list[asyncio.Task[None]]:
+        return [self._spawn(self._close(each), f"close on {each.node_id}") for each in closing]
 
     def _spawn(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
@@ -233,81 +294,68 @@ class Broker:
         if granted is None:
             return False
         if granted.held.request_digest == turn.batch.digest:
-            self._arrive(turn.batch, _success(turn.position, granted.lease))
+            self.streams.arrive(turn.batch, success(turn.position, granted.lease))
         else:
             reused = "the idempotency key was another request"
-            self._arrive(turn.batch, _failure(turn.position, ReusedIdError.reason, reused))
+            self.streams.arrive(turn.batch, failure(turn.position, ReusedIdError.reason, reused))
         return True
 
-    async def _open(self, order: "_Order") -> None:
-        leases = [self._new_lease(order.batch, index) for index in order.indices]
-        request = environments_pb2.OpenEnvironmentsRequest(
-            leases=leases,
-            template=order.batch.request.template,
-            workspace=order.batch.request.workspace,
-            toolset=order.batch.request.toolset,
-        )
-        queued_ms = round(1000 * (time.monotonic() - order.batch.submitted_s))
+    async def _open(self, order: Order) -> None:
+        batch = order.batch
+        leases = order.leases(_unix_ms() + 1000 * self._ttl_s(batch.request.ttl_seconds))
+        queued_ms = round(1000 * (time.monotonic() - batch.submitted_s))
         try:
-            outcomes = await self._answers(order, request)
+            outcomes = await self._answers(order, leases)
         except NodeError as error:
             order.node.is_suspect = True
-            ids = [held.lease.lease_id for held in leases]
-            self.ledger.abandon(ids, order.node.node_id, now_s=time.monotonic())
-            for index in order.indices:
-                self._try_again(Turn(order.batch, index), str(error))
+            self.ledger.abandon([held.lease.lease_id for held in leases], now_s=time.monotonic())
+            for turn in order.turns:
+                self._try_again(turn, str(error))
         else:
-            for held, outcome in zip(leases, outcomes, strict=True):
-                self._take(order, held, outcome, queued_ms)
+            now_s = time.monotonic()
+            for turn, held, outcome in zip(order.turns, leases, outcomes, strict=True):
+                if outcome.HasField("lease"):
+                    held.lease.CopyFrom(outcome.lease)
+                    held.lease.queued_ms = queued_ms
+                    self._grant(order, held, now_s)
+                else:
+                    self._refused(order.node, turn, outcome)
         finally:
-            order.node.opening -= len(order.indices)
+            order.node.answered(len(order.turns), order.cpu_ms)
         self._dispatch()
 
     async def _answers(
-        self, order: "_Order", request: environments_pb2.OpenEnvironmentsRequest
+        self, order: Order, leases: Sequence[environments_pb2.HeldLease]
     ) -> Sequence[environments_pb2.LaunchBatchResponse]:
-        outcomes = await self.nodes.open(order.node.endpoint, request)
-        if order.node.node_id not in self.ledger.nodes:
+        outcomes = await self.nodes.open(order.node.endpoint, order.request(leases))
+        for held, outcome in zip(leases, outcomes, strict=True):
+            if outcome.HasField("lease") and outcome.lease.lease_id != held.lease.lease_id:
+                raise NodeError(f"{order.node.endpoint}: opened another lease than it was told to")
+        if self.ledger.nodes.get(order.node.node_id) is not order.node:
             raise NodeError(f"{order.node.endpoint}: lost while it opened environments")
         return outcomes
 
-    def _new_lease(self, batch: Batch, index: int) -> environments_pb2.HeldLease:
-        lease = environments_pb2.Lease(
-            lease_id=f"{batch.digest[:12]}-{index}-{secrets.token_hex(4)}",
-            agent_token=secrets.token_urlsafe(16),
-            control_token=secrets.token_urlsafe(16),
-            expires_unix_ms=_unix_ms() + 1000 * self._ttl_s(batch.request.ttl_seconds),
-        )
-        return environments_pb2.HeldLease(
-            lease=lease,
-            idempotency_key=batch.key.idempotency_key,
-            index=index,
-            run_id=batch.key.run_id,
-            request_digest=batch.digest,
-        )
+    def _grant(self, order: Order, held: environments_pb2.HeldLease, now_s: float) -> None:
+        waited_s = now_s - order.batch.submitted_s
+        self.ledger.grant(Granted(held=held, node_id=order.node.node_id, granted_s=now_s))
+        self.drain.note(1, now_s=now_s)
+        self.acquired_ms.append(round(1000 * waited_s))
+        metrics.acquire_seconds.observe(waited_s)
+        start = held.lease.start
+        metrics.granted.labels(START_NAMES.get(start, "unknown")).inc()
+        self.warming.started(order.batch.line.template, start, len(self.ledger.nodes), now_s=now_s)
+        self.streams.arrive(order.batch, success(held.index, held.lease))
 
-    def _take(
-        self,
-        order: "_Order",
-        held: environments_pb2.HeldLease,
-        outcome: environments_pb2.LaunchBatchResponse,
-        queued_ms: int,
+    def _refused(
+        self, node: NodeState, turn: Turn, outcome: environments_pb2.LaunchBatchResponse
     ) -> None:
-        if outcome.HasField("lease"):
-            held.lease.CopyFrom(outcome.lease)
-            held.lease.queued_ms = queued_ms
-            now_s = time.monotonic()
-            self.ledger.grant(Granted(held=held, node_id=order.node.node_id, granted_s=now_s))
-            self.acquired_ms.append(round(1000 * (now_s - order.batch.submitted_s)))
-            metrics.acquire_seconds.observe(now_s - order.batch.submitted_s)
-            self._arrive(order.batch, _success(held.index, held.lease))
-        elif outcome.failure.reason == "NoSlot":
+        if outcome.failure.reason == "NoSlot":
             # The node knows better than the ledger; its next heartbeat tells.
-            order.node.is_suspect = True
-            self._wait_again(Turn(order.batch, held.index))
+            node.is_suspect = True
+            self._wait_again(turn)
         else:
             metrics.errors.labels("start").inc()
-            self._arrive(order.batch, outcome)
+            self.streams.arrive(turn.batch, outcome)
 
     def _try_again(self, turn: Turn, why: str) -> None:
         tries = turn.batch.tries.get(turn.position, 0) + 1
@@ -316,10 +364,10 @@ class Broker:
             self._wait_again(turn)
         else:
             metrics.errors.labels("start").inc()
-            self._arrive(turn.batch, _failure(turn.position, NodeError.reason, why))
+            self.streams.arrive(turn.batch, failure(turn.position, NodeError.reason, why))
 
     def _wait_again(self, turn: Turn) -> None:
-        if self._batches.get(turn.batch.key) is turn.batch:
+        if self.streams.is_heard(turn.batch):
             self.queue.put_back(turn)
 
     async def _close(self, closing: Closing) -> None:
@@ -329,26 +377,9 @@ class Broker:
             # The node's next heartbeat is answered with the same order.
             log.warning("%d leases not closed: %s", len(closing.lease_ids), error)
         else:
-            self.ledger.gone(closing.lease_ids)
+            self.ledger.gone(closing.node_id, closing.lease_ids)
             self._dispatch()
-
-
-class _Order(NamedTuple):
-    """Environments of one batch for one node."""
-
-    node: NodeState
-    batch: Batch
-    indices: list[int]
 
 
 def _unix_ms() -> int:
     return round(1000 * time.time())
-
-
-def _success(index: int, lease: environments_pb2.Lease) -> environments_pb2.LaunchBatchResponse:
-    return environments_pb2.LaunchBatchResponse(index=index, lease=lease)
-
-
-def _failure(index: int, reason: str, message: str) -> environments_pb2.LaunchBatchResponse:
-    failure = environments_pb2.LaunchFailure(reason=reason, message=message)
-    return environments_pb2.LaunchBatchResponse(index=index, failure=failure)

@@ -1,9 +1,11 @@
 """Who holds what where: nodes, leases, and what has ended but may not be gone."""
 
+import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from etude.envserver.broker.members import Members, NodeState
 from etude.envserver.broker.queue import BatchKey
 from etude.v1 import environments_pb2
 
@@ -16,88 +18,70 @@ SETTLE_S = 5.0
 
 
 @dataclass(slots=True, kw_only=True)
-class NodeState:
-    """One node as its last heartbeat told."""
-
-    node_id: str
-    endpoint: str = ""
-    driver: str = ""
-    isolation: environments_pb2.Isolation = environments_pb2.ISOLATION_UNSPECIFIED
-    slots: int = 0
-    draining: bool = False
-    seen_s: float = 0.0
-    opening: int = 0
-    """Environments that were ordered and have not answered."""
-    is_suspect: bool = False
-    """A call failed; nothing is placed here until the next heartbeat."""
-
-
-@dataclass(slots=True, kw_only=True)
 class Granted:
     """One lease."""
 
     held: environments_pb2.HeldLease
     node_id: str
     granted_s: float
+    key: BatchKey = field(init=False)
+    """The batch that it was granted to."""
+
+    def __post_init__(self) -> None:
+        self.key = BatchKey(self.held.run_id, self.held.idempotency_key)
 
     @property
     def lease(self) -> environments_pb2.Lease:
         """What its holder was given."""
         return self.held.lease
 
-    @property
-    def key(self) -> BatchKey:
-        """The batch that it was granted to."""
-        return BatchKey(self.held.run_id, self.held.idempotency_key)
-
-
-@dataclass(slots=True, kw_only=True)
-class Ended:
-    """A lease that nobody holds any more."""
-
-    node_id: str
-    ended_s: float
-    is_gone: bool
-    """Whether its node has closed it; until then it takes a slot."""
-
 
 class Closing(NamedTuple):
     """Leases that a node shall end."""
 
+    node_id: str
     endpoint: str
     lease_ids: list[str]
 
 
 @dataclass(slots=True)
 class Ledger:
-    """The broker's whole state. It is rebuilt from heartbeats, so nothing here is ever stored."""
+    """The broker's whole state. It is rebuilt from heartbeats, so nothing here is ever stored.
 
-    nodes: dict[str, NodeState] = field(default_factory=dict)
+    Each lease that was granted or adopted is active, or was released, expired or lost: the four
+    counts add up at any time.
+    """
+
+    nodes: Members = field(default_factory=Members)
     leases: dict[str, Granted] = field(default_factory=dict)
     granted_total: int = 0
+    adopted_total: int = 0
+    """Leases that a predecessor granted, or of nodes that were lost and came back."""
+    released_total: int = 0
     expired_total: int = 0
-    _ended: dict[str, Ended] = field(default_factory=dict)
+    lost_total: int = 0
+    """Leases whose nodes fell silent or no longer knew them."""
+    _ended: dict[str, float] = field(default_factory=dict)
+    """When leases ended that nobody holds any more, in that order."""
     _by_key: dict[BatchKey, dict[int, str]] = field(default_factory=dict)
+    _of_run: dict[str, int] = field(default_factory=dict)
     _lost: dict[str, Granted] = field(default_factory=dict)
     """Leases of nodes that fell silent; they count again when the node comes back with them."""
+    _ends: list[tuple[int, str]] = field(default_factory=list)
+    """A heap of when leases end; a renewed one is put back when its old end comes."""
 
-    def free(self) -> dict[str, int]:
-        """Free slots of every node that may get environments."""
-        taken = dict.fromkeys(self.nodes, 0)
-        for granted in self.leases.values():
-            taken[granted.node_id] = taken.get(granted.node_id, 0) + 1
-        for ended in self._ended.values():
-            if not ended.is_gone:
-                taken[ended.node_id] = taken.get(ended.node_id, 0) + 1
-        return {
-            node.node_id: max(0, node.slots - taken[node.node_id] - node.opening)
-            for node in self.nodes.values()
-            if not node.draining and not node.is_suspect
-        }
+    @property
+    def num_free(self) -> int:
+        """Free slots of all nodes that may get environments."""
+        return sum(node.free for node in self.nodes if node.is_open)
 
     def of_batch(self, key: BatchKey) -> dict[int, Granted]:
         """The living leases of a batch by index."""
         return {index: self.leases[i] for index, i in self._by_key.get(key, {}).items()}
+
+    def of_run(self, run_id: str) -> int:
+        """Leases that a run holds."""
+        return self._of_run.get(run_id, 0)
 
     def grant(self, granted: Granted) -> None:
         """A node has opened it."""
@@ -116,32 +100,36 @@ class Ledger:
         What the node holds and nobody here knows was granted by a predecessor of this broker; it
         lives until the given time at least.
         """
-        node = self.nodes.setdefault(request.node_id, NodeState(node_id=request.node_id))
-        node.endpoint = request.endpoint
-        node.driver = request.driver
-        node.isolation = request.isolation
-        node.slots = request.slots
-        node.draining = request.draining
-        node.seen_s = now_s
-        node.is_suspect = False
+        node = self.nodes.hear(request, now_s=now_s)
         answer = environments_pb2.HeartbeatResponse()
+        seen = set()
         for held in request.held:
             lease_id = held.lease.lease_id
-            if lease_id not in self.leases and lease_id not in self._ended:
-                self._adopt(held, request.node_id, now_s, adopted_until_unix_ms)
-            self._confirm(held, answer)
-        self._forget_missing({held.lease.lease_id for held in request.held}, request.node_id, now_s)
+            seen.add(lease_id)
+            granted = self.leases.get(lease_id)
+            if granted is None and lease_id not in self._ended:
+                granted = self._adopted(held, node.node_id, now_s, adopted_until_unix_ms)
+            if granted is None or granted.node_id != node.node_id:
+                # It ended, or lives on another node: a lease is never on two.
+                answer.close_lease_ids.append(lease_id)
+            elif granted.lease.expires_unix_ms != held.lease.expires_unix_ms:
+                expires = granted.lease.expires_unix_ms
+                answer.renewed.add(lease_id=lease_id, expires_unix_ms=expires)
+        node.closing = set(answer.close_lease_ids)
+        self._forget_missing(node, seen, now_s)
         return answer
 
     def silent_nodes(self, *, now_s: float) -> list[str]:
         """Take nodes out that missed three heartbeats; their leases are lost until they return."""
-        silent = [n.node_id for n in self.nodes.values() if now_s - n.seen_s > LOST_AFTER_S]
-        for node_id in silent:
-            del self.nodes[node_id]
-            for granted in [g for g in self.leases.values() if g.node_id == node_id]:
+        silent = [node for node in self.nodes if now_s - node.seen_s > LOST_AFTER_S]
+        for node in silent:
+            for lease_id in list(node.leases):
+                granted = self.leases[lease_id]
                 self._drop(granted)
-                self._lost[granted.lease.lease_id] = granted
-        return silent
+                self.lost_total += 1
+                self._lost[lease_id] = granted
+            self.nodes.remove(node)
+        return [node.node_id for node in silent]
 
     def renew(self, lease_ids: Iterable[str], *, expires_unix_ms: int, now_s: float) -> list[str]:
         """Push ends; returns the leases that are gone, which never come back after this."""
@@ -149,99 +137,125 @@ class Ledger:
         for lease_id in lease_ids:
             granted = self.leases.get(lease_id)
             if granted is not None:
+                if expires_unix_ms < granted.lease.expires_unix_ms:
+                    heapq.heappush(self._ends, (expires_unix_ms, lease_id))
                 granted.lease.expires_unix_ms = expires_unix_ms
                 continue
             missing.append(lease_id)
             lost = self._lost.pop(lease_id, None)
             if lost is not None:
-                self._ended[lease_id] = Ended(node_id=lost.node_id, ended_s=now_s, is_gone=True)
+                self._ended[lease_id] = now_s
         return missing
 
     def end(self, lease_ids: Iterable[str], *, now_s: float) -> list[Closing]:
-        """End leases; returns what their nodes have to be told."""
-        closing: dict[str, list[str]] = {}
-        for lease_id in lease_ids:
-            granted = self.leases.get(lease_id) or self._lost.pop(lease_id, None)
+        """Their holders gave leases back; returns what the nodes have to be told."""
+        return self._close(lease_ids, now_s=now_s, is_over=False)
+
+    def expire(self, *, now_unix_ms: int, now_s: float) -> list[Closing]:
+        """End the leases whose time is over; returns what the nodes have to be told."""
+        over = []
+        while self._ends and self._ends[0][0] <= now_unix_ms:
+            _, lease_id = heapq.heappop(self._ends)
+            granted = self.leases.get(lease_id)
             if granted is None:
                 continue
-            self._drop(granted)
-            node = self.nodes.get(granted.node_id)
-            self._ended[lease_id] = Ended(
-                node_id=granted.node_id, ended_s=now_s, is_gone=node is None
-            )
-            if node is not None:
-                closing.setdefault(node.endpoint, []).append(lease_id)
-        return [Closing(endpoint, ids) for endpoint, ids in closing.items()]
+            expires = granted.lease.expires_unix_ms
+            if expires <= now_unix_ms:
+                over.append(lease_id)
+            else:
+                heapq.heappush(self._ends, (expires, lease_id))
+        return self._close(dict.fromkeys(over), now_s=now_s, is_over=True)
 
-    def expired(self, *, now_unix_ms: int) -> list[str]:
-        """Leases whose time is over."""
-        over = [i for i, g in self.leases.items() if g.lease.expires_unix_ms <= now_unix_ms]
-        self.expired_total += len(over)
-        return over
-
-    def abandon(self, lease_ids: Iterable[str], node_id: str, *, now_s: float) -> None:
+    def abandon(self, lease_ids: Iterable[str], *, now_s: float) -> None:
         """Leases were ordered, and nobody knows whether the node has opened them: it must not."""
-        for lease_id in lease_ids:
-            self._ended[lease_id] = Ended(node_id=node_id, ended_s=now_s, is_gone=True)
+        self._ended.update(dict.fromkeys(lease_ids, now_s))
 
-    def gone(self, lease_ids: Iterable[str]) -> None:
+    def gone(self, node_id: str, lease_ids: Iterable[str]) -> None:
         """A node has closed them: their slots are free."""
-        for lease_id in lease_ids:
-            if lease_id in self._ended:
-                self._ended[lease_id].is_gone = True
+        node = self.nodes.get(node_id)
+        if node is not None:
+            node.closing.difference_update(lease_ids)
 
     def forget(self, *, now_s: float) -> None:
         """Drop what is too long ago to matter."""
-        for lease_id, ended in list(self._ended.items()):
-            if now_s - ended.ended_s > REMEMBER_S:
-                del self._ended[lease_id]
+        while self._ended:
+            lease_id, ended_s = next(iter(self._ended.items()))
+            if now_s - ended_s <= REMEMBER_S:
+                break
+            del self._ended[lease_id]
         for lease_id, granted in list(self._lost.items()):
             if now_s - granted.granted_s > REMEMBER_S:
                 del self._lost[lease_id]
 
-    def _adopt(
-        self,
-        held: environments_pb2.HeldLease,
-        node_id: str,
-        now_s: float,
-        least_unix_ms: int,
-    ) -> None:
+    def _close(self, lease_ids: Iterable[str], *, now_s: float, is_over: bool) -> list[Closing]:
+        closing: dict[str, list[str]] = {}
+        for lease_id in lease_ids:
+            granted = self.leases.get(lease_id)
+            if granted is not None:
+                self._drop(granted)
+                self.expired_total += is_over
+                self.released_total += not is_over
+            else:
+                granted = self._lost.pop(lease_id, None)
+            if granted is None:
+                continue
+            self._ended[lease_id] = now_s
+            node = self.nodes.get(granted.node_id)
+            if node is not None:
+                node.closing.add(lease_id)
+                closing.setdefault(node.node_id, []).append(lease_id)
+        return [
+            Closing(node.node_id, node.endpoint, closing[node.node_id])
+            for node in map(self.nodes.get, closing)
+            if node is not None
+        ]
+
+    def _adopted(
+        self, held: environments_pb2.HeldLease, node_id: str, now_s: float, least_unix_ms: int
+    ) -> Granted:
         granted = self._lost.pop(held.lease.lease_id, None)
         if granted is None:
             kept = environments_pb2.HeldLease()
             kept.CopyFrom(held)
             kept.lease.expires_unix_ms = max(held.lease.expires_unix_ms, least_unix_ms)
             granted = Granted(held=kept, node_id=node_id, granted_s=now_s)
+        granted.node_id = node_id
         self._add(granted)
+        self.adopted_total += 1
+        return granted
 
-    def _confirm(
-        self, held: environments_pb2.HeldLease, answer: environments_pb2.HeartbeatResponse
-    ) -> None:
-        lease_id = held.lease.lease_id
-        if lease_id in self._ended:
-            answer.close_lease_ids.append(lease_id)
-            return
-        lease = self.leases[lease_id].lease
-        if lease.expires_unix_ms != held.lease.expires_unix_ms:
-            answer.renewed.add(lease_id=lease_id, expires_unix_ms=lease.expires_unix_ms)
-
-    def _forget_missing(self, held: set[str], node_id: str, now_s: float) -> None:
-        for lease_id, granted in list(self.leases.items()):
-            is_settled = now_s - granted.granted_s > SETTLE_S
-            if granted.node_id == node_id and lease_id not in held and is_settled:
+    def _forget_missing(self, node: NodeState, held: set[str], now_s: float) -> None:
+        for lease_id in node.leases - held:
+            granted = self.leases[lease_id]
+            if now_s - granted.granted_s > SETTLE_S:
                 self._drop(granted)
-        for lease_id, ended in self._ended.items():
-            if ended.node_id == node_id and lease_id not in held:
-                ended.is_gone = True
+                self.lost_total += 1
 
     def _add(self, granted: Granted) -> None:
-        self.leases[granted.lease.lease_id] = granted
-        self._by_key.setdefault(granted.key, {})[granted.held.index] = granted.lease.lease_id
+        lease_id = granted.lease.lease_id
+        self.leases[lease_id] = granted
+        self._by_key.setdefault(granted.key, {})[granted.held.index] = lease_id
+        self._of_run[granted.key.run_id] = self.of_run(granted.key.run_id) + 1
+        if len(self._ends) > 2 * len(self.leases) + 1024:
+            self._ends = [(each.lease.expires_unix_ms, i) for i, each in self.leases.items()]
+            heapq.heapify(self._ends)
+        else:
+            heapq.heappush(self._ends, (granted.lease.expires_unix_ms, lease_id))
+        node = self.nodes.get(granted.node_id)
+        if node is not None:
+            node.leases.add(lease_id)
 
     def _drop(self, granted: Granted) -> None:
-        self.leases.pop(granted.lease.lease_id, None)
-        indices = self._by_key.get(granted.key, {})
-        if indices.get(granted.held.index) == granted.lease.lease_id:
+        lease_id, key = granted.lease.lease_id, granted.key
+        del self.leases[lease_id]
+        indices = self._by_key.get(key, {})
+        if indices.get(granted.held.index) == lease_id:
             del indices[granted.held.index]
         if not indices:
-            self._by_key.pop(granted.key, None)
+            self._by_key.pop(key, None)
+        self._of_run[key.run_id] -= 1
+        if not self._of_run[key.run_id]:
+            del self._of_run[key.run_id]
+        node = self.nodes.get(granted.node_id)
+        if node is not None:
+            node.leases.discard(lease_id)

@@ -80,6 +80,8 @@ class MemoryNodes(Nodes):
     """Endpoints that do not answer."""
     held: dict[str, dict[str, environments_pb2.HeldLease]] = field(default_factory=dict)
     """Leases by endpoint and id."""
+    snapshots: dict[str, list[environments_pb2.HeldSnapshot]] = field(default_factory=dict)
+    """By endpoint."""
     orders: int = 0
 
     @override
@@ -107,6 +109,7 @@ class MemoryNodes(Nodes):
             isolation=environments_pb2.ISOLATION_WEAK,
             slots=self.slots,
             held=self.held.get(endpoint, {}).values(),
+            snapshots=self.snapshots.get(endpoint, ()),
         )
 
     def _open(

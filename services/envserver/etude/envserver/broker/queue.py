@@ -1,11 +1,16 @@
 """Who waits for environments, and whose turn it is."""
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from etude.v1 import environments_pb2
+
+QUANTUM_CPU_MS = 200.0
+"""What a run that is in no hurry gets of the nodes' CPU time before the next run's turn."""
+MOST_URGENT = 4.0
+"""A run that is late gets so many times as much."""
 
 
 class BatchKey(NamedTuple):
@@ -13,6 +18,13 @@ class BatchKey(NamedTuple):
 
     run_id: str
     idempotency_key: str
+
+
+class Line(NamedTuple):
+    """What environments of one run have in common if one node is as good for all of them."""
+
+    template: str
+    snapshot_id: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,12 +36,26 @@ class Batch:
     digest: str
     submitted_s: float
     deadline_s: float
+    """Who waits until then is told that there was no slot in time."""
     waiting: deque[int] = field(default_factory=deque)
     """Indices without a slot."""
+    due_s: float | None = None
+    """When the client needs the last of them, if it is in a hurry."""
     tries: dict[int, int] = field(default_factory=dict)
     """Nodes that failed an index."""
     outcomes: dict[int, environments_pb2.LaunchBatchResponse] = field(default_factory=dict)
     """In the order of their arrival."""
+    line: Line = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.line = Line(self.request.template, self.request.snapshot_id)
+
+
+class Offer(NamedTuple):
+    """Where an environment could start now, and what that would cost."""
+
+    node_id: str
+    cpu_ms: float
 
 
 class Turn(NamedTuple):
@@ -38,58 +64,183 @@ class Turn(NamedTuple):
     batch: Batch
     position: int
     """Its index in the batch."""
+    offer: Offer
+
+
+Offers = Callable[[Batch], Offer | None]
+"""Where the next environment of a batch could start now; None: nowhere, nor could its line."""
+
+
+def urgency(batch: Batch, *, now_s: float) -> float:
+    """How many times its usual share a run gets for a batch: 1 without haste, at most 4."""
+    if batch.due_s is None:
+        return 1.0
+    slack_s = batch.due_s - now_s
+    if slack_s <= 0:
+        return MOST_URGENT
+    return min(MOST_URGENT, 1 + max(0.0, now_s - batch.submitted_s) / slack_s)
+
+
+@dataclass(slots=True)
+class _Entries:
+    """The batches of one line. It keeps its turn for those that were there when that began."""
+
+    batches: OrderedDict[BatchKey, Batch] = field(default_factory=OrderedDict)
+    gate: int = 0
+    """Batches that are left of the present turn; 0 before it begins."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """The lines of one run; the first has the turn."""
+
+    lines: OrderedDict[Line, _Entries] = field(default_factory=OrderedDict)
+    waiting: int = 0
+    deficit_ms: float = 0.0
+    """CPU time that it may use in the present visit."""
+    is_visited: bool = False
 
 
 @dataclass(slots=True)
 class Queue:
-    """Runs take turns, one environment each; inside a run, first come, first served."""
+    """Runs take turns by deficit round robin; inside a run batches of one template go together.
 
-    _runs: OrderedDict[str, deque[Batch]] = field(default_factory=OrderedDict)
+    Every run weighs the same. Its share grows while a batch of it is in a hurry.
+
+    Source: Shreedhar and Varghese, https://doi.org/10.1109/90.502236.
+    """
+
+    _runs: OrderedDict[str, _Run] = field(default_factory=OrderedDict)
+    _waiting: int = 0
 
     def __len__(self) -> int:
-        return sum(len(batch.waiting) for batch in self.batches())
+        return self._waiting
+
+    @property
+    def num_runs(self) -> int:
+        """Runs with somebody waiting."""
+        return len(self._runs)
+
+    def waiting_of(self, run_id: str) -> int:
+        """Environments of a run that wait."""
+        run = self._runs.get(run_id)
+        return 0 if run is None else run.waiting
 
     def batches(self) -> Iterator[Batch]:
         """Every batch with somebody waiting."""
-        return (batch for run in self._runs.values() for batch in run)
+        return (
+            batch
+            for run in self._runs.values()
+            for entries in run.lines.values()
+            for batch in entries.batches.values()
+        )
 
     def add(self, batch: Batch) -> None:
-        """Put a batch at the end of its run's line; without anybody waiting it is not put there."""
-        run = self._runs.setdefault(batch.key.run_id, deque())
-        if batch.waiting and batch not in run:
-            run.append(batch)
-        self._forget_empty(batch.key.run_id)
+        """Put a batch at the end of its line; without anybody waiting it is not put there."""
+        if not batch.waiting:
+            return
+        run = self._runs.setdefault(batch.key.run_id, _Run())
+        entries = run.lines.setdefault(batch.line, _Entries())
+        entries.batches[batch.key] = batch
+        self._count(run, len(batch.waiting))
 
     def put_back(self, turn: Turn) -> None:
-        """A node failed: the environment is next in its run."""
-        turn.batch.waiting.appendleft(turn.position)
-        run = self._runs.setdefault(turn.batch.key.run_id, deque())
-        if turn.batch not in run:
-            run.appendleft(turn.batch)
+        """A node failed: the environment is next in its run, which gets back what it paid."""
+        batch = turn.batch
+        batch.waiting.appendleft(turn.position)
+        run = self._runs.setdefault(batch.key.run_id, _Run())
+        run.deficit_ms += turn.offer.cpu_ms
+        entries = run.lines.setdefault(batch.line, _Entries())
+        if batch.key not in entries.batches:
+            entries.batches[batch.key] = batch
+            entries.batches.move_to_end(batch.key, last=False)
+            entries.gate += entries.gate > 0
+        run.lines.move_to_end(batch.line, last=False)
+        self._count(run, 1)
 
     def remove(self, batch: Batch) -> list[int]:
         """Take a batch out; returns the indices that still waited."""
         waiting = list(batch.waiting)
         batch.waiting.clear()
         run = self._runs.get(batch.key.run_id)
-        if run is not None and batch in run:
-            run.remove(batch)
-        self._forget_empty(batch.key.run_id)
+        if run is not None and waiting:
+            self._count(run, -len(waiting))
+            self._leave(run, batch)
         return waiting
 
-    def take(self, count: int) -> list[Turn]:
-        """The next so many environments."""
-        turns: list[Turn] = []
-        while self._runs and len(turns) < count:
-            run_id, run = next(iter(self._runs.items()))
-            batch = run[0]
-            turns.append(Turn(batch, batch.waiting.popleft()))
-            if not batch.waiting:
-                run.popleft()
-            self._runs.move_to_end(run_id)
-            self._forget_empty(run_id)
-        return turns
+    def take(self, offers: Offers, *, now_s: float) -> Generator[Turn, None, None]:
+        """Turns until nobody waits or nothing is offered; stop early by closing the iterator.
 
-    def _forget_empty(self, run_id: str) -> None:
-        if not self._runs.get(run_id, True):
-            del self._runs[run_id]
+        A turn that was taken is paid for. The queue must not be changed between two turns, but
+        what is offered must: each turn uses up what it was offered.
+        """
+        full: set[Line] = set()
+        aside: list[tuple[str, _Run]] = []
+        try:
+            while self._runs:
+                run_id, run = next(iter(self._runs.items()))
+                found = _offered(run, offers, full)
+                if found is None:
+                    # Its visit goes on as soon as there is room for it.
+                    aside.append((run_id, self._runs.pop(run_id)))
+                    continue
+                batch, offer = found
+                if not run.is_visited:
+                    run.is_visited = True
+                    run.deficit_ms += QUANTUM_CPU_MS * urgency(batch, now_s=now_s)
+                if offer.cpu_ms > run.deficit_ms:
+                    run.is_visited = False
+                    self._runs.move_to_end(run_id)
+                    continue
+                run.deficit_ms -= offer.cpu_ms
+                yield Turn(batch, self._next_index(run, batch), offer)
+        finally:
+            for run_id, run in reversed(aside):
+                self._runs[run_id] = run
+                self._runs.move_to_end(run_id, last=False)
+
+    def _next_index(self, run: _Run, batch: Batch) -> int:
+        entries = run.lines[batch.line]
+        if not entries.gate:
+            entries.gate = len(entries.batches)
+        index = batch.waiting.popleft()
+        self._count(run, -1)
+        if not batch.waiting:
+            self._leave(run, batch)
+        return index
+
+    def _leave(self, run: _Run, batch: Batch) -> None:
+        """A batch has nobody waiting any more."""
+        entries = run.lines.get(batch.line)
+        if entries is None or entries.batches.pop(batch.key, None) is None:
+            return
+        entries.gate = max(0, entries.gate - 1)
+        if not entries.batches:
+            del run.lines[batch.line]
+        elif not entries.gate:
+            run.lines.move_to_end(batch.line)
+        if not run.lines:
+            # An empty run saves nothing up.
+            del self._runs[batch.key.run_id]
+
+    def _count(self, run: _Run, change: int) -> None:
+        run.waiting += change
+        self._waiting += change
+
+
+class _Found(NamedTuple):
+    batch: Batch
+    offer: Offer
+
+
+def _offered(run: _Run, offers: Offers, full: set[Line]) -> _Found | None:
+    """The first batch of a run for which there is room."""
+    for line, entries in run.lines.items():
+        if line in full:
+            continue
+        batch = next(iter(entries.batches.values()))
+        offer = offers(batch)
+        if offer is not None:
+            return _Found(batch, offer)
+        full.add(line)
+    return None

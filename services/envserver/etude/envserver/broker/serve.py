@@ -23,7 +23,7 @@ async def serve(settings: ServerSettings) -> None:
         "etude-broker", otlp_endpoint=settings.otlp_endpoint, traces_file=settings.traces_file
     )
     nodes = GrpcNodes()
-    broker = Broker(pool.spec, nodes)
+    broker = Broker(pool.spec, nodes, pool.name)
     services = environments_pb2.DESCRIPTOR.services_by_name
     names = [services[name].full_name for name in ("EnvBrokerService", "PoolService")]
     server = serving.Server(names, settings.host, settings.port)

@@ -59,6 +59,28 @@ class BrokerService(environments_pb2_grpc.EnvBrokerServiceServicer):
         return environments_pb2.ReleaseLeasesResponse()
 
     @override
+    async def ReportPlan(
+        self,
+        request: environments_pb2.ReportPlanRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.ReportPlanRequest, environments_pb2.ReportPlanResponse
+        ],
+    ) -> environments_pb2.ReportPlanResponse:
+        ready = self.broker.report_plan(request.run_id, request.plan)
+        return environments_pb2.ReportPlanResponse(templates=ready)
+
+    @override
+    async def PrepareGroup(
+        self,
+        request: environments_pb2.PrepareGroupRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.PrepareGroupRequest, environments_pb2.PrepareGroupResponse
+        ],
+    ) -> environments_pb2.PrepareGroupResponse:
+        self.broker.prepare(request)
+        return environments_pb2.PrepareGroupResponse()
+
+    @override
     async def Heartbeat(
         self,
         request: environments_pb2.HeartbeatRequest,
@@ -105,7 +127,7 @@ class PoolService(environments_pb2_grpc.PoolServiceServicer):
 
 def report(broker: Broker) -> environments_pb2.WatchPoolResponse:
     """The pool as it is now; the sequence is the stream's to add."""
-    nodes = [node for node in broker.ledger.nodes.values() if not node.draining]
+    nodes = [node for node in broker.ledger.nodes if not node.draining]
     acquired = sorted(broker.acquired_ms)
     return environments_pb2.WatchPoolResponse(
         nodes=len(nodes),

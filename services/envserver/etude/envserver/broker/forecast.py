@@ -1,0 +1,111 @@
+"""How many environments of a template will be wanted, from the waves of plans."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+CONFIDENT = 1.645
+"""Standard deviations above the mean that are enough in 95 of 100 cases."""
+GRID = 16
+"""Moments of a horizon that are looked at, beside the starts of waves."""
+
+
+class Quantile(NamedTuple):
+    """A share of leases ends within so many seconds."""
+
+    share: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wave:
+    """Environments of one template that start together."""
+
+    template: str
+    count: int
+    start_s: float
+    """On the broker's monotonic clock."""
+    sigma_s: float = 0.0
+    lease: tuple[Quantile, ...] = ()
+    """How long they are held, by share; nothing known: for longer than anybody looks ahead."""
+
+
+class Spread(NamedTuple):
+    """A random number's mean and variance."""
+
+    mean: float
+    variance: float
+
+
+def started(wave: Wave, at_s: float) -> float:
+    """Probability that a wave has started by then."""
+    if wave.sigma_s <= 0:
+        return float(at_s >= wave.start_s)
+    return 0.5 * (1 + math.erf((at_s - wave.start_s) / (wave.sigma_s * math.sqrt(2))))
+
+
+def survival(lease: Sequence[Quantile], age_s: float) -> float:
+    """Share of leases that are held for longer, linear between the quantiles.
+
+    What the quantiles leave open ends within twice the last of them.
+    """
+    if not lease or age_s <= 0:
+        return 1.0
+    points = [Quantile(0.0, 0.0), *lease, Quantile(1.0, 2 * lease[-1].seconds)]
+    for before, after in pairwise(points):
+        if age_s < after.seconds:
+            part = (age_s - before.seconds) / (after.seconds - before.seconds)
+            return 1 - before.share - part * (after.share - before.share)
+    return 0.0
+
+
+def held(wave: Wave, at_s: float) -> Spread:
+    """Environments of a wave that are held at a moment.
+
+    All of a wave start or none: with S whether it has, the variance is E[Var | S] + Var E[. | S].
+    """
+    start, stay = started(wave, at_s), survival(wave.lease, at_s - wave.start_s)
+    inner = wave.count * stay * (1 - stay) * start
+    outer = (wave.count * stay) ** 2 * start * (1 - start)
+    return Spread(wave.count * start * stay, inner + outer)
+
+
+def demand(waves: Iterable[Wave], at_s: float) -> float:
+    """What is enough for the waves at a moment, in 95 of 100 cases; never more than all of them."""
+    spreads = [(wave.count, held(wave, at_s)) for wave in waves]
+    mean = sum(spread.mean for _, spread in spreads)
+    variance = sum(spread.variance for _, spread in spreads)
+    return min(mean + CONFIDENT * math.sqrt(variance), float(sum(count for count, _ in spreads)))
+
+
+def peak(waves: Sequence[Wave], now_s: float, horizon_s: float) -> float:
+    """The most that is wanted at any moment from now to the horizon."""
+    until_s = now_s + horizon_s
+    moments = {now_s + horizon_s * step / GRID for step in range(GRID + 1)}
+    moments |= {wave.start_s for wave in waves if now_s < wave.start_s < until_s}
+    near = [wave for wave in waves if started(wave, until_s) > 1e-3]
+    return max((demand(near, at_s) for at_s in moments), default=0.0)
+
+
+class Supply(NamedTuple):
+    """How a pool makes environments of a template ready."""
+
+    start_s: float
+    """What nineteen of twenty starts stay below."""
+    ready: int
+    """Ready, or about to be."""
+    per_second: float
+    """More of them."""
+
+
+def lead_s(count: float, supply: Supply) -> float:
+    """How long it takes to have so many more ready."""
+    return supply.start_s + max(0.0, count) / max(supply.per_second, 1e-3)
+
+
+def latest_start_s(wave: Wave, supply: Supply) -> float:
+    """When making a wave's environments must begin, at the latest."""
+    missing = wave.count - supply.ready
+    return wave.start_s - wave.sigma_s * CONFIDENT - lead_s(missing, supply)

@@ -1,0 +1,147 @@
+"""What may enter the queue."""
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from etude.agent.toolsets import toolset
+from etude.common.api.pool import LeasePolicy
+from etude.common.errors import FullError, InvalidFieldError
+from etude.v1 import environments_pb2
+
+MAX_COUNT = 1024
+MAX_TTL_S = 86_400
+MAX_BATCHES = 20_000
+"""Launches under way at once. Each holds a stream of some tens of KiB, however few it asks for."""
+MAX_NAME = 253
+WINDOW_S = 10.0
+"""How far back the rate of grants looks."""
+LEAST_RETRY_S, MOST_RETRY_S = 0.5, 30.0
+UNKNOWN_RETRY_S = 2.0
+"""While nothing was granted of late."""
+
+
+def check(
+    request: environments_pb2.LaunchBatchRequest, templates: Collection[str], policy: LeasePolicy
+) -> None:
+    """Refuse a launch that can never be served.
+
+    Raises:
+        InvalidFieldError: naming the field.
+    """
+    names = ", ".join(sorted(templates))
+    most = min(MAX_COUNT, policy.max_per_run or MAX_COUNT)
+    rules = (
+        ("run_id", 0 < len(request.run_id) <= MAX_NAME, f"must have 1 to {MAX_NAME} characters"),
+        ("idempotency_key", bool(request.idempotency_key), "is empty"),
+        ("template", request.template in templates, f"is none of {names}"),
+        ("count", 1 <= request.count <= most, f"must be between 1 and {most}"),
+        ("ttl_seconds", request.ttl_seconds <= MAX_TTL_S, f"must be at most {MAX_TTL_S}"),
+        ("group_id", len(request.group_id) <= MAX_NAME, f"has more than {MAX_NAME} characters"),
+        ("deadline_unix_ms", request.deadline_unix_ms >= 0, "must not be negative"),
+        (
+            "workspace.uri",
+            request.workspace.uri.startswith(("file://", "s3://"))
+            or request.workspace.uri == "empty:",
+            "must be a file:// or s3:// URI, or empty:",
+        ),
+    )
+    _refuse_broken(rules)
+    toolset(request.toolset)
+
+
+def check_group(request: environments_pb2.PrepareGroupRequest, templates: Collection[str]) -> None:
+    """Refuse to prepare what cannot be launched.
+
+    Raises:
+        InvalidFieldError: naming the field.
+    """
+    rules = (
+        ("run_id", 0 < len(request.run_id) <= MAX_NAME, f"must have 1 to {MAX_NAME} characters"),
+        (
+            "group_id",
+            0 < len(request.group_id) <= MAX_NAME,
+            f"must have 1 to {MAX_NAME} characters",
+        ),
+        ("template", request.template in templates, f"is none of {', '.join(sorted(templates))}"),
+        ("count", 1 <= request.count <= MAX_COUNT, f"must be between 1 and {MAX_COUNT}"),
+    )
+    _refuse_broken(rules)
+
+
+def _refuse_broken(rules: Iterable[tuple[str, bool, str]]) -> None:
+    for name, holds, what in rules:
+        if not holds:
+            raise InvalidFieldError(name, what)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How full a broker is when a launch arrives."""
+
+    wanted: int
+    """Environments that it asks for and does not hold already."""
+    waiting: int
+    free: int
+    batches: int
+    held_by_run: int
+    """Environments that its run holds or waits for."""
+
+
+def excess(load: Load, policy: LeasePolicy) -> tuple[int, str]:
+    """By how many environments a launch exceeds a limit, and which; 0 if it may enter."""
+    if policy.max_per_run is not None:
+        run_over = load.held_by_run + load.wanted - policy.max_per_run
+        if run_over > 0:
+            return run_over, (
+                f"the run holds or waits for {load.held_by_run} environments already; this pool"
+                f" gives a run {policy.max_per_run}"
+            )
+    queue_over = load.waiting + load.wanted - load.free - policy.max_queue
+    if queue_over > 0:
+        what = f"{load.waiting} environments wait already; this pool queues {policy.max_queue}"
+        return queue_over, what
+    if load.batches >= MAX_BATCHES:
+        return 1, f"{load.batches} launches are under way, and a broker takes no more at once"
+    return 0, ""
+
+
+@dataclass(slots=True)
+class Drain:
+    """How fast environments are granted."""
+
+    _grants: deque[tuple[float, int]] = field(default_factory=deque)
+    """When and how many, of the last window."""
+    _count: int = 0
+
+    def note(self, count: int, *, now_s: float) -> None:
+        """So many were granted."""
+        self._grants.append((now_s, count))
+        self._count += count
+        self._forget(now_s)
+
+    def per_second(self, *, now_s: float) -> float:
+        """Over the last window."""
+        self._forget(now_s)
+        return self._count / WINDOW_S
+
+    def retry_after_s(self, places: int, *, now_s: float) -> float:
+        """When so many places will probably have become free."""
+        rate = self.per_second(now_s=now_s)
+        expected_s = places / rate if rate else UNKNOWN_RETRY_S
+        return min(MOST_RETRY_S, max(LEAST_RETRY_S, expected_s))
+
+    def _forget(self, now_s: float) -> None:
+        while self._grants and now_s - self._grants[0][0] > WINDOW_S:
+            self._count -= self._grants.popleft()[1]
+
+
+def refuse_excess(load: Load, policy: LeasePolicy, drain: Drain, *, now_s: float) -> None:
+    """Send a launch away that would exceed a limit.
+
+    Raises:
+        FullError: with the time after which it may fit.
+    """
+    over, what = excess(load, policy)
+    if over:
+        raise FullError(what, retry_after_s=drain.retry_after_s(over, now_s=now_s))

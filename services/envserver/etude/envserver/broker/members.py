@@ -1,0 +1,154 @@
+"""The nodes of a pool as their newest heartbeats tell, less what was ordered since."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from etude.envserver.broker.costs import UNTOLD, Cost, Level
+from etude.v1 import environments_pb2
+
+CLONE_BYTES = 18 << 20
+"""Memory of a restored environment that has done little yet."""
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeState:
+    """One node."""
+
+    node_id: str
+    endpoint: str = ""
+    driver: str = ""
+    isolation: environments_pb2.Isolation = environments_pb2.ISOLATION_UNSPECIFIED
+    slots: int = 0
+    draining: bool = False
+    seen_s: float = 0.0
+    opening: int = 0
+    """Environments that were ordered and have not answered."""
+    is_suspect: bool = False
+    """A call failed; nothing is placed here until the next heartbeat."""
+    leases: set[str] = field(default_factory=set)
+    closing: set[str] = field(default_factory=set)
+    """Ended leases that it may still hold."""
+    levels: dict[str, Level] = field(default_factory=dict)
+    snapshots: frozenset[str] = frozenset()
+    queue_ms: float = 0.0
+    """Until what was ordered has started."""
+    memory_bytes: int | None = None
+    """For new environments; None while it does not say."""
+
+    @property
+    def free(self) -> int:
+        """Free slots."""
+        return max(0, self.slots - len(self.leases) - len(self.closing) - self.opening)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may get environments at all."""
+        return not self.draining and not self.is_suspect
+
+    def level(self, template: str) -> Level:
+        """How ready it is for a template."""
+        return self.levels.get(template, UNTOLD)
+
+    def cost(self, template: str) -> Cost:
+        """Of one more environment here."""
+        return self.level(template).cost
+
+    def takes(self, template: str, count: int = 1) -> bool:
+        """Whether so many environments of a template fit."""
+        return (
+            self.is_open
+            and self.free >= count
+            and (self.memory_bytes is None or self.memory_bytes >= count * CLONE_BYTES)
+            and not self.level(template).quarantined
+        )
+
+    def hear(self, told: environments_pb2.HeartbeatRequest, *, now_s: float) -> None:
+        """Its newest state, which knows of all that was ordered long enough ago."""
+        self.endpoint = told.endpoint
+        self.driver = told.driver
+        self.isolation = told.isolation
+        self.slots = told.slots
+        self.draining = told.draining
+        self.seen_s = now_s
+        self.is_suspect = False
+        self.queue_ms = float(told.queue_ms)
+        self.memory_bytes = told.free_memory_bytes or None
+        self.levels = {level.template: Level.of(level) for level in told.levels}
+
+    def reserve(self, template: str) -> None:
+        """One environment will be ordered here."""
+        level = self.level(template)
+        self.opening += 1
+        self.queue_ms += level.cost.cpu_ms
+        if self.memory_bytes is not None:
+            self.memory_bytes -= CLONE_BYTES
+        level.use()
+
+    def answered(self, count: int, cpu_ms: float) -> None:
+        """It answered an order."""
+        self.opening -= count
+        self.queue_ms = max(0.0, self.queue_ms - cpu_ms)
+
+
+@dataclass(slots=True)
+class Members:
+    """All nodes in rotation, and who holds which snapshot."""
+
+    _nodes: dict[str, NodeState] = field(default_factory=dict)
+    _order: list[NodeState] = field(default_factory=list)
+    """The same nodes, to draw from."""
+    _holders: dict[str, dict[str, environments_pb2.HeldSnapshot]] = field(default_factory=dict)
+    """Snapshots by id and node."""
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[NodeState]:
+        return iter(self._order)
+
+    def __getitem__(self, place: int) -> NodeState:
+        return self._order[place]
+
+    def get(self, node_id: str) -> NodeState | None:
+        """A node, if it is in rotation."""
+        return self._nodes.get(node_id)
+
+    def hear(self, told: environments_pb2.HeartbeatRequest, *, now_s: float) -> NodeState:
+        """Take in a heartbeat."""
+        node = self._nodes.get(told.node_id)
+        if node is None:
+            node = self._nodes[told.node_id] = NodeState(node_id=told.node_id)
+            self._order.append(node)
+        node.hear(told, now_s=now_s)
+        self._hear_snapshots(node, told.snapshots)
+        return node
+
+    def remove(self, node: NodeState) -> None:
+        """A node fell silent."""
+        self._hear_snapshots(node, ())
+        del self._nodes[node.node_id]
+        self._order.remove(node)
+
+    def holders(self, run_id: str, snapshot_id: str) -> list[NodeState]:
+        """The nodes that hold a run's snapshot; a snapshot of another run is nowhere."""
+        found = self._holders.get(snapshot_id, {})
+        return [self._nodes[name] for name, told in found.items() if told.run_id == run_id]
+
+    def template_of(self, run_id: str, snapshot_id: str) -> str | None:
+        """The template that a run's snapshot was made from; None if nobody holds it."""
+        found = self._holders.get(snapshot_id, {})
+        return next((told.template for told in found.values() if told.run_id == run_id), None)
+
+    def _hear_snapshots(
+        self, node: NodeState, told: Collection[environments_pb2.HeldSnapshot]
+    ) -> None:
+        if not told and not node.snapshots:
+            return
+        names = frozenset(each.snapshot_id for each in told)
+        for gone in node.snapshots - names:
+            del self._holders[gone][node.node_id]
+            if not self._holders[gone]:
+                del self._holders[gone]
+        for each in told:
+            self._holders.setdefault(each.snapshot_id, {})[node.node_id] = each
+        node.snapshots = names

@@ -1,0 +1,67 @@
+"""What the broker orders from nodes, and what it tells clients of it."""
+
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from etude.envserver.broker.members import NodeState
+from etude.envserver.broker.queue import Batch, Turn
+from etude.v1 import environments_pb2
+
+
+@dataclass(slots=True, kw_only=True)
+class Order:
+    """Environments of one batch for one node."""
+
+    node: NodeState
+    batch: Batch
+    turns: list[Turn] = field(default_factory=list)
+
+    @property
+    def cpu_ms(self) -> float:
+        """What it costs the node."""
+        return sum(turn.offer.cpu_ms for turn in self.turns)
+
+    def request(
+        self, leases: Iterable[environments_pb2.HeldLease]
+    ) -> environments_pb2.OpenEnvironmentsRequest:
+        """What the node is told."""
+        asked = self.batch.request
+        return environments_pb2.OpenEnvironmentsRequest(
+            leases=leases,
+            template=asked.template,
+            workspace=asked.workspace,
+            toolset=asked.toolset,
+            snapshot_id=asked.snapshot_id,
+            on_expiry=asked.on_expiry,
+        )
+
+    def leases(self, expires_unix_ms: int) -> list[environments_pb2.HeldLease]:
+        """A new lease for each of its environments."""
+        return [self._lease(turn.position, expires_unix_ms) for turn in self.turns]
+
+    def _lease(self, index: int, expires_unix_ms: int) -> environments_pb2.HeldLease:
+        batch = self.batch
+        return environments_pb2.HeldLease(
+            lease=environments_pb2.Lease(
+                lease_id=f"{batch.digest[:12]}-{index}-{secrets.token_hex(4)}",
+                agent_token=secrets.token_urlsafe(16),
+                control_token=secrets.token_urlsafe(16),
+                expires_unix_ms=expires_unix_ms,
+            ),
+            idempotency_key=batch.key.idempotency_key,
+            index=index,
+            run_id=batch.key.run_id,
+            request_digest=batch.digest,
+        )
+
+
+def success(index: int, lease: environments_pb2.Lease) -> environments_pb2.LaunchBatchResponse:
+    """An environment is ready."""
+    return environments_pb2.LaunchBatchResponse(index=index, lease=lease)
+
+
+def failure(index: int, reason: str, message: str) -> environments_pb2.LaunchBatchResponse:
+    """There is none, and why."""
+    told = environments_pb2.LaunchFailure(reason=reason, message=message)
+    return environments_pb2.LaunchBatchResponse(index=index, failure=told)

@@ -1,0 +1,181 @@
+"""The newest plan of each run, and whether it can be trusted."""
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from etude.common.errors import InvalidFieldError
+from etude.envserver.broker.forecast import Quantile, Wave, started
+from etude.v1 import plan_pb2
+
+MAX_WAVES = 1_000
+MAX_COUNT = 100_000
+MAX_AHEAD_S = 86_400.0
+MAX_QUANTILES = 32
+MAX_RUNS = 1_000
+NEWEST = 0.3
+"""Weight of the newest comparison of what came with what was forecast."""
+TRUSTED = (0.5, 2.0)
+"""Observed over forecast; outside of this a plan is not acted on."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Plan:
+    """One run's forecast, less what has come."""
+
+    version: int
+    made_s: float
+    until_s: float
+    """After this it says nothing."""
+    waves: list[Wave]
+    """Earliest first; those that came have shrunk."""
+    forecast: tuple[Wave, ...]
+    """The same as they were told."""
+    came: int = 0
+    """Environments of groups that the run asked for since."""
+
+    def ratio(self, now_s: float) -> float:
+        """Environments that came over those that should have; 1 while nothing was due."""
+        due = sum(wave.count * started(wave, now_s) for wave in self.forecast)
+        return (self.came + 1) / (due + 1)
+
+
+@dataclass(slots=True)
+class Plans:
+    """The plans of all runs of a pool."""
+
+    templates: Collection[str]
+    pool: str = ""
+    """Waves for pools of other names are none of ours."""
+    _plans: dict[str, Plan] = field(default_factory=dict)
+    _ratios: dict[str, float] = field(default_factory=dict)
+    """Smoothed; of runs with a plan."""
+
+    def report(
+        self, run_id: str, told: plan_pb2.RolloutPlan, *, now_s: float, now_unix_ms: int
+    ) -> None:
+        """Take a run's plan in, unless a newer one is known.
+
+        Raises:
+            InvalidFieldError: naming what is wrong with it.
+        """
+        if not run_id:
+            raise InvalidFieldError("run_id", "is empty")
+        waves = list(_waves(told, self.templates, self.pool, now_s=now_s, now_unix_ms=now_unix_ms))
+        self.forget(now_s=now_s)
+        present = self._plans.get(run_id)
+        if present is not None and told.version <= present.version:
+            return
+        until_s = now_s + (told.valid_until_unix_ms - now_unix_ms) / 1000
+        if until_s <= now_s:
+            return
+        if present is None and len(self._plans) >= MAX_RUNS:
+            raise InvalidFieldError("plan", f"{MAX_RUNS} runs have plans already")
+        if present is not None:
+            ratio = self._ratios[run_id]
+            self._ratios[run_id] = ratio + NEWEST * (present.ratio(now_s) - ratio)
+        waves.sort(key=lambda wave: wave.start_s)
+        made_s = now_s + (min(told.made_unix_ms, now_unix_ms) - now_unix_ms) / 1000
+        self._ratios.setdefault(run_id, 1.0)
+        self._plans[run_id] = Plan(
+            version=told.version,
+            made_s=made_s,
+            until_s=min(until_s, now_s + MAX_AHEAD_S),
+            waves=waves,
+            forecast=tuple(waves),
+        )
+
+    def came(self, run_id: str, template: str, count: int) -> None:
+        """A group of a run asked for environments: the earliest waves are that much smaller."""
+        plan = self._plans.get(run_id)
+        if plan is None:
+            return
+        plan.came += count
+        for place, wave in enumerate(plan.waves):
+            if wave.template == template and count:
+                taken = min(count, wave.count)
+                count -= taken
+                plan.waves[place] = replace(wave, count=wave.count - taken)
+        plan.waves = [wave for wave in plan.waves if wave.count]
+
+    def waves(self, *, now_s: float) -> dict[str, list[Wave]]:
+        """What trusted plans still expect, by template."""
+        self.forget(now_s=now_s)
+        found: dict[str, list[Wave]] = {}
+        for run_id, plan in self._plans.items():
+            if self.is_trusted(run_id):
+                for wave in plan.waves:
+                    found.setdefault(wave.template, []).append(wave)
+        return found
+
+    def is_trusted(self, run_id: str) -> bool:
+        """Whether what came was near enough to what was forecast."""
+        least, most = TRUSTED
+        return least <= self._ratios.get(run_id, 1.0) <= most
+
+    @property
+    def worst_ratio(self) -> float:
+        """Observed over forecast of the run where it is farthest from 1."""
+        return max(self._ratios.values(), key=lambda r: abs(math.log(r)), default=1.0)
+
+    def forget(self, *, now_s: float) -> None:
+        """Drop plans that say nothing any more."""
+        for run_id in [run_id for run_id, plan in self._plans.items() if plan.until_s <= now_s]:
+            del self._plans[run_id], self._ratios[run_id]
+
+
+def _waves(
+    told: plan_pb2.RolloutPlan,
+    templates: Collection[str],
+    pool: str,
+    *,
+    now_s: float,
+    now_unix_ms: int,
+) -> Iterator[Wave]:
+    """The waves for this pool.
+
+    Raises:
+        InvalidFieldError: naming what is wrong with one.
+    """
+    if len(told.waves) > MAX_WAVES:
+        raise InvalidFieldError("plan.waves", f"are more than {MAX_WAVES}")
+    # A clock that is ahead of ours must not push the whole plan into the future.
+    made_s = now_s + (min(told.made_unix_ms, now_unix_ms) - now_unix_ms) / 1000
+    for place, wave in enumerate(told.waves):
+        if wave.pool and pool and wave.pool != pool:
+            continue
+        where = f"plan.waves[{place}]"
+        _check_wave(wave, templates, where)
+        yield Wave(
+            template=wave.template,
+            count=wave.count,
+            start_s=made_s + wave.start_s,
+            sigma_s=wave.start_sigma_s,
+            lease=_quantiles(wave.lease_seconds, where),
+        )
+
+
+def _check_wave(wave: plan_pb2.Wave, templates: Collection[str], where: str) -> None:
+    rules = (
+        ("template", wave.template in templates, "is none of this pool's"),
+        ("count", wave.count <= MAX_COUNT, f"must be at most {MAX_COUNT}"),
+        # A comparison with NaN is false.
+        ("start_s", abs(wave.start_s) <= MAX_AHEAD_S, f"must be within {MAX_AHEAD_S:.0f}"),
+        ("start_sigma_s", 0 <= wave.start_sigma_s <= MAX_AHEAD_S, "must be a positive number"),
+    )
+    for name, holds, what in rules:
+        if not holds:
+            raise InvalidFieldError(f"{where}.{name}", what)
+
+
+def _quantiles(told: Collection[plan_pb2.LeaseQuantile], where: str) -> tuple[Quantile, ...]:
+    found = tuple(Quantile(each.share, each.seconds) for each in told)
+    is_sound = len(found) <= MAX_QUANTILES and all(
+        0 < each.share < 1 and 0 < each.seconds <= MAX_AHEAD_S for each in found
+    )
+    grows = all(a.share < b.share and a.seconds <= b.seconds for a, b in pairwise(found))
+    if not is_sound or not grows:
+        what = f"must be at most {MAX_QUANTILES}, shares in (0, 1) and seconds, both growing"
+        raise InvalidFieldError(f"{where}.lease_seconds", what)
+    return found

@@ -1,0 +1,90 @@
+"""Who listens for the outcomes of which batch."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+
+from etude.envserver.broker.queue import Batch, BatchKey
+from etude.v1 import environments_pb2
+
+
+@dataclass(slots=True)
+class Stream:
+    """A batch that somebody listens for."""
+
+    batch: Batch
+    readers: int = 0
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set at the next outcome, and then replaced."""
+
+    async def follow(self) -> AsyncIterator[environments_pb2.LaunchBatchResponse]:
+        """Every outcome once, as it arrives."""
+        sent, count = 0, self.batch.request.count
+        while sent < count:
+            news = self.news
+            for outcome in list(self.batch.outcomes.values())[sent:]:
+                sent += 1
+                yield outcome
+            if sent < count:
+                await news.wait()
+
+
+@dataclass(slots=True)
+class Streams:
+    """All batches that somebody listens for."""
+
+    _streams: dict[BatchKey, Stream] = field(default_factory=dict)
+    _missing: dict[str, int] = field(default_factory=dict)
+    """Environments without an outcome by run."""
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(self._streams.values())
+
+    def missing_of(self, run_id: str) -> int:
+        """Environments that a run still waits for."""
+        return self._missing.get(run_id, 0)
+
+    def get(self, key: BatchKey) -> Stream | None:
+        """A batch by its key."""
+        return self._streams.get(key)
+
+    def open(self, batch: Batch) -> Stream:
+        """Listen for a new batch."""
+        stream = self._streams[batch.key] = Stream(batch)
+        self._count(batch.key.run_id, batch.request.count - len(batch.outcomes))
+        return stream
+
+    def is_heard(self, batch: Batch) -> bool:
+        """Whether somebody listens for this very batch."""
+        stream = self._streams.get(batch.key)
+        return stream is not None and stream.batch is batch
+
+    def arrive(self, batch: Batch, outcome: environments_pb2.LaunchBatchResponse) -> None:
+        """An environment is ready, or there is none."""
+        stream = self._streams.get(batch.key)
+        if stream is None or stream.batch is not batch or outcome.index in batch.outcomes:
+            return
+        batch.outcomes[outcome.index] = outcome
+        self._count(batch.key.run_id, -1)
+        stream.news.set()
+        stream.news = asyncio.Event()
+
+    def leave(self, stream: Stream) -> bool:
+        """A reader goes away; True for the last one, after whom nobody listens."""
+        stream.readers -= 1
+        if stream.readers > 0:
+            return False
+        batch = stream.batch
+        del self._streams[batch.key]
+        self._count(batch.key.run_id, len(batch.outcomes) - batch.request.count)
+        return True
+
+    def _count(self, run_id: str, change: int) -> None:
+        left = self._missing.get(run_id, 0) + change
+        if left:
+            self._missing[run_id] = left
+        else:
+            self._missing.pop(run_id, None)

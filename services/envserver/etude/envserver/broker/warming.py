@@ -1,0 +1,190 @@
+"""How many environments each node shall have ready, by plans, by what was missing, by hints."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from etude.envserver.broker.costs import Level
+from etude.envserver.broker.forecast import Supply, Wave, lead_s, peak
+from etude.envserver.broker.members import CLONE_BYTES, NodeState
+from etude.envserver.broker.plans import Plans
+from etude.v1 import environments_pb2
+
+AHEAD_S = 2.0
+"""Heartbeats bring targets once a second, and their effect with the next one."""
+LEAST_WATERMARK, MOST_PER_NODE = 2, 64
+DOUBLE_EVERY_S = 1.0
+"""A burst is one sign that too little was ready, not many."""
+HALVE_AFTER_S = 60.0
+PIN_S = 60.0
+"""How long a group that was announced is expected."""
+MAX_PINS = 10_000
+DISTANT_MS = 60_000
+"""What is said of a template that no node can start now."""
+
+
+@dataclass(slots=True)
+class Watermark:
+    """How many starts of a template are kept half done: more after a shortage, fewer when idle."""
+
+    size: int = 0
+    _changed_s: float = -math.inf
+    _used_s: float = -math.inf
+
+    def short(self, most: int, *, now_s: float) -> None:
+        """A start found nothing ready."""
+        self._used_s = now_s
+        if now_s - self._changed_s >= DOUBLE_EVERY_S:
+            self.size = min(most, max(LEAST_WATERMARK, 2 * self.size))
+            self._changed_s = now_s
+
+    def used(self, *, now_s: float) -> None:
+        """A start found something ready."""
+        self._used_s = now_s
+
+    def idle(self, *, now_s: float) -> None:
+        """Time passes."""
+        if self.size and now_s - max(self._used_s, self._changed_s) >= HALVE_AFTER_S:
+            self.size = self.size // 2 if self.size > LEAST_WATERMARK else 0
+            self._changed_s = now_s
+
+
+class Pin(NamedTuple):
+    """A group that was announced."""
+
+    template: str
+    node_id: str
+    until_s: float
+
+
+@dataclass(slots=True)
+class Warming:
+    """What the nodes of a pool shall have ready."""
+
+    plans: Plans
+    _watermarks: dict[str, Watermark] = field(default_factory=dict)
+    _pins: dict[tuple[str, str], Pin] = field(default_factory=dict)
+
+    def came(self, request: environments_pb2.LaunchBatchRequest, count: int) -> None:
+        """A launch arrived. Plans are about groups: other launches say nothing of them."""
+        if request.group_id:
+            self.plans.came(request.run_id, request.template, count)
+            self._pins.pop((request.run_id, request.group_id), None)
+
+    def started(
+        self, template: str, start: environments_pb2.Start, num_nodes: int, *, now_s: float
+    ) -> None:
+        """An environment started one way or the other."""
+        # Copies and deltas are what they are, whatever is kept ready.
+        if start == environments_pb2.START_SPAWN:
+            mark = self._watermarks.setdefault(template, Watermark())
+            mark.short(MOST_PER_NODE * num_nodes, now_s=now_s)
+        elif start in {environments_pb2.START_SHELL, environments_pb2.START_PAUSED_CLONE}:
+            self._watermarks.setdefault(template, Watermark()).used(now_s=now_s)
+
+    def pin(
+        self, request: environments_pb2.PrepareGroupRequest, node: NodeState, *, now_s: float
+    ) -> None:
+        """A group will soon start on a node."""
+        pin = Pin(request.template, node.node_id, now_s + PIN_S)
+        self._pins[request.run_id, request.group_id] = pin
+        if len(self._pins) > MAX_PINS:
+            del self._pins[next(iter(self._pins))]
+
+    def targets(
+        self, nodes: Iterable[NodeState], *, now_s: float
+    ) -> dict[str, list[environments_pb2.WarmTarget]]:
+        """By node. Plans and hints ask for paused clones, shortages for shells."""
+        for mark in self._watermarks.values():
+            mark.idle(now_s=now_s)
+        self._pins = {key: pin for key, pin in self._pins.items() if pin.until_s > now_s}
+        waves, nodes = self.plans.waves(now_s=now_s), list(nodes)
+        found: dict[str, list[environments_pb2.WarmTarget]] = {}
+        pinned = (pin.template for pin in self._pins.values())
+        for template in sorted({*waves, *self._watermarks, *pinned}):
+            for node_id, target in self._of(template, nodes, waves.get(template, []), now_s):
+                found.setdefault(node_id, []).append(target)
+        return found
+
+    def _of(
+        self, template: str, nodes: list[NodeState], waves: list[Wave], now_s: float
+    ) -> Iterator[tuple[str, environments_pb2.WarmTarget]]:
+        open_nodes = [n for n in nodes if n.is_open and not n.level(template).quarantined]
+        wanted = math.ceil(warm_target(waves, supply(open_nodes, template), now_s=now_s))
+        clones = apportioned(wanted, {n.node_id: _room(n, n.level(template)) for n in open_nodes})
+        for pin in self._pins.values():
+            if pin.template == template and pin.node_id in clones:
+                clones[pin.node_id] = max(1, clones[pin.node_id])
+        mark = self._watermarks.get(template)
+        shells = apportioned(mark.size if mark else 0, {n.node_id: n.free for n in open_nodes})
+        for node in open_nodes:
+            name = node.node_id
+            if clones[name] or shells[name]:
+                yield (
+                    name,
+                    environments_pb2.WarmTarget(
+                        template=template, paused_clones=clones[name], shells=shells[name]
+                    ),
+                )
+
+
+def _room(node: NodeState, level: Level) -> int:
+    """Clones that a node may have ready at most, those that are included."""
+    if node.memory_bytes is None:
+        return node.free
+    return min(node.free, level.paused_clones + max(0, node.memory_bytes) // CLONE_BYTES)
+
+
+def supply(nodes: Iterable[NodeState], template: str) -> Supply:
+    """How some nodes make environments of a template ready."""
+    slowest_ms, ready, per_second = 0.0, 0, 0.0
+    for node in nodes:
+        level = node.level(template)
+        # Whoever asks wants to know of starts for which nothing is ready.
+        bare = replace(level, paused_clones=0, shells=0)
+        slowest_ms = max(slowest_ms, bare.cost.ready_ms, level.slow_ms)
+        ready += level.paused_clones
+        per_second += 1000 / max(1.0, level.spawn_cpu_ms)
+    return Supply(slowest_ms / 1000, ready, per_second)
+
+
+def warm_target(waves: list[Wave], supplied: Supply, *, now_s: float) -> float:
+    """Environments to have ready: the most that is wanted before more could be made.
+
+    Waves are those that have not come, so running leases are not in them; each start takes one
+    that is ready, whatever ends meanwhile.
+    """
+    soon = peak(waves, now_s, supplied.start_s + AHEAD_S)
+    return peak(waves, now_s, lead_s(soon - supplied.ready, supplied) + AHEAD_S)
+
+
+def apportioned(total: int, room: dict[str, int]) -> dict[str, int]:
+    """A total in parts as large as the rooms are, no part larger than its room.
+
+    Largest remainders first, then by name, so that the same question has the same answer.
+    """
+    size = sum(room.values())
+    total = min(total, size)
+    if not total:
+        return dict.fromkeys(room, 0)
+    parts = {name: total * each // size for name, each in room.items()}
+    order = sorted(room, key=lambda name: (-(total * room[name] % size), name))
+    for name in order[: total - sum(parts.values())]:
+        parts[name] += 1
+    return parts
+
+
+def ready_by(
+    nodes: Iterable[NodeState], templates: Iterable[str], *, now_unix_ms: int
+) -> list[environments_pb2.TemplateReady]:
+    """How soon one more environment of each template could be had."""
+    nodes, found = list(nodes), []
+    for template in templates:
+        waits = [
+            node.queue_ms + node.cost(template).ready_ms for node in nodes if node.takes(template)
+        ]
+        least = min(waits, default=DISTANT_MS)
+        at = 0 if least <= 1000 * AHEAD_S else now_unix_ms + round(least)
+        found.append(environments_pb2.TemplateReady(template=template, ready_by_unix_ms=at))
+    return found

@@ -1,0 +1,67 @@
+"""A broker whose nodes hold leases in memory, and what its clients ask for."""
+
+import asyncio
+import contextlib
+
+from etude.common.api.pool import EnvPoolSpec, LeasePolicy, Template
+from etude.envserver.broker.broker import REBUILD_S, Broker
+from etude.envserver.broker.nodes import MemoryNodes
+from etude.v1 import environments_pb2
+
+PATIENCE_S = 30
+"""Generous: neighbours may hold both cores."""
+
+Response = environments_pb2.LaunchBatchResponse
+
+
+def pool(replicas: int = 1, max_queue: int = 100, max_per_run: int | None = None) -> EnvPoolSpec:
+    return EnvPoolSpec(
+        templates=(Template(name="python"),),
+        replicas=replicas,
+        lease=LeasePolicy(max_queue=max_queue, max_per_run=max_per_run),
+    )
+
+
+def started(nodes: MemoryNodes, *endpoints: str, spec: EnvPoolSpec | None = None) -> Broker:
+    broker = Broker(spec or pool(), nodes, started_s=-REBUILD_S)
+    for endpoint in endpoints or ("n1",):
+        broker.heartbeat(nodes.heartbeat(endpoint))
+    return broker
+
+
+def request(
+    key: str = "k", count: int = 1, **fields: object
+) -> environments_pb2.LaunchBatchRequest:
+    made = environments_pb2.LaunchBatchRequest(
+        run_id="run",
+        idempotency_key=key,
+        template="python",
+        workspace=environments_pb2.WorkspaceSource(uri="file:///tasks/1"),
+        count=count,
+        toolset="Compact",
+        ttl_seconds=60,
+    )
+    made.MergeFrom(environments_pb2.LaunchBatchRequest(**fields))  # type: ignore[arg-type]
+    return made
+
+
+async def launched(broker: Broker, asked: environments_pb2.LaunchBatchRequest) -> list[Response]:
+    async with asyncio.timeout(PATIENCE_S):
+        return [outcome async for outcome in broker.launch(asked)]
+
+
+def ids(outcomes: list[Response]) -> list[str]:
+    return [o.lease.lease_id for o in sorted(outcomes, key=lambda o: o.index)]
+
+
+async def some(
+    broker: Broker, asked: environments_pb2.LaunchBatchRequest, count: int
+) -> list[Response]:
+    """The first so many outcomes; then the client goes away."""
+    found: list[Response] = []
+    async with asyncio.timeout(PATIENCE_S), contextlib.aclosing(broker.launch(asked)) as outcomes:
+        async for outcome in outcomes:
+            found.append(outcome)
+            if len(found) >= count:
+                break
+    return found
