@@ -47,6 +47,7 @@ def test_the_standard_prompt_tells_every_tool_and_argument() -> None:
         "read_file",
         "write_file",
         "search_replace",
+        "apply_patch",
         "delete_file",
         "list_dir",
         "glob",
@@ -55,6 +56,7 @@ def test_the_standard_prompt_tells_every_tool_and_argument() -> None:
         "run_terminal",
         "terminal_io",
         "read_lints",
+        "todo_write",
         "finish",
     ]
     for row in standard.system_prompt.partition("Tools:\n")[2].splitlines():

@@ -50,7 +50,7 @@ def shop() -> MemoryWorkspace:
 
 
 def limits(
-    *, turns: int = 8, turn_tokens: int = 200, tokens: int = 4000, timeout_s: float = 60
+    *, turns: int = 8, turn_tokens: int = 200, tokens: int = 8000, timeout_s: float = 60
 ) -> Limits:
     return Limits(
         max_turns=turns, max_turn_tokens=turn_tokens, max_tokens=tokens, timeout_s=timeout_s

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from etude.agent.calls import Call, Malformed
 from etude.agent.patterns import PatternError
-from etude.agent.tools import compact, edit, files, jobs, lints, search, terminal
+from etude.agent.tools import compact, edit, files, jobs, lints, patch, search, terminal, todos
 from etude.agent.tools.base import Access, ErrorKind, Tool, ToolError, ToolOutcome
 from etude.agent.tools.codebase import CodebaseSearch
 from etude.agent.workspace import JobError, Workspace, WorkspaceError, relative
@@ -107,6 +107,7 @@ def _standard() -> Toolset:
         "read_file": files.ReadFile,
         "write_file": files.WriteFile,
         "search_replace": edit.SearchReplace,
+        "apply_patch": patch.ApplyPatch,
         "delete_file": files.DeleteFile,
         "list_dir": files.ListDir,
         "glob": files.Glob,
@@ -115,6 +116,7 @@ def _standard() -> Toolset:
         "run_terminal": terminal.RunTerminal,
         "terminal_io": jobs.TerminalIo,
         "read_lints": lints.ReadLints,
+        "todo_write": todos.TodoWrite,
         "finish": terminal.Finish,
     }
     rows = [json.dumps(schema(name, tool)["function"]) for name, tool in tools.items()]
@@ -148,12 +150,27 @@ def schema(name: str, tool: type[Tool]) -> dict[str, object]:
     """One tool as a JSON schema of its function."""
     parameters = tool.model_json_schema()
     description = parameters.pop("description", "")
-    parameters.pop("title", None)
-    for field in parameters.get("properties", {}).values():
-        field.pop("title", None)
+    told = _inlined(parameters, parameters.pop("$defs", {}))
     return {
         "type": "function",
-        "function": {"name": name, "description": description, "parameters": parameters},
+        "function": {"name": name, "description": description, "parameters": told},
+    }
+
+
+def _inlined(value: object, parts: Mapping[str, object]) -> object:
+    """A schema without titles, and with its parts where they are used: what is told is short."""
+    if isinstance(value, list):
+        return [_inlined(each, parts) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if "$ref" in value:
+        part = parts[str(value["$ref"]).rpartition("/")[2]]
+        rest = {key: each for key, each in value.items() if key != "$ref"}
+        return _inlined({**part, **rest} if isinstance(part, dict) else rest, parts)
+    return {
+        key: _inlined(each, parts)
+        for key, each in value.items()
+        if key != "title" or not isinstance(each, str)
     }
 
 
@@ -202,6 +219,8 @@ def _conflict(one: _Step, other: _Step) -> bool:
     pair = {one.tool.access, other.tool.access}
     if pair & {Access.ALL, Access.END}:
         return True
+    if Access.NOTE in pair:
+        return len(pair) == 1
     if Access.WRITE not in pair:
         return False
     return Access.TREE in pair or one.target == other.target

@@ -30,6 +30,7 @@ class Access(Enum):
     READ = "reads one file"
     TREE = "reads any file"
     WRITE = "changes one file"
+    NOTE = "changes what is noted beside the files"
     ALL = "may do anything"
     END = "ends the rollout"
 

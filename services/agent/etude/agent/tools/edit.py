@@ -84,7 +84,7 @@ def replace(data: bytes, old_string: str, new_string: str, *, replace_all: bool 
         old, new = (part.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n") for part in (old, new))
     starts = _starts(data, old)
     if not starts:
-        raise NoMatchError(f"old_string not found{_nearest(data, old_string)}")
+        raise NoMatchError(f"old_string not found{nearest(data, old_string)}")
     if len(starts) > 1 and not replace_all:
         lines = [str(data.count(b"\n", 0, start) + 1) for start in starts[:_SHOWN_LINES]]
         more = ", …" if len(starts) > _SHOWN_LINES else ""
@@ -104,7 +104,7 @@ def _starts(data: bytes, old: bytes) -> list[int]:
     return starts
 
 
-def _nearest(data: bytes, old_string: str) -> str:
+def nearest(data: bytes, old_string: str) -> str:
     """A hint at the line that shares most words with the first line looked for, or nothing."""
     sought = next((line.strip() for line in old_string.splitlines() if line.strip()), "")
     words = set(_WORD.findall(sought))

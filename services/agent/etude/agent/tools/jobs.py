@@ -32,7 +32,7 @@ class TerminalIo(Tool):
     timeout: Annotated[int, Field(ge=1, le=600)] = 120
     """Longest wait of await, in seconds; the command runs on after it."""
     input: str = ""
-    """What stdin sends; a line needs its newline."""
+    """What stdin sends; its last line is ended."""
     end_input: bool = False
     """After this the command finds the end of its input."""
 
@@ -66,6 +66,7 @@ class TerminalIo(Tool):
 
     async def _send(self, jobs: Jobs) -> ToolOutcome:
         data = self.input.encode()
+        data += b"\n" if data and not data.endswith(b"\n") else b""
         if len(data) > INPUT_BYTES:
             raise ToolError(f"{len(data)} bytes of input; a job takes {INPUT_BYTES} at once")
         if not data and not self.end_input:

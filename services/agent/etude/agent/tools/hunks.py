@@ -1,0 +1,76 @@
+"""Hunks put into files as `git apply` does: exactly, though the lines may have moved.
+
+In a file that ends every line with CRLF, the patch's lines do so too.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from etude.agent.tools.base import ToolError
+from etude.agent.tools.unified import FilePatch, Hunk, split_lines
+
+
+class MismatchError(ToolError):
+    """A hunk does not stand in the file."""
+
+    def __init__(self, patch: FilePatch, hunk: Hunk) -> None:
+        number = patch.hunks.index(hunk) + 1
+        where = f"hunk {number} of {patch.path} (line {hunk.number} of the patch)"
+        super().__init__(f"{where} does not match the file")
+        self.before = b"".join(hunk.side(b"-"))
+
+
+class _Present(NamedTuple):
+    """A line of the file on its way."""
+
+    text: bytes
+    is_patched: bool = False
+    """No later hunk may change it or lean on it."""
+
+
+def applied(patch: FilePatch, before: bytes) -> bytes:
+    """The file's content after all hunks.
+
+    Raises:
+        MismatchError: one does not stand in it.
+    """
+    lines = [_Present(line) for line in split_lines(before)]
+    has_crlf = before.count(b"\r\n") == before.count(b"\n") > 0
+    for hunk in patch.hunks:
+        old, new = hunk.side(b"-"), hunk.side(b"+")
+        if has_crlf and not any(b"\r" in line for line in old):
+            old, new = ([line.replace(b"\n", b"\r\n") for line in side] for side in (old, new))
+        at = _place(lines, old, hunk)
+        if at is None:
+            raise MismatchError(patch, hunk)
+        lines[at : at + len(old)] = [_Present(line, is_patched=True) for line in new]
+    return b"".join(line.text for line in lines)
+
+
+def _place(lines: Sequence[_Present], old: Sequence[bytes], hunk: Hunk) -> int | None:
+    """Where the old lines stand, next to where the hunk says."""
+    is_first, is_last = hunk.old_start <= 1, hunk.lines[-1].sign != b" "
+    end = len(lines) - len(old)
+    start = max(0, hunk.new_start - 1)
+    if is_first:
+        start = 0
+    elif is_last:
+        start = end
+    if not 0 <= start <= len(lines):
+        start = len(lines)
+    for at in _near(start, len(lines)):
+        if (is_first and at) or (is_last and at != end) or at > end:
+            continue
+        if all(there == (text, False) for there, text in zip(lines[at:], old, strict=False)):
+            return at
+    return None
+
+
+def _near(start: int, end: int) -> Iterator[int]:
+    """All places from 0 to the end, the nearest first, later ones before earlier ones."""
+    yield start
+    for distance in range(1, end + 1):
+        if start + distance <= end:
+            yield start + distance
+        if start - distance >= 0:
+            yield start - distance

@@ -1,0 +1,116 @@
+"""The policy's own list of what is left to do, kept beside the workspace."""
+
+import json
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
+from typing_extensions import override
+
+from etude.agent.tools.base import Access, Tool, ToolError, ToolOutcome
+from etude.agent.workspace import Workspace
+
+MAX_TODOS = 100
+_NOTE = "todos"
+
+
+class Status(StrEnum):
+    """How far a todo is."""
+
+    PENDING = "pending"
+    IN_PROGRESS = "in_progress"
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+
+
+_MARKS = {
+    Status.PENDING: "[ ]",
+    Status.IN_PROGRESS: "[>]",
+    Status.COMPLETED: "[x]",
+    Status.CANCELLED: "[-]",
+}
+
+
+class Todo(BaseModel):
+    """One thing to do."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    id: str = Field(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]+$")
+    """Its name in this list."""
+    content: str = Field(default="", max_length=1000)
+    """What is to be done; with merge, unset keeps what it was."""
+    status: Status = Status.PENDING
+    """How far it is; with merge, unset keeps what it was."""
+
+    def over(self, former: "Todo") -> "Todo":
+        """The former one with what is set here."""
+        return former.model_copy(
+            update={name: getattr(self, name) for name in self.model_fields_set}
+        )
+
+
+_TODOS = TypeAdapter(tuple[Todo, ...])
+
+
+def _parsed(value: object) -> object:
+    """The list; a completion gives it as JSON text.
+
+    Raises:
+        ValueError: that is none.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError("is no JSON list") from error
+
+
+class TodoWrite(Tool):
+    """Write down what is to be done and how far it is; the result is the whole list."""
+
+    access: ClassVar[Access] = Access.NOTE
+    todos: Annotated[tuple[Todo, ...], Field(max_length=MAX_TODOS), BeforeValidator(_parsed)]
+    """The list, or with merge its changes, as JSON."""
+    merge: bool = False
+    """Change and add by id, and keep the others, instead of replacing the list."""
+
+    @property
+    @override
+    def target(self) -> str:
+        return _NOTE
+
+    @override
+    async def run(self, workspace: Workspace) -> ToolOutcome:
+        former: Sequence[Todo] = ()
+        raw = workspace.notes.get(_NOTE)
+        if raw is not None and self.merge:
+            former = _TODOS.validate_json(raw)
+        todos = _merged(former, self.todos)
+        workspace.notes.put(_NOTE, _TODOS.dump_json(tuple(todos)))
+        return ToolOutcome(content=_rendered(todos))
+
+
+def _merged(former: Sequence[Todo], changes: Sequence[Todo]) -> list[Todo]:
+    by_id = {todo.id: todo for todo in former}
+    seen: set[str] = set()
+    for todo in changes:
+        if todo.id in seen:
+            raise ToolError(f"todo {todo.id!r} is given twice")
+        seen.add(todo.id)
+        by_id[todo.id] = todo.over(by_id[todo.id]) if todo.id in by_id else todo
+        if not by_id[todo.id].content.strip():
+            raise ToolError(f"todo {todo.id!r} has no content")
+    if len(by_id) > MAX_TODOS:
+        raise ToolError(f"{len(by_id)} todos; the list takes {MAX_TODOS}")
+    return list(by_id.values())
+
+
+def _rendered(todos: Sequence[Todo]) -> str:
+    if not todos:
+        return "The list is empty."
+    done = sum(todo.status in {Status.COMPLETED, Status.CANCELLED} for todo in todos)
+    rows = [f"{_MARKS[todo.status]} {todo.id}: {' '.join(todo.content.split())}" for todo in todos]
+    return "\n".join([f"{len(todos)} todos, {len(todos) - done} open:", *rows])
