@@ -21,9 +21,9 @@ def task_set(tmp_path: Path) -> Path:
     return tmp_path / "tasks"
 
 
-def _verified(folder: Path) -> list[verify.Finding]:
+def _verified(folder: Path) -> verify.Verdict:
     try:
-        return asyncio.run(verify.verify([folder]))
+        return asyncio.run(verify.verify([folder]))[0]
     except DriverUnavailableError as error:
         if os.environ.get("ETUDE_REQUIRE") == "sandbox":
             raise
@@ -33,7 +33,12 @@ def _verified(folder: Path) -> list[verify.Finding]:
 def test_generated_tasks_are_proved(task_set: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _verified(task_set / "train-0")
     assert verify.main([str(task_set)]) == 0
-    assert capsys.readouterr().out == "3 of 3 tasks: solution 1, doing nothing 0\n"
+    *rows, summary = capsys.readouterr().out.splitlines()
+    assert [row.split() for row in rows] == [
+        ["task", "nothing", "solution"],
+        *([f"train-{index}", "0", "1", "proved"] for index in range(3)),
+    ]
+    assert summary == "3 of 3 tasks: solution 1, doing nothing 0"
     assert verify.main([str(task_set / "train-1")]) == 0
 
 
@@ -91,7 +96,7 @@ def test_a_task_that_cannot_be_trusted_is_found_out(case: str, task_set: Path) -
     spoil, message = SPOILT[case]
     spoil(task_set / "train-0")
     found = _verified(task_set / "train-0")
-    assert any(message in finding.what for finding in found), found
+    assert any(message in finding for finding in found.findings), found
 
 
 def test_a_folder_without_tasks_is_an_error(tmp_path: Path) -> None:

@@ -27,9 +27,9 @@ def etude(
 
 @pytest.mark.parametrize("verb", sorted(EXAMPLES))
 def test_every_verb_has_help_with_two_examples(verb: str) -> None:
-    words = EXAMPLES[verb][-1].split()
-    group = [words[1]] if words[1] in {"images", "storage", "tasks", "weights"} else []
-    shown = etude(*group, verb.rsplit(maxsplit=1)[-1], "--help")
+    name = verb.rsplit(maxsplit=1)[-1]
+    words = next(words for each in EXAMPLES[verb] if name in (words := each.split()))
+    shown = etude(*words[1 : words.index(name) + 1], "--help")
     assert shown.returncode == 0
     assert all(example in shown.stdout for example in EXAMPLES[verb])
 

@@ -198,7 +198,7 @@ _LINES = {
     "65 steps": "\n".join(f"RUN echo {n}" for n in range(65)),
     "a step without end": "RUN " + "x" * 70_000,
 }
-_FIRST = {
+_FIRST: Mapping[str, str | bytes] = {
     "nothing at all": "",
     "no base": "RUN true",
     "scratch": "FROM scratch\nWORKDIR /app",
@@ -213,7 +213,7 @@ _FIRST = {
     "NUL": "FROM python:3.11\0\nWORKDIR /app",
     "no UTF-8": b"FROM python:3.11\xff\nWORKDIR /app",
 }
-_TOMLS = {
+_TOMLS: Mapping[str, str | bytes] = {
     "bad TOML": "[verifier\n",
     "TOML that is no UTF-8": b"x = '\xff'",
     "TOML with NUL": b"x = 1\0",
@@ -277,12 +277,27 @@ def _link(path: str, target: str) -> Spoil:
     return link
 
 
+def _renamed(path: str, name: str) -> Spoil:
+    def rename(folder: Path) -> None:
+        (folder / path).rename(folder / name)
+
+    return rename
+
+
 def _huge(path: str) -> Spoil:
     def grow(folder: Path) -> None:
         with (folder / path).open("ab") as file:
             file.truncate(folders.MAX_FILE_BYTES + 1)
 
     return grow
+
+
+def _folder(path: str) -> Spoil:
+    def replace(folder: Path) -> None:
+        (folder / path).unlink()
+        (folder / path).mkdir()
+
+    return replace
 
 
 def _many(folder: Path) -> None:
@@ -303,7 +318,7 @@ _SPOILS: Mapping[str, Spoil] = {
     "no instruction": _remove("instruction.md"),
     "no tests": _remove("tests/test.sh"),
     "no Dockerfile": _remove("environment/Dockerfile"),
-    "no solution script": lambda f: (f / "solution/solve.sh").rename(f / "solution/other.sh"),
+    "no solution script": _renamed("solution/solve.sh", "solution/other.sh"),
     "a link out": _link("environment/words/out", "/etc/passwd"),
     "a link up": _link("environment/words/up", "../../../.."),
     "a link in place of the tests": _link("tests/test.sh", "/bin/true"),
@@ -320,15 +335,13 @@ _SPOILS: Mapping[str, Spoil] = {
     "much in all": _many,
     "a name with a line end": _odd_name,
     "a name that is no UTF-8": _bytes_name,
-    "a folder in place of the tests": lambda f: (
-        (f / "tests/test.sh").unlink() or (f / "tests/test.sh").mkdir()  # type: ignore[func-returns-value]
-    ),
+    "a folder in place of the tests": _folder("tests/test.sh"),
 }
 
 
 def _hostile() -> dict[str, tuple[Mapping[str, str | bytes], Spoil]]:
     found: dict[str, tuple[Mapping[str, str | bytes], Spoil]] = {}
-    files = {
+    files: Mapping[str, Mapping[str, str | bytes]] = {
         **{f"line: {n}": _dockerfile(*_FROM, line) for n, line in _LINES.items()},
         **{f"Dockerfile: {n}": {"environment/Dockerfile": text} for n, text in _FIRST.items()},
         **{f"task.toml: {n}": _toml(text) for n, text in _TOMLS.items()},

@@ -49,6 +49,34 @@ def verify(
     folder: Annotated[Path, typer.Argument(help="A task folder, or a folder of them.")],
     *,
     limit: Annotated[int, typer.Option(help="Check at most this many; 0 means all.")] = 0,
+    driver: Annotated[str, typer.Option(help="process, or qemu-microvm.")] = "process",
+    image: Annotated[str, typer.Option(help="What a microVM boots for tasks that name none.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per task.")] = False,
 ) -> None:
     """Prove each task in a real sandbox: its solution scores 1, doing nothing scores 0."""
-    _run("etude.envserver.tasks.verify", str(folder), "--limit", str(limit))
+    _run(
+        "etude.envserver.tasks.verify",
+        *(str(folder), "--limit", str(limit), "--driver", driver, "--image", image),
+        *(("--json",) if as_json else ()),
+    )
+
+
+imports = typer.Typer(no_args_is_help=True, help="Turn published tasks into task folders.")
+app.add_typer(imports, name="import")
+
+_OUT = typer.Option(help="Folder of the new tasks.")
+
+
+@imports.command(epilog=epilog("import harbor"))
+def harbor(
+    folders: Annotated[list[Path], typer.Argument(help="Task folders, or folders of them.")],
+    *,
+    out: Annotated[Path, _OUT],
+    oci: Annotated[
+        list[str], typer.Option(help="IMAGE=LAYOUT@sha256:… for a FROM that is not known here.")
+    ] = [],  # noqa: B006 - Typer copies it
+) -> None:
+    """Take Harbor tasks: the Dockerfile becomes first files and an image spec."""
+    layouts = [word for each in oci for word in ("--oci", each)]
+    places = [str(folder) for folder in folders]
+    _run("etude.envserver.tasks.formats.command", "harbor", *layouts, "--out", str(out), *places)

@@ -1,38 +1,64 @@
 """Proof that tasks can be graded: in a real sandbox the solution scores 1 and doing nothing 0.
 
-python -m etude.envserver.tasks.verify TASK_OR_FOLDER [--limit N]
+python -m etude.envserver.tasks.verify TASK_OR_FOLDER [--limit N] [--driver NAME] [--json]
 """
 
 import argparse
 import asyncio
+import json
 import math
 import os
+import re
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from etude.common import harbor
 from etude.common.errors import EtudeError, UserError
 from etude.common.harbor import HarborTask
-from etude.envserver.drivers.process import ProcessDriver
-from etude.envserver.node.cache import ResultCache
 from etude.envserver.node.grading import Grader
 from etude.envserver.node.sources import Sources
-from etude.envserver.tasks import exits
+from etude.envserver.tasks import benches, exits
+from etude.envserver.tasks.benches import Bench
 from etude.v1 import environments_pb2
 
 SOLUTION = "solution"
 """Folder below /tests where the solution is shown, for this proof only."""
+_NETWORK = re.compile(
+    rb"Could not resolve|Temporary failure in name resolution|Name or service not known"
+    rb"|Network is unreachable|NameResolutionError|Failed to establish a new connection"
+)
 
 
-class Finding(NamedTuple):
-    """What is wrong with one task."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What is known about one task."""
 
     task_id: str
-    what: str
+    nothing: float | None = None
+    """The reward for doing nothing; None where there was none."""
+    solution: float | None = None
+    findings: tuple[str, ...] = ()
+    """What is wrong; nothing if the task is proved."""
+
+    def row(self) -> str:
+        """One line of the table."""
+        state = "proved" if not self.findings else "NOT PROVED"
+        return f"{self.task_id:40} {_shown(self.nothing)} {_shown(self.solution)}  {state}"
+
+
+HEADING = f"{'task':40} {'nothing':>8} {'solution':>8}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Attempt:
+    """One run of the verifier."""
+
+    reward: float | None
+    finding: str = ""
 
 
 @dataclass(slots=True)
@@ -41,31 +67,41 @@ class Proof:
 
     grader: Grader
     sources: Sources
+    bench: Bench
 
-    async def findings(self, folder: Path) -> list[Finding]:
+    async def verdict(self, folder: Path) -> Verdict:
         """What is wrong with the task in this folder; nothing if it is proved."""
         try:
             task = harbor.read_task(folder)
-            found = [f"key {key} is not known" for key in task.unknown_keys]
-            found += await self._against(task, 0.0, task.tests(), task.command, "doing nothing")
-            solution = {f"{SOLUTION}/{path}": data for path, data in task.solution().items()}
-            if not solution:
-                return [Finding(task.task_id, what) for what in (*found, "it has no solution/")]
-            command = f"bash /tests/{SOLUTION}/solve.sh && {task.command}"
-            files = task.tests() | solution
-            found += await self._against(task, 1.0, files, command, "its solution")
+            return await self._verdict(task)
         except EtudeError as error:
-            return [Finding(folder.name, str(error))]
-        return [Finding(task.task_id, what) for what in found]
+            return Verdict(task_id=folder.name, findings=(str(error),))
 
-    async def _against(
-        self,
-        task: HarborTask,
-        expected: float,
-        files: Mapping[str, bytes],
-        command: str,
-        what: str,
-    ) -> list[str]:
+    async def _verdict(self, task: HarborTask) -> Verdict:
+        found = [f"key {key} is not known" for key in task.unknown_keys]
+        template = self.bench.template(task)
+        nothing = await self._attempt(task, template, task.tests(), task.command)
+        found += _judged("doing nothing", nothing, 0.0)
+        solution = {f"{SOLUTION}/{path}": data for path, data in task.solution().items()}
+        solved = _Attempt(reward=None, finding="it has no solution/")
+        if solution:
+            command = (
+                f"({task.solution_env}bash /tests/{SOLUTION}/solve.sh) && {{ {task.command}; }}"
+            )
+            solved = await self._attempt(task, template, task.tests() | solution, command)
+            found += _judged("its solution", solved, 1.0)
+        else:
+            found.append(solved.finding)
+        return Verdict(
+            task_id=task.task_id,
+            nothing=nothing.reward,
+            solution=solved.reward,
+            findings=tuple(found),
+        )
+
+    async def _attempt(
+        self, task: HarborTask, template: str, files: Mapping[str, bytes], command: str
+    ) -> _Attempt:
         source = await self.sources.get(task.environment.absolute().as_uri())
         job = environments_pb2.GradeJob(
             files=[environments_pb2.WorkspaceFile(path=p, content=c) for p, c in files.items()],
@@ -73,44 +109,90 @@ class Proof:
             timeout_seconds=math.ceil(task.verifier_timeout_s),
             reward_path=harbor.REWARD_PATH,
         )
-        answer = await self.grader.grade(source.tree, job, template="verify")
+        answer = await self.grader.grade(source.tree, job, template=template)
         if answer.timed_out:
-            return [f"{what}: the verifier did not end within {task.verifier_timeout_s:g} s"]
+            what = f"the verifier did not end within {task.verifier_timeout_s:g} s"
+            return _Attempt(reward=None, finding=what + _network(answer.output))
         if not answer.HasField("reward_file"):
             tail = answer.output[-500:].decode(errors="replace")
-            return [f"{what}: no reward file, exit code {answer.exit_code}: {tail!r}"]
+            what = f"no reward file, exit code {answer.exit_code}: {tail!r}"
+            return _Attempt(reward=None, finding=what + _network(answer.output))
         try:
-            reward = harbor.reward(answer.reward_file)
+            return _Attempt(
+                reward=harbor.reward(answer.reward_file), finding=_network(answer.output)
+            )
         except ValueError as error:
-            return [f"{what}: {error}"]
-        return [] if reward == expected else [f"{what} scores {reward:g}, not {expected:g}"]
+            return _Attempt(reward=None, finding=str(error))
 
 
-async def verify(folders: Sequence[Path]) -> list[Finding]:
-    """What is wrong with the tasks in these folders.
+def _judged(what: str, attempt: _Attempt, expected: float) -> list[str]:
+    if attempt.reward is None:
+        return [f"{what}: {attempt.finding}"]
+    if attempt.reward == expected:
+        return []
+    return [f"{what} scores {attempt.reward:g}, not {expected:g}{attempt.finding}"]
+
+
+def _network(output: bytes) -> str:
+    """What to add where a verifier looked for a network in vain."""
+    return "; it wants a network, which sandboxes do not have" if _NETWORK.search(output) else ""
+
+
+def _shown(reward: float | None) -> str:
+    return f"{'-' if reward is None else f'{reward:g}':>8}"
+
+
+async def verify(
+    folders: Sequence[Path],
+    chosen: benches.Choice | None = None,
+    say: Callable[[Verdict], None] = lambda _: None,
+) -> list[Verdict]:
+    """What is wrong with the tasks in these folders, in order.
+
+    Args:
+        folders: of tasks.
+        chosen: what they are run in; the process driver unless given.
+        say: is told each verdict as soon as it and those before are there.
 
     Raises:
         UserError: this machine has no sandbox for it.
     """
+    chosen = chosen or benches.Choice()
+    found = list[Verdict]()
     with tempfile.TemporaryDirectory(prefix="etude-verify-") as scratch:
-        driver = ProcessDriver(Path(scratch))
-        await driver.start()
-        proof = Proof(Grader(driver, ResultCache()), Sources(Path(scratch) / "sources"))
-        places = asyncio.Semaphore(2 * (os.cpu_count() or 1))
+        async with benches.opened(chosen, _readable(folders), Path(scratch)) as bench:
+            proof = Proof(bench.grader(), Sources(Path(scratch) / "sources"), bench)
+            places = asyncio.Semaphore(2 * (os.cpu_count() or 1))
 
-        async def one(folder: Path) -> list[Finding]:
-            async with places:
-                return await proof.findings(folder)
+            async def one(folder: Path) -> Verdict:
+                async with places:
+                    return await proof.verdict(folder)
 
-        try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(one(f), name=f"verify {f.name}") for f in folders]
-        finally:
-            await driver.stop()
-    return [finding for task in tasks for finding in task.result()]
+                for task in tasks:
+                    found.append(await task)
+                    say(found[-1])
+    return found
 
 
-def _chosen(folder: Path, limit: int) -> list[Path]:
+def _readable(folders: Sequence[Path]) -> list[HarborTask]:
+    found = []
+    for folder in folders:
+        try:
+            found.append(harbor.read_task(folder))
+        except EtudeError:
+            continue  # said when it is its turn
+    return found
+
+
+def chosen_folders(folder: Path, limit: int) -> list[Path]:
+    """The task in a folder, or the first tasks of a folder of them.
+
+    Raises:
+        wrong_option: the limit is none.
+        UserError: there is no task.
+    """
     if limit < 0:
         raise exits.wrong_option("--limit", f"is {limit}", "use 0 for all, or more")
     is_task = (exits.existing(folder) / "task.toml").is_file()
@@ -118,22 +200,36 @@ def _chosen(folder: Path, limit: int) -> list[Path]:
     return folders[: limit or None]
 
 
+def _say(verdict: Verdict, *, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(f"{json.dumps(asdict(verdict))}\n")
+    else:
+        sys.stdout.write(f"{verdict.row()}\n")
+        for finding in verdict.findings:
+            sys.stderr.write(f"{verdict.task_id}: {finding}\n")
+    sys.stdout.flush()
+
+
 def main(arguments: Sequence[str]) -> int:
     """Verify, print what is wrong, and say how many are proved."""
     parser = argparse.ArgumentParser(prog="python -m etude.envserver.tasks.verify")
     parser.add_argument("folder", type=Path, help="a task folder, or a folder of them")
     parser.add_argument("--limit", type=int, default=0, help="at most this many; 0 means all")
+    parser.add_argument("--json", action="store_true", help="one JSON object per task")
+    benches.add_options(parser)
     given = parser.parse_args(arguments)
     try:
-        chosen = _chosen(given.folder, given.limit)
-        found = asyncio.run(verify(chosen))
+        folders = chosen_folders(given.folder, given.limit)
+        if not given.json:
+            sys.stdout.write(f"{HEADING}\n")
+        say = partial(_say, as_json=given.json)
+        found = asyncio.run(verify(folders, benches.choice(given), say))
     except UserError as error:
         return exits.explain(error)
-    for finding in found:
-        sys.stderr.write(f"{finding.task_id}: {finding.what}\n")
-    proved = len(chosen) - len({finding.task_id for finding in found})
-    sys.stdout.write(f"{proved} of {len(chosen)} tasks: solution 1, doing nothing 0\n")
-    return 1 if found else 0
+    proved = sum(not verdict.findings for verdict in found)
+    if not given.json:
+        sys.stdout.write(f"{proved} of {len(folders)} tasks: solution 1, doing nothing 0\n")
+    return 0 if proved == len(folders) else exits.NO
 
 
 if __name__ == "__main__":

@@ -1,0 +1,7 @@
+#!/bin/bash
+# Harbor runs this where the agent worked; one number in reward.txt is the reward.
+if python3 /tests/check.py; then
+  echo 1 > /logs/verifier/reward.txt
+else
+  echo 0 > /logs/verifier/reward.txt
+fi
