@@ -46,6 +46,8 @@ class Platform:
     node_seccomp_profile: str | None = None
     """Seccomp profile of environment nodes that lets them make namespaces; the runtime's default
     does not, and the restricted standard allows a Localhost profile."""
+    kvm_resource: str | None = None
+    """Resource of a device plugin that gives pods /dev/kvm; without it microVMs are translated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from etude.common.api.kinds import EnvPool
+from etude.common.api.pool import DriverName
 from etude.common.files import ResolvedPool
 from etude.operator import names
 from etude.operator.desired import COMMANDS, PORTS, Platform, json_text, traces
@@ -86,6 +87,7 @@ def _pool_plan(pool: EnvPool, role: str, images: Mapping[str, str], platform: Pl
         grace_s=NODE_GRACE_S if role == names.NODE else BROKER_GRACE_S,
         secret=secret.name if secret is not None else None,
         seccomp_profile=platform.node_seccomp_profile if role == names.NODE else None,
+        devices=_devices(pool, role, platform),
     )
 
 
@@ -94,6 +96,15 @@ def _node(pool: EnvPool, ordinal: int, images: Mapping[str, str], platform: Plat
     plan = _pool_plan(pool, names.NODE, images, platform)
     name = node_name(pool.metadata.name, ordinal)
     return {**head(pool, "v1", "Pod", name, labels), "spec": pod_spec(plan)}
+
+
+def _devices(pool: EnvPool, role: str, platform: Platform) -> tuple[str, ...]:
+    boots = pool.spec.isolation.driver is not DriverName.PROCESS and any(
+        template.image for template in pool.spec.templates
+    )
+    if role != names.NODE or not boots or platform.kvm_resource is None:
+        return ()
+    return (platform.kvm_resource,)
 
 
 def _collector(pool: EnvPool) -> list[Manifest]:

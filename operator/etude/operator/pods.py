@@ -39,6 +39,8 @@ class Plan:
     grace_s: int = 60
     shared_memory: bool = False
     """Whether its processes exchange data through /dev/shm."""
+    devices: Sequence[str] = ()
+    """Resources of device plugins, one of each."""
     seccomp_profile: str | None = None
     """Profile among the node's own, where the runtime's default forbids what the role is for."""
 
@@ -168,6 +170,8 @@ def _resources(plan: Plan) -> Manifest:
         requests["memory"] = limits["memory"] = plan.memory
     if plan.gpus:
         requests["nvidia.com/gpu"] = limits["nvidia.com/gpu"] = str(plan.gpus)
+    for device in plan.devices:
+        requests[device] = limits[device] = "1"
     return {name: part for name, part in (("requests", requests), ("limits", limits)) if part}
 
 

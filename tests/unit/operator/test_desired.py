@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from etude.common.api.kinds import EnvPool, RLRun
+from etude.common.api.pool import DriverName
 from etude.common.files import ResolvedPool, ResolvedRun
 from etude.operator import desired, desired_pools, names
 from etude.operator.desired import Platform, RunShape
@@ -197,6 +198,28 @@ def test_no_pool_may_run_untrusted_templates_behind_a_weak_wall(
     assert pool.spec.isolation.minimum == "Process"
     node = desired_pools.pool_children(pool, (0,), platform.images, platform)[-1]
     assert "ETUDE_ALLOW_WEAK_ISOLATION" not in variables(node)
+
+
+@pytest.mark.parametrize(
+    ("image", "driver", "asks"),
+    [("python", "Auto", True), (None, "Auto", False), (None, "Process", False)],
+)
+def test_nodes_that_boot_images_ask_for_the_device_of_virtual_machines(
+    pool: EnvPool, image: str | None, driver: str, *, asks: bool
+) -> None:
+    resource = "devices.kubevirt.io/kvm"
+    platform = Platform(images={"envserver": "img"}, kvm_resource=resource)
+    template = pool.spec.templates[0].model_copy(update={"image": image})
+    isolation = pool.spec.isolation.model_copy(update={"driver": DriverName(driver)})
+    changes = {"templates": (template,), "isolation": isolation}
+    changed = pool.model_copy(update={"spec": pool.spec.model_copy(update=changes)})
+
+    *_, broker, node = desired_pools.pool_children(changed, (0,), platform.images, platform)
+
+    limits = {resource: "1"} if asks else None
+    (container,) = node["spec"]["containers"]
+    assert container.get("resources", {}).get("limits") == limits
+    assert "resources" not in broker["spec"]["template"]["spec"]["containers"][0]
 
 
 def test_environment_nodes_alone_get_the_seccomp_profile_of_the_platform(pool: EnvPool) -> None:
