@@ -61,7 +61,7 @@ EXAMPLES = {
     ),
     "import harbor": (
         "etude tasks import harbor downloads/my-dataset --out mine",
-        "etude tasks import harbor one-task --out mine --oci base:1=LAYOUT@sha256:DIGEST",
+        "etude tasks import harbor one --out mine --oci IMAGE=LAYOUT@sha256:…",
     ),
 }
 
