@@ -27,6 +27,42 @@ class Strength(StrEnum):
     STRONG = "Strong"
 
 
+class Start(StrEnum):
+    """How a sandbox came to be, from dear to cheap."""
+
+    COPY = "copy"
+    """A folder with the first files."""
+    SPAWN = "spawn"
+    """A machine monitor was started and took up the template."""
+    SHELL = "shell"
+    """A monitor that waited took up the template."""
+    PAUSED_CLONE = "paused_clone"
+    """A stopped clone was let run."""
+    DELTA = "delta"
+    """A snapshot was taken up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caps:
+    """What can be done with a driver's sandboxes beside running tools in them."""
+
+    files: bool
+    """Snapshots hold the files."""
+    memory: bool
+    """Snapshots hold memory and running processes too."""
+    freeze: bool
+    """They use no CPU time between calls."""
+
+
+class CapMissingError(WrongStateError):
+    """The driver cannot do what was asked of it."""
+
+    reason = "CapMissing"
+
+    def __init__(self, driver: str, cap: str, what: str) -> None:
+        super().__init__(f"driver {driver} has no cap {cap!r}: {what}")
+
+
 class SandboxError(UnavailableError):
     """The sandbox failed, not the policy: retry the rollout, never score it zero."""
 
@@ -72,10 +108,19 @@ class Verification:
     """A file to read back afterwards: regular, small, reached without links."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What was saved of a sandbox."""
+
+    num_bytes: int
+    digest: str
+
+
 class Sandbox(Protocol):
     """The workspace of one lease and the shell beside it, behind the driver's wall.
 
-    Every method raises SandboxError for the driver's own failures.
+    Every method raises SandboxError for the driver's own failures. Callers see to it that nothing
+    runs in the sandbox while it is saved, restored, paused or resumed.
     """
 
     workspace: Workspace
@@ -111,6 +156,36 @@ class Sandbox(Protocol):
         """
         raise WrongStateError("this lease's driver starts no programs beside the agent's calls")
 
+    async def save(self, folder: Path, limits: Limits) -> Saved:
+        """Write a snapshot into an empty folder of the node's; the sandbox goes on.
+
+        Raises:
+            TooLargeError: it would be larger than the limits allow.
+        """
+        ...
+
+    async def restore(self, folder: Path, saved: Saved) -> None:
+        """Become what was saved there, whatever the sandbox was before, if it was anything.
+
+        After an error it is what it was. If this process dies meanwhile, the next has to repeat it.
+
+        Raises:
+            CorruptError: it is not what was saved.
+        """
+        ...
+
+    async def pause(self) -> None:
+        """Keep its state on the disk only, in the lease's folder; safe to repeat."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on after a pause; safe to repeat, and without effect where there was none.
+
+        Raises:
+            CorruptError: the state on the disk is not what this node wrote.
+        """
+        ...
+
     async def close(self) -> None:
         """End whatever runs in it. The lease's folder is removed by the caller."""
         ...
@@ -121,6 +196,9 @@ class Driver(Protocol):
 
     name: str
     strength: Strength
+    caps: Caps
+    begins: Start | None
+    """How a sandbox comes to be; None where that shows only when its first call arrives."""
     leases: Path
     """One folder for each lease, which the node makes and removes."""
 

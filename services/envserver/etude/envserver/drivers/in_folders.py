@@ -9,16 +9,22 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from etude.agent.workspace import FolderWorkspace
+from etude.agent.workspace import FolderNotes, FolderWorkspace, notes
 from etude.agent.workspace.protocol import Runner
+from etude.common.errors import crossing
 from etude.envserver import folders
+from etude.envserver.drivers import saving
 from etude.envserver.drivers.base import (
     GRADE_OUTPUT_BYTES,
     HEAD_BYTES,
     TAIL_BYTES,
+    Caps,
     Driver,
     Outcome,
     Sandbox,
+    SandboxError,
+    Saved,
+    Start,
     Verification,
 )
 from etude.envserver.drivers.programs import Program, RunningProgram
@@ -27,6 +33,8 @@ from etude.envserver.folders import FolderContent, Limits, Owner
 from etude.envserver.trees import Tree
 
 _WORKSPACE = "workspace"
+CAPS = Caps(files=True, memory=False, freeze=True)
+"""Memory is that of processes of the host, which cannot be saved."""
 
 Launch = Callable[[Path, Program], Awaitable[RunningProgram]]
 """Starts a program in a workspace."""
@@ -73,9 +81,14 @@ class FolderSandbox(Sandbox):
         """
         self._launch = launch
         self._root = folder / _WORKSPACE
+        self._runner = runner
         self._execute = execute
         self._owner = owner
-        self.workspace = FolderWorkspace(self._root, runner, owner=owner)
+        self.workspace = self._opened()
+
+    def _opened(self) -> FolderWorkspace:
+        kept = FolderNotes(self._root.with_name(notes.FOLDER))
+        return FolderWorkspace(self._root, self._runner, owner=self._owner, notes=kept)
 
     @property
     @override
@@ -106,6 +119,34 @@ class FolderSandbox(Sandbox):
         return await asyncio.to_thread(folders.read, self._root, limits)
 
     @override
+    async def save(self, folder: Path, limits: Limits) -> Saved:
+        with crossing(SandboxError, f"saving {self._root}"):
+            lease = self._root.parent
+            return await asyncio.to_thread(saving.save, lease, self._parts(), folder, limits)
+
+    @override
+    async def restore(self, folder: Path, saved: Saved) -> None:
+        lease, parts = self._root.parent, self._parts()
+        with crossing(SandboxError, f"restoring {self._root}"):
+            await asyncio.to_thread(saving.prepare, folder, parts, lease, saved)
+            # Only now can nothing be wrong any more with what was saved.
+            await self.close()
+            await asyncio.to_thread(saving.replace, parts, lease)
+        # What it remembered of files is not so any more.
+        self.workspace = self._opened()
+
+    def _parts(self) -> saving.Parts:
+        return {_WORKSPACE: self._owner, notes.FOLDER: folders.current_owner()}
+
+    @override
+    async def pause(self) -> None:
+        await self.close()
+
+    @override
+    async def resume(self) -> None:
+        return None
+
+    @override
     async def start(self, program: Program) -> RunningProgram:
         if self._launch is None:
             return await super().start(program)
@@ -120,6 +161,8 @@ class FolderDriver(Driver, ABC):
     """A driver that executes commands in folders of the host."""
 
     __slots__ = ()
+    caps: Caps = CAPS
+    begins: Start | None = Start.COPY
 
     @abstractmethod
     def owner(self) -> Owner:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing_extensions import override
 
 from etude.agent import minitest
-from etude.envserver.drivers.base import Outcome, Strength
-from etude.envserver.drivers.in_folders import Command, FolderDriver
+from etude.envserver.drivers.base import Caps, Outcome, Strength
+from etude.envserver.drivers.in_folders import CAPS, Command, FolderDriver
 from etude.envserver.drivers.sandbox.layout import warm
 from etude.envserver.folders import Owner, current_owner
 
@@ -33,6 +33,7 @@ class MemoryDriver(FolderDriver):
     answer: Callable[[Command], Outcome] = run_tests
     name: str = "memory"
     strength: Strength = Strength.WEAK
+    caps: Caps = CAPS
     commands: list[str] = field(default_factory=list)
     gate: asyncio.Event | None = None
     """Commands wait for it."""

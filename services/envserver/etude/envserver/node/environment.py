@@ -20,6 +20,7 @@ from etude.common.errors import (
     InvalidFieldError,
     UnavailableError,
     UnknownIdError,
+    WrongStateError,
     crossing,
 )
 from etude.envserver import folders, metrics, trees
@@ -55,6 +56,8 @@ class Environment:
     cache: ResultCache
     deadline_s: float
     """On the monotonic clock."""
+    is_paused: bool = False
+    """Whether it waits on the disk: nothing can be done with it before it is resumed."""
     _sandbox: Sandbox = field(init=False)
     _log: CallLog = field(init=False)
     _results: Results = field(default_factory=Results)
@@ -81,6 +84,51 @@ class Environment:
     def is_used(self) -> bool:
         """Whether the workspace was made."""
         return self._sandbox.has_begun
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """What the driver made of it; used while the turn is held."""
+        return self._sandbox
+
+    @property
+    def results(self) -> Results:
+        """What its calls gave; used while the turn is held."""
+        return self._results
+
+    @property
+    def turn(self) -> asyncio.Lock:
+        """Held by whoever changes anything."""
+        return self._turn
+
+    def check_open(self) -> None:
+        """Refuse what comes too late.
+
+        Raises:
+            UnknownIdError: the lease has ended.
+        """
+        if self._closed:
+            raise self._ended()
+
+    def check_ready(self) -> None:
+        """Refuse what needs a sandbox that goes on.
+
+        Raises:
+            WrongStateError: it is paused.
+        """
+        self.check_open()
+        if self.is_paused:
+            raise WrongStateError(f"lease {self.lease_id} is paused: resume it first")
+
+    async def make_workspace(self) -> None:
+        """Put the first files there, if nobody has; the turn is held."""
+        await self._make_workspace()
+
+    def recall(self, found: History) -> None:
+        """Remember these calls and no others; the call log says so already."""
+        self._log.close()
+        self._results = Results()
+        self._results.add(list(found.results.values()), found.digests)
+        self._identity = None
 
     def check_agent(self, token: str) -> None:
         """Admit the agent, and whoever controls it.
@@ -149,6 +197,7 @@ class Environment:
         if self._closed:
             raise self._ended()
         async with self._turn:
+            self.check_ready()
             if not self.is_used:
                 return environments_pb2.WorkspaceDiff()
             try:
@@ -212,12 +261,14 @@ class Environment:
             task.cancel()
         if self._running:
             await asyncio.wait(self._running)
-        self._log.close()
-        try:
-            await self._sandbox.close()
-            await asyncio.to_thread(folders.remove, self.folder)
-        except OSError:
-            log.exception("the files of lease %s stay on the disk", self.lease_id)
+        # A snapshot or rollback under way comes to its end first: it works on these files.
+        async with self._turn:
+            self._log.close()
+            try:
+                await self._sandbox.close()
+                await asyncio.to_thread(folders.remove, self.folder)
+            except OSError:
+                log.exception("the files of lease %s stay on the disk", self.lease_id)
 
     async def _end_programs(self) -> None:
         programs = set(self._programs)
@@ -236,6 +287,7 @@ class Environment:
         self, calls: Sequence[environments_pb2.ToolCall], digests: Mapping[str, str]
     ) -> list[environments_pb2.ToolResult]:
         async with self._turn:
+            self.check_ready()
             self._results.check(digests)
             fresh = [call for call in calls if not self._results.has(call.call_id)]
             if fresh:

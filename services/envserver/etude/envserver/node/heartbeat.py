@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from etude.envserver.node.node import ISOLATION, Node
+from etude.envserver.node.node import Node
+from etude.envserver.node.terms import ISOLATION
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class Heartbeat:
             isolation=ISOLATION[self.node.driver.strength],
             slots=self.node.slots,
             held=self.node.held(),
+            snapshots=self.node.states.snapshots.held(),
             draining=self.draining,
         )
         try:

@@ -1,6 +1,7 @@
 """All environments of one node: opened, found, expired, taken over."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -9,14 +10,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from etude.agent.toolsets import toolset
-from etude.common.errors import CorruptError, EtudeError, UnknownIdError, UserError, crossing
+from etude.common.errors import (
+    CorruptError,
+    EtudeError,
+    FullError,
+    InvalidFieldError,
+    UnknownIdError,
+    UserError,
+    WrongStateError,
+    crossing,
+)
 from etude.envserver import folders, metrics
-from etude.envserver.drivers.base import Driver, SandboxError, Strength
-from etude.envserver.node import records
+from etude.envserver.drivers.base import Driver, SandboxError, Start
+from etude.envserver.node import kept, records, terms
 from etude.envserver.node.cache import ResultCache
 from etude.envserver.node.environment import Environment, seconds_left
+from etude.envserver.node.kept import Kept
 from etude.envserver.node.records import LEASE_ID, Record
+from etude.envserver.node.snapshots import Snapshot, Snapshots
 from etude.envserver.node.sources import Source, Sources
+from etude.envserver.node.states import States
 from etude.v1 import environments_pb2
 
 log = logging.getLogger(__name__)
@@ -25,12 +38,14 @@ TAKE_OVER_S = 60.0
 """Shortest life of a lease that was taken over: its broker has yet to say how long it really is."""
 RESERVE_BYTES = 256 << 20
 """No environment is opened when the disk has less than this left."""
-
-ISOLATION: Mapping[Strength, environments_pb2.Isolation] = {
-    Strength.WEAK: environments_pb2.ISOLATION_WEAK,
-    Strength.MODERATE: environments_pb2.ISOLATION_MODERATE,
-    Strength.STRONG: environments_pb2.ISOLATION_STRONG,
-}
+RETRY_AFTER_S = 2.0
+_ON_EXPIRY = frozenset(
+    {
+        environments_pb2.ON_EXPIRY_UNSPECIFIED,
+        environments_pb2.ON_EXPIRY_KILL,
+        environments_pb2.ON_EXPIRY_PAUSE,
+    }
+)
 
 
 @dataclass(slots=True)
@@ -47,15 +62,24 @@ class Node:
     refused: Mapping[str, str] = field(default_factory=dict)
     """Why each of the pool's other templates may not."""
     cache: ResultCache = field(default_factory=ResultCache)
+    states: States = field(init=False)
+    kept: Kept = field(init=False)
     _held: dict[str, Environment] = field(default_factory=dict)
     _opening: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.states = States(self.driver, Snapshots(self.driver.leases.parent / "snapshots"))
+        self.kept = Kept(self.states)
 
     def find(self, lease_id: str) -> Environment:
         """The environment of a lease.
 
         Raises:
             UnknownIdError: this node does not hold it, or no longer.
+            WrongStateError: it has expired and is kept.
         """
+        if lease_id in self.kept:
+            raise WrongStateError(f"lease {lease_id!r} has expired and is kept: resume it first")
         found = self._held.get(lease_id)
         if found is None:
             raise UnknownIdError(f"this node holds no lease {lease_id!r}")
@@ -74,21 +98,37 @@ class Node:
     ) -> Sequence[environments_pb2.LaunchBatchResponse]:
         """One outcome per lease, in order. A lease that is held already stays as it is."""
         try:
-            source = await self._admit(request)
+            snapshot = self._snapshot(request)
+            source = await self._admit(request, snapshot)
         except EtudeError as error:
             return [_failure(held.index, _reason(error), str(error)) for held in request.leases]
-        return await asyncio.gather(*(self._open(held, request, source) for held in request.leases))
+        opening = (self._open(held, request, source, snapshot) for held in request.leases)
+        return await asyncio.gather(*opening)
 
     async def close(self, lease_ids: Iterable[str]) -> None:
         """End leases; those that are not held have ended already."""
-        ending = [self._held.pop(lease_id, None) for lease_id in lease_ids]
-        await asyncio.gather(*(environment.close() for environment in ending if environment))
+        ending = []
+        for lease_id in lease_ids:
+            environment = self._held.pop(lease_id, None)
+            if environment is None:
+                continue
+            if kept.is_to_be_kept(environment) and kept.has_expired(environment):
+                self.kept.keep(environment)
+            else:
+                ending.append(environment)
+        await asyncio.gather(*(environment.close() for environment in ending))
         self._count()
 
     async def expire(self, *, now_s: float) -> list[str]:
-        """End the leases whose time is over, by the monotonic clock."""
+        """End the leases whose time is over, by the monotonic clock, and snapshots that are old."""
         over = [lease_id for lease_id, env in self._held.items() if env.deadline_s <= now_s]
-        await self.close(over)
+        for lease_id in over:
+            if kept.is_to_be_kept(self._held[lease_id]):
+                self.kept.keep(self._held.pop(lease_id))
+        await asyncio.gather(self.close(over), self.kept.expire(now_s=now_s))
+        runs = self.kept.runs() | {env.record.held.run_id for env in self._held.values()}
+        now_unix_ms = round(1000 * time.time())
+        await self.states.snapshots.collect(runs, now_s=now_s, now_unix_ms=now_unix_ms)
         return over
 
     def renew(self, expiries: Iterable[environments_pb2.LeaseExpiry]) -> None:
@@ -100,6 +140,31 @@ class Node:
                 lease.expires_unix_ms = expiry.expires_unix_ms
                 environment.deadline_s = time.monotonic() + seconds_left(lease)
 
+    async def resume(self, lease_id: str, control_token: str, *, ttl_s: int) -> int:
+        """Let a paused environment go on; a lease that expired is one again, for the given time.
+
+        Returns:
+            The lease's end, in Unix milliseconds.
+
+        Raises:
+            UnknownIdError: this node does not hold it, or no longer.
+            FullError: all slots are taken.
+            EtudeError: the driver failed.
+        """
+        environment = self.kept.get(lease_id) or self.find(lease_id)
+        environment.check_control(control_token)
+        if lease_id in self.kept:
+            if self._is_full():
+                raise FullError(f"all {self.slots} slots are taken", retry_after_s=RETRY_AFTER_S)
+            self._held[lease_id] = self.kept.pop(lease_id)
+            expires_unix_ms = round(1000 * (time.time() + ttl_s))
+            self.renew(
+                [environments_pb2.LeaseExpiry(lease_id=lease_id, expires_unix_ms=expires_unix_ms)]
+            )
+            self._count()
+        await self.states.resume(environment)
+        return environment.record.held.lease.expires_unix_ms
+
     async def take_over(self) -> tuple[int, int]:
         """Continue the leases that a predecessor left on the disk and remove everything else.
 
@@ -107,6 +172,7 @@ class Node:
             Leases taken over, and folders removed.
         """
         self.driver.leases.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(self.states.snapshots.take_over)
         removed = 0
         for folder in sorted(self.driver.leases.iterdir()):
             try:
@@ -123,16 +189,58 @@ class Node:
         if source.key != record.source_key:
             raise CorruptError(f"{record.uri} is no longer what the lease started from")
         environment = self._environment(record, source, TAKE_OVER_S)
+        if not await self.states.continue_rollback(environment):
+            await self._continue(environment, folder)
+        until_unix_ms = await self.states.continue_pause(environment)
+        if until_unix_ms:
+            self.kept.add(environment, for_s=until_unix_ms / 1000 - time.time())
+        else:
+            self._held[record.lease_id] = environment
+
+    async def _continue(self, environment: Environment, folder: Path) -> None:
+        """Take over what the calls of a lease left behind.
+
+        Raises:
+            SandboxError: nobody can tell what that is.
+        """
+        environment.is_paused = (folder / records.PAUSED).exists()
         if not await environment.take_over(records.history(folder / records.CALLS)):
             raise SandboxError("a turn was cut off after it had changed the workspace")
-        self._held[record.lease_id] = environment
 
-    async def _admit(self, request: environments_pb2.OpenEnvironmentsRequest) -> Source:
+    def _snapshot(self, request: environments_pb2.OpenEnvironmentsRequest) -> Snapshot | None:
+        """What the environments start from, in place of their first files.
+
+        Raises:
+            UnknownIdError: their run has no such snapshot here.
+            InvalidFieldError: it is of something else.
+        """
+        if not request.snapshot_id:
+            return None
+        found = None
+        for run_id in {held.run_id for held in request.leases}:
+            found = self.states.snapshots.find(run_id, request.snapshot_id)
+        if found is None:
+            return None
+        for field_name, asked, was in (
+            ("template", request.template, found.origin.template),
+            ("workspace.uri", request.workspace.uri or found.origin.uri, found.origin.uri),
+        ):
+            if asked != was:
+                raise InvalidFieldError(field_name, f"the snapshot is of {was!r}, not {asked!r}")
+        return found
+
+    async def _admit(
+        self, request: environments_pb2.OpenEnvironmentsRequest, snapshot: Snapshot | None
+    ) -> Source:
         if request.template in self.refused:
             raise WeakWallError(self.refused[request.template])
         if request.template not in self.templates:
             raise UnknownIdError(f"this pool has no template {request.template!r}")
         toolset(request.toolset)
+        if request.on_expiry not in _ON_EXPIRY:
+            raise InvalidFieldError("on_expiry", f"{request.on_expiry} is none that is known")
+        if request.on_expiry == environments_pb2.ON_EXPIRY_PAUSE:
+            self.states.require_files("a lease that expires cannot be paused")
         free = _free_bytes(self.driver.leases)
         metrics.free_bytes.set(free)
         if free < RESERVE_BYTES:
@@ -140,13 +248,19 @@ class Node:
                 f"{self.driver.leases} has {free >> 20} MiB left, less than {RESERVE_BYTES >> 20}:"
                 " free some space or give the node a larger scratch volume"
             )
-        return await self.sources.get(request.workspace.uri)
+        if snapshot is None:
+            return await self.sources.get(request.workspace.uri)
+        source = await self.sources.get(snapshot.origin.uri)
+        if source.key != snapshot.origin.source_key:
+            raise CorruptError(f"{source.uri} is no longer what the snapshot's lease started from")
+        return source
 
     async def _open(
         self,
         held: environments_pb2.HeldLease,
         request: environments_pb2.OpenEnvironmentsRequest,
         source: Source,
+        snapshot: Snapshot | None,
     ) -> environments_pb2.LaunchBatchResponse:
         started_s = time.monotonic()
         lease = held.lease
@@ -159,16 +273,18 @@ class Node:
         self._opening.add(lease.lease_id)
         try:
             record = self._record(held, request, source)
-            with crossing(SandboxError, f"opening {lease.lease_id}"):
-                await asyncio.to_thread(self._save, record, started_s)
-            self._held[lease.lease_id] = self._environment(record, source, seconds_left(lease))
+            environment = self._environment(record, source, seconds_left(lease))
+            await self._make(environment, snapshot, started_s)
+            self._held[lease.lease_id] = environment
         except EtudeError as error:
             return _failure(held.index, error.reason, str(error))
         finally:
             self._opening.discard(lease.lease_id)
         self._count()
-        metrics.starts.labels("copy").inc()
-        metrics.start_seconds.labels("copy").observe(time.monotonic() - started_s)
+        if self.driver.begins is not None:
+            start = str(self._start(request))
+            metrics.starts.labels(start).inc()
+            metrics.start_seconds.labels(start).observe(time.monotonic() - started_s)
         return _success(record.held)
 
     def _record(
@@ -177,24 +293,33 @@ class Node:
         request: environments_pb2.OpenEnvironmentsRequest,
         source: Source,
     ) -> Record:
-        kept = environments_pb2.HeldLease()
-        kept.CopyFrom(held)
-        kept.lease.endpoint = self.endpoint
-        kept.lease.driver = self.driver.name
-        kept.lease.isolation = ISOLATION[self.driver.strength]
+        granted = environments_pb2.HeldLease()
+        granted.CopyFrom(held)
+        granted.lease.endpoint = self.endpoint
+        terms.write(granted.lease, self.driver, self._start(request))
         return Record(
-            held=kept,
+            held=granted,
             template=request.template,
             uri=request.workspace.uri,
             toolset=request.toolset,
             source_key=source.key,
+            on_expiry=request.on_expiry,
         )
 
-    def _save(self, record: Record, started_s: float) -> None:
-        folder = self.driver.leases / record.lease_id
-        folder.mkdir(mode=0o755)
-        record.held.lease.start_ms = round(1000 * (time.monotonic() - started_s))
-        records.save(folder, record)
+    async def _make(
+        self, environment: Environment, snapshot: Snapshot | None, started_s: float
+    ) -> None:
+        """Make the lease's folder with what a snapshot says shall be in it, all or nothing."""
+        record, folder = environment.record, environment.folder
+        with crossing(SandboxError, f"opening {record.lease_id}"):
+            folder.mkdir(mode=0o755)
+            async with contextlib.AsyncExitStack() as failed:
+                failed.push_async_callback(environment.close)
+                if snapshot is not None:
+                    await self.states.start_from(environment, snapshot)
+                record.held.lease.start_ms = round(1000 * (time.monotonic() - started_s))
+                await asyncio.to_thread(records.save, folder, record)
+                failed.pop_all()
 
     def _environment(self, record: Record, source: Source, least_s: float) -> Environment:
         return Environment(
@@ -207,8 +332,15 @@ class Node:
             deadline_s=time.monotonic() + max(least_s, seconds_left(record.held.lease)),
         )
 
+    def _is_full(self) -> bool:
+        return len(self._held) + len(self._opening) >= self.slots
+
+    def _start(self, request: environments_pb2.OpenEnvironmentsRequest) -> Start | None:
+        return Start.DELTA if request.snapshot_id else self.driver.begins
+
     def _count(self) -> None:
         metrics.environments.labels("leased").set(len(self._held))
+        metrics.environments.labels("kept").set(len(self.kept))
 
 
 class WeakWallError(EtudeError):

@@ -1,8 +1,10 @@
 """What a node writes down about a lease, so that its successor can take it over.
 
-leases/<lease id>/state.json    written once, last: the lease exists from then on
-                 /calls.jsonl   before and after each turn that may change something
-                 /…             what the driver keeps of its sandbox
+leases/<lease id>/state.json      written once, last: the lease exists from then on
+                 /calls.jsonl     before and after each turn that may change something
+                 /paused.json     while the environment waits on the disk
+                 /rollback.json   while files and calls go back to those of a snapshot
+                 /…               what the driver keeps of its sandbox
 """
 
 import base64
@@ -13,7 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -22,6 +24,7 @@ from etude.v1 import environments_pb2
 
 LEASE_ID = re.compile(r"^[a-z0-9][a-z0-9-]{0,79}$")
 STATE, CALLS = "state.json", "calls.jsonl"
+PAUSED, ROLLBACK = "paused.json", "rollback.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,8 @@ class Record:
     toolset: str
     source_key: str
     """Identity of the first files: a source that has changed since cannot be compared with."""
+    on_expiry: int = environments_pb2.ON_EXPIRY_KILL
+    """What becomes of the environment when nobody renews the lease."""
 
     @property
     def lease_id(self) -> str:
@@ -55,24 +60,47 @@ class History(NamedTuple):
 
 def save(folder: Path, record: Record) -> None:
     """Make the lease durable; its folder must exist."""
-    text = json.dumps(
+    put(
+        folder / STATE,
         {
             "held": base64.b64encode(record.held.SerializeToString()).decode(),
             "template": record.template,
             "uri": record.uri,
             "toolset": record.toolset,
             "source_key": record.source_key,
-        }
+            "on_expiry": record.on_expiry,
+        },
     )
-    partial = folder / f"{STATE}.partial"
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+
+
+def put(path: Path, value: Mapping[str, object]) -> None:
+    """Make a file say this, durably and in one step."""
+    partial = path.with_name(f"{path.name}.partial")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        os.write(descriptor, text.encode())
+        os.write(descriptor, json.dumps(value).encode())
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    partial.rename(folder / STATE)
-    _sync_folder(folder)
+    partial.rename(path)
+    _sync_folder(path.parent)
+
+
+def found(path: Path) -> Mapping[str, Any] | None:
+    """What a file says, None if there is none.
+
+    Raises:
+        CorruptError: it cannot be read.
+    """
+    try:
+        said = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as cause:
+        raise CorruptError(f"{path}: {cause}") from cause
+    if not isinstance(said, dict):
+        raise CorruptError(f"{path}: is no object")
+    return said
 
 
 def _sync_folder(folder: Path) -> None:
@@ -127,6 +155,20 @@ class CallLog:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             self._descriptor = os.open(self.path, flags, 0o600)
         os.write(self._descriptor, json.dumps(row).encode() + b"\n")
+
+
+def write_calls(
+    path: Path, digests: Mapping[str, str], results: environments_pb2.RunTurnResponse
+) -> None:
+    """Make a call log that says these calls were made and no others, in one step."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    log = CallLog(partial)
+    try:
+        log.end(digests, results)
+    finally:
+        log.close()
+    partial.rename(path)
 
 
 def history(path: Path) -> History:

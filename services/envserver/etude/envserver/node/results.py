@@ -41,6 +41,14 @@ class Results:
         """The results of calls that have one, in order."""
         return [self._kept[call.call_id] for call in calls]
 
+    def everything(self) -> environments_pb2.RunTurnResponse:
+        """All results that are kept, the oldest first."""
+        return environments_pb2.RunTurnResponse(results=self._kept.values())
+
+    def digests(self) -> Mapping[str, str]:
+        """What each of these calls was."""
+        return dict(self._digests)
+
     def add(
         self, results: Sequence[environments_pb2.ToolResult], digests: Mapping[str, str]
     ) -> None:

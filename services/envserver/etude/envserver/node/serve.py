@@ -16,10 +16,13 @@ from etude.envserver.node.heartbeat import Heartbeat
 from etude.envserver.node.node import Node
 from etude.envserver.node.service import NodeService
 from etude.envserver.node.sources import Sources
+from etude.envserver.node.state_service import StateService
 from etude.envserver.settings import NodeSettings
 from etude.v1 import (
     environment_access_pb2,
     environment_access_pb2_grpc,
+    environment_state_pb2,
+    environment_state_pb2_grpc,
     environments_pb2,
     environments_pb2_grpc,
 )
@@ -74,12 +77,16 @@ async def _serve(node: Node, driver: Driver, settings: NodeSettings) -> None:
     names = (
         environments_pb2.DESCRIPTOR.services_by_name["EnvNodeService"].full_name,
         environment_access_pb2.DESCRIPTOR.services_by_name["EnvAccessService"].full_name,
+        environment_state_pb2.DESCRIPTOR.services_by_name["EnvStateService"].full_name,
     )
     server = serving.Server(names, settings.server.host, settings.server.port)
     service = NodeService(node, Grader(driver, node.cache))
     environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(service, server.grpc_server)
     environment_access_pb2_grpc.add_EnvAccessServiceServicer_to_server(
         AccessService(node), server.grpc_server
+    )
+    environment_state_pb2_grpc.add_EnvStateServiceServicer_to_server(
+        StateService(node), server.grpc_server
     )
     probes = Probes(settings.server.probe_port, settings.server.host)
     stop = asyncio.Event()

@@ -17,10 +17,12 @@ from etude.agent.workspace.protocol import HOME, Runner
 from etude.envserver import folders
 from etude.envserver.drivers.base import (
     GRADE_OUTPUT_BYTES,
+    Caps,
     Driver,
     DriverUnavailableError,
     Outcome,
     Sandbox,
+    Start,
     Strength,
     Verification,
 )
@@ -55,6 +57,8 @@ _WARM_UP_LIMIT_S = 120.0
 STOCK = "stock"
 """Folder of machines that are nobody's yet, beside that of the leases."""
 
+_CAPS = Caps(files=False, memory=False, freeze=False)
+
 _numbers = itertools.count()
 
 
@@ -69,6 +73,8 @@ class QemuDriver(Driver):
     machine: Machine
     jail: Jail = field(default_factory=Jail)
     name: str = "qemu-microvm"
+    caps: Caps = _CAPS
+    begins: Start | None = None
     leases: Path = field(init=False)
     strength: Strength = field(init=False)
     lanes: Lanes = field(

@@ -9,7 +9,7 @@ from typing_extensions import override
 from etude.agent.workspace import ExecResult, FolderNotes, Workspace, notes
 from etude.agent.workspace.protocol import HOME, Originals, Runner
 from etude.common.errors import CorruptError
-from etude.envserver.drivers.base import Outcome, Sandbox, SandboxError
+from etude.envserver.drivers.base import CapMissingError, Outcome, Sandbox, SandboxError, Saved
 from etude.envserver.drivers.qemu import record
 from etude.envserver.drivers.qemu.census import MACHINE
 from etude.envserver.drivers.qemu.errors import VmmError
@@ -87,6 +87,22 @@ class VmSandbox(Sandbox):
     @override
     async def content(self, limits: Limits) -> FolderContent:
         return await contents.content(self._running.channel, limits)
+
+    @override
+    async def save(self, folder: Path, limits: Limits) -> Saved:
+        raise CapMissingError("qemu-microvm", "files", "it saves nothing")
+
+    @override
+    async def restore(self, folder: Path, saved: Saved) -> None:
+        raise CapMissingError("qemu-microvm", "files", "it saves nothing")
+
+    @override
+    async def pause(self) -> None:
+        raise CapMissingError("qemu-microvm", "files", "what is paused is kept in files")
+
+    @override
+    async def resume(self) -> None:
+        return None
 
     @override
     async def close(self) -> None:

@@ -1,0 +1,87 @@
+"""Leases that expired and wait on the disk for somebody who resumes them."""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+
+from etude.common.errors import EtudeError
+from etude.envserver.node.environment import Environment, seconds_left
+from etude.envserver.node.states import States
+from etude.v1 import environments_pb2
+
+log = logging.getLogger(__name__)
+
+KEEP_S = 900.0
+"""How long an expired lease is kept: brokers remember it as long."""
+SLACK_S = 2.0
+"""A broker ends a lease at once when its time is over, perhaps before this node's clock says so."""
+
+
+@dataclass(slots=True)
+class Kept:
+    """They take no slot: whoever resumes one needs a free one."""
+
+    states: States
+    _environments: dict[str, Environment] = field(default_factory=dict)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __contains__(self, lease_id: str) -> bool:
+        return lease_id in self._environments
+
+    def __len__(self) -> int:
+        return len(self._environments)
+
+    def get(self, lease_id: str) -> Environment | None:
+        """The environment of a lease that is kept."""
+        return self._environments.get(lease_id)
+
+    def pop(self, lease_id: str) -> Environment:
+        """It is kept no longer."""
+        return self._environments.pop(lease_id)
+
+    def add(self, environment: Environment, *, for_s: float) -> None:
+        """One that a predecessor kept."""
+        environment.deadline_s = time.monotonic() + for_s
+        self._environments[environment.lease_id] = environment
+
+    def keep(self, environment: Environment) -> None:
+        """Pause what has expired; its running turn comes to its end first."""
+        self.add(environment, for_s=KEEP_S)
+        task = asyncio.create_task(self._pause(environment), name=f"keep {environment.lease_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def settle(self) -> None:
+        """Wait until all that are kept are paused."""
+        await asyncio.gather(*self._tasks)
+
+    async def expire(self, *, now_s: float) -> None:
+        """End those whose time is over, by the monotonic clock."""
+        over = [each for each in self._environments.values() if each.deadline_s <= now_s]
+        for environment in over:
+            del self._environments[environment.lease_id]
+        await asyncio.gather(*(environment.close() for environment in over))
+
+    def runs(self) -> set[str]:
+        """The runs that they are of."""
+        return {each.record.held.run_id for each in self._environments.values()}
+
+    async def _pause(self, environment: Environment) -> None:
+        until_unix_ms = round(1000 * (time.time() + KEEP_S))
+        try:
+            await self.states.pause(environment, until_unix_ms=until_unix_ms)
+        except EtudeError as error:
+            log.warning("lease %s cannot be kept: %s", environment.lease_id, error)
+            self._environments.pop(environment.lease_id, None)
+            await environment.close()
+
+
+def is_to_be_kept(environment: Environment) -> bool:
+    """Whether it outlives its lease if that expires."""
+    return environment.record.on_expiry == environments_pb2.ON_EXPIRY_PAUSE
+
+
+def has_expired(environment: Environment) -> bool:
+    """Whether its time is over, as far as this node's clock can tell."""
+    return seconds_left(environment.record.held.lease) < SLACK_S

@@ -1,0 +1,343 @@
+"""The snapshots that a node holds: counted, limited, found again by its successor, removed.
+
+snapshots/<random name>/state.json    written last: the snapshot exists from then on
+                       /calls.jsonl   the calls that its lease had made by then
+                       /saved/        what the driver wrote
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import secrets
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from etude.common.errors import (
+    CorruptError,
+    EtudeError,
+    FullError,
+    InvalidFieldError,
+    ReusedIdError,
+    UnknownIdError,
+    crossing,
+)
+from etude.envserver import folders, metrics
+from etude.envserver.drivers.base import SandboxError, Saved
+from etude.envserver.folders import Limits, TooLargeError
+from etude.envserver.node import records
+from etude.envserver.node.records import CALLS, STATE
+from etude.v1 import environments_pb2
+
+log = logging.getLogger(__name__)
+
+SNAPSHOT_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+SAVED = "saved"
+RETRY_AFTER_S = 30.0
+"""Snapshots end with their leases' rollouts, which take minutes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """What snapshots may take of a node."""
+
+    max_snapshots: int = 512
+    """Of one run: 64 environments with 8 checkpoints each."""
+    max_bytes: int = 16 << 30
+    """Of one run: so many snapshots of 32 MiB, a machine's that has worked for a while."""
+    max_entries: int = 200_000
+    """Files and folders of one snapshot; a repository with its dependencies has 50,000."""
+    reserve_bytes: int = 512 << 20
+    """Left free on the disk: twice of what opening an environment asks for."""
+    ttl_s: float = 86_400
+    """A snapshot's life at most: that of a lease at most."""
+    grace_s: float = 900
+    """How long snapshots outlive their run's last lease on this node: brokers remember as long."""
+
+
+class NoRoomError(FullError):
+    """A run or a disk has no room for one more snapshot."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}: drop snapshots that are not needed", retry_after_s=RETRY_AFTER_S)
+
+
+class Origin(NamedTuple):
+    """Whose state a snapshot is."""
+
+    run_id: str
+    lease_id: str
+    template: str
+    uri: str
+    source_key: str
+    """Identity of the first files, which the environment's diff is against."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The saved state of one environment."""
+
+    snapshot_id: str
+    origin: Origin
+    saved: Saved
+    has_memory: bool
+    created_unix_ms: int
+    folder: Path
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Run and id, which name it on this node."""
+        return self.origin.run_id, self.snapshot_id
+
+
+Write = Callable[[Path, Limits], Awaitable[Saved]]
+"""Saves into an empty folder, within limits; puts a call log beside it."""
+
+
+@dataclass(slots=True)
+class Snapshots:
+    """Snapshots by run and id. Whoever reads one holds it meanwhile."""
+
+    folder: Path
+    quota: Quota = field(default_factory=Quota)
+    _kept: dict[tuple[str, str], Snapshot] = field(default_factory=dict)
+    _making: Counter[str] = field(default_factory=Counter)
+    """Snapshots under way, by run."""
+    _making_keys: set[tuple[str, str]] = field(default_factory=set)
+    _uses: Counter[Path] = field(default_factory=Counter)
+    _doomed: set[Path] = field(default_factory=set)
+    """Dropped while somebody read them."""
+    _seen_s: dict[str, float] = field(default_factory=dict)
+    """When each run last held a lease, by the monotonic clock."""
+
+    def held(self) -> list[environments_pb2.HeldSnapshot]:
+        """Every snapshot, for the broker."""
+        return [
+            environments_pb2.HeldSnapshot(
+                snapshot_id=each.snapshot_id,
+                run_id=each.origin.run_id,
+                template=each.origin.template,
+            )
+            for each in self._kept.values()
+        ]
+
+    def find(self, run_id: str, snapshot_id: str, *, lease_id: str | None = None) -> Snapshot:
+        """A run's snapshot, or one of a lease's own.
+
+        Raises:
+            UnknownIdError: there is none, or it is another's.
+        """
+        found = self._kept.get((run_id, snapshot_id))
+        if found is None or lease_id not in {None, found.origin.lease_id}:
+            raise UnknownIdError(f"this node holds no such snapshot {snapshot_id[:128]!r}")
+        return found
+
+    def named(self, name: str) -> Snapshot:
+        """The snapshot in the folder of this name.
+
+        Raises:
+            UnknownIdError: it is gone.
+        """
+        for snapshot in self._kept.values():
+            if snapshot.folder.name == name:
+                return snapshot
+        raise UnknownIdError(f"this node holds no snapshot in {name}")
+
+    @contextlib.contextmanager
+    def using(self, snapshot: Snapshot) -> Iterator[Path]:
+        """What the driver saved; it stays for as long as the block runs."""
+        self._uses[snapshot.folder] += 1
+        try:
+            yield snapshot.folder / SAVED
+        finally:
+            self._uses[snapshot.folder] -= 1
+            if not self._uses[snapshot.folder]:
+                del self._uses[snapshot.folder]
+                if snapshot.folder in self._doomed:
+                    self._doomed.discard(snapshot.folder)
+                    _remove_or_say(snapshot.folder)
+
+    async def take(
+        self, snapshot_id: str, origin: Origin, write: Write, *, has_memory: bool
+    ) -> Snapshot:
+        """Make a snapshot, or find the one that there is.
+
+        Raises:
+            InvalidFieldError: the id is no usable one.
+            ReusedIdError: another lease of the run has taken one of this id.
+            NoRoomError: the run or the disk has none for it.
+            SandboxError: it could not be written.
+        """
+        if not SNAPSHOT_ID.match(snapshot_id):
+            raise InvalidFieldError("snapshot_id", "letters, digits and ._- only, 128 at most")
+        key = (origin.run_id, snapshot_id)
+        present = self._kept.get(key)
+        if present is not None and present.origin.lease_id == origin.lease_id:
+            return present
+        if present is not None or key in self._making_keys:
+            raise ReusedIdError(f"snapshot {snapshot_id!r} is another lease's")
+        limits = self._room(origin.run_id)
+        self._making[origin.run_id] += 1
+        self._making_keys.add(key)
+        try:
+            made = await self._make(snapshot_id, origin, write, limits, has_memory=has_memory)
+        finally:
+            self._making[origin.run_id] -= 1
+            self._making_keys.discard(key)
+        self._kept[key] = made
+        self._count()
+        return made
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        """Remove a snapshot; whoever reads it can do so to the end."""
+        self._kept.pop(snapshot.key, None)
+        # From here on a successor would not find it either.
+        (snapshot.folder / STATE).unlink(missing_ok=True)
+        if self._uses[snapshot.folder]:
+            self._doomed.add(snapshot.folder)
+        else:
+            await asyncio.to_thread(_remove_or_say, snapshot.folder)
+        self._count()
+
+    async def collect(self, runs: Collection[str], *, now_s: float, now_unix_ms: int) -> list[str]:
+        """Remove what is too old, and what no lease of these runs can want any more."""
+        self._seen_s.update(dict.fromkeys(runs, now_s))
+        over = [
+            snapshot
+            for snapshot in self._kept.values()
+            if not self._uses[snapshot.folder]
+            and (
+                self.expires_unix_ms(snapshot) <= now_unix_ms
+                or now_s - self._seen_s.setdefault(snapshot.origin.run_id, now_s)
+                > self.quota.grace_s
+            )
+        ]
+        for snapshot in over:
+            await self.drop(snapshot)
+        living = {run_id for run_id, _ in self._kept} | set(runs)
+        self._seen_s = {run: seen for run, seen in self._seen_s.items() if run in living}
+        return [snapshot.snapshot_id for snapshot in over]
+
+    def expires_unix_ms(self, snapshot: Snapshot) -> int:
+        """When it ends at the latest."""
+        return snapshot.created_unix_ms + round(1000 * self.quota.ttl_s)
+
+    def take_over(self) -> int:
+        """Find what a predecessor has finished and remove what it has not; returns how many."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in sorted(self.folder.iterdir()):
+            try:
+                snapshot = _load(folder)
+            except CorruptError as error:
+                log.warning("snapshot %s is not taken over: %s", folder.name, error)
+                _remove_or_say(folder)
+            else:
+                self._kept[snapshot.key] = snapshot
+        self._count()
+        return len(self._kept)
+
+    async def _make(
+        self, snapshot_id: str, origin: Origin, write: Write, limits: Limits, *, has_memory: bool
+    ) -> Snapshot:
+        folder = self.folder / secrets.token_hex(12)
+        try:
+            with crossing(SandboxError, f"snapshot {snapshot_id}"):
+                (folder / SAVED).mkdir(mode=0o700, parents=True)
+                saved = await write(folder, limits)
+                self._check_bytes(origin.run_id, saved.num_bytes)
+                made = Snapshot(
+                    snapshot_id=snapshot_id,
+                    origin=origin,
+                    saved=saved,
+                    has_memory=has_memory,
+                    created_unix_ms=round(1000 * time.time()),
+                    folder=folder,
+                )
+                await asyncio.to_thread(_commit, made)
+        except TooLargeError as error:
+            await asyncio.to_thread(_remove_or_say, folder)
+            raise NoRoomError(f"snapshot {snapshot_id!r} does not fit: {error}") from error
+        except EtudeError:
+            await asyncio.to_thread(_remove_or_say, folder)
+            raise
+        return made
+
+    def _room(self, run_id: str) -> Limits:
+        """What one more snapshot of a run may take.
+
+        Raises:
+            NoRoomError: there is none for one more.
+        """
+        mine = [each for each in self._kept.values() if each.origin.run_id == run_id]
+        if len(mine) + self._making[run_id] >= self.quota.max_snapshots:
+            raise NoRoomError(
+                f"run {run_id!r} has {self.quota.max_snapshots} snapshots on this node"
+            )
+        left = self.quota.max_bytes - sum(each.saved.num_bytes for each in mine)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        disk = os.statvfs(self.folder)
+        free = disk.f_bavail * disk.f_frsize - self.quota.reserve_bytes
+        if free <= 0:
+            raise NoRoomError(
+                f"the disk keeps its last {self.quota.reserve_bytes >> 20} MiB for leases"
+            )
+        return Limits(max_files=self.quota.max_entries, max_bytes=min(left, free))
+
+    def _check_bytes(self, run_id: str, num_bytes: int) -> None:
+        """Several snapshots may have been under way at a time.
+
+        Raises:
+            NoRoomError: together they are too large.
+        """
+        mine = (each for each in self._kept.values() if each.origin.run_id == run_id)
+        if sum(each.saved.num_bytes for each in mine) + num_bytes > self.quota.max_bytes:
+            raise NoRoomError(f"run {run_id!r} has {self.quota.max_bytes >> 20} MiB for snapshots")
+
+    def _count(self) -> None:
+        metrics.snapshots.set(len(self._kept))
+        metrics.snapshot_bytes.set(sum(each.saved.num_bytes for each in self._kept.values()))
+
+
+def _commit(made: Snapshot) -> None:
+    said = {
+        "snapshot_id": made.snapshot_id,
+        "origin": made.origin._asdict(),
+        "saved": asdict(made.saved),
+        "has_memory": made.has_memory,
+        "created_unix_ms": made.created_unix_ms,
+    }
+    records.put(made.folder / STATE, said)
+
+
+def _load(folder: Path) -> Snapshot:
+    """The snapshot of a folder.
+
+    Raises:
+        CorruptError: there is none, or it cannot be read.
+    """
+    said = records.found(folder / STATE)
+    if said is None or not (folder / CALLS).exists():
+        raise CorruptError(f"{folder}: was never finished")
+    try:
+        return Snapshot(
+            snapshot_id=said["snapshot_id"],
+            origin=Origin(**said["origin"]),
+            saved=Saved(**said["saved"]),
+            has_memory=said["has_memory"],
+            created_unix_ms=said["created_unix_ms"],
+            folder=folder,
+        )
+    except (KeyError, TypeError) as cause:
+        raise CorruptError(f"{folder / STATE}: {cause}") from cause
+
+
+def _remove_or_say(folder: Path) -> None:
+    try:
+        folders.remove(folder)
+    except OSError:
+        log.exception("%s stays on the disk", folder)

@@ -1,0 +1,105 @@
+"""RPCs about the state of a node's environments, for whoever controls their leases."""
+
+from dataclasses import dataclass
+
+import grpc
+from typing_extensions import override
+
+from etude.common.errors import InvalidFieldError, UnknownIdError
+from etude.envserver.node.environment import Environment
+from etude.envserver.node.node import Node
+from etude.v1 import environment_state_pb2, environment_state_pb2_grpc
+
+RESUMED_S = 120
+"""What a lease that is resumed without saying for how long lasts: holders renew every 15 s."""
+MAX_TTL_S = 86_400
+"""As long as a lease may be granted for."""
+
+
+@dataclass(slots=True)
+class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
+    """Translates between the wire and the node."""
+
+    node: Node
+
+    @override
+    async def Snapshot(
+        self,
+        request: environment_state_pb2.SnapshotRequest,
+        context: grpc.aio.ServicerContext[
+            environment_state_pb2.SnapshotRequest, environment_state_pb2.SnapshotResponse
+        ],
+    ) -> environment_state_pb2.SnapshotResponse:
+        environment = self._controlled(request.lease_id, request.control_token)
+        states = self.node.states
+        made = await states.snapshot(
+            environment, request.snapshot_id, with_memory=request.with_memory
+        )
+        return environment_state_pb2.SnapshotResponse(
+            snapshot_id=made.snapshot_id,
+            size_bytes=made.saved.num_bytes,
+            digest=made.saved.digest,
+            expires_unix_ms=states.snapshots.expires_unix_ms(made),
+            has_memory=made.has_memory,
+        )
+
+    @override
+    async def Rollback(
+        self,
+        request: environment_state_pb2.RollbackRequest,
+        context: grpc.aio.ServicerContext[
+            environment_state_pb2.RollbackRequest, environment_state_pb2.RollbackResponse
+        ],
+    ) -> environment_state_pb2.RollbackResponse:
+        environment = self._controlled(request.lease_id, request.control_token)
+        await self.node.states.rollback(environment, request.snapshot_id)
+        return environment_state_pb2.RollbackResponse()
+
+    @override
+    async def Pause(
+        self,
+        request: environment_state_pb2.PauseRequest,
+        context: grpc.aio.ServicerContext[
+            environment_state_pb2.PauseRequest, environment_state_pb2.PauseResponse
+        ],
+    ) -> environment_state_pb2.PauseResponse:
+        environment = self._controlled(request.lease_id, request.control_token)
+        await self.node.states.pause(environment)
+        return environment_state_pb2.PauseResponse()
+
+    @override
+    async def Resume(
+        self,
+        request: environment_state_pb2.ResumeRequest,
+        context: grpc.aio.ServicerContext[
+            environment_state_pb2.ResumeRequest, environment_state_pb2.ResumeResponse
+        ],
+    ) -> environment_state_pb2.ResumeResponse:
+        if request.ttl_seconds > MAX_TTL_S:
+            raise InvalidFieldError("ttl_seconds", f"must be at most {MAX_TTL_S}")
+        expires_unix_ms = await self.node.resume(
+            request.lease_id, request.control_token, ttl_s=request.ttl_seconds or RESUMED_S
+        )
+        return environment_state_pb2.ResumeResponse(expires_unix_ms=expires_unix_ms)
+
+    @override
+    async def DropSnapshots(
+        self,
+        request: environment_state_pb2.DropSnapshotsRequest,
+        context: grpc.aio.ServicerContext[
+            environment_state_pb2.DropSnapshotsRequest, environment_state_pb2.DropSnapshotsResponse
+        ],
+    ) -> environment_state_pb2.DropSnapshotsResponse:
+        environment = self._controlled(request.lease_id, request.control_token)
+        missing = []
+        for snapshot_id in request.snapshot_ids:
+            try:
+                await self.node.states.drop(environment, snapshot_id)
+            except UnknownIdError:
+                missing.append(snapshot_id)
+        return environment_state_pb2.DropSnapshotsResponse(missing_snapshot_ids=missing)
+
+    def _controlled(self, lease_id: str, token: str) -> Environment:
+        environment = self.node.find(lease_id)
+        environment.check_control(token)
+        return environment

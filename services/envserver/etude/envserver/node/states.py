@@ -1,0 +1,239 @@
+"""An environment's state as a whole: saved, put back, kept on the disk while nobody uses it.
+
+All of it happens between two turns and goes on when its caller leaves. What a process does before
+it dies is finished by the next or undone: a rollback says what it will do before it does it, and
+does it again from the beginning; a pause is one as soon as it is written down.
+"""
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from etude.common.errors import CorruptError, EtudeError, crossing
+from etude.envserver import metrics
+from etude.envserver.drivers.base import CapMissingError, Driver, SandboxError, Saved
+from etude.envserver.folders import Limits
+from etude.envserver.node import records
+from etude.envserver.node.environment import Environment
+from etude.envserver.node.records import CALLS, PAUSED, ROLLBACK
+from etude.envserver.node.snapshots import SAVED, Origin, Snapshot, Snapshots
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class States:
+    """What can be done with the state of one node's environments."""
+
+    driver: Driver
+    snapshots: Snapshots
+    _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    async def snapshot(
+        self, environment: Environment, snapshot_id: str, *, with_memory: bool
+    ) -> Snapshot:
+        """Save an environment, or find what was saved under the same id.
+
+        Raises:
+            CapMissingError: the driver saves no files, or no memory where that is wanted.
+            EtudeError: of Snapshots.take(), or the environment has ended or is paused.
+        """
+        self.require_files("it saves nothing")
+        if with_memory and not self.driver.caps.memory:
+            raise CapMissingError(self.driver.name, "memory", "its snapshots hold files only")
+
+        async def write(folder: Path, limits: Limits) -> Saved:
+            saved = await environment.sandbox.save(folder / SAVED, limits)
+            results = environment.results
+            calls = folder / CALLS, results.digests(), results.everything()
+            await asyncio.to_thread(records.write_calls, *calls)
+            return saved
+
+        async def work() -> Snapshot:
+            environment.check_ready()
+            with crossing(SandboxError, f"lease {environment.lease_id}"):
+                await environment.make_workspace()
+            with metrics.snapshot_seconds.time():
+                return await self.snapshots.take(
+                    snapshot_id,
+                    _origin(environment),
+                    write,
+                    has_memory=self.driver.caps.memory,
+                )
+
+        return await self._between_turns(environment, work)
+
+    async def rollback(self, environment: Environment, snapshot_id: str) -> None:
+        """Put an environment back to a snapshot that it has taken.
+
+        Raises:
+            UnknownIdError: it has taken no such snapshot, or has ended.
+            EtudeError: the driver failed, and nothing has changed.
+        """
+        origin = _origin(environment)
+
+        async def work() -> None:
+            environment.check_ready()
+            snapshot = self.snapshots.find(
+                origin.run_id, snapshot_id, lease_id=environment.lease_id
+            )
+            intent = environment.folder / ROLLBACK
+            what = f"lease {environment.lease_id}"
+            with crossing(SandboxError, what):
+                records.put(intent, {"snapshot": snapshot.folder.name})
+                try:
+                    with crossing(SandboxError, what):
+                        await self._put_back(environment, snapshot)
+                except EtudeError:
+                    intent.unlink()
+                    raise
+
+        await self._between_turns(environment, work)
+
+    async def continue_rollback(self, environment: Environment) -> bool:
+        """Do again what a predecessor was doing; False if it was doing nothing.
+
+        Raises:
+            EtudeError: that is not possible, and the environment is lost.
+        """
+        said = records.found(environment.folder / ROLLBACK)
+        if said is None:
+            return False
+        with crossing(SandboxError, f"lease {environment.lease_id}"):
+            await self._put_back(environment, self.snapshots.named(str(said.get("snapshot"))))
+        return True
+
+    async def drop(self, environment: Environment, snapshot_id: str) -> None:
+        """Remove a snapshot that an environment has taken.
+
+        Raises:
+            UnknownIdError: it has taken no such snapshot, or none that is still there.
+        """
+        origin = _origin(environment)
+
+        async def work() -> None:
+            found = self.snapshots.find(origin.run_id, snapshot_id, lease_id=origin.lease_id)
+            await self.snapshots.drop(found)
+
+        await self._between_turns(environment, work)
+
+    async def start_from(self, environment: Environment, snapshot: Snapshot) -> None:
+        """Give a new environment the state of a snapshot, and none of its calls.
+
+        Raises:
+            EtudeError: the driver failed.
+        """
+        with self.snapshots.using(snapshot) as folder:
+            await environment.sandbox.restore(folder, snapshot.saved)
+
+    async def pause(self, environment: Environment, *, until_unix_ms: int = 0) -> None:
+        """Keep an environment on the disk only.
+
+        Args:
+            environment: whose.
+            until_unix_ms: the end of one whose lease has expired; 0: its lease goes on.
+
+        Raises:
+            EtudeError: the driver failed, and nothing has changed.
+        """
+        self.require_files("what is paused is kept in files")
+
+        async def work() -> None:
+            marker = environment.folder / PAUSED
+            with crossing(SandboxError, f"lease {environment.lease_id}"):
+                records.put(marker, {"until_unix_ms": until_unix_ms})
+                was_paused, environment.is_paused = environment.is_paused, True
+                try:
+                    with crossing(SandboxError, f"lease {environment.lease_id}"):
+                        await environment.sandbox.pause()
+                except EtudeError:
+                    environment.is_paused = was_paused
+                    if not was_paused:
+                        marker.unlink()
+                    raise
+
+        await self._between_turns(environment, work)
+
+    async def resume(self, environment: Environment) -> None:
+        """Let a paused environment go on.
+
+        Raises:
+            EtudeError: the driver failed, and it is still paused.
+        """
+
+        async def work() -> None:
+            if environment.is_paused:
+                with crossing(SandboxError, f"lease {environment.lease_id}"):
+                    await environment.sandbox.resume()
+                    (environment.folder / PAUSED).unlink()
+                environment.is_paused = False
+
+        await self._between_turns(environment, work)
+
+    async def continue_pause(self, environment: Environment) -> int | None:
+        """Finish what a predecessor began.
+
+        Returns:
+            None if it is not paused; the end of one whose lease has expired, in Unix milliseconds;
+            0 if its lease goes on.
+
+        Raises:
+            CorruptError: nobody can tell.
+        """
+        said = records.found(environment.folder / PAUSED)
+        if said is None:
+            return None
+        until_unix_ms = said.get("until_unix_ms")
+        if not isinstance(until_unix_ms, int):
+            raise CorruptError(f"{environment.folder / PAUSED}: until_unix_ms is no number")
+        await self.pause(environment, until_unix_ms=until_unix_ms)
+        return until_unix_ms
+
+    def require_files(self, why: str) -> None:
+        """Refuse what needs more than the driver can do.
+
+        Raises:
+            CapMissingError: it cannot save files.
+        """
+        if not self.driver.caps.files:
+            raise CapMissingError(self.driver.name, "files", why)
+
+    async def _put_back(self, environment: Environment, snapshot: Snapshot) -> None:
+        """Files and calls as they were; after an error both are as they are now."""
+        calls = environment.folder / CALLS
+        partial = calls.with_name(f"{CALLS}.partial")
+        with self.snapshots.using(snapshot) as folder:
+            # What can fail for want of space comes first.
+            await asyncio.to_thread(shutil.copyfile, snapshot.folder / CALLS, partial)
+            found = records.history(partial)
+            await environment.sandbox.restore(folder, snapshot.saved)
+            partial.rename(calls)
+            environment.recall(found)
+            (environment.folder / ROLLBACK).unlink()
+
+    async def _between_turns(
+        self, environment: Environment, work: Callable[[], Awaitable[_T]]
+    ) -> _T:
+        async def alone() -> _T:
+            async with environment.turn:
+                environment.check_open()
+                return await work()
+
+        task = asyncio.create_task(alone(), name=f"state of {environment.lease_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+
+def _origin(environment: Environment) -> Origin:
+    record = environment.record
+    return Origin(
+        run_id=record.held.run_id,
+        lease_id=record.lease_id,
+        template=record.template,
+        uri=record.uri,
+        source_key=record.source_key,
+    )

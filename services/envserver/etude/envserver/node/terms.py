@@ -1,0 +1,31 @@
+"""What a lease says of the driver behind it."""
+
+from collections.abc import Mapping
+
+from etude.envserver.drivers.base import Driver, Start, Strength
+from etude.v1 import environments_pb2
+
+ISOLATION: Mapping[Strength, environments_pb2.Isolation] = {
+    Strength.WEAK: environments_pb2.ISOLATION_WEAK,
+    Strength.MODERATE: environments_pb2.ISOLATION_MODERATE,
+    Strength.STRONG: environments_pb2.ISOLATION_STRONG,
+}
+STARTS: Mapping[Start, environments_pb2.Start] = {
+    Start.COPY: environments_pb2.START_COPY,
+    Start.SPAWN: environments_pb2.START_SPAWN,
+    Start.SHELL: environments_pb2.START_SHELL,
+    Start.PAUSED_CLONE: environments_pb2.START_PAUSED_CLONE,
+    Start.DELTA: environments_pb2.START_DELTA,
+}
+
+
+def write(lease: environments_pb2.Lease, driver: Driver, start: Start | None) -> None:
+    """Make a lease say what its environment is and what can be done with it."""
+    lease.driver = driver.name
+    lease.isolation = ISOLATION[driver.strength]
+    if start is not None:
+        lease.start = STARTS[start]
+    caps = driver.caps
+    lease.caps.CopyFrom(
+        environments_pb2.Caps(files=caps.files, memory=caps.memory, freeze=caps.freeze)
+    )

@@ -1,0 +1,210 @@
+"""How long a node keeps snapshots and paused environments, and what they may take."""
+
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+
+from etude.common.errors import (
+    UnknownIdError,
+    WrongStateError,
+)
+from etude.envserver.drivers.base import CapMissingError, Caps
+from etude.envserver.drivers.memory import MemoryDriver
+from etude.envserver.node.environment import Environment
+from etude.envserver.node.node import Node
+from etude.envserver.node.snapshots import NoRoomError, Quota
+from etude.v1 import environments_pb2
+
+MakeNode = Callable[..., Node]
+Order = Callable[..., environments_pb2.OpenEnvironmentsRequest]
+
+FIX = {"path": "shop/core.py", "old_string": "a - b", "new_string": "a + b"}
+
+
+def call(call_id: str, name: str, **arguments: str) -> environments_pb2.ToolCall:
+    return environments_pb2.ToolCall(
+        call_id=call_id, name=name, arguments_json=json.dumps(arguments)
+    )
+
+
+async def opened(node: Node, order: Order, name: str = "a") -> Environment:
+    (outcome,) = await node.open(order(name))
+    assert outcome.HasField("lease"), outcome
+    return node.find(name)
+
+
+async def said(environment: Environment, *calls: environments_pb2.ToolCall) -> list[str]:
+    return [result.content.decode() for result in await environment.run_turn(calls)]
+
+
+async def content(environment: Environment) -> bytes:
+    (written,) = (await environment.diff()).written
+    return written.content
+
+
+async def test_nothing_can_be_done_with_a_paused_environment_until_it_is_resumed(
+    make_node: MakeNode, order: Order
+) -> None:
+    node = make_node()
+    environment = await opened(node, order)
+    fix = call("1", "search_replace", **FIX)
+    await said(environment, fix)
+    for _ in range(2):
+        await node.states.pause(environment)
+
+    for work in (
+        environment.run_turn([call("2", "list_dir", path=".")]),
+        environment.diff(),
+        node.states.snapshot(environment, "s", with_memory=False),
+        node.states.rollback(environment, "s"),
+    ):
+        with pytest.raises(WrongStateError, match="is paused: resume it first"):
+            await work
+    for _ in range(2):
+        await node.resume("a", "control-a", ttl_s=60)
+    assert b"a + b" in await content(environment)
+
+
+@pytest.mark.parametrize("cap", ["files", "memory"])
+async def test_what_the_driver_cannot_do_is_refused_by_the_name_of_the_cap(
+    make_node: MakeNode, order: Order, cap: str
+) -> None:
+    node = make_node()
+    environment = await opened(node, order)
+    assert isinstance(node.driver, MemoryDriver)
+    node.driver.caps = Caps(files=cap != "files", memory=False, freeze=True)
+
+    with pytest.raises(CapMissingError, match=f"driver memory has no cap '{cap}'"):
+        await node.states.snapshot(environment, "s", with_memory=True)
+    if cap == "files":
+        with pytest.raises(CapMissingError, match="'files'"):
+            await node.states.pause(environment)
+        asked = order("b")
+        asked.on_expiry = environments_pb2.ON_EXPIRY_PAUSE
+        (outcome,) = await node.open(asked)
+        assert outcome.failure.reason == "CapMissing"
+
+
+async def test_a_lease_says_what_can_be_done_with_it(make_node: MakeNode, order: Order) -> None:
+    (outcome,) = await make_node().open(order("a"))
+
+    assert outcome.lease.start == environments_pb2.START_COPY
+    assert outcome.lease.caps == environments_pb2.Caps(files=True, memory=False, freeze=True)
+
+
+async def fill(node: Node, environment: Environment) -> None:
+    for name in ("s", "t", "u"):
+        await node.states.snapshot(environment, name, with_memory=False)
+
+
+@pytest.mark.parametrize(
+    ("quota", "words"),
+    [
+        (Quota(max_snapshots=1), "has 1 snapshots"),
+        (Quota(max_bytes=150), "does not fit"),
+        (Quota(max_entries=3), "does not fit"),
+        (Quota(reserve_bytes=1 << 60), "the disk keeps"),
+    ],
+)
+async def test_what_a_run_may_not_take_is_refused_and_leaves_nothing(
+    make_node: MakeNode, order: Order, quota: Quota, words: str
+) -> None:
+    node = make_node()
+    node.states.snapshots.quota = quota
+    environment = await opened(node, order)
+
+    with pytest.raises(NoRoomError, match=words):
+        await fill(node, environment)
+
+    kept = node.states.snapshots.held()
+    assert len(list(node.states.snapshots.folder.iterdir())) == len(kept)
+    node.states.snapshots.quota = Quota()
+    await node.states.snapshot(environment, "fits", with_memory=False)
+
+
+async def test_snapshots_end_with_their_time(make_node: MakeNode, order: Order) -> None:
+    node = make_node()
+    environment = await opened(node, order)
+    node.states.snapshots.quota = Quota(ttl_s=0)
+    await node.states.snapshot(environment, "s", with_memory=False)
+
+    await node.expire(now_s=time.monotonic())
+
+    assert node.states.snapshots.held() == []
+    assert list(node.states.snapshots.folder.iterdir()) == []
+
+
+async def test_snapshots_outlive_their_runs_last_lease_by_their_grace(
+    make_node: MakeNode, order: Order
+) -> None:
+    node = make_node()
+    environment = await opened(node, order)
+    await node.states.snapshot(environment, "s", with_memory=False)
+    now_s = time.monotonic()
+    grace_s = node.states.snapshots.quota.grace_s
+    await node.expire(now_s=now_s)
+    await node.close(["a"])
+
+    await node.expire(now_s=now_s + grace_s)
+    assert len(node.states.snapshots.held()) == 1
+    await node.expire(now_s=now_s + grace_s + 1)
+    assert node.states.snapshots.held() == []
+
+
+async def test_a_lease_that_shall_be_kept_takes_no_slot_and_goes_on_when_resumed(
+    make_node: MakeNode, order: Order
+) -> None:
+    node = make_node(slots=1)
+    asked = order("a", ttl_s=0)
+    asked.on_expiry = environments_pb2.ON_EXPIRY_PAUSE
+    await node.open(asked)
+    await said(node.find("a"), call("1", "search_replace", **FIX))
+
+    assert await node.expire(now_s=time.monotonic() + 1) == ["a"]
+    await node.kept.settle()
+
+    assert node.held() == []
+    with pytest.raises(WrongStateError, match="resume it first"):
+        node.find("a")
+    await opened(node, order, "b")
+    with pytest.raises(Exception, match="slots are taken"):
+        await node.resume("a", "control-a", ttl_s=60)
+    await node.close(["b"])
+    expires = await node.resume("a", "control-a", ttl_s=60)
+    assert [held.lease.expires_unix_ms for held in node.held()] == [expires]
+    assert b"a + b" in await content(node.find("a"))
+
+
+async def test_a_broker_that_ends_an_expired_lease_does_not_end_one_that_shall_be_kept(
+    make_node: MakeNode, order: Order
+) -> None:
+    node = make_node()
+    for name, ttl_s in (("a", 0), ("b", 60)):
+        asked = order(name, ttl_s=ttl_s)
+        asked.on_expiry = environments_pb2.ON_EXPIRY_PAUSE
+        await node.open(asked)
+
+    await node.close(["a", "b"])
+    await node.kept.settle()
+
+    assert "a" in node.kept
+    with pytest.raises(UnknownIdError):
+        node.find("b")
+
+
+async def test_what_is_kept_ends_at_last(make_node: MakeNode, order: Order) -> None:
+    node = make_node()
+    asked = order("a", ttl_s=0)
+    asked.on_expiry = environments_pb2.ON_EXPIRY_PAUSE
+    await node.open(asked)
+    now_s = time.monotonic()
+    await node.expire(now_s=now_s + 1)
+    await node.kept.settle()
+
+    await node.expire(now_s=now_s + 2000)
+
+    with pytest.raises(UnknownIdError):
+        await node.resume("a", "control-a", ttl_s=60)
+    assert list(node.driver.leases.iterdir()) == []
