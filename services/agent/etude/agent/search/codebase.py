@@ -6,14 +6,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from etude.agent.search.chunks import MAX_PARSED_BYTES, Chunk
-from etude.agent.search.hashed import HashedNull
 from etude.agent.search.overlay import Content, Overlay
 from etude.agent.search.shared import SharedIndex, digest
-from etude.agent.search.vectors import Embedder
 
 MAX_FILES = 20_000
 MAX_BYTES = 64 << 20
-"""Of a workspace without a template."""
+"""Of a workspace that is its own template."""
 MAX_CHANGED_FILES = 2_000
 MAX_CHANGED_BYTES = 8 << 20
 """Of what differs from the template, the first files by path: a policy chooses how much it makes,
@@ -46,10 +44,9 @@ class Found(NamedTuple):
 class Codebase:
     """The index that a workspace began with, and what was changed since."""
 
-    shared: SharedIndex | None = None
-    """Of the template; without one, the files at the first search are what others differ from."""
-    embedder: Embedder = field(default_factory=HashedNull)
-    """For the index of a workspace without a template."""
+    shared: SharedIndex = field(default_factory=SharedIndex)
+    """Of the template. A workspace that has little in common with it, as its files came with an
+    image or there is no template, differs from its own files at the first search instead."""
     _overlay: Overlay | None = None
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -63,13 +60,19 @@ class Codebase:
         """
         async with self._one:
             if self._overlay is None:
-                self._overlay = Overlay(await (self.shared or await self._own(files)).get())
+                self._overlay = await self._begun(files)
             overlay = self._overlay
             changed = overlay.changed(files.digests)
             fresh = await _fresh(files, changed, overlay)
             await asyncio.to_thread(overlay.update, files.digests, fresh)
             chunks = await asyncio.to_thread(overlay.search, question, folders, limit)
             return Found(chunks, overlay.base.embedder.id, len(changed) - len(fresh))
+
+    async def _begun(self, files: Files) -> Overlay:
+        overlay = Overlay(await self.shared.get())
+        if 2 * len(overlay.changed(files.digests)) <= len(files.digests):
+            return overlay
+        return Overlay(await (await self._own(files)).get())
 
     async def _own(self, files: Files) -> SharedIndex:
         contents: dict[str, bytes] = {}
@@ -79,8 +82,7 @@ class Codebase:
             if data is not None:
                 contents[path] = data
                 left -= len(data)
-        self.shared = SharedIndex(contents, self.embedder)
-        return self.shared
+        return SharedIndex(contents, self.shared.embedder)
 
 
 async def _fresh(

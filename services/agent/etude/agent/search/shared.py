@@ -25,7 +25,7 @@ class Base:
 class SharedIndex:
     """Files, and their index as soon as somebody asks for it."""
 
-    files: Mapping[str, bytes]
+    files: Mapping[str, bytes] = field(default_factory=dict)
     embedder: Embedder = field(default_factory=HashedNull)
     _building: asyncio.Task[Base] | None = None
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from etude.agent import wire
 from etude.agent.calls import Call, Malformed, from_json
+from etude.agent.search.codebase import Codebase
 from etude.agent.tools.base import Access
 from etude.agent.toolsets import Toolset, run_calls
 from etude.agent.workspace import ExecResult
@@ -60,6 +61,7 @@ class Environment:
     """Whether it waits on the disk: nothing can be done with it before it is resumed."""
     _sandbox: Sandbox = field(init=False)
     _log: CallLog = field(init=False)
+    _codebase: Codebase = field(init=False)
     _results: Results = field(default_factory=Results)
     _identity: str | None = None
     """Of the workspace, where it is known; empty where it cannot be told."""
@@ -74,6 +76,7 @@ class Environment:
     def __post_init__(self) -> None:
         self._sandbox = self.driver.sandbox(self.folder, self._exec, template=self.record.template)
         self._log = CallLog(self.folder / CALLS)
+        self._codebase = Codebase(self.source.index)
 
     @property
     def lease_id(self) -> str:
@@ -307,7 +310,9 @@ class Environment:
             self._log.begin(before)
             self._identity = None
         try:
-            outcomes = await run_calls(self.toolset, self._sandbox.workspace, parsed)
+            workspace = self._sandbox.workspace
+            workspace.codebase = self._codebase
+            outcomes = await run_calls(self.toolset, workspace, parsed)
         except UnavailableError as error:
             if changes and (not before or await self._present_identity() != before):
                 self._closed = True

@@ -5,6 +5,9 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from etude.agent.search.hashed import HashedNull
+from etude.agent.search.shared import SharedIndex
+from etude.agent.search.vectors import Embedder
 from etude.common.api.pool import StoreAccess
 from etude.common.errors import Problem, UserError
 from etude.common.files import materialise
@@ -31,6 +34,8 @@ class Source:
     key: str
     """Identity of the tree."""
     num_bytes: int
+    index: SharedIndex
+    """For searches of all workspaces that begin with these files."""
 
 
 @dataclass(slots=True)
@@ -42,6 +47,8 @@ class Sources:
     access: StoreAccess = field(default_factory=StoreAccess)
     """How that store is reached."""
     cache_bytes: int = CACHE_BYTES
+    embedder: Embedder = field(default_factory=HashedNull)
+    """Makes the vectors of searches; what a policy was trained with."""
     _kept: OrderedDict[str, Source] = field(default_factory=OrderedDict)
     _loading: dict[str, asyncio.Task[Source]] = field(default_factory=dict)
 
@@ -71,7 +78,7 @@ class Sources:
 
     def _read(self, uri: str) -> Source:
         if uri == EMPTY:
-            return Source(uri=uri, tree={}, key=trees.identity({}), num_bytes=0)
+            return self._source(uri, {})
         folder = materialise(uri, self.scratch, self.access)
         if not folder.is_dir():
             raise _refused(uri, "is no folder")
@@ -84,7 +91,17 @@ class Sources:
             for path, content in files.items()
             if path not in MACHINE_FILES
         }
-        return Source(uri=uri, tree=tree, key=trees.identity(tree), num_bytes=num_bytes)
+        return self._source(uri, tree)
+
+    def _source(self, uri: str, tree: Tree) -> Source:
+        contents = {path: file.content for path, file in tree.items()}
+        return Source(
+            uri=uri,
+            tree=tree,
+            key=trees.identity(tree),
+            num_bytes=sum(map(len, contents.values())),
+            index=SharedIndex(contents, self.embedder),
+        )
 
 
 def _refused(uri: str, what: str) -> UserError:
