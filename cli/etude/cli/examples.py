@@ -59,6 +59,7 @@ EXAMPLES = {
         "etude tasks verify examples/tasks",
         "etude tasks verify mine --driver qemu-microvm --image python --json",
     ),
+    "tasks lint": ("etude tasks lint examples/tasks", "etude tasks lint mine --json"),
     "import harbor": (
         "etude tasks import harbor downloads/my-dataset --out mine",
         "etude tasks import harbor one --out mine --oci IMAGE=LAYOUT@sha256:…",

@@ -61,6 +61,23 @@ def verify(
     )
 
 
+@app.command(epilog=epilog("tasks lint"))
+def lint(
+    folder: Annotated[Path, typer.Argument(help="A task folder, or a folder of them.")],
+    *,
+    limit: Annotated[int, typer.Option(help="Look at most at this many; 0 means all.")] = 0,
+    driver: Annotated[str, typer.Option(help="process, or qemu-microvm.")] = "process",
+    image: Annotated[str, typer.Option(help="What a microVM boots for tasks that name none.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per task.")] = False,
+) -> None:
+    """Find what gives a task away: history, hidden files, gold lines, a network."""
+    _run(
+        "etude.envserver.tasks.lint",
+        *(str(folder), "--limit", str(limit), "--driver", driver, "--image", image),
+        *(("--json",) if as_json else ()),
+    )
+
+
 imports = typer.Typer(no_args_is_help=True, help="Turn published tasks into task folders.")
 app.add_typer(imports, name="import")
 

@@ -160,7 +160,7 @@ async def verify(
     chosen = chosen or benches.Choice()
     found = list[Verdict]()
     with tempfile.TemporaryDirectory(prefix="etude-verify-") as scratch:
-        async with benches.opened(chosen, _readable(folders), Path(scratch)) as bench:
+        async with benches.opened(chosen, readable(folders), Path(scratch)) as bench:
             proof = Proof(bench.grader(), Sources(Path(scratch) / "sources"), bench)
             places = asyncio.Semaphore(2 * (os.cpu_count() or 1))
 
@@ -176,13 +176,14 @@ async def verify(
     return found
 
 
-def _readable(folders: Sequence[Path]) -> list[HarborTask]:
+def readable(folders: Sequence[Path]) -> list[HarborTask]:
+    """Those of the tasks that can be read; the others are said when it is their turn."""
     found = []
     for folder in folders:
         try:
             found.append(harbor.read_task(folder))
         except EtudeError:
-            continue  # said when it is its turn
+            continue
     return found
 
 

@@ -1,0 +1,216 @@
+"""Whether a task gives itself away: history, hidden files, gold lines, a network.
+
+python -m etude.envserver.tasks.lint TASK_OR_FOLDER [--limit N] [--driver NAME] [--json]
+"""
+
+import argparse
+import asyncio
+import base64
+import importlib.resources
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from etude.common import harbor
+from etude.common.errors import EtudeError, UserError
+from etude.common.harbor import HarborTask
+from etude.envserver.drivers.base import Verification
+from etude.envserver.images.spec import read_spec
+from etude.envserver.node.sources import Sources
+from etude.envserver.tasks import benches, exits, hidden
+from etude.envserver.tasks.benches import Bench
+from etude.envserver.tasks.verify import chosen_folders, readable
+from etude.envserver.trees import File
+
+_REPORT = "/logs/report.json"
+_LIMIT_S = 600.0
+_FETCH = re.compile(
+    r"\b(?:apt(?:-get)?|apk|pip3?|uv pip|uv tool|npm|yarn|pnpm|gem|cargo|go)\s+(?:-\S+\s+)*"
+    r"(?:install|add|get|update|upgrade|ci)\b|\buvx\b|\bnpx\b"
+    r"|\b(?:curl|wget)\b[^\n]*https?://|\bgit\s+clone\s+\S*(?:https?://|git@)"
+)
+
+
+class _Found(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rule: str = Field(max_length=40)
+    where: str = Field(max_length=400)
+    what: str = Field(max_length=400)
+
+
+class _Report(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    findings: tuple[_Found, ...] = Field(max_length=200)
+    scanned: int = Field(ge=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One way in which a task gives itself away."""
+
+    rule: str
+    where: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """What is known about one task."""
+
+    task_id: str
+    scanned: int = 0
+    """Files and git objects that were compared."""
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(slots=True)
+class Linter:
+    """Looks at workspaces from inside of sandboxes."""
+
+    bench: Bench
+    sources: Sources
+
+    async def look(self, folder: Path) -> Looked:
+        """What the task in this folder gives away."""
+        try:
+            task = harbor.read_task(folder)
+            report = await self._report(task)
+        except EtudeError as error:
+            unreadable = Finding(rule="unreadable", where=folder.name, what=str(error))
+            return Looked(task_id=folder.name, findings=(unreadable,))
+        inside = [Finding(rule=f.rule, where=f.where, what=f.what) for f in report.findings]
+        found = (*_network(task), *inside)
+        return Looked(task_id=task.task_id, scanned=report.scanned, findings=found)
+
+    async def _report(self, task: HarborTask) -> _Report:
+        source = await self.sources.get(task.environment.absolute().as_uri())
+        workspace = {path: file.content for path, file in source.tree.items()}
+        tests, solution = task.tests(), task.solution()
+        units = {
+            "hashes": hidden.hashes(tests, solution),
+            "units": [
+                {**asdict(unit), "needed": unit.needed}
+                for unit in hidden.units(workspace, tests, solution)
+            ],
+            "keeps_history": task.keeps_history,
+        }
+        shown = {"probe.py": _probe(), "units.json": json.dumps(units).encode()}
+        shown |= {f"extra/{path}": data for path, data in _of_image(task).items()}
+        outcome = await self.bench.driver.verify(
+            Verification(
+                template=self.bench.template(task),
+                workspace=source.tree,
+                tests={path: File(data) for path, data in shown.items()},
+                command="python3 /tests/probe.py",
+                timeout_s=_LIMIT_S,
+                reward_path=_REPORT,
+            )
+        )
+        try:
+            return _Report.model_validate_json(outcome.collected or b"")
+        except ValidationError:
+            tail = outcome.output[-300:].decode(errors="replace")
+            what = f"the probe left no report, exit code {outcome.exit_code}: {tail!r}"
+            found = _Found(rule="unreadable", where="environment", what=what[:400])
+            return _Report(findings=(found,), scanned=0)
+
+
+def _probe() -> bytes:
+    return importlib.resources.files(__package__).joinpath("probe.py").read_bytes()
+
+
+def _of_image(task: HarborTask) -> Mapping[str, bytes]:
+    """The files that the task's image spec puts into the image."""
+    path = task.folder / "image.yaml"
+    if not path.is_file():
+        return {}
+    found = dict[str, bytes]()
+    for number, file in enumerate(read_spec(path).files):
+        try:
+            found[f"{number}"] = base64.b64decode(file.text, validate=True)
+        except ValueError:
+            found[f"{number}"] = file.text.encode()
+    return found
+
+
+def _network(task: HarborTask) -> Iterator[Finding]:
+    """Lines of scripts that fetch something: in a sandbox they wait, then fail."""
+    scripts = {f"tests/{path}": data for path, data in task.tests().items()}
+    scripts |= {f"solution/{path}": data for path, data in task.solution().items()}
+    for path, data in scripts.items():
+        if not path.endswith((".sh", ".bash")):
+            continue
+        for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):
+            code = line.strip()
+            if not code.startswith("#") and _FETCH.search(code):
+                what = f"wants a network, which sandboxes do not have: {code[:120]}"
+                yield Finding(rule="network", where=f"{path} line {number}", what=what)
+
+
+async def lint(
+    folders: Sequence[Path],
+    chosen: benches.Choice | None = None,
+    say: Callable[[Looked], None] = lambda _: None,
+) -> list[Looked]:
+    """What the tasks in these folders give away, in order.
+
+    Args:
+        folders: of tasks.
+        chosen: what is looked from; the process driver unless given.
+        say: is told about each task.
+
+    Raises:
+        UserError: this machine has no sandbox for it.
+    """
+    chosen = chosen or benches.Choice()
+    found = list[Looked]()
+    with tempfile.TemporaryDirectory(prefix="etude-lint-") as scratch:
+        async with benches.opened(chosen, readable(folders), Path(scratch)) as bench:
+            linter = Linter(bench, Sources(Path(scratch) / "sources"))
+            for folder in folders:
+                found.append(await linter.look(folder))
+                say(found[-1])
+    return found
+
+
+def _say(looked: Looked, *, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(f"{json.dumps(asdict(looked))}\n")
+    for found in looked.findings if not as_json else ():
+        line = f"{looked.task_id}: {found.rule}: {found.where}  {found.what}"
+        sys.stdout.write("".join(c if c.isprintable() else repr(c)[1:-1] for c in line) + "\n")
+    sys.stdout.flush()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Look, print what is given away, and say how many tasks are clean."""
+    parser = argparse.ArgumentParser(prog="python -m etude.envserver.tasks.lint")
+    parser.add_argument("folder", type=Path, help="a task folder, or a folder of them")
+    parser.add_argument("--limit", type=int, default=0, help="at most this many; 0 means all")
+    parser.add_argument("--json", action="store_true", help="one JSON object per task")
+    benches.add_options(parser)
+    given = parser.parse_args(arguments)
+    try:
+        folders = chosen_folders(given.folder, given.limit)
+        say = partial(_say, as_json=given.json)
+        found = asyncio.run(lint(folders, benches.choice(given), say))
+    except UserError as error:
+        return exits.explain(error)
+    clean = sum(not looked.findings for looked in found)
+    if not given.json:
+        scanned = sum(looked.scanned for looked in found)
+        sys.stdout.write(f"{clean} of {len(found)} tasks are clean ({scanned} files compared)\n")
+    return 0 if clean == len(found) else exits.NO
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
