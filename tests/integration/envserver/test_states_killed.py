@@ -1,0 +1,234 @@
+"""A node is killed before each line of what it does with a state, and another one goes on."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from etude.envserver.drivers.memory import MemoryDriver
+from etude.envserver.node.node import Node
+from etude.envserver.node.sources import Sources
+from etude.v1 import environments_pb2
+
+FOLDER = "etude/envserver/"
+WATCHED = ("node/states.py", "node/snapshots.py", "node/records.py", "drivers/saving.py")
+SAMPLED = ("copies.py", "folders.py", "node/environment.py", "node/node.py")
+"""Every seventh line of these: a prime, so that loops are met in all of their places."""
+STEP = 7
+DONE, KILLED = 0, 9
+
+FIX = {"path": "core.py", "old_string": "a - b", "new_string": "a + b"}
+SPOIL = {"path": "core.py", "old_string": "a + b", "new_string": "a * b"}
+
+
+def call(call_id: str, arguments: dict[str, str]) -> environments_pb2.ToolCall:
+    return environments_pb2.ToolCall(
+        call_id=call_id, name="search_replace", arguments_json=json.dumps(arguments)
+    )
+
+
+def node_on(scratch: Path) -> Node:
+    driver = MemoryDriver(scratch / "leases")
+    return Node(driver=driver, sources=Sources(scratch), slots=4, templates={"python"})
+
+
+def order(scratch: Path, name: str, snapshot_id: str = "") -> Any:
+    lease = environments_pb2.Lease(
+        lease_id=name,
+        control_token="control",
+        expires_unix_ms=round(1000 * (time.time() + 600)),
+    )
+    source = (scratch.parent / "source").as_uri()
+    return environments_pb2.OpenEnvironmentsRequest(
+        leases=[environments_pb2.HeldLease(lease=lease, run_id="run")],
+        template="python",
+        workspace=environments_pb2.WorkspaceSource(uri=source),
+        toolset="Compact",
+        snapshot_id=snapshot_id,
+    )
+
+
+async def spoilt(scratch: Path, *, paused: bool) -> None:
+    """A lease with a snapshot of its repaired file, which it has spoilt since."""
+    node = node_on(scratch)
+    await node.take_over()
+    await node.open(order(scratch, "a"))
+    environment = node.find("a")
+    await environment.run_turn([call("1", FIX)])
+    await node.states.snapshot(environment, "s0", with_memory=False)
+    await environment.run_turn([call("2", SPOIL)])
+    if paused:
+        await node.states.pause(environment)
+
+
+async def core(node: Node, name: str) -> bytes:
+    (written,) = (await node.find(name).diff()).written
+    return written.content.strip().rpartition(b" return ")[2]
+
+
+async def take(node: Node, scratch: Path) -> None:
+    await node.states.snapshot(node.find("a"), "s1", with_memory=False)
+
+
+async def put_back(node: Node, scratch: Path) -> None:
+    await node.states.rollback(node.find("a"), "s0")
+
+
+async def fork(node: Node, scratch: Path) -> None:
+    (outcome,) = await node.open(order(scratch, "b", "s0"))
+    assert outcome.HasField("lease"), outcome
+
+
+async def drop(node: Node, scratch: Path) -> None:
+    await node.states.drop(node.find("a"), "s0")
+
+
+async def pause(node: Node, scratch: Path) -> None:
+    await node.states.pause(node.find("a"))
+
+
+async def resume(node: Node, scratch: Path) -> None:
+    await node.resume("a", "control", ttl_s=60)
+
+
+async def check_taken(node: Node, *, acknowledged: bool) -> None:
+    assert await core(node, "a") == b"a * b"
+    if acknowledged:
+        assert "s1" in names(node)
+    for name in names(node):
+        await node.states.rollback(node.find("a"), name)
+        assert await core(node, "a") == {"s0": b"a + b", "s1": b"a * b"}[name]
+
+
+async def check_put_back(node: Node, *, acknowledged: bool) -> None:
+    found = await core(node, "a")
+    assert found == b"a + b" if acknowledged else found in {b"a + b", b"a * b"}
+    # Either the call was never made and is made now, or it was and its result is known.
+    (result,) = await node.find("a").run_turn([call("2", SPOIL)])
+    assert result.content == b"ok"
+    assert await core(node, "a") == b"a * b"
+    (result,) = await node.find("a").run_turn([call("1", FIX)])
+    assert result.content == b"ok"
+    assert await core(node, "a") == b"a * b"
+
+
+async def check_forked(node: Node, *, acknowledged: bool) -> None:
+    held = {held.lease.lease_id for held in node.held()}
+    assert held == {"a", "b"} if acknowledged else held in ({"a"}, {"a", "b"})
+    if "b" in held:
+        assert await core(node, "b") == b"a + b"
+    assert {folder.name for folder in node.driver.leases.iterdir()} == held
+    assert await core(node, "a") == b"a * b"
+
+
+async def check_dropped(node: Node, *, acknowledged: bool) -> None:
+    if acknowledged:
+        assert names(node) == []
+    for name in names(node):
+        await node.states.rollback(node.find("a"), name)
+        assert await core(node, "a") == b"a + b"
+
+
+async def check_paused(node: Node, *, acknowledged: bool) -> None:
+    if acknowledged:
+        assert node.find("a").is_paused
+    await node.resume("a", "control", ttl_s=60)
+    assert await core(node, "a") == b"a * b"
+
+
+async def check_resumed(node: Node, *, acknowledged: bool) -> None:
+    if acknowledged:
+        assert not node.find("a").is_paused
+    await check_paused(node, acknowledged=False)
+
+
+def names(node: Node) -> list[str]:
+    return sorted(each.snapshot_id for each in node.states.snapshots.held())
+
+
+Work = Callable[[Node, Path], Awaitable[None]]
+
+
+def killed_before(line: int, work: Work, scratch: Path) -> int:
+    """Do the work in a process that ends itself before a line; whether it did."""
+    child = os.fork()
+    if child == 0:
+        seen = 0
+
+        def trace(frame: FrameType, event: str, argument: object) -> Any:
+            nonlocal seen
+            where = frame.f_code.co_filename.rpartition(FOLDER)[2]
+            if event == "line" and where in {*WATCHED, *SAMPLED}:
+                seen += STEP if where in WATCHED else 1
+                if seen > STEP * line:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return trace if where in {*WATCHED, *SAMPLED} else None
+
+        async def worked() -> None:
+            node = node_on(scratch)
+            await node.take_over()
+            threading.settrace(trace)
+            sys.settrace(trace)
+            await work(node, scratch)
+            sys.settrace(None)
+            (scratch / "acknowledged").touch()
+
+        try:
+            asyncio.run(worked())
+        except BaseException as error:  # noqa: BLE001 - the child must not return into pytest
+            os.write(2, repr(error).encode())
+            os._exit(1)
+        os._exit(DONE)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+async def succeed(scratch: Path, check: Callable[..., Awaitable[None]]) -> None:
+    node = node_on(scratch)
+    await node.take_over()
+    folders = [each for each in node.states.snapshots.folder.iterdir() if each.is_dir()]
+    assert len(folders) == len(names(node))
+    assert "a" in {held.lease.lease_id for held in node.held()}
+    await check(node, acknowledged=(scratch / "acknowledged").exists())
+
+
+@pytest.mark.parametrize(
+    ("work", "check", "paused"),
+    [
+        (take, check_taken, False),
+        (put_back, check_put_back, False),
+        (fork, check_forked, False),
+        (drop, check_dropped, False),
+        (pause, check_paused, False),
+        (resume, check_resumed, True),
+    ],
+    ids=["snapshot", "rollback", "fork", "drop", "pause", "resume"],
+)
+def test_whatever_line_a_node_dies_at_its_successor_finds_one_state_or_the_other(
+    tmp_path: Path, work: Work, check: Callable[..., Awaitable[None]], *, paused: bool
+) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "core.py").write_text("def add(a, b):\n    return a - b\n")
+    before = tmp_path / "before"
+    asyncio.run(spoilt(before, paused=paused))
+    line, code = 0, -KILLED
+    while code == -KILLED:
+        # Leases say where their sources are, not where they are themselves.
+        scratch = tmp_path / "scratch"
+        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.copytree(before, scratch, symlinks=True)
+        code = killed_before(line, work, scratch)
+        asyncio.run(succeed(scratch, check))
+        line += 1
+    assert code == DONE
+    assert line > 10

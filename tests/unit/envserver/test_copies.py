@@ -1,0 +1,220 @@
+"""Copies of folders: what is kept, what is left out, and what a digest stands for."""
+
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etude.envserver import copies, folders
+from etude.envserver.copies import Copied
+from etude.envserver.folders import Limits, TooLargeError
+
+LIMITS = Limits(max_files=10_000, max_bytes=1 << 30)
+NAMES = st.sampled_from(["a", "b", "c c", "ü", ".hidden"])
+CONTENT = st.lists(
+    st.sampled_from([bytes(1 << 16), b"\1" * 100, bytes(5000), b"x" * (1 << 16), b""]), max_size=4
+).map(b"".join)
+MODES = st.sampled_from([0o644, 0o755, 0o600, 0o000, 0o777])
+ENTRIES = st.one_of(
+    st.tuples(st.just("file"), CONTENT, MODES),
+    st.tuples(st.just("link"), st.sampled_from([b"a", b"/etc/passwd", b"../../.."]), MODES),
+    st.tuples(st.just("pipe"), st.just(b""), MODES),
+)
+TREES = st.dictionaries(st.lists(NAMES, min_size=1, max_size=3).map("/".join), ENTRIES, max_size=8)
+
+
+def make(folder: Path, tree: Mapping[str, tuple[str, bytes, int]]) -> None:
+    for path, (kind, content, mode) in sorted(tree.items()):
+        at = folder / path
+        if any(parent.exists() and not parent.is_dir() for parent in at.parents) or at.exists():
+            continue
+        if any(parent.is_symlink() for parent in at.parents) or at.is_symlink():
+            continue
+        at.parent.mkdir(parents=True, exist_ok=True)
+        match kind:
+            case "file":
+                at.write_bytes(content)
+                at.chmod(mode)
+            case "link":
+                at.symlink_to(os.fsdecode(content))
+            case _:
+                os.mkfifo(at)
+                at.chmod(mode)
+
+
+def listing(folder: Path) -> dict[str, tuple[int, bytes | str]]:
+    found: dict[str, tuple[int, bytes | str]] = {}
+    for root, names, files in os.walk(folder):
+        for name in (*names, *files):
+            path = Path(root, name)
+            mode = path.lstat().st_mode
+            what: bytes | str = b""
+            if stat.S_ISLNK(mode):
+                what = str(path.readlink())
+            elif stat.S_ISREG(mode):
+                what = path.read_bytes()
+            found[str(path.relative_to(folder))] = mode, what
+    return found
+
+
+def copied(source: Path, target: Path, limits: Limits = LIMITS) -> Copied:
+    return copies.copy(source, target, limits=limits, owner=folders.current_owner())
+
+
+@settings(max_examples=60, deadline=None)
+@given(TREES)
+def test_a_copy_is_what_it_was_made_of_and_so_is_its_copy(
+    tree: dict[str, tuple[str, bytes, int]],
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "source")
+        source.mkdir()
+        make(source, tree)
+
+        first = copied(source, Path(folder, "first"))
+        second = copied(Path(folder, "first"), Path(folder, "second"))
+
+        assert first == second
+        assert listing(source) == listing(Path(folder, "first")) == listing(Path(folder, "second"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: (folder / "file").write_bytes(b"other"),
+        lambda folder: (folder / "file").write_bytes(b"content\0"),
+        lambda folder: (folder / "file").chmod(0o755),
+        lambda folder: (folder / "file").rename(folder / "fill"),
+        lambda folder: (folder / "new").touch(),
+        lambda folder: (folder / "inner").rmdir(),
+        lambda folder: ((folder / "link").unlink(), (folder / "link").symlink_to("elsewhere")),
+        lambda folder: ((folder / "inner").rmdir(), (folder / "inner").touch()),
+    ],
+)
+def test_any_change_is_another_digest(tmp_path: Path, change: object) -> None:
+    source = tmp_path / "source"
+    (source / "inner").mkdir(parents=True)
+    (source / "file").write_bytes(b"content")
+    (source / "link").symlink_to("file")
+    before = copied(source, tmp_path / "before")
+
+    assert callable(change)
+    change(source)
+
+    assert copied(source, tmp_path / "after").digest != before.digest
+
+
+def test_holes_stay_holes_and_count_for_nothing(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    with (source / "huge").open("wb") as file:
+        file.truncate(1 << 40)
+        file.seek(1 << 39)
+        file.write(b"here")
+
+    found = copied(source, tmp_path / "target", Limits(max_files=2, max_bytes=1 << 17))
+
+    assert found.num_bytes <= 1 << 16
+    status = (tmp_path / "target" / "huge").stat()
+    assert status.st_size == 1 << 40
+    assert status.st_blocks * 512 <= 1 << 17
+
+
+def test_links_are_not_followed_and_sockets_are_left_out(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key").write_text("key")
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "folder").symlink_to(secret)
+    (source / "file").symlink_to(secret / "key")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(source / "socket"))
+        first = copied(source, tmp_path / "target")
+
+    assert {path.name for path in (tmp_path / "target").iterdir()} == {"folder", "file"}
+    assert (tmp_path / "target" / "folder").is_symlink()
+    assert first == copied(tmp_path / "target", tmp_path / "again")
+
+
+def test_a_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+
+    with pytest.raises(OSError, match="link"):
+        copied(tmp_path / "link", tmp_path / "target")
+
+
+@pytest.mark.parametrize("limits", [Limits(3, 1 << 30), Limits(100, 500)])
+def test_what_is_too_large_is_refused(tmp_path: Path, limits: Limits) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(4):
+        (source / str(number)).write_bytes(b"x" * 200)
+
+    with pytest.raises(TooLargeError):
+        copied(source, tmp_path / "target", limits)
+
+
+def test_what_is_too_deep_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / Path(*["d"] * 100)).mkdir(parents=True)
+
+    with pytest.raises(TooLargeError, match="deep"):
+        copied(source, tmp_path / "target")
+
+
+def test_times_of_change_are_kept_and_special_bits_are_not(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "inner").mkdir(parents=True)
+    (source / "program").write_text("x")
+    (source / "program").chmod(0o4755)
+    for name in ("program", "inner", "."):
+        os.utime(source / name, ns=(5, 1_000_000_007))
+
+    copied(source, tmp_path / "target")
+
+    for name in ("program", "inner", "."):
+        assert (tmp_path / "target" / name).stat().st_mtime_ns == 1_000_000_007
+    assert stat.S_IMODE((tmp_path / "target" / "program").stat().st_mode) == 0o755
+
+
+def copy_what_is_shut(here: Path) -> None:
+    source = here / "source"
+    (source / "shut").mkdir(parents=True)
+    (source / "shut" / "file").write_text("inside")
+    (source / "shut" / "file").chmod(0)
+    (source / "shut").chmod(0)
+    assert copied(source, here / "first") == copied(here / "first", here / "second")
+    for name in ("source", "second"):
+        shut = here / name / "shut"
+        assert stat.S_IMODE(shut.stat().st_mode) == 0
+        shut.chmod(0o700)
+        assert stat.S_IMODE((shut / "file").stat().st_mode) == 0
+        (shut / "file").chmod(0o600)
+        assert (shut / "file").read_text() == "inside"
+
+
+def test_an_owner_can_copy_what_he_has_shut_from_himself() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        child = os.fork()
+        if child == 0:
+            try:
+                if os.geteuid() == 0:
+                    os.setgroups([])
+                    os.setgid(65_534)
+                    os.setuid(65_534)
+                copy_what_is_shut(Path(folder))
+            except BaseException as error:  # noqa: BLE001 - the child must not return into pytest
+                os.write(2, repr(error).encode())
+                os._exit(1)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
