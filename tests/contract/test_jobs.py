@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,23 +10,49 @@ from tests.support import guests
 
 from etude.agent.workspace import JobError, JobFault, Jobs, JobState
 from etude.agent.workspace.jobs import INPUT_BYTES, LOG_BYTES, MAX_KNOWN, MAX_RUNNING
+from etude.envserver import folders
+from etude.envserver.drivers.base import DriverUnavailableError, SandboxError
+from etude.envserver.drivers.folder_jobs import FolderJobs
+from etude.envserver.drivers.process import ProcessDriver
 from etude.envserver.guest.jobs import GuestJobs
 
 WAIT_S = 60.0
 
 
 @contextlib.asynccontextmanager
-async def _made(kind: str, root: Path) -> AsyncIterator[Jobs]:
+async def _in_guest(kind: str, folder: Path) -> AsyncIterator[Jobs]:
+    root = folder / "root"
+    root.mkdir()
     async with guests.guest(kind, root) as guest:
         yield GuestJobs(channel=guest.channel)
 
 
-@pytest.fixture(params=guests.AGENTS)
-async def jobs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Jobs]:
-    root = tmp_path / "root"
-    root.mkdir()
-    async with _made(request.param, root) as made:
+@contextlib.asynccontextmanager
+async def _behind_the_wall(folder: Path) -> AsyncIterator[FolderJobs]:
+    driver = ProcessDriver(folder)
+    try:
+        await driver.start()
+    except DriverUnavailableError as error:
+        pytest.skip(str(error))
+    lease = driver.leases / "one"
+    folders.write(lease, {}, folders.current_owner())
+    folders.write(lease / "workspace", {}, driver.owner())
+    made = FolderJobs(lease / "jobs", partial(driver.launch, lease / "workspace"))
+    try:
         yield made
+    finally:
+        await made.close()
+        await driver.stop()
+
+
+@pytest.fixture(params=[*guests.AGENTS, "process"])
+async def jobs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Jobs]:
+    if request.param == "process":
+        async with _behind_the_wall(tmp_path) as behind:
+            yield behind
+    else:
+        async with _in_guest(request.param, tmp_path) as inside:
+            yield inside
 
 
 async def printed(jobs: Jobs, job: int) -> bytes:
@@ -133,3 +160,23 @@ async def test_a_job_that_never_was_is_told_by_its_number(jobs: Jobs) -> None:
     assert await faults(jobs, 7) == {JobFault.NO_SUCH_JOB}
     with pytest.raises(JobError, match="job 7: there is no such job"):
         await jobs.state(7)
+
+
+async def test_jobs_of_a_folder_are_known_to_a_successor(tmp_path: Path) -> None:
+    async with _behind_the_wall(tmp_path) as made:
+        done = await made.start("echo hello; exit 3", timeout_s=None)
+        assert ended(await made.state(done, wait_s=WAIT_S)) == (3, 6, "")
+        cut_off = await made.start("echo up; sleep 300", timeout_s=None)
+        while not (await made.state(cut_off)).log_bytes:
+            await made.state(cut_off, wait_s=0.1)
+        successor = FolderJobs(made.folder, made.launch)
+        assert ended(await successor.state(done)) == (3, 6, "")
+        assert await printed(successor, done) == b"hello\n"
+        assert not successor.is_whole
+        with pytest.raises(SandboxError, match="was running when the node's process ended"):
+            await successor.state(cut_off)
+        successor.end_lost()
+        assert ended(await successor.state(cut_off)) == (128 + 9, 3, "")
+        assert FolderJobs(made.folder, made.launch).is_whole
+        assert await successor.start("true", timeout_s=None) == cut_off + 1
+        await successor.close()

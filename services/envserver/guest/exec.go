@@ -38,18 +38,23 @@ func environment(pairs []pairMessage) []string {
 	return env
 }
 
-func argumentsOf(m *execMessage) ([]string, error) {
+const shellPath = "/bin/sh"
+
+// programOf is what a request asks to run, as this call's user.
+func (c *call) programOf(at place, m *execMessage) (program, error) {
+	what := program{env: environment(m.env), dir: at.root, uid: c.user(), limits: m.limits}
 	if len(m.shell) > 0 {
-		return []string{"/bin/sh", "-c", string(m.shell)}, nil
+		// Shells begin their complaints with this name, on every driver with the same.
+		what.path, what.argv = shellPath, []string{"sh", "-c", string(m.shell)}
+		return what, nil
 	}
 	if len(m.argv) == 0 || len(m.argv) > maxArguments || len(m.argv[0]) == 0 {
-		return nil, refusal{statusInvalid, "no command, or too many arguments"}
+		return what, refusal{statusInvalid, "no command, or too many arguments"}
 	}
-	argv := make([]string, len(m.argv))
-	for i, argument := range m.argv {
-		argv[i] = string(argument)
+	for _, argument := range m.argv {
+		what.argv = append(what.argv, string(argument))
 	}
-	return argv, nil
+	return what, nil
 }
 
 // user is who a call's command is: the one that it names, or the sandbox's.
@@ -61,14 +66,12 @@ func (c *call) user() int {
 }
 
 func (c *call) exec(at place, m *execMessage) (*resultMessage, error) {
-	argv, err := argumentsOf(m)
+	what, err := c.programOf(at, m)
 	if err != nil {
 		return nil, err
 	}
 	run := &command{call: c, request: m, flooded: make(chan struct{}, 1)}
-	if err := run.start(program{
-		argv: argv, env: environment(m.env), dir: at.root, uid: c.user(), limits: m.limits,
-	}); err != nil {
+	if err := run.start(what); err != nil {
 		return nil, err
 	}
 	c.takeSignals(func(number uint32) { run.child.signal(syscall.Signal(number)) })

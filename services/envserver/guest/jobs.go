@@ -106,7 +106,7 @@ func (j *jobs) find(number uint32) (*job, error) {
 }
 
 func (c *call) execInBackground(at place, m *execMessage) (*resultMessage, error) {
-	argv, err := argumentsOf(m)
+	what, err := c.programOf(at, m)
 	if err != nil {
 		return nil, err
 	}
@@ -115,9 +115,7 @@ func (c *call) execInBackground(at place, m *execMessage) (*resultMessage, error
 	if err != nil {
 		return nil, err
 	}
-	if err := made.start(all.folder, m.hasInput, program{
-		argv: argv, env: environment(m.env), dir: at.root, uid: c.user(), limits: m.limits,
-	}); err != nil {
+	if err := made.start(all.folder, m.hasInput, what); err != nil {
 		made.input.end()
 		close(made.ended)
 		return nil, err

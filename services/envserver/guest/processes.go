@@ -59,6 +59,8 @@ func reapOne() bool {
 
 // program is what to start.
 type program struct {
+	// The file, where it is not looked for by the first argument.
+	path      string
 	argv, env []string
 	dir       string
 	files     []uintptr
@@ -67,7 +69,10 @@ type program struct {
 }
 
 func start(p program) (*process, error) {
-	path, err := lookUp(p.argv[0], p.env)
+	path, err := p.path, error(nil)
+	if path == "" {
+		path, err = lookUp(p.argv[0], p.env)
+	}
 	if err != nil {
 		return nil, err
 	}

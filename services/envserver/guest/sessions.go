@@ -63,7 +63,7 @@ func (c *call) session(at place, m *sessionMessage) error {
 		return refusal{statusInvalid, "no name for a session, one that is taken, or too many of them"}
 	}
 	made, err := newShell(program{
-		argv: []string{"/bin/sh"}, env: environment(m.env), dir: at.root, uid: c.user(),
+		path: shellPath, argv: []string{"sh"}, env: environment(m.env), dir: at.root, uid: c.user(),
 	})
 	if err == nil {
 		all.named[m.name] = made

@@ -131,6 +131,11 @@ class Sandbox(Protocol):
         """Whether the first files were put there, by this process or an earlier one."""
         ...
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything that ran in it beside calls still runs, or has ended by itself."""
+        return True
+
     async def begin(self, tree: Tree) -> None:
         """Put the first files there; all of them or none."""
         ...

@@ -5,15 +5,16 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from typing_extensions import override
 
-from etude.agent.workspace import FolderNotes, FolderWorkspace, notes
+from etude.agent.workspace import FolderNotes, FolderWorkspace, NoJobs, notes
 from etude.agent.workspace.protocol import Runner
 from etude.common.errors import crossing
 from etude.envserver import folders
-from etude.envserver.drivers import saving
+from etude.envserver.drivers import folder_jobs, saving
 from etude.envserver.drivers.base import (
     GRADE_OUTPUT_BYTES,
     HEAD_BYTES,
@@ -27,6 +28,8 @@ from etude.envserver.drivers.base import (
     Start,
     Verification,
 )
+from etude.envserver.drivers.folder_jobs import FolderJobs
+from etude.envserver.drivers.piped import PipedProgram
 from etude.envserver.drivers.programs import Program, RunningProgram
 from etude.envserver.drivers.sandbox import layout
 from etude.envserver.folders import FolderContent, Limits, Owner
@@ -36,7 +39,7 @@ _WORKSPACE = "workspace"
 CAPS = Caps(files=True, memory=False, freeze=True)
 """Memory is that of processes of the host, which cannot be saved."""
 
-Launch = Callable[[Path, Program], Awaitable[RunningProgram]]
+Launch = Callable[[Path, Program], Awaitable[PipedProgram]]
 """Starts a program in a workspace."""
 
 _numbers = itertools.count()
@@ -84,11 +87,24 @@ class FolderSandbox(Sandbox):
         self._runner = runner
         self._execute = execute
         self._owner = owner
+        self._jobs = self._found_jobs()
         self.workspace = self._opened()
 
     def _opened(self) -> FolderWorkspace:
         kept = FolderNotes(self._root.with_name(notes.FOLDER))
-        return FolderWorkspace(self._root, self._runner, owner=self._owner, notes=kept)
+        return FolderWorkspace(
+            self._root,
+            self._runner,
+            owner=self._owner,
+            notes=kept,
+            jobs=self._jobs or NoJobs(),
+        )
+
+    def _found_jobs(self) -> FolderJobs | None:
+        if self._launch is None:
+            return None
+        folder = self._root.with_name(folder_jobs.FOLDER)
+        return FolderJobs(folder, partial(self._launch, self._root))
 
     @property
     @override
@@ -132,11 +148,15 @@ class FolderSandbox(Sandbox):
             # Only now can nothing be wrong any more with what was saved.
             await self.close()
             await asyncio.to_thread(saving.replace, parts, lease)
-        # What it remembered of files is not so any more.
+        # What it remembered of files and jobs is not so any more.
+        self._jobs = self._found_jobs()
+        if self._jobs is not None:
+            self._jobs.end_lost()
         self.workspace = self._opened()
 
     def _parts(self) -> saving.Parts:
-        return {_WORKSPACE: self._owner, notes.FOLDER: folders.current_owner()}
+        ours = folders.current_owner()
+        return {_WORKSPACE: self._owner, notes.FOLDER: ours, folder_jobs.FOLDER: ours}
 
     @override
     async def pause(self) -> None:
@@ -152,9 +172,15 @@ class FolderSandbox(Sandbox):
             return await super().start(program)
         return await self._launch(self._root, program)
 
+    @property
+    @override
+    def is_whole(self) -> bool:
+        return self._jobs is None or self._jobs.is_whole
+
     @override
     async def close(self) -> None:
-        return None
+        if self._jobs is not None:
+            await self._jobs.close()
 
 
 class FolderDriver(Driver, ABC):

@@ -36,11 +36,15 @@ class Ends(NamedTuple):
     """What the supervisor gets: standard input, output, error, control."""
 
 
-def ends(terminal: Size | None) -> Ends:
-    """Fresh connections for one program."""
+def ends(terminal: Size | None, *, is_merged: bool = False) -> Ends:
+    """Fresh connections for one program; merged, both outputs are one pipe."""
     control, their_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     control.setblocking(False)  # noqa: FBT003 - the only way to say it
-    if terminal is None:
+    if terminal is None and is_merged:
+        (stdin, feed), (out, stdout) = os.pipe(), os.pipe()
+        outputs = {Stream.OUT: out}
+        theirs = [stdin, stdout, os.dup(stdout)]
+    elif terminal is None:
         (stdin, feed), (out, stdout), (err, stderr) = os.pipe(), os.pipe(), os.pipe()
         outputs = {Stream.OUT: out, Stream.ERR: err}
         theirs = [stdin, stdout, stderr]
@@ -97,6 +101,23 @@ class PipedProgram(RunningProgram):
                 if error.errno not in _GONE:
                     raise
                 self._close_feed()
+
+    def offer(self, data: bytes) -> bool:
+        """Give it a little input, all of it at once; False if there is no room.
+
+        Raises:
+            BrokenPipeError: it takes no more input.
+        """
+        if self._input < 0:
+            raise BrokenPipeError(errno.EPIPE, "the input has ended")
+        try:
+            os.write(self._input, data)
+        except BlockingIOError:
+            return False
+        except BrokenPipeError:
+            self._close_feed()
+            raise
+        return True
 
     @override
     def close_input(self) -> None:

@@ -123,7 +123,7 @@ class ProcessDriver(FolderDriver):
         report: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._waiting[job.job_id] = report
         report.add_done_callback(lambda _: self._waiting.pop(job.job_id, None))
-        ends = piped.ends(program.terminal)
+        ends = piped.ends(program.terminal, is_merged=program.is_merged)
         outbox.send(message, ends.theirs)
         return PipedProgram(job.job_id, ends, report, is_terminal=program.terminal is not None)
 

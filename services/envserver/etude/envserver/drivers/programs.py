@@ -47,6 +47,8 @@ class Program:
     timeout_s: float = DEFAULT_TIMEOUT_S
     terminal: Size | None = None
     """A terminal in place of three pipes."""
+    is_merged: bool = False
+    """Both outputs are one, so that their order is kept."""
 
 
 class Ending(NamedTuple):

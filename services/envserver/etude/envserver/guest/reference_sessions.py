@@ -67,7 +67,7 @@ async def _session(call: Call, agent: _HasProcesses) -> None:
         wrong = "no name for a session, one that is taken, or too many of them"
         raise RefusedError(guest_pb2.GUEST_STATUS_INVALID, wrong)
     pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE}
-    named[asked.name] = _Shell(await start(call, ["/bin/sh"], asked.env, **pipes))
+    named[asked.name] = _Shell(await start(call, [b"sh"], asked.env, **pipes))
 
 
 async def _end(shell: _Shell) -> int:

@@ -153,7 +153,13 @@ class Environment:
             raise ForbiddenError(f"lease {self.lease_id}: this takes the control token")
 
     async def take_over(self, found: History) -> bool:
-        """Continue where another process stopped; False if a turn was cut off and left a trace."""
+        """Continue where another process stopped.
+
+        Returns:
+            False if a turn was cut off and left a trace, or a background command was.
+        """
+        if not self._sandbox.is_whole:
+            return False
         if found.before is not None and (await self._present_identity() or None) != found.before:
             return False
         self._results.add(list(found.results.values()), found.digests)
@@ -302,6 +308,9 @@ class Environment:
         self, calls: Sequence[environments_pb2.ToolCall], digests: Mapping[str, str]
     ) -> None:
         await self._make_workspace()
+        if not self._sandbox.is_whole:
+            self._closed = True
+            raise UnknownIdError(f"lease {self.lease_id} was lost with a background command")
         parsed = [from_json(call.name, call.arguments_json) for call in calls]
         changes = any(self._may_change(call) for call in parsed)
         before = ""
@@ -341,9 +350,9 @@ class Environment:
     async def _present_identity(self) -> str:
         """Identity of the workspace, empty where it cannot be told cheaply.
 
-        That is where it is too large or too odd, and while a program of the controller runs.
+        That is where it is too large or too odd, and while something runs beside the calls.
         """
-        if self._programs:
+        if self._programs or self._has_jobs():
             return ""
         if self._identity is None:
             try:
@@ -354,6 +363,12 @@ class Environment:
             except FileNotFoundError:
                 self._identity = self.source.key
         return self._identity
+
+    def _has_jobs(self) -> bool:
+        if not self.is_used or not self._sandbox.workspace.jobs.may_run:
+            return False
+        self._identity = None
+        return True
 
     async def _exec(self, command: str, timeout_s: float) -> ExecResult:
         is_repeatable = self.driver.is_repeatable(command)

@@ -183,8 +183,11 @@ class _Watch:
         if not numbers:
             _signal_all(signal.SIGKILL)
         for number in numbers:
-            with contextlib.suppress(OSError):  # it has ended
-                os.killpg(self._child, number)
+            # Before it has a group of its own, it is alone.
+            for send in (os.killpg, os.kill):
+                with contextlib.suppress(OSError):
+                    send(self._child, number)
+                    break
 
     def _enforce(self, now_s: float) -> None:
         if now_s >= self._kill_s:
@@ -201,10 +204,20 @@ class _Watch:
             self._look()
 
     def _look(self) -> None:
+        self._reap()
         if self._has_proc and _resident_bytes() > layout.MEMORY_BYTES:
             self._end("memory", grace_s=0)
         elif _free_disk_bytes() < layout.FREE_DISK_BYTES:
             self._end("disk", grace_s=0)
+
+    def _reap(self) -> None:
+        """Let orphans go, which count as processes of the command until then."""
+        while True:
+            flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            found = os.waitid(os.P_ALL, 0, flags)
+            if found is None or found.si_pid == self._child:
+                return
+            os.waitpid(found.si_pid, 0)
 
     def _end(self, reason: str, grace_s: float = layout.TERM_GRACE_S) -> None:
         self.ended_for = reason

@@ -1,0 +1,134 @@
+"""Background commands of a lease on the process driver, from the policy's side."""
+
+import asyncio
+from pathlib import Path
+
+from etude.agent.calls import Call
+from etude.agent.tools.base import ToolOutcome
+from etude.agent.toolsets import run_calls, toolset
+from etude.agent.workspace import ExecResult
+from etude.envserver import folders
+from etude.envserver.drivers.base import Sandbox
+from etude.envserver.drivers.process import ProcessDriver
+from etude.envserver.trees import File
+
+TREE = {"notes.txt": File(b"one\n")}
+PATIENCE_S = 60
+
+
+async def begun(driver: ProcessDriver, name: str) -> Sandbox:
+    folder = driver.leases / name
+    folder.mkdir()
+
+    async def run(command: str, timeout_s: float) -> ExecResult:
+        done = await made.run(command, timeout_s)
+        return ExecResult(output=done.output, exit_code=done.exit_code)
+
+    made = driver.sandbox(folder, run, template="t")
+    await made.begin(TREE)
+    return made
+
+
+async def call(sandbox: Sandbox, name: str, **arguments: object) -> ToolOutcome:
+    calls = [Call(name=name, arguments=arguments)]
+    (done,) = await run_calls(toolset("Standard"), sandbox.workspace, calls)
+    return done
+
+
+async def start(sandbox: Sandbox, command: str, **more: object) -> str:
+    return (
+        await call(sandbox, "run_terminal", command=command, is_background=True, **more)
+    ).content
+
+
+async def ask(sandbox: Sandbox, op: str, job: int = 1, **more: object) -> str:
+    return (await call(sandbox, "terminal_io", job=job, op=op, **more)).content
+
+
+async def printed(sandbox: Sandbox, text: str, job: int = 1) -> None:
+    """Wait until a job has said something."""
+    async with asyncio.timeout(PATIENCE_S):
+        while text not in await ask(sandbox, "read", job=job):
+            await ask(sandbox, "await", job=job, timeout=1)
+
+
+async def test_a_server_in_the_background_is_talked_to_and_ended(driver: ProcessDriver) -> None:
+    sandbox = await begun(driver, "a")
+    told = await start(sandbox, "while read line; do echo $line >> notes.txt; echo ok; done")
+    assert told == "Job 1 runs in the background: see terminal_io."
+    assert sandbox.workspace.jobs.may_run
+    assert await ask(sandbox, "stdin", input="two") == "Sent 4 bytes to job 1."
+    await printed(sandbox, "ok")
+    assert (await call(sandbox, "read_file", path="notes.txt")).content == "1|one\n2|two"
+    assert await ask(sandbox, "read", offset=3) == "[job 1 runs; 3 bytes of output]"
+    assert await ask(sandbox, "stdin", end_input=True) == (
+        "Sent 0 bytes to job 1, and ended its input."
+    )
+    assert await ask(sandbox, "await", timeout=PATIENCE_S) == (
+        "ok\n[job 1 has ended with exit code 0; 3 bytes of output]"
+    )
+    await sandbox.close()
+
+
+async def test_jobs_of_other_leases_do_not_exist(driver: ProcessDriver) -> None:
+    one, other = await begun(driver, "a"), await begun(driver, "b")
+    await start(one, "sleep 300")
+    assert await ask(other, "kill") == "Error: job 1: there is no such job"
+    assert await ask(one, "read") == "[job 1 runs; 0 bytes of output]"
+    await one.close()
+
+
+async def test_jobs_end_with_their_lease(driver: ProcessDriver) -> None:
+    sandbox = await begun(driver, "a")
+    await start(sandbox, "while :; do date +%s%N > beat; sleep 0.01; done")
+    beat = driver.leases / "a" / "workspace" / "beat"
+    async with asyncio.timeout(PATIENCE_S):
+        while not beat.exists():  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.01)
+    await sandbox.close()
+    assert not sandbox.workspace.jobs.may_run
+    last = beat.read_bytes()
+    await asyncio.sleep(0.2)
+    assert beat.read_bytes() == last
+
+
+async def test_a_snapshot_holds_what_jobs_have_printed_and_not_the_jobs(
+    driver: ProcessDriver, tmp_path: Path
+) -> None:
+    sandbox = await begun(driver, "a")
+    await start(sandbox, "echo early")
+    await ask(sandbox, "await", timeout=PATIENCE_S)
+    await start(sandbox, "echo up; sleep 300")
+    await printed(sandbox, "up", job=2)
+    (tmp_path / "saved").mkdir()
+    saved = await sandbox.save(tmp_path / "saved", folders.DIFF)
+    await start(sandbox, "echo late")
+    await ask(sandbox, "await", job=3, timeout=PATIENCE_S)
+    await sandbox.restore(tmp_path / "saved", saved)
+    assert sandbox.is_whole
+    assert (
+        await ask(sandbox, "read") == "early\n[job 1 has ended with exit code 0; 6 bytes of output]"
+    )
+    assert await ask(sandbox, "read", job=2) == (
+        "up\n[job 2 has ended with exit code 137; 3 bytes of output]"
+    )
+    assert await ask(sandbox, "read", job=3) == "Error: job 3: there is no such job"
+    assert (await start(sandbox, "true")).startswith("Job 3 ")
+    await sandbox.close()
+
+
+async def test_a_sandbox_whose_jobs_died_with_the_server_is_not_whole(
+    driver: ProcessDriver,
+) -> None:
+    sandbox = await begun(driver, "a")
+    await start(sandbox, "sleep 300")
+    assert sandbox.is_whole
+    await driver.stop()
+    await sandbox.close()
+    assert not sandbox.is_whole
+    successor = driver.sandbox(driver.leases / "a", _never, template="t")
+    assert not successor.is_whole
+
+
+async def _never(command: str, timeout_s: float) -> ExecResult:
+    raise AssertionError((command, timeout_s))
