@@ -13,8 +13,16 @@ BUSYBOX = Path("/bin/busybox")
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 SYSTEM_LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
 LOADER = "ld-linux-x86-64.so.2"
-HOST_PROGRAMS = (Path("/usr/bin/lscpu"),)
-"""What roles call beside Python: vLLM on CPU asks lscpu for the cores."""
+HOST_PROGRAMS = (
+    Path("/usr/bin/lscpu"),
+    Path("/usr/bin/prlimit"),
+    Path("/usr/bin/setpriv"),
+    Path("/usr/bin/qemu-system-x86_64"),
+)
+"""What roles call beside Python: vLLM on CPU asks lscpu for the cores; the others start microVMs,
+on a machine that has them."""
+FIRMWARE = (Path("/usr/share/qemu"), Path("/usr/share/seabios"))
+"""What QEMU loads into a machine before its guest."""
 NOBODY = "65534"
 
 BASE = "localhost/etude-base:1"
@@ -46,9 +54,12 @@ def write_base(path: Path, commands: Sequence[Path]) -> None:
     entries += [
         Entry(f"bin/{name}", target="busybox")
         for name in applets.stdout.decode().split()
-        if name != "busybox"  # a link to itself would destroy the image
+        # A link to itself would destroy the image; the host's own program is the better one.
+        if name not in {"busybox", *(each.name for each in HOST_PROGRAMS)}
     ]
-    entries += [Entry(f"bin/{each.name}", each.read_bytes()) for each in HOST_PROGRAMS]
+    programs = (each for each in HOST_PROGRAMS if each.exists())
+    # Where they are on the host: QEMU finds its firmware from its own place.
+    entries += [Entry(str(each.relative_to("/")), each.read_bytes()) for each in programs]
     entries += [
         Entry("etc/passwd", b"root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/tmp:/bin/sh\n"),
         Entry("etc/group", b"root:x:0:\nnogroup:x:65534:\n"),

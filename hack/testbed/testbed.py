@@ -157,7 +157,8 @@ def bound_trees() -> list[Path]:
     home = python.parents[1]
     if home == Path("/usr"):
         return [home, ROOT]
-    return [home, images.SYSTEM_LIBRARIES, ROOT]
+    firmware = [each for each in images.FIRMWARE if each.exists()]
+    return [home, images.SYSTEM_LIBRARIES, *firmware, ROOT]
 
 
 def kubectl(layout: Layout, *arguments: str) -> str:
