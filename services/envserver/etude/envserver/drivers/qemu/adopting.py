@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from etude.envserver.drivers.qemu import guests, record, vm
+from etude.envserver.drivers.qemu import census, guests, record, vm
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.guests import Guest
 from etude.envserver.drivers.qemu.record import VmRecord
@@ -59,6 +59,7 @@ async def _adopted(folder: Path, noted: VmRecord, templates: Mapping[str, Templa
     """
     base = templates.get(noted.template)
     if base is None:
+        await asyncio.to_thread(census.end, [noted.process])
         raise VmmError("it is a machine of a template that is not booted any more")
     found = await vm.adopt(base.machine, folder, noted.process)
     try:

@@ -1,0 +1,237 @@
+"""A driver of microVMs that is killed, and the one after it: machines, templates, orphans."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support import microvms
+
+from etude.envserver.drivers.qemu import census, identity
+from etude.envserver.drivers.qemu.census import MACHINE
+from etude.envserver.images.build import Image
+
+ROOT = Path(__file__).parents[3]
+LINES = (3, 40, 90, 150, 250, 400, 5_000)
+"""How many lines of the driver run before it dies; the last is more than there are."""
+TSC_KHZ = microvms.small_machine().tsc_khz
+
+
+class Daemon:
+    """A driver in another process, asked over pipes."""
+
+    def __init__(self, image: Image, scratch: Path, *, tsc_khz: int, lines: int) -> None:
+        arguments = [str(image.folder), str(scratch), str(tsc_khz), str(lines)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.machine_daemon", *arguments],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.report: Mapping[str, Any] = self._answer() or {}
+
+    def ask(self, *words: object) -> Any:
+        """The answer, or None if it died."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(words) + "\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else None
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def stop(self) -> int:
+        self.process.communicate()
+        return self.process.returncode
+
+
+Start = Callable[..., Daemon]
+
+
+@pytest.fixture(scope="session")
+def booted(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a node left that had nothing but its template."""
+    made = tmp_path_factory.mktemp("booted")
+    daemon = Daemon(image, made, tsc_khz=TSC_KHZ, lines=0)
+    assert daemon.report["boots"] == 1
+    assert daemon.stop() == 0
+    return made
+
+
+@pytest.fixture
+def scratch(booted: Path, tmp_path: Path) -> Iterator[Path]:
+    yield shutil.copytree(booted, tmp_path / "scratch")
+    census.end(census.marked(tmp_path))
+
+
+@pytest.fixture
+def start(image: Image, scratch: Path) -> Iterator[Start]:
+    started: list[Daemon] = []
+
+    def make(at: Path = scratch, *, tsc_khz: int = TSC_KHZ, lines: int = 0) -> Daemon:
+        started.append(Daemon(image, at, tsc_khz=tsc_khz, lines=lines))
+        return started[-1]
+
+    yield make
+    for each in started:
+        each.kill()
+
+
+def machines(scratch: Path) -> set[int]:
+    return {process.pid for process in census.marked(scratch)}
+
+
+def test_machines_and_their_template_outlive_a_killed_daemon(start: Start, scratch: Path) -> None:
+    first = start()
+    assert first.report["boots"] == 0
+    names = ["a", "b", "c"]
+    assert first.ask("begin", *names) == names
+    first.ask("run", "a", "echo mine > mine; echo in memory > /tmp/mine")
+    frozen = first.ask("freeze", "b")
+    assert first.ask("call", "c", "sleep 1000; echo late > late") == "running"
+    before = machines(scratch)
+    first.kill()
+    assert machines(scratch) == before
+
+    second = start()
+    assert second.report["boots"] == 0
+    assert second.ask("find", *names) == dict.fromkeys(names, "begun")
+    assert machines(scratch) == before
+    assert frozen in before
+    assert second.ask("run", "a", "cat mine /tmp/mine; uname -n") == "mine\nin memory\na\n"
+    assert second.ask("run", "b", "cat README") == "read me\n"
+    # What was cut off by the death has ended, and left nothing.
+    assert second.ask("run", "c", "ls; pidof sleep") == "README\ndeep\n"
+    second.ask("close", *names)
+    assert machines(scratch) == set()
+
+
+@pytest.mark.parametrize("name", ["memory", "state"])
+def test_a_damaged_template_is_booted_again(start: Start, scratch: Path, name: str) -> None:
+    (path,) = scratch.glob(f"templates/*/{name}")
+    with path.open("r+b") as file:
+        file.seek(random.randrange(path.stat().st_size))
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+    assert start().report["boots"] == 1
+
+
+def test_another_nodes_template_is_booted_again(start: Start, scratch: Path) -> None:
+    (scratch / "key").write_bytes(bytes(32))
+    assert start().report["boots"] == 1
+
+
+def test_another_machine_boots_its_own_template_and_forgets_the_old(
+    start: Start, scratch: Path
+) -> None:
+    first = start()
+    first.ask("begin", "a")
+    first.kill()
+    second = start(tsc_khz=TSC_KHZ + 1000)
+    assert second.report["boots"] == 1
+    assert "template that is not booted" in second.ask("find", "a")["a"]
+    assert machines(scratch) == set()
+    assert len(list((scratch / "templates").iterdir())) == 1
+
+
+def test_two_daemons_cannot_have_the_same_folder(start: Start, scratch: Path) -> None:
+    first = start()
+    assert start().report == {}
+    assert first.ask("begin", "a") == ["a"]
+
+
+def test_a_lease_whose_machine_died_with_the_daemon_is_lost_and_not_begun_anew(
+    start: Start, scratch: Path
+) -> None:
+    first = start()
+    first.ask("begin", "a", "b")
+    first.kill()
+    noted = census.recorded(census.Places(scratch=scratch))
+    census.end([noted[scratch / "leases" / "a" / MACHINE].process])
+    second = start()
+    found = second.ask("find", "a", "b")
+    assert "has ended" in found["a"]
+    assert found["b"] == "begun"
+
+
+def test_a_machine_whose_node_dies_while_it_begins_is_whole_or_gone(
+    start: Start, scratch: Path
+) -> None:
+    outcomes = set()
+    for lines in LINES:
+        first = start(lines=lines)
+        first.ask("!begin", "a")
+        first.kill()
+        (scratch / "leases" / "a").mkdir(exist_ok=True)
+
+        second = start()
+        found = second.ask("find", "a")["a"]
+        outcomes.add(found)
+        if found != "begun":
+            assert found == "not begun"
+            assert machines(scratch) == set()
+            assert not (scratch / "leases" / "a" / MACHINE).exists()
+            assert second.ask("begin", "a") == ["a"]
+        assert second.ask("run", "a", "cat README deep/er/notes.txt") == "read me\none\n"
+        assert len(machines(scratch)) == 1
+        second.ask("close", "a")
+        second.kill()
+    assert outcomes == {"begun", "not begun"}
+
+
+def test_a_hundred_leases_leave_no_process_no_file_and_no_folder(
+    start: Start, scratch: Path
+) -> None:
+    daemon = start()
+    daemon.ask("begin", "first")
+    num_open = daemon.ask("close", "first")
+    for number in range(10):
+        names = [f"l-{number}-{place}" for place in range(10)]
+        assert daemon.ask("begin", *names) == names
+        assert daemon.ask("close", *names) == num_open
+    assert machines(scratch) == set()
+    assert not list(scratch.glob(f"leases/*/{MACHINE}"))
+    assert not list(scratch.glob("stock/*"))
+    assert daemon.stop() == 0
+
+
+def test_the_sweep_ends_what_is_nobodys_and_nothing_of_another_node(
+    start: Start, scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = shutil.copytree(scratch, tmp_path / "other")
+    neighbour, daemon = start(other), start()
+    neighbour.ask("begin", "a")
+    daemon.ask("begin", "a", "b")
+    # As after a death between the start of a monitor and its record.
+    (scratch / "leases" / "a" / MACHINE / "vm.json").unlink()
+    daemon.kill()
+    second = start()
+    assert second.ask("find", "a", "b") == {"a": "not begun", "b": "begun"}
+    assert len(machines(scratch)) == len(machines(other)) == 1
+    assert neighbour.ask("run", "a", "cat README") == "read me\n"
+    # What a node does with a lease that it cannot go on with is to remove its folder.
+    assert second.ask("sweep") == 0
+
+
+def test_a_process_is_not_mistaken_for_the_one_that_had_its_number() -> None:
+    mine = identity.identify(os.getpid())
+    assert mine is not None
+    earlier = identity.ProcessId(pid=mine.pid, started=mine.started - 1, boot=mine.boot)
+    assert identity.handle(earlier) is None
+    handle = identity.handle(mine)
+    assert handle is not None
+    os.close(handle)
