@@ -22,6 +22,8 @@ from etude.envserver.drivers.qemu.vm import EXIT_LIMIT_S, MARK
 
 MACHINE = "machine"
 """Folder of the machine in that of its lease."""
+ASLEEP = "asleep.*"
+"""What a machine that was written to the disk is called, in the folder of its lease."""
 _BRIEF = ("boot-*", "probe-*")
 """Folders of machines that are no environments."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -112,7 +114,7 @@ def clear(places: Places) -> dict[Path, VmRecord]:
     begun = {
         folder: noted
         for folder, noted in found.items()
-        if noted.is_begun and folder.parent.parent == places.leases
+        if noted.is_begun and folder.parent.parent == places.leases and not _sleeps(folder.parent)
     }
     kept = {noted.process for noted in begun.values()}
     noted = {each.process for each in found.values()}
@@ -132,6 +134,11 @@ def orphans(
         for process, folder in seen.items()
         if process not in known and age_s(process) >= least_age_s and not _is_noted(process, folder)
     ]
+
+
+def _sleeps(lease: Path) -> bool:
+    """Whether the lease's machine is what a file says, not what may still run of it."""
+    return any(lease.glob(ASLEEP))
 
 
 def _is_noted(process: ProcessId, folder: Path) -> bool:
