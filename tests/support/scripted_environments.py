@@ -18,6 +18,7 @@ class Broker(environments_pb2_grpc.EnvBrokerServiceServicer):
     launches: list[environments_pb2.LaunchBatchRequest] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
     renewed: set[str] = field(default_factory=set)
+    plans: list[environments_pb2.ReportPlanRequest] = field(default_factory=list)
     breaks: int = 0
     """Streams that break after their first answer."""
     held: int = 0
@@ -55,6 +56,27 @@ class Broker(environments_pb2_grpc.EnvBrokerServiceServicer):
             driver="scripted",
             isolation=environments_pb2.ISOLATION_WEAK,
         )
+
+    @override
+    async def ReportPlan(
+        self,
+        request: environments_pb2.ReportPlanRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.ReportPlanRequest, environments_pb2.ReportPlanResponse
+        ],
+    ) -> environments_pb2.ReportPlanResponse:
+        self.plans.append(request)
+        return environments_pb2.ReportPlanResponse()
+
+    @override
+    async def PrepareGroup(
+        self,
+        request: environments_pb2.PrepareGroupRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.PrepareGroupRequest, environments_pb2.PrepareGroupResponse
+        ],
+    ) -> environments_pb2.PrepareGroupResponse:
+        return environments_pb2.PrepareGroupResponse()
 
     @override
     async def RenewLeases(

@@ -111,7 +111,7 @@ async def pool(driver: ProcessDriver, tmp_path: Path, source: str) -> AsyncItera
         stub = environments_pb2_grpc.EnvBrokerServiceStub(channel)
         tasks = [
             asyncio.create_task(broker.run(stop)),
-            asyncio.create_task(Heartbeat(node, stub, "node-0").run(stop)),
+            asyncio.create_task(Heartbeat(node, [stub], "node-0").run(stop)),
         ]
         yield Pool(stub, environments_pb2_grpc.PoolServiceStub(channel), source)
         stop.set()

@@ -106,6 +106,18 @@ async def test_a_request_that_comes_before_the_first_heartbeats_waits_for_them()
     assert sum(map(len, nodes.held.values())) == 4
 
 
+async def test_a_repeated_request_finds_its_leases_on_a_pool_without_a_free_slot() -> None:
+    nodes = MemoryNodes(slots=3)
+    first = await launched(started(nodes), request(count=3))
+
+    successor = Broker(pool(), nodes)
+    waiting = asyncio.create_task(launched(successor, request(count=3)))
+    await asyncio.sleep(0)
+    successor.heartbeat(nodes.heartbeat("n1"))
+
+    assert ids(await waiting) == ids(first)
+
+
 async def test_a_broker_does_not_wait_for_ever_for_a_node_that_is_gone() -> None:
     nodes = MemoryNodes()
     broker = Broker(pool(2), nodes, started_s=time.monotonic() - REBUILD_S - 1)

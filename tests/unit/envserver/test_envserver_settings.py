@@ -1,6 +1,9 @@
 """What brokers and nodes read from their environment."""
 
-from etude.envserver.settings import NodeSettings
+import pytest
+
+from etude.common.sharding import ONLY, Shard
+from etude.envserver.settings import BrokerSettings, NodeSettings
 
 ENV = {
     "ETUDE_POOL_FILE": "/pool.json",
@@ -13,3 +16,17 @@ def test_the_collector_of_trace_spans_is_a_setting_of_ours() -> None:
     told = NodeSettings.from_env(ENV | {"ETUDE_OTLP_ENDPOINT": "http://collector:4317"})
     assert told.server.otlp_endpoint == "http://collector:4317"
     assert NodeSettings.from_env(ENV).server.otlp_endpoint is None
+
+
+def test_a_node_may_have_several_brokers() -> None:
+    told = NodeSettings.from_env(ENV | {"ETUDE_BROKER_TARGET": "a:1, b:2"})
+    assert told.broker_targets == ("a:1", "b:2")
+    with pytest.raises(ValueError, match="ETUDE_BROKER_TARGET"):
+        NodeSettings.from_env(ENV | {"ETUDE_BROKER_TARGET": "a:1,"})
+
+
+def test_a_broker_is_the_only_one_unless_told() -> None:
+    assert BrokerSettings.from_env(ENV).shard == ONLY
+    assert BrokerSettings.from_env(ENV | {"ETUDE_SHARD": "1/3"}).shard == Shard(1, 3)
+    with pytest.raises(ValueError, match="ETUDE_SHARD"):
+        BrokerSettings.from_env(ENV | {"ETUDE_SHARD": "3/3"})

@@ -12,6 +12,9 @@ MAX_MESSAGE_BYTES = 4 << 20
 CONTROL_DEADLINE_S = 10.0
 """Deadline of calls that only read or change small state."""
 
+MAX_BACKOFF_MS = 5_000
+"""By default the wait before the next try grows to two minutes, longer than a peer's restart."""
+
 _IDEMPOTENT = [
     {"service": "etude.v1.RewardService", "method": "Score"},
     {"service": "etude.v1.WeightService", "method": "GetWeightStatus"},
@@ -45,15 +48,14 @@ _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # By default the wait before the next try grows to two minutes, longer than a peer's restart.
-    ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.service_config", _SERVICE_CONFIG),
 ]
 
 
-def dial(target: str) -> grpc.aio.Channel:
+def dial(target: str, *, max_backoff_ms: int = MAX_BACKOFF_MS) -> grpc.aio.Channel:
     """A long-lived channel to host:port; connects on first use and reconnects by itself."""
-    return grpc.aio.insecure_channel(target, options=_OPTIONS)
+    backoff = ("grpc.max_reconnect_backoff_ms", max_backoff_ms)
+    return grpc.aio.insecure_channel(target, options=[*_OPTIONS, backoff])
 
 
 def chunks(data: bytes) -> list[bytes]:

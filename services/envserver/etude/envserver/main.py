@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import NoReturn
 
 from etude.common.errors import UserError
-from etude.envserver.settings import NodeSettings, ServerSettings
+from etude.envserver.settings import BrokerSettings, NodeSettings
 
 CONFIGURATION_ERROR = 78
 """The exit code that tells the operator not to try again (EX_CONFIG)."""
@@ -35,7 +35,7 @@ def main() -> None:
 def _role(arguments: list[str]) -> Coroutine[None, None, None]:
     match arguments:
         case ["broker"]:
-            broker_settings = ServerSettings.from_env("7020")
+            broker_settings = BrokerSettings.from_env()
             from etude.envserver.broker.serve import serve as serve_broker
 
             return serve_broker(broker_settings)

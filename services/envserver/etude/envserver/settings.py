@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from etude.common import sharding
+from etude.common.sharding import Shard
 from etude.envserver.images.build import default_cache
 
 
@@ -43,11 +45,35 @@ class ServerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSettings:
+    """Environment variables of a broker, read once."""
+
+    server: ServerSettings
+    shard: Shard
+    """Which of the pool's brokers this is."""
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
+        """The settings, or what is wrong with them.
+
+        Raises:
+            KeyError: naming a variable that is not set.
+            ValueError: naming a variable that cannot be read.
+        """
+        try:
+            shard = Shard.parse(env.get("ETUDE_SHARD", "0/1"))
+        except ValueError as error:
+            raise ValueError(f"ETUDE_SHARD: {error}") from error
+        return cls(server=ServerSettings.from_env("7020", env), shard=shard)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
     """Environment variables of a node, read once."""
 
     server: ServerSettings
-    broker_target: str
+    broker_targets: tuple[str, ...]
+    """host:port of each broker of the pool, in their order."""
     advertise: str
     """host:port where clients reach this node; empty: host and port that it listens on."""
     scratch: Path
@@ -65,9 +91,14 @@ class NodeSettings:
             KeyError: naming a variable that is not set.
             ValueError: naming a variable that cannot be read.
         """
+        server = ServerSettings.from_env("7030", env)
+        try:
+            broker_targets = sharding.targets(env["ETUDE_BROKER_TARGET"])
+        except ValueError as error:
+            raise ValueError(f"ETUDE_BROKER_TARGET: {error}") from error
         return cls(
-            server=ServerSettings.from_env("7030", env),
-            broker_target=env["ETUDE_BROKER_TARGET"],
+            server=server,
+            broker_targets=broker_targets,
             advertise=env.get("ETUDE_ADVERTISE", ""),
             scratch=Path(env["ETUDE_SCRATCH"]),
             images=default_cache(env),

@@ -14,6 +14,8 @@ from typing_extensions import override
 
 from etude.common import channels, telemetry
 from etude.common.harbor import REWARD_PATH, HarborTask
+from etude.common.retries import retry_after_s
+from etude.common.sharding import target_of
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -88,7 +90,8 @@ class BrokerSandboxes(Sandboxes):
     async def grade(
         self, job: Job, diffs: Sequence[environments_pb2.WorkspaceDiff]
     ) -> list[Answer]:
-        broker = environments_pb2_grpc.EnvBrokerServiceStub(self.channel(self.brokers[job.pool]))
+        target = target_of(self.run_id, self.brokers[job.pool])
+        broker = environments_pb2_grpc.EnvBrokerServiceStub(self.channel(target))
         batch = _Batch(self, broker, job, diffs)
         missing = _NO_LEASE
         try:
@@ -152,10 +155,23 @@ class _Batch:
                     self.answers.setdefault(index, Lost(f"the broker failed: {error.details()}"))
 
     async def _receive(self, group: asyncio.TaskGroup) -> None:
+        request = self.sandboxes.launch(self.job, len(self.diffs))
+        while True:
+            try:
+                return await self._launch(request, group)
+            except grpc.aio.AioRpcError as error:
+                later_s = retry_after_s(error)
+                # A broker that is full refuses before it grants anything.
+                if later_s is None or self._waiting < len(self.diffs):
+                    raise
+                log.info("%s: asked again in %.1f s", error.details(), later_s)
+                await asyncio.sleep(later_s)
+
+    async def _launch(
+        self, request: environments_pb2.LaunchBatchRequest, group: asyncio.TaskGroup
+    ) -> None:
         call = self.broker.LaunchBatch(
-            self.sandboxes.launch(self.job, len(self.diffs)),
-            timeout=self.job.left_s,
-            metadata=telemetry.inject(),
+            request, timeout=self.job.left_s, metadata=telemetry.inject()
         )
         async for launched in call:
             self._waiting -= 1

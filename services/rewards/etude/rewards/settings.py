@@ -1,11 +1,12 @@
 """What the reward service is told at its start."""
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+
+from etude.common.sharding import brokers_by_environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +16,7 @@ class Settings:
     run_file: Path
     """Resolved run: its rubric, storage and environments."""
     brokers: Mapping[str, str]
-    """host:port of the broker of each environment by its name in the run."""
+    """Of each environment's pool by its name in the run: host:port, or several with commas."""
     scratch: Path
     """Private folder for task sets that come from an object store."""
     host: str
@@ -34,7 +35,7 @@ class Settings:
         traces = env.get("ETUDE_TRACES_FILE")
         return cls(
             run_file=Path(env["ETUDE_RUN_FILE"]),
-            brokers=_brokers(env["ETUDE_BROKERS"]),
+            brokers=brokers_by_environment(env["ETUDE_BROKERS"]),
             scratch=Path(env["ETUDE_SCRATCH"]),
             host=env.get("ETUDE_HOST", "127.0.0.1"),
             port=_port(env, "ETUDE_PORT", "7040"),
@@ -48,13 +49,3 @@ def _port(env: Mapping[str, str], name: str, default: str) -> int:
     if not text.isdecimal() or int(text) > 65_535:
         raise ValueError(f"{name}: {text!r} is no port")
     return int(text)
-
-
-def _brokers(text: str) -> dict[str, str]:
-    try:
-        found = json.loads(text)
-    except ValueError as cause:
-        raise ValueError(f"ETUDE_BROKERS: not JSON: {cause}") from cause
-    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
-        raise ValueError("ETUDE_BROKERS: must be an object of environment names and host:port")
-    return found

@@ -10,6 +10,7 @@ import grpc
 
 from etude.common import channels, telemetry
 from etude.common.errors import UnavailableError
+from etude.common.retries import retry_after_s
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -43,13 +44,14 @@ class Leases:
     async def launch(self, request: environments_pb2.LaunchBatchRequest) -> AsyncIterator[Launch]:
         """Each environment of a batch as it becomes ready.
 
-        A broken stream is opened again: the same key gives the same leases.
+        A broken stream is opened again: the same key gives the same leases. A broker that is full
+        is asked again when it says, for as long as the request may wait in its queue.
 
         Raises:
-            UnavailableError: the broker stayed away.
+            UnavailableError: the broker stayed away, or full.
         """
         seen: set[int] = set()
-        waited_s = 0.0
+        waited_s = refused_s = 0.0
         while waited_s <= self.outage_s:
             try:
                 async for answer in self._answers(request):
@@ -57,6 +59,12 @@ class Leases:
                         seen.add(answer.index)
                         yield self._taken(answer)
             except grpc.aio.AioRpcError as error:
+                later_s = retry_after_s(error)
+                if later_s is not None and refused_s < request.queue_timeout_seconds:
+                    log.info("%s: asked again in %.1f s", error.details(), later_s)
+                    refused_s += later_s
+                    await asyncio.sleep(later_s)
+                    continue
                 if error.code() is not grpc.StatusCode.UNAVAILABLE:
                     raise UnavailableError(f"broker: {error.details()}") from error
             if len(seen) >= request.count:

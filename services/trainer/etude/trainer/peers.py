@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from etude.common import channels
+from etude.common.sharding import target_of
 from etude.trainer.leases import Leases
 from etude.trainer.work import WorkerConfig
 from etude.v1 import environments_pb2_grpc, inference_pb2_grpc, rewards_pb2_grpc
@@ -38,7 +39,8 @@ class Peers:
         Whatever ended the keeper is raised here: without it every lease would soon expire.
         """
         if environment not in self._leases:
-            channel = self._channel(self.config.brokers[environment])
+            brokers = self.config.brokers[environment]
+            channel = self._channel(target_of(self.config.run, brokers))
             broker = environments_pb2_grpc.EnvBrokerServiceStub(channel)
             found = self._leases[environment] = Leases(broker, self.config.outage_s)
             keeper = asyncio.create_task(found.keep(), name=f"leases-{environment}")

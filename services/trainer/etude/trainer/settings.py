@@ -1,6 +1,5 @@
 """What the trainer is told at its start."""
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from etude.common.api.run import RLRunSpec
+from etude.common.sharding import brokers_by_environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class Settings:
     inference_targets: tuple[str, ...]
     """host:port of each engine; empty for a run that never samples."""
     brokers: Mapping[str, str]
-    """host:port of the broker of each environment by its name in the run."""
+    """Of each environment's pool by its name in the run: host:port, or several with commas."""
     rewards_target: str
     """host:port of the reward service; empty for a run that never samples."""
     ray_address: str | None
@@ -46,7 +46,7 @@ class Settings:
         return cls(
             run_file=Path(env["ETUDE_RUN_FILE"]),
             inference_targets=tuple(t.strip() for t in targets.split(",") if t.strip()),
-            brokers=_brokers(env.get("ETUDE_BROKERS", "{}")),
+            brokers=brokers_by_environment(env.get("ETUDE_BROKERS", "{}")),
             rewards_target=env.get("ETUDE_REWARDS_TARGET", ""),
             ray_address=env.get("RAY_ADDRESS") or None,
             scratch=Path(env["ETUDE_SCRATCH"]),
@@ -80,13 +80,3 @@ def _count(env: Mapping[str, str], name: str, default: str, *, most: int) -> int
     if not text.isdecimal() or int(text) > most:
         raise ValueError(f"{name}: {text!r} is no number up to {most}")
     return int(text)
-
-
-def _brokers(text: str) -> dict[str, str]:
-    try:
-        found = json.loads(text)
-    except ValueError as cause:
-        raise ValueError(f"ETUDE_BROKERS: not JSON: {cause}") from cause
-    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
-        raise ValueError("ETUDE_BROKERS: must be an object of environment names and host:port")
-    return found

@@ -12,6 +12,7 @@ from blake3 import blake3
 
 from etude.common.api.pool import EnvPoolSpec
 from etude.common.errors import InvalidFieldError, ReusedIdError, UnknownIdError
+from etude.common.sharding import ONLY, Shard
 from etude.envserver import metrics
 from etude.envserver.broker.intake import (
     MAX_TTL_S,
@@ -19,6 +20,7 @@ from etude.envserver.broker.intake import (
     Load,
     check,
     check_group,
+    check_shard,
     refuse_excess,
 )
 from etude.envserver.broker.ledger import Closing, Granted, Ledger
@@ -50,10 +52,9 @@ MAX_TRIES = 3
 """Nodes that may fail an environment before its client hears of it."""
 
 
-START_NAMES = {
-    number: name.removeprefix("START_").lower()
+_GRANTED = {
+    number: metrics.granted.labels(name.removeprefix("START_").lower())
     for name, number in environments_pb2.Start.items()
-    if number
 }
 
 
@@ -65,6 +66,8 @@ class Broker:
     nodes: Nodes
     name: str = ""
     """Of the pool."""
+    shard: Shard = ONLY
+    """Which runs are this broker's."""
     started_s: float = field(default_factory=time.monotonic)
     ledger: Ledger = field(default_factory=Ledger)
     queue: Queue = field(default_factory=Queue)
@@ -97,6 +100,7 @@ class Broker:
             FullError: too many wait already.
         """
         check(request, self._templates, self.spec.lease)
+        check_shard(request.run_id, self.shard)
         if request.snapshot_id:
             await self._find_snapshot(request)
         stream = self._submit(request)
@@ -132,6 +136,9 @@ class Broker:
             adopted_until_unix_ms=_unix_ms() + 1000 * ADOPTED_S,
         )
         answer.warm.extend(self._warm.get(request.node_id, ()))
+        adopted, self.ledger.adopted = self.ledger.adopted, []
+        for granted in adopted:
+            self._find_again(granted)
         self._dispatch()
         return answer
 
@@ -143,6 +150,7 @@ class Broker:
         Raises:
             InvalidFieldError: the plan names what this pool does not have.
         """
+        check_shard(run_id, self.shard)
         now_unix_ms = _unix_ms()
         self.warming.plans.report(run_id, plan, now_s=time.monotonic(), now_unix_ms=now_unix_ms)
         templates = dict.fromkeys(wave.template for wave in plan.waves)
@@ -156,6 +164,7 @@ class Broker:
             InvalidFieldError: the group could not be launched like that.
         """
         check_group(request, self._templates)
+        check_shard(request.run_id, self.shard)
         want = Want(request.template, request.count)
         node = self.placer.prepare(request.run_id, request.group_id, want)
         if node is not None:
@@ -255,10 +264,15 @@ class Broker:
         return Load(
             wanted=wanted,
             waiting=len(self.queue),
-            free=self.ledger.num_free,
+            free=self._room(wanted),
             batches=len(self.streams),
             held_by_run=self.ledger.of_run(run_id) + self.streams.missing_of(run_id),
         )
+
+    def _room(self, wanted: int) -> int:
+        """Free slots; a look at every node, which most launches do not need."""
+        is_close = len(self.queue) + wanted > self.spec.lease.max_queue
+        return self.ledger.num_free if is_close else 0
 
     def _ttl_s(self, ttl_s: int) -> int:
         return min(ttl_s or self.spec.lease.ttl_seconds, MAX_TTL_S)
@@ -271,7 +285,7 @@ class Broker:
             return
         orders: dict[tuple[str, BatchKey], Order] = {}
         for turn in self.queue.take(self.placer.offer, now_s=time.monotonic()):
-            node = None if self._is_held(turn) else self.placer.reserve(turn)
+            node = self.placer.reserve(turn)
             if node is None:
                 continue
             key = (node.node_id, turn.batch.key)
@@ -288,17 +302,17 @@ class Broker:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _is_held(self, turn: Turn) -> bool:
-        """A heartbeat brought the lease while its repeated request waited for the first one."""
-        granted = self.ledger.of_batch(turn.batch.key).get(turn.position)
-        if granted is None:
-            return False
-        if granted.held.request_digest == turn.batch.digest:
-            self.streams.arrive(turn.batch, success(turn.position, granted.lease))
+    def _find_again(self, granted: Granted) -> None:
+        """A heartbeat brought a lease that a repeated request may be waiting for."""
+        stream = self.streams.get(granted.key)
+        index = granted.held.index
+        if stream is None or not self.queue.withdraw(stream.batch, index):
+            return
+        if granted.held.request_digest == stream.batch.digest:
+            self.streams.arrive(stream.batch, success(index, granted.lease))
         else:
             reused = "the idempotency key was another request"
-            self.streams.arrive(turn.batch, failure(turn.position, ReusedIdError.reason, reused))
-        return True
+            self.streams.arrive(stream.batch, failure(index, ReusedIdError.reason, reused))
 
     async def _open(self, order: Order) -> None:
         batch = order.batch
@@ -342,7 +356,7 @@ class Broker:
         self.acquired_ms.append(round(1000 * waited_s))
         metrics.acquire_seconds.observe(waited_s)
         start = held.lease.start
-        metrics.granted.labels(START_NAMES.get(start, "unknown")).inc()
+        _GRANTED.get(start, _GRANTED[environments_pb2.START_UNSPECIFIED]).inc()
         self.warming.started(order.batch.line.template, start, len(self.ledger.nodes), now_s=now_s)
         self.streams.arrive(order.batch, success(held.index, held.lease))
 

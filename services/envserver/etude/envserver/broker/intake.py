@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from etude.agent.toolsets import toolset
 from etude.common.api.pool import LeasePolicy
 from etude.common.errors import FullError, InvalidFieldError
+from etude.common.sharding import Shard, shard_of
 from etude.v1 import environments_pb2
 
 MAX_COUNT = 1024
@@ -67,6 +68,21 @@ def check_group(request: environments_pb2.PrepareGroupRequest, templates: Collec
         ("count", 1 <= request.count <= MAX_COUNT, f"must be between 1 and {MAX_COUNT}"),
     )
     _refuse_broken(rules)
+
+
+def check_shard(run_id: str, shard: Shard) -> None:
+    """Refuse a run of another broker: the nodes would tell that one of its leases.
+
+    Raises:
+        InvalidFieldError: it is.
+    """
+    if not shard.serves(run_id):
+        right = shard_of(run_id, shard.count)
+        raise InvalidFieldError(
+            "run_id",
+            f"is served by broker {right} of {shard.count}, not by {shard.index}: clients and nodes"
+            " need all brokers of the pool in the same order",
+        )
 
 
 def _refuse_broken(rules: Iterable[tuple[str, bool, str]]) -> None:

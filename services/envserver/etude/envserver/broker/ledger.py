@@ -61,6 +61,8 @@ class Ledger:
     expired_total: int = 0
     lost_total: int = 0
     """Leases whose nodes fell silent or no longer knew them."""
+    adopted: list[Granted] = field(default_factory=list)
+    """Those since somebody last took note."""
     _ended: dict[str, float] = field(default_factory=dict)
     """When leases ended that nobody holds any more, in that order."""
     _by_key: dict[BatchKey, dict[int, str]] = field(default_factory=dict)
@@ -222,6 +224,7 @@ class Ledger:
         granted.node_id = node_id
         self._add(granted)
         self.adopted_total += 1
+        self.adopted.append(granted)
         return granted
 
     def _forget_missing(self, node: NodeState, held: set[str], now_s: float) -> None:

@@ -168,6 +168,17 @@ class Queue:
             self._leave(run, batch)
         return waiting
 
+    def withdraw(self, batch: Batch, position: int) -> bool:
+        """Take one environment out; False if it does not wait."""
+        run = self._runs.get(batch.key.run_id)
+        if run is None or position not in batch.waiting:
+            return False
+        batch.waiting.remove(position)
+        self._count(run, -1)
+        if not batch.waiting:
+            self._leave(run, batch)
+        return True
+
     def take(self, offers: Offers, *, now_s: float) -> Generator[Turn, None, None]:
         """Turns until nobody waits or nothing is offered; stop early by closing the iterator.
 

@@ -1,12 +1,14 @@
-"""The node's side of its broker: a sign of life every second, orders back."""
+"""The node's side of its brokers: a sign of life every second, orders back."""
 
 import asyncio
 import logging
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
 
+from etude.common import sharding
 from etude.envserver.node.node import Node
 from etude.envserver.node.terms import ISOLATION
 from etude.v1 import environments_pb2, environments_pb2_grpc
@@ -14,26 +16,30 @@ from etude.v1 import environments_pb2, environments_pb2_grpc
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
+MAX_BACKOFF_MS = 1_000
+"""A broker that comes back waits 2 s for its nodes before it grants anything."""
 DEADLINE_S = 2.0
 """A broker that needs longer is overloaded; three missed heartbeats lose the node."""
 
 
 @dataclass(slots=True)
 class Heartbeat:
-    """Tells the broker what the node holds and does what the broker says."""
+    """Tells brokers what the node holds for the runs of each, and does what they say."""
 
     node: Node
-    broker: "environments_pb2_grpc.EnvBrokerServiceAsyncStub"
+    brokers: "Sequence[environments_pb2_grpc.EnvBrokerServiceAsyncStub]"
+    """Of the pool, in their order."""
     node_id: str
     draining: bool = False
-    _is_heard: bool = field(default=True, init=False)
+    _unheard: set[int] = field(default_factory=set, init=False)
+    """Brokers that did not answer the last time."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Beat until told to stop."""
         while not stop.is_set():
             await self.beat()
             # While no renewal can arrive, a lease that looks expired may be in use.
-            if self._is_heard:
+            if not self._unheard:
                 expired = await self.node.expire(now_s=time.monotonic())
                 log.log(logging.INFO if expired else logging.DEBUG, "expired: %s", expired)
             try:
@@ -44,23 +50,38 @@ class Heartbeat:
 
     async def beat(self) -> None:
         """One heartbeat; a broker that does not answer changes nothing on this node."""
+        held, count = self.node.held(), len(self.brokers)
+        shares: list[list[environments_pb2.HeldLease]] = [[] for _ in self.brokers]
+        for each in held:
+            shares[sharding.shard_of(each.run_id, count)].append(each)
+        beats = (self._beat(index, share, len(held)) for index, share in enumerate(shares))
+        await asyncio.gather(*beats)
+
+    async def _beat(
+        self, index: int, held: Sequence[environments_pb2.HeldLease], num_held: int
+    ) -> None:
+        """Tell one broker of its own share: what others hold is not among its slots."""
         request = environments_pb2.HeartbeatRequest(
             node_id=self.node_id,
             endpoint=self.node.endpoint,
             driver=self.node.driver.name,
             isolation=ISOLATION[self.node.driver.strength],
-            slots=self.node.slots,
-            held=self.node.held(),
-            snapshots=self.node.states.snapshots.held(),
+            slots=max(0, self.node.slots - (num_held - len(held))),
+            held=held,
+            snapshots=self._snapshots(index),
             draining=self.draining,
         )
         try:
-            answer = await self.broker.Heartbeat(request, timeout=DEADLINE_S)
+            answer = await self.brokers[index].Heartbeat(request, timeout=DEADLINE_S)
         except grpc.aio.AioRpcError as error:
-            if self._is_heard:
-                log.warning("the broker does not answer: %s", error.details())
-            self._is_heard = False
+            if index not in self._unheard:
+                log.warning("broker %d does not answer: %s", index, error.details())
+            self._unheard.add(index)
             return
-        self._is_heard = True
+        self._unheard.discard(index)
         self.node.renew(answer.renewed)
         await self.node.close(answer.close_lease_ids)
+
+    def _snapshots(self, index: int) -> Iterable[environments_pb2.HeldSnapshot]:
+        shard = sharding.Shard(index, len(self.brokers))
+        return [each for each in self.node.states.snapshots.held() if shard.serves(each.run_id)]

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 
 from etude.common import channels, files, serving, telemetry
 from etude.common.api.pool import StoreAccess
@@ -12,7 +13,7 @@ from etude.envserver.drivers.selection import Place, selected
 from etude.envserver.node.access_service import AccessService
 from etude.envserver.node.admission import admission
 from etude.envserver.node.grading import Grader
-from etude.envserver.node.heartbeat import Heartbeat
+from etude.envserver.node.heartbeat import MAX_BACKOFF_MS, Heartbeat
 from etude.envserver.node.node import Node
 from etude.envserver.node.service import NodeService
 from etude.envserver.node.sources import Sources
@@ -90,9 +91,13 @@ async def _serve(node: Node, driver: Driver, settings: NodeSettings) -> None:
     )
     probes = Probes(settings.server.probe_port, settings.server.host)
     stop = asyncio.Event()
-    async with channels.dial(settings.broker_target) as channel:
-        broker = environments_pb2_grpc.EnvBrokerServiceStub(channel)
-        heartbeat = Heartbeat(node, broker, settings.server.pod)
+    async with AsyncExitStack() as stack:
+        brokers = []
+        for target in settings.broker_targets:
+            channel = channels.dial(target, max_backoff_ms=MAX_BACKOFF_MS)
+            await stack.enter_async_context(channel)
+            brokers.append(environments_pb2_grpc.EnvBrokerServiceStub(channel))
+        heartbeat = Heartbeat(node, brokers, settings.server.pod)
         with serving.shutdown_signals(stop):
             await probes.start()
             await server.start()

@@ -1,0 +1,30 @@
+"""When a peer that is full wants to be asked again."""
+
+from random import Random
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+_RANDOM = Random()  # noqa: S311 - spreads retries, nothing secret depends on it
+MOST_S = 60.0
+"""A peer cannot make us wait for longer than this before we ask again."""
+
+
+def retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
+    """How long to wait before the same call is made again; None if that would not help.
+
+    Up to half as long again, at random: who was refused together must not come back together.
+    """
+    if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return None
+    try:
+        status = rpc_status.from_call(error)  # type: ignore[arg-type]  # typed for the other API
+    except ValueError:
+        return None  # details that are not those of this status
+    for box in () if status is None else status.details:
+        told = error_details_pb2.RetryInfo()
+        if box.Is(told.DESCRIPTOR) and box.Unpack(told):
+            asked_s: float = told.retry_delay.ToTimedelta().total_seconds()
+            return min(MOST_S, max(0.0, asked_s)) * _RANDOM.uniform(1.0, 1.5)
+    return None

@@ -1,0 +1,107 @@
+"""A pool that is full, and clients that come back when it says."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from tests.support.brokers import PATIENCE_S, pool, request, started
+
+from etude.common import channels, serving
+from etude.common.errors import UnavailableError
+from etude.common.retries import retry_after_s
+from etude.common.sharding import Shard, shard_of
+from etude.envserver.broker.broker import Broker
+from etude.envserver.broker.nodes import MemoryNodes
+from etude.envserver.broker.service import BrokerService
+from etude.trainer.leases import Leases
+from etude.v1 import environments_pb2, environments_pb2_grpc
+
+
+@dataclass(slots=True)
+class Full:
+    """A broker with one slot and a queue of one, behind gRPC."""
+
+    broker: Broker
+    stub: "environments_pb2_grpc.EnvBrokerServiceAsyncStub"
+
+
+@pytest.fixture
+async def full() -> AsyncIterator[Full]:
+    broker = started(MemoryNodes(slots=1), spec=pool(max_queue=1))
+    server = serving.Server([])
+    environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(
+        BrokerService(broker), server.grpc_server
+    )
+    await server.start()
+    async with channels.dial(f"127.0.0.1:{server.port}") as channel:
+        yield Full(broker, environments_pb2_grpc.EnvBrokerServiceStub(channel))
+    await server.stop(0)
+
+
+async def launched(leases: Leases, key: str, queue_s: int = 60) -> environments_pb2.Lease | None:
+    asked = request(key, queue_timeout_seconds=queue_s)
+    async with asyncio.timeout(PATIENCE_S):
+        (launch,) = [launch async for launch in leases.launch(asked)]
+    return launch.lease
+
+
+async def test_a_refusal_says_when_to_come_back(full: Full) -> None:
+    leases = Leases(full.stub, outage_s=1)
+    await launched(leases, "a")
+    waiting = asyncio.create_task(launched(leases, "b"))
+    await asyncio.sleep(0.2)
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        _ = [each async for each in full.stub.LaunchBatch(request("c"))]
+
+    later_s = retry_after_s(caught.value)
+    assert later_s is not None
+    assert 0 < later_s <= 60
+    waiting.cancel()
+
+
+async def test_a_rollout_worker_that_was_sent_away_gets_its_environment_in_the_end(
+    full: Full,
+) -> None:
+    leases = Leases(full.stub, outage_s=1)
+    first = await launched(leases, "a")
+    assert first is not None
+    others = [asyncio.create_task(launched(leases, key)) for key in "bc"]
+    await asyncio.sleep(0.2)
+    assert len(full.broker.queue) == 1
+
+    for _ in others:
+        (held,) = full.broker.ledger.leases
+        await full.broker.release([held])
+        await asyncio.wait(others, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+        others = [other for other in others if not other.done() or other.result() is None]
+
+    assert not others
+
+
+async def test_a_rollout_worker_does_not_come_back_for_ever(full: Full) -> None:
+    leases = Leases(full.stub, outage_s=1)
+    await launched(leases, "a")
+    waiting = asyncio.create_task(launched(leases, "b"))
+    await asyncio.sleep(0.2)
+
+    with pytest.raises(UnavailableError, match="environments wait already"):
+        await launched(leases, "c", queue_s=1)
+    waiting.cancel()
+
+
+async def test_a_run_of_another_broker_is_sent_to_that_one(full: Full) -> None:
+    full.broker.shard = Shard(1 - shard_of("run", 2), 2)
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        _ = [each async for each in full.stub.LaunchBatch(request("a"))]
+
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    status = rpc_status.from_call(caught.value)  # type: ignore[arg-type]  # typed for the other API
+    assert status is not None
+    assert any(box.Is(error_details_pb2.BadRequest.DESCRIPTOR) for box in status.details)
+    assert "is served by broker" in (caught.value.details() or "")
