@@ -22,7 +22,8 @@ from etude.envserver.node.heartbeat import Heartbeat
 from etude.envserver.node.node import Node
 from etude.envserver.node.service import NodeService
 from etude.envserver.node.sources import Sources
-from etude.v1 import environments_pb2_grpc
+from etude.envserver.node.state_service import StateService
+from etude.v1 import environment_state_pb2_grpc, environments_pb2_grpc
 
 MakeWorkspace = Callable[[ProcessDriver, str, Mapping[str, bytes]], Path]
 
@@ -104,6 +105,9 @@ async def pool(driver: ProcessDriver, tmp_path: Path, source: str) -> AsyncItera
     node_server = serving.Server([])
     environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(
         NodeService(node, Grader(driver, node.cache)), node_server.grpc_server
+    )
+    environment_state_pb2_grpc.add_EnvStateServiceServicer_to_server(
+        StateService(node), node_server.grpc_server
     )
     await node_server.start()
     node.endpoint = f"127.0.0.1:{node_server.port}"
