@@ -11,10 +11,11 @@ import pytest
 from tests.support import microvms
 
 from etude.agent.workspace import WorkspaceLostError
+from etude.envserver.drivers.base import Start
 from etude.envserver.drivers.qemu.guests import Guest
 from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.lanes import Lanes
-from etude.envserver.drivers.qemu.levels import Held, Start, Target
+from etude.envserver.drivers.qemu.levels import Held, Target
 from etude.envserver.drivers.qemu.starts import Started, Starter
 from etude.envserver.drivers.qemu.stock import Stock
 from etude.envserver.drivers.qemu.template import Template
@@ -113,6 +114,7 @@ async def test_what_was_taken_is_made_again_and_a_lower_target_gives_it_back(
     await found.guest.destroy()
     made.stock.set_target(Target())
     await holds(made, NONE)
+    await made.stock.close()
     assert not any((tmp_path / "stock").iterdir())
 
 

@@ -24,6 +24,7 @@ snapshot_seconds = Histogram(
     "Time that an environment ran no turn while it was saved.",
     buckets=_SECONDS,
 )
+rests = Counter("etude_env_rests", "Machines stopped, saved and woken between calls.", ["step"])
 tool_seconds = Histogram(
     "etude_env_tool_seconds", "Wall time of one tool call.", ["tool"], buckets=_SECONDS
 )

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from etude.envserver.drivers.qemu import clone, delta, template
@@ -30,6 +30,8 @@ class Guest:
     channel: GuestChannel
     identity: Identity
     """What it became at its last SYNC."""
+    jobs: frozenset[int] = frozenset()
+    """Commands that ran in its background when it was taken up."""
 
     async def destroy(self) -> None:
         """End the machine; safe to repeat."""
@@ -74,41 +76,35 @@ async def booted(
     return await template.seal(booting)
 
 
-async def launched(
-    base: Template, *, name: str, folder: Path, jail: Jail, saved: Delta | None = None
+async def begun(
+    shell: Vm,
+    base: Template,
+    *,
+    name: str,
+    saved: Delta | None = None,
+    generation: int = 1,
 ) -> Guest:
-    """A clone that runs and answers.
-
-    Args:
-        base: what it is a clone of.
-        name: its environment's id and host name.
-        folder: an empty folder of its own.
-        jail: whom the monitor runs as.
-        saved: the state that it takes up; unset is the template's.
-
-    Raises:
-        GuestLostError: the agent does not answer.
-        VmmError: the monitor failed.
-    """
-    shell = await clone.spawn_shell(base, folder=folder, jail=jail)
-    return await begun(shell, base, name=name, saved=saved)
-
-
-async def begun(shell: Vm, base: Template, *, name: str, saved: Delta | None = None) -> Guest:
     """The clone that a waiting monitor becomes; it runs and answers. The shell goes on failure.
 
+    Args:
+        shell: the monitor.
+        base: its template.
+        name: its environment's id and host name.
+        saved: the state that it takes up; unset is the template's.
+        generation: above one it goes on as what it was, and keeps its names.
+
     Raises:
         GuestLostError: the agent does not answer.
         VmmError: the monitor failed.
     """
+    identity = _identity(name, generation=generation)
     try:
-        channel = await _awake(shell, base, saved)
-        identity = _identity(name, generation=1)
-        await channel.sync(identity)
+        found = await _awake(shell, base, saved)
+        await found.channel.sync(identity)
     except BaseException:
         await shell.destroy()
         raise
-    return Guest(shell, channel, identity)
+    return replace(found, identity=identity)
 
 
 async def paused(shell: Vm, base: Template) -> Guest:
@@ -119,14 +115,14 @@ async def paused(shell: Vm, base: Template) -> Guest:
         VmmError: the monitor failed.
     """
     try:
-        channel = await _awake(shell, base, None)
+        found = await _awake(shell, base, None)
         # What a guest does for the first time is translated then, and costs ten times as much.
-        await channel.sync(_NOBODYS)
+        await found.channel.sync(_NOBODYS)
         await shell.freeze()
     except BaseException:
         await shell.destroy()
         raise
-    return Guest(shell, channel, _NOBODYS)
+    return found
 
 
 async def handed_out(waiting: Guest, *, name: str) -> Guest:
@@ -143,7 +139,7 @@ async def handed_out(waiting: Guest, *, name: str) -> Guest:
     except BaseException:
         await waiting.destroy()
         raise
-    return Guest(waiting.vm, waiting.channel, identity)
+    return replace(waiting, identity=identity)
 
 
 async def taken_up(found: Vm, *, name: str, generation: int) -> Guest:
@@ -156,26 +152,24 @@ async def taken_up(found: Vm, *, name: str, generation: int) -> Guest:
     await found.thaw()  # without effect on one that runs
     channel = await _connected(found)
     try:
-        await channel.reset()
-        # Host name and machine id stay what they are: for the environment nothing has happened.
-        token = secrets.token_bytes(_TOKEN_BYTES)
-        identity = Identity(env_id=name, token=token, generation=generation)
+        state = await channel.reset()
+        identity = _identity(name, generation=generation)
         await channel.sync(identity)
     except BaseException:
         await channel.close()
         raise
-    return Guest(found, channel, identity)
+    return Guest(found, channel, identity, frozenset(state.jobs))
 
 
-async def _awake(shell: Vm, base: Template, saved: Delta | None) -> GuestChannel:
+async def _awake(shell: Vm, base: Template, saved: Delta | None) -> Guest:
     if saved is None:
         await clone.restore(shell, base)
     else:
         await delta.restore(shell, base, saved)
     await shell.thaw()
     channel = await _connected(shell)
-    await channel.reset()
-    return channel
+    state = await channel.reset()
+    return Guest(shell, channel, _NOBODYS, frozenset(state.jobs))
 
 
 async def _connected(vm: Vm) -> GuestChannel:
@@ -184,9 +178,13 @@ async def _connected(vm: Vm) -> GuestChannel:
 
 
 def _identity(name: str, *, generation: int) -> Identity:
+    token = secrets.token_bytes(_TOKEN_BYTES)
+    if generation > 1:
+        # Its names stay what they are: for the environment nothing has happened.
+        return Identity(env_id=name, token=token, generation=generation)
     return Identity(
         env_id=name,
-        token=secrets.token_bytes(_TOKEN_BYTES),
+        token=token,
         generation=generation,
         hostname=name[:63],
         machine_id=secrets.token_bytes(16),

@@ -1,26 +1,13 @@
 """What a warm pool of one template should do next."""
 
 from dataclasses import dataclass, replace
-from enum import Enum, StrEnum
+from enum import Enum
 
 FEWEST, MOST = 2, 64
 """Shells that are kept once they are wanted at all, and however much they are wanted."""
 REST_S = 60.0
 """A watermark that nobody reached for so long is halved."""
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.25, 60.0
-
-
-class Start(StrEnum):
-    """How an environment came to be, as in environments.proto."""
-
-    SPAWN = "spawn"
-    """A monitor was started and took up the template."""
-    SHELL = "shell"
-    """A monitor that waited took up the template."""
-    PAUSED_CLONE = "paused_clone"
-    """A stopped clone was let run."""
-    DELTA = "delta"
-    """A snapshot of a running environment was taken up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

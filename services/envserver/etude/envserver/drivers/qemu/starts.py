@@ -2,18 +2,20 @@
 
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from etude.envserver import metrics
+from etude.envserver.drivers.base import Start
 from etude.envserver.drivers.qemu import clone, guests
 from etude.envserver.drivers.qemu.delta import Delta
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.guests import Guest
 from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.lanes import Lanes
-from etude.envserver.drivers.qemu.levels import Start
 from etude.envserver.drivers.qemu.pace import Work
 from etude.envserver.drivers.qemu.stock import Stock
 from etude.envserver.drivers.qemu.template import Template
@@ -39,13 +41,16 @@ class Starter:
     lanes: Lanes
     stock: Stock
 
-    async def start(self, name: str, folder: Path, saved: Delta | None = None) -> Started:
+    async def start(
+        self, name: str, folder: Path, *, saved: Delta | None = None, generation: int = 1
+    ) -> Started:
         """A clone that runs and answers.
 
         Args:
             name: its environment's id and host name.
             folder: an empty folder, which becomes the machine's.
             saved: the state that it takes up; unset is the template's.
+            generation: above one it goes on as what it was, and keeps its names.
 
         Raises:
             GuestLostError: the agent does not answer.
@@ -54,8 +59,11 @@ class Starter:
         began_s = time.monotonic()
         while True:
             found = self.stock.take(only_shell=saved is not None)
+            begin = partial(
+                self._begun, found, folder, name=name, saved=saved, generation=generation
+            )
             try:
-                started = await self._from(found, name, folder, saved)
+                started = await self._from(found, begin)
             except (GuestLostError, VmmError) as error:
                 if found is None:
                     raise
@@ -68,35 +76,42 @@ class Starter:
                 return started
 
     async def _from(
-        self, found: Guest | Vm | None, name: str, folder: Path, saved: Delta | None
+        self, found: Guest | Vm | None, begin: Callable[[], Awaitable[Started]]
     ) -> Started:
-        work, start = _kind(found)
+        work, vm = _work(found), _vm(found)
         try:
             async with self.lanes.turn(work):
-                vm = _vm(found)
                 before_s = 0.0 if vm is None else cpu_s(vm.pid)
-                guest = await self._begun(found, name, folder, saved)
-                used_s = cpu_s(guest.vm.pid) - before_s
+                started = await begin()
+                used_s = cpu_s(started.guest.vm.pid) - before_s
         except BaseException:
             if found is not None:
                 await found.destroy()
             raise
         self.lanes.costs.measured(work, 1000 * used_s)
-        metrics.start_cpu_seconds.labels(start.value).observe(used_s)
-        return Started(guest, start if saved is None else Start.DELTA)
+        metrics.start_cpu_seconds.labels(started.start.value).observe(used_s)
+        return started
 
     async def _begun(
-        self, found: Guest | Vm | None, name: str, folder: Path, saved: Delta | None
-    ) -> Guest:
+        self,
+        found: Guest | Vm | None,
+        folder: Path,
+        *,
+        name: str,
+        saved: Delta | None,
+        generation: int,
+    ) -> Started:
         if isinstance(found, Guest):
             _move(found.vm, folder)
-            return await guests.handed_out(found, name=name)
+            return Started(await guests.handed_out(found, name=name), Start.PAUSED_CLONE)
+        start = Start.SPAWN if found is None else Start.SHELL
         if found is None:
             found = await clone.spawn_shell(self.base, folder=folder, jail=self.jail)
             self.lanes.watch(found)
         else:
             _move(found, folder)
-        return await guests.begun(found, self.base, name=name, saved=saved)
+        guest = await guests.begun(found, self.base, name=name, saved=saved, generation=generation)
+        return Started(guest, start if saved is None else Start.DELTA)
 
 
 def cpu_s(pid: int) -> float:
@@ -111,14 +126,14 @@ def cpu_s(pid: int) -> float:
         raise VmmError(f"machine {pid} has ended") from cause
 
 
-def _kind(found: Guest | Vm | None) -> tuple[Work, Start]:
+def _work(found: Guest | Vm | None) -> Work:
     match found:
         case Guest():
-            return Work.PAUSED_CLONE, Start.PAUSED_CLONE
+            return Work.PAUSED_CLONE
         case Vm():
-            return Work.SHELL, Start.SHELL
+            return Work.SHELL
         case None:
-            return Work.RESTORE, Start.SPAWN
+            return Work.RESTORE
 
 
 def _vm(found: Guest | Vm | None) -> Vm | None:

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import NamedTuple
 
 from etude.envserver import metrics
 from etude.envserver.drivers.qemu import clone, guests, levels
@@ -23,6 +24,18 @@ from etude.envserver.drivers.qemu.vm import Vm
 from etude.envserver.guest.channel import GuestLostError
 
 log = logging.getLogger(__name__)
+
+_numbers = itertools.count()
+
+
+class _Due(NamedTuple):
+    """What to do now, or when to look again."""
+
+    step: Step | None = None
+    at_s: float | None = None
+
+
+_NOTHING = _Due()
 
 
 class Stock:
@@ -45,10 +58,10 @@ class Stock:
         self._backoff = Backoff()
         self._paused: deque[Guest] = deque()
         self._shells: deque[Vm] = deque()
-        self._numbers = itertools.count()
+        self._counted = Held(paused=0, shells=0)
         self._changed = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
-        self._giving_up: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
         lanes.when_crowded(self._give_up_one)
 
     @property
@@ -70,9 +83,9 @@ class Stock:
         """
         found: Guest | Vm | None = None
         while self._paused and not only_shell and found is None:
-            found = _living(self._paused.popleft())
+            found = self._living(self._paused.popleft())
         while self._shells and found is None:
-            found = _living(self._shells.popleft())
+            found = self._living(self._shells.popleft())
         self._watermark = self._watermark.taken(
             self._target, is_drained=found is None, now_s=time.monotonic()
         )
@@ -85,18 +98,19 @@ class Stock:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
-        if self._giving_up is not None:
-            await asyncio.wait([self._giving_up])
         while self._paused:
-            await self._paused.popleft().destroy()
+            self._end(self._paused.pop())
         while self._shells:
-            await self._shells.popleft().destroy()
+            self._end(self._shells.pop())
+        if self._ending:
+            await asyncio.wait(self._ending)
         self._count()
 
     def _nudge(self) -> None:
         self._count()
         self._changed.set()
-        if self._keeper is None or self._keeper.done():
+        is_idle = self._keeper is None or self._keeper.done()
+        if is_idle and self._due(time.monotonic()) != _NOTHING:
             name = f"stock of {self._base.address[:12]}"
             self._keeper = asyncio.create_task(self._keep(), name=name)
 
@@ -106,25 +120,31 @@ class Stock:
             self._changed.clear()
             now_s = time.monotonic()
             self._watermark = self._watermark.rested(self._target, now_s=now_s)
-            step = levels.step(self.held, self._target, self._watermark)
-            until_s = self._watermark.next_s(self._target)
-            if step in {Step.MAKE_PAUSED, Step.MAKE_SHELL} and self._backoff.until_s > now_s:
-                until_s, step = min(until_s or self._backoff.until_s, self._backoff.until_s), None
-            if step is not None:
-                await self._take(step)
-            elif until_s is not None:
+            due = self._due(now_s)
+            if due.step is not None:
+                await self._take(due.step)
+            elif due.at_s is not None:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(max(until_s - now_s, 0.0)):
+                    async with asyncio.timeout(max(due.at_s - now_s, 0.0)):
                         await self._changed.wait()
             else:
                 return
 
+    def _due(self, now_s: float) -> "_Due":
+        step = levels.step(self.held, self._target, self._watermark)
+        at_s = self._watermark.next_s(self._target)
+        is_more = step in {Step.MAKE_PAUSED, Step.MAKE_SHELL}
+        if is_more and self._backoff.until_s > now_s:
+            until_s = self._backoff.until_s
+            return _Due(at_s=until_s if at_s is None else min(at_s, until_s))
+        return _Due(step, at_s)
+
     async def _take(self, step: Step) -> None:
         match step:
             case Step.DROP_PAUSED:
-                await self._paused.pop().destroy()
+                await asyncio.wait([self._end(self._paused.pop())])
             case Step.DROP_SHELL:
-                await self._shells.pop().destroy()
+                await asyncio.wait([self._end(self._shells.pop())])
             case Step.MAKE_PAUSED | Step.MAKE_SHELL:
                 try:
                     await self._make(step)
@@ -147,7 +167,7 @@ class Stock:
 
     @contextlib.asynccontextmanager
     async def _new_folder(self) -> AsyncIterator[Path]:
-        folder = self._folder / str(next(self._numbers))
+        folder = self._folder / f"{self._base.address[:12]}-{next(_numbers)}"
         folder.mkdir(mode=0o700, parents=True)
         try:
             yield folder
@@ -157,12 +177,16 @@ class Stock:
 
     def _give_up_one(self) -> None:
         """Make room for who waits, one at a time: shells first, which are cheaper to make again."""
-        is_busy = self._giving_up is not None and not self._giving_up.done()
-        if is_busy or not (self._shells or self._paused):
-            return
-        found = self._shells.pop() if self._shells else self._paused.pop()
-        self._giving_up = asyncio.create_task(found.destroy(), name="make room")
-        self._nudge()
+        if not self._ending and (self._shells or self._paused):
+            self._end(self._shells.pop() if self._shells else self._paused.pop())
+            self._nudge()
+
+    def _end(self, found: Guest | Vm) -> "asyncio.Task[None]":
+        """End a machine, whoever is cancelled meanwhile."""
+        task = asyncio.create_task(found.destroy(), name="end a machine of the stock")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        return task
 
     def _failed(self, error: Exception) -> None:
         now_s = time.monotonic()
@@ -172,11 +196,15 @@ class Stock:
         wait_s = self._backoff.until_s - now_s
         log.warning("the warm pool is not filled for %g s: %s", wait_s, error)
 
+    def _living(self, found: Guest | Vm) -> Guest | Vm | None:
+        vm = found.vm if isinstance(found, Guest) else found
+        if not vm.exited.done():
+            return found
+        self._end(found)
+        return None
+
     def _count(self) -> None:
-        metrics.stock.labels("paused_clone").set(len(self._paused))
-        metrics.stock.labels("shell").set(len(self._shells))
-
-
-def _living(found: Guest | Vm) -> Guest | Vm | None:
-    vm = found.vm if isinstance(found, Guest) else found
-    return None if vm.exited.done() else found
+        held = self.held
+        metrics.stock.labels("paused_clone").inc(held.paused - self._counted.paused)
+        metrics.stock.labels("shell").inc(held.shells - self._counted.shells)
+        self._counted = held
