@@ -12,6 +12,7 @@ from etude.cli.verbs import (
     audit,
     demo,
     doctor,
+    env,
     images,
     lint,
     logs,
@@ -47,6 +48,7 @@ app.add_typer(tasks.app, name="tasks")
 app.add_typer(storage.app, name="storage")
 app.add_typer(weights.app, name="weights")
 app.add_typer(images.app, name="images")
+app.add_typer(env.app, name="env")
 
 
 def main() -> None:

@@ -1,8 +1,14 @@
-"""A real node with a real process driver, and a client of its open door."""
+"""A real node with a real process driver, and a client of its open door; a pool of processes."""
 
+import json
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +173,79 @@ def refusal() -> Callable[[Any], Any]:
         return caught.value.code()
 
     return code
+
+
+@dataclass(slots=True)
+class Processes:
+    """A broker, a node and what is before them, as processes of this machine."""
+
+    folder: Path
+    broker: str = ""
+    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self, *arguments: str, env: Mapping[str, str]) -> str:
+        """Start a role and wait until it is ready; returns its address."""
+        port, probe = free_port(), free_port()
+        name = f"{arguments[0]}-{len(self.running)}"
+        settings = {
+            "PATH": os.environ["PATH"],
+            "ETUDE_POOL_FILE": str(self.folder / "pool.json"),
+            "ETUDE_PORT": str(port),
+            "ETUDE_PROBE_PORT": str(probe),
+            "ETUDE_POD": name,
+            **env,
+        }
+        with (self.folder / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "etude.envserver.main", *arguments],
+                env=settings,
+                stderr=log,
+            )
+        self.running.append(process)
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not answers(f"http://127.0.0.1:{probe}/readyz"):
+            words = (self.folder / f"{name}.log").read_text()
+            assert process.poll() is None, words
+            assert time.monotonic() < deadline_s, words
+            time.sleep(0.05)
+        return f"127.0.0.1:{port}"
+
+    def stop(self) -> None:
+        for process in self.running:
+            process.kill()
+            process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    """A broker and a node with the process driver."""
+    made = Processes(tmp_path_factory.mktemp("pool"))
+    spec = {
+        "templates": [{"name": "python", "trust": "Trusted"}],
+        "isolation": {"minimum": "Process"},
+        "slotsPerReplica": 8,
+    }
+    pool = {"name": "demo-repos", "uid": "u", "spec": spec}
+    (made.folder / "pool.json").write_text(json.dumps(pool))
+    try:
+        made.broker = made.start("broker", env={})
+        scratch = made.folder / "scratch" / "demo-repos-node-0"
+        made.start("node", env={"ETUDE_BROKER_TARGET": made.broker, "ETUDE_SCRATCH": str(scratch)})
+        yield made
+    finally:
+        made.stop()

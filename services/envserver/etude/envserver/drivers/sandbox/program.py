@@ -94,9 +94,10 @@ def _program(job: Job) -> int:
 
 
 def _reset_signals() -> None:
-    # Python ignores these two; a shell's children expect them to end a process.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    # Python ignores the first two, and a node in the background of a script the others; a shell's
+    # children expect them to end a process.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _shell(command: str) -> NoReturn:

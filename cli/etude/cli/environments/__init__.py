@@ -1,0 +1,1 @@
+"""Environments that people use by hand: kept, found, talked to."""

@@ -1,0 +1,232 @@
+"""`etude env`: sandboxes by hand."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from etude.cli import runs
+from etude.cli.examples import epilog
+from etude.cli.output import console, print_row, say
+from etude.common.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from etude.cli.environments.kept import Environment
+
+app = typer.Typer(no_args_is_help=True, help="Make, enter and end environments by hand.")
+
+EMPTY = "empty:"
+_SHELL = ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash -i || exec sh -i")
+
+Name = Annotated[
+    str, typer.Argument(metavar="ENV", help="An environment, or the first letters of its name.")
+]
+Run = Annotated[str, typer.Option(help="A local run whose rollouts' environments count too.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
+
+
+@app.command(epilog=epilog("env create"))
+def create(
+    pool: Annotated[
+        str,
+        typer.Argument(metavar="POOL", help="A local run, or host:port of a pool's broker."),
+    ],
+    *,
+    template: Annotated[
+        str, typer.Option(help="Template of the pool; needed where there are several.")
+    ] = "",
+    workspace: Annotated[
+        str, typer.Option(help="Folder with the first files, or its URI; none unless given.")
+    ] = EMPTY,
+    ttl: Annotated[
+        int, typer.Option(min=10, max=86_400, help="Seconds that it lives while nobody is in it.")
+    ] = 3600,
+    wait: Annotated[
+        int, typer.Option(min=1, max=3600, help="Seconds to wait for a free place.")
+    ] = 60,
+    pool_name: Annotated[
+        str, typer.Option("--pool", help="Pool of the run, where it has several.")
+    ] = "",
+) -> None:
+    """Make an environment and print its name."""
+    from etude.cli.environments import calls, kept, pools
+
+    found = pools.pool_of(pool, pool_name)
+    made = asyncio.run(
+        calls.launch(
+            found.broker,
+            template=template or _only(found.templates, pool),
+            uri=_uri(workspace),
+            ttl_s=ttl,
+            queue_timeout_s=wait,
+        )
+    )
+    kept.keep(made)
+    console().print(made.name)
+
+
+@app.command(epilog=epilog("env ls"))
+def ls(*, run: Run = "", as_json: AsJson = False) -> None:
+    """List your environments; with --run also those that its rollouts use."""
+    environments = _known(run)
+    if as_json:
+        for each in environments:
+            print_row(_row(each))
+        return
+    table = Table(box=None, pad_edge=False)
+    for title in ("environment", "template", "driver", "node", "ends in"):
+        table.add_column(title, overflow="fold")
+    for each in environments:
+        row = _row(each)
+        table.add_row(
+            *(str(row[key]) for key in ("name", "template", "driver", "node")), _left(each)
+        )
+    console().print(table)
+
+
+@app.command(
+    "exec",
+    epilog=epilog("env exec"),
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+def exec_(
+    name: Name,
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="What to run.")],
+    *,
+    run: Run = "",
+    cwd: Annotated[str, typer.Option(help="Folder to start in, below the workspace.")] = "",
+    timeout: Annotated[int, typer.Option(min=1, max=86_400, help="Seconds it may take.")] = 3600,
+    env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; may be repeated.")] = None,
+) -> None:
+    """Run a command in an environment; its exit code becomes ours.
+
+    What is piped in goes to the command; what is typed does not.
+    """
+    environment = _chosen(name, run)
+    words = command[1:] if command[0] == "--" else command
+    options = {"cwd": cwd, "timeout_seconds": timeout, "env": _pairs(env or ())}
+    is_piped = not sys.stdin.isatty()
+    raise SystemExit(asyncio.run(_run(environment, words, options, has_input=is_piped)))
+
+
+@app.command(epilog=epilog("env shell"))
+def shell(
+    name: Name,
+    *,
+    run: Run = "",
+    cwd: Annotated[str, typer.Option(help="Folder to start in, below the workspace.")] = "",
+) -> None:
+    """Open a shell in an environment, on a terminal where there is one; exit leaves it."""
+    from etude.cli.environments import terminal
+
+    environment = _chosen(name, run)
+    options: dict[str, object] = {"cwd": cwd, "timeout_seconds": 86_400}
+    if terminal.is_terminal():
+        options |= {"terminal": True, "env": {"TERM": os.environ.get("TERM", "xterm")}}
+    raise SystemExit(asyncio.run(_run(environment, _SHELL, options, has_input=True)))
+
+
+@app.command(epilog=epilog("env rm"))
+def rm(
+    names: Annotated[list[str], typer.Argument(metavar="ENV...", help="Environments to end.")],
+) -> None:
+    """End environments of yours, with all their files."""
+    from etude.cli.environments import calls, kept
+
+    for name in names:
+        environment = kept.chosen(name, kept.kept())
+        asyncio.run(calls.release(environment.broker, [environment.name]))
+        kept.forget(environment.name)
+        say(f"ended {environment.name}")
+
+
+async def _run(
+    environment: "Environment",
+    words: Sequence[str],
+    options: dict[str, object],
+    *,
+    has_input: bool,
+) -> int:
+    import grpc
+
+    from etude.cli.environments import calls, terminal
+
+    fields = dict(options)
+    if fields.pop("terminal", False):
+        fields["terminal"] = terminal.present_size()
+    opening = terminal.opening(environment, words, **fields)
+    async with calls.opened(environment) as access:
+        try:
+            ending = await terminal.attached(access, opening, has_input=has_input)
+        except grpc.aio.AioRpcError as error:
+            is_refused = error.code() is grpc.StatusCode.FAILED_PRECONDITION
+            if not is_refused or not opening.HasField("terminal"):
+                raise
+            say(f"line by line, as there is no terminal: {error.details()}")
+            opening.ClearField("terminal")
+            ending = await terminal.attached(access, opening, has_input=has_input)
+    if ending.ended_for:
+        say(f"ended by the limit on {ending.ended_for}")
+    return ending.exit_code
+
+
+def _known(run: str) -> "list[Environment]":
+    from etude.cli.environments import kept
+
+    return kept.kept() + (kept.of_run(runs.folder_of(run)) if run else [])
+
+
+def _chosen(name: str, run: str) -> "Environment":
+    from etude.cli.environments import kept
+
+    environment = kept.chosen(name, _known(run))
+    if not environment.broker:
+        say("this environment is a rollout's: what you change counts in its result")
+    return environment
+
+
+def _only(templates: tuple[str, ...], pool: str) -> str:
+    if len(templates) == 1:
+        return templates[0]
+    there = f": it has {', '.join(templates)}" if templates else ""
+    what = f"which template is not clear{there}"
+    raise UserError(Problem("Usage", what, pool, "give --template NAME"))
+
+
+def _uri(workspace: str) -> str:
+    if workspace == EMPTY or "://" in workspace:
+        return workspace
+    folder = Path(workspace)
+    if not folder.is_dir():
+        fix = "name a folder, or leave --workspace out to begin without files"
+        raise UserError(Problem("NotFound", "is no folder", workspace, fix))
+    return folder.resolve().as_uri()
+
+
+def _pairs(settings: Sequence[str]) -> dict[str, str]:
+    wrong = [setting for setting in settings if "=" not in setting or setting.startswith("=")]
+    if wrong:
+        raise UserError(Problem("Usage", f"{wrong[0]!r} sets nothing", "--env", "give NAME=VALUE"))
+    return dict(setting.split("=", 1) for setting in settings)
+
+
+def _row(environment: "Environment") -> dict[str, object]:
+    lease = environment.lease
+    return {
+        "name": environment.name,
+        "template": environment.template,
+        "driver": lease.driver,
+        "node": lease.endpoint,
+        "ends_in_s": round(environment.left_s),
+        "is_yours": bool(environment.broker),
+    }
+
+
+def _left(environment: "Environment") -> str:
+    seconds = max(0, round(environment.left_s))
+    return f"{seconds // 60} min {seconds % 60} s" if environment.broker else "with its rollout"

@@ -1,0 +1,241 @@
+"""`etude env` as a person types it, against a broker and a node of its own."""
+
+import fcntl
+import json
+import os
+import pty
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import JsonValue
+
+from etude.common.local import LocalPod, LocalState, write_state
+
+Processes = Any  # the fixture's class lives in conftest, which test modules cannot import
+CODE = "from etude.cli.main import main; main()"
+LIMIT_S = 120
+
+Etude = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def etude(tmp_path: Path) -> Etude:
+    def run(*words: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", CODE, "env", *words],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+            env=variables(tmp_path),
+            timeout=LIMIT_S,
+        )
+
+    return run
+
+
+def variables(folder: Path) -> dict[str, str]:
+    return {"ETUDE_ENVIRONMENTS": str(folder / "kept"), "COLUMNS": "200", "TERM": "xterm"}
+
+
+@pytest.fixture
+def name(etude: Etude, processes: Processes) -> Iterator[str]:
+    done = etude("create", processes.broker, "--template", "python")
+    assert done.returncode == 0, done.stderr
+    made = done.stdout.strip()
+    yield made
+    etude("rm", made)
+
+
+def test_a_command_gets_its_input_and_gives_its_output_and_exit_code(
+    etude: Etude, name: str
+) -> None:
+    done = etude("exec", name, "sh", "-c", "cat; echo oops >&2; exit 4", text="piped\n")
+
+    assert (done.stdout, done.stderr, done.returncode) == ("piped\n", "oops\n", 4)
+
+
+def test_files_stay_between_commands_and_options_reach_them(etude: Etude, name: str) -> None:
+    etude("exec", name, "mkdir", "-p", "a/b")
+
+    done = etude("exec", "--cwd", "a/b", "--env", "X=1", name, "sh", "-c", "pwd; echo $X")
+
+    assert done.stdout == "/workspace/a/b\n1\n"
+
+
+def test_an_environment_begins_with_the_folder_that_was_named(
+    etude: Etude, processes: Processes, tmp_path: Path
+) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "hello.py").write_text("print('hello')\n")
+    place = ("create", processes.broker, "--template", "python", "--workspace", "project")
+    name = etude(*place).stdout.strip()
+
+    assert etude("exec", name[:20], "python3", "hello.py").stdout == "hello\n"
+    assert etude("rm", name).returncode == 0
+
+
+def test_what_was_ended_is_gone(etude: Etude, processes: Processes) -> None:
+    name = etude("create", processes.broker, "--template", "python").stdout.strip()
+    assert name in etude("ls").stdout
+
+    assert etude("rm", name).returncode == 0
+
+    assert etude("ls", "--json").stdout == ""
+    gone = etude("exec", name, "true")
+    assert gone.returncode == 3
+    assert "fix: etude env ls" in gone.stderr
+
+
+def test_a_lease_that_ended_elsewhere_is_said_to_be_gone(
+    etude: Etude, name: str, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept" / f"{name}.json"
+    text = kept.read_text()
+    etude("rm", name)
+    kept.write_text(text)
+
+    done = etude("exec", name, "true")
+
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr
+
+
+def test_nobody_else_can_read_the_tokens(name: str, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o700
+    assert stat.S_IMODE((kept / f"{name}.json").stat().st_mode) == 0o600
+
+
+def test_the_list_says_where_each_environment_is(etude: Etude, name: str) -> None:
+    (row,) = (json.loads(line) for line in etude("ls", "--json").stdout.splitlines())
+
+    assert (row["name"], row["template"], row["driver"]) == (name, "python", "process")
+    assert row["is_yours"]
+    assert 3000 < row["ends_in_s"] <= 3600
+
+
+def test_a_shell_without_a_terminal_goes_line_by_line(etude: Etude, name: str) -> None:
+    done = etude("shell", name, text="echo made > f\ncat f\nexit 5\n")
+
+    assert (done.stdout, done.returncode) == ("made\n", 5)
+
+
+def test_a_shell_on_a_terminal_passes_keys_on_and_gives_the_terminal_back(
+    name: str, tmp_path: Path
+) -> None:
+    process, terminal = pty.fork()
+    if process == 0:
+        os.execve(
+            sys.executable,
+            [sys.executable, "-c", CODE, "env", "shell", name],
+            {**variables(tmp_path), "PATH": os.environ["PATH"]},
+        )
+    read_until(terminal, b"$ ")
+    os.write(terminal, b"echo $((40 + 2))\r")
+    read_until(terminal, b"42\r\n")
+    os.write(terminal, b"echo u''p; sleep 600\r")
+    read_until(terminal, b"up\r\n")
+    os.write(terminal, b"\x03")
+    read_until(terminal, b"$ ")
+    os.write(terminal, b"exit 7\r")
+
+    read_until(terminal, b"exit\r\n")
+
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 7
+
+
+def read_until(terminal: int, wanted: bytes) -> None:
+    seen = b""
+    while wanted not in seen:
+        seen += os.read(terminal, 4096)
+
+
+def test_a_running_runs_own_environments_can_be_entered(
+    etude: Etude, name: str, processes: Processes, tmp_path: Path
+) -> None:
+    run = tmp_path / "runs" / "demo"
+    run.mkdir(parents=True)
+    (run / "run.yaml").write_text("kind: RLRun\n")
+    (run / "scratch").symlink_to(processes.folder / "scratch")
+    port = int(processes.broker.rpartition(":")[2])
+    pod = LocalPod(name="demo-repos-broker-0", role="broker", state="Ready", ports={"grpc": port})
+    pool: dict[str, JsonValue] = {
+        "metadata": {"name": "demo-repos"},
+        "spec": {"templates": [{"name": "python"}]},
+    }
+    state = LocalState(pid=os.getpid(), updated_unix_ms=0, run={}, pools=(pool,), pods=(pod,))
+    write_state(run, state)
+    with (run / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made = etude("create", "demo")
+        assert made.returncode == 0, made.stderr
+        assert etude("rm", made.stdout.strip()).returncode == 0
+        elsewhere = etude("create", "demo", "--pool", "other")
+        assert elsewhere.returncode == 3
+        assert "demo-repos-broker-0" in elsewhere.stderr
+    assert etude("create", "demo").returncode == 6
+    for kept in (tmp_path / "kept").iterdir():
+        kept.unlink()
+
+    rows = [json.loads(line) for line in etude("ls", "--run", "demo", "--json").stdout.splitlines()]
+    done = etude("exec", "--run", "demo", name, "echo", "inside")
+
+    assert (name, False) in [(row["name"], row["is_yours"]) for row in rows]
+    assert done.stdout == "inside\n"
+    assert "counts in its result" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("create", "127.0.0.1:1", "--template", "x"), 6, "[Unreachable]"),
+        (("create", "no-run"), 3, "[NotFound]"),
+        (("create", "127.0.0.1:1"), 2, "give --template NAME"),
+        (("create", "127.0.0.1:1", "--template", "x", "--workspace", "none"), 3, "is no folder"),
+        (("create", "127.0.0.1:1", "--template", "x", "--ttl", "1"), 2, "--ttl"),
+        (("exec", "nobody", "true"), 3, "no environment of yours"),
+        (("exec", "", "true"), 3, "no environment of yours"),
+        (("shell", "../../etc"), 3, "no environment of yours"),
+        (("rm", "nobody"), 3, "no environment of yours"),
+    ],
+)
+def test_what_cannot_work_is_said_with_a_way_out(
+    etude: Etude, words: tuple[str, ...], code: int, said: str
+) -> None:
+    done = etude(*words)
+
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_template_that_is_not_there_is_named(etude: Etude, processes: Processes) -> None:
+    done = etude("create", processes.broker, "--template", "ruby")
+
+    assert done.returncode == 4
+    assert "template: is none of python" in done.stderr
+
+
+def test_a_variable_without_a_value_is_refused(etude: Etude, name: str) -> None:
+    done = etude("exec", "--env", "X", name, "true")
+
+    assert (done.returncode, "give NAME=VALUE" in done.stderr) == (2, True)
+
+
+def test_a_command_that_takes_too_long_is_ended_and_said_so(etude: Etude, name: str) -> None:
+    done = etude("exec", "--timeout", "1", name, "sleep", "60")
+
+    assert (done.returncode, done.stderr) == (143, "ended by the limit on time\n")
+
+
+@pytest.mark.parametrize("verb", ["create", "ls", "exec", "shell", "rm"])
+def test_every_verb_shows_two_examples(etude: Etude, verb: str) -> None:
+    assert etude(verb, "--help").stdout.count(f"etude env {verb}") >= 3
