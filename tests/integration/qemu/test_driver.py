@@ -1,7 +1,9 @@
 """A node's sandboxes as microVMs: what the process driver does, inside a machine of its own."""
 
 import asyncio
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,10 @@ from tests.support import microvms
 from etude.agent.workspace import ExecResult, WorkspaceLostError
 from etude.envserver import folders, trees
 from etude.envserver.drivers.base import Sandbox, SandboxError, Strength, Verification
+from etude.envserver.drivers.qemu import sealed
 from etude.envserver.drivers.qemu.driver import QemuDriver
+from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.qemu.quarantine import Quarantine, QuarantinedError
 from etude.envserver.images.build import Image
 from etude.envserver.trees import File
 
@@ -74,7 +79,7 @@ async def test_sandboxes_see_nothing_of_each_other_and_end_with_their_lease(
     one, other = await begun(driver, "a"), await begun(driver, "b")
     await one.run("echo canary > /tmp/canary; echo canary > canary", 60)
     assert (await other.run("cat /tmp/canary canary", 60)).exit_code == 1
-    machine = one._running.vm.exited  # type: ignore[attr-defined]
+    machine = one._running.machine._guest.vm.exited  # type: ignore[attr-defined]
     await one.close()
     assert machine.done()
     with pytest.raises(SandboxError, match="has ended"):
@@ -86,10 +91,29 @@ async def test_sandboxes_see_nothing_of_each_other_and_end_with_their_lease(
 async def test_a_machine_that_dies_is_a_fault_of_the_platform(driver: QemuDriver) -> None:
     sandbox = await begun(driver, "a")
     assert (await sandbox.run("kill -9 1; echo o > /proc/sysrq-trigger; reboot -f", 60)).exit_code
-    await sandbox._running.vm.destroy()  # type: ignore[attr-defined]
+    await sandbox._running.machine._guest.vm.destroy()  # type: ignore[attr-defined]
     with pytest.raises(WorkspaceLostError):
         await sandbox.run("true", 5)
     await sandbox.close()
+
+
+async def test_a_template_that_only_crashes_is_refused_with_its_last_words(
+    driver: QemuDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "quarantine", Quarantine(threshold=2))
+    ((address, starter),) = driver._starters.items()
+    junk = sealed.filled("devices", [b"no state of any machine"])
+    broken = replace(starter, base=replace(starter.base, devices=junk))
+    monkeypatch.setitem(driver._starters, address, broken)
+    for name in ("a", "b"):
+        driver.check("small")
+        with pytest.raises(VmmError, match="load of migration failed"):
+            await begun(driver, name)
+    with pytest.raises(QuarantinedError, match="load of migration failed"):
+        driver.check("small")
+    with pytest.raises(QuarantinedError):
+        await begun(driver, "c")
+    os.close(junk)
 
 
 async def test_a_verifier_runs_in_a_machine_where_nobody_was(driver: QemuDriver) -> None:

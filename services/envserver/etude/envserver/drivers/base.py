@@ -219,6 +219,14 @@ class Driver(Protocol):
         """End what belongs to this process; sandboxes stay for the next one."""
         ...
 
+    def check(self, template: str) -> None:
+        """Refuse a template of which no sandbox can be had for now.
+
+        Raises:
+            SandboxError: none can; the message says why.
+        """
+        return
+
     def sandbox(self, folder: Path, runner: Runner, *, template: str) -> Sandbox:
         """The sandbox of a lease's folder, which an earlier process may have begun.
 
@@ -226,6 +234,9 @@ class Driver(Protocol):
             folder: a folder below leases.
             template: name of the pool's template that it is made of.
             runner: runs what the workspace is told to execute; it may call the sandbox's run().
+
+        Raises:
+            SandboxError: what was begun there has ended meanwhile.
         """
         ...
 

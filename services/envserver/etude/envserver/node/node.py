@@ -189,9 +189,10 @@ class Node:
         if source.key != record.source_key:
             raise CorruptError(f"{record.uri} is no longer what the lease started from")
         environment = self._environment(record, source, TAKE_OVER_S)
-        if not await self.states.continue_rollback(environment):
-            await self._continue(environment, folder)
+        was_put_back = await self.states.continue_rollback(environment)
         until_unix_ms = await self.states.continue_pause(environment)
+        if not was_put_back:
+            await self._continue(environment, folder)
         if until_unix_ms:
             self.kept.add(environment, for_s=until_unix_ms / 1000 - time.time())
         else:
@@ -203,7 +204,6 @@ class Node:
         Raises:
             SandboxError: nobody can tell what that is.
         """
-        environment.is_paused = (folder / records.PAUSED).exists()
         if not await environment.take_over(records.history(folder / records.CALLS)):
             raise SandboxError("a turn was cut off after it had changed the workspace")
 
@@ -236,6 +236,7 @@ class Node:
             raise WeakWallError(self.refused[request.template])
         if request.template not in self.templates:
             raise UnknownIdError(f"this pool has no template {request.template!r}")
+        self.driver.check(request.template)
         toolset(request.toolset)
         if request.on_expiry not in _ON_EXPIRY:
             raise InvalidFieldError("on_expiry", f"{request.on_expiry} is none that is known")

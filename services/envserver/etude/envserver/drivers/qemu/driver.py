@@ -22,6 +22,7 @@ from etude.envserver.drivers.base import (
     DriverUnavailableError,
     Outcome,
     Sandbox,
+    SandboxError,
     Start,
     Strength,
     Verification,
@@ -31,13 +32,17 @@ from etude.envserver.drivers.qemu.census import MACHINE
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.estate import Estate
 from etude.envserver.drivers.qemu.guests import Guest
+from etude.envserver.drivers.qemu.idle import Patience
 from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.lanes import Lanes
 from etude.envserver.drivers.qemu.levels import Target
 from etude.envserver.drivers.qemu.machine import Accelerator, Machine
 from etude.envserver.drivers.qemu.pace import Work
+from etude.envserver.drivers.qemu.pages import PageBuffer
 from etude.envserver.drivers.qemu.placing import place
+from etude.envserver.drivers.qemu.quarantine import Quarantine
 from etude.envserver.drivers.qemu.sandbox import VmSandbox, outcome
+from etude.envserver.drivers.qemu.sleeping import TOUCHED_BYTES, Bed, Home, asleep
 from etude.envserver.drivers.qemu.starts import Starter
 from etude.envserver.drivers.qemu.stock import Stock
 from etude.envserver.drivers.qemu.template import Template
@@ -57,7 +62,7 @@ _WARM_UP_LIMIT_S = 120.0
 STOCK = "stock"
 """Folder of machines that are nobody's yet, beside that of the leases."""
 
-_CAPS = Caps(files=False, memory=False, freeze=False)
+_CAPS = Caps(files=False, memory=False, freeze=True)
 
 _numbers = itertools.count()
 
@@ -81,6 +86,11 @@ class QemuDriver(Driver):
         default_factory=lambda: Lanes(cores=lanes.host_cores(), room=lanes.host_room())
     )
     """How fast this node starts machines."""
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    """Of templates whose machines crash as they start."""
+    patience: Patience = field(default_factory=Patience)
+    """How long a machine that nobody calls is left as it is."""
+    _buffer: PageBuffer = field(default_factory=lambda: PageBuffer(TOUCHED_BYTES))
     _starters: dict[str, Starter] = field(default_factory=dict)
     """By the image's address."""
     _estate: Estate = field(init=False)
@@ -99,7 +109,8 @@ class QemuDriver(Driver):
                 boot = partial(self._booted, image)
                 base = await self._estate.template(image, self.machine, boot)
                 self._starters[image.address] = self._starter(base)
-        await self._estate.adopt(starter.base for starter in self._starters.values())
+        for machine in await self._estate.adopt(each.base for each in self._starters.values()):
+            self.lanes.watch(machine)
 
     @override
     async def stop(self) -> None:
@@ -118,9 +129,20 @@ class QemuDriver(Driver):
         self._of(template).stock.set_target(target)
 
     @override
+    def check(self, template: str) -> None:
+        self.quarantine.check(template)
+
+    @override
     def sandbox(self, folder: Path, runner: Runner, *, template: str) -> Sandbox:
-        launch = partial(self._launch, template, folder.name)
-        return VmSandbox(folder, runner, launch, self._estate.take(folder))
+        home = Home(
+            lease=folder,
+            start=partial(self._launch, template, folder.name),
+            starter=partial(self._of, template),
+            bed=self._bed,
+            places=self.lanes.places,
+            patience=self.patience,
+        )
+        return VmSandbox(folder, runner, home, home.find(self._found(folder)))
 
     @override
     async def verify(self, work: Verification) -> Outcome:
@@ -129,11 +151,15 @@ class QemuDriver(Driver):
         folder.mkdir()
         try:
             (folder / MACHINE).mkdir(mode=0o700)
-            guest = await self._launch(work.template, folder.name, folder / MACHINE)
+            await self.lanes.places.take()
             try:
-                return await _verified(guest.channel, work)
+                guest = await self._launch(work.template, folder.name, folder / MACHINE)
+                try:
+                    return await _verified(guest.channel, work)
+                finally:
+                    await guest.destroy()
             finally:
-                await guest.destroy()
+                self.lanes.places.give()
         finally:
             folders.remove(folder)
 
@@ -141,8 +167,24 @@ class QemuDriver(Driver):
     def is_repeatable(self, command: str) -> bool:
         return layout.warm(command) is not None
 
+    def _found(self, lease: Path) -> Guest | None:
+        try:
+            return self._estate.take(lease)
+        except SandboxError:
+            if asleep(lease) is None:
+                raise
+            # What is on the disk is what it was when no call came any more.
+            folders.remove(lease / MACHINE)
+            return None
+
+    @property
+    def _bed(self) -> Bed:
+        return Bed(key=self._estate.key, buffer=self._buffer)
+
     async def _launch(self, template: str, name: str, folder: Path) -> Guest:
-        return (await self._of(template).start(name, folder)).guest
+        starter = self._of(template)
+        with self.quarantine.start(template):
+            return (await starter.start(name, folder)).guest
 
     def _of(self, template: str) -> Starter:
         image = self.images.get(template)

@@ -24,6 +24,7 @@ from etude.envserver.drivers.qemu.kept import Kept, Lenders
 from etude.envserver.drivers.qemu.machine import Machine
 from etude.envserver.drivers.qemu.record import VmRecord
 from etude.envserver.drivers.qemu.template import Template
+from etude.envserver.drivers.qemu.vm import Vm
 from etude.envserver.images.build import Image
 
 log = logging.getLogger(__name__)
@@ -99,8 +100,12 @@ class Estate:
             log.warning("the next start boots image %s again: %s", image.name, error)
         return made
 
-    async def adopt(self, templates: Iterable[Template]) -> None:
-        """Take up the machines that an earlier process left, and look for orphans from now on."""
+    async def adopt(self, templates: Iterable[Template]) -> list[Vm]:
+        """Take up the machines that an earlier process left, and look for orphans from now on.
+
+        Returns:
+            Those that go on.
+        """
         by_address = {template.address: template for template in templates}
         used = {template.compat_key for template in by_address.values()}
         await asyncio.to_thread(self._templates.prune, used)
@@ -113,6 +118,7 @@ class Estate:
         log.info("took up %d machines of %d in %.2f s", len(found.guests), len(left), took_s)
         if self._sweeper is None:
             self._sweeper = asyncio.create_task(self._keep_sweeping(), name="sweep machines")
+        return [guest.vm for guest in found.guests.values()]
 
     def take(self, lease: Path) -> Guest | None:
         """The machine that an earlier process began for a lease; None if none was begun.

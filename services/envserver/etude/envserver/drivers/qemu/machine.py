@@ -8,7 +8,9 @@ PROGRAM = "qemu-system-x86_64"
 PAGE_BYTES = 4096
 _TRANSLATION_MIB = 32
 """The knee: the default takes 480 MiB a machine, 8 makes the first command four times as slow."""
-_CONSOLE_BYTES = 4096
+CONSOLE = "con"
+"""What the monitor calls the guest's serial console."""
+CONSOLE_BYTES = 4096
 """What a clone keeps of its console; a power of two."""
 
 
@@ -77,7 +79,7 @@ def boot_arguments(machine: Machine, wiring: Wiring, boot: Boot) -> tuple[str, .
     return (
         *_board(machine, wiring, is_shared=True),
         *("-kernel", _path(boot.kernel), "-initrd", _path(boot.initramfs), "-append", words),
-        *("-chardev", f"socket,id=con,fd={boot.console}"),
+        *("-chardev", f"socket,id={CONSOLE},fd={boot.console}"),
         *_devices(machine, wiring),
     )
 
@@ -88,7 +90,7 @@ def clone_arguments(machine: Machine, wiring: Wiring) -> tuple[str, ...]:
         *_board(machine, wiring, is_shared=False),
         # A delta records the state "running": only -S keeps it from starting before it is told.
         *("-S", "-incoming", "defer"),
-        *("-chardev", f"ringbuf,id=con,size={_CONSOLE_BYTES}"),
+        *("-chardev", f"ringbuf,id={CONSOLE},size={CONSOLE_BYTES}"),
         *_devices(machine, wiring),
     )
 
@@ -118,7 +120,7 @@ def _devices(machine: Machine, wiring: Wiring) -> tuple[str, ...]:
     if machine.has_disk:
         disk = (*("-drive", _disk(wiring.disk)), *("-device", "virtio-blk-device,drive=d1"))
     return (
-        *("-serial", "chardev:con"),
+        *("-serial", f"chardev:{CONSOLE}"),
         *("-chardev", f"socket,id=qmp,fd={wiring.qmp},server=on,wait=off"),
         *("-mon", "chardev=qmp,mode=control"),
         *("-device", "virtio-serial-device,max_ports=2"),

@@ -15,7 +15,7 @@ from etude.envserver.drivers.qemu import record
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.identity import ProcessId, handle, identify
 from etude.envserver.drivers.qemu.jail import SANDBOX, Jail
-from etude.envserver.drivers.qemu.machine import PROGRAM, Machine
+from etude.envserver.drivers.qemu.machine import CONSOLE, CONSOLE_BYTES, PROGRAM, Machine
 from etude.envserver.drivers.qemu.qmp import Qmp
 from etude.envserver.drivers.qemu.record import VmRecord
 
@@ -73,6 +73,14 @@ class Vm:
     async def thaw(self) -> None:
         """Let the guest run, also for the first time."""
         await self.qmp.execute("cont")
+
+    async def console(self) -> str:
+        """The end of what the guest's kernel said; empty where the monitor cannot tell."""
+        size = {"device": CONSOLE, "size": CONSOLE_BYTES}
+        try:
+            return str(await self.qmp.execute("ringbuf-read", size, limit_s=1.0)).strip()
+        except VmmError:
+            return ""
 
     async def destroy(self) -> None:
         """Kill the monitor and remove its folder; safe to repeat."""
