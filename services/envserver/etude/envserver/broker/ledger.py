@@ -15,6 +15,7 @@ REMEMBER_S = 900.0
 """How long an ended lease is remembered, so that a node that missed its end still hears of it."""
 SETTLE_S = 5.0
 """A lease younger than this may be missing in a heartbeat that was written before it was opened."""
+_NEVER_UNIX_MS = 1 << 62
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,6 +66,8 @@ class Ledger:
     """Those since somebody last took note."""
     _ended: dict[str, float] = field(default_factory=dict)
     """When leases ended that nobody holds any more, in that order."""
+    _over: dict[str, int] = field(default_factory=dict)
+    """The ends, in Unix milliseconds, of those of them whose time was over."""
     _by_key: dict[BatchKey, dict[int, str]] = field(default_factory=dict)
     _of_run: dict[str, int] = field(default_factory=dict)
     _lost: dict[str, Granted] = field(default_factory=dict)
@@ -109,6 +112,9 @@ class Ledger:
             lease_id = held.lease.lease_id
             seen.add(lease_id)
             granted = self.leases.get(lease_id)
+            if held.lease.expires_unix_ms > self._over.get(lease_id, _NEVER_UNIX_MS):
+                # Its node had kept it, and its holder has resumed it there.
+                del self._ended[lease_id], self._over[lease_id]
             if granted is None and lease_id not in self._ended:
                 granted = self._adopted(held, node.node_id, now_s, adopted_until_unix_ms)
             if granted is None or granted.node_id != node.node_id:
@@ -185,6 +191,7 @@ class Ledger:
             if now_s - ended_s <= REMEMBER_S:
                 break
             del self._ended[lease_id]
+            self._over.pop(lease_id, None)
         for lease_id, granted in list(self._lost.items()):
             if now_s - granted.granted_s > REMEMBER_S:
                 del self._lost[lease_id]
@@ -196,6 +203,8 @@ class Ledger:
             if granted is not None:
                 self._drop(granted)
                 self.expired_total += is_over
+                if is_over:
+                    self._over[lease_id] = granted.lease.expires_unix_ms
                 self.released_total += not is_over
             else:
                 granted = self._lost.pop(lease_id, None)

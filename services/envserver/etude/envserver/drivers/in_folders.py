@@ -161,6 +161,8 @@ class FolderSandbox(Sandbox):
     @override
     async def pause(self) -> None:
         await self.close()
+        if self._jobs is not None:
+            self._jobs.end_lost()
 
     @override
     async def resume(self) -> None:

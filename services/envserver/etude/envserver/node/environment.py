@@ -255,8 +255,7 @@ class Environment:
             self._identity = None
 
     async def _open_for_visit(self) -> None:
-        if self._closed:
-            raise self._ended()
+        self.check_ready()
         self._num_visits += 1
         with crossing(SandboxError, f"lease {self.lease_id}"):
             await self._make_workspace()
@@ -265,7 +264,7 @@ class Environment:
     async def close(self) -> None:
         """End what runs and remove the files, or say in the log why they stay."""
         self._closed = True
-        await self._end_programs()
+        await self.end_programs()
         for task in self._running:
             task.cancel()
         if self._running:
@@ -279,7 +278,8 @@ class Environment:
             except OSError:
                 log.exception("the files of lease %s stay on the disk", self.lease_id)
 
-    async def _end_programs(self) -> None:
+    async def end_programs(self) -> None:
+        """End what the controller runs beside the turns."""
         programs = set(self._programs)
         for program in programs:
             program.kill()

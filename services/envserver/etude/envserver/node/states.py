@@ -148,6 +148,7 @@ class States:
                 was_paused, environment.is_paused = environment.is_paused, True
                 try:
                     with crossing(SandboxError, f"lease {environment.lease_id}"):
+                        await environment.end_programs()
                         await environment.sandbox.pause()
                 except EtudeError:
                     environment.is_paused = was_paused
@@ -209,6 +210,7 @@ class States:
             # What can fail for want of space comes first.
             await asyncio.to_thread(shutil.copyfile, snapshot.folder / CALLS, partial)
             found = records.history(partial)
+            await environment.end_programs()
             await environment.sandbox.restore(folder, snapshot.saved)
             partial.rename(calls)
             environment.recall(found)
