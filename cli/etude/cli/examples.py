@@ -60,6 +60,10 @@ EXAMPLES = {
         "etude tasks verify mine --driver qemu-microvm --image python --json",
     ),
     "tasks lint": ("etude tasks lint examples/tasks", "etude tasks lint mine --json"),
+    "import swebench": (
+        "etude tasks import swebench rows.jsonl --repositories mirrors --out mine",
+        "etude tasks import swebench x.jsonl --repositories m --out o --image py",
+    ),
     "import harbor": (
         "etude tasks import harbor downloads/my-dataset --out mine",
         "etude tasks import harbor one --out mine --oci IMAGE=LAYOUT@sha256:…",

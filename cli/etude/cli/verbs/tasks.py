@@ -97,3 +97,24 @@ def harbor(
     layouts = [word for each in oci for word in ("--oci", each)]
     places = [str(folder) for folder in folders]
     _run("etude.envserver.tasks.formats.command", "harbor", *layouts, "--out", str(out), *places)
+
+
+@imports.command(epilog=epilog("import swebench"))
+def swebench(
+    rows: Annotated[Path, typer.Argument(help="A JSONL file, one instance per line.")],
+    *,
+    repositories: Annotated[Path, typer.Option(help="Folder of mirrors or bundles.")],
+    out: Annotated[Path, _OUT],
+    test_command: Annotated[
+        str, typer.Option(help="Runs the test files that are named behind it; pytest unless given.")
+    ] = "",
+    image: Annotated[str, typer.Option(help="Image that the tasks need.")] = "",
+    timeout: Annotated[float, typer.Option(help="Seconds that grading may take.")] = 1_800.0,
+) -> None:
+    """Take rows of SWE-bench: the test patch enters at grading, the gold patch is the solution."""
+    command = ("--test-command", test_command) if test_command else ()
+    _run(
+        "etude.envserver.tasks.formats.command",
+        *("swebench", str(rows), "--repositories", str(repositories), "--out", str(out)),
+        *(*command, "--image", image, "--timeout", str(timeout)),
+    )

@@ -7,17 +7,20 @@ import argparse
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from etude.common import harbor as folders
 from etude.common.errors import UserError
 from etude.envserver.tasks import exits
-from etude.envserver.tasks.formats import harbor
+from etude.envserver.tasks.formats import harbor, swebench
 from etude.envserver.tasks.formats.imported import Imported, RefusedError
 from etude.envserver.tasks.formats.machine import Layout
 
+_MAX_TIMEOUT_S = 86_400
 _LAYOUT = re.compile(r"([^=\s]+)=(.+)@(sha256:[0-9a-f]{64})")
 
 
@@ -86,11 +89,30 @@ def _layouts(given: Sequence[str]) -> dict[str, Layout]:
     return found
 
 
-def _harbor(given: argparse.Namespace) -> Iterable[Import]:
+def _swebench(given: argparse.Namespace) -> Iterator[Import]:
+    if not 0 < given.timeout <= _MAX_TIMEOUT_S:
+        raise exits.wrong_option("--timeout", f"is {given.timeout}", "give seconds, to a day")
+    options = swebench.Options(
+        repositories=exits.existing(given.repositories),
+        test_command=given.test_command,
+        image=given.image,
+        timeout_s=given.timeout,
+    )
+    with tempfile.TemporaryDirectory(prefix="etude-import-") as scratch:
+        importer = swebench.Importer(options=options, scratch=Path(scratch))
+        for place, text in swebench.rows(given.rows):
+            yield Import(name=place, take=partial(_row, importer, text))
+
+
+def _row(importer: swebench.Importer, text: bytes) -> Imported:
+    return importer.imported(swebench.row(text))
+
+
+def _harbor(given: argparse.Namespace) -> Iterator[Import]:
     layouts = _layouts(given.oci)
     places = [exits.existing(place) for place in given.folders]
     for folder in harbor.found_in(places):
-        yield Import(name=str(folder), take=lambda folder=folder: harbor.imported(folder, layouts))  # type: ignore[misc] # binds now
+        yield Import(name=str(folder), take=partial(harbor.imported, folder, layouts))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -100,7 +122,14 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("folders", type=Path, nargs="+", help="task folders, or folders of them")
     one.add_argument("--oci", action="append", default=[], help="IMAGE=LAYOUT@sha256:…")
     one.set_defaults(imports=_harbor)
-    for verb in (one,):
+    rows = verbs.add_parser("swebench")
+    rows.add_argument("rows", type=Path, help="a JSONL file, one instance per line")
+    rows.add_argument("--repositories", type=Path, required=True, help="folder of mirrors")
+    rows.add_argument("--test-command", default=swebench.TEST_COMMAND)
+    rows.add_argument("--image", default="", help="name of the image that the tasks need")
+    rows.add_argument("--timeout", type=float, default=swebench.TIMEOUT_S, help="seconds")
+    rows.set_defaults(imports=_swebench)
+    for verb in (one, rows):
         verb.add_argument("--out", type=Path, required=True, help="folder of the new tasks")
     return parser
 

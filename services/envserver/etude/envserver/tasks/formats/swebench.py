@@ -1,0 +1,215 @@
+"""Rows of SWE-bench as task folders; repositories come from local mirrors, never from a network."""
+
+import importlib.resources
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+)
+
+from etude.common.errors import Problem, UserError
+from etude.envserver.tasks.formats import git, toml
+from etude.envserver.tasks.formats.git import Changes, Mirror
+from etude.envserver.tasks.formats.imported import Imported, RefusedError
+from etude.envserver.trees import File
+
+MAX_ROW_BYTES = 16 << 20
+TEST_COMMAND = "python3 -m pytest -rA --tb=short -p no:cacheprovider"
+"""Followed by the test files that the row's test patch writes."""
+TIMEOUT_S = 1_800.0
+_NOT_READ = frozenset({"hints_text", "created_at", "version", "environment_setup_commit"})
+_SOLVE = """\
+#!/bin/bash
+set -e
+{deleted}[ ! -d "$(dirname "$0")/files" ] || cp -R "$(dirname "$0")/files/." .
+"""
+
+
+def _listed(value: object) -> object:
+    """The list in a text of JSON, as some publish it.
+
+    Raises:
+        ValueError: the text is none.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as cause:
+        raise ValueError("is neither a list nor JSON") from cause
+
+
+_Tests = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+
+
+class Row(BaseModel):
+    """One instance of the benchmark."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    instance_id: Annotated[
+        str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=128)
+    ]
+    repo: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+$")]
+    base_commit: str
+    problem_statement: Annotated[str, StringConstraints(min_length=1)]
+    test_patch: Annotated[str, StringConstraints(min_length=1)]
+    patch: str = ""
+    """The gold patch; without one the task has no solution to be verified with."""
+    fail_to_pass: Annotated[_Tests, Field(alias="FAIL_TO_PASS", min_length=1)]
+    pass_to_pass: Annotated[_Tests, Field(alias="PASS_TO_PASS")] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What rows do not say."""
+
+    repositories: Path
+    """Folder of mirrors: owner/name, owner__name, either with .git, or owner__name.bundle."""
+    test_command: str = TEST_COMMAND
+    image: str = ""
+    timeout_s: float = TIMEOUT_S
+
+
+@dataclass(slots=True)
+class Importer:
+    """Makes tasks of rows; each mirror is opened once."""
+
+    options: Options
+    scratch: Path
+    _mirrors: dict[str, Mirror] = field(default_factory=dict)
+
+    def imported(self, row: Row) -> Imported:
+        """The task of a row.
+
+        Raises:
+            UserError: its repository lacks the commit, or a patch does not apply.
+        """
+        mirror = self._mirror(row.repo)
+        checkout = mirror.checkout(row.base_commit)
+        tests = mirror.changes(row.base_commit, row.test_patch, "test_patch")
+        gold = mirror.changes(row.base_commit, row.patch, "patch")
+        files = {f"environment/{path}": file for path, file in checkout.files.items()}
+        files |= self._tests(row, tests)
+        if row.patch:
+            files |= _solution(row, gold)
+        files["instruction.md"] = File(row.problem_statement.strip().encode() + b"\n")
+        files["task.toml"] = File(self._settings(row).encode())
+        return Imported(row.instance_id, files, (*_notes(row), *_left_out(checkout.left_out)))
+
+    def _mirror(self, repo: str) -> Mirror:
+        if repo not in self._mirrors:
+            folder = self.scratch / str(len(self._mirrors))
+            self._mirrors[repo] = git.opened(_found(repo, self.options.repositories), folder)
+        return self._mirrors[repo]
+
+    def _tests(self, row: Row, changes: Changes) -> dict[str, File]:
+        named = [p for p in changes.written if p.endswith(".py") and not p.endswith("conftest.py")]
+        if not named and self.options.test_command == TEST_COMMAND:
+            raise RefusedError("test_patch", "writes no Python file", "give --test-command")
+        expected = {
+            "fail_to_pass": row.fail_to_pass,
+            "pass_to_pass": row.pass_to_pass,
+            "deleted": changes.deleted,
+            "command": f"{self.options.test_command} {shlex.join(named)}".strip(),
+        }
+        script = importlib.resources.files(__package__).joinpath("swebench_grader.py").read_bytes()
+        found = {f"tests/files/{path}": file for path, file in changes.written.items()}
+        found["tests/grade.py"] = File(script)
+        found["tests/expected.json"] = File(json.dumps(expected, indent=1).encode() + b"\n")
+        found["tests/test.sh"] = File(b"#!/bin/bash\nexec python3 /tests/grade.py\n")
+        return found
+
+    def _settings(self, row: Row) -> str:
+        metadata = {"repo": row.repo, "base_commit": row.base_commit}
+        if self.options.image:
+            metadata["etude_image"] = self.options.image
+        return toml.written(
+            {
+                "schema_version": "1.4",
+                "source": "swe-bench",
+                "metadata": metadata,
+                "verifier": {"timeout_sec": self.options.timeout_s},
+                "environment": {"network_mode": "no-network"},
+            }
+        )
+
+
+def rows(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Place and text of every row of a JSONL file.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            number = 0
+            while line := file.readline(MAX_ROW_BYTES + 1):
+                number += 1
+                if line.strip():
+                    yield f"{path}:{number}", line
+                while len(line) > MAX_ROW_BYTES and not line.endswith(b"\n"):
+                    line = file.readline(MAX_ROW_BYTES + 1)
+    except OSError as cause:
+        what = f"cannot be read: {cause.strerror}"
+        raise UserError(Problem("NotFound", what, str(path), "name a file of rows")) from cause
+
+
+def row(text: bytes) -> Row:
+    """The row in a line.
+
+    Raises:
+        RefusedError: it is none; the message names the field.
+    """
+    if len(text) > MAX_ROW_BYTES:
+        raise RefusedError("row", f"is longer than {MAX_ROW_BYTES} bytes")
+    try:
+        return Row.model_validate(json.loads(text))
+    except ValidationError as cause:
+        first = cause.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "row"
+        raise RefusedError(where, first["msg"].removeprefix("Value error, ")) from cause
+    except (ValueError, RecursionError) as cause:
+        raise RefusedError("row", f"is no JSON: {cause}") from cause
+
+
+def _found(repo: str, folder: Path) -> Path:
+    flat = repo.replace("/", "__")
+    names = (repo, f"{repo}.git", flat, f"{flat}.git", f"{flat}.bundle")
+    for name in names:
+        if not {".", ".."} & {*name.split("/")} and (folder / name).exists():
+            return folder / name
+    fix = f"where there is a network: git clone --mirror https://github.com/{repo} {flat}.git"
+    raise RefusedError(str(folder), f"holds no mirror of {repo}", fix)
+
+
+def _solution(row: Row, gold: Changes) -> dict[str, File]:
+    found = {f"solution/files/{path}": file for path, file in gold.written.items()}
+    deleted = "".join(f"rm -f -- {shlex.quote(path)}\n" for path in gold.deleted)
+    found["solution/solve.sh"] = File(_SOLVE.format(deleted=deleted).encode())
+    found["solution/gold.patch"] = File(row.patch.encode())
+    return found
+
+
+def _notes(row: Row) -> Iterator[str]:
+    for key in sorted(row.model_extra or ()):
+        if key not in _NOT_READ:
+            yield f"key {re.sub(r'[^ -~]', '?', key)[:60]} is not read"
+    if not row.patch:
+        yield "it has no gold patch, so nothing proves it"
+
+
+def _left_out(paths: tuple[str, ...]) -> Iterator[str]:
+    if paths:
+        yield f"{len(paths)} links and submodules are left out, the first is {paths[0]}"

@@ -1,0 +1,93 @@
+"""Our reading of task.toml against the models of the package that defines the format."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+from tests.support.oracles import Oracle
+
+from etude.common import harbor_settings
+from etude.common.harbor import task_folders
+from etude.envserver.tasks import folders
+from etude.envserver.tasks.problems import Source
+
+ROOT = Path(__file__).parents[2]
+HARBOR = Oracle(
+    requirements=("harbor==0.25.0",),
+    # The package needs Python 3.12; Debian 13 and many machines have 3.13.
+    python=os.environ.get("ETUDE_HARBOR_PYTHON", "3.13"),
+    # It asks for a list of certificates that is younger than some mirrors.
+    overrides=("certifi",),
+)
+SCRIPT = """
+import json, sys, tomllib, typing, warnings
+warnings.simplefilter("ignore")
+from pydantic import BaseModel
+from harbor.models.task import config
+SECTIONS = {"": "TaskConfig", "task": "PackageInfo", "verifier": "VerifierConfig",
+            "agent": "AgentConfig", "environment": "EnvironmentConfig",
+            "solution": "SolutionConfig"}
+for line in sys.stdin:
+    text = json.loads(line)
+    if text is None:
+        print(json.dumps({name: sorted(getattr(config, model).model_fields)
+                          for name, model in SECTIONS.items()}))
+        continue
+    try:
+        config.TaskConfig.model_validate_toml(text)
+        print(json.dumps(True))
+    except ValueError:
+        print(json.dumps(False))
+"""
+OURS: Mapping[str, type[BaseModel]] = {
+    "": harbor_settings.TaskFile,
+    "task": harbor_settings.Package,
+    "verifier": harbor_settings.Verifier,
+    "agent": harbor_settings.Agent,
+    "environment": harbor_settings.Environment,
+    "solution": harbor_settings.Solution,
+}
+
+
+def test_every_key_of_the_package_is_known_here() -> None:
+    (theirs,) = HARBOR.answers(SCRIPT, [None])
+    missing = {
+        section: sorted(set(keys) - OURS[section].model_fields.keys())
+        for section, keys in theirs.items()
+        if set(keys) - OURS[section].model_fields.keys()
+    }
+    assert missing == {}
+
+
+WRONG = (
+    "x = [",
+    "[verifier]\ntimeout_sec = 'long'",
+    "[environment]\nmemory = '2G'\nmemory_mb = 1",
+    "[environment]\nmemory = 'much'",
+    "[environment]\nos = 'plan9'",
+    "[environment]\ncpus = nan",
+    "[verifier]\nenvironment_mode = 'both'",
+    "[agent]\nnetwork_mode = 'some'",
+    "[task]\nname = 1",
+    "[[steps]]\nname = '../x'",
+    "[[verifier.collect]]\nservice = 'db'",
+)
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_what_the_package_refuses_is_refused_here(text: str) -> None:
+    assert HARBOR.answers(SCRIPT, [text]) == [False]
+    with pytest.raises(ValueError):  # noqa: PT011 - two parsers, two sets of words
+        harbor_settings.parsed(text)
+
+
+def test_the_tasks_that_this_project_ships_and_makes_are_tasks_of_the_package(
+    tmp_path: Path,
+) -> None:
+    (problem,) = Source(3).take("train", 1)
+    folders.write(problem, tmp_path / "made")
+    shipped = [*task_folders(ROOT / "examples" / "tasks"), tmp_path / "made"]
+    texts = [(folder / "task.toml").read_text() for folder in shipped]
+    assert HARBOR.answers(SCRIPT, texts) == [True] * len(texts)
