@@ -45,6 +45,10 @@ class ScriptedSleeper(Sleeper):
         return REPLY
 
     @override
+    async def keep(self) -> None:
+        assert self.where == "running"
+
+    @override
     async def freeze(self) -> None:
         assert self.num_calls == 0
         await self._go(Step.FREEZE, "running", "frozen")

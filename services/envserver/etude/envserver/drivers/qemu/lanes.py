@@ -145,6 +145,10 @@ class Places:
             self._waiting.remove(granted)
             self.taken += 1
 
+    def enter(self) -> None:
+        """Take a place for a guest that runs already, whoever waits."""
+        self.taken += 1
+
     def give(self) -> None:
         """Leave a place to the next."""
         self.taken -= 1

@@ -29,6 +29,10 @@ class Sleeper(Caller, Protocol):
     on_jobs: Callable[[int], None]
     """Told how many commands run in its background, whenever that changes."""
 
+    async def keep(self) -> None:
+        """Have a successor of this process go on with it from here on."""
+        ...
+
     async def freeze(self) -> None:
         """Stop it: from here on it uses no CPU time."""
         ...

@@ -1,20 +1,16 @@
 """The sandbox of one lease as a virtual machine of its own."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from typing_extensions import override
 
 from etude.agent.workspace import ExecResult, FolderNotes, Workspace, notes
 from etude.agent.workspace.protocol import HOME, Originals, Runner
-from etude.common.errors import CorruptError
 from etude.envserver.drivers.base import CapMissingError, Outcome, Sandbox, SandboxError, Saved
-from etude.envserver.drivers.qemu import record
 from etude.envserver.drivers.qemu.census import MACHINE
-from etude.envserver.drivers.qemu.errors import VmmError
-from etude.envserver.drivers.qemu.guests import Guest
 from etude.envserver.drivers.qemu.placing import place
+from etude.envserver.drivers.qemu.resting import RestingGuest
+from etude.envserver.drivers.qemu.sleeping import Home, asleep
 from etude.envserver.folders import FolderContent, Limits
 from etude.envserver.guest import contents
 from etude.envserver.guest.commands import GuestCommands
@@ -22,27 +18,24 @@ from etude.envserver.guest.jobs import GuestJobs
 from etude.envserver.guest.workspace import GuestWorkspace
 from etude.envserver.trees import Tree
 
-Launch = Callable[[Path], Awaitable[Guest]]
-"""Makes a machine in an empty folder."""
-
 
 class VmSandbox(Sandbox):
     """A machine that is made when the first call comes."""
 
     def __init__(
-        self, folder: Path, runner: Runner, launch: Launch, guest: Guest | None = None
+        self, folder: Path, runner: Runner, home: Home, guest: RestingGuest | None = None
     ) -> None:
         """Nothing is started.
 
         Args:
             folder: the lease's.
             runner: for the workspace's commands.
-            launch: makes the machine.
+            home: makes the machine.
             guest: the machine, if an earlier process began it.
         """
         self._folder = folder / MACHINE
         self._runner = runner
-        self._launch = launch
+        self._home = home
         self._guest = guest
         self._originals = Originals()
         self._notes = FolderNotes(folder / notes.FOLDER)
@@ -51,11 +44,11 @@ class VmSandbox(Sandbox):
     @property
     @override
     def workspace(self) -> Workspace:  # type: ignore[override] # read only, and once there is one
-        channel = self._running.channel
-        if self._jobs is None or self._jobs.channel is not channel:
-            self._jobs = GuestJobs(channel=channel)
+        guest = self._running
+        if self._jobs is None or self._jobs.channel is not guest:
+            self._jobs = GuestJobs(channel=guest)
         return GuestWorkspace(
-            channel,
+            guest,
             self._runner,
             originals=self._originals,
             notes=self._notes,
@@ -65,16 +58,16 @@ class VmSandbox(Sandbox):
     @property
     @override
     def has_begun(self) -> bool:
-        return self._folder.exists()
+        return self._folder.exists() or asleep(self._folder.parent) is not None
 
     @override
     async def begin(self, tree: Tree) -> None:
         self._folder.mkdir(mode=0o700)
-        guest = await self._launch(self._folder)
+        guest = await self._home.launch(self._folder)
         try:
-            await place(guest.channel, tree, root=HOME)
-            # From here on a successor of this process goes on with the machine.
-            await asyncio.to_thread(_note, guest)
+            await place(guest, tree, root=HOME)
+            async with guest.awake():
+                await guest.machine.keep()
         except BaseException:
             await guest.destroy()
             raise
@@ -82,11 +75,11 @@ class VmSandbox(Sandbox):
 
     @override
     async def run(self, command: str, timeout_s: float) -> Outcome:
-        return outcome(await GuestCommands(channel=self._running.channel).run(command, timeout_s))
+        return outcome(await GuestCommands(channel=self._running).run(command, timeout_s))
 
     @override
     async def content(self, limits: Limits) -> FolderContent:
-        return await contents.content(self._running.channel, limits)
+        return await contents.content(self._running, limits)
 
     @override
     async def save(self, folder: Path, limits: Limits) -> Saved:
@@ -98,11 +91,13 @@ class VmSandbox(Sandbox):
 
     @override
     async def pause(self) -> None:
-        raise CapMissingError("qemu-microvm", "files", "what is paused is kept in files")
+        await self._running.rest()
 
     @override
     async def resume(self) -> None:
-        return None
+        if self._guest is not None:
+            async with self._guest.awake():
+                return
 
     @override
     async def close(self) -> None:
@@ -111,23 +106,10 @@ class VmSandbox(Sandbox):
             await guest.destroy()
 
     @property
-    def _running(self) -> Guest:
+    def _running(self) -> RestingGuest:
         if self._guest is None:
             raise SandboxError("the machine of this lease has ended")
         return self._guest
-
-
-def _note(guest: Guest) -> None:
-    """Write down whose machine it is.
-
-    Raises:
-        VmmError: it cannot be written down.
-    """
-    identity = guest.identity
-    try:
-        record.begin(guest.vm.folder, env_id=identity.env_id, generation=identity.generation)
-    except (OSError, CorruptError) as cause:
-        raise VmmError(f"machine {guest.vm.pid} cannot be written down: {cause}") from cause
 
 
 def outcome(done: ExecResult, collected: bytes | None = None) -> Outcome:

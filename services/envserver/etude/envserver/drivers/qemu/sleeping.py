@@ -1,0 +1,229 @@
+"""The machine of one lease: it can be stopped, written to the disk, and made again from there.
+
+What is on the disk is what the machine is, for as long as it is there: it is written before the
+monitor ends, and removed before the next monitor's guest gets a call.
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from typing_extensions import override
+
+from etude.common.errors import CorruptError
+from etude.envserver.drivers.qemu import delta, record, stored
+from etude.envserver.drivers.qemu.census import MACHINE
+from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.qemu.guests import Guest
+from etude.envserver.drivers.qemu.idle import Patience, State
+from etude.envserver.drivers.qemu.lanes import Places
+from etude.envserver.drivers.qemu.livejobs import LiveJobs
+from etude.envserver.drivers.qemu.pages import PageBuffer
+from etude.envserver.drivers.qemu.resting import RestingGuest, Sleeper
+from etude.envserver.drivers.qemu.starts import Starter
+from etude.envserver.guest.calls import Reply, Request
+from etude.v1 import guest_pb2
+
+_T = TypeVar("_T")
+
+_FILE = re.compile(r"asleep\.(\d{1,18})")
+TOUCHED_BYTES = 4 << 20
+"""Of a clone that was little used; the buffer grows with what is read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bed:
+    """Where machines of a node sleep: files that it writes and believes again."""
+
+    key: bytes
+    """What the node proves with that it wrote a file itself."""
+    buffer: PageBuffer
+
+
+def asleep(lease: Path) -> Path | None:
+    """The file of a lease's machine that sleeps; None if it does not."""
+    try:
+        found = [path for path in lease.iterdir() if _FILE.fullmatch(path.name)]
+    except FileNotFoundError:
+        return None
+    return found[0] if found else None
+
+
+class Clone(Sleeper):
+    """A clone of a template, of one lease."""
+
+    on_jobs: Callable[[int], None]
+
+    def __init__(
+        self, lease: Path, starter: Callable[[], Starter], bed: Bed, guest: Guest | None
+    ) -> None:
+        """A machine that runs, or one that sleeps.
+
+        Args:
+            lease: the lease's folder.
+            starter: of its template.
+            bed: where it sleeps.
+            guest: the machine; unset if it sleeps.
+        """
+        self._lease, self._starter, self._bed = lease, starter, bed
+        self._guest = guest
+        self._jobs = LiveJobs(guest.jobs if guest is not None else ())
+        self._generation = guest.identity.generation if guest is not None else _generation(lease)
+        self.on_jobs = lambda _: None
+        if guest is not None:
+            guest.channel.on_event = self._told
+
+    @override
+    async def keep(self) -> None:
+        guest = self._awake
+        try:
+            await asyncio.to_thread(
+                record.begin,
+                guest.vm.folder,
+                env_id=guest.identity.env_id,
+                generation=guest.identity.generation,
+            )
+        except (OSError, CorruptError) as cause:
+            raise VmmError(f"machine {guest.vm.pid} cannot be written down: {cause}") from cause
+
+    @override
+    async def call(self, request: Request) -> Reply:
+        call = request.operation
+        with self._jobs.watching(call):
+            reply = await self._awake.channel.call(request)
+            self._jobs.answered(call, reply.result)
+        self.on_jobs(len(self._jobs.running))
+        return reply
+
+    @override
+    async def freeze(self) -> None:
+        await self._awake.vm.freeze()
+
+    @override
+    async def thaw(self, *, sets_clock: bool) -> None:
+        guest = self._awake
+        await guest.vm.thaw()
+        if sets_clock:
+            # Its names are what they were, and are not written again.
+            await guest.channel.sync(replace(guest.identity, hostname="", machine_id=b""))
+
+    @override
+    async def save(self) -> None:
+        guest, base = self._awake, self._starter().base
+        saved = await delta.take(guest.vm, base, self._bed.buffer, keep_running=False)
+        path = self._lease / f"asleep.{self._generation}"
+        try:
+            await _finished(partial(stored.save, saved, path, key=self._bed.key))
+        finally:
+            saved.close()
+        await guest.destroy()
+        self._guest = None
+
+    @override
+    async def restore(self) -> None:
+        path = asleep(self._lease)
+        if path is None:
+            raise VmmError(f"the file of the machine of lease {self._lease.name} is gone")
+        name, folder = self._lease.name, self._lease / MACHINE
+        address = self._starter().base.address
+        saved = await _finished(partial(stored.load, path, key=self._bed.key, template=address))
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            self._generation += 1
+            started = await self._starter().start(
+                name, folder, saved=saved, generation=self._generation
+            )
+        finally:
+            saved.close()
+        self._guest = started.guest
+        try:
+            await self.keep()
+            path.unlink()
+        except BaseException:
+            self._guest = None
+            await started.guest.destroy()
+            raise
+        self._jobs = LiveJobs(started.guest.jobs)
+        started.guest.channel.on_event = self._told
+        self.on_jobs(len(self._jobs.running))
+
+    @override
+    async def destroy(self) -> None:
+        guest, self._guest = self._guest, None
+        if guest is not None:
+            await guest.destroy()
+
+    @property
+    def _awake(self) -> Guest:
+        if self._guest is None:
+            raise VmmError("the machine is not in memory")
+        return self._guest
+
+    def _told(self, event: guest_pb2.GuestEvent) -> None:
+        self._jobs.told(event)
+        self.on_jobs(len(self._jobs.running))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """Where the machine of one lease is made, runs, sleeps and is found again."""
+
+    lease: Path
+    """The lease's folder."""
+    start: Callable[[Path], Awaitable[Guest]]
+    """Makes the machine in an empty folder."""
+    starter: Callable[[], Starter]
+    """Of its template; raises SandboxError while there is none."""
+    bed: Bed
+    places: Places
+    """Of the node, for machines that run."""
+    patience: Patience
+
+    async def launch(self, folder: Path) -> RestingGuest:
+        """A machine that runs and answers, in an empty folder."""
+        await self.places.take()
+        try:
+            guest = await self.start(folder)
+        except BaseException:
+            self.places.give()
+            raise
+        return self._resting(guest)
+
+    def find(self, guest: Guest | None) -> RestingGuest | None:
+        """The machine that an earlier process began; None if none did.
+
+        Args:
+            guest: it, if it ran on.
+        """
+        path = asleep(self.lease)
+        if guest is not None:
+            # No call has come to it since it was written to the disk, if it was.
+            if path is not None:
+                path.unlink()
+            self.places.enter()
+            return self._resting(guest)
+        return self._resting(None) if path is not None else None
+
+    def _resting(self, guest: Guest | None) -> RestingGuest:
+        machine = Clone(self.lease, self.starter, self.bed, guest)
+        state = State.SAVED if guest is None else State.RUNNING
+        return RestingGuest(machine, self.places, state=state, patience=self.patience)
+
+
+def _generation(lease: Path) -> int:
+    path = asleep(lease)
+    match = _FILE.fullmatch(path.name) if path is not None else None
+    return int(match[1]) if match else 0
+
+
+async def _finished(work: Callable[[], _T]) -> _T:
+    """What a thread did; who is cancelled waits for its end too, since it uses open files."""
+    thread = asyncio.create_task(asyncio.to_thread(work), name="asleep")
+    try:
+        return await asyncio.shield(thread)
+    finally:
+        await asyncio.wait([thread])
