@@ -1,7 +1,7 @@
 """The golden run gives the same bytes wherever it is played.
 
-What a stage leaves out is listed in the test's report (-rA). `python -m tests.golden --write` writes the
-transcript anew where a tool's results were meant to change; review the diff.
+What a stage leaves out is listed in the test's report (-rA). Where a tool's results were meant to
+change, `python -m tests.golden --write` writes the transcript anew; review the diff.
 """
 
 import os
