@@ -14,6 +14,9 @@ from etude.operator.workloads import head, service, stateful_set
 ENVSERVER = "envserver"
 """Name of the image that brokers and nodes share."""
 
+SUPERVISED = ("etude-envserver", "supervise")
+"""A node whose machines survive the death of its daemon, and end with the pod."""
+
 BROKER_GRACE_S = 30
 NODE_GRACE_S = 60
 
@@ -80,7 +83,7 @@ def _pool_plan(pool: EnvPool, role: str, images: Mapping[str, str], platform: Pl
     return Plan(
         role=role,
         image=images[ENVSERVER],
-        command=COMMANDS[role],
+        command=SUPERVISED if role == names.NODE and _boots(pool) else COMMANDS[role],
         ports=PORTS[role],
         spec_map=names.child(pool.metadata.name, "pool"),
         env=variables,
@@ -99,12 +102,16 @@ def _node(pool: EnvPool, ordinal: int, images: Mapping[str, str], platform: Plat
 
 
 def _devices(pool: EnvPool, role: str, platform: Platform) -> tuple[str, ...]:
-    boots = pool.spec.isolation.driver is not DriverName.PROCESS and any(
-        template.image for template in pool.spec.templates
-    )
-    if role != names.NODE or not boots or platform.kvm_resource is None:
+    if role != names.NODE or not _boots(pool) or platform.kvm_resource is None:
         return ()
     return (platform.kvm_resource,)
+
+
+def _boots(pool: EnvPool) -> bool:
+    """Whether its nodes may run microVMs."""
+    return pool.spec.isolation.driver is not DriverName.PROCESS and any(
+        template.image for template in pool.spec.templates
+    )
 
 
 def _collector(pool: EnvPool) -> list[Manifest]:

@@ -204,7 +204,7 @@ def test_no_pool_may_run_untrusted_templates_behind_a_weak_wall(
     ("image", "driver", "asks"),
     [("python", "Auto", True), (None, "Auto", False), (None, "Process", False)],
 )
-def test_nodes_that_boot_images_ask_for_the_device_of_virtual_machines(
+def test_nodes_that_boot_images_are_supervised_and_ask_for_the_device_of_virtual_machines(
     pool: EnvPool, image: str | None, driver: str, *, asks: bool
 ) -> None:
     resource = "devices.kubevirt.io/kvm"
@@ -219,6 +219,8 @@ def test_nodes_that_boot_images_ask_for_the_device_of_virtual_machines(
     limits = {resource: "1"} if asks else None
     (container,) = node["spec"]["containers"]
     assert container.get("resources", {}).get("limits") == limits
+    # Machines outlive a daemon that dies, and end with their pod.
+    assert container["command"] == ["etude-envserver", "supervise" if asks else "node"]
     assert "resources" not in broker["spec"]["template"]["spec"]["containers"][0]
 
 

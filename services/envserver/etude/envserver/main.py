@@ -1,4 +1,4 @@
-"""The processes of a pool: `etude-envserver broker` and `etude-envserver node`."""
+"""The processes of a pool: `etude-envserver broker`, `… node`, and `… supervise` around a node."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from etude.envserver.settings import BrokerSettings, NodeSettings
 CONFIGURATION_ERROR = 78
 """The exit code that tells the operator not to try again (EX_CONFIG)."""
 
-_USAGE = "usage: etude-envserver broker|node"
+_USAGE = "usage: etude-envserver broker|node|supervise|edge, or key NAME full|tools"
 
 
 def main() -> None:
@@ -44,6 +44,24 @@ def _role(arguments: list[str]) -> Coroutine[None, None, None]:
             from etude.envserver.node.serve import serve as serve_node
 
             return serve_node(node_settings)
+        case ["supervise"]:
+            from etude.envserver.supervise import main as supervise
+
+            return supervise()
+        case ["edge"]:
+            from etude.envserver.edges.settings import EdgeSettings
+
+            edge_settings = EdgeSettings.from_env()
+            from etude.envserver.edges.serve import serve as serve_edge
+
+            return serve_edge(edge_settings)
+        case ["key", name, "full" | "tools" as role]:
+            from etude.envserver.edges import keys
+
+            key, line = keys.made(name, keys.Role(role))
+            sys.stdout.write(f"{line}\n")
+            sys.stderr.write(f"{key}\n")
+            sys.exit(0)
         case ["-h" | "--help"]:
             sys.stdout.write(f"{_USAGE}\n")
             sys.exit(0)

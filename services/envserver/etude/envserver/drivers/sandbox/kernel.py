@@ -5,6 +5,7 @@ import errno
 import fcntl
 import os
 import platform
+import signal
 import socket
 import struct
 
@@ -24,7 +25,8 @@ DETACH = 2
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _SYS_PIVOT_ROOT, _SYS_CAPSET, _SYS_MOUNT_SETATTR = 155, 126, 442
 _CAPABILITY_VERSION_3 = 0x2008_0522
-_PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 4, 22, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP = 1, 4, 22
+_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
 _SECCOMP_MODE_FILTER = 2
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 
@@ -86,6 +88,16 @@ def unmount(target: str) -> None:
 def pivot_root(new: str, old: str) -> None:
     """Make new the root of this mount namespace; the old one appears at old."""
     _checked(_libc.syscall(_SYS_PIVOT_ROOT, new.encode(), old.encode()), "pivot_root")
+
+
+def die_with_parent() -> None:
+    """Be killed when the thread that started this process ends."""
+    _checked(_libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0), "PR_SET_PDEATHSIG")
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every process below this one whose own parent ends."""
+    _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "PR_SET_CHILD_SUBREAPER")
 
 
 def set_dumpable(*, to: bool) -> None:

@@ -1,0 +1,94 @@
+"""A PID namespace that ends as a whole: whatever runs in it dies with its first process.
+
+The first process dies with the one that made the cell, so the kernel ends everything in it however
+that one ends, SIGKILL included. Covered: processes that left their session, changed their user, or
+lost their parent. Not covered: machines where neither root nor user namespaces are allowed.
+"""
+
+import os
+import select
+import signal
+from collections.abc import Callable
+
+from etude.envserver.drivers.sandbox import kernel
+
+ENDING = (signal.SIGTERM, signal.SIGINT)
+_PROC_FLAGS = kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC
+
+
+def is_possible() -> bool:
+    """Whether this machine lets us, found out by a process that tries."""
+    trial = os.fork()
+    if trial == 0:
+        os._exit(_tried())
+    return os.waitpid(trial, 0)[1] == 0
+
+
+def run(work: Callable[[], int]) -> int:
+    """Do the work as the first process of a cell, and pass it the signals that end; its exit code.
+
+    Work has to set its handlers of those signals, and let them in.
+
+    Raises:
+        OSError: this machine does not allow it.
+    """
+    maker = os.pidfd_open(os.getpid())
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    _leave()
+    first = os.fork()
+    if first == 0:
+        _settle(maker)
+        os._exit(work() & 0xFF)
+    os.close(maker)
+    for number in ENDING:
+        signal.signal(number, lambda number, _: os.kill(first, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+    code = os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
+    return code if code >= 0 else 128 - code
+
+
+def _leave() -> None:
+    """Have the next child be the first process of a namespace."""
+    uid, gid = os.geteuid(), os.getegid()
+    kernel.unshare(kernel.NEW_PIDS | (kernel.NEW_USER if uid else 0), "a PID namespace")
+    if uid:
+        maps = {"setgroups": "deny", "uid_map": f"{uid} {uid} 1", "gid_map": f"{gid} {gid} 1"}
+        for name, text in maps.items():
+            descriptor = os.open(f"/proc/self/{name}", os.O_WRONLY)
+            os.write(descriptor, text.encode())
+            os.close(descriptor)
+
+
+def _settle(maker: int) -> None:
+    """Become the first process: tied to the maker, with a /proc of its own.
+
+    Raises:
+        OSError: the mount is not allowed.
+    """
+    kernel.die_with_parent()
+    if select.select([maker], [], [], 0)[0]:
+        os._exit(137)  # it ended before we asked to be told
+    os.close(maker)
+    kernel.unshare(kernel.NEW_MOUNTS, "a mount namespace")
+    kernel.mount("none", "/", None, kernel.RECURSIVE | kernel.PRIVATE)
+    kernel.mount("proc", "/proc", "proc", _PROC_FLAGS)
+
+
+def _tried() -> int:
+    try:
+        maker = os.pidfd_open(os.getpid())
+        _leave()
+        first = os.fork()
+        if first == 0:
+            os._exit(_settled(maker))
+        return os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
+    except OSError:
+        return 1
+
+
+def _settled(maker: int) -> int:
+    try:
+        _settle(maker)
+    except OSError:
+        return 1
+    return 0
