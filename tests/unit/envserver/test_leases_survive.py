@@ -1,0 +1,190 @@
+"""Whatever happens in whatever order, leases add up and none lives twice."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.support.brokers import pool, request
+from typing_extensions import override
+
+from etude.envserver.broker.broker import REBUILD_S, Broker
+from etude.envserver.broker.ledger import LOST_AFTER_S, SETTLE_S
+from etude.envserver.broker.nodes import MemoryNodes
+from etude.v1 import environments_pb2
+
+NODES = ("n1", "n2", "n3")
+SLOTS = 4
+keys = st.sampled_from("abcd")
+nodes = st.sampled_from(NODES)
+
+
+class Pool(RuleBasedStateMachine):
+    """A broker, three nodes, clients that come and go, and everything that can fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.nodes = MemoryNodes(slots=SLOTS)
+        self.broker = self.started()
+        self.asked: dict[str, environments_pb2.LaunchBatchRequest] = {}
+        self.clients: list[asyncio.Task[None]] = []
+        self.told: dict[str, dict[int, str]] = {}
+        """What clients were given, by key and index, unless it has ended since."""
+        self.beat()
+
+    def started(self) -> Broker:
+        return Broker(pool(), self.nodes, started_s=-REBUILD_S)
+
+    def do(self, work: Coroutine[Any, Any, Any]) -> None:
+        self.loop.run_until_complete(work)
+
+    async def settle(self) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    def beat(self, *names: str) -> None:
+        async def all_of_them() -> None:
+            for name in names or NODES:
+                if name not in self.nodes.failing:
+                    answer = self.broker.heartbeat(self.nodes.heartbeat(name))
+                    await self.nodes.close(name, answer.close_lease_ids)
+            await self.settle()
+
+        self.do(all_of_them())
+
+    def forget(self, lease_ids: set[str]) -> None:
+        for found in self.told.values():
+            for index in [i for i, lease_id in found.items() if lease_id in lease_ids]:
+                del found[index]
+
+    async def client(self, key: str, asked: environments_pb2.LaunchBatchRequest) -> None:
+        async for outcome in self.broker.launch(asked):
+            if outcome.HasField("lease"):
+                known = self.told.setdefault(key, {}).get(outcome.index)
+                assert known in {None, outcome.lease.lease_id}, "another lease for the same request"
+                self.told[key][outcome.index] = outcome.lease.lease_id
+
+    @rule(key=keys, count=st.integers(1, 5), group=st.sampled_from(["", "g"]))
+    def launch(self, key: str, count: int, group: str) -> None:
+        """A client asks, perhaps once more."""
+        new = request(key, count, run_id=f"run-{key in 'ab'}", group_id=group)
+        asked = self.asked.setdefault(key, new)
+        self.end_clients(lambda task: task.done())
+        if any(task.get_name() == key for task in self.clients):
+            return
+
+        async def begin() -> None:
+            self.clients.append(asyncio.create_task(self.client(key, asked), name=key))
+            await self.settle()
+
+        self.do(begin())
+
+    @rule(key=keys)
+    def leave(self, key: str) -> None:
+        self.end_clients(lambda task: task.get_name() == key)
+
+    @rule(key=keys)
+    def release(self, key: str) -> None:
+        ids = set(self.told.get(key, {}).values())
+        self.forget(ids)
+        self.do(self.broker.release(sorted(ids)))
+        self.do(self.settle())
+
+    @rule(key=keys)
+    def expire(self, key: str) -> None:
+        ids = set(self.told.get(key, {}).values())
+        self.forget(ids)
+        self.broker.ledger.renew(sorted(ids), expires_unix_ms=1, now_s=0)
+        self.do(self.broker.tick())
+        self.do(self.settle())
+
+    @rule(name=nodes)
+    def fail(self, name: str) -> None:
+        self.nodes.failing.add(name)
+
+    @rule(name=nodes)
+    def mend(self, name: str) -> None:
+        self.nodes.failing.discard(name)
+        self.beat(name)
+
+    @rule(name=nodes)
+    def restart_empty(self, name: str) -> None:
+        """The node comes back without its leases."""
+        self.forget(set(self.nodes.held.pop(name, {})))
+        for granted in self.broker.ledger.leases.values():
+            granted.granted_s -= 2 * SETTLE_S
+        self.mend(name)
+
+    @rule(name=nodes)
+    def silence(self, name: str) -> None:
+        node = self.broker.ledger.nodes.get(name)
+        if node is not None:
+            self.forget(set(node.leases))
+            node.seen_s -= 2 * LOST_AFTER_S
+            self.do(self.broker.tick())
+
+    @rule()
+    def crash(self) -> None:
+        """The streams break; the next broker hears every node that works before it grants."""
+        self.end_clients(lambda _: True)
+        for name in self.nodes.failing:
+            self.forget(set(self.nodes.held.get(name, {})))
+        self.broker = self.started()
+        self.beat()
+
+    @rule()
+    def beats(self) -> None:
+        self.beat()
+
+    def end_clients(self, which: Any) -> None:
+        ending = [task for task in self.clients if which(task)]
+        for task in ending:
+            task.cancel()
+        self.clients = [task for task in self.clients if task not in ending]
+
+        async def ended() -> None:
+            for outcome in await asyncio.gather(*ending, return_exceptions=True):
+                assert outcome is None or isinstance(outcome, asyncio.CancelledError), outcome
+
+        self.do(ended())
+
+    @invariant()
+    def every_lease_is_accounted_for(self) -> None:
+        ledger = self.broker.ledger
+        ended = ledger.released_total + ledger.expired_total + ledger.lost_total
+        assert ledger.granted_total + ledger.adopted_total == len(ledger.leases) + ended
+
+    @invariant()
+    def no_lease_is_on_two_nodes(self) -> None:
+        ids = [lease_id for held in self.nodes.held.values() for lease_id in held]
+        assert len(ids) == len(set(ids))
+
+    @invariant()
+    def no_node_holds_more_than_its_slots(self) -> None:
+        assert all(len(held) <= SLOTS for held in self.nodes.held.values())
+
+    @invariant()
+    def counts_of_runs_and_nodes_are_those_of_the_leases(self) -> None:
+        ledger = self.broker.ledger
+        for run in ("run-True", "run-False"):
+            of_run = [g for g in ledger.leases.values() if g.key.run_id == run]
+            assert ledger.of_run(run) == len(of_run)
+        for node in ledger.nodes:
+            here = {i for i, g in ledger.leases.items() if g.node_id == node.node_id}
+            assert node.leases == here
+            assert node.opening == 0
+
+    @override
+    def teardown(self) -> None:
+        """Once everything works again, whoever still waits is served or told."""
+        self.end_clients(lambda _: True)
+        assert len(self.broker.queue) == 0
+        assert len(self.broker.streams) == 0
+        self.loop.close()
+
+
+TestPool = Pool.TestCase
+TestPool.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

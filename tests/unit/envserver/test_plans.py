@@ -1,0 +1,256 @@
+"""Which plans count, and what they make nodes do."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etude.common.errors import InvalidFieldError
+from etude.envserver.broker.costs import Level
+from etude.envserver.broker.forecast import Wave
+from etude.envserver.broker.members import CLONE_BYTES, NodeState
+from etude.envserver.broker.plans import MAX_WAVES, Plans
+from etude.envserver.broker.warming import HALVE_AFTER_S, Warming, Watermark, apportioned, ready_by
+from etude.v1 import environments_pb2, plan_pb2
+
+NOW_MS = 1_000_000_000
+
+
+def plan(
+    version: int, *waves: tuple[int, float], valid_s: float = 60.0, now_s: float = 0.0
+) -> plan_pb2.RolloutPlan:
+    """Of waves that start so many seconds after now."""
+    now_ms = NOW_MS + round(1000 * now_s)
+    return plan_pb2.RolloutPlan(
+        version=version,
+        made_unix_ms=now_ms,
+        valid_until_unix_ms=now_ms + round(1000 * valid_s),
+        waves=[plan_pb2.Wave(template="python", count=c, start_s=s) for c, s in waves],
+    )
+
+
+def report(plans: Plans, told: plan_pb2.RolloutPlan, now_s: float = 0.0, run: str = "r") -> None:
+    plans.report(run, told, now_s=now_s, now_unix_ms=NOW_MS + round(1000 * now_s))
+
+
+def counts(plans: Plans, now_s: float = 0.0) -> list[int]:
+    return [wave.count for wave in plans.waves(now_s=now_s).get("python", [])]
+
+
+def test_a_newer_plan_replaces_an_older_one_and_never_the_other_way() -> None:
+    plans = Plans({"python"})
+    report(plans, plan(2, (4, 1.0)))
+    report(plans, plan(1, (9, 1.0)))
+    assert counts(plans) == [4]
+
+    report(plans, plan(3, (5, 1.0), (6, 2.0)))
+    assert counts(plans) == [5, 6]
+
+
+def test_a_plan_that_is_too_old_says_nothing() -> None:
+    plans = Plans({"python"})
+    report(plans, plan(1, (4, 1.0), valid_s=10.0))
+
+    assert counts(plans, now_s=9.9) == [4]
+    assert counts(plans, now_s=10.0) == []
+    report(plans, plan(7, (4, 1.0), valid_s=-1.0))
+    assert counts(plans) == []
+
+
+def test_what_came_is_taken_from_the_earliest_waves() -> None:
+    plans = Plans({"python"})
+    report(plans, plan(1, (4, 5.0), (4, 1.0), (4, 9.0)))
+
+    plans.came("r", "python", 6)
+    plans.came("another", "python", 6)
+    plans.came("r", "other", 6)
+
+    assert counts(plans) == [2, 4]
+
+
+@pytest.mark.parametrize(("observed", "left"), [(0, []), (6, [4]), (9, [1]), (10, []), (90, [])])
+def test_plans_that_are_wrong_by_more_than_twice_are_not_acted_on(
+    observed: int, left: list[int]
+) -> None:
+    plans = Plans({"python"})
+    for version in range(12):
+        now_s = 10.0 * version
+        report(plans, plan(version + 1, (10, 1.0), now_s=now_s), now_s=now_s)
+        plans.came("r", "python", observed)
+
+    assert plans.is_trusted("r") == (6 <= observed <= 10)
+    assert counts(plans, now_s=115.0) == left
+
+
+def test_a_run_s_plan_is_trusted_again_once_it_is_right() -> None:
+    plans = Plans({"python"})
+    for version in range(30):
+        now_s = 10.0 * version
+        report(plans, plan(version + 1, (10, 1.0), now_s=now_s), now_s=now_s)
+        plans.came("r", "python", 90 if version < 5 else 10)
+
+    assert plans.is_trusted("r")
+
+
+@pytest.mark.parametrize(
+    ("wave", "field"),
+    [
+        ({"template": "java"}, "template"),
+        ({"count": 1 << 30}, "count"),
+        ({"start_s": float("nan")}, "start_s"),
+        ({"start_s": float("inf")}, "start_s"),
+        ({"start_sigma_s": -1.0}, "start_sigma_s"),
+        ({"start_sigma_s": float("nan")}, "start_sigma_s"),
+        ({"lease_seconds": [plan_pb2.LeaseQuantile(share=0.0, seconds=1)]}, "lease_seconds"),
+        ({"lease_seconds": [plan_pb2.LeaseQuantile(share=0.5, seconds=-1)]}, "lease_seconds"),
+        (
+            {
+                "lease_seconds": [
+                    plan_pb2.LeaseQuantile(share=0.9, seconds=1),
+                    plan_pb2.LeaseQuantile(share=0.5, seconds=2),
+                ]
+            },
+            "lease_seconds",
+        ),
+    ],
+)
+def test_a_plan_that_makes_no_sense_names_its_field(wave: dict[str, object], field: str) -> None:
+    told = plan(1)
+    told.waves.append(plan_pb2.Wave(template="python", count=1))
+    told.waves[0].MergeFrom(plan_pb2.Wave(**wave))  # type: ignore[arg-type]
+
+    with pytest.raises(InvalidFieldError) as caught:
+        report(Plans({"python"}), told)
+
+    assert caught.value.field == f"plan.waves[0].{field}"
+
+
+def test_a_plan_has_so_many_waves_and_no_more() -> None:
+    with pytest.raises(InvalidFieldError, match="more than"):
+        report(Plans({"python"}), plan(1, *[(1, 1.0)] * (MAX_WAVES + 1)))
+
+
+def test_waves_for_another_pool_are_not_ours() -> None:
+    told = plan(1, (4, 1.0), (5, 1.0))
+    told.waves[0].pool, told.waves[0].template = "other", "java"
+    told.waves[1].pool = "ours"
+    plans = Plans({"python"}, "ours")
+    report(plans, told)
+
+    assert counts(plans) == [5]
+
+
+def test_a_plan_from_a_clock_that_is_ahead_starts_now() -> None:
+    plans = Plans({"python"})
+    plans.report("r", plan(1, (4, 1.0), now_s=50.0), now_s=0.0, now_unix_ms=NOW_MS)
+
+    ((wave,),) = plans.waves(now_s=0.0).values()
+    assert wave == Wave(template="python", count=4, start_s=1.0)
+
+
+def test_shortages_double_what_is_kept_and_idling_halves_it() -> None:
+    mark, sizes = Watermark(), []
+    for second in range(8):
+        mark.short(64, now_s=float(second))
+        mark.short(64, now_s=second + 0.5)
+        sizes.append(mark.size)
+    assert sizes == [2, 4, 8, 16, 32, 64, 64, 64]
+
+    for minute in range(1, 8):
+        mark.idle(now_s=7.5 + minute * HALVE_AFTER_S)
+        sizes.append(mark.size)
+    assert sizes[8:] == [32, 16, 8, 4, 2, 0, 0]
+
+
+@given(st.integers(0, 500), st.dictionaries(st.text("abc", min_size=1), st.integers(0, 60)))
+def test_parts_add_up_and_follow_the_rooms(total: int, room: dict[str, int]) -> None:
+    parts = apportioned(total, room)
+
+    assert sum(parts.values()) == min(total, sum(room.values()))
+    for name, part in parts.items():
+        assert 0 <= part <= room[name]
+        if sum(room.values()):
+            exact = min(total, sum(room.values())) * room[name] / sum(room.values())
+            assert abs(part - exact) < 1
+
+
+def nodes(*memory_bytes: int | None) -> list[NodeState]:
+    return [
+        NodeState(node_id=f"n{n}", slots=8, memory_bytes=each, levels={"python": Level()})
+        for n, each in enumerate(memory_bytes)
+    ]
+
+
+def clones(
+    found: dict[str, list[environments_pb2.WarmTarget]],
+) -> dict[str, tuple[int, int]]:
+    return {n: (each.paused_clones, each.shells) for n, [each] in found.items()}
+
+
+def test_a_wave_is_made_ready_before_it_starts_and_not_long_before() -> None:
+    warming = Warming(Plans({"python"}))
+    report(warming.plans, plan(1, (6, 30.0)))
+
+    assert warming.targets(nodes(None, None), now_s=0.0) == {}
+    assert clones(warming.targets(nodes(None, None), now_s=28.5)) == {"n0": (3, 0), "n1": (3, 0)}
+
+
+def test_memory_bounds_what_is_kept_ready() -> None:
+    warming = Warming(Plans({"python"}))
+    report(warming.plans, plan(1, (16, 0.0)))
+
+    found = clones(warming.targets(nodes(CLONE_BYTES, 9 * CLONE_BYTES), now_s=0.0))
+
+    assert found == {"n0": (1, 0), "n1": (8, 0)}
+
+
+def test_without_a_plan_shortages_alone_make_shells() -> None:
+    warming = Warming(Plans({"python"}))
+    warming.started("python", environments_pb2.START_SPAWN, 2, now_s=0.0)
+
+    assert clones(warming.targets(nodes(None, None), now_s=0.0)) == {"n0": (0, 1), "n1": (0, 1)}
+
+
+def test_copies_of_folders_need_nothing_ready() -> None:
+    warming = Warming(Plans({"python"}))
+    warming.started("python", environments_pb2.START_COPY, 2, now_s=0.0)
+
+    assert warming.targets(nodes(None), now_s=0.0) == {}
+
+
+def test_no_target_is_set_where_nothing_may_start() -> None:
+    warming = Warming(Plans({"python"}))
+    report(warming.plans, plan(1, (6, 0.0)))
+    draining, broken, sound = nodes(None, None, None)
+    draining.draining = True
+    broken.levels["python"].quarantined = "it crashed"
+
+    assert clones(warming.targets([draining, broken, sound], now_s=0.0)) == {"n2": (6, 0)}
+
+
+def test_a_template_is_ready_at_once_where_it_is_at_hand() -> None:
+    near, far = nodes(None, None)
+    far.levels["python"].resident = False
+    far.queue_ms = 9_000.0
+
+    def at(*where: NodeState) -> int:
+        (told,) = ready_by(where, ["python"], now_unix_ms=NOW_MS)
+        return told.ready_by_unix_ms
+
+    assert at(near, far) == 0
+    assert at(far) == NOW_MS + 9_000 + 2_400
+    assert at() > NOW_MS + 10_000
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 40), st.floats(0, 60)), max_size=5), st.floats(0, 60))
+def test_targets_never_exceed_what_plans_expect_or_nodes_hold(
+    waves: list[tuple[int, float]], now_s: float
+) -> None:
+    warming = Warming(Plans({"python"}))
+    report(warming.plans, plan(1, *waves, valid_s=1_000.0))
+    pool = nodes(None, 5 * CLONE_BYTES, 0)
+
+    found = warming.targets(pool, now_s=now_s)
+
+    wanted = sum(target.paused_clones for each in found.values() for target in each)
+    assert wanted <= min(sum(count for count, _ in waves), 8 + 5)
