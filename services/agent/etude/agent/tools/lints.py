@@ -1,14 +1,12 @@
 """What ruff says about edited Python files, of which only the new is shown.
 
-The linter runs on the host, on bytes that the policy wrote. Covered: it gets the file on its
-standard input, no configuration, no environment and no way to fix; its time, memory and output
-size are bounded. Not covered: it runs as the node's user, outside of the sandbox.
+The linter runs on the host, on bytes that the policy wrote: in a jail of its own, without
+configuration, environment or a way to fix.
 """
 
 import asyncio
-import contextlib
+import functools
 import json
-import resource
 import shutil
 import sys
 from collections import Counter
@@ -19,14 +17,12 @@ from typing import ClassVar, NamedTuple
 from typing_extensions import override
 
 from etude.agent.tools.base import Access, Texts, Tool, ToolError, ToolOutcome
+from etude.agent.tools.jailed import Jailed
 from etude.agent.tools.truncate import truncate
 from etude.agent.workspace import Workspace, relative
 from etude.common.errors import UnavailableError
 
 _MAX_BYTES = 1 << 20
-_MAX_MEMORY_BYTES = 2 << 30
-_TIMEOUT_S = 10.0
-"""ruff takes 11 ms for 120 KB; the rest is for a machine that is busy a hundredfold."""
 _CAP_BYTES = 8 << 10
 _COMMAND = ("check", "--isolated", "--no-cache", "--quiet", "--output-format=json")
 
@@ -120,29 +116,16 @@ async def diagnostics(path: str, data: bytes) -> list[Lint]:
 
 
 async def _ruff(path: str, data: bytes) -> bytes:
-    process = await asyncio.create_subprocess_exec(
-        _executable(),
-        *_COMMAND,
-        f"--stdin-filename=/{relative(path)}",
-        "-",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env={"RAYON_NUM_THREADS": "1"},
-        cwd="/",
-    )
-    try:
-        resource.prlimit(process.pid, resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))
-        async with asyncio.timeout(_TIMEOUT_S):
-            output, _ = await process.communicate(data)
-    except TimeoutError as error:
-        raise ToolError(f"no lints: the linter took too long on {path}") from error
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+    output = await asyncio.to_thread(_jail().run, f"/{relative(path)}", data)
+    if output is None:
+        raise ToolError(f"no lints: the linter took too long on {path}")
     return output
+
+
+@functools.cache
+def _jail() -> Jailed:
+    """The one of this process: to start it takes as long as to check ten files."""
+    return Jailed((_executable(), *_COMMAND))
 
 
 def _executable() -> str:
