@@ -49,6 +49,9 @@ def build(layout: Layout) -> bool:
     kernel.mount("tmpfs", str(root), "tmpfs", kernel.NO_SUID, "size=4m,mode=755")
     for name in (WORKSPACE, TESTS, LOGS, LEASES, PRIVATE_PROC, "/dev/shm", "/tmp", "/proc"):  # noqa: S108 - mount points
         (root / name.lstrip("/")).mkdir(parents=True)
+    # Where other systems' clients keep their files.
+    (root / "home").mkdir()
+    (root / "home/user").symlink_to(WORKSPACE)
     _add_system(root, layout)
     _add_devices(root)
     _add_tools(root, layout)
