@@ -15,11 +15,14 @@ from etude.agent.search.grammars import grammar_of
 from etude.agent.search.spans import MAX_LINES, Span, windows
 from etude.common.errors import UnavailableError
 
-MAX_PARSED_BYTES = 512 << 10
+MAX_FILE_BYTES = 512 << 10
+MAX_PARSED_BYTES = 128 << 10
+"""Larger files are cut into windows; what is no code at all takes the parser a second by then."""
 MAX_PLAIN_BYTES = 128 << 10
 """Of files without a grammar: above it they are data."""
-_MAX_LINE_BYTES = 400
-"""Mean length; above it a file was written by a program."""
+_MIN_LINE_BYTES, _MAX_LINE_BYTES = 8, 400
+"""Mean length; beyond it a file was written by a program."""
+_SMALL_BYTES = 4096
 _SNIFFED_BYTES = 8192
 _BATCH_BYTES = 4 << 20
 _TIMEOUT_S = 120.0
@@ -53,8 +56,10 @@ def is_searched(path: str, data: bytes) -> bool:
     """Whether a file is one that people write and read."""
     if not data or is_hidden(path) or b"\0" in data[:_SNIFFED_BYTES]:
         return False
-    limit = MAX_PARSED_BYTES if grammar_of(path) else MAX_PLAIN_BYTES
-    return len(data) <= limit and len(data) <= _MAX_LINE_BYTES * (data.count(b"\n") + 1)
+    limit = MAX_FILE_BYTES if grammar_of(path) else MAX_PLAIN_BYTES
+    mean = len(data) / (data.count(b"\n") + 1)
+    is_long = len(data) > _SMALL_BYTES and mean < _MIN_LINE_BYTES
+    return len(data) <= limit and mean <= _MAX_LINE_BYTES and not is_long
 
 
 def pieces(files: Mapping[str, bytes]) -> Iterator[Piece]:
@@ -63,10 +68,10 @@ def pieces(files: Mapping[str, bytes]) -> Iterator[Piece]:
     Raises:
         UnavailableError: there is no parser on this machine.
     """
-    grammars = {path: grammar_of(path) for path in files}
+    grammars = {p: grammar_of(p) for p in files if len(files[p]) <= MAX_PARSED_BYTES}
     spans = cut(_Request(name, files[path]) for path, name in grammars.items() if name)
     for path, data in files.items():
-        yield from _pieces(path, data, next(spans) if grammars[path] else None)
+        yield from _pieces(path, data, next(spans) if grammars.get(path) else None)
 
 
 def cut(requests: Iterable[_Request]) -> Iterator[list[Span] | None]:

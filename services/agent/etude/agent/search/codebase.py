@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from etude.agent.search.chunks import MAX_PARSED_BYTES, Chunk
+from etude.agent.search.chunks import MAX_FILE_BYTES, Chunk
 from etude.agent.search.overlay import Content, Overlay
 from etude.agent.search.shared import SharedIndex, digest
 
@@ -13,7 +13,7 @@ MAX_FILES = 20_000
 MAX_BYTES = 64 << 20
 """Of a workspace that is its own template."""
 MAX_CHANGED_FILES = 2_000
-MAX_CHANGED_BYTES = 8 << 20
+MAX_CHANGED_BYTES = 4 << 20
 """Of what differs from the template, the first files by path: a policy chooses how much it makes,
 and each workspace keeps its own."""
 
@@ -97,7 +97,7 @@ async def _fresh(
         size = overlay.num_bytes(path, files.digests[path])
         if size is None:
             data = await files.read(path) or b""
-            kept = data if len(data) <= MAX_PARSED_BYTES else b""
+            kept = data if len(data) <= MAX_FILE_BYTES else b""
             found[path] = Content(digest(data), kept)
             size = len(kept)
         else:

@@ -1,6 +1,7 @@
 """Vectors without a model: each word has a fixed random direction, a text the mean of its words'.
 
-It knows no meaning, only which words two texts share, and is the null hypothesis of every model.
+Long words weigh more, as they are rarer in all code. It knows no meaning, only which words texts
+share, and is the null hypothesis of every model.
 """
 
 import functools
@@ -12,11 +13,12 @@ from blake3 import blake3
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from etude.agent.search.tokens import Passage
+from etude.agent.search.tokens import COUNT_WEIGHTS, MAX_COUNT, Passage
 from etude.agent.search.vectors import Bytes, Embedder, quantised
 
 COMPONENTS = 256
 _ROWS = 1 << 16
+_MAX_LETTERS = 8
 _DICE = 4
 """Bytes whose sum is one component: bell-shaped, and whole."""
 
@@ -49,13 +51,18 @@ class HashedNull(Embedder):
                 rows = np.stack(
                     [_row(zlib.crc32(word.encode()) % _ROWS) for word in passage.counts]
                 )
-                sums[index] = np.fromiter(passage.counts.values(), np.float64) @ rows
+                weights = [_weight(word, count) for word, count in passage.counts.items()]
+                sums[index] = np.array(weights, np.float64) @ rows
         return quantised(sums)
 
     @override
     def embed_query(self, question: Passage) -> Bytes:
         row: Bytes = self.embed([question])[0]
         return row
+
+
+def _weight(word: str, count: int) -> int:
+    return COUNT_WEIGHTS[min(count, MAX_COUNT)] * min(len(word), _MAX_LETTERS)
 
 
 @functools.lru_cache(maxsize=_ROWS)

@@ -15,6 +15,8 @@ from etude.agent.search.chunks import Chunk, Piece, is_searched, pieces
 from etude.agent.search.tokens import Passage, passage
 from etude.agent.search.vectors import Bytes, Embedder, cosines
 
+MAX_CHUNKS = 200_000
+"""Of an index; those of the last files by path are left out."""
 _EMBEDDED_AT_ONCE = 256
 
 
@@ -59,7 +61,7 @@ def entries(files: Mapping[str, bytes], embedder: Embedder) -> Iterator[Entry]:
         for path in sorted(files, key=str.encode)
         if is_searched(path, files[path])
     }
-    found = pieces(wanted)
+    found = itertools.islice(pieces(wanted), MAX_CHUNKS)
     while some := list(itertools.islice(found, _EMBEDDED_AT_ONCE)):
         texts = [_passage(piece) for piece in some]
         rows = embedder.embed(texts)

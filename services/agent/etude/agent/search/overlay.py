@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.agent.search import fusion
+from etude.agent.search.bm25 import Postings
 from etude.agent.search.chunks import Chunk
 from etude.agent.search.index import Entry, Index, build, entries
 from etude.agent.search.shared import Base
@@ -47,6 +48,8 @@ class Overlay:
     """The changes of one workspace. Not safe for several threads at once."""
 
     base: Base
+    known: Postings | None = None
+    """Where weights of words come from; by default the base."""
     _indexed: dict[str, _Indexed] = field(default_factory=dict)
     _masked: frozenset[str] = frozenset()
     _view: _View | None = None
@@ -104,7 +107,7 @@ class Overlay:
         view, base = self._view, self.base
         asked = passage(question)
         parts = [
-            index.matches(asked, base.embedder, base.index.postings)
+            index.matches(asked, base.embedder, self.known or base.index.postings)
             for index in (base.index, view.changed)
         ]
         chunks = [*base.index.chunks, *view.changed.chunks]

@@ -38,7 +38,7 @@ class Node(Protocol):
 class _Piece(NamedTuple):
     span: Span
     node: Node | None
-    """What the lines hold beside blanks; None for several."""
+    """What the lines hold, beside what leads to it."""
 
 
 def windows(span: Span) -> list[Span]:
@@ -52,30 +52,32 @@ def windows(span: Span) -> list[Span]:
 def cut(root: Node, num_lines: int) -> list[Span]:
     """Spans that cover the lines of a file in order; windows inside of one may overlap."""
     found: list[Span] = []
-    open_pieces = [(_Piece(Span(0, num_lines), root), 0)]
+    open_pieces = [(part, 1) for part in _parts(root, Span(0, num_lines))]
     while open_pieces:
         piece, depth = open_pieces.pop()
         if piece.span.end - piece.span.start <= MAX_LINES:
-            found.append(piece.span)
+            _add(found, piece.span)
             continue
-        parts = _parts(piece.node, piece.span) if piece.node and depth < _MAX_DEPTH else []
+        parts = _parts(piece.node, piece.span) if depth < _MAX_DEPTH else []
         if len(parts) > 1 or (parts and parts[0].node is not piece.node):
-            open_pieces += [(part, depth + 1) for part in reversed(parts)]
+            open_pieces += [(part, depth + 1) for part in parts]
         else:
             found += windows(piece.span)
     return found
 
 
-def _parts(node: Node, span: Span) -> list[_Piece]:
-    """The lines along the node's children: what leads to one joins it, short neighbours merge."""
-    parts: list[_Piece] = []
-    for part in _siblings(node, span):
-        last = parts[-1].span if parts else None
-        if last and max(last.end - last.start, part.span.end - part.span.start) < MIN_LINES:
-            parts[-1] = _Piece(Span(last.start, part.span.end), None)
-        else:
-            parts.append(part)
-    return parts
+def _add(found: list[Span], span: Span) -> None:
+    """Append a span, or extend the last one where both are short."""
+    last = found[-1] if found else None
+    if last and max(last.end - last.start, span.end - span.start) < MIN_LINES:
+        found[-1] = Span(last.start, span.end)
+    else:
+        found.append(span)
+
+
+def _parts(node: Node | None, span: Span) -> list[_Piece]:
+    """The lines along the node's children, last first."""
+    return list(_siblings(node, span))[::-1] if node else []
 
 
 def _siblings(node: Node, span: Span) -> Iterator[_Piece]:

@@ -1,10 +1,14 @@
 """Words of code and of questions: identifiers are cut where their case changes."""
 
+import math
 import re
 from collections import Counter
 from typing import NamedTuple
 
 MAX_WORD_CHARS = 32
+MAX_COUNT = 64
+COUNT_WEIGHTS = (0, *(round(16 * (1 + math.log(n))) for n in range(1, MAX_COUNT + 1)))
+"""How much a word counts that stands in a text so many times: whole numbers, as the logarithm."""
 _WORD = re.compile(r"[A-Za-z][a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 
 

@@ -19,8 +19,9 @@ from tree_sitter import Language, Parser
 from etude.agent.search import spans
 from etude.agent.search.grammars import GRAMMARS
 
-MAX_STEPS = 40_000
-"""Calls of the parser's progress callback, one per 100 operations; 100 KB of Python take 510."""
+STEPS, STEPS_PER_KIB = 1_000, 20
+"""Calls of the parser's progress callback, one per 100 operations; code takes 5 per KiB. Text that
+no grammar expects takes more, and each then costs more the longer the file is."""
 MEMORY_BYTES = 1 << 30
 CPU_S = 60
 _BLOCK_BYTES = 1 << 16
@@ -34,12 +35,12 @@ def _parser(name: str) -> Parser:
 
 def cut(name: str, data: bytes) -> list[spans.Span] | None:
     """The spans of one file, or None where parsing takes too many steps."""
-    steps = 0
+    steps, most = 0, STEPS + STEPS_PER_KIB * len(data) // 1024
 
     def is_too_much(_offset: int, _has_error: bool) -> bool:  # noqa: FBT001 - the parser's order
         nonlocal steps
         steps += 1
-        return steps > MAX_STEPS
+        return steps > most
 
     def block(offset: int, _point: object) -> bytes:
         return data[offset : offset + _BLOCK_BYTES]
