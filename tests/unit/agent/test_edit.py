@@ -73,6 +73,22 @@ def test_a_missing_match_names_the_nearest_line() -> None:
         edit.replace(SOURCE, "  total = a + c\n  return", "x")
 
 
+def test_a_missing_match_of_several_lines_names_the_first_that_differs() -> None:
+    source = b"if a:\n    x()\nif a:\n    y()\n    z()\n"
+    with pytest.raises(edit.NoMatchError, match=r"; line 3 of it is not line 5: z\(\)$"):
+        edit.replace(source, "if a:\n    y()\n    zz()\n", "x")
+
+
+def test_a_missing_match_with_a_typo_names_the_nearest_line() -> None:
+    with pytest.raises(edit.NoMatchError, match="nearest line is 3: return total"):
+        edit.replace(SOURCE, "    retrn total", "x")
+
+
+def test_a_missing_match_whose_spaces_differ_says_so() -> None:
+    with pytest.raises(edit.NoMatchError, match="; with other spaces it stands at line 2"):
+        edit.replace(SOURCE, "\ttotal = a + b", "x")
+
+
 def test_a_missing_match_unlike_everything_gets_no_hint() -> None:
     with pytest.raises(edit.NoMatchError, match=r"^old_string not found$"):
         edit.replace(SOURCE, "import os", "x")

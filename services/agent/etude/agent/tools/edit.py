@@ -1,6 +1,8 @@
 """Replacing one exact piece of a file."""
 
+import itertools
 import re
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
 from pydantic import Field
@@ -17,7 +19,9 @@ _SHOWN_LINES = 10
 _WORD = re.compile(r"\w+")
 _LIKENESS = 0.4
 """Share of common words from which another line is worth naming; below it the hint misleads."""
-_COMPARED_LINES = 20_000
+_LIKENESS_OF_PAIRS = 0.45
+_COMPARED_LINES, _COMPARED_CHARS = 20_000, 1000
+_SHOWN_CHARS = 200
 
 
 class NoMatchError(ToolError):
@@ -105,19 +109,56 @@ def _starts(data: bytes, old: bytes) -> list[int]:
 
 
 def nearest(data: bytes, old_string: str) -> str:
-    """A hint at the line that shares most words with the first line looked for, or nothing."""
-    sought = next((line.strip() for line in old_string.splitlines() if line.strip()), "")
-    words = set(_WORD.findall(sought))
-    best, best_number, best_line = _LIKENESS, 0, ""
+    """A hint at the place that is most like what was looked for, or nothing.
+
+    It names the first line that differs where the ones before it stand in the file; else the line
+    that shares most words with the first one looked for, or most pairs of letters.
+    """
+    sought = [line.strip() for line in old_string.strip().splitlines()]
     lines = data.decode("utf-8", "replace").split("\n", _COMPARED_LINES)[:_COMPARED_LINES]
-    for number, line in enumerate(lines, 1):
-        present = set(_WORD.findall(line[:1000]))
-        likeness = len(words & present) / max(1, len(words | present))
-        if likeness > best:
-            best, best_number, best_line = likeness, number, line
-    if not best_number:
+    shown = [line[:_COMPARED_CHARS].strip() for line in lines]
+    if not sought:
         return ""
-    return f"; the nearest line is {best_number}: {best_line.strip()[:200]}"
+    starts = [at for at, line in enumerate(shown) if line == sought[0]]
+    if starts:
+        run, start = max((_run(shown, start, sought), -start) for start in starts)
+        at = run - start
+        if run == len(sought):
+            return f"; with other spaces it stands at line {1 - start}"
+        there = shown[at][:_SHOWN_CHARS] if at < len(shown) else "(the end of the file)"
+        return f"; line {run + 1} of it is not line {at + 1}: {there}"
+    for parts, least in ((_words, _LIKENESS), (_pairs, _LIKENESS_OF_PAIRS)):
+        like = _most_like(parts, shown, sought[0], least)
+        if like is not None:
+            return f"; the nearest line is {like + 1}: {shown[like][:_SHOWN_CHARS]}"
+    return ""
+
+
+def _run(shown: Sequence[str], start: int, sought: Sequence[str]) -> int:
+    """How many lines agree from there on."""
+    pairs = zip(shown[start : start + len(sought)], sought, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _most_like(
+    parts: Callable[[str], set[str]], shown: Sequence[str], sought: str, least: float
+) -> int | None:
+    wanted = parts(sought)
+    best, at = least, None
+    for number, line in enumerate(shown):
+        present = parts(line)
+        likeness = len(wanted & present) / max(1, len(wanted | present))
+        if likeness > best:
+            best, at = likeness, number
+    return at
+
+
+def _words(line: str) -> set[str]:
+    return set(_WORD.findall(line))
+
+
+def _pairs(line: str) -> set[str]:
+    return {line[at : at + 2] for at in range(len(line) - 1)}
 
 
 def _hunk(before: bytes, edited: Edited) -> str:
