@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from typing_extensions import override
 
@@ -24,6 +25,7 @@ class ScriptedSleeper(Sleeper):
     dice: random.Random = field(default_factory=lambda: random.Random(0))
     fails: Callable[[Step], bool] = lambda _: False
     on_jobs: Callable[[int], None] = lambda _: None
+    generation: int = 0
     steps: list[Step] = field(default_factory=list)
     clocks: list[bool] = field(default_factory=list)
     where: str = "running"
@@ -43,6 +45,10 @@ class ScriptedSleeper(Sleeper):
         if self.is_ended:
             raise GuestLostError("it has ended")
         return REPLY
+
+    @override
+    async def copy(self, path: Path, *, max_bytes: int) -> None:
+        assert self.where == "running"
 
     @override
     async def keep(self) -> None:

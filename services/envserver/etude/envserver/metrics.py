@@ -17,6 +17,11 @@ start_cpu_seconds = Histogram(
 )
 stock = Gauge("etude_env_stock", "Machines started ahead, by how warm they are.", ["start"])
 stock_failures = Counter("etude_env_stock_failures", "Machines that could not be started ahead.")
+pause_seconds = Histogram(
+    "etude_env_pause_seconds",
+    "Time that a machine stood still to be saved while it goes on.",
+    buckets=_SECONDS,
+)
 snapshots = Gauge("etude_env_snapshots", "Snapshots that this node holds.")
 snapshot_bytes = Gauge("etude_env_snapshot_bytes", "What they take of the disk.")
 snapshot_seconds = Histogram(

@@ -62,7 +62,7 @@ _WARM_UP_LIMIT_S = 120.0
 STOCK = "stock"
 """Folder of machines that are nobody's yet, beside that of the leases."""
 
-_CAPS = Caps(files=False, memory=False, freeze=True)
+_CAPS = Caps(files=True, memory=True, freeze=True)
 
 _numbers = itertools.count()
 

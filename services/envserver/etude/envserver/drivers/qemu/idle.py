@@ -34,6 +34,10 @@ class State(Enum):
     ENDED = "ended"
 
 
+MOVING = frozenset({State.FREEZING, State.THAWING, State.SAVING, State.RESTORING})
+"""On its way from one to another."""
+
+
 class Step(Enum):
     """What to do with a guest."""
 

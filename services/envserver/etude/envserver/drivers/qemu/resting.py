@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from typing_extensions import override
@@ -28,6 +29,16 @@ class Sleeper(Caller, Protocol):
 
     on_jobs: Callable[[int], None]
     """Told how many commands run in its background, whenever that changes."""
+    generation: int
+    """How often it was made."""
+
+    async def copy(self, path: Path, *, max_bytes: int) -> None:
+        """Write it to a file while it runs; it goes on.
+
+        Raises:
+            TooLargeError: the file would be larger.
+        """
+        ...
 
     async def keep(self) -> None:
         """Have a successor of this process go on with it from here on."""

@@ -1,13 +1,17 @@
 """The sandbox of one lease as a virtual machine of its own."""
 
+import asyncio
 from pathlib import Path
 
 from typing_extensions import override
 
 from etude.agent.workspace import ExecResult, FolderNotes, Workspace, notes
 from etude.agent.workspace.protocol import HOME, Originals, Runner
-from etude.envserver.drivers.base import CapMissingError, Outcome, Sandbox, SandboxError, Saved
+from etude.common.errors import crossing
+from etude.envserver.drivers.base import Outcome, Sandbox, SandboxError, Saved
+from etude.envserver.drivers.qemu import snapshots
 from etude.envserver.drivers.qemu.census import MACHINE
+from etude.envserver.drivers.qemu.idle import MOVING
 from etude.envserver.drivers.qemu.placing import place
 from etude.envserver.drivers.qemu.resting import RestingGuest
 from etude.envserver.drivers.qemu.sleeping import Home, asleep
@@ -83,15 +87,32 @@ class VmSandbox(Sandbox):
 
     @override
     async def save(self, folder: Path, limits: Limits) -> Saved:
-        raise CapMissingError("qemu-microvm", "files", "it saves nothing")
+        with crossing(SandboxError, f"saving {self._folder}"):
+            return await snapshots.save(self._running, self._folder.parent, folder, limits)
 
     @override
     async def restore(self, folder: Path, saved: Saved) -> None:
-        raise CapMissingError("qemu-microvm", "files", "it saves nothing")
+        lease, home = self._folder.parent, self._home
+        with crossing(SandboxError, f"restoring {self._folder}"):
+            check = (folder, saved, home.bed.key, home.starter().base.address)
+            await asyncio.to_thread(snapshots.check, *check)
+            await asyncio.to_thread(snapshots.prepare, folder, saved, lease)
+            guest = self._guest
+            if guest is not None and guest.state in MOVING:
+                async with guest.awake():  # it writes no file of its own after this
+                    pass
+            # What is on the disk is what the machine is from here on.
+            snapshots.put(lease, 0 if guest is None else guest.machine.generation)
+            await self.close()
+            await asyncio.to_thread(snapshots.replace_notes, lease)
+        self._guest = home.find(None)
+        # What it remembered of files and commands is not so any more.
+        self._originals, self._jobs = Originals(), None
 
     @override
     async def pause(self) -> None:
-        await self._running.rest()
+        if self._guest is not None:
+            await self._guest.rest()
 
     @override
     async def resume(self) -> None:

@@ -5,6 +5,7 @@ monitor ends, and removed before the next monitor's guest gets a call.
 """
 
 import asyncio
+import os
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import TypeVar
 from typing_extensions import override
 
 from etude.common.errors import CorruptError
+from etude.envserver import metrics
 from etude.envserver.drivers.qemu import delta, record, stored
 from etude.envserver.drivers.qemu.census import MACHINE
 from etude.envserver.drivers.qemu.errors import VmmError
@@ -25,12 +27,15 @@ from etude.envserver.drivers.qemu.livejobs import LiveJobs
 from etude.envserver.drivers.qemu.pages import PageBuffer
 from etude.envserver.drivers.qemu.resting import RestingGuest, Sleeper
 from etude.envserver.drivers.qemu.starts import Starter
+from etude.envserver.folders import TooLargeError
 from etude.envserver.guest.calls import Reply, Request
 from etude.v1 import guest_pb2
 
 _T = TypeVar("_T")
 
 _FILE = re.compile(r"asleep\.(\d{1,18})")
+_PING_LIMIT_S = 10.0
+"""A guest answers in a millisecond; its host may have much else to do."""
 TOUCHED_BYTES = 4 << 20
 """Of a clone that was little used; the buffer grows with what is read."""
 
@@ -72,7 +77,7 @@ class Clone(Sleeper):
         self._lease, self._starter, self._bed = lease, starter, bed
         self._guest = guest
         self._jobs = LiveJobs(guest.jobs if guest is not None else ())
-        self._generation = guest.identity.generation if guest is not None else _generation(lease)
+        self.generation = guest.identity.generation if guest is not None else _generation(lease)
         self.on_jobs = lambda _: None
         if guest is not None:
             guest.channel.on_event = self._told
@@ -112,10 +117,26 @@ class Clone(Sleeper):
             await guest.channel.sync(replace(guest.identity, hostname="", machine_id=b""))
 
     @override
+    async def copy(self, path: Path, *, max_bytes: int) -> None:
+        guest, base = self._awake, self._starter().base
+        # From the answer on the guest stands between two frames.
+        if not await guest.channel.ping(timeout_s=_PING_LIMIT_S):
+            raise VmmError(f"the guest of machine {guest.vm.pid} does not answer")
+        saved = await delta.take(guest.vm, base, self._bed.buffer, keep_running=True)
+        try:
+            metrics.pause_seconds.observe(saved.pause_s)
+            size = os.fstat(saved.stream).st_size
+            if size > max_bytes:
+                raise TooLargeError(f"the machine has changed {size} bytes")
+            await _finished(partial(stored.save, saved, path, key=self._bed.key))
+        finally:
+            saved.close()
+
+    @override
     async def save(self) -> None:
         guest, base = self._awake, self._starter().base
         saved = await delta.take(guest.vm, base, self._bed.buffer, keep_running=False)
-        path = self._lease / f"asleep.{self._generation}"
+        path = self._lease / f"asleep.{self.generation}"
         try:
             await _finished(partial(stored.save, saved, path, key=self._bed.key))
         finally:
@@ -133,9 +154,9 @@ class Clone(Sleeper):
         saved = await _finished(partial(stored.load, path, key=self._bed.key, template=address))
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
-            self._generation += 1
+            self.generation += 1
             started = await self._starter().start(
-                name, folder, saved=saved, generation=self._generation
+                name, folder, saved=saved, generation=self.generation
             )
         finally:
             saved.close()

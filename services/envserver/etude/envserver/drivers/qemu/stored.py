@@ -90,6 +90,16 @@ def load(path: Path, *, key: bytes, template: str) -> Delta:
     )
 
 
+def digest(path: Path) -> str:
+    """The code that a file says of itself, in hexadecimal digits; load() tells whether it is so.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        return file.read(HEADER_BYTES)[len(_MAGIC) :][:_CODE_BYTES].hex()
+
+
 def _parts(descriptor: int, offset: int, size: int) -> Iterator[bytes]:
     """The bytes of a file from an offset on.
 
