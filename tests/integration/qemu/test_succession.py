@@ -18,7 +18,7 @@ from etude.envserver.drivers.qemu.census import MACHINE
 from etude.envserver.images.build import Image
 
 ROOT = Path(__file__).parents[3]
-LINES = (3, 40, 90, 150, 250, 400, 5_000)
+LINES = (3, 90, 250, 500, 750, 950, 1_000, 5_000)
 """How many lines of the driver run before it dies; the last is more than there are."""
 TSC_KHZ = microvms.small_machine().tsc_khz
 

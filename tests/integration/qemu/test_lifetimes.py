@@ -1,0 +1,129 @@
+"""How long machines of leases live: longer than a daemon that dies, no longer than its pod."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+import pytest
+from tests.support.pool_client import Pool
+from tests.support.pool_processes import START_TIMEOUT_S, Processes
+
+from etude.common import channels
+from etude.envserver.drivers.qemu.vm import MARK
+from etude.envserver.images.build import Image
+from etude.v1 import environments_pb2_grpc
+
+EDIT = {"path": "greet.sh", "old_string": "helo", "new_string": "hello"}
+
+_T = TypeVar("_T")
+
+
+@pytest.fixture
+def processes(image: Image, tmp_path: Path) -> Iterator[Processes]:
+    made = Processes(tmp_path)
+    made.write_pool("Process", "Trusted", driver="QemuMicroVM", image=image.folder.as_uri())
+    made.start("broker")
+    with (tmp_path / "node.log").open("ab") as log:
+        made.running["node"] = subprocess.Popen(
+            [sys.executable, "-m", "etude.envserver.main", "supervise"],
+            env=made.environment("node"),
+            stderr=log,
+        )
+    yield made
+    for role in made.running:
+        made.kill(role)
+
+
+@pytest.fixture
+async def pool(processes: Processes, tmp_path: Path) -> AsyncIterator[Pool]:
+    source = tmp_path / "task" / "environment"
+    source.mkdir(parents=True)
+    (source / "greet.sh").write_text("echo helo\n")
+    for role in ("broker", "node"):
+        await processes.ready(role)
+    async with channels.dial(f"127.0.0.1:{processes.ports['broker']}") as channel:
+        broker = environments_pb2_grpc.EnvBrokerServiceStub(channel)
+        yield Pool(broker, environments_pb2_grpc.PoolServiceStub(channel), source.as_uri())
+
+
+def living(mark: str, program: str) -> list[int]:
+    """Processes with this in their environment, by what they run. They have a /proc of their own,
+    so they are looked for as anybody's."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            is_marked = mark.encode() in (folder / "environ").read_bytes()
+            if is_marked and any(word.endswith(program) for word in words):
+                found.append(int(folder.name))
+    return found
+
+
+async def answered(work: Callable[[], Awaitable[_T]]) -> _T:
+    """What a client does while a node is away: the same call again.
+
+    Raises:
+        AioRpcError: the node is there and refuses.
+    """
+    async with asyncio.timeout(START_TIMEOUT_S):
+        while True:
+            try:
+                return await work()
+            except grpc.aio.AioRpcError as error:
+                if error.code() != grpc.StatusCode.UNAVAILABLE:
+                    raise
+                await asyncio.sleep(0.1)
+
+
+async def test_leases_go_on_in_their_machines_when_the_daemon_is_killed(
+    processes: Processes, pool: Pool
+) -> None:
+    scratch = processes.folder / "scratch"
+    one, other, third = await pool.launch("a", 3)
+    edit = ("1", "search_replace", EDIT)
+    assert await pool.turn(one, edit) == ["ok"]
+    assert await pool.turn(one, ("2", "run_terminal", {"command": "echo mine > /tmp/mine"})) == [
+        "(no output)"
+    ]
+    assert await pool.turn(other, ("1", "read_file", {"path": "greet.sh"})) == ["echo helo"]
+    machines = living(f"{MARK}={scratch}", "qemu-system-x86_64")
+    assert len(machines) == 2
+    waiting = ("3", "run_terminal", {"command": "sleep 2; sh greet.sh"})
+    in_call = asyncio.create_task(answered(lambda: pool.turn(other, waiting)))
+    await asyncio.sleep(0.5)
+
+    (daemon,) = living(f"ETUDE_SCRATCH={scratch}", "node")
+    os.kill(daemon, signal.SIGKILL)
+
+    assert await answered(lambda: pool.turn(one, edit)) == ["ok"]
+    assert living(f"{MARK}={scratch}", "qemu-system-x86_64") == machines
+    looking = ("3", "run_terminal", {"command": "sh greet.sh; cat /tmp/mine"})
+    assert await pool.turn(one, looking) == ["hello\nmine"]
+    assert await in_call == ["helo"]
+    assert await pool.turn(third, ("1", "run_terminal", {"command": "sh greet.sh"})) == ["helo"]
+    assert [file.path for file in (await pool.diff(one)).written] == ["greet.sh"]
+    assert "took up 2 machines of 2" in processes.log("node")
+
+
+async def test_a_pod_that_is_killed_leaves_no_machine(processes: Processes, pool: Pool) -> None:
+    scratch = processes.folder / "scratch"
+    (lease,) = await pool.launch("a")
+    await pool.turn(lease, ("1", "run_terminal", {"command": "true"}))
+    assert living(f"{MARK}={scratch}", "qemu-system-x86_64")
+
+    processes.kill("node")
+
+    async with asyncio.timeout(START_TIMEOUT_S):
+        while rest(scratch):  # noqa: ASYNC110 - looked at as a person would
+            await asyncio.sleep(0.05)
+
+
+def rest(scratch: Path) -> list[int]:
+    return [*living(f"{MARK}={scratch}", ""), *living(f"ETUDE_SCRATCH={scratch}", "node")]
