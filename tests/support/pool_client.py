@@ -18,6 +18,8 @@ class Pool:
     broker: "environments_pb2_grpc.EnvBrokerServiceAsyncStub"
     watch: "environments_pb2_grpc.PoolServiceAsyncStub"
     uri: str
+    toolset: str = "Compact"
+    deadline_s: float = DEADLINE_S
     _channels: dict[str, "environments_pb2_grpc.EnvNodeServiceAsyncStub"] = field(
         default_factory=dict
     )
@@ -31,14 +33,14 @@ class Pool:
             template="python",
             workspace=environments_pb2.WorkspaceSource(uri=self.uri),
             count=count,
-            toolset="Compact",
+            toolset=self.toolset,
         )
         for name, value in fields.items():
             setattr(made, name, value)
         return made
 
     async def launch(self, key: str, count: int = 1, **fields: int) -> list[environments_pb2.Lease]:
-        call = self.broker.LaunchBatch(self.request(key, count, **fields), timeout=DEADLINE_S)
+        call = self.broker.LaunchBatch(self.request(key, count, **fields), timeout=self.deadline_s)
         outcomes = [outcome async for outcome in call]
         assert all(outcome.HasField("lease") for outcome in outcomes), outcomes
         return [o.lease for o in sorted(outcomes, key=lambda o: o.index)]
@@ -64,14 +66,14 @@ class Pool:
                 for i, name, arguments in calls
             ],
         )
-        answer = await self.node(lease).RunTurn(request, timeout=DEADLINE_S)
+        answer = await self.node(lease).RunTurn(request, timeout=self.deadline_s)
         return [result.content.decode() for result in answer.results]
 
     async def diff(self, lease: environments_pb2.Lease) -> environments_pb2.WorkspaceDiff:
         request = environments_pb2.DiffRequest(
             lease_id=lease.lease_id, control_token=lease.control_token
         )
-        chunks = [c.chunk async for c in self.node(lease).Diff(request, timeout=DEADLINE_S)]
+        chunks = [c.chunk async for c in self.node(lease).Diff(request, timeout=self.deadline_s)]
         return environments_pb2.WorkspaceDiff.FromString(b"".join(chunks))
 
     async def grade(
@@ -83,4 +85,4 @@ class Pool:
             )
             for chunk in channels.chunks(job.SerializeToString())
         ]
-        return await self.node(lease).Grade(iter(requests), timeout=DEADLINE_S)
+        return await self.node(lease).Grade(iter(requests), timeout=self.deadline_s)
