@@ -20,6 +20,7 @@ from etude.agent.workspace import ExecResult
 from etude.envserver.drivers.base import Sandbox, SandboxError
 from etude.envserver.drivers.qemu import template
 from etude.envserver.drivers.qemu.driver import QemuDriver
+from etude.envserver.drivers.qemu.idle import State
 from etude.envserver.drivers.qemu.machine import Machine
 from etude.envserver.images import build
 from etude.envserver.trees import File
@@ -74,9 +75,11 @@ class Daemon:
         return "running" if not task.done() else "done"
 
     async def freeze(self, name: str) -> int:
+        """Wait until it stands still, as every machine does that nobody calls."""
         guest = self.sandboxes[name]._guest  # type: ignore[attr-defined]
-        await guest.vm.freeze()
-        pid: int = guest.vm.pid
+        while guest.state is not State.FROZEN:  # noqa: ASYNC110 - there is no event for tests
+            await asyncio.sleep(0.01)
+        pid: int = guest.machine._awake.vm.pid
         return pid
 
     async def close(self, *names: str) -> int:
