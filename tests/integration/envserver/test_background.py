@@ -132,3 +132,42 @@ async def test_a_sandbox_whose_jobs_died_with_the_server_is_not_whole(
 
 async def _never(command: str, timeout_s: float) -> ExecResult:
     raise AssertionError((command, timeout_s))
+
+
+_SERVER = (
+    "import http.server as h\n"
+    "class Hello(h.BaseHTTPRequestHandler):\n"
+    "    def do_GET(self):\n"
+    "        self.send_response(200)\n"
+    "        self.end_headers()\n"
+    "        self.wfile.write(b'hello')\n"
+    "    def log_message(self, *args):\n"
+    "        pass\n"
+    "server = h.HTTPServer(('127.0.0.1', 8000), Hello)\n"
+    "print('serving', flush=True)\n"
+    "server.serve_forever()\n"
+)
+_GET = (
+    "python3 -c \"import urllib.request as r; print(r.urlopen('http://127.0.0.1:8000').read())\""
+    " 2>&1 | tail -n 1"
+)
+
+
+async def test_commands_reach_a_server_of_their_lease_and_no_other(driver: ProcessDriver) -> None:
+    one, other = await begun(driver, "a"), await begun(driver, "b")
+    for sandbox in (one, other):
+        await call(sandbox, "write_file", path="serve.py", content=_SERVER)
+    await start(one, "python3 serve.py")
+    await printed(one, "serving")
+    assert (await call(one, "run_terminal", command=_GET)).content == "b'hello'"
+    assert "refused" in (await call(other, "run_terminal", command=_GET)).content
+    await start(one, f"{_GET}; sleep 300")
+    await printed(one, "hello", job=2)
+    await ask(one, "kill", job=1)
+    assert "refused" in (await call(one, "run_terminal", command=_GET)).content
+    await ask(one, "kill", job=2)
+    await start(one, "python3 serve.py")
+    await printed(one, "serving", job=3)
+    assert (await call(one, "run_terminal", command=_GET)).content == "b'hello'"
+    await one.close()
+    await other.close()

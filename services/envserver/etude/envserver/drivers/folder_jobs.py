@@ -85,7 +85,10 @@ class FolderJobs(Jobs):
         self._forget()
         job = _Job(max(self._all, default=0) + 1)
         program = Program(
-            argv=("sh", "-c", command), timeout_s=timeout_s or MAX_TIMEOUT_S, is_merged=True
+            argv=("sh", "-c", command),
+            timeout_s=timeout_s or MAX_TIMEOUT_S,
+            is_merged=True,
+            shares_network=True,
         )
         try:
             job.program = await self.launch(program)

@@ -43,6 +43,7 @@ def program_job(job_id: int, program: Program, workspace: str) -> Job:
         cwd=program.cwd,
         env=dict(program.env),
         is_terminal=program.terminal is not None,
+        shares_network=program.shares_network,
     )
 
 

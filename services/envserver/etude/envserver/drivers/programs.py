@@ -49,6 +49,8 @@ class Program:
     """A terminal in place of three pipes."""
     is_merged: bool = False
     """Both outputs are one, so that their order is kept."""
+    shares_network: bool = False
+    """While it runs, what starts in the workspace can talk to it."""
 
 
 class Ending(NamedTuple):

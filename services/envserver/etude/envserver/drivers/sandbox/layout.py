@@ -111,6 +111,13 @@ class Job:
     """Added to the environment."""
     is_terminal: bool = False
     """Whether the streams are a terminal's."""
+    shares_network: bool = False
+    """Whether what starts in the same lease meanwhile is in its network."""
+
+    @property
+    def lease(self) -> str:
+        """Whose it is."""
+        return self.workspace.partition("/")[0]
 
 
 class _Range(NamedTuple):

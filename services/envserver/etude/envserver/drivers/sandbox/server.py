@@ -97,8 +97,11 @@ class _Server:
     channel: socket.socket
     has_proc: bool
     own_pids: int
-    running: dict[int, int] = field(default_factory=dict)
-    """Job by process."""
+    own_network: int
+    running: dict[int, Job] = field(default_factory=dict)
+    """By process."""
+    networks: dict[str, int] = field(default_factory=dict)
+    """Of leases in which a job runs that others can talk to."""
 
     def serve(self) -> NoReturn:
         wake, wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -125,20 +128,24 @@ class _Server:
 
     def _obey(self, message: dict[str, Any], descriptors: list[int]) -> None:
         if "kill" in message:
-            for process in [p for p, job_id in self.running.items() if job_id == message["kill"]]:
-                os.kill(process, signal.SIGKILL)
+            for process, job in self.running.items():
+                if job.job_id == message["kill"]:
+                    os.kill(process, signal.SIGKILL)
         else:
             self._start(Job(**message), descriptors)
 
     def _start(self, job: Job, descriptors: list[int]) -> None:
         try:
+            if job.shares_network and job.lease not in self.networks:
+                self.networks[job.lease] = self._new_network()
             kernel.unshare(kernel.NEW_PIDS, "unshare the processes of a command")
             process = os.fork()
             if process == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                supervisor.supervise(job, self.channel, descriptors, has_proc=self.has_proc)
-            self.running[process] = job.job_id
+                shared = supervisor.Shared(self.has_proc, self.networks.get(job.lease))
+                supervisor.supervise(job, self.channel, descriptors, shared)
+            self.running[process] = job
         except OSError as error:
             self._send({"job_id": job.job_id, "refused": str(error)})
         finally:
@@ -150,9 +157,24 @@ class _Server:
             process, status = os.waitpid(-1, os.WNOHANG)
             if process == 0:
                 return
-            job_id = self.running.pop(process, None)
-            if job_id is not None and status != 0:
-                self._send({"job_id": job_id, "refused": "the command's supervisor was killed"})
+            job = self.running.pop(process, None)
+            if job is not None and status != 0:
+                refused = "the command's supervisor was killed"
+                self._send({"job_id": job.job_id, "refused": refused})
+            if job is not None and job.shares_network:
+                self._leave_network(job.lease)
+
+    def _new_network(self) -> int:
+        try:
+            kernel.unshare(kernel.NEW_NETWORK, "unshare the network of a lease")
+            kernel.loopback_up()
+            return os.open(f"{layout.PRIVATE_PROC}/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            kernel.enter(self.own_network, kernel.NEW_NETWORK)
+
+    def _leave_network(self, lease: str) -> None:
+        if not any(job.lease == lease and job.shares_network for job in self.running.values()):
+            os.close(self.networks.pop(lease))
 
     def _send(self, message: dict[str, object]) -> None:
         self.channel.send(json.dumps(message).encode())
@@ -160,7 +182,10 @@ class _Server:
 
 def _serve(channel: socket.socket, *, has_proc: bool) -> NoReturn:
     _volunteer_for_oom()
-    own_pids = os.open(f"{layout.PRIVATE_PROC}/self/ns/pid", os.O_RDONLY)
+    own_pids, own_network = (
+        os.open(f"{layout.PRIVATE_PROC}/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        for name in ("pid", "net")
+    )
     # What a first run loads and specialises is then shared by all: 100 page copies less for each.
     minitest.run(
         {"test_warm.py": b"def test_pass():\n    pass\n\ndef test_fail():\n    assert 0\n"}
@@ -168,7 +193,7 @@ def _serve(channel: socket.socket, *, has_proc: bool) -> NoReturn:
     gc.collect()
     gc.freeze()
     gc.disable()
-    _Server(channel, has_proc, own_pids).serve()
+    _Server(channel, has_proc, own_pids, own_network).serve()
 
 
 def _volunteer_for_oom() -> None:

@@ -11,7 +11,7 @@ import stat
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from etude.envserver.drivers.sandbox import kernel, layout, program, root
 from etude.envserver.drivers.sandbox.layout import Job
@@ -55,13 +55,22 @@ class Kept:
         return bytes(self.head) + tail, dropped, self._lines - tail.count(b"\n")
 
 
+class Shared(NamedTuple):
+    """What a command has from the server."""
+
+    has_proc: bool
+    """Whether it can have a /proc of its own."""
+    network: int | None
+    """Of its lease, if something runs there that it may talk to."""
+
+
 def supervise(
-    job: Job, channel: socket.socket, descriptors: Sequence[int], *, has_proc: bool
+    job: Job, channel: socket.socket, descriptors: Sequence[int], shared: Shared
 ) -> NoReturn:
     """Run the job as process 1 of a new process namespace and send one report."""
     status = 1
     try:
-        _send(channel, *_run(job, descriptors, has_proc=has_proc))
+        _send(channel, *_run(job, descriptors, shared))
         status = 0
     except OSError as error:
         _send(channel, {"job_id": job.job_id, "refused": str(error)}, b"")
@@ -75,11 +84,10 @@ def _send(channel: socket.socket, header: dict[str, object], body: bytes) -> Non
     channel.send(json.dumps(header).encode() + b"\n" + body)
 
 
-def _run(
-    job: Job, descriptors: Sequence[int], *, has_proc: bool
-) -> tuple[dict[str, object], bytes]:
+def _run(job: Job, descriptors: Sequence[int], shared: Shared) -> tuple[dict[str, object], bytes]:
     started_s = time.monotonic()
-    _prepare(job, has_proc=has_proc)
+    has_proc = shared.has_proc
+    _prepare(job, shared)
     if job.argv:
         *streams, control = descriptors
         watch = _Watch(job, _start(job, streams), control, has_proc)
@@ -106,10 +114,13 @@ def _run(
     return header, kept + (collected or b"")
 
 
-def _prepare(job: Job, *, has_proc: bool) -> None:
-    new = kernel.NEW_MOUNTS | kernel.NEW_IPC | kernel.NEW_NETWORK
-    kernel.unshare(new, "unshare for a command")
-    kernel.loopback_up()
+def _prepare(job: Job, shared: Shared) -> None:
+    kernel.unshare(kernel.NEW_MOUNTS | kernel.NEW_IPC, "unshare for a command")
+    if shared.network is None:
+        kernel.unshare(kernel.NEW_NETWORK, "unshare the network of a command")
+        kernel.loopback_up()
+    else:
+        kernel.enter(shared.network, kernel.NEW_NETWORK)
     kernel.mount(f"{layout.LEASES}/{job.workspace}", layout.WORKSPACE, None, kernel.BIND)
     if job.tests:
         kernel.mount(f"{layout.LEASES}/{job.tests}", layout.TESTS, None, kernel.BIND)
@@ -118,7 +129,7 @@ def _prepare(job: Job, *, has_proc: bool) -> None:
     kernel.mount("tmpfs", "/tmp", "tmpfs", flags, f"{owner},size={layout.TEMPORARY_BYTES}")  # noqa: S108
     kernel.mount("tmpfs", layout.LOGS, "tmpfs", flags, f"{owner},size={quarter}")
     kernel.mount("tmpfs", "/dev/shm", "tmpfs", flags, f"{owner},size={quarter}")  # noqa: S108
-    if has_proc:
+    if shared.has_proc:
         root.show_proc()
 
 
