@@ -64,6 +64,11 @@ EXAMPLES = {
         "etude tasks import swebench rows.jsonl --repositories mirrors --out mine",
         "etude tasks import swebench x.jsonl --repositories m --out o --image py",
     ),
+    "import verifiers": (
+        "etude tasks import verifiers rows.jsonl --tests tests --out mine",
+        "etude tasks import verifiers traces.jsonl --out mine",
+    ),
+    "traces": ("etude tasks traces demo", "etude tasks traces runs/mine --model runs/model"),
     "import harbor": (
         "etude tasks import harbor downloads/my-dataset --out mine",
         "etude tasks import harbor one --out mine --oci IMAGE=LAYOUT@sha256:…",

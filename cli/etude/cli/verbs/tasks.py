@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from etude.cli import runs
 from etude.cli.examples import epilog
+from etude.cli.verbs.weights import source_of
 
 app = typer.Typer(no_args_is_help=True, help="Make, look at and verify tasks.")
 
@@ -118,3 +120,37 @@ def swebench(
         *("swebench", str(rows), "--repositories", str(repositories), "--out", str(out)),
         *(*command, "--image", image, "--timeout", str(timeout)),
     )
+
+
+@imports.command(epilog=epilog("import verifiers"))
+def verifiers(
+    rows: Annotated[Path, typer.Argument(help="A JSONL file, one task's data per line.")],
+    *,
+    out: Annotated[Path, _OUT],
+    tests: Annotated[Path | None, typer.Option(help="tests/ of every task.")] = None,
+    environment: Annotated[
+        Path | None, typer.Option(help="First files of every workspace.")
+    ] = None,
+    image: Annotated[str, typer.Option(help="Image that the tasks need.")] = "",
+) -> None:
+    """Take rows of a verifiers taskset: their tests find each row beside them as row.json."""
+    folders = {"--tests": tests, "--environment": environment}
+    given = [word for name, path in folders.items() if path for word in (name, str(path))]
+    _run(
+        "etude.envserver.tasks.formats.command",
+        *("verifiers", str(rows), "--out", str(out), "--image", image, *given),
+    )
+
+
+@app.command(epilog=epilog("traces"))
+def traces(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or its name.")],
+    *,
+    model: Annotated[
+        Path | None, typer.Option(help="Folder with the tokenizer; the run's own unless given.")
+    ] = None,
+) -> None:
+    """Print a run's rollouts as traces of the verifiers package, one JSON object per line."""
+    folder = runs.folder_of(name)
+    tokenizer = model or source_of(name)
+    _run("etude.trainer.traces_command", f"file://{folder.resolve()}", "--model", str(tokenizer))

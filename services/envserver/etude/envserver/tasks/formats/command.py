@@ -16,7 +16,7 @@ from pathlib import Path
 from etude.common import harbor as folders
 from etude.common.errors import UserError
 from etude.envserver.tasks import exits
-from etude.envserver.tasks.formats import harbor, swebench
+from etude.envserver.tasks.formats import harbor, swebench, verifiers
 from etude.envserver.tasks.formats.imported import Imported, RefusedError
 from etude.envserver.tasks.formats.machine import Layout
 
@@ -108,6 +108,16 @@ def _row(importer: swebench.Importer, text: bytes) -> Imported:
     return importer.imported(swebench.row(text))
 
 
+def _verifiers(given: argparse.Namespace) -> Iterator[Import]:
+    options = verifiers.Options(
+        tests=exits.existing(given.tests) if given.tests else None,
+        environment=exits.existing(given.environment) if given.environment else None,
+        image=given.image,
+    )
+    for number, (place, text) in enumerate(swebench.rows(given.rows)):
+        yield Import(name=place, take=partial(verifiers.imported, number, text, options))
+
+
 def _harbor(given: argparse.Namespace) -> Iterator[Import]:
     layouts = _layouts(given.oci)
     places = [exits.existing(place) for place in given.folders]
@@ -129,7 +139,13 @@ def _parser() -> argparse.ArgumentParser:
     rows.add_argument("--image", default="", help="name of the image that the tasks need")
     rows.add_argument("--timeout", type=float, default=swebench.TIMEOUT_S, help="seconds")
     rows.set_defaults(imports=_swebench)
-    for verb in (one, rows):
+    data = verbs.add_parser("verifiers")
+    data.add_argument("rows", type=Path, help="a JSONL file, one task's data per line")
+    data.add_argument("--tests", type=Path, help="tests/ of every task")
+    data.add_argument("--environment", type=Path, help="first files of every workspace")
+    data.add_argument("--image", default="", help="name of the image that the tasks need")
+    data.set_defaults(imports=_verifiers)
+    for verb in (one, rows, data):
         verb.add_argument("--out", type=Path, required=True, help="folder of the new tasks")
     return parser
 

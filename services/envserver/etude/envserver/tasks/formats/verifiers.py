@@ -1,0 +1,163 @@
+"""Rows of a verifiers taskset as task folders: https://pypi.org/project/verifiers/0.4.0/.
+
+A row is the JSON of one task's data, or a trace with one in it. How a taskset rewards is code of
+its package and stays there: either the row names a Harbor folder, which is taken whole, or the user
+gives one tests/ folder for all rows, which finds the row beside itself as row.json.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from etude.common import harbor as folders
+from etude.common.harbor_settings import WORKSPACE
+from etude.envserver.tasks.formats import harbor, toml
+from etude.envserver.tasks.formats.imported import Imported, RefusedError
+from etude.envserver.trees import File
+
+MAX_ROW_BYTES = 16 << 20
+TIMEOUT_S = 600.0
+
+
+class _Timeout(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    scoring: float | None = Field(default=None, gt=0, le=86_400, allow_inf_nan=False)
+
+
+class Row(BaseModel):
+    """The data of one task; what the taskset added to it is for its tests."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    idx: int | None = Field(default=None, ge=0)
+    id: str | None = None
+    name: str | None = None
+    prompt: str | list[dict[str, JsonValue]] | None = None
+    system_prompt: str | None = None
+    image: str | None = None
+    workdir: str | None = None
+    agent_user: None = None
+    skills: list[JsonValue] = Field(default=[], max_length=0)
+    artifacts: list[JsonValue] = Field(default=[], max_length=0)
+    timeout: _Timeout = _Timeout()
+    task_dir: str = ""
+    """Of rows of the package's own Harbor taskset."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What rows do not say."""
+
+    tests: Path | None = None
+    environment: Path | None = None
+    image: str = ""
+
+
+def imported(number: int, text: bytes, options: Options) -> Imported:
+    """The task of a row.
+
+    Args:
+        number: of the row, for those that have no id.
+        text: one line of JSON.
+        options: of the import.
+
+    Raises:
+        RefusedError: nothing says how it is rewarded.
+        UserError: naming the field that cannot be taken.
+    """
+    found = _object(text)
+    row = _row(found)
+    if options.tests is None:
+        if not row.task_dir:
+            fix = "give one folder of tests for all rows: --tests FOLDER"
+            raise RefusedError("row", "is rewarded by code of its package", fix)
+        return harbor.imported(Path(row.task_dir), {})
+    files = {"instruction.md": File(_instruction(row).encode() + b"\n")}
+    for part, folder in (("tests", options.tests), ("environment", options.environment)):
+        read = folders.read_files(folder) if folder is not None else {}
+        files |= {f"{part}/{path}": File(data) for path, data in read.items()}
+    files["tests/row.json"] = File(json.dumps(found, indent=1).encode() + b"\n")
+    files["task.toml"] = File(_settings(row, options).encode())
+    return Imported(_task_id(row, number), files, tuple(_notes(row, options)))
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    if len(text) > MAX_ROW_BYTES:
+        raise RefusedError("row", f"is longer than {MAX_ROW_BYTES} bytes")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as cause:
+        raise RefusedError("row", f"is no JSON: {cause}") from cause
+    match found:
+        case {"nodes": list(), "task": {"data": dict(data)}} | dict(data):
+            return data
+        case _:
+            raise RefusedError("row", "is no object")
+
+
+def _row(found: Mapping[str, Any]) -> Row:
+    try:
+        return Row.model_validate(found)
+    except ValidationError as cause:
+        first = cause.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise RefusedError(where, first["msg"].removeprefix("Value error, ")) from cause
+
+
+def _task_id(row: Row, number: int) -> str:
+    given = row.id or row.name or f"task-{row.idx if row.idx is not None else number}"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", given).strip("-._")[:128]
+    return name or f"task-{number}"
+
+
+def _instruction(row: Row) -> str:
+    prompt = [row.prompt] if isinstance(row.prompt, str) else [_said(m) for m in row.prompt or []]
+    parts = [row.system_prompt or "", *prompt]
+    text = "\n\n".join(part.strip() for part in parts if part.strip())
+    if not text:
+        raise RefusedError("prompt", "is empty")
+    return text
+
+
+def _said(message: Mapping[str, JsonValue]) -> str:
+    if message.get("role") not in {"system", "user"}:
+        raise RefusedError("prompt", "begins in the middle of a conversation")
+    match message.get("content"):
+        case str(text):
+            return text
+        case list(parts):
+            texts = [
+                p.get("text") for p in parts if isinstance(p, dict) and p.get("type") == "text"
+            ]
+            if len(texts) == len(parts) and all(isinstance(text, str) for text in texts):
+                return "\n".join(str(text) for text in texts)
+        case _:
+            pass
+    raise RefusedError("prompt", "holds more than text")
+
+
+def _settings(row: Row, options: Options) -> str:
+    metadata = {"etude_image": options.image} if options.image else {}
+    return toml.written(
+        {
+            "schema_version": "1.4",
+            "source": "verifiers",
+            "metadata": metadata,
+            "verifier": {"timeout_sec": row.timeout.scoring or TIMEOUT_S},
+            "environment": {"network_mode": "no-network"},
+        }
+    )
+
+
+def _notes(row: Row, options: Options) -> Iterator[str]:
+    if row.image and not options.image:
+        yield f"image {row.image!r} is not pulled; name one that is here with --image"
+    if row.workdir not in {None, WORKSPACE}:
+        yield f"its folder {row.workdir!r} is {WORKSPACE} here"
+    yield "it has no solution, so nothing proves it"

@@ -1,0 +1,251 @@
+"""Rollouts as traces of the verifiers package, whose message graphs carry tokens and logprobs.
+
+A node is one message with the tokens that it adds; the path from root to leaf is one context, and
+its tokens in order are exactly what the policy saw and sampled. Schema: `verifiers.v1.Trace`,
+version 1, of verifiers 0.4.0 (https://pypi.org/project/verifiers/0.4.0/). Pure.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from etude.agent.chat import ChatFormat
+from etude.common.weights import VersionId
+from etude.v1 import journal_pb2, rewards_pb2, rollout_pb2
+
+VERSION = 1
+"""Of the schema."""
+PACKAGE = "0.4.0"
+_CALL = "<tool_call>"
+
+_STOPS: Mapping[int, str] = {
+    rollout_pb2.ENDING_UNSPECIFIED: "error",
+    rollout_pb2.ENDING_STOPPED: "agent_completed",
+    rollout_pb2.ENDING_LENGTH_LIMIT: "max_total_tokens",
+    rollout_pb2.ENDING_TURN_LIMIT: "max_turns",
+    rollout_pb2.ENDING_TIME_LIMIT: "agent_timeout",
+    rollout_pb2.ENDING_POLICY_FAULT: "error",
+    rollout_pb2.ENDING_PLATFORM_FAULT: "error",
+}
+_FAULTS = frozenset(
+    {
+        rollout_pb2.ENDING_UNSPECIFIED,
+        rollout_pb2.ENDING_POLICY_FAULT,
+        rollout_pb2.ENDING_PLATFORM_FAULT,
+    }
+)
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """The layout's tokens of one tokenizer."""
+
+    system: int
+    user: int
+    tool: int
+    response: int
+    end: int
+    assistant: int
+
+    @classmethod
+    def of(cls, chat: ChatFormat) -> "Tags":
+        """Read off what the format itself writes."""
+        system, end, user, _, assistant = chat.opening("", "")
+        tool, response, *_ = chat.tool_turn([""])
+        return cls(system, user, tool, response, end, assistant)
+
+    @property
+    def roles(self) -> Mapping[int, str]:
+        """The role that each opening tag begins."""
+        return {self.system: "system", self.user: "user", self.tool: "tool"}
+
+
+def trace(record: journal_pb2.JournalRollout, chat: ChatFormat) -> Json:
+    """One rollout with its reward, as a value of JSON."""
+    rollout, reward = record.rollout, record.reward
+    graph = _Graph(chat, Tags.of(chat), _calls(rollout.calls))
+    for link in rollout.links:
+        graph.add(link)
+    is_fault = rollout.ending in _FAULTS or reward.HasField("fault")
+    return {
+        "version": VERSION,
+        "id": rollout.rollout_id,
+        "verifiers": {"version": PACKAGE},
+        "task": {
+            "type": "EtudeTask",
+            "data": {"id": rollout.task_id, "name": rollout.task_id, **graph.opening()},
+            "key": rollout.task_id,
+        },
+        "agent": {"config": {}, "name": "agent", "trainable": True},
+        "nodes": graph.nodes,
+        "calls": graph.exchanges,
+        "rewards": _rewards(reward),
+        "metrics": _metrics(rollout, reward),
+        "info": {"etude": _origin(rollout)},
+        "is_completed": True,
+        "ok": not is_fault,
+        "stop_condition": "error" if is_fault else _STOPS[rollout.ending],
+        "is_timeout": rollout.ending == rollout_pb2.ENDING_TIME_LIMIT,
+        "errors": list(_errors(rollout, reward)),
+        "timing": _timing(rollout.costs),
+    }
+
+
+@dataclass(slots=True)
+class _Graph:
+    chat: ChatFormat
+    tags: Tags
+    calls: Mapping[int, list[Json]]
+    """Calls of each turn, as the policy made them."""
+    nodes: list[Json] = field(default_factory=list)
+    exchanges: list[Json] = field(default_factory=list)
+    _turn: int = 0
+    _open: list[str] = field(default_factory=list)
+    """Calls that have no result yet."""
+
+    def add(self, link: rollout_pb2.Link) -> None:
+        """One context: a path of its own."""
+        parent: int | None = None
+        seen = 0
+        for start, end, sampled in _pieces(link, self.tags):
+            tokens = list(link.token_ids[start:end])
+            mask = [bool(byte) for byte in link.loss_mask[start:end]]
+            node: Json = {"parent": parent, "token_ids": tokens, "mask": mask, "timestamp": 0.0}
+            if sampled:
+                logprobs = [
+                    p for p, m in zip(link.sampler_logprobs[start:end], mask, strict=True) if m
+                ]
+                node |= {
+                    "sampled": True,
+                    "logprobs": logprobs,
+                    "message": self._answer(tokens, mask),
+                }
+                self._exchange(len(self.nodes), seen + mask.index(True), sum(mask), tokens)
+            else:
+                node["message"] = self._given(tokens)
+            parent = len(self.nodes)
+            self.nodes.append(node)
+            seen += len(tokens)
+
+    def opening(self) -> Json:
+        """What the task told the agent."""
+        first = {n["message"]["role"]: n["message"]["content"] for n in reversed(self.nodes)}
+        return {"prompt": first.get("user"), "system_prompt": first.get("system")}
+
+    def _answer(self, tokens: Sequence[int], mask: Sequence[bool]) -> Json:
+        text = self.chat.decode([t for t, m in zip(tokens, mask, strict=True) if m])
+        calls = self.calls.get(self._turn, [])
+        self._turn += 1
+        self._open = [call["id"] for call in calls]
+        words = text.removesuffix("<|end|>")
+        if calls:
+            words = words.partition(_CALL)[0]
+        message: Json = {"role": "assistant", "content": words or None}
+        return message | ({"tool_calls": calls} if calls else {})
+
+    def _given(self, tokens: Sequence[int]) -> Json:
+        inner = [token for token in tokens if token not in self._edges]
+        text = self.chat.decode(inner)
+        role = next((self.tags.roles[t] for t in tokens if t in self.tags.roles), "tool")
+        if role == "tool" and self.tags.response in tokens:
+            name = self._open.pop(0) if self._open else ""
+            text = text.removeprefix("<tool_response>").removesuffix("</tool_response>")
+            return {"role": "tool", "tool_call_id": name, "content": text}
+        return {"role": "user" if role == "tool" else role, "content": text}
+
+    @property
+    def _edges(self) -> set[int]:
+        return {*self.tags.roles, self.tags.end, self.tags.assistant}
+
+    def _exchange(self, node: int, prompt: int, sampled: int, tokens: Sequence[int]) -> None:
+        has_calls = bool(self.calls.get(self._turn - 1))
+        ended = "tool_calls" if has_calls else "stop"
+        usage = {"prompt_tokens": prompt, "completion_tokens": sampled}
+        finish = ended if tokens[-1] == self.tags.end else "length"
+        self.exchanges.append({"node": node, "finish_reason": finish, "usage": usage})
+
+
+def _pieces(link: rollout_pb2.Link, tags: Tags) -> Iterator[tuple[int, int, bool]]:
+    """Start, end and authorship of each message; together they are every token once.
+
+    A sampled message begins with the tag that the harness wrote for it. A tool turn is cut before
+    each of its results but the first.
+    """
+    ids, mask = link.token_ids, link.loss_mask
+    start = place = 0
+    while place < len(ids):
+        if mask[place]:
+            while place < len(ids) and mask[place]:
+                place += 1
+            yield start, place, True
+            start = place
+            continue
+        token, place = ids[place], place + 1
+        is_next_given = place < len(ids) and not mask[place]
+        before_result = (
+            is_next_given and ids[place] == tags.response and tags.response in ids[start:place]
+        )
+        if (token == tags.end and is_next_given) or before_result:
+            yield start, place, False
+            start = place
+    if start < len(ids):
+        yield start, len(ids), False
+
+
+def _calls(records: Sequence[rollout_pb2.CallRecord]) -> dict[int, list[Json]]:
+    found: dict[int, list[Json]] = {}
+    for record in records:
+        calls = found.setdefault(record.turn, [])
+        calls.append(
+            {
+                "id": f"{record.turn}.{len(calls)}",
+                "name": record.name or "malformed",
+                "arguments": record.arguments_json,
+            }
+        )
+    return found
+
+
+def _rewards(reward: rewards_pb2.RewardRecord) -> Json:
+    if reward.HasField("fault"):
+        return {}
+    return {part.name: {"score": part.value, "weight": part.weight} for part in reward.parts}
+
+
+def _metrics(rollout: rollout_pb2.Rollout, reward: rewards_pb2.RewardRecord) -> Json:
+    costs = rollout.costs
+    found: Json = {
+        "turns": float(costs.turns),
+        "tool_calls": float(costs.tool_calls),
+        "malformed_calls": float(costs.malformed_calls),
+        "completion_tokens": float(costs.completion_tokens),
+        "tool_output_tokens": float(costs.tool_output_tokens),
+    }
+    return found | ({} if reward.HasField("fault") else {"success": reward.success})
+
+
+def _origin(rollout: rollout_pb2.Rollout) -> Json:
+    return {
+        "group_id": rollout.group_id,
+        "index": rollout.index,
+        "seed": rollout.seed,
+        "oldest": str(VersionId.from_proto(rollout.oldest)),
+        "newest": str(VersionId.from_proto(rollout.newest)),
+        "trace_id": rollout.trace_id,
+    }
+
+
+def _errors(rollout: rollout_pb2.Rollout, reward: rewards_pb2.RewardRecord) -> Iterator[Json]:
+    if rollout.ending in _FAULTS:
+        kind = rollout_pb2.Ending.Name(rollout.ending).removeprefix("ENDING_")
+        yield {"type": kind, "message": rollout.fault}
+    if reward.HasField("fault"):
+        yield {"type": reward.fault.reason, "message": reward.fault.message}
+
+
+def _timing(costs: rollout_pb2.Costs) -> Json:
+    """Seconds only: when a rollout began is not recorded."""
+    model = {"duration": costs.token_seconds}
+    return {"start": 0.0, "agent": {"model": model, "harness": {"duration": costs.tool_seconds}}}

@@ -1,0 +1,66 @@
+"""`python -m etude.trainer.traces_command STORE --model FOLDER`: a journal's rollouts as traces."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from etude.agent.chat import ChatFormat
+from etude.common.api.pool import StoreAccess
+from etude.common.blobs import Store
+from etude.common.errors import EtudeError, Problem, UserError
+from etude.common.files import source_for
+from etude.trainer import traces
+from etude.trainer.controller.audit import JOURNAL
+from etude.trainer.controller.segments import decode_segment
+from etude.v1 import journal_pb2
+
+
+def rollouts(store: Store) -> Iterator[journal_pb2.JournalRollout]:
+    """Every rollout that the journal holds, once, one segment in memory at a time.
+
+    Raises:
+        UserError: there is no journal.
+    """
+    seen = set[str]()
+    is_there = False
+    for info in store.list(JOURNAL):
+        is_there = True
+        for record in decode_segment(store.get(info.key), where=info.key).records:
+            name = record.rollout.rollout.rollout_id
+            if record.HasField("rollout") and name not in seen:
+                seen.add(name)
+                yield record.rollout
+    if not is_there:
+        fix = "name a run that reached reinforcement learning"
+        raise UserError(Problem("NotFound", "holds no journal", store.url, fix))
+
+
+def main() -> None:
+    """Print one trace per line.
+
+    Raises:
+        SystemExit: with 3 where something is missing, with 1 where something is damaged.
+    """
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("store", help="the run's prefix: file:///folder or s3://bucket/prefix")
+    parser.add_argument("--model", type=Path, required=True, help="folder with tokenizer.json")
+    parser.add_argument("--endpoint", help="S3 endpoint, for stores other than AWS")
+    chosen = parser.parse_args()
+    try:
+        chat = ChatFormat.load(chosen.model)
+        store = source_for(chosen.store, StoreAccess(endpoint=chosen.endpoint))
+        for record in rollouts(store):
+            text = json.dumps(traces.trace(record, chat), ensure_ascii=False, allow_nan=False)
+            sys.stdout.write(text + "\n")
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(3) from error
+    except (EtudeError, ValueError) as error:
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(1) from error
+
+
+if __name__ == "__main__":
+    main()
