@@ -1,5 +1,6 @@
 """A pool whose node is a process and whose environments are machines: leases, tools, grades."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from etude.common import channels
 from etude.envserver.images.build import Image
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
+READY_LOOKS = 300
+"""A minute, for two heartbeats and a restore on a machine that others use too."""
 EDIT = {"path": "greet.sh", "old_string": "helo", "new_string": "hello"}
 VERIFIER = b"sh /workspace/greet.sh | grep -qx hello && printf 1 > /logs/reward.txt\n"
 
@@ -64,3 +67,24 @@ async def test_tools_and_verifiers_run_in_machines_and_the_lease_says_so(pool: P
         )
         graded = await pool.grade(lease, job)
         assert (graded.reward_file if graded.HasField("reward_file") else None) == reward
+
+
+async def test_a_group_that_was_announced_finds_a_machine_ready(
+    pool: Pool, processes: Processes
+) -> None:
+    group = environments_pb2.PrepareGroupRequest(
+        run_id="run", group_id="group", template="python", count=2
+    )
+    group.workspace.uri = pool.uri
+    await pool.broker.PrepareGroup(group)
+    for _ in range(READY_LOOKS):
+        if 'etude_env_stock{start="paused_clone"} 1.0' in processes.metrics("node"):
+            break
+        await asyncio.sleep(0.2)
+
+    (lease,) = await pool.launch("a")
+    assert await pool.turn(lease, ("1", "run_terminal", {"command": "uname -n"})) == [
+        lease.lease_id
+    ]
+
+    assert 'etude_env_starts_total{start="paused_clone"} 1.0' in processes.metrics("node")

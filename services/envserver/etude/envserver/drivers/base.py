@@ -1,5 +1,6 @@
 """What a node asks of a driver, whatever its wall is made of."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -109,6 +110,37 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Warmth:
+    """How ready a driver is for one template."""
+
+    template: str
+    paused_clones: int = 0
+    shells: int = 0
+    spawn_cpu_ms: float = 0.0
+    """CPU time of a start for which nothing is ready, as measured here."""
+    start_p50_ms: float = 0.0
+    start_p90_ms: float = 0.0
+    """From order to ready, of the newest of those."""
+    quarantined: str = ""
+    """Why it starts no more of it, if so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """What a driver could start now, and how soon."""
+
+    templates: Sequence[Warmth] = ()
+    free_memory_bytes: int = 0
+    """For machines; 0 where that is no limit."""
+    queue_ms: float = 0.0
+    """Until what already waits has started."""
+
+
+NOTHING_AHEAD = Readiness()
+"""Of a driver that prepares nothing, and whose starts take no time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
     """What was saved of a sandbox."""
 
@@ -133,7 +165,7 @@ class Sandbox(Protocol):
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything that ran in it beside calls still runs, or has ended by itself."""
+        """Whether it goes on: what ran in it beside calls still runs, or has ended by itself."""
         return True
 
     async def begin(self, tree: Tree) -> None:
@@ -218,6 +250,17 @@ class Driver(Protocol):
     async def stop(self) -> None:
         """End what belongs to this process; sandboxes stay for the next one."""
         ...
+
+    def readiness(self) -> Readiness:
+        """What could be started now, and how soon."""
+        return NOTHING_AHEAD
+
+    def keep_warm(self, wanted: Sequence[Warmth]) -> None:
+        """Have so many paused clones and shells ready; of templates not named, none.
+
+        A driver that prepares nothing need not do anything.
+        """
+        return
 
     def check(self, template: str) -> None:
         """Refuse a template of which no sandbox can be had for now.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from etude.common import sharding
+from etude.envserver.node import warmth
 from etude.envserver.node.node import Node
 from etude.envserver.node.terms import ISOLATION
 from etude.v1 import environments_pb2, environments_pb2_grpc
@@ -31,6 +32,10 @@ class Heartbeat:
     """Of the pool, in their order."""
     node_id: str
     draining: bool = False
+    _warm: dict[int, Sequence[environments_pb2.WarmTarget]] = field(
+        default_factory=dict, init=False
+    )
+    """What each broker said last that this node shall have ready."""
     _unheard: set[int] = field(default_factory=set, init=False)
     """Brokers that did not answer the last time."""
 
@@ -56,11 +61,13 @@ class Heartbeat:
             shares[sharding.shard_of(each.run_id, count)].append(each)
         beats = (self._beat(index, share, len(held)) for index, share in enumerate(shares))
         await asyncio.gather(*beats)
+        self.node.driver.keep_warm(warmth.wanted(self._warm.values()))
 
     async def _beat(
         self, index: int, held: Sequence[environments_pb2.HeldLease], num_held: int
     ) -> None:
         """Tell one broker of its own share: what others hold is not among its slots."""
+        readiness = self.node.driver.readiness()
         request = environments_pb2.HeartbeatRequest(
             node_id=self.node_id,
             endpoint=self.node.endpoint,
@@ -70,6 +77,9 @@ class Heartbeat:
             held=held,
             snapshots=self._snapshots(index),
             draining=self.draining,
+            levels=warmth.levels(readiness),
+            free_memory_bytes=readiness.free_memory_bytes,
+            queue_ms=round(readiness.queue_ms),
         )
         try:
             answer = await self.brokers[index].Heartbeat(request, timeout=DEADLINE_S)
@@ -77,8 +87,10 @@ class Heartbeat:
             if index not in self._unheard:
                 log.warning("broker %d does not answer: %s", index, error.details())
             self._unheard.add(index)
+            self._warm.pop(index, None)
             return
         self._unheard.discard(index)
+        self._warm[index] = list(answer.warm)
         self.node.renew(answer.renewed)
         await self.node.close(answer.close_lease_ids)
 

@@ -5,7 +5,7 @@ claims no wall, the jail is one, and the level is WEAK: one tenant, trusted temp
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,13 +21,15 @@ from etude.envserver.drivers.base import (
     Driver,
     DriverUnavailableError,
     Outcome,
+    Readiness,
     Sandbox,
     SandboxError,
     Start,
     Strength,
     Verification,
+    Warmth,
 )
-from etude.envserver.drivers.qemu import guests, lanes
+from etude.envserver.drivers.qemu import guests, lanes, warming
 from etude.envserver.drivers.qemu.census import MACHINE
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.estate import Estate
@@ -35,7 +37,6 @@ from etude.envserver.drivers.qemu.guests import Guest
 from etude.envserver.drivers.qemu.idle import Patience
 from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.lanes import Lanes
-from etude.envserver.drivers.qemu.levels import Target
 from etude.envserver.drivers.qemu.machine import Accelerator, Machine
 from etude.envserver.drivers.qemu.pace import Work
 from etude.envserver.drivers.qemu.pages import PageBuffer
@@ -120,13 +121,19 @@ class QemuDriver(Driver):
             starter.base.close()
         await self._estate.close()
 
-    def set_target(self, template: str, target: Target) -> None:
-        """Say how many machines of a template are kept ready ahead of demand.
+    @override
+    def readiness(self) -> Readiness:
+        return Readiness(
+            templates=[self._warmth(name) for name in self.images],
+            # Of nothing left it says one byte: 0 stands for no limit.
+            free_memory_bytes=max(1, self.lanes.free_bytes),
+            queue_ms=self.lanes.queue_ms,
+        )
 
-        Raises:
-            VmmError: there is no such template.
-        """
-        self._of(template).stock.set_target(target)
+    @override
+    def keep_warm(self, wanted: Sequence[Warmth]) -> None:
+        for starter, target in warming.targets(self._of, self.images, wanted):
+            starter.stock.set_target(target)
 
     @override
     def check(self, template: str) -> None:
@@ -176,6 +183,9 @@ class QemuDriver(Driver):
             # What is on the disk is what it was when no call came any more.
             folders.remove(lease / MACHINE)
             return None
+
+    def _warmth(self, template: str) -> Warmth:
+        return warming.warmth(template, self._of(template), self.quarantine.why(template))
 
     @property
     def _bed(self) -> Bed:

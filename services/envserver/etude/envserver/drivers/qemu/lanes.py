@@ -54,6 +54,16 @@ class Lanes:
         """What work costs here."""
         return self._line.costs
 
+    @property
+    def free_bytes(self) -> int:
+        """Memory for more machines."""
+        return self._line.free * MACHINE_BYTES
+
+    @property
+    def queue_ms(self) -> float:
+        """Until everybody who waits now has begun, by the budget of CPU time."""
+        return self._line.queue_ms
+
     def when_crowded(self, ask: Callable[[], None]) -> None:
         """Have this called whenever somebody waits for another machine to end."""
         self._crowded.append(ask)

@@ -81,6 +81,10 @@ class Bucket:
         """Until so much may be spent. What is dearer than a full bucket waits for a full one."""
         return max(0.0, min(cost_ms, self.burst_ms) - self.level_ms) / self._rate
 
+    def paid_s(self, cost_ms: float) -> float:
+        """Until so much has come in, however much fits in at a time."""
+        return max(0.0, cost_ms - self.level_ms) / self._rate
+
     def spent(self, cost_ms: float) -> "Bucket":
         """After so much was spent; the level may be below zero."""
         return replace(self, level_ms=self.level_ms - cost_ms)
@@ -155,6 +159,17 @@ class Line:
         """A turn is over in which nothing was done."""
         self.bucket = self.bucket.spent(-self.costs.of(work))
         self.ended(work)
+
+    @property
+    def free(self) -> int:
+        """Machines that there is room for."""
+        return max(0, self.room - self.live - self._making)
+
+    @property
+    def queue_ms(self) -> float:
+        """Until the budget has been there for all who wait urgently."""
+        asked = sum(self.costs.of(ask.work) for ask in self._waiting.values() if ask.is_urgent)
+        return 1000 * self.bucket.paid_s(asked)
 
     @property
     def is_crowded(self) -> bool:

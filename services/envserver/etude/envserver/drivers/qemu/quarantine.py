@@ -58,6 +58,14 @@ class Quarantine:
         if self.threshold < 1:
             raise ValueError(f"threshold must be at least 1, got {self.threshold}")
 
+    def why(self, template: str) -> str:
+        """Why a template is left alone now; empty if it is not."""
+        try:
+            self.check(template)
+        except QuarantinedError as error:
+            return str(error)
+        return ""
+
     def check(self, template: str) -> None:
         """Refuse a template that only crashes.
 

@@ -2,8 +2,9 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +25,8 @@ from etude.envserver.guest.channel import GuestLostError
 
 log = logging.getLogger(__name__)
 
+_RECENT = 256
+
 
 class Started(NamedTuple):
     """A guest that runs and answers, and how that came to be."""
@@ -40,6 +43,8 @@ class Starter:
     jail: Jail
     lanes: Lanes
     stock: Stock
+    recent_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    """How long the newest starts took for which nothing was ready."""
 
     async def start(
         self, name: str, folder: Path, *, saved: Delta | None = None, generation: int = 1
@@ -72,6 +77,8 @@ class Starter:
             else:
                 metrics.starts.labels(started.start.value).inc()
                 took_s = time.monotonic() - began_s
+                if started.start is Start.SPAWN:
+                    self.recent_ms.append(1000 * took_s)
                 metrics.start_seconds.labels(started.start.value).observe(took_s)
                 return started
 

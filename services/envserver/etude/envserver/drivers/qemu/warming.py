@@ -1,0 +1,42 @@
+"""How warm the templates of a node are, and shall be: templates share a stock by their image."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from statistics import quantiles
+
+from etude.envserver.drivers.base import Warmth
+from etude.envserver.drivers.qemu.levels import MOST, Target
+from etude.envserver.drivers.qemu.pace import Work
+from etude.envserver.drivers.qemu.starts import Starter
+
+
+def warmth(template: str, starter: Starter, quarantined: str) -> Warmth:
+    """What is ready of a template."""
+    held, median_ms, slow_ms = starter.stock.held, 0.0, 0.0
+    if len(starter.recent_ms) > 1:
+        tenths = quantiles(starter.recent_ms, n=10)
+        median_ms, slow_ms = tenths[4], tenths[8]
+    return Warmth(
+        template=template,
+        paused_clones=held.paused,
+        shells=held.shells,
+        spawn_cpu_ms=starter.lanes.costs.of(Work.RESTORE),
+        start_p50_ms=median_ms,
+        start_p90_ms=slow_ms,
+        quarantined=quarantined,
+    )
+
+
+def targets(
+    starter_of: Callable[[str], Starter], templates: Iterable[str], wanted: Sequence[Warmth]
+) -> Iterator[tuple[Starter, Target]]:
+    """What each stock shall hold: the sum over the templates that are made from it."""
+    by_name = {each.template: each for each in wanted}
+    sums: dict[int, tuple[Starter, int, int]] = {}
+    for name in templates:
+        starter = starter_of(name)
+        each = by_name.get(name, Warmth(template=name))
+        _, paused, shells = sums.get(id(starter), (starter, 0, 0))
+        sums[id(starter)] = (starter, paused + each.paused_clones, shells + each.shells)
+    for starter, paused, shells in sums.values():
+        kept = min(shells, MOST)
+        yield starter, Target(paused=paused, shells=kept, max_shells=kept)
