@@ -1,6 +1,8 @@
 """Background commands of a lease on the process driver, from the policy's side."""
 
 import asyncio
+import json
+import time
 from pathlib import Path
 
 from etude.agent.calls import Call
@@ -10,7 +12,10 @@ from etude.agent.workspace import ExecResult
 from etude.envserver import folders
 from etude.envserver.drivers.base import Sandbox
 from etude.envserver.drivers.process import ProcessDriver
+from etude.envserver.node.node import Node
+from etude.envserver.node.sources import Sources
 from etude.envserver.trees import File
+from etude.v1 import environments_pb2
 
 TREE = {"notes.txt": File(b"one\n")}
 PATIENCE_S = 60
@@ -171,3 +176,51 @@ async def test_commands_reach_a_server_of_their_lease_and_no_other(driver: Proce
     assert (await call(one, "run_terminal", command=_GET)).content == "b'hello'"
     await one.close()
     await other.close()
+
+
+async def test_a_node_takes_over_a_lease_whose_jobs_have_ended_and_no_other(
+    driver: ProcessDriver, source: str, tmp_path: Path
+) -> None:
+    def node() -> Node:
+        return Node(
+            driver=driver,
+            sources=Sources(tmp_path / "sources"),
+            slots=4,
+            templates={"t"},
+            refused={},
+            endpoint="here:1",
+        )
+
+    async def turn(lease: str, number: int, name: str, **arguments: object) -> str:
+        called = environments_pb2.ToolCall(
+            call_id=str(number), name=name, arguments_json=json.dumps(arguments)
+        )
+        return (await dead.find(lease).run_turn([called]))[0].content.decode()
+
+    dead = node()
+    expires = round(1000 * (time.time() + PATIENCE_S))
+    leases = [
+        environments_pb2.HeldLease(
+            lease=environments_pb2.Lease(lease_id=name, expires_unix_ms=expires), index=index
+        )
+        for index, name in enumerate(("ended", "running"))
+    ]
+    place = environments_pb2.WorkspaceSource(uri=source)
+    await dead.open(
+        environments_pb2.OpenEnvironmentsRequest(
+            leases=leases, template="t", workspace=place, toolset="Standard"
+        )
+    )
+    for lease, command in (("ended", "echo over"), ("running", "echo up; sleep 300")):
+        await turn(lease, 1, "run_terminal", command=command, is_background=True)
+        await turn(lease, 2, "terminal_io", job=1, op="await", timeout=2)
+    # As its death would: the server, and with it every command, ends.
+    await driver.stop()
+
+    successor = node()
+    assert await successor.take_over() == (1, 1)
+    dead = successor
+    assert await turn("ended", 3, "terminal_io", job=1, op="read") == (
+        "over\n[job 1 has ended with exit code 0; 5 bytes of output]"
+    )
+    await successor.close(["ended"])
