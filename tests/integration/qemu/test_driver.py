@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,12 @@ from etude.envserver.drivers.qemu import sealed
 from etude.envserver.drivers.qemu.driver import QemuDriver
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.quarantine import Quarantine, QuarantinedError
+from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.images.build import Image
 from etude.envserver.trees import File
 
+LONG_S = 600.0
+"""A call that waited for its own end would run into the test's."""
 TREE = {
     "README": File(b"read me\n"),
     "run.sh": File(b"#!/bin/sh\necho ran\n", executable=True),
@@ -94,6 +98,36 @@ async def test_a_machine_that_dies_is_a_fault_of_the_platform(driver: QemuDriver
     await sandbox._running.machine._guest.vm.destroy()  # type: ignore[attr-defined]
     with pytest.raises(WorkspaceLostError):
         await sandbox.run("true", 5)
+    await sandbox.close()
+
+
+@pytest.mark.parametrize("death", ["killed", "panic"])
+async def test_a_call_ends_at_once_when_its_machine_dies(driver: QemuDriver, death: str) -> None:
+    sandbox = await begun(driver, "a")
+    assert sandbox.is_whole
+    call = asyncio.create_task(sandbox.run("sleep 1000", LONG_S))
+    guest = sandbox._running  # type: ignore[attr-defined]
+    if death == "killed":
+        os.kill(guest.machine._guest.vm.pid, signal.SIGKILL)
+    else:
+        root = GuestCommands(channel=guest, uid=0)
+        with pytest.raises(WorkspaceLostError):
+            await root.run("echo c > /proc/sysrq-trigger", LONG_S)
+    async with asyncio.timeout(LONG_S / 10):
+        with pytest.raises(WorkspaceLostError):
+            await call
+    assert not sandbox.is_whole
+    await sandbox.close()
+
+
+async def test_a_machine_that_dies_while_nobody_calls_it_is_lost(driver: QemuDriver) -> None:
+    sandbox = await begun(driver, "a")
+    vm = sandbox._running.machine._guest.vm  # type: ignore[attr-defined]
+    os.kill(vm.pid, signal.SIGKILL)
+    await asyncio.wait([vm.exited])
+    assert not sandbox.is_whole
+    with pytest.raises(WorkspaceLostError):
+        await sandbox.run("true", LONG_S)
     await sandbox.close()
 
 

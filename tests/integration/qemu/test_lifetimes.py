@@ -66,6 +66,10 @@ def living(mark: str, program: str) -> list[int]:
     return found
 
 
+def machines(processes: Processes) -> list[int]:
+    return living(f"{MARK}={processes.folder / 'scratch'}", "qemu-system-x86_64")
+
+
 async def answered(work: Callable[[], Awaitable[_T]]) -> _T:
     """What a client does while a node is away: the same call again.
 
@@ -85,7 +89,6 @@ async def answered(work: Callable[[], Awaitable[_T]]) -> _T:
 async def test_leases_go_on_in_their_machines_when_the_daemon_is_killed(
     processes: Processes, pool: Pool
 ) -> None:
-    scratch = processes.folder / "scratch"
     one, other, third = await pool.launch("a", 3)
     edit = ("1", "search_replace", EDIT)
     assert await pool.turn(one, edit) == ["ok"]
@@ -93,17 +96,17 @@ async def test_leases_go_on_in_their_machines_when_the_daemon_is_killed(
         "(no output)"
     ]
     assert await pool.turn(other, ("1", "read_file", {"path": "greet.sh"})) == ["echo helo"]
-    machines = living(f"{MARK}={scratch}", "qemu-system-x86_64")
-    assert len(machines) == 2
+    before = machines(processes)
+    assert len(before) == 2
     waiting = ("3", "run_terminal", {"command": "sleep 2; sh greet.sh"})
     in_call = asyncio.create_task(answered(lambda: pool.turn(other, waiting)))
     await asyncio.sleep(0.5)
 
-    (daemon,) = living(f"ETUDE_SCRATCH={scratch}", "node")
+    (daemon,) = living(f"ETUDE_SCRATCH={processes.folder / 'scratch'}", "node")
     os.kill(daemon, signal.SIGKILL)
 
     assert await answered(lambda: pool.turn(one, edit)) == ["ok"]
-    assert living(f"{MARK}={scratch}", "qemu-system-x86_64") == machines
+    assert machines(processes) == before
     looking = ("3", "run_terminal", {"command": "sh greet.sh; cat /tmp/mine"})
     assert await pool.turn(one, looking) == ["hello\nmine"]
     assert await in_call == ["helo"]
@@ -112,11 +115,31 @@ async def test_leases_go_on_in_their_machines_when_the_daemon_is_killed(
     assert "took up 2 machines of 2" in processes.log("node")
 
 
+async def test_a_lease_whose_machine_dies_is_lost_and_its_slot_is_free(
+    processes: Processes, pool: Pool
+) -> None:
+    leases = await pool.launch("a", 4)  # all there are
+    assert await pool.turn(leases[0], ("1", "run_terminal", {"command": "sh greet.sh"})) == ["helo"]
+    run = ("2", "run_terminal", {"command": "sleep 1000"})
+    in_call = asyncio.create_task(pool.turn(leases[0], run))
+    await asyncio.sleep(0.5)
+    (machine,) = machines(processes)
+    os.kill(machine, signal.SIGKILL)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await in_call
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await pool.turn(leases[0], run)
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+    (other,) = await pool.launch("b")
+    assert await pool.turn(other, ("1", "run_terminal", {"command": "sh greet.sh"})) == ["helo"]
+
+
 async def test_a_pod_that_is_killed_leaves_no_machine(processes: Processes, pool: Pool) -> None:
     scratch = processes.folder / "scratch"
     (lease,) = await pool.launch("a")
     await pool.turn(lease, ("1", "run_terminal", {"command": "true"}))
-    assert living(f"{MARK}={scratch}", "qemu-system-x86_64")
+    assert machines(processes)
 
     processes.kill("node")
 

@@ -89,6 +89,11 @@ class Environment:
         return self._sandbox.has_begun
 
     @property
+    def is_lost(self) -> bool:
+        """Whether its sandbox ended before it did."""
+        return not self._sandbox.is_whole
+
+    @property
     def sandbox(self) -> Sandbox:
         """What the driver made of it; used while the turn is held."""
         return self._sandbox
@@ -310,7 +315,7 @@ class Environment:
         await self._make_workspace()
         if not self._sandbox.is_whole:
             self._closed = True
-            raise UnknownIdError(f"lease {self.lease_id} was lost with a background command")
+            raise UnknownIdError(f"lease {self.lease_id} was lost with what ran in it")
         parsed = [from_json(call.name, call.arguments_json) for call in calls]
         changes = any(self._may_change(call) for call in parsed)
         before = ""

@@ -120,7 +120,14 @@ class Node:
         self._count()
 
     async def expire(self, *, now_s: float) -> list[str]:
-        """End the leases whose time is over, by the monotonic clock, and snapshots that are old."""
+        """End the leases whose time is over, by the monotonic clock, and snapshots that are old.
+
+        A lease whose sandbox has ended is over too: nobody waits for it, and its slot is free.
+        """
+        for lease_id in [lease_id for lease_id, env in self._held.items() if env.is_lost]:
+            log.warning("lease %s is lost with its sandbox", lease_id)
+            metrics.errors.labels("lost").inc()
+            await self.close([lease_id])
         over = [lease_id for lease_id, env in self._held.items() if env.deadline_s <= now_s]
         for lease_id in over:
             if kept.is_to_be_kept(self._held[lease_id]):

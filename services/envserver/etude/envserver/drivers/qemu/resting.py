@@ -44,6 +44,11 @@ class Sleeper(Caller, Protocol):
         """Have a successor of this process go on with it from here on."""
         ...
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether it ended without being told to, or no longer answers."""
+        return False
+
     async def freeze(self) -> None:
         """Stop it: from here on it uses no CPU time."""
         ...
@@ -104,6 +109,13 @@ class RestingGuest(Caller):
     def state(self) -> State:
         """What it does now."""
         return self._seen.state
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing can be done with it any more."""
+        in_memory = {State.RUNNING, State.FREEZING, State.FROZEN, State.THAWING}
+        state = self._seen.state
+        return state is State.ENDED or (state in in_memory and self.machine.is_lost)
 
     @override
     async def call(self, request: Request) -> Reply:

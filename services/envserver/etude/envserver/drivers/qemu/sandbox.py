@@ -64,6 +64,11 @@ class VmSandbox(Sandbox):
     def has_begun(self) -> bool:
         return self._folder.exists() or asleep(self._folder.parent) is not None
 
+    @property
+    @override
+    def is_whole(self) -> bool:
+        return self._guest is None or not self._guest.is_lost
+
     @override
     async def begin(self, tree: Tree) -> None:
         self._folder.mkdir(mode=0o700)

@@ -104,6 +104,12 @@ class Clone(Sleeper):
         self.on_jobs(len(self._jobs.running))
         return reply
 
+    @property
+    @override
+    def is_lost(self) -> bool:
+        guest = self._guest
+        return guest is not None and (guest.vm.exited.done() or guest.channel.is_lost)
+
     @override
     async def freeze(self) -> None:
         await self._awake.vm.freeze()
