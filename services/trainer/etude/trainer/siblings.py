@@ -98,6 +98,8 @@ class Siblings:
             workspace=environments_pb2.WorkspaceSource(uri=f"{order.task_uri}/environment"),
             count=len(indices),
             toolset=order.limits.toolset,
+            # One alone has no siblings to share a node with.
+            group_id=order.group_id if len(order.indices) > 1 else "",
             queue_timeout_seconds=max(MIN_QUEUE_S, 4 * order.limits.timeout_seconds),
         )
 

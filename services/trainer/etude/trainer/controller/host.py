@@ -19,6 +19,7 @@ from etude.trainer.batches import NonFiniteLossError
 from etude.trainer.controller.engines import Engines
 from etude.trainer.controller.inputs import Inputs
 from etude.trainer.controller.orders import Orders
+from etude.trainer.controller.planning import Planner
 from etude.trainer.controller.program import train
 from etude.trainer.controller.recording import Recording
 from etude.trainer.controller.recovery import Opened, open_run
@@ -92,6 +93,7 @@ async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> in
                 await asyncio.sleep(LAST_WORDS_S)
             forward.cancel()
             await rollouts.close()
+        await run.planner.close()
         await run.engines.close()
     return code
 
@@ -203,6 +205,11 @@ def _assemble(
         orders=Orders(spec, resolved.generation),
         recording=Recording(open_record(inputs.store)),
         chat=inputs.chat,
+        planner=Planner(
+            resolved.uid,
+            settings.brokers,
+            {role.name: role.template for role in spec.roles.environments},
+        ),
     )
 
 

@@ -17,6 +17,7 @@ from etude.trainer.controller.evaluation import Evaluator
 from etude.trainer.controller.groups import Group, policy_batch
 from etude.trainer.controller.in_flight import nobody
 from etude.trainer.controller.ledger import Step
+from etude.trainer.controller.planning import upcoming
 from etude.trainer.controller.publishing import publish, serve, settle
 from etude.trainer.controller.records import (
     Faults,
@@ -84,6 +85,7 @@ class Reinforcement:
         """
         run = self.run
         await run.learners.start_phase(self.phase, run.cursor.step)
+        run.planner.begin_phase()
         await self._train_again()
         await self._publish()
         run.in_flight.on_change = self._news.set
@@ -232,19 +234,33 @@ class Reinforcement:
 
     def _admit(self) -> None:
         """Start what may start: first the groups of an earlier controller, then new ones."""
-        ledger = self.run.book.ledger
         for group in self._live():
             if not self._is_ready(group) and group.group_id not in self._in_flight:
                 self._launch(group)
-        limit = self.algorithm.prompts_per_step * self.phase.max_steps
-        while True:
-            count = ledger.trained_groups[self.phase.name] + len(self._live())
-            if count >= limit or not self.bound.can_admit(count, serving=self._serving):
-                return
-            admitted = self._admit_next()
+        num_new = 0
+        while (count := self._num_admitted()) < self._limit:
+            admitted = None
+            if self.bound.can_admit(count, serving=self._serving):
+                admitted = self._admit_next()
             if admitted is None:
-                return
+                break
             self._launch(admitted)
+            num_new += 1
+        # What replaces a few dropped groups is no wave.
+        size = self.algorithm.prompts_per_step * self.bound.steps_per_version
+        if 2 * num_new >= size:
+            left, first = self._limit - count, self.run.book.ledger.cursors[self.phase.name]
+            waves = upcoming(self.order, first=first, left=left, wave=size)
+            self.run.planner.wave(waves, siblings=self.algorithm.group_size)
+
+    @property
+    def _limit(self) -> int:
+        """Groups of the whole phase."""
+        return self.algorithm.prompts_per_step * self.phase.max_steps
+
+    def _num_admitted(self) -> int:
+        """Groups that were admitted and not dropped."""
+        return self.run.book.ledger.trained_groups[self.phase.name] + len(self._live())
 
     def _admit_next(self) -> Group | None:
         ledger = self.run.book.ledger
@@ -282,8 +298,10 @@ class Reinforcement:
             targets=self.run.engines.rotation,
             limits=self.limits,
         )
-        for record in await run_order(self.run, order):
+        records = await run_order(self.run, order)
+        for record in records:
             self.run.book.write(journal_pb2.JournalRecord(rollout=record))
+        self.run.planner.forecast.ended(task.environment, records)
         drop_faulty(self.run, self._live())
         del self._in_flight[group.group_id]
         self._news.set()

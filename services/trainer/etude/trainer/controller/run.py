@@ -20,6 +20,7 @@ from etude.trainer.controller.engines import LAGGING, Engines, VersionRefusedErr
 from etude.trainer.controller.in_flight import InFlight
 from etude.trainer.controller.orders import Orders
 from etude.trainer.controller.patience import Patience
+from etude.trainer.controller.planning import Planner
 from etude.trainer.controller.recording import Recording
 from etude.trainer.controller.records import Place, Row
 from etude.trainer.controller.recovery import Book
@@ -68,6 +69,7 @@ class Run:
     orders: Orders
     recording: Recording
     chat: ChatFormat
+    planner: Planner = field(default_factory=Planner)
     clock: Callable[[], float] = time.time
     moved_s: float = field(default_factory=time.monotonic)
     """When something was last finished, for the watchdog."""

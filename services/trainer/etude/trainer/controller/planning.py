@@ -1,0 +1,122 @@
+"""Tells the brokers of a run's environments what it will ask them for next."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+
+from etude.common import channels
+from etude.common.sharding import target_of
+from etude.trainer.controller.forecast import Forecast
+from etude.trainer.controller.tasks import TaskOrder
+from etude.v1 import environments_pb2, environments_pb2_grpc, plan_pb2
+
+log = logging.getLogger(__name__)
+
+DEADLINE_S = 2.0
+"""A broker that needs longer gets the next plan instead."""
+WAVES = 3
+"""Farther ahead a plan says little: doubt grows with each wave."""
+
+
+@dataclass(slots=True)
+class Planner:
+    """Reports plans in the background.
+
+    Without brokers or their answers nothing is different but that environments are ready later.
+    """
+
+    run_id: str = ""
+    brokers: Mapping[str, str] = field(default_factory=dict)
+    """By environment."""
+    templates: Mapping[str, str] = field(default_factory=dict)
+    """By environment."""
+    forecast: Forecast = field(default_factory=Forecast)
+    _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
+    _reports: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)
+    """Under way, by environment."""
+    _unheard: set[str] = field(default_factory=set)
+    """Environments whose brokers did not take the last plan."""
+
+    def begin_phase(self) -> None:
+        """Another phase has another rhythm."""
+        self.forecast = Forecast()
+
+    def wave(self, following: Sequence[Sequence[str]], *, siblings: int) -> None:
+        """A wave of groups was launched; report those that follow.
+
+        Args:
+            following: environment of each group, of the next waves in their order.
+            siblings: rollouts of a group.
+        """
+        now_s = time.monotonic()
+        self.forecast.started(now_s)
+        waves = [
+            {name: siblings * count for name, count in Counter(names).items()}
+            for names in following
+        ]
+        plan = self.forecast.plan(waves, now_s=now_s, now_unix_ms=round(1000 * time.time()))
+        if plan is None:
+            return
+        for environment in self.brokers:
+            if environment not in self._reports:
+                self._report(environment, self._part(plan, environment))
+
+    async def close(self) -> None:
+        """Let go of everything."""
+        for task in self._reports.values():
+            task.cancel()
+        await asyncio.gather(*self._reports.values(), return_exceptions=True)
+        for channel in self._channels.values():
+            await channel.close()
+
+    def _part(self, plan: plan_pb2.RolloutPlan, environment: str) -> plan_pb2.RolloutPlan:
+        """The waves that one environment's broker will see, in its own words."""
+        part = plan_pb2.RolloutPlan()
+        part.CopyFrom(plan)
+        del part.waves[:]
+        for wave in plan.waves:
+            if wave.pool == environment:
+                mine = part.waves.add()
+                mine.CopyFrom(wave)
+                # The broker's pool may have another name than the run's environment has.
+                mine.pool, mine.template = "", self.templates[environment]
+        return part
+
+    def _report(self, environment: str, plan: plan_pb2.RolloutPlan) -> None:
+        task = asyncio.create_task(self._send(environment, plan), name=f"plan-{environment}")
+        self._reports[environment] = task
+        task.add_done_callback(lambda _: self._reports.pop(environment, None))
+
+    async def _send(self, environment: str, plan: plan_pb2.RolloutPlan) -> None:
+        target = target_of(self.run_id, self.brokers[environment])
+        if target not in self._channels:
+            self._channels[target] = channels.dial(target)
+        broker = environments_pb2_grpc.EnvBrokerServiceStub(self._channels[target])
+        request = environments_pb2.ReportPlanRequest(run_id=self.run_id, plan=plan)
+        try:
+            await broker.ReportPlan(request, timeout=DEADLINE_S)
+        except grpc.aio.AioRpcError as error:
+            if environment not in self._unheard:
+                log.warning("no plan reached the broker of %s: %s", environment, error.details())
+            self._unheard.add(environment)
+        else:
+            self._unheard.discard(environment)
+
+
+def upcoming(order: TaskOrder, *, first: int, left: int, wave: int) -> list[list[str]]:
+    """Environments of the groups that the next versions will admit, version by version.
+
+    Args:
+        order: of tasks.
+        first: position of the next one.
+        left: groups that the phase still admits.
+        wave: groups that a version admits.
+    """
+    count = max(0, min(left, len(order) - first, WAVES * wave))
+    ahead = [order.at(first + n).environment for n in range(count)]
+    return [ahead[start : start + wave] for start in range(0, count, wave)]

@@ -1,0 +1,102 @@
+"""When waves will come, from when they came."""
+
+from random import Random
+
+import pytest
+
+from etude.trainer.controller.forecast import LEAST_LEASES, Forecast
+from etude.trainer.controller.planning import WAVES, upcoming
+from etude.trainer.controller.tasks import Task, TaskOrder
+from etude.v1 import journal_pb2, rollout_pb2
+
+NOW_MS = 1_000_000
+
+
+def records(*seconds: float, ending: rollout_pb2.Ending) -> list[journal_pb2.JournalRollout]:
+    return [
+        journal_pb2.JournalRollout(
+            rollout=rollout_pb2.Rollout(
+                ending=ending, costs=rollout_pb2.Costs(token_seconds=s / 2, tool_seconds=s / 2)
+            )
+        )
+        for s in seconds
+    ]
+
+
+def after(*starts_s: float) -> Forecast:
+    forecast = Forecast()
+    for each in starts_s:
+        forecast.started(each)
+    return forecast
+
+
+def test_there_is_no_plan_before_there_is_a_rhythm() -> None:
+    assert after(0.0, 100.0).plan([{"repos": 8}], now_s=100.0, now_unix_ms=NOW_MS) is None
+    assert after(0.0, 100.0, 200.0).plan([], now_s=200.0, now_unix_ms=NOW_MS) is None
+
+
+def test_waves_follow_at_the_usual_distance_with_growing_doubt() -> None:
+    forecast = after(0.0, 100.0, 200.0, 300.0)
+
+    plan = forecast.plan([{"repos": 8}, {"repos": 4, "web": 4}], now_s=310.0, now_unix_ms=NOW_MS)
+
+    assert plan is not None
+    assert [(w.pool, w.count, w.start_s) for w in plan.waves] == [
+        ("repos", 8, 90.0),
+        ("repos", 4, 190.0),
+        ("web", 4, 190.0),
+    ]
+    first, second, _ = (wave.start_sigma_s for wave in plan.waves)
+    assert second == pytest.approx(first * 2**0.5)
+    assert plan.valid_until_unix_ms == NOW_MS + 300_000
+
+
+def test_a_long_evaluation_between_two_waves_changes_the_rhythm_little() -> None:
+    forecast = after(0.0, 100.0, 200.0, 1_200.0, 1_300.0, 1_400.0)
+
+    assert forecast.gap is not None
+    assert forecast.gap.seconds == 100.0
+
+
+def test_most_waves_come_within_two_deviations_of_their_forecast() -> None:
+    random, now_s, forecast, hits = Random(3), 0.0, Forecast(), 0
+    for step in range(300):
+        forecast.started(now_s)
+        gap = forecast.gap
+        now_s += random.gauss(100, 10)
+        if gap is not None and step > 30:
+            hits += abs(now_s - forecast._starts_s[-1] - gap.seconds) <= 2 * gap.sigma_s
+
+    # 95 of 100 for a normal distribution; the spread of 20 waves is itself uncertain.
+    assert hits / 269 > 0.88
+
+
+def test_environments_are_kept_as_long_as_rollouts_took_and_faults_say_nothing() -> None:
+    forecast = after(0.0, 100.0, 200.0)
+    done = rollout_pb2.ENDING_STOPPED
+    forecast.ended("repos", records(*map(float, range(1, 101)), ending=done))
+    fault = rollout_pb2.ENDING_PLATFORM_FAULT
+    forecast.ended("repos", records(*[9_999.0] * 50, ending=fault))
+    forecast.ended("web", records(*[5.0] * (LEAST_LEASES - 1), ending=done))
+
+    plan = forecast.plan([{"repos": 1, "web": 1}], now_s=200.0, now_unix_ms=NOW_MS)
+
+    assert plan is not None
+    repos, web = plan.waves
+    assert [(q.share, q.seconds) for q in repos.lease_seconds] == [
+        (0.5, 51.0),
+        (0.9, 91.0),
+        (0.99, 100.0),
+    ]
+    assert not web.lease_seconds
+
+
+@pytest.mark.parametrize(
+    ("first", "left", "sizes"),
+    [(0, 100, [4] * WAVES), (22, 100, [4, 4]), (0, 6, [4, 2]), (30, 9, []), (0, -1, [])],
+)
+def test_waves_end_with_the_phase_or_the_tasks(first: int, left: int, sizes: list[int]) -> None:
+    tasks = tuple(Task(task_id=f"t{n}", uri="file:///t", environment="repos") for n in range(30))
+    order = TaskOrder(tasks=tasks, seed=1)
+
+    assert [len(w) for w in upcoming(order, first=first, left=left, wave=4)] == sizes

@@ -1,0 +1,67 @@
+"""Plans reach the brokers of a run while it trains, and nothing waits for them."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from tests.support.scripted_environments import Broker
+
+from etude.common.serving import Server
+from etude.trainer.controller.planning import Planner
+from etude.v1 import environments_pb2_grpc
+
+MakeWorld = Callable[..., Any]
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    made = Broker()
+    server = Server([])
+    environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(made, server.grpc_server)
+    await server.start()
+    made.endpoint = f"127.0.0.1:{server.port}"
+    yield made
+    await server.stop(0)
+
+
+async def test_a_run_reports_the_waves_of_its_next_steps(
+    make_world: MakeWorld, broker: Broker
+) -> None:
+    world = make_world()
+    planner = Planner("run", {"repos": broker.endpoint}, {"repos": "python"})
+
+    def plan_for(run: Any) -> None:
+        run.planner = planner
+
+    assert await world.train(plan_for)
+    await asyncio.gather(*planner._reports.values())
+    await planner.close()
+
+    plans = [request.plan for request in broker.plans]
+    assert plans
+    assert {request.run_id for request in broker.plans} == {"run"}
+    assert [plan.version for plan in plans] == sorted(plan.version for plan in plans)
+    waves = [wave for plan in plans for wave in plan.waves]
+    # Two prompts a step, three rollouts each.
+    assert {(wave.template, wave.count) for wave in waves} == {("python", 6)}
+    assert all(wave.start_s >= 0 for plan in plans for wave in plan.waves[:1])
+
+
+async def test_a_broker_that_is_away_costs_a_run_one_warning(
+    make_world: MakeWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = make_world()
+    planner = Planner("run", {"repos": "127.0.0.1:1"}, {"repos": "python"})
+
+    def plan_for(run: Any) -> None:
+        run.planner = planner
+
+    with caplog.at_level(logging.WARNING):
+        assert await world.train(plan_for)
+        await asyncio.gather(*planner._reports.values())
+    await planner.close()
+
+    told = [r for r in caplog.records if "no plan reached the broker" in r.message]
+    assert len(told) == 1
