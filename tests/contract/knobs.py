@@ -33,6 +33,8 @@ POOL = {
     "isolation.minimum": f"{NODE}.admission",
     "isolation.driver": "etude.envserver.drivers.selection isolation",
     "slot.memoryMib": "etude.envserver.drivers.selection slot",
+    "search.backend": f"{NODE}.searching",
+    "search.models": f"{NODE}.searching",
     "replicas": f"{OPERATOR}.pools spec",
     "slotsPerReplica": f"{NODE}.serve spec",
     "lease.ttlSeconds": f"{BROKER}.broker",

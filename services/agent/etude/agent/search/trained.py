@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+from zipfile import BadZipFile
 
 import numpy as np
 from blake3 import blake3
@@ -87,7 +88,7 @@ class TrainedTable(Embedder):
         try:
             with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as found:
                 words, rows, scales = (found[name] for name in ("words", "rows", "scales"))
-        except (ValueError, KeyError, OSError, EOFError) as error:
+        except (ValueError, KeyError, OSError, EOFError, BadZipFile) as error:
             raise CorruptError(f"{path} is no table of words: {error}") from error
         kinds = (words.dtype, rows.dtype, scales.dtype)
         text = words.tobytes()

@@ -1,15 +1,18 @@
 """EnvPool: environments of one kind, handed out as leases."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from etude.common.addresses import ENDPOINT, REGION
-from etude.common.api.meta import NAMED, Model, Name, NameRef
+from etude.common.api.meta import NAMED, Model, Name, NameRef, Rule
 from etude.common.api.observability import Observability
 
 IMAGE = r"^(file:///[^\s]+|s3://[^\s]+/[0-9a-f]{32}|[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)$"
+
+BACKEND = r"^(hashed-1|minilm-l6-v2|trained-[0-9a-f]{16})$"
+MODELS = r"^(file:///|s3://)[^\s]+$"
 
 
 class Trust(StrEnum):
@@ -91,6 +94,26 @@ class StoreAccess(Model):
     """Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, mounted into the pods."""
 
 
+class SearchSettings(Model):
+    """What the tool codebase_search makes of texts: part of what a policy is trained with."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.backend.startsWith('trained-') == has(self.models)",
+            holds=lambda s: s.backend.startswith("trained-") == (s.models is not None),
+            message="a trained backend needs models, and no other one reads it",
+            fix="set models to the folder of the trained tables, or remove it",
+            field_path=".models",
+        ),
+    )
+
+    backend: Annotated[str, Field(max_length=32, pattern=BACKEND)] = "hashed-1"
+    """Where vectors come from: hashed-1 needs no model, minilm-l6-v2 is a packaged sentence model,
+    trained-… a table that `make search-model` wrote. A node without this one does not start."""
+    models: Annotated[str, Field(max_length=512, pattern=MODELS)] | None = None
+    """Folder with the trained table of that name."""
+
+
 class EnvPoolSpec(Model):
     """What a pool should be."""
 
@@ -104,6 +127,8 @@ class EnvPoolSpec(Model):
     """Environments that one node runs at once."""
     slot: Slot = Field(default_factory=Slot)
     """What one environment may use."""
+    search: SearchSettings = Field(default_factory=SearchSettings)
+    """How environments search code."""
     lease: LeasePolicy = Field(default_factory=LeasePolicy)
     """How environments are handed out."""
     store: StoreAccess | None = None

@@ -15,6 +15,7 @@ from etude.envserver.node.admission import admission
 from etude.envserver.node.grading import Grader
 from etude.envserver.node.heartbeat import MAX_BACKOFF_MS, Heartbeat
 from etude.envserver.node.node import Node
+from etude.envserver.node.searching import embedder
 from etude.envserver.node.service import NodeService
 from etude.envserver.node.sources import Sources
 from etude.envserver.node.state_service import StateService
@@ -65,9 +66,12 @@ def _node(pool: ResolvedPool, driver: Driver, settings: NodeSettings) -> Node:
             where="spec.templates",
             fix="set trust: Trusted, or start the node with ETUDE_ALLOW_WEAK_ISOLATION=1",
         )
+    access = pool.spec.store or StoreAccess()
     return Node(
         driver=driver,
-        sources=Sources(settings.scratch, pool.spec.store or StoreAccess()),
+        sources=Sources(
+            settings.scratch, access, embedder=embedder(pool.spec.search, settings.scratch, access)
+        ),
         slots=pool.spec.slots_per_replica,
         templates=admitted.served,
         refused=admitted.refused,
