@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo test test-gpu test-long check fix protos docs bench bench-weights chaos-weights minio testbed microvms system-deps buf
+.PHONY: help demo test test-gpu test-long check fix protos docs bench bench-weights search-model chaos-weights minio testbed microvms system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -79,6 +79,9 @@ bench: $(READY) ## one table of ratios per claim, but for the weights
 
 bench-weights: $(READY) ## what a policy version costs to move, against what others do (on an idle machine)
 	$(RUN) python bench/weights.py
+
+search-model: $(READY) ## train a table of word vectors for code search on the Python code at hand (three CPU minutes)
+	PYTHONPATH=bench $(RUN) python -m search_bench.train --seed $(SEED)
 
 system-deps: ## Debian packages for the cluster and microVM tests (as root)
 	bash hack/system-deps.sh

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -148,6 +149,20 @@ async def test_grep_finds_lines_in_text_files_only(workspace: Workspace) -> None
         ("shop/core.py", 1),
     ]
     assert found[0].lines[0].text == "add"
+
+
+async def test_hashes_are_of_what_can_be_read_and_is_not_hidden(workspace: Workspace) -> None:
+    await workspace.write("shop/.cache/x", b"hidden")
+    assert await workspace.hashes() == {
+        path: hashlib.sha256(data).digest()
+        for path, data in FILES.items()
+        if not path.startswith(".")
+    }
+    await workspace.delete("notes.md")
+    await workspace.write("shop/core.py", b"")
+    found = await workspace.hashes()
+    assert "notes.md" not in found
+    assert found["shop/core.py"] == hashlib.sha256(b"").digest()
 
 
 async def test_grep_starts_at_a_file_or_a_folder(workspace: Workspace) -> None:

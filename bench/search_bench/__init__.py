@@ -1,0 +1,1 @@
+"""Questions about code with known answers, for training and judging search."""

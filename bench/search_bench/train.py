@@ -1,0 +1,82 @@
+"""Trains the table of word vectors that code search may use, and writes it where it is found.
+
+    make search-model                      # runs/search-model/trained-….npz, two minutes of CPU
+    python -m search_bench.train --out runs/search-model --seed 0
+
+The corpus is the Python code at hand: standard library and locked packages under permissive
+licences, without those that `bench/search.py` judges by. The same packages, seed and processor give
+the same table, and the name says which table it is.
+"""
+
+import argparse
+import random
+import re
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+
+from etude.agent.search.backends import file_of
+from etude.agent.search.trained import TrainedTable
+from search_bench import corpus, questions, training
+from search_bench.questions import Answer
+from search_bench.training import Pair, Recipe
+
+OUT = Path("runs/search-model")
+MAX_PER_PACKAGE = 4_000
+"""So that no package's own words make the table."""
+_NAME_WORDS = re.compile(r"[a-z]{2,}")
+
+
+def chosen(found: Iterable[Answer], refused: set[str], seed: int) -> Iterator[Answer]:
+    """Questions that are asked once and are none of the test's, so many of each package."""
+    by_package: dict[str, list[Answer]] = {}
+    for answer in found:
+        by_package.setdefault(answer.package, []).append(answer)
+    known = set(refused)
+    for package in sorted(by_package):
+        answers = by_package[package]
+        random.Random(seed).shuffle(answers)  # noqa: S311 - a sample, no secret
+        left = MAX_PER_PACKAGE
+        for answer in answers:
+            if left and answer.question not in known:
+                known.add(answer.question)
+                left -= 1
+                yield answer
+
+
+def pairs(answer: Answer) -> Iterator[Pair]:
+    """What is learnt from one answer: its docstring finds it, and so does its name."""
+    path = answer.path.rpartition("/")[2]
+    yield training.pair(answer.question, f"{path}\n{answer.code}")
+    if len(_NAME_WORDS.findall(answer.name.lower())) > 1:
+        nameless = answer.code.replace(answer.name, "")
+        yield training.pair(answer.name, f"{path}\n{nameless}")
+
+
+def main() -> None:
+    """Read the corpus, train, write the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    torch.set_num_threads(1)  # sums of several threads come in any order
+    refused = {a.question for file in corpus.held_out_files() for a in questions.answers(file)}
+    found = (a for file in corpus.training_files() for a in questions.answers(file))
+    learnt = [p for answer in chosen(found, refused, given.seed) for p in pairs(answer)]
+    print(f"{len(learnt)} pairs, {time.process_time():.0f} CPU-s")
+
+    def tell(loss: float) -> None:
+        print(f"loss {loss:.4f}, {time.process_time():.0f} CPU-s", flush=True)
+
+    table = training.train(learnt, Recipe(seed=given.seed), tell)
+    made = TrainedTable.of(table.words, table.rows)
+    given.out.mkdir(parents=True, exist_ok=True)
+    path = file_of(made.id, given.out)
+    made.save(path)
+    print(f"{path}: {len(made.ids)} words, {path.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()
