@@ -1,9 +1,11 @@
 """Lints of edited files, of which only the new ones are shown. Runs the real ruff."""
 
+from pathlib import Path
+
 from etude.agent.calls import Call
 from etude.agent.tools import lints
 from etude.agent.toolsets import run_calls, toolset
-from etude.agent.workspace import ExecResult, MemoryWorkspace
+from etude.agent.workspace import ExecResult, FolderNotes, MemoryWorkspace
 
 OLD = b"import os\n\n\ndef f():\n    return 1\n"
 
@@ -49,6 +51,13 @@ async def test_read_lints_compares_with_the_file_before_the_first_edit() -> None
     )
     assert before == "No new lints."
     assert after == "a.py:5:12: F821 Undefined name `two`"
+
+
+async def test_the_file_before_the_first_edit_is_known_to_a_successor(tmp_path: Path) -> None:
+    dead = MemoryWorkspace({"a.py": OLD}, no_shell, notes=FolderNotes(tmp_path))
+    await answers(dead, edit("return 1", "return one"))
+    successor = MemoryWorkspace(dict(dead.files), no_shell, notes=FolderNotes(tmp_path))
+    assert await answers(successor, READ) == ["a.py:5:12: F821 Undefined name `one`"]
 
 
 async def test_a_file_that_does_not_parse_says_where() -> None:

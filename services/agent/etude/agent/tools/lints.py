@@ -6,6 +6,7 @@ configuration, environment or a way to fix.
 
 import asyncio
 import functools
+import hashlib
 import json
 import shutil
 import sys
@@ -24,6 +25,10 @@ from etude.common.errors import UnavailableError
 
 _MAX_BYTES = 1 << 20
 _CAP_BYTES = 8 << 10
+_SUFFIXES = (".py", ".pyi")
+_KEPT_BYTES = "original-bytes"
+_MAX_KEPT_BYTES = 16 << 20
+"""Of files before their first edit; of more than that, read_lints says nothing."""
 _COMMAND = ("check", "--isolated", "--no-cache", "--quiet", "--output-format=json")
 
 
@@ -55,7 +60,7 @@ class ReadLints(Tool):
         rows: list[str] = []
         for path in self.paths:
             data = await workspace.read(path)
-            before = workspace.originals.before(relative(path), data)
+            before = _original(workspace, path, data)
             rows += [_row(path, lint) for lint in await new_lints(path, before, data)]
         cut = truncate("\n".join(rows) or "No new lints.", cap_bytes=_CAP_BYTES, rest="fix these")
         return ToolOutcome(content=cut.text, omitted_bytes=cut.omitted_bytes)
@@ -63,7 +68,7 @@ class ReadLints(Tool):
 
 async def after_edit(workspace: Workspace, path: str, before: bytes, after: bytes) -> str:
     """Remember the file as it was, and say what the edit brought in: text to append, or none."""
-    workspace.originals.keep(relative(path), before)
+    _keep(workspace, path, before)
     try:
         found = await new_lints(path, before, after)
     except ToolError as error:
@@ -74,13 +79,34 @@ async def after_edit(workspace: Workspace, path: str, before: bytes, after: byte
     return "\nNew lints:\n" + truncate(rows, cap_bytes=_CAP_BYTES, rest="use read_lints").text
 
 
+def _keep(workspace: Workspace, path: str, before: bytes) -> None:
+    """Note the file as it was before the first tool changed it."""
+    name = _note(path)
+    if not path.endswith(_SUFFIXES) or workspace.notes.get(name) is not None:
+        return
+    kept = int(workspace.notes.get(_KEPT_BYTES) or b"0") + len(before)
+    if kept <= _MAX_KEPT_BYTES:
+        workspace.notes.put(_KEPT_BYTES, b"%d" % kept)
+        workspace.notes.put(name, before)
+
+
+def _original(workspace: Workspace, path: str, present: bytes) -> bytes:
+    """The file as it was; as it is where nothing was noted."""
+    found = workspace.notes.get(_note(path))
+    return present if found is None else found
+
+
+def _note(path: str) -> str:
+    return f"original-{hashlib.sha256(relative(path).encode()).hexdigest()[:32]}"
+
+
 async def new_lints(path: str, before: bytes, after: bytes) -> list[Lint]:
     """Diagnostics of the new content that the old one had not.
 
     Raises:
         ToolError: the linter does not finish with this file.
     """
-    if not path.endswith((".py", ".pyi")) or before == after:
+    if not path.endswith(_SUFFIXES) or before == after:
         return []
     found = await diagnostics(path, after)
     if not found:

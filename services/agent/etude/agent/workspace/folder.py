@@ -31,7 +31,6 @@ from etude.agent.workspace.protocol import (
     ExecResult,
     FileInfo,
     FileKind,
-    Originals,
     PathFault,
     Runner,
     Workspace,
@@ -65,7 +64,6 @@ class FolderWorkspace(Workspace):
 
     root: Path
     run: Runner
-    originals: Originals = field(default_factory=Originals)
     codebase: Codebase = field(default_factory=Codebase)
     notes: Notes = field(default_factory=MemoryNotes)
     jobs: Jobs = field(default_factory=NoJobs)

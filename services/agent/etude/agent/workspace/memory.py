@@ -16,7 +16,6 @@ from etude.agent.workspace.protocol import (
     ExecResult,
     FileInfo,
     FileKind,
-    Originals,
     PathFault,
     Runner,
     Workspace,
@@ -32,7 +31,6 @@ class MemoryWorkspace(Workspace):
 
     files: dict[str, bytes]
     run: Runner
-    originals: Originals = field(default_factory=Originals)
     codebase: Codebase = field(default_factory=Codebase)
     notes: Notes = field(default_factory=MemoryNotes)
     jobs: Jobs = field(default_factory=NoJobs)

@@ -1,7 +1,7 @@
 """The workspace protocol: names, faults and values that every workspace shares."""
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -21,7 +21,6 @@ MAX_FILES = 100_000
 MAX_DEPTH = 64
 _MAX_NAME_BYTES = 255
 _MAX_PATH_BYTES = 1024
-_ORIGINALS_BYTES = 16 << 20
 
 
 class PathFault(StrEnum):
@@ -94,24 +93,6 @@ Runner = Callable[[str, float], Awaitable[ExecResult]]
 """Runs a shell command in the workspace, at most so many seconds."""
 
 
-@dataclass(slots=True)
-class Originals:
-    """Files as they were before a tool first changed them, for telling new lints from old."""
-
-    _kept: dict[str, bytes] = field(default_factory=dict)
-    _bytes: int = 0
-
-    def keep(self, path: str, data: bytes) -> None:
-        """Remember a file's content, empty if it did not exist; only the first call counts."""
-        if path not in self._kept and self._bytes + len(data) <= _ORIGINALS_BYTES:
-            self._kept[path] = data
-            self._bytes += len(data)
-
-    def before(self, path: str, present: bytes) -> bytes:
-        """The content before the first change; the present one where nothing was kept."""
-        return self._kept.get(path, present)
-
-
 class Workspace(Protocol):
     """Files and shell of one environment; paths are relative, with forward slashes.
 
@@ -120,7 +101,6 @@ class Workspace(Protocol):
     path; glob and grep leave out hidden names unless a pattern asks for them.
     """
 
-    originals: Originals
     codebase: Codebase
     notes: Notes
     jobs: Jobs

@@ -27,7 +27,6 @@ from etude.agent.workspace import (
 )
 from etude.agent.workspace.jobs import Jobs, NoJobs
 from etude.agent.workspace.notes import MemoryNotes, Notes
-from etude.agent.workspace.protocol import Originals
 from etude.envserver.guest import answers
 from etude.envserver.guest.calls import Caller, Reply, ReplyTooLargeError, Request
 from etude.v1 import guest_pb2
@@ -57,7 +56,6 @@ class GuestWorkspace(Workspace):
 
     channel: Caller
     run: Runner
-    originals: Originals = field(default_factory=Originals)
     codebase: Codebase = field(default_factory=Codebase)
     notes: Notes = field(default_factory=MemoryNotes)
     jobs: Jobs = field(default_factory=NoJobs)

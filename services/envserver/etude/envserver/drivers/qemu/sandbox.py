@@ -6,7 +6,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from etude.agent.workspace import ExecResult, FolderNotes, Workspace, notes
-from etude.agent.workspace.protocol import HOME, Originals, Runner
+from etude.agent.workspace.protocol import HOME, Runner
 from etude.common.errors import crossing
 from etude.envserver.drivers.base import Outcome, Sandbox, SandboxError, Saved
 from etude.envserver.drivers.qemu import snapshots
@@ -41,7 +41,6 @@ class VmSandbox(Sandbox):
         self._runner = runner
         self._home = home
         self._guest = guest
-        self._originals = Originals()
         self._notes = FolderNotes(folder / notes.FOLDER)
         self._jobs: GuestJobs | None = None
 
@@ -54,7 +53,6 @@ class VmSandbox(Sandbox):
         return GuestWorkspace(
             guest,
             self._runner,
-            originals=self._originals,
             notes=self._notes,
             jobs=self._jobs,
         )
@@ -112,7 +110,7 @@ class VmSandbox(Sandbox):
             await asyncio.to_thread(snapshots.replace_notes, lease)
         self._guest = home.find(None)
         # What it remembered of files and commands is not so any more.
-        self._originals, self._jobs = Originals(), None
+        self._jobs = None
 
     @override
     async def pause(self) -> None:
