@@ -58,6 +58,7 @@ func boot() error {
 		return err
 	}
 	loopbackUp()
+	openUnique()
 	return makeToolsCgroup()
 }
 

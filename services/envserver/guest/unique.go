@@ -1,9 +1,6 @@
 package main
 
 import (
-	"encoding/binary"
-	"encoding/hex"
-	"os"
 	"syscall"
 	"unsafe"
 )
@@ -14,54 +11,89 @@ const (
 	freezeDisk = 0xC0045877 // FIFREEZE
 	thawDisk   = 0xC0045878 // FITHAW
 	realTime   = 0          // CLOCK_REALTIME
+
+	maxMachineID = 32
+	maxEntropy   = 64
 )
+
+// What every clone writes to when it becomes itself, opened before there are clones: what a clone
+// does for the first time its host has to translate, and to open a file is most of the way.
+var (
+	randomDevice  = -1
+	machineIDFile = -1
+)
+
+// openUnique opens them; what is missing is said by the first SYNC.
+func openUnique() {
+	randomDevice, _ = openAt(-100, "/dev/urandom", syscall.O_RDWR|syscall.O_CLOEXEC, 0)
+	flags := syscall.O_WRONLY | syscall.O_CREAT | syscall.O_TRUNC | syscall.O_CLOEXEC
+	machineIDFile, _ = openAt(-100, "/etc/machine-id", flags, 0o444)
+}
 
 // becomeUnique gives a clone its own clock, randomness and names; the answer is what failed.
 func becomeUnique(m *syncMessage) []string {
 	var failed []string
-	try := func(what string, err error) {
-		if err != nil {
-			failed = append(failed, what+": "+err.Error())
-		}
-	}
 	if m.wallNs > 0 {
-		try("clock", setClock(m.wallNs))
+		failed = orFailed(failed, "clock", setClock(m.wallNs))
 	}
 	if len(m.entropy) > 0 {
-		try("entropy", addRandomness(m.entropy))
+		failed = orFailed(failed, "entropy", addRandomness(m.entropy))
 	}
 	if m.hostname != "" {
-		try("hostname", syscall.Sethostname([]byte(m.hostname)))
+		name := unsafe.StringData(m.hostname)
+		_, _, errno := syscall.RawSyscall(syscall.SYS_SETHOSTNAME,
+			uintptr(unsafe.Pointer(name)), uintptr(len(m.hostname)), 0)
+		failed = orFailed(failed, "hostname", errno)
 	}
 	if len(m.machineID) > 0 {
-		text := hex.EncodeToString(m.machineID) + "\n"
-		try("machine-id", os.WriteFile("/etc/machine-id", []byte(text), 0o444))
+		failed = orFailed(failed, "machine-id", setMachineID(m.machineID))
 	}
 	return failed
 }
 
-func setClock(wallNs uint64) error {
+func orFailed(failed []string, what string, errno syscall.Errno) []string {
+	if errno == 0 {
+		return failed
+	}
+	return append(failed, what+": "+errno.Error())
+}
+
+func setClock(wallNs uint64) syscall.Errno {
 	now := syscall.NsecToTimespec(int64(wallNs))
-	_, _, errno := syscall.Syscall(syscall.SYS_CLOCK_SETTIME, realTime, uintptr(unsafe.Pointer(&now)), 0)
-	return orNil(errno)
+	_, _, errno := syscall.RawSyscall(syscall.SYS_CLOCK_SETTIME, realTime, uintptr(unsafe.Pointer(&now)), 0)
+	return errno
+}
+
+// setMachineID writes over the last one, which is as long.
+func setMachineID(id []byte) syscall.Errno {
+	const digits = "0123456789abcdef"
+	var text [2*maxMachineID + 1]byte
+	if len(id) > maxMachineID {
+		return syscall.EINVAL
+	}
+	for i, each := range id {
+		text[2*i], text[2*i+1] = digits[each>>4], digits[each&15]
+	}
+	text[2*len(id)] = '\n'
+	_, _, errno := syscall.RawSyscall6(syscall.SYS_PWRITE64, uintptr(machineIDFile),
+		uintptr(unsafe.Pointer(&text[0])), uintptr(2*len(id)+1), 0, 0, 0)
+	return errno
 }
 
 // addRandomness credits the bytes to the kernel's generator and has it reseed from them at once.
-func addRandomness(entropy []byte) error {
-	device, err := os.OpenFile("/dev/urandom", os.O_RDWR, 0)
-	if err != nil {
-		return err
+func addRandomness(entropy []byte) syscall.Errno {
+	var request struct {
+		bits, size int32
+		bytes      [maxEntropy]byte
 	}
-	defer device.Close()
-	var request []byte
-	request = binary.NativeEndian.AppendUint32(request, uint32(8*len(entropy)))
-	request = binary.NativeEndian.AppendUint32(request, uint32(len(entropy)))
-	request = append(request, entropy...)
-	_, _, errno := syscall.Syscall(syscall.SYS_IOCTL, device.Fd(), addEntropy, uintptr(unsafe.Pointer(&request[0])))
+	request.size = int32(copy(request.bytes[:], entropy))
+	request.bits = 8 * request.size
+	_, _, errno := syscall.RawSyscall(syscall.SYS_IOCTL, uintptr(randomDevice), addEntropy,
+		uintptr(unsafe.Pointer(&request)))
 	if errno == 0 {
-		_, _, errno = syscall.Syscall(syscall.SYS_IOCTL, device.Fd(), reseed, 0)
+		_, _, errno = syscall.RawSyscall(syscall.SYS_IOCTL, uintptr(randomDevice), reseed, 0)
 	}
-	return orNil(errno)
+	return errno
 }
 
 func orNil(errno syscall.Errno) error {
