@@ -38,7 +38,7 @@ def instructions(text: str) -> Iterator[Instruction]:
         RefusedError: a line that is none, or of a syntax that is not read here.
     """
     for number, line in _logical(text):
-        word, rest = (*line.split(None, 1), "")[:2]
+        word, rest = (*line.split(None, 1), "", "")[:2]
         rest = rest.strip()
         found = Instruction(number, word.upper(), {}, rest)
         if not word.isalpha():
