@@ -249,3 +249,46 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
         yield made
     finally:
         made.stop()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """An edge, and keys that it knows."""
+
+    url: str
+    key: str
+    other_key: str
+    tools_key: str
+    folder: Path
+
+    def log(self) -> str:
+        return "".join(path.read_text() for path in sorted(self.folder.glob("edge-*.log")))
+
+
+@pytest.fixture(scope="module")
+def edge(processes: Processes) -> Edge:
+    lines, made = [], []
+    for name, role in (("alice", "full"), ("bob", "full"), ("agent", "tools")):
+        done = subprocess.run(
+            [sys.executable, "-m", "etude.envserver.main", "key", name, role],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        lines.append(done.stdout)
+        made.append(done.stderr.strip())
+    keys = processes.folder / "keys"
+    keys.write_text("# who may come in\n" + "".join(lines))
+    env = {
+        "ETUDE_BROKER_TARGET": processes.broker,
+        "ETUDE_EDGE_KEYS": str(keys),
+        "ETUDE_EDGE_MAX_SANDBOXES": "4",
+    }
+    address = processes.start("edge", env=env)
+    return Edge(
+        url=f"http://{address}",
+        key=made[0],
+        other_key=made[1],
+        tools_key=made[2],
+        folder=processes.folder,
+    )

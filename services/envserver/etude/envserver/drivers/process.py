@@ -166,7 +166,7 @@ class ProcessDriver(FolderDriver):
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, layout.MAX_REQUEST_BYTES)
         loop = asyncio.get_running_loop()
         with theirs:
-            arguments = (str(theirs.fileno()), json.dumps(dataclasses.asdict(paths)))
+            arguments = (str(theirs.fileno()),)
             self._process = await asyncio.create_subprocess_exec(
                 *(paths.python, "-s", "-B", "-P", "-c", _BOOT, *arguments),
                 pass_fds=(theirs.fileno(),),
@@ -178,6 +178,8 @@ class ProcessDriver(FolderDriver):
             )
         self._channel = ours
         self._outbox = messages.Outbox(ours, self._disconnect)
+        # Not an argument: commands can read those of their supervisor, which is a fork of this.
+        self._outbox.send(messages.encoded(dataclasses.asdict(paths)))
         self._ready = loop.create_future()
         loop.add_reader(ours, self._read)
         try:

@@ -25,9 +25,9 @@ _MAX_DESCRIPTORS = 4
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Serve on the socket descriptor arguments[0], with the layout of arguments[1]."""
+    """Serve on the socket descriptor arguments[0]; its first message is the layout."""
     channel = socket.socket(fileno=int(arguments[0]))
-    paths = Layout(**json.loads(arguments[1]))
+    paths = Layout(**json.loads(channel.recv(layout.MAX_REQUEST_BYTES)))
     os.environ.pop("PYTHONPATH", None)
     sys.path[:] = [entry for entry in sys.path if entry.startswith(paths.prefix)]
     try:

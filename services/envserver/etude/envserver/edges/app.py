@@ -1,0 +1,79 @@
+"""All routes of the edge as one application."""
+
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from etude.common.errors import UnknownIdError
+from etude.envserver.edges import envd_process
+from etude.envserver.edges.e2b_api import E2bApi
+from etude.envserver.edges.envd_files import Files
+from etude.envserver.edges.guard import Guard, handlers
+from etude.envserver.edges.keys import Keys
+from etude.envserver.edges.mcp_tools import McpEdge
+from etude.envserver.edges.openenv import OpenEnvEdge
+from etude.envserver.edges.pool import Pool
+from etude.envserver.edges.sandboxes import Sandbox, Sandboxes
+
+
+@dataclass(frozen=True, slots=True)
+class Envd:
+    """What runs in a sandbox elsewhere: here one address for all, which a header tells apart."""
+
+    pool: Pool
+    sandboxes: Sandboxes
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route("/process.Process/{method}", self._process, methods=["POST"]),
+            Route("/filesystem.Filesystem/{method}", self._filesystem, methods=["POST"]),
+            Route("/files", self._download, methods=["GET"]),
+            Route("/files", self._upload, methods=["POST"]),
+            Route("/health", self._health, methods=["GET"]),
+        ]
+
+    async def _process(self, request: Request) -> Response:
+        sandbox = self._sandbox(request)
+        return await envd_process.call(sandbox, request.path_params["method"], request)
+
+    async def _filesystem(self, request: Request) -> Response:
+        files = Files(self.pool, self._sandbox(request))
+        return await files.call(request.path_params["method"], request)
+
+    async def _download(self, request: Request) -> Response:
+        files = Files(self.pool, self._sandbox(request))
+        data = await files.download(request.query_params.get("path", ""))
+        return Response(data, media_type="application/octet-stream")
+
+    async def _upload(self, request: Request) -> Response:
+        files = Files(self.pool, self._sandbox(request))
+        return JSONResponse(await files.upload(request))
+
+    async def _health(self, request: Request) -> Response:
+        try:
+            self._sandbox(request)
+        except UnknownIdError as error:
+            # What its clients take for a sandbox that has ended.
+            return JSONResponse({"code": 502, "message": str(error)}, 502)
+        return Response(status_code=204)
+
+    def _sandbox(self, request: Request) -> Sandbox:
+        found = self.sandboxes.find(request.headers.get("e2b-sandbox-id", ""))
+        found.check_token(request.headers.get("x-access-token", ""))
+        return found
+
+
+def application(keys: Keys, pool: Pool, sandboxes: Sandboxes, mcp: McpEdge) -> ASGIApp:
+    """Everything that the edge serves."""
+    routes = [
+        *mcp.routes(),
+        *OpenEnvEdge(keys, pool, sandboxes).routes(),
+        *E2bApi(keys, sandboxes).routes(),
+        *Envd(pool, sandboxes).routes(),
+    ]
+    return Guard(Starlette(routes=routes, exception_handlers=handlers()))

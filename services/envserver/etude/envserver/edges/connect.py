@@ -1,0 +1,173 @@
+"""The Connect protocol over HTTP/1.1, with JSON: what the clients of sandboxes speak.
+
+Source: https://connectrpc.com/docs/protocol.
+"""
+
+import asyncio
+import json
+import struct
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import grpc
+from starlette.requests import Request
+from starlette.responses import JSONResponse, StreamingResponse
+
+from etude.common.errors import EtudeError, InvalidFieldError
+from etude.envserver.edges.keys import UnknownKeyError
+from etude.envserver.edges.pool import told
+
+Json = dict[str, Any]
+Errors = (EtudeError, grpc.aio.AioRpcError)
+
+STREAM_TYPE = "application/connect+json"
+_END = 0x02
+_HEADER = struct.Struct(">BI")
+MAX_MESSAGE_BYTES = 1 << 20
+
+_STATUS = {
+    "invalid_argument": 400,
+    "unauthenticated": 401,
+    "permission_denied": 403,
+    "not_found": 404,
+    "unimplemented": 404,
+    "already_exists": 409,
+    "failed_precondition": 400,
+    "resource_exhausted": 429,
+    "unavailable": 503,
+    "deadline_exceeded": 504,
+}
+
+
+def problem(error: EtudeError | grpc.aio.AioRpcError) -> Json:
+    """An error as a Connect client reads it."""
+    code, message = told(error)
+    if isinstance(error, UnknownKeyError):
+        return {"code": "unauthenticated", "message": message}
+    if code is grpc.StatusCode.CANCELLED:
+        return {"code": "canceled", "message": message}
+    return {"code": code.name.lower(), "message": message}
+
+
+def refused(found: Json) -> JSONResponse:
+    """A call that failed as a whole."""
+    return JSONResponse(found, _STATUS.get(found["code"], 500))
+
+
+async def message(request: Request) -> Json:
+    """The one message of a request, whether or not it stands in an envelope.
+
+    Raises:
+        InvalidFieldError: there is none.
+    """
+    body = await request.body()
+    if request.headers.get("content-type", "").startswith(STREAM_TYPE):
+        if len(body) < _HEADER.size:
+            raise InvalidFieldError("body", "ends before its first message")
+        flags, size = _HEADER.unpack_from(body)
+        body = body[_HEADER.size :]
+        if flags or size != len(body):
+            raise InvalidFieldError("body", "is no single uncompressed message")
+    try:
+        found = json.loads(body or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise InvalidFieldError("body", "is no JSON") from error
+    if not isinstance(found, dict):
+        raise InvalidFieldError("body", "is no JSON object")
+    return found
+
+
+def streamed(events: AsyncIterator[Json], *, keepalive_s: float | None) -> StreamingResponse:
+    """Events as they come, and an empty one when none came for long."""
+    return StreamingResponse(_enveloped(events, keepalive_s), media_type=STREAM_TYPE)
+
+
+async def _enveloped(
+    events: AsyncIterator[Json], keepalive_s: float | None
+) -> AsyncIterator[bytes]:
+    trailer: Json = {}
+    try:
+        async for event in _with_pauses(events, keepalive_s):
+            yield _envelope(0, {"event": event})
+    except Errors as error:
+        trailer = {"error": problem(error)}
+    yield _envelope(_END, trailer)
+
+
+async def _with_pauses(
+    events: AsyncIterator[Json], keepalive_s: float | None
+) -> AsyncIterator[Json]:
+    following: asyncio.Task[Json] | None = None
+    try:
+        while True:
+            following = following or asyncio.ensure_future(anext(events, _LAST))
+            done, _ = await asyncio.wait([following], timeout=keepalive_s)
+            if not done:
+                yield {"keepalive": {}}
+                continue
+            event, following = following.result(), None
+            if event is _LAST:
+                return
+            yield event
+    finally:
+        if following is not None:
+            following.cancel()
+            await asyncio.wait([following])
+
+
+_LAST: Json = {}
+
+
+def _envelope(flags: int, content: Mapping[str, Any]) -> bytes:
+    data = json.dumps(content).encode()
+    return _HEADER.pack(flags, len(data)) + data
+
+
+def text(content: Mapping[str, Any], name: str) -> str:
+    """A field that is text, empty where it is not there.
+
+    Raises:
+        InvalidFieldError: it is something else.
+    """
+    found = content.get(name, "")
+    if not isinstance(found, str):
+        raise InvalidFieldError(name, "is no text")
+    return found
+
+
+def nested(content: Mapping[str, Any], name: str) -> Json:
+    """A field that is a message, empty where it is not there.
+
+    Raises:
+        InvalidFieldError: it is something else.
+    """
+    found = content.get(name) or {}
+    if not isinstance(found, dict):
+        raise InvalidFieldError(name, "is no object")
+    return found
+
+
+def number(content: Mapping[str, Any], name: str, *, most: int) -> int:
+    """A field that is a count, 0 where it is not there.
+
+    Raises:
+        InvalidFieldError: it is something else, or too large.
+    """
+    found = content.get(name, 0)
+    if isinstance(found, str) and found.isdecimal():
+        found = int(found[:20])
+    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= most:
+        raise InvalidFieldError(name, f"is no number from 0 to {most}")
+    return found
+
+
+def texts(content: Mapping[str, Any], name: str) -> dict[str, str]:
+    """A field that maps texts to texts.
+
+    Raises:
+        InvalidFieldError: it is something else.
+    """
+    found = nested(content, name)
+    if not all(isinstance(value, str) for value in found.values()):
+        raise InvalidFieldError(name, "maps to something that is no text")
+    return found

@@ -1,0 +1,185 @@
+"""Sandboxes as E2B's clients ask for them: made, listed, kept, ended."""
+
+import datetime
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from etude.common.errors import InvalidFieldError, WrongStateError
+from etude.envserver.edges import connect
+from etude.envserver.edges.connect import Json
+from etude.envserver.edges.keys import Caller, Keys, Role, UnknownKeyError
+from etude.envserver.edges.sandboxes import MAX_LIFE_S, Sandbox, Sandboxes, Wish
+
+ENVD_VERSION = "0.5.7"
+"""What its clients may expect of files and programs: uploads as they are, and input that ends."""
+_DEFAULT_LIFE_S = 300
+_PAGE = 100
+_MAX_METADATA = 16 << 10
+_REFUSED = ("network", "mcp", "iam", "volumeMounts", "autoResume")
+"""What a sandbox here cannot have; said rather than passed over."""
+
+
+@dataclass(frozen=True, slots=True)
+class E2bApi:
+    """The routes of the control plane."""
+
+    keys: Keys
+    sandboxes: Sandboxes
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        one = "/sandboxes/{name}"
+        return [
+            Route("/v2/sandboxes", self._create, methods=["POST"]),
+            Route("/sandboxes", self._create, methods=["POST"]),
+            Route("/v2/sandboxes", self._list, methods=["GET"]),
+            Route(one, self._get, methods=["GET"]),
+            Route(one, self._kill, methods=["DELETE"]),
+            Route(one + "/timeout", self._timeout, methods=["POST"]),
+            Route(one + "/refreshes", self._timeout, methods=["POST"]),
+            Route(one + "/connect", self._connect, methods=["POST"]),
+            Route("/v2" + one + "/connect", self._connect, methods=["POST"]),
+            Route(one + "/resume", self._connect, methods=["POST"]),
+            Route(one + "/pause", self._pause, methods=["POST"]),
+        ]
+
+    def _caller(self, request: Request) -> Caller:
+        caller = self.keys.caller(request.headers.get("x-api-key", ""))
+        if caller.role is not Role.FULL:
+            raise UnknownKeyError(f"key {caller.name} opens tools only")
+        return caller
+
+    async def _create(self, request: Request) -> Response:
+        caller = self._caller(request)
+        content = await _content(request)
+        for name in _REFUSED:
+            if content.get(name):
+                raise InvalidFieldError(name, "sandboxes here have no such thing")
+        if content.get("allow_internet_access"):
+            raise InvalidFieldError("allow_internet_access", "sandboxes here have no network")
+        wish = Wish(
+            template=connect.text(content, "templateID"),
+            life_s=_life_s(content),
+            metadata=_metadata(content),
+            env=connect.texts(content, "envVars"),
+            pauses=bool(content.get("autoPause")),
+        )
+        key = request.headers.get("idempotency-key", "")[:255]
+        made = await self.sandboxes.create(caller, wish, request_key=key)
+        return JSONResponse(_created(made), 201)
+
+    async def _list(self, request: Request) -> Response:
+        caller = self._caller(request)
+        wanted = {
+            unquote(name): unquote(value)
+            for name, value in parse_qsl(request.query_params.get("metadata", ""))
+        }
+        states = request.query_params.get("state", "running,paused").split(",")
+        found = [
+            sandbox
+            for sandbox in self.sandboxes.all_of(caller)
+            if wanted.items() <= sandbox.wish.metadata.items()
+            and _state(sandbox) in states
+            and request.query_params.get("template", sandbox.wish.template) == sandbox.wish.template
+        ]
+        start = connect.number(request.query_params, "nextToken", most=1 << 20)
+        limit = connect.number(request.query_params, "limit", most=_PAGE) or _PAGE
+        page = [_shown(sandbox) for sandbox in found[start : start + limit]]
+        more = {"x-next-token": str(start + limit)} if len(found) > start + limit else {}
+        return JSONResponse(page, headers=more)
+
+    async def _get(self, request: Request) -> Response:
+        sandbox = self._found(request)
+        token = {"envdAccessToken": sandbox.token, "domain": None}
+        return JSONResponse(_shown(sandbox) | token)
+
+    async def _kill(self, request: Request) -> Response:
+        await self.sandboxes.end(self._found(request))
+        return Response(status_code=204)
+
+    async def _timeout(self, request: Request) -> Response:
+        sandbox = self._found(request)
+        content = await _content(request)
+        sandbox.ends_s = time.time() + _life_s(content)
+        return Response(status_code=204)
+
+    async def _connect(self, request: Request) -> Response:
+        sandbox = self._found(request)
+        content = await _content(request)
+        if sandbox.is_paused:
+            await self.sandboxes.resume(sandbox, _life_s(content))
+            return JSONResponse(_created(sandbox), 201)
+        if "timeout" in content:
+            sandbox.ends_s = max(sandbox.ends_s, time.time() + _life_s(content))
+        return JSONResponse(_created(sandbox))
+
+    async def _pause(self, request: Request) -> Response:
+        sandbox = self._found(request)
+        if sandbox.is_paused:
+            raise WrongStateError(f"sandbox {sandbox.name} is paused already")
+        await self.sandboxes.pause(sandbox)
+        return Response(status_code=204)
+
+    def _found(self, request: Request) -> Sandbox:
+        return self.sandboxes.of(self._caller(request), request.path_params["name"])
+
+
+async def _content(request: Request) -> Json:
+    return await connect.message(request)
+
+
+def _life_s(content: Json) -> int:
+    wanted = connect.number(content, "timeout", most=MAX_LIFE_S)
+    return wanted if "timeout" in content else _DEFAULT_LIFE_S
+
+
+def _metadata(content: Json) -> Mapping[str, str]:
+    metadata = connect.texts(content, "metadata")
+    if len(json.dumps(metadata)) > _MAX_METADATA:
+        raise InvalidFieldError("metadata", f"is longer than {_MAX_METADATA >> 10} KiB")
+    return metadata
+
+
+def _created(sandbox: Sandbox) -> dict[str, Any]:
+    return {
+        "templateID": sandbox.wish.template,
+        "sandboxID": sandbox.name,
+        "clientID": "etude",
+        "envdVersion": ENVD_VERSION,
+        "envdAccessToken": sandbox.token,
+        "toolsAccessToken": sandbox.tools_token,
+        "domain": None,
+    }
+
+
+def _shown(sandbox: Sandbox) -> dict[str, Any]:
+    return {
+        "templateID": sandbox.wish.template,
+        "sandboxID": sandbox.name,
+        "clientID": "etude",
+        "startedAt": _time(sandbox.started_s),
+        "endAt": _time(math.ceil(sandbox.ends_s)),
+        "cpuCount": 1,
+        "memoryMB": 1024,
+        "diskSizeMB": 1024,
+        "state": _state(sandbox),
+        "envdVersion": ENVD_VERSION,
+        "metadata": dict(sandbox.wish.metadata),
+    }
+
+
+def _state(sandbox: Sandbox) -> str:
+    return "paused" if sandbox.is_paused else "running"
+
+
+def _time(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds, tz=datetime.UTC).isoformat()

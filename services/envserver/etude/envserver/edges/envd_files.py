@@ -1,0 +1,186 @@
+"""Files of a sandbox, as envd's clients list, move, send and fetch them."""
+
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.datastructures import UploadFile
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from etude.agent.workspace import MAX_FILE_BYTES, PathFault, WorkspaceError
+from etude.common import channels
+from etude.common.errors import InvalidFieldError, ReusedIdError
+from etude.envserver.edges import connect
+from etude.envserver.edges.connect import Json
+from etude.envserver.edges.paths import inside, shown
+from etude.envserver.edges.pool import Pool
+from etude.envserver.edges.sandboxes import Sandbox
+from etude.v1 import environment_access_pb2 as pb2
+
+MAX_FILES = 100
+"""In one upload."""
+_MAX_DEPTH = 20
+_MAX_LISTED = 10_000
+_DEADLINE_S = 90.0
+_KINDS = {
+    pb2.FILE_KIND_FILE: "FILE_TYPE_FILE",
+    pb2.FILE_KIND_FOLDER: "FILE_TYPE_DIRECTORY",
+    pb2.FILE_KIND_OTHER: "FILE_TYPE_SYMLINK",
+}
+
+
+class Files:
+    """The files of one sandbox."""
+
+    def __init__(self, pool: Pool, sandbox: Sandbox) -> None:
+        """Open the door.
+
+        Args:
+            pool: where the sandbox is from.
+            sandbox: whose files these are.
+        """
+        self._access = pool.access(sandbox.lease)
+        self._key = {
+            "lease_id": sandbox.lease.lease_id,
+            "control_token": sandbox.lease.control_token,
+        }
+
+    async def call(self, method: str, request: Request) -> Response:
+        """Answer one RPC of filesystem.Filesystem."""
+        answer = self._methods.get(method)
+        content = await connect.message(request)
+        if answer is None:
+            message = f"no filesystem.{method[:80]}"
+            return connect.refused({"code": "unimplemented", "message": message})
+        return JSONResponse(await answer(content))
+
+    async def download(self, path: str) -> bytes:
+        """The whole of a file."""
+        request = pb2.ReadFileRequest(**self._key, path=inside(path))
+        chunks = [
+            piece.chunk async for piece in self._access.ReadFile(request, timeout=_DEADLINE_S)
+        ]
+        return b"".join(chunks)
+
+    async def upload(self, request: Request) -> list[Json]:
+        """Write the files of a request.
+
+        Raises:
+            InvalidFieldError: it has none, or no path.
+        """
+        path = request.query_params.get("path", "")
+        if request.headers.get("content-type", "").startswith("multipart/form-data"):
+            async with request.form(max_files=MAX_FILES, max_fields=1) as form:
+                files = [each for each in form.getlist("file") if isinstance(each, UploadFile)]
+                if not files or (path and len(files) > 1):
+                    raise InvalidFieldError("file", "the form names no file, or more than the path")
+                return [
+                    await self._write(path or file.filename or "", await file.read())
+                    for file in files
+                ]
+        body = await request.body()
+        if request.headers.get("content-encoding", "identity") == "gzip":
+            body = _unpacked(body, path)
+        return [await self._write(path, body)]
+
+    async def _write(self, path: str, data: bytes) -> Json:
+        if not inside(path):
+            raise InvalidFieldError("path", "names no file")
+        requests = [
+            pb2.WriteFileRequest(**self._key, path=inside(path), chunk=chunk)
+            for chunk in channels.chunks(data)
+        ]
+        answer = await self._access.WriteFile(iter(requests), timeout=_DEADLINE_S)
+        entry = _entry(answer.entry, like=path)
+        return {"name": entry["name"], "type": "file", "path": entry["path"]}
+
+    @property
+    def _methods(self) -> Mapping[str, Callable[[Json], Awaitable[Json]]]:
+        return {
+            "Stat": self._stat,
+            "ListDir": self._list,
+            "MakeDir": self._make,
+            "Move": self._move,
+            "Remove": self._remove,
+        }
+
+    async def _stat(self, content: Json) -> Json:
+        path = connect.text(content, "path")
+        request = pb2.StatFileRequest(**self._key, path=inside(path))
+        answer = await self._access.StatFile(request, timeout=_DEADLINE_S)
+        return {"entry": _entry(answer.entry, like=path)}
+
+    async def _list(self, content: Json) -> Json:
+        path = connect.text(content, "path")
+        depth = connect.number(content, "depth", most=_MAX_DEPTH) or 1
+        entries: list[Json] = []
+        level = [inside(path)]
+        while level and depth:
+            found = [entry for folder in level for entry in await self._folder(folder)]
+            entries += [_entry(entry, like=path) for entry in found]
+            if len(entries) > _MAX_LISTED:
+                raise WorkspaceError(PathFault.TOO_MANY, path)
+            level = [entry.path for entry in found if entry.kind == pb2.FILE_KIND_FOLDER]
+            depth -= 1
+        return {"entries": sorted(entries, key=lambda entry: str(entry["path"]))}
+
+    async def _folder(self, path: str) -> list[pb2.FileEntry]:
+        request = pb2.ListFilesRequest(**self._key, path=path)
+        pages = [page async for page in self._access.ListFiles(request, timeout=_DEADLINE_S)]
+        return [entry for page in pages for entry in page.entries]
+
+    async def _make(self, content: Json) -> Json:
+        path = connect.text(content, "path")
+        request = pb2.MakeFolderRequest(**self._key, path=inside(path))
+        answer = await self._access.MakeFolder(request, timeout=_DEADLINE_S)
+        if not answer.is_new:
+            raise ReusedIdError(f"directory already exists: {shown(inside(path), like=path)}")
+        entry = pb2.FileEntry(path=inside(path), kind=pb2.FILE_KIND_FOLDER)
+        return {"entry": _entry(entry, like=path)}
+
+    async def _move(self, content: Json) -> Json:
+        path, to = connect.text(content, "source"), connect.text(content, "destination")
+        request = pb2.MoveFileRequest(**self._key, path=inside(path), new_path=inside(to))
+        answer = await self._access.MoveFile(request, timeout=_DEADLINE_S)
+        return {"entry": _entry(answer.entry, like=to)}
+
+    async def _remove(self, content: Json) -> Json:
+        path = connect.text(content, "path")
+        request = pb2.RemoveFileRequest(**self._key, path=inside(path))
+        await self._access.RemoveFile(request, timeout=_DEADLINE_S)
+        return {}
+
+
+def _entry(entry: pb2.FileEntry, *, like: str) -> dict[str, Any]:
+    """An entry as envd shows it. Owner and modes are those that every file here has."""
+    is_folder = entry.kind == pb2.FILE_KIND_FOLDER
+    return {
+        "name": entry.path.rpartition("/")[2] or shown("", like=like).rpartition("/")[2],
+        "type": _KINDS[entry.kind],
+        "path": shown(entry.path, like=like),
+        "size": str(entry.size),
+        "mode": 0o755 if is_folder else 0o644,
+        "permissions": "drwxr-xr-x" if is_folder else "-rw-r--r--",
+        "owner": "user",
+        "group": "user",
+    }
+
+
+def _unpacked(body: bytes, path: str) -> bytes:
+    """A gzip stream's content, of which no more is unpacked than a file may have.
+
+    Raises:
+        InvalidFieldError: it is none.
+        WorkspaceError: it is larger.
+    """
+    unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        data = unpacker.decompress(body, MAX_FILE_BYTES + 1)
+    except zlib.error as error:
+        raise InvalidFieldError("body", "is no gzip stream") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise WorkspaceError(PathFault.TOO_LARGE, path)
+    if not unpacker.eof:
+        raise InvalidFieldError("body", "is half a gzip stream")
+    return data

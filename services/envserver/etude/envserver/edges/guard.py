@@ -1,0 +1,120 @@
+"""What every request passes: its size, its patience, and what may be told of an error."""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from etude.agent.workspace import MAX_FILE_BYTES
+from etude.common.errors import EtudeError, FullError
+from etude.envserver.edges import connect
+from etude.envserver.edges.keys import UnknownKeyError
+from etude.envserver.edges.pool import http_status, told
+
+log = logging.getLogger(__name__)
+
+BODY_S = 60.0
+"""For the whole of a body: 8 MiB at 140 KiB a second."""
+SEND_S = 60.0
+"""For one piece of an answer; who takes it slower is not waited for."""
+_BODY_BYTES = 1 << 20
+_FILES_BODY_BYTES = MAX_FILE_BYTES + (1 << 20)
+"""A file, and what a form puts around it."""
+
+
+@dataclass(slots=True)
+class Guard:
+    """Stands before all routes."""
+
+    app: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through as long as it keeps to the limits."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(SEND_S):
+                await send(message)
+
+        most = _FILES_BODY_BYTES if scope["path"] == "/files" else _BODY_BYTES
+        await self.app(scope, _Body(receive, most).receive, send_in_time)
+
+
+@dataclass(slots=True)
+class _Body:
+    """Counts what comes, and for how long."""
+
+    inner: Receive
+    most: int
+    num_bytes: int = 0
+    is_complete: bool = False
+    ends_s: float = 0.0
+
+    async def receive(self) -> Message:
+        """The next piece.
+
+        Raises:
+            HTTPException: it is too much, or takes too long.
+        """
+        if self.is_complete:
+            return await self.inner()
+        self.ends_s = self.ends_s or asyncio.get_running_loop().time() + BODY_S
+        try:
+            async with asyncio.timeout_at(self.ends_s):
+                message = await self.inner()
+        except TimeoutError:
+            raise HTTPException(408, f"the body took longer than {BODY_S:g} s") from None
+        self.num_bytes += len(message.get("body", b""))
+        if self.num_bytes > self.most:
+            raise HTTPException(413, f"the body is larger than {self.most} bytes")
+        self.is_complete = not message.get("more_body", False)
+        return message
+
+
+def handlers() -> Mapping[Any, Callable[[Request, Any], Awaitable[Response]]]:
+    """What answers an error, by its class."""
+    return {
+        EtudeError: _explained,
+        grpc.aio.AioRpcError: _explained,
+        HTTPException: _refused,
+        Exception: _unexpected,
+    }
+
+
+async def _explained(request: Request, error: EtudeError | grpc.aio.AioRpcError) -> Response:
+    if request.url.path.startswith(("/process.", "/filesystem.")):
+        return connect.refused(connect.problem(error))
+    if isinstance(error, UnknownKeyError):
+        return _said(401, str(error))
+    code, words = told(error)
+    answer = _said(http_status(code), words)
+    if isinstance(error, FullError):
+        answer.headers["retry-after"] = str(round(error.retry_after_s))
+    return answer
+
+
+async def _refused(_: Request, error: HTTPException) -> Response:
+    answer = _said(error.status_code, error.detail)
+    if error.status_code in {408, 413}:
+        answer.headers["connection"] = "close"
+    return answer
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    incident = uuid.uuid4().hex[:12]
+    log.error("incident %s at %s", incident, request.url.path, exc_info=error)
+    return _said(500, f"internal error, see incident {incident} in the log")
+
+
+def _said(status: int, words: str) -> JSONResponse:
+    return JSONResponse({"code": status, "message": words}, status)

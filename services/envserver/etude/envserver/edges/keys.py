@@ -1,0 +1,119 @@
+"""API keys: who may do what. Only digests are kept, and every comparison takes the same time.
+
+A file has one key a line: its name, its role, and the SHA-256 of the key. Keys have 32 random
+bytes, so their digests need no salt.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from etude.common.errors import ForbiddenError, Problem, UserError
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_PREFIX = "etude_"
+_MAX_KEY = 256
+
+
+class Role(StrEnum):
+    """What a key opens."""
+
+    FULL = "full"
+    """Sandboxes: made, changed, reset, ended."""
+    TOOLS = "tools"
+    """Tools of environments, as a policy in production has them; no reset, step or state."""
+
+
+class Caller(NamedTuple):
+    """Who a request comes from."""
+
+    name: str
+    role: Role
+
+
+class _Entry(NamedTuple):
+    caller: Caller
+    digest: bytes
+
+
+class UnknownKeyError(ForbiddenError):
+    """The request carries no key that is known here."""
+
+    reason = "Unauthenticated"
+
+
+class BadKeysError(UserError):
+    """The keys cannot be used as they are."""
+
+    def __init__(self, what: str, where: str) -> None:
+        fix = "make a key: etude-envserver key NAME full|tools"
+        super().__init__(Problem("InvalidKeys", what, where, fix))
+
+
+class Keys(NamedTuple):
+    """The keys of one edge."""
+
+    entries: Sequence[_Entry]
+
+    def caller(self, key: str) -> Caller:
+        """Who this key belongs to.
+
+        Raises:
+            UnknownKeyError: nobody.
+        """
+        digest = hashlib.sha256(key[:_MAX_KEY].encode("utf-8", "replace")).digest()
+        found = None
+        for entry in self.entries:  # all of them: when one fits shall not show in the time
+            if hmac.compare_digest(entry.digest, digest):
+                found = entry.caller
+        if found is None:
+            raise UnknownKeyError("the API key is missing or unknown")
+        return found
+
+
+def load(path: Path) -> Keys:
+    """The keys of a file.
+
+    Raises:
+        BadKeysError: the file cannot be read, has no key, or a line that is none.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadKeysError(str(error), str(path)) from error
+    entries = [
+        _entry(line.split(), f"{path}:{number}")
+        for number, line in enumerate(lines, 1)
+        if line.strip() and not line.startswith("#")
+    ]
+    names = [entry.caller.name for entry in entries]
+    if not names or len(set(names)) < len(names):
+        raise BadKeysError("holds no key, or two of one name", str(path))
+    return Keys(entries)
+
+
+def _entry(words: Sequence[str], where: str) -> _Entry:
+    match words:
+        case [name, "full" | "tools" as role, digest] if _NAME.fullmatch(
+            name
+        ) and _DIGEST.fullmatch(digest):
+            return _Entry(Caller(name, Role(role)), bytes.fromhex(digest))
+    raise BadKeysError("is no `name role digest`", where)
+
+
+def made(name: str, role: Role) -> tuple[str, str]:
+    """A new key, and the line that admits it.
+
+    Raises:
+        BadKeysError: the name cannot be used.
+    """
+    if not _NAME.fullmatch(name):
+        raise BadKeysError("is no name: small letters, digits and dashes", name)
+    key = _PREFIX + secrets.token_urlsafe(32)
+    return key, f"{name} {role} {hashlib.sha256(key.encode()).hexdigest()}"

@@ -1,0 +1,114 @@
+"""Tools over the Model Context Protocol: /mcp/SANDBOX is one sandbox's.
+
+Every request stands for itself: what lasts is the sandbox.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import grpc
+import mcp_types
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.shared.exceptions import MCPError
+from mcp_types import INTERNAL_ERROR
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from etude.envserver.edges import toolbox
+from etude.envserver.edges.keys import Keys, UnknownKeyError
+from etude.envserver.edges.pool import Pool, told
+from etude.envserver.edges.sandboxes import Sandbox, Sandboxes
+
+_SANDBOX = "etude.sandbox"
+_MAX_BODY_BYTES = 1 << 20
+
+Context = ServerRequestContext[None, Request]
+
+
+@dataclass(slots=True)
+class McpEdge:
+    """Lists and calls the tools of sandboxes."""
+
+    keys: Keys
+    pool: Pool
+    sandboxes: Sandboxes
+    _manager: StreamableHTTPSessionManager = field(init=False)
+
+    def __post_init__(self) -> None:
+        server: Server[None] = Server(
+            "etude", version="1", on_list_tools=self._list, on_call_tool=self._call
+        )
+        self._manager = StreamableHTTPSessionManager(
+            server, stateless=True, json_response=True, max_request_body_size=_MAX_BODY_BYTES
+        )
+
+    def routes(self) -> list[Route]:
+        """The one that there is."""
+        return [Route("/mcp/{name}", _Endpoint(self), methods=["GET", "POST", "DELETE"])]
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serve requests within this block."""
+        async with self._manager.run():
+            yield
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request of a client that may use the sandbox's tools."""
+        request = Request(scope)
+        scope[_SANDBOX] = self._admitted(request)
+        await self._manager.handle_request(scope, receive, send)
+
+    def _admitted(self, request: Request) -> Sandbox:
+        sandbox = self.sandboxes.find(request.path_params["name"])
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            raise UnknownKeyError("give the sandbox's token for tools: Authorization: Bearer …")
+        if not sandbox.is_tools_token(token):
+            caller = self.keys.caller(token)
+            return self.sandboxes.of(caller, sandbox.name)
+        return sandbox
+
+    async def _list(
+        self, _: Context, __: mcp_types.PaginatedRequestParams | None
+    ) -> mcp_types.ListToolsResult:
+        return mcp_types.ListToolsResult(
+            tools=[
+                mcp_types.Tool(name=name, description=text, input_schema=dict(parameters))
+                for name, text, parameters in toolbox.descriptions()
+            ]
+        )
+
+    async def _call(
+        self, context: Context, params: mcp_types.CallToolRequestParams
+    ) -> mcp_types.CallToolResult:
+        """Run a tool.
+
+        Raises:
+            MCPError: the platform failed; a tool's own refusal is an answer.
+        """
+        if context.request is None:
+            raise MCPError(INTERNAL_ERROR, "the message came in no request")
+        sandbox: Sandbox = context.request.scope[_SANDBOX]
+        try:
+            answer = await toolbox.call(
+                self.pool, sandbox.lease, params.name, params.arguments or {}
+            )
+        except grpc.aio.AioRpcError as error:
+            raise MCPError(INTERNAL_ERROR, told(error)[1]) from error
+        content = mcp_types.TextContent(type="text", text=answer.text)
+        return mcp_types.CallToolResult(content=[content], is_error=answer.is_error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    """An application, which a route does not wrap as it would wrap a function."""
+
+    edge: McpEdge
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        await self.edge.answer(scope, receive, send)

@@ -1,0 +1,240 @@
+"""OpenEnv's server protocol: /openenv/KEY/TEMPLATE is the base address of one client.
+
+Its clients can send no header, so the key is part of the address. A key for tools makes it a server
+in production, which has tools and no reset, step or state.
+"""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from etude.common.errors import EtudeError
+from etude.envserver.edges.keys import Keys, Role
+from etude.envserver.edges.openenv_session import (
+    Action,
+    ErrorCode,
+    Observation,
+    ResetRequest,
+    Session,
+    SessionError,
+    State,
+    StepRequest,
+    parsed,
+    rpc,
+)
+from etude.envserver.edges.pool import Pool
+from etude.envserver.edges.sandboxes import Sandboxes
+
+_BASE = "/openenv/{key}/{template}"
+_VERSION = "1.0.0"
+"""Of the protocol's description."""
+_ALWAYS = ("/health", "/metadata", "/schema", "/mcp")
+_SIMULATION = ("/reset", "/step", "/state")
+_REFUSED = 1008
+"""Close code of a WebSocket: it may not be here."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEnvEdge:
+    """Environments as OpenEnv's clients know them."""
+
+    keys: Keys
+    pool: Pool
+    sandboxes: Sandboxes
+
+    def routes(self) -> list[BaseRoute]:
+        """All of them."""
+        answers: dict[str, Callable[[Session, Request], Awaitable[Response]]] = {
+            "GET /health": _health,
+            "GET /metadata": _metadata,
+            "GET /schema": _schema,
+            "GET /openapi.json": _openapi,
+            "POST /mcp": _mcp,
+            "POST /reset": _reset,
+            "POST /step": _step,
+            "GET /state": _state,
+        }
+        routes: list[BaseRoute] = []
+        for name, answer in answers.items():
+            method, path = name.split()
+            routes.append(Route(_BASE + path, self._endpoint(answer), methods=[method]))
+        return [
+            *routes,
+            WebSocketRoute(_BASE + "/ws", self._talk),
+            WebSocketRoute(_BASE + "/mcp", self._talk_mcp),
+        ]
+
+    def _endpoint(
+        self, answer: Callable[[Session, Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            async with self._session(request) as session:
+                try:
+                    return await answer(session, request)
+                except SessionError as error:
+                    return JSONResponse({"detail": _told(error)}, _status(error.error_code))
+
+        return endpoint
+
+    @contextlib.asynccontextmanager
+    async def _session(self, connection: HTTPConnection) -> AsyncIterator[Session]:
+        caller = self.keys.caller(connection.path_params["key"])
+        template = connection.path_params["template"]
+        session = Session(self.pool, self.sandboxes, caller, template)
+        try:
+            yield session
+        finally:
+            await session.close()
+
+    async def _talk(self, socket: WebSocket) -> None:
+        async with self._listening(socket) as session:
+            await session.open()
+            while (message := await _received(socket)) is not None:
+                if message == {"type": "close"}:
+                    return
+                await socket.send_json(await _answered(session, message))
+
+    async def _talk_mcp(self, socket: WebSocket) -> None:
+        async with self._listening(socket) as session:
+            while (message := await _received(socket)) is not None:
+                await socket.send_json(await rpc(session, message))
+
+    @contextlib.asynccontextmanager
+    async def _listening(self, socket: WebSocket) -> AsyncIterator[Session]:
+        """A session for as long as its client is there."""
+        try:
+            async with self._session(socket) as session:
+                await socket.accept()
+                try:
+                    with contextlib.suppress(WebSocketDisconnect):
+                        yield session
+                except SessionError as error:
+                    await socket.send_json({"type": "error", "data": _told(error)})
+                    await socket.close()
+        except EtudeError:
+            await socket.close(_REFUSED)
+
+
+async def _received(socket: WebSocket) -> object:
+    """The next message; what is no JSON is answered and passed over."""
+    while True:
+        text = await socket.receive_text()
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            error = SessionError(ErrorCode.INVALID_JSON, "Invalid JSON")
+            await socket.send_json({"type": "error", "data": _told(error)})
+
+
+async def _answered(session: Session, message: object) -> Json:
+    content = message if isinstance(message, dict) else {}
+    try:
+        return await _performed(session, content.get("type"), content.get("data"))
+    except SessionError as error:
+        return {"type": "error", "data": _told(error)}
+
+
+async def _performed(session: Session, kind: object, data: object) -> Json:
+    is_simulation = session.caller.role is Role.FULL
+    match kind:
+        case "reset" if is_simulation:
+            return {"type": "observation", "data": await session.reset(data or {})}
+        case "step" if is_simulation:
+            return {"type": "observation", "data": await session.step(data)}
+        case "state" if is_simulation:
+            return {"type": "state", "data": session.state.model_dump()}
+        case "mcp":
+            return {"type": "mcp", "data": await rpc(session, data)}
+        case _:
+            what = f"Unknown message type: {str(kind)[:80]}"
+            raise SessionError(ErrorCode.UNKNOWN_TYPE, what)
+
+
+def _told(error: SessionError) -> Json:
+    told: Json = {"message": str(error), "code": error.error_code.value}
+    return told | ({"errors": error.details} if error.details else {})
+
+
+def _status(code: ErrorCode) -> int:
+    statuses = {
+        ErrorCode.VALIDATION_ERROR: 422,
+        ErrorCode.UNKNOWN_TYPE: 404,
+        ErrorCode.INVALID_JSON: 400,
+        ErrorCode.CAPACITY_REACHED: 503,
+    }
+    return statuses.get(code, 500)
+
+
+async def _health(_: Session, __: Request) -> Response:
+    return JSONResponse({"status": "healthy"})
+
+
+async def _metadata(session: Session, _: Request) -> Response:
+    what = "A repository and the tools to work in it; one environment for each episode."
+    return JSONResponse({"name": session.template, "description": what, "version": "1"})
+
+
+async def _schema(_: Session, __: Request) -> Response:
+    models: dict[str, type[BaseModel]] = {
+        "action": Action,
+        "observation": Observation,
+        "state": State,
+    }
+    return JSONResponse({name: model.model_json_schema() for name, model in models.items()})
+
+
+async def _openapi(session: Session, _: Request) -> Response:
+    paths = (*_ALWAYS, *(_SIMULATION if session.caller.role is Role.FULL else ()))
+    described = {
+        path: {_method(path): {"responses": {"200": {"description": "OK"}}}} for path in paths
+    }
+    info = {"title": "Environments", "version": _VERSION}
+    return JSONResponse({"openapi": "3.1.0", "info": info, "paths": described})
+
+
+def _method(path: str) -> str:
+    return "post" if path in {"/mcp", "/reset", "/step"} else "get"
+
+
+async def _mcp(session: Session, request: Request) -> Response:
+    return JSONResponse(await rpc(session, await _body(request)))
+
+
+async def _reset(session: Session, request: Request) -> Response:
+    _require_simulation(session)
+    content = await _body(request) or {}
+    parsed(ResetRequest, content)
+    return JSONResponse(await session.reset(content))
+
+
+async def _step(session: Session, request: Request) -> Response:
+    _require_simulation(session)
+    step = parsed(StepRequest, await _body(request))
+    return JSONResponse(await session.step(step.action.model_dump()))
+
+
+async def _state(session: Session, _: Request) -> Response:
+    _require_simulation(session)
+    return JSONResponse(session.state.model_dump())
+
+
+def _require_simulation(session: Session) -> None:
+    if session.caller.role is not Role.FULL:
+        raise SessionError(ErrorCode.UNKNOWN_TYPE, "Not Found")
+
+
+async def _body(request: Request) -> Any:  # noqa: ANN401 - any JSON
+    try:
+        return json.loads(await request.body() or b"null")
+    except (ValueError, RecursionError) as error:
+        raise SessionError(ErrorCode.INVALID_JSON, "Invalid JSON") from error

@@ -1,0 +1,206 @@
+"""Sandboxes that somebody asked for by hand: whose they are, and when they end."""
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import grpc
+
+from etude.common.errors import FullError, UnknownIdError
+from etude.envserver.edges.keys import Caller, UnknownKeyError
+from etude.envserver.edges.pool import TTL_S, Pool
+from etude.envserver.edges.programs import Programs
+from etude.v1 import environment_state_pb2, environments_pb2
+
+log = logging.getLogger(__name__)
+
+MAX_LIFE_S = 86_400
+TICK_S = 1.0
+STATE_S = 60.0
+"""To write a sandbox down, or to read it back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What somebody asks for."""
+
+    template: str
+    life_s: int
+    metadata: Mapping[str, str]
+    env: Mapping[str, str]
+    """Variables of all its programs."""
+    pauses: bool = False
+    """Whether its time pauses it rather than ends it."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sandbox:
+    """One sandbox."""
+
+    name: str
+    owner: str
+    wish: Wish
+    lease: environments_pb2.Lease
+    token: str
+    """Opens this sandbox's files and programs."""
+    tools_token: str
+    """Opens this sandbox's tools, and nothing else."""
+    programs: Programs
+    started_s: float = field(default_factory=time.time)
+    ends_s: float = 0.0
+    is_paused: bool = False
+
+    def check_token(self, token: str) -> None:
+        """Admit whoever made it.
+
+        Raises:
+            UnknownKeyError: another token.
+        """
+        if not hmac.compare_digest(self.token.encode(), token.encode("utf-8", "replace")):
+            raise UnknownKeyError("the sandbox's access token is missing or wrong")
+
+    def is_tools_token(self, token: str) -> bool:
+        """Whether this is the token of its tools."""
+        return hmac.compare_digest(self.tools_token.encode(), token.encode("utf-8", "replace"))
+
+
+@dataclass(slots=True)
+class Sandboxes:
+    """All sandboxes of this edge. They end with it: a lease outlives its edge by a minute."""
+
+    pool: Pool
+    workspace: str
+    """URI of their first files."""
+    most: int
+    _held: dict[str, Sandbox] = field(default_factory=dict)
+    _opening: int = 0
+
+    async def create(
+        self,
+        caller: Caller,
+        wish: Wish,
+        *,
+        request_key: str = "",
+    ) -> Sandbox:
+        """Make one; the same request key again gives the same.
+
+        Raises:
+            FullError: there are too many.
+        """
+        if len(self._held) + self._opening >= self.most:
+            raise FullError(f"{self.most} sandboxes are open here", retry_after_s=10)
+        self._opening += 1
+        try:
+            key = f"{caller.name}-{request_key or secrets.token_hex(12)}"
+            lease = await self.pool.launch(wish.template, self.workspace, key)
+        finally:
+            self._opening -= 1
+        for held in self._held.values():
+            if held.lease.lease_id == lease.lease_id:
+                return held
+        made = Sandbox(
+            name=secrets.token_hex(10),
+            owner=caller.name,
+            wish=wish,
+            lease=lease,
+            token=secrets.token_urlsafe(32),
+            tools_token=secrets.token_urlsafe(32),
+            programs=Programs(self.pool.access(lease), lease),
+            ends_s=time.time() + wish.life_s,
+        )
+        self._held[made.name] = made
+        return made
+
+    def find(self, name: str) -> Sandbox:
+        """The sandbox of this name, whoever asks.
+
+        Raises:
+            UnknownIdError: it has ended, or never was.
+        """
+        found = self._held.get(name)
+        if found is None or found.ends_s <= time.time() or not self.pool.is_alive(found.lease):
+            raise UnknownIdError(f"The sandbox was not found: {name[:80]!r}")
+        return found
+
+    def of(self, caller: Caller, name: str) -> Sandbox:
+        """The caller's own sandbox of this name.
+
+        Raises:
+            UnknownIdError: there is none; somebody else's is as unknown as nobody's.
+        """
+        found = self.find(name)
+        if found.owner != caller.name:
+            raise UnknownIdError(f"The sandbox was not found: {name[:80]!r}")
+        return found
+
+    def all_of(self, caller: Caller) -> Iterator[Sandbox]:
+        """The caller's sandboxes, oldest first."""
+        for name in list(self._held):
+            with contextlib.suppress(UnknownIdError):
+                yield self.of(caller, name)
+
+    def keep(self, sandbox: Sandbox, life_s: int) -> None:
+        """Let it live for so long from now on.
+
+        Raises:
+            UnknownIdError: it has ended.
+        """
+        self.find(sandbox.name).ends_s = time.time() + life_s
+
+    async def pause(self, sandbox: Sandbox) -> None:
+        """Keep its files, and nothing that runs, until somebody resumes it or a day has passed."""
+        request = environment_state_pb2.PauseRequest(
+            lease_id=sandbox.lease.lease_id, control_token=sandbox.lease.control_token
+        )
+        await self.pool.state(sandbox.lease).Pause(request, timeout=STATE_S)
+        sandbox.is_paused, sandbox.ends_s = True, time.time() + MAX_LIFE_S
+
+    async def resume(self, sandbox: Sandbox, life_s: int) -> None:
+        """Let it go on for so long."""
+        request = environment_state_pb2.ResumeRequest(
+            lease_id=sandbox.lease.lease_id,
+            control_token=sandbox.lease.control_token,
+            ttl_seconds=TTL_S,
+        )
+        await self.pool.state(sandbox.lease).Resume(request, timeout=STATE_S)
+        sandbox.is_paused, sandbox.ends_s = False, time.time() + life_s
+
+    async def end(self, sandbox: Sandbox) -> None:
+        """Kill it."""
+        if self._held.pop(sandbox.name, None) is not None:
+            log.info("sandbox %s of %s ends", sandbox.name, sandbox.owner)
+            await sandbox.programs.close()
+            await self.pool.release(sandbox.lease)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """End what is over, until told to stop."""
+        while not stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await stop.wait()
+            now_s = time.time()
+            over = [
+                sandbox
+                for sandbox in self._held.values()
+                if sandbox.ends_s <= now_s or not self.pool.is_alive(sandbox.lease)
+            ]
+            await asyncio.gather(*(self._expire(sandbox) for sandbox in over))
+
+    async def _expire(self, sandbox: Sandbox) -> None:
+        if sandbox.wish.pauses and not sandbox.is_paused and self.pool.is_alive(sandbox.lease):
+            try:
+                await self.pause(sandbox)
+            except grpc.aio.AioRpcError as error:
+                log.warning("sandbox %s is not paused: %s", sandbox.name, error.details())
+            else:
+                return
+        await self.end(sandbox)
+
+    async def close(self) -> None:
+        """End everything."""
+        await asyncio.gather(*(self.end(sandbox) for sandbox in list(self._held.values())))

@@ -1,0 +1,56 @@
+"""The tools of an environment, as other systems list and call them.
+
+They go through the agent's token: nothing here can reset, snapshot, grade or open an environment.
+"""
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from etude.agent.toolsets import schema, toolset
+from etude.envserver.edges.pool import TOOLSET, Pool
+from etude.v1 import environments_pb2
+
+_DEADLINE_S = 900.0
+"""Longer than any tool's own limit."""
+
+
+class Description(NamedTuple):
+    """One tool."""
+
+    name: str
+    text: str
+    parameters: Mapping[str, Any]
+    """A JSON schema."""
+
+
+class Answer(NamedTuple):
+    """What a tool says."""
+
+    text: str
+    is_error: bool
+
+
+def descriptions() -> Sequence[Description]:
+    """Every tool."""
+    found = []
+    for name, tool in toolset(TOOLSET).tools.items():
+        function: Any = schema(name, tool)["function"]
+        found.append(Description(name, function["description"], function["parameters"]))
+    return found
+
+
+async def call(
+    pool: Pool, lease: environments_pb2.Lease, name: str, arguments: Mapping[str, Any]
+) -> Answer:
+    """Run one tool; what it refuses is an answer too."""
+    wanted = environments_pb2.ToolCall(
+        call_id=secrets.token_hex(8), name=name, arguments_json=json.dumps(arguments)
+    )
+    request = environments_pb2.RunTurnRequest(
+        lease_id=lease.lease_id, agent_token=lease.agent_token, calls=[wanted]
+    )
+    answer = await pool.tools(lease).RunTurn(request, timeout=_DEADLINE_S)
+    result = answer.results[0]
+    return Answer(result.content.decode("utf-8", "replace"), result.is_error)
