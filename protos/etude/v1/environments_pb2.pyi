@@ -455,7 +455,7 @@ class WatchPoolRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WatchPoolResponse(_message.Message):
-    __slots__ = ("sequence", "nodes", "slots", "leased", "waiting", "granted_total", "expired_total", "driver", "isolation", "acquire_p50_ms", "acquire_p99_ms")
+    __slots__ = ("sequence", "nodes", "slots", "leased", "waiting", "granted_total", "expired_total", "driver", "isolation", "acquire_p50_ms", "acquire_p99_ms", "opening", "ready", "planned", "warm_percent", "start_p50_ms", "start_p95_ms", "lease_p50_seconds", "lease_p95_seconds")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -467,6 +467,14 @@ class WatchPoolResponse(_message.Message):
     ISOLATION_FIELD_NUMBER: _ClassVar[int]
     ACQUIRE_P50_MS_FIELD_NUMBER: _ClassVar[int]
     ACQUIRE_P99_MS_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_FIELD_NUMBER: _ClassVar[int]
+    WARM_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    START_P50_MS_FIELD_NUMBER: _ClassVar[int]
+    START_P95_MS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_P50_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_P95_SECONDS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     nodes: int
     slots: int
@@ -478,4 +486,12 @@ class WatchPoolResponse(_message.Message):
     isolation: Isolation
     acquire_p50_ms: int
     acquire_p99_ms: int
-    def __init__(self, sequence: _Optional[int] = ..., nodes: _Optional[int] = ..., slots: _Optional[int] = ..., leased: _Optional[int] = ..., waiting: _Optional[int] = ..., granted_total: _Optional[int] = ..., expired_total: _Optional[int] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., acquire_p50_ms: _Optional[int] = ..., acquire_p99_ms: _Optional[int] = ...) -> None: ...
+    opening: int
+    ready: int
+    planned: int
+    warm_percent: int
+    start_p50_ms: int
+    start_p95_ms: int
+    lease_p50_seconds: int
+    lease_p95_seconds: int
+    def __init__(self, sequence: _Optional[int] = ..., nodes: _Optional[int] = ..., slots: _Optional[int] = ..., leased: _Optional[int] = ..., waiting: _Optional[int] = ..., granted_total: _Optional[int] = ..., expired_total: _Optional[int] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., acquire_p50_ms: _Optional[int] = ..., acquire_p99_ms: _Optional[int] = ..., opening: _Optional[int] = ..., ready: _Optional[int] = ..., planned: _Optional[int] = ..., warm_percent: _Optional[int] = ..., start_p50_ms: _Optional[int] = ..., start_p95_ms: _Optional[int] = ..., lease_p50_seconds: _Optional[int] = ..., lease_p95_seconds: _Optional[int] = ...) -> None: ...

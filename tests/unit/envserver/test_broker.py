@@ -277,3 +277,27 @@ async def test_the_report_counts_what_there_is() -> None:
     assert present.granted_total == 3
     assert present.isolation == environments_pb2.ISOLATION_WEAK
     waiting.cancel()
+
+
+async def test_the_report_tells_what_a_pool_s_size_depends_on() -> None:
+    nodes = MemoryNodes()
+    broker = started(nodes)
+    told = nodes.heartbeat("n1")
+    told.levels.add(template="python", paused_clones=5, resident=True)
+    broker.heartbeat(told)
+    outcomes = await launched(broker, request(count=4))
+    for granted in broker.ledger.leases.values():
+        granted.granted_s -= 30
+    await broker.release(ids(outcomes))
+    broker.figures.granted(environments_pb2.Lease(start_ms=7), waited_s=0.1)
+    broker.figures.granted(
+        environments_pb2.Lease(start_ms=2, start=environments_pb2.START_SHELL), waited_s=0.1
+    )
+
+    await broker.tick()
+    present = report(broker)
+
+    assert (present.ready, present.opening, present.planned) == (1, 0, 0)
+    assert (present.start_p50_ms, present.start_p95_ms) == (0, 7)
+    assert present.warm_percent == 17
+    assert present.lease_p50_seconds == 30

@@ -13,7 +13,7 @@ from etude.v1 import environments_pb2, plan_pb2
 
 async def some_seconds_pass(broker: Broker) -> None:
     """What is decided once a second is decided again."""
-    broker._warmed_s = 0.0
+    broker.warming._decided_s = 0.0
     await broker.tick()
 
 

@@ -47,6 +47,11 @@ acquire_seconds = Histogram(
 )
 leases = Gauge("etude_env_leases", "Leases granted and not ended.")
 granted = Counter("etude_env_granted", "Leases granted, by how the environment started.", ["start"])
+opening = Gauge("etude_env_opening", "Environments that were ordered and are not ready yet.")
+planned = Gauge(
+    "etude_env_planned", "Environments that plans expect at most within the next minute."
+)
+refusals = Counter("etude_env_refusals", "Launches that were sent away to come back later.")
 plan_error_ratio = Gauge(
     "etude_env_plan_error_ratio",
     "Environments asked for over those that plans forecast, of the run where it is worst.",

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Sequence
@@ -11,9 +10,15 @@ from dataclasses import dataclass, field
 from blake3 import blake3
 
 from etude.common.api.pool import EnvPoolSpec
-from etude.common.errors import InvalidFieldError, ReusedIdError, UnknownIdError
+from etude.common.errors import (
+    FullError,
+    InvalidFieldError,
+    ReusedIdError,
+    UnknownIdError,
+)
 from etude.common.sharding import ONLY, Shard
 from etude.envserver import metrics
+from etude.envserver.broker.figures import Figures
 from etude.envserver.broker.intake import (
     MAX_TTL_S,
     Drain,
@@ -46,8 +51,6 @@ CLOSE_WAIT_S = 2.0
 TICK_S = 0.25
 ADOPTED_S = 60
 """Shortest life of a lease that a new broker finds; holders renew every 15 s."""
-WARM_EVERY_S = 1.0
-"""Nodes ask as often."""
 MAX_TRIES = 3
 """Nodes that may fail an environment before its client hears of it."""
 
@@ -75,11 +78,7 @@ class Broker:
     streams: Streams = field(default_factory=Streams)
     placer: Placer = field(init=False)
     warming: Warming = field(init=False)
-    acquired_ms: deque[int] = field(default_factory=lambda: deque(maxlen=1000))
-    """Time from request to lease of the newest grants."""
-    _warm: dict[str, list[environments_pb2.WarmTarget]] = field(default_factory=dict)
-    """What each node shall have ready."""
-    _warmed_s: float = -math.inf
+    figures: Figures = field(default_factory=Figures)
     _templates: frozenset[str] = field(init=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -135,7 +134,7 @@ class Broker:
             now_s=time.monotonic(),
             adopted_until_unix_ms=_unix_ms() + 1000 * ADOPTED_S,
         )
-        answer.warm.extend(self._warm.get(request.node_id, ()))
+        answer.warm.extend(self.warming.of(request.node_id))
         adopted, self.ledger.adopted = self.ledger.adopted, []
         for granted in adopted:
             self._find_again(granted)
@@ -200,17 +199,18 @@ class Broker:
                 )
         self.ledger.forget(now_s=now_s)
         self._dispatch()
-        self._warm_up(now_s)
+        self.warming.refresh(self.ledger.nodes, now_s=now_s)
+        self.figures.lease_s.extend(self.ledger.lasted_s)
+        self.ledger.lasted_s.clear()
         metrics.queue_depth.set(len(self.queue))
         metrics.leases.set(len(self.ledger.leases))
         metrics.nodes.set(len(self.ledger.nodes))
+        metrics.opening.set(self.num_opening)
 
-    def _warm_up(self, now_s: float) -> None:
-        """Decide what nodes shall have ready, as often as they ask."""
-        if now_s - self._warmed_s >= WARM_EVERY_S:
-            self._warmed_s = now_s
-            self._warm = self.warming.targets(self.ledger.nodes, now_s=now_s)
-            metrics.plan_error_ratio.set(self.warming.plans.worst_ratio)
+    @property
+    def num_opening(self) -> int:
+        """Environments that were ordered and are not ready yet."""
+        return sum(node.opening for node in self.ledger.nodes)
 
     @property
     def _is_rebuilt(self) -> bool:
@@ -247,7 +247,8 @@ class Broker:
         now_s = time.monotonic()
         wanted = deque(index for index in range(request.count) if index not in living)
         load = self._load(request.run_id, len(wanted))
-        refuse_excess(load, self.spec.lease, self.drain, now_s=now_s)
+        with metrics.refusals.count_exceptions(FullError):
+            refuse_excess(load, self.spec.lease, self.drain, now_s=now_s)
         timeout_s = request.queue_timeout_seconds or self.spec.lease.queue_timeout_seconds
         batch = Batch(key, request, digest, now_s, now_s + timeout_s, wanted)
         if request.deadline_unix_ms:
@@ -353,7 +354,7 @@ class Broker:
         waited_s = now_s - order.batch.submitted_s
         self.ledger.grant(Granted(held=held, node_id=order.node.node_id, granted_s=now_s))
         self.drain.note(1, now_s=now_s)
-        self.acquired_ms.append(round(1000 * waited_s))
+        self.figures.granted(held.lease, waited_s=waited_s)
         metrics.acquire_seconds.observe(waited_s)
         start = held.lease.start
         _GRANTED.get(start, _GRANTED[environments_pb2.START_UNSPECIFIED]).inc()

@@ -62,6 +62,8 @@ class Ledger:
     expired_total: int = 0
     lost_total: int = 0
     """Leases whose nodes fell silent or no longer knew them."""
+    lasted_s: list[float] = field(default_factory=list)
+    """How long leases lasted that ended since somebody last took note."""
     adopted: list[Granted] = field(default_factory=list)
     """Those since somebody last took note."""
     _ended: dict[str, float] = field(default_factory=dict)
@@ -206,6 +208,7 @@ class Ledger:
                 if is_over:
                     self._over[lease_id] = granted.lease.expires_unix_ms
                 self.released_total += not is_over
+                self.lasted_s.append(now_s - granted.granted_s)
             else:
                 granted = self._lost.pop(lease_id, None)
             if granted is None:

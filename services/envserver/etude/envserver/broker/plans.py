@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from etude.common.errors import InvalidFieldError
-from etude.envserver.broker.forecast import Quantile, Wave, started
+from etude.envserver.broker.forecast import Quantile, Wave, peak, started
 from etude.v1 import plan_pb2
 
 MAX_WAVES = 1_000
@@ -14,6 +14,8 @@ MAX_COUNT = 100_000
 MAX_AHEAD_S = 86_400.0
 MAX_QUANTILES = 32
 MAX_RUNS = 1_000
+SOON_S = 60.0
+"""About what a node needs to start; its warm environments need less."""
 NEWEST = 0.3
 """Weight of the newest comparison of what came with what was forecast."""
 TRUSTED = (0.5, 2.0)
@@ -108,6 +110,12 @@ class Plans:
                 for wave in plan.waves:
                     found.setdefault(wave.template, []).append(wave)
         return found
+
+    def peak(self, *, now_s: float) -> int:
+        """The most environments that trusted plans expect at once within the next minute."""
+        return sum(
+            math.ceil(peak(waves, now_s, SOON_S)) for waves in self.waves(now_s=now_s).values()
+        )
 
     def is_trusted(self, run_id: str) -> bool:
         """Whether what came was near enough to what was forecast."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import math
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing_extensions import override
 
 from etude.common.errors import InvalidFieldError
 from etude.envserver.broker.broker import Broker
+from etude.envserver.broker.figures import quantile
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 WATCH_INTERVAL_S = 0.5
@@ -128,7 +128,7 @@ class PoolService(environments_pb2_grpc.PoolServiceServicer):
 def report(broker: Broker) -> environments_pb2.WatchPoolResponse:
     """The pool as it is now; the sequence is the stream's to add."""
     nodes = [node for node in broker.ledger.nodes if not node.draining]
-    acquired = sorted(broker.acquired_ms)
+    figures = broker.figures
     return environments_pb2.WatchPoolResponse(
         nodes=len(nodes),
         slots=sum(node.slots for node in nodes),
@@ -140,11 +140,14 @@ def report(broker: Broker) -> environments_pb2.WatchPoolResponse:
         isolation=min(
             (node.isolation for node in nodes), default=environments_pb2.ISOLATION_UNSPECIFIED
         ),
-        acquire_p50_ms=_quantile(acquired, 0.5),
-        acquire_p99_ms=_quantile(acquired, 0.99),
+        acquire_p50_ms=quantile(figures.acquire_ms, 0.5),
+        acquire_p99_ms=quantile(figures.acquire_ms, 0.99),
+        opening=broker.num_opening,
+        ready=sum(level.paused_clones for node in nodes for level in node.levels.values()),
+        planned=broker.warming.planned,
+        warm_percent=figures.warm_percent,
+        start_p50_ms=quantile(figures.start_ms, 0.5),
+        start_p95_ms=quantile(figures.start_ms, 0.95),
+        lease_p50_seconds=quantile(figures.lease_s, 0.5),
+        lease_p95_seconds=quantile(figures.lease_s, 0.95),
     )
-
-
-def _quantile(ordered: list[int], share: float) -> int:
-    """Nearest rank."""
-    return ordered[math.ceil(share * len(ordered)) - 1] if ordered else 0

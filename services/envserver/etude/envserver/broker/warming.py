@@ -5,12 +5,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from etude.envserver import metrics
 from etude.envserver.broker.costs import Level
 from etude.envserver.broker.forecast import Supply, Wave, lead_s, peak
 from etude.envserver.broker.members import CLONE_BYTES, NodeState
 from etude.envserver.broker.plans import Plans
 from etude.v1 import environments_pb2
 
+EVERY_S = 1.0
 AHEAD_S = 2.0
 """Heartbeats bring targets once a second, and their effect with the next one."""
 LEAST_WATERMARK, MOST_PER_NODE = 2, 64
@@ -63,6 +65,11 @@ class Warming:
     """What the nodes of a pool shall have ready."""
 
     plans: Plans
+    planned: int = 0
+    """What plans expect at most within the next minute."""
+    _targets: dict[str, list[environments_pb2.WarmTarget]] = field(default_factory=dict)
+    """By node, as they were decided last."""
+    _decided_s: float = -math.inf
     _watermarks: dict[str, Watermark] = field(default_factory=dict)
     _pins: dict[tuple[str, str], Pin] = field(default_factory=dict)
 
@@ -91,6 +98,19 @@ class Warming:
         self._pins[request.run_id, request.group_id] = pin
         if len(self._pins) > MAX_PINS:
             del self._pins[next(iter(self._pins))]
+
+    def of(self, node_id: str) -> list[environments_pb2.WarmTarget]:
+        """What a node shall have ready."""
+        return self._targets.get(node_id, [])
+
+    def refresh(self, nodes: Iterable[NodeState], *, now_s: float) -> None:
+        """Decide anew, as often as nodes ask."""
+        if now_s - self._decided_s >= EVERY_S:
+            self._decided_s = now_s
+            self._targets = self.targets(nodes, now_s=now_s)
+            self.planned = self.plans.peak(now_s=now_s)
+            metrics.planned.set(self.planned)
+            metrics.plan_error_ratio.set(self.plans.worst_ratio)
 
     def targets(
         self, nodes: Iterable[NodeState], *, now_s: float

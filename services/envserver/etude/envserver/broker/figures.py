@@ -1,0 +1,46 @@
+"""What the newest grants and ended leases took, for whoever decides on the size of a pool."""
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from etude.v1 import environments_pb2
+
+NEWEST = 1_000
+WARM = frozenset({environments_pb2.START_SHELL, environments_pb2.START_PAUSED_CLONE})
+
+
+def _newest() -> deque[float]:
+    return deque(maxlen=NEWEST)
+
+
+@dataclass(slots=True)
+class Figures:
+    """Of the newest thousand each."""
+
+    acquire_ms: deque[float] = field(default_factory=_newest)
+    """From request to lease."""
+    start_ms: deque[float] = field(default_factory=_newest)
+    """From order to ready, as the node says."""
+    warm: deque[float] = field(default_factory=_newest)
+    """1 for a start that found something ready, else 0."""
+    lease_s: deque[float] = field(default_factory=_newest)
+    """From grant to end."""
+
+    def granted(self, lease: environments_pb2.Lease, *, waited_s: float) -> None:
+        """An environment was handed out."""
+        self.acquire_ms.append(1000 * waited_s)
+        self.start_ms.append(float(lease.start_ms))
+        self.warm.append(float(lease.start in WARM))
+
+    @property
+    def warm_percent(self) -> int:
+        """Share of starts that found something ready."""
+        return round(100 * sum(self.warm) / len(self.warm)) if self.warm else 0
+
+
+def quantile(values: Iterable[float], share: float) -> int:
+    """Nearest rank; 0 of nothing."""
+    ordered = sorted(values)
+    return round(ordered[math.ceil(share * len(ordered)) - 1]) if ordered else 0
