@@ -8,10 +8,11 @@ On a busy machine wall time tells of the neighbours; CPU time is the figure to w
 import argparse
 import asyncio
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
-from environment_bench import burst, goals, reads, starts
+from environment_bench import burst, density, forks, goals, handout, readoption, reads, starts
 from rich.console import Console
 
 from etude.envserver.images import demo
@@ -20,12 +21,21 @@ from etude.envserver.images.cache import Cache
 from etude.envserver.images.command import agent_of
 from etude.envserver.images.spec import read_spec
 
-Measure = Callable[[Path, Path, int], Awaitable[list[goals.Figure]]]
+
+class Measure(Protocol):
+    """One kind of measurement, on an image, in an empty folder."""
+
+    async def __call__(self, folder: Path, image: Path, *, count: int) -> list[goals.Figure]: ...
+
 
 MEASURES: Mapping[str, tuple[int, Measure]] = {
-    "starts": (200, lambda folder, image, count: starts.measure(folder, image, count=count)),
-    "reads": (50, lambda folder, image, count: reads.measure(folder, image, count=count)),
-    "burst": (1_000, lambda folder, image, count: burst.measure(folder, image, count=count)),
+    "starts": (200, starts.measure),
+    "reads": (50, reads.measure),
+    "machines": (1_000, handout.measure),
+    "forks": (100, forks.measure),
+    "readoption": (100, readoption.measure),
+    "burst": (1_000, burst.measure),
+    "density": (1_000, density.measure),
 }
 """How often, and what."""
 
@@ -50,7 +60,7 @@ def main() -> None:
 
 
 async def _measured(measure: Measure, folder: Path, image: Path, count: int) -> list[goals.Figure]:
-    return await measure(folder, image, count)
+    return await measure(folder, image, count=count)
 
 
 def _arguments() -> argparse.Namespace:

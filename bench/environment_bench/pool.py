@@ -14,7 +14,12 @@ from pathlib import Path
 from socket import socket
 
 from etude.common import channels
-from etude.v1 import environments_pb2, environments_pb2_grpc
+from etude.v1 import (
+    environment_state_pb2,
+    environment_state_pb2_grpc,
+    environments_pb2,
+    environments_pb2_grpc,
+)
 
 READY_LIMIT_S = 180.0
 DEADLINE_S = 300.0
@@ -99,6 +104,11 @@ class Pool:
         pids = [process.pid for process in (self.broker, self.node) if process is not None]
         return sum(used_ms(pid) for pid in pids)
 
+    def machines(self) -> list[int]:
+        """Processes of the monitors that live, whoever started them."""
+        running = (each for each in Path("/proc").iterdir() if each.name.isdecimal())
+        return [int(each.name) for each in running if _is_monitor(each, self.folder)]
+
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator["Client"]:
         """What a rollout worker holds."""
@@ -109,6 +119,7 @@ class Pool:
             yield Client(
                 environments_pb2_grpc.EnvBrokerServiceStub(broker),
                 environments_pb2_grpc.EnvNodeServiceStub(node),
+                environment_state_pb2_grpc.EnvStateServiceStub(node),
                 (self.folder / "task").as_uri(),
             )
 
@@ -119,11 +130,12 @@ class Client:
 
     broker: "environments_pb2_grpc.EnvBrokerServiceAsyncStub"
     node: "environments_pb2_grpc.EnvNodeServiceAsyncStub"
+    states: "environment_state_pb2_grpc.EnvStateServiceAsyncStub"
     uri: str
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     async def launch(
-        self, count: int = 1, *, run_id: str = "bench"
+        self, count: int = 1, *, run_id: str = "bench", snapshot_id: str = ""
     ) -> list[environments_pb2.Lease]:
         """Environments, when all of them are there.
 
@@ -135,6 +147,7 @@ class Client:
             idempotency_key=f"key-{next(self._numbers)}",
             template="t",
             workspace=environments_pb2.WorkspaceSource(uri=self.uri),
+            snapshot_id=snapshot_id,
             count=count,
             toolset="Standard",
             ttl_seconds=3_600,
@@ -164,6 +177,23 @@ class Client:
         )
         return (await self.node.RunTurn(request, timeout=DEADLINE_S)).results
 
+    async def snapshot(self, lease: environments_pb2.Lease, name: str) -> None:
+        """Save its state under a name; it goes on."""
+        request = environment_state_pb2.SnapshotRequest(
+            lease_id=lease.lease_id,
+            control_token=lease.control_token,
+            snapshot_id=name,
+            with_memory=True,
+        )
+        await self.states.Snapshot(request, timeout=DEADLINE_S)
+
+    async def rollback(self, lease: environments_pb2.Lease, name: str) -> None:
+        """Put it back to what it was."""
+        request = environment_state_pb2.RollbackRequest(
+            lease_id=lease.lease_id, control_token=lease.control_token, snapshot_id=name
+        )
+        await self.states.Rollback(request, timeout=DEADLINE_S)
+
     async def release(self, leases: Sequence[environments_pb2.Lease]) -> None:
         """End them."""
         ids = [lease.lease_id for lease in leases]
@@ -181,6 +211,16 @@ async def running(folder: Path, image: Path, *, slots: int) -> AsyncIterator[tup
             yield pool, client
     finally:
         pool.stop()
+
+
+def _is_monitor(process: Path, folder: Path) -> bool:
+    """Whether a process of /proc is a monitor that writes its last words below a folder."""
+    try:
+        if not (process / "cmdline").read_bytes().startswith(b"qemu-system"):
+            return False
+        return (process / "fd" / "2").readlink().is_relative_to(folder)
+    except OSError:
+        return False
 
 
 def free_port() -> int:
