@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo test test-gpu test-long check fix protos docs bench bench-weights search-model chaos-weights minio testbed microvms system-deps buf
+.PHONY: help demo test test-gpu test-long check fix protos docs bench bench-weights search-model chaos-weights minio testbed microvms test-env bench-env system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -37,7 +37,7 @@ fix: $(READY) ## format and repair what can be repaired
 test: $(READY) $(if $(ROOT),system-deps) ## unit, contract, integration; cluster and microVM tests where Go and the rights are present
 	$(RUN) python hack/testbed/build.py --if-possible
 	$(RUN) pytest tests/unit tests/contract --numprocesses=auto --dist=loadfile
-	$(RUN) pytest tests/integration tests/cluster
+	$(RUN) pytest tests/integration tests/attacks tests/cluster
 
 test-gpu: $(READY) ## the kernels on a real GPU (EXTRA=gpu)
 	ETUDE_REQUIRE=gpu $(RUN) pytest tests/gpu
@@ -62,6 +62,10 @@ testbed: $(READY) ## build and start a real control plane and node, and run the 
 microvms: $(READY) ## the tests of real microVMs, which nothing may skip (QEMU, Go, root)
 	ETUDE_REQUIRE=qemu $(RUN) pytest tests/integration/qemu
 
+test-env: $(READY) ## environments on every driver, with the attacks on them; skips nothing (QEMU, Go, root)
+	ETUDE_REQUIRE=qemu $(RUN) pytest tests/unit/guest tests/contract/test_guest_agents.py tests/contract/test_workspaces.py tests/integration/envserver tests/integration/envaccess tests/integration/tasks tests/integration/qemu
+	ETUDE_REQUIRE=qemu $(RUN) pytest tests/attacks
+
 protos: $(READY) ## regenerate the committed stubs
 	$(RUN) python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos --grpc_python_out=protos --mypy_grpc_out=protos protos/etude/v1/*.proto
 
@@ -72,10 +76,16 @@ docs: $(READY) ## regenerate CRDs and reference pages, and build the site into s
 	$(RUN) python hack/metrics_reference.py
 	$(UV) run --isolated --locked --only-group docs zensical build --strict
 
-# The first run of bench/weights.py trains a model for minutes, so it has a target of its own.
+# The first run of bench/weights.py trains a model for minutes, and bench/env.py starts thousands of
+# machines, so they have targets of their own.
 # The demo comes first: others replay the run that it makes.
 bench: $(READY) ## one table of ratios per claim, but for the weights
-	@for script in bench/demo.py $(sort $(filter-out bench/demo.py bench/weights.py,$(wildcard bench/*.py))); do $(RUN) python $$script || exit 1; done
+	@for script in bench/demo.py $(sort $(filter-out bench/demo.py bench/weights.py bench/env.py,$(wildcard bench/*.py))); do $(RUN) python $$script || exit 1; done
+
+bench-env: $(READY) ## environments against their goals: starts, forks, density, bursts, placements (QEMU, Go, root, idle)
+	$(RUN) python hack/guest.py
+	$(RUN) python bench/env.py
+	$(RUN) python bench/placements.py
 
 bench-weights: $(READY) ## what a policy version costs to move, against what others do (on an idle machine)
 	$(RUN) python bench/weights.py
