@@ -88,7 +88,7 @@ class Daemon:
         return _num_open()
 
     async def sweep(self) -> int:
-        return await self.driver._estate.sweep()
+        return await self.driver._estate.sweep(least_age_s=0)
 
 
 def _num_open() -> int:

@@ -210,21 +210,36 @@ def test_a_hundred_leases_leave_no_process_no_file_and_no_folder(
 
 
 def test_the_sweep_ends_what_is_nobodys_and_nothing_of_another_node(
-    start: Start, scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, scratch: Path, tmp_path: Path
 ) -> None:
     other = shutil.copytree(scratch, tmp_path / "other")
     neighbour, daemon = start(other), start()
     neighbour.ask("begin", "a")
-    daemon.ask("begin", "a", "b")
-    # As after a death between the start of a monitor and its record.
+    daemon.ask("begin", "a", "b", "c")
+    assert daemon.ask("sweep") == 0
+    # As after a death between the start of a monitor and its record, and as a node removes leases.
     (scratch / "leases" / "a" / MACHINE / "vm.json").unlink()
-    daemon.kill()
-    second = start()
-    assert second.ask("find", "a", "b") == {"a": "not begun", "b": "begun"}
+    shutil.rmtree(scratch / "leases" / "b")
+    assert daemon.ask("sweep") == 2
     assert len(machines(scratch)) == len(machines(other)) == 1
+    assert daemon.ask("run", "c", "cat README") == "read me\n"
     assert neighbour.ask("run", "a", "cat README") == "read me\n"
-    # What a node does with a lease that it cannot go on with is to remove its folder.
-    assert second.ask("sweep") == 0
+
+
+def test_what_a_dead_node_never_wrote_down_is_ended_at_the_next_start(
+    start: Start, scratch: Path
+) -> None:
+    first = start()
+    first.ask("begin", "a", "b", "c")
+    first.kill()
+    (scratch / "leases" / "a" / MACHINE / "vm.json").unlink()
+    second = start()
+    assert len(machines(scratch)) == 2
+    assert second.ask("find", "a", "b") == {"a": "not begun", "b": "begun"}
+    # The node did not go on with this lease.
+    shutil.rmtree(scratch / "leases" / "c")
+    assert second.ask("sweep") == 1
+    assert len(machines(scratch)) == 1
 
 
 def test_a_process_is_not_mistaken_for_the_one_that_had_its_number() -> None:

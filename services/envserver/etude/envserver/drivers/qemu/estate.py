@@ -133,12 +133,13 @@ class Estate:
             raise SandboxError(f"the machine of lease {lease.name} has ended: {why}")
         return guest
 
-    async def sweep(self) -> int:
+    async def sweep(self, *, least_age_s: float = YOUNG_S) -> int:
         """End what belongs to no lease any more; answers how many machines that were."""
-        num_ended = await asyncio.to_thread(_swept, self._places)
-        for folder in [each for each in self._adopted if not each.exists()]:
+        unwanted = [folder for folder in self._adopted if not folder.exists()]
+        for folder in unwanted:
             await self._adopted.pop(folder).destroy()
-            num_ended += 1
+        num_ended = len(unwanted)
+        num_ended += await asyncio.to_thread(_swept, self._places, least_age_s)
         if num_ended:
             log.warning("ended %d machines that were nobody's", num_ended)
         return num_ended
@@ -172,16 +173,16 @@ class Estate:
             await self.sweep()
 
 
-def _swept(places: Places) -> int:
-    lost = _orphans(places)
+def _swept(places: Places, least_age_s: float) -> int:
+    lost = _orphans(places, least_age_s)
     # Looked at twice: a machine may have been given another folder while folders were listed.
-    return census.end(set(lost).intersection(_orphans(places))) if lost else 0
+    return census.end(set(lost).intersection(_orphans(places, least_age_s))) if lost else 0
 
 
-def _orphans(places: Places) -> list[ProcessId]:
+def _orphans(places: Places, least_age_s: float) -> list[ProcessId]:
     seen = census.marked(places.scratch)
     known = {noted.process for noted in census.recorded(places).values()}
-    return census.orphans(seen, known, least_age_s=YOUNG_S)
+    return census.orphans(seen, known, least_age_s=least_age_s)
 
 
 async def _locked(path: Path) -> int:

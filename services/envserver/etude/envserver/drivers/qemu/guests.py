@@ -12,7 +12,7 @@ from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.machine import Machine
 from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.drivers.qemu.vm import Vm
-from etude.envserver.guest.channel import GuestChannel, Identity
+from etude.envserver.guest.channel import GuestChannel, GuestLostError, Identity
 from etude.envserver.images.build import Image
 
 BOOT_LIMIT_S = 120.0
@@ -101,6 +101,10 @@ async def begun(
     try:
         found = await _awake(shell, base, saved)
         await found.channel.sync(identity)
+    except GuestLostError as error:
+        error.add_note(await shell.console())
+        await shell.destroy()
+        raise
     except BaseException:
         await shell.destroy()
         raise
