@@ -107,6 +107,8 @@ def clear(places: Places) -> dict[Path, VmRecord]:
 
     For a process that has just started and that nobody else shares the scratch folder with.
 
+    Of a lease whose record is damaged the folder stays: it may have begun, and must not begin anew.
+
     Returns:
         The machines of leases that had begun, by folder; whether they still run is not looked at.
     """
@@ -114,13 +116,13 @@ def clear(places: Places) -> dict[Path, VmRecord]:
     begun = {
         folder: noted
         for folder, noted in found.items()
-        if noted.is_begun and folder.parent.parent == places.leases and not _sleeps(folder.parent)
+        if noted.is_begun and _is_leased(folder, places) and not _sleeps(folder.parent)
     }
     kept = {noted.process for noted in begun.values()}
     noted = {each.process for each in found.values()}
     end((noted | marked(places.scratch).keys()) - kept)
     for folder in places.folders():
-        if folder not in begun:
+        if folder not in begun and not (_is_leased(folder, places) and _is_damaged(folder)):
             shutil.rmtree(folder, ignore_errors=True)
     return begun
 
@@ -134,6 +136,18 @@ def orphans(
         for process, folder in seen.items()
         if process not in known and age_s(process) >= least_age_s and not _is_noted(process, folder)
     ]
+
+
+def _is_leased(folder: Path, places: Places) -> bool:
+    return folder.parent.parent == places.leases
+
+
+def _is_damaged(folder: Path) -> bool:
+    try:
+        record.load(folder)
+    except CorruptError:
+        return True
+    return False
 
 
 def _sleeps(lease: Path) -> bool:

@@ -1,0 +1,152 @@
+"""What a node wrote down about its machines, and what a successor makes of it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.common.errors import CorruptError
+from etude.envserver.drivers.qemu import census, identity, record
+from etude.envserver.drivers.qemu.census import MACHINE, Places
+from etude.envserver.drivers.qemu.identity import ProcessId
+from etude.envserver.drivers.qemu.record import VmRecord
+from etude.envserver.drivers.qemu.vm import MARK
+
+GONE = ProcessId(pid=1 << 22, started=1, boot="another life of the host")
+SLEEP = "import time; time.sleep(600)"
+
+processes = st.builds(ProcessId, pid=st.integers(1), started=st.integers(0), boot=st.text())
+vm_records = st.builds(
+    VmRecord,
+    process=processes,
+    uid=st.integers(0),
+    template=st.text(),
+    env_id=st.text(),
+    generation=st.integers(0),
+    is_begun=st.booleans(),
+)
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    made = Places(scratch=tmp_path)
+    made.leases.mkdir()
+    return made
+
+
+@pytest.fixture
+def monitor(places: Places) -> Iterator[ProcessId]:
+    """A process that looks like a monitor of this node."""
+    mark = {MARK: str(places.stock / "1")}
+    process = subprocess.Popen([sys.executable, "-c", SLEEP], env=mark)
+    found = identity.identify(process.pid)
+    assert found is not None
+    yield found
+    process.kill()
+    process.wait()
+
+
+def lease(places: Places, name: str) -> Path:
+    folder = places.leases / name / MACHINE
+    folder.mkdir(parents=True)
+    return folder
+
+
+def note(folder: Path, *, is_begun: bool, process: ProcessId = GONE) -> VmRecord:
+    noted = VmRecord(process=process, uid=0, template="t", is_begun=is_begun)
+    record.save(folder, noted, is_durable=False)
+    return noted
+
+
+@given(vm_records)
+def test_a_record_is_read_as_it_was_written(
+    tmp_path_factory: pytest.TempPathFactory, noted: VmRecord
+) -> None:
+    folder = tmp_path_factory.mktemp("machine")
+    assert record.load(folder) is None
+    record.save(folder, noted, is_durable=noted.is_begun)
+    assert record.load(folder) == noted
+    assert [path.name for path in folder.iterdir()] == [record.FILE]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"process": 1}', '{"uid": "0"}'])
+def test_a_damaged_record_is_said_to_be_one(tmp_path: Path, text: str) -> None:
+    (tmp_path / record.FILE).write_text(text)
+    with pytest.raises(CorruptError, match=record.FILE):
+        record.load(tmp_path)
+
+
+def test_what_begun_is_left_and_what_has_not_is_removed(places: Places) -> None:
+    begun = lease(places, "begun")
+    noted = note(begun, is_begun=True)
+    note(lease(places, "cut-off"), is_begun=False)
+    lease(places, "empty")
+    (places.stock / "1").mkdir(parents=True)
+    note(places.stock / "1", is_begun=False)
+    (places.scratch / "boot-0").mkdir()
+
+    assert census.clear(places) == {begun: noted}
+    assert places.folders() == [begun]
+    assert (places.leases / "cut-off").is_dir()
+
+
+def test_a_lease_with_a_damaged_record_does_not_begin_anew(places: Places) -> None:
+    damaged = lease(places, "damaged")
+    (damaged / record.FILE).write_text("{")
+    assert census.clear(places) == {}
+    assert damaged.is_dir()
+
+
+def test_a_machine_that_sleeps_is_what_its_file_says(places: Places, monitor: ProcessId) -> None:
+    folder = lease(places, "a")
+    note(folder, is_begun=True, process=monitor)
+    (folder.parent / "asleep.3").write_bytes(b"its state")
+    assert census.clear(places) == {}
+    assert not folder.exists()
+    assert (folder.parent / "asleep.3").exists()
+    assert identity.handle(monitor) is None
+
+
+def test_a_monitor_is_found_by_its_mark_and_ended_if_nobody_knows_it(
+    places: Places, monitor: ProcessId
+) -> None:
+    assert list(census.marked(places.scratch)) == [monitor]
+    note(lease(places, "a"), is_begun=True, process=monitor)
+    census.clear(places)
+    assert list(census.marked(places.scratch)) == [monitor]
+    (places.leases / "a" / MACHINE / record.FILE).unlink()
+    census.clear(places)
+    assert census.marked(places.scratch) == {}
+
+
+def test_a_folder_whose_name_begins_alike_is_another_nodes(
+    places: Places, monitor: ProcessId, tmp_path: Path
+) -> None:
+    assert census.marked(tmp_path / "sto") == {}
+    assert list(census.marked(tmp_path / "stock")) == [monitor]
+    assert census.marked(tmp_path / "leases") == {}
+
+
+def test_a_monitor_is_an_orphan_only_once_it_is_old_enough(
+    places: Places, monitor: ProcessId
+) -> None:
+    seen = census.marked(places.scratch)
+    assert census.orphans(seen, (), least_age_s=0) == [monitor]
+    assert census.orphans(seen, (), least_age_s=3600) == []
+    assert census.orphans(seen, [monitor], least_age_s=0) == []
+    # It is still where it was started, and written down there.
+    (places.stock / "1").mkdir(parents=True)
+    note(places.stock / "1", is_begun=False, process=monitor)
+    assert census.orphans(seen, (), least_age_s=0) == []
+
+
+def test_this_process_is_nobodys_machine(places: Places) -> None:
+    mine = identity.identify(os.getpid())
+    assert mine is not None
+    assert mine not in census.marked(places.scratch)
+    assert 0 <= census.age_s(mine) < 1e6
