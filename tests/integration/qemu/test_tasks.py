@@ -1,0 +1,44 @@
+"""Tasks in microVMs: what verifies and lints on the process driver does so in a machine too."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from etude.common.api.pool import DriverName
+from etude.common.errors import UserError
+from etude.envserver.drivers.qemu.machine import PROGRAM
+from etude.envserver.images import build
+from etude.envserver.images.cache import Cache
+from etude.envserver.tasks import lint, verify
+from etude.envserver.tasks.benches import Choice
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "tasks" / "rename-columns"
+
+
+@pytest.fixture(scope="module")
+def choice() -> Choice:
+    """The newest image with Python that was built on this machine: a new one takes minutes."""
+    if shutil.which(PROGRAM) is None:
+        pytest.skip(f"{PROGRAM} is not installed: `make system-deps` installs it")
+    for image in reversed(build.images(Cache(build.default_cache()))):
+        manifest = json.loads((image.folder / "manifest.json").read_bytes())
+        packages = manifest["spec"]["base"].get("debian", {}).get("packages", ())
+        if "python3" in packages and image.upper is None:
+            return Choice(driver=DriverName.QEMU_MICRO_VM, image=image.address)
+    pytest.skip("no image with Python: etude images build examples/images/python.yaml")
+
+
+async def test_the_example_is_proved_and_clean(choice: Choice) -> None:
+    (verdict,) = await verify.verify([EXAMPLE], choice)
+    assert verdict.findings == ()
+    assert (verdict.nothing, verdict.solution) == (0.0, 1.0)
+    (looked,) = await lint.lint([EXAMPLE], choice)
+    assert (looked.findings, looked.scanned) == ((), 3)
+
+
+async def test_an_image_that_is_not_there_is_said_by_name(choice: Choice) -> None:
+    missing = Choice(driver=choice.driver, image="no-such-image")
+    with pytest.raises(UserError, match="no-such-image"):
+        await verify.verify([EXAMPLE], missing)
