@@ -1,1 +1,1 @@
-"""200 tool calls whose results are the same bytes wherever they run."""
+"""Over 200 tool calls whose results are the same bytes wherever they run."""

@@ -64,6 +64,12 @@ def commands() -> Iterator[Turn]:
     )
 
 
+def checks() -> Iterator[Turn]:
+    """What the sandbox's own checkers say of an edit."""
+    yield (step("write_file", Need.SHELL, path="shell/broken.sh", content="if true; then\n"),)
+    yield (step("read_lints", Need.SHELL, Need.GNU, paths=["shell/broken.sh", "shop/cli.py"]),)
+
+
 def background() -> Iterator[Turn]:
     """Jobs: talked to, waited for, ended, and asked about wrongly."""
     yield run("echo one; echo two >&2; exit 4", is_background=True)

@@ -1,4 +1,4 @@
-"""The golden run: 200 calls, in the order in which they are made."""
+"""The golden run: all calls, in the order in which they are made."""
 
 from collections.abc import Iterator
 
@@ -18,6 +18,7 @@ def turns() -> Iterator[Turn]:
         edits.lints,
         edits.todos,
         runs.commands,
+        runs.checks,
         runs.background,
         views.mistakes,
     ):

@@ -17,6 +17,7 @@ from typing import ClassVar, NamedTuple
 
 from typing_extensions import override
 
+from etude.agent.tools import checkers
 from etude.agent.tools.base import Access, Texts, Tool, ToolError, ToolOutcome
 from etude.agent.tools.jailed import Jailed
 from etude.agent.tools.truncate import truncate
@@ -49,7 +50,7 @@ class Lint(NamedTuple):
 
 
 class ReadLints(Tool):
-    """Show diagnostics of Python files that your edits brought in."""
+    """Show diagnostics of Python files, and syntax errors of others, that your edits brought in."""
 
     access: ClassVar[Access] = Access.TREE
     paths: Texts
@@ -61,6 +62,8 @@ class ReadLints(Tool):
         for path in self.paths:
             data = await workspace.read(path)
             before = _original(workspace, path, data)
+            if path.endswith(checkers.SUFFIXES):
+                rows += await checkers.new_complaints(workspace, path, before, data)
             rows += [_row(path, lint) for lint in await new_lints(path, before, data)]
         cut = truncate("\n".join(rows) or "No new lints.", cap_bytes=_CAP_BYTES, rest="fix these")
         return ToolOutcome(content=cut.text, omitted_bytes=cut.omitted_bytes)
@@ -82,7 +85,8 @@ async def after_edit(workspace: Workspace, path: str, before: bytes, after: byte
 def _keep(workspace: Workspace, path: str, before: bytes) -> None:
     """Note the file as it was before the first tool changed it."""
     name = _note(path)
-    if not path.endswith(_SUFFIXES) or workspace.notes.get(name) is not None:
+    has_linter = path.endswith((*_SUFFIXES, *checkers.SUFFIXES))
+    if not has_linter or workspace.notes.get(name) is not None:
         return
     kept = int(workspace.notes.get(_KEPT_BYTES) or b"0") + len(before)
     if kept <= _MAX_KEPT_BYTES:

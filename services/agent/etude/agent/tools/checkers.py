@@ -1,0 +1,84 @@
+"""Syntax checkers of other languages, where the sandbox has them: only what edits brought in.
+
+They run inside, as any command of the policy does, on the file as it was and as it is.
+"""
+
+import base64
+import re
+import shlex
+from collections import Counter
+from typing import NamedTuple
+
+from etude.agent.tools.base import ToolError
+from etude.agent.workspace import Workspace, relative
+
+_MAX_BYTES = 64 << 10
+"""The file as it was is part of the command, which has its own limit."""
+_TIMEOUT_S = 30.0
+_MISSING = 99
+_BORDER = "\x01"
+_NUMBER = re.compile(r"\d+")
+
+
+class _Checker(NamedTuple):
+    """A program that reads a file on its standard input and complains line by line."""
+
+    program: str
+    command: str
+
+
+_CHECKERS = {
+    ".bash": _Checker("bash", "bash -n"),
+    ".cjs": _Checker("node", "node --check -"),
+    ".go": _Checker("gofmt", "gofmt -e >/dev/null"),
+    ".js": _Checker("node", "node --check -"),
+    ".json": _Checker("python3", "python3 -m json.tool >/dev/null"),
+    ".php": _Checker("php", "php -l >/dev/null"),
+    ".rb": _Checker("ruby", "ruby -c >/dev/null"),
+    ".sh": _Checker("sh", "sh -n"),
+}
+SUFFIXES = tuple(_CHECKERS)
+
+
+async def new_complaints(
+    workspace: Workspace, path: str, before: bytes, present: bytes
+) -> list[str]:
+    """What the language's checker says now and did not say before; nothing where there is none.
+
+    Raises:
+        ToolError: the file is too large, or the checker does not finish with it.
+        WorkspaceLostError: the platform failed.
+    """
+    if before == present:
+        return []
+    if max(len(before), len(present)) > _MAX_BYTES:
+        raise ToolError(f"no lints: {path} is larger than {_MAX_BYTES >> 10} KiB")
+    done = await workspace.exec(_script(relative(path), before), timeout_s=_TIMEOUT_S)
+    if done.timed_out or done.ended_for:
+        raise ToolError(f"no lints: the checker took too long on {path}")
+    if done.exit_code == _MISSING:
+        return []
+    old, _, new = done.output.decode("utf-8", "replace").partition(_BORDER)
+    known = Counter(_NUMBER.sub("", row) for row in old.splitlines())
+    fresh: list[str] = []
+    for row in new.splitlines():
+        identity = _NUMBER.sub("", row)
+        if known[identity] > 0:
+            known[identity] -= 1
+        elif row.strip():
+            fresh.append(f"{path}: {row}")
+    return fresh
+
+
+def _script(path: str, before: bytes) -> str:
+    checker = _CHECKERS["." + path.rpartition(".")[2]]
+    return "\n".join(
+        [
+            f"command -v {checker.program} >/dev/null 2>&1 || exit {_MISSING}",
+            f"check() {{ {checker.command}; }}",
+            f"printf %s {base64.b64encode(before).decode()} | base64 -d | check 2>&1",
+            f"printf '{_BORDER}'",
+            f"check < {shlex.quote('./' + path)} 2>&1",
+            "exit 0",
+        ]
+    )
