@@ -1,6 +1,7 @@
 """Where files are cut: along their definitions, within bounds, whatever the bytes."""
 
 import itertools
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.agent.search import chunks, worker
-from etude.agent.search.chunks import Chunk, is_searched, pieces
+from etude.agent.search.chunks import is_searched, pieces
 from etude.agent.search.grammars import GRAMMARS, grammar_of
-from etude.agent.search.spans import MAX_LINES, Span, cut, windows
+from etude.agent.search.spans import MAX_LINES, Span, windows
 from etude.common.errors import UnavailableError
 
 
@@ -230,7 +231,16 @@ def test_windows_cover_their_span(start: int, length: int) -> None:
     assert all(one.end >= other.start for one, other in itertools.pairwise(found))
 
 
-def test_the_worker_needs_no_path_and_no_environment() -> None:
-    assert sys.flags.isolated == 0
-    assert next(iter(pieces({"a.py": b"x = 1\n"}))).chunk == Chunk("a.py", 1, 1)
-    assert cut.__module__ == "etude.agent.search.spans"
+def test_the_worker_opens_nothing_and_keeps_its_limits(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    code = (
+        "import resource, sys; from etude.agent.search import worker; worker.confine()\n"
+        "limits = [resource.getrlimit(x)[1] for x in (resource.RLIMIT_AS, resource.RLIMIT_CPU)]\n"
+        "try: sys.stdout.write(open(sys.argv[1]).read())\n"
+        "except PermissionError: print('denied', *limits, len(worker.cut('rust', b'fn a() {}')))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code, str(secret)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == f"denied {worker.MEMORY_BYTES} {worker.CPU_S} 1\n", done.stderr

@@ -1,8 +1,8 @@
 """Files cut into chunks, parsed by a worker that may die of them.
 
-Covered: the worker has its own address space, memory and time limits, gets no environment and no
-paths, and whatever it answers is checked; a file that ends it is cut into windows instead. Not
-covered: it runs as this process's user, outside of any sandbox.
+Covered: the worker is in the linter's jail (`etude.agent.tools.jail`) with limits of its own on
+memory and time, gets no environment and no paths, and whatever it answers is checked; a file that
+ends it is cut into windows instead.
 """
 
 import subprocess

@@ -5,7 +5,7 @@ r"""Parses files on its standard input, and says where to cut them.
 A request is `{grammar} {bytes}\n` and the bytes; its answer is a line of `{start}:{end}` for each
 span, or `-` where the file takes more than the parser's budget. The budget counts the parser's own
 steps, so that a busy machine cuts a file as an idle one does; time and memory are bounded as well,
-and whoever started this process takes its death for `-`.
+and whoever started this process takes its death for `-`. It runs in the linter's jail.
 """
 
 import functools
@@ -18,6 +18,7 @@ from tree_sitter import Language, Parser
 
 from etude.agent.search import spans
 from etude.agent.search.grammars import GRAMMARS
+from etude.agent.tools import jail
 
 STEPS, STEPS_PER_KIB = 1_000, 20
 """Calls of the parser's progress callback, one per 100 operations; code takes 5 per KiB. Text that
@@ -64,13 +65,16 @@ def main(requests: BinaryIO, answers: BinaryIO) -> None:
         answers.flush()
 
 
-def _limit() -> None:
+def confine() -> None:
+    """Load all grammars, then give up everything but the open streams."""
+    for name in GRAMMARS:
+        _parser(name)
+    with open(__file__, "rb") as own:  # noqa: PTH123 - a descriptor of the one file that stays open
+        jail.confine(own.fileno())
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
 if __name__ == "__main__":
-    _limit()
+    confine()
     main(sys.stdin.buffer, sys.stdout.buffer)
