@@ -1,6 +1,6 @@
 """Commands in the background of a guest: its agent runs them, keeps their output and tells."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from typing_extensions import override
@@ -31,13 +31,15 @@ class GuestJobs(Jobs):
     limits: guest_pb2.GuestLimits = field(default_factory=lambda: DEFAULT_LIMITS)
     cwd: str = ""
     """Absolute folder in the guest that they start in; empty is the workspace."""
-    running: set[int] = field(default_factory=set)
-    """Those whose end was not seen; a RESET tells them to who takes a guest over."""
+    has_others: Callable[[], bool] = lambda: False
+    """Whether some run that were not started here: the guest was taken over with them."""
+    _running: set[int] = field(default_factory=set)
+    """Those that were started here and whose end was not seen."""
 
     @property
     @override
     def may_run(self) -> bool:
-        return bool(self.running)
+        return bool(self._running) or self.has_others()
 
     @override
     async def start(self, command: str, *, timeout_s: float | None) -> int:
@@ -62,7 +64,7 @@ class GuestJobs(Jobs):
         if reply.result.status == guest_pb2.GUEST_STATUS_BUSY:
             raise JobError(JobFault.TOO_MANY)
         number = answers.check(reply, "").result.exec.job
-        self.running.add(number)
+        self._running.add(number)
         return number
 
     @override
@@ -110,7 +112,7 @@ class GuestJobs(Jobs):
     def _state(self, reply: Reply) -> JobState:
         found = reply.result.exec
         if not found.is_running:
-            self.running.discard(found.job)
+            self._running.discard(found.job)
         return JobState(
             log_bytes=min(found.log_bytes, LOG_BYTES),
             is_running=found.is_running,

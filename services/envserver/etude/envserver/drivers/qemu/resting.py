@@ -111,6 +111,11 @@ class RestingGuest(Caller):
         return self._seen.state
 
     @property
+    def has_jobs(self) -> bool:
+        """Whether background commands run in it, as far as it has told."""
+        return self._seen.num_jobs > 0
+
+    @property
     def is_lost(self) -> bool:
         """Whether nothing can be done with it any more."""
         in_memory = {State.RUNNING, State.FREEZING, State.FROZEN, State.THAWING}

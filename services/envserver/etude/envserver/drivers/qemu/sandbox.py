@@ -49,7 +49,7 @@ class VmSandbox(Sandbox):
     def workspace(self) -> Workspace:  # type: ignore[override] # read only, and once there is one
         guest = self._running
         if self._jobs is None or self._jobs.channel is not guest:
-            self._jobs = GuestJobs(channel=guest)
+            self._jobs = GuestJobs(channel=guest, has_others=lambda: guest.has_jobs)
         return GuestWorkspace(
             guest,
             self._runner,
