@@ -1,6 +1,9 @@
 """Dockerfiles as recipes: the grammar, the rules of COPY, and text that is none."""
 
+import re
+import subprocess
 import tomllib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -163,3 +166,59 @@ _KEYS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 @given(st.dictionaries(_KEYS, _VALUES, max_size=5))
 def test_written_toml_is_read_back_as_it_was(table: dict[str, object]) -> None:
     assert tomllib.loads(toml.written(table)) == table
+
+
+def built(folder: Path, *lines: str) -> subprocess.CompletedProcess[str]:
+    """The setup steps of an image, run on a folder in place of a root."""
+    text = "\n".join(("FROM python:3.11", "WORKDIR /workspace", *lines))
+    made = machine.machine(followed(text, CONTEXT), "a", {})
+
+    def moved(text: str) -> str:
+        return re.sub(
+            r"(?<![\w.])/(workspace|opt/etude-context|tmp/found|etc)\b", rf"{folder}/\1", text
+        )
+
+    for name in ("workspace", "opt/etude-context", "tmp", "etc"):
+        (folder / name).mkdir(parents=True)
+    for file in made.spec.files:
+        Path(moved(file.path)).write_text(file.text)
+    done = subprocess.CompletedProcess([], 0, "", "")
+    for step in made.spec.setup[1:]:
+        words = ("sh", "-e", "-c", moved(step.run))
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return done
+    return done
+
+
+def test_an_image_is_built_with_the_files_and_keeps_none_of_the_workspace(tmp_path: Path) -> None:
+    run = "RUN test -f src/lib/util.py && [ $(cat a.txt) = a.txt ] && false; true"
+    done = built(tmp_path, "COPY src src", run.replace("a.txt", "src/main.py"), "COPY a.txt /etc/")
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "workspace").iterdir()) == []
+    assert not (tmp_path / "opt" / "etude-context").exists()
+    assert (tmp_path / "etc" / "a.txt").read_text() == "a.txt"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("echo x > new.txt", "./new.txt"),
+        ("echo x >> src/main.py", "./src/main.py"),
+        ("rm src/main.py", "./src/main.py"),
+        ("ln -s src/main.py link", "./link"),
+        ("mv src/main.py main.py", "./main.py"),
+    ],
+)
+def test_a_build_that_changes_the_workspace_fails_and_says_where(
+    command: str, said: str, tmp_path: Path
+) -> None:
+    done = built(tmp_path, "COPY src src", f"RUN {command}")
+    assert done.returncode == 1
+    assert said in done.stdout
+    assert "a RUN changed the workspace" in done.stdout
+
+
+def test_a_run_that_fails_ends_the_build(tmp_path: Path) -> None:
+    assert built(tmp_path, "RUN exit 7").returncode == 7
+    assert built(tmp_path / "b", "RUN false; true").returncode == 0
