@@ -1,6 +1,7 @@
 """Snapshots, forks, rollbacks and pauses over the wire: real broker, real node, real sandboxes."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 import pytest
@@ -129,6 +130,43 @@ async def test_a_paused_environment_does_nothing_until_it_is_resumed(
 
     assert await states.of(lease).resume() == lease.expires_unix_ms
     assert await pool.turn(lease, ("2", *TEST)) == ["1 passed"]
+
+
+async def test_a_lease_that_nobody_renewed_is_kept_and_resumed(pool: Pool, states: States) -> None:
+    request = pool.request("a", ttl_seconds=1)
+    request.on_expiry = environments_pb2.ON_EXPIRY_PAUSE
+    (lease,) = await launched(pool, request)
+    await pool.turn(lease, ("1", *FIX))
+    await until(lambda: is_kept(pool, lease))
+
+    await states.of(lease).resume(ttl_s=60)
+
+    assert await pool.turn(lease, ("2", *TEST)) == ["1 passed"]
+    await until(lambda: is_known(pool, lease))
+    assert await pool.turn(lease, ("3", *TEST)) == ["1 passed"]
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    for _ in range(10 * DEADLINE_S):
+        if await holds():
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("it never came to be")
+
+
+async def is_kept(pool: Pool, lease: environments_pb2.Lease) -> bool:
+    """Whether its node says that it has expired and can be resumed."""
+    try:
+        await pool.turn(lease, ("9", *TEST))
+    except grpc.aio.AioRpcError as error:
+        return error.code() is grpc.StatusCode.FAILED_PRECONDITION
+    return False
+
+
+async def is_known(pool: Pool, lease: environments_pb2.Lease) -> bool:
+    """Whether it is a lease of the broker, which can be renewed."""
+    request = environments_pb2.RenewLeasesRequest(lease_ids=[lease.lease_id], ttl_seconds=60)
+    return not (await pool.broker.RenewLeases(request, timeout=DEADLINE_S)).missing_lease_ids
 
 
 async def test_a_client_waits_for_a_node_that_is_away_as_long_as_it_may(states: States) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from etude.common.errors import (
+    ForbiddenError,
     UnknownIdError,
     WrongStateError,
 )
@@ -103,6 +104,7 @@ async def fill(node: Node, environment: Environment) -> None:
     ("quota", "words"),
     [
         (Quota(max_snapshots=1), "has 1 snapshots"),
+        (Quota(max_on_node=2), "holds 2 snapshots"),
         (Quota(max_bytes=150), "does not fit"),
         (Quota(max_entries=3), "does not fit"),
         (Quota(reserve_bytes=1 << 60), "the disk keeps"),
@@ -208,3 +210,53 @@ async def test_what_is_kept_ends_at_last(make_node: MakeNode, order: Order) -> N
     with pytest.raises(UnknownIdError):
         await node.resume("a", "control-a", ttl_s=60)
     assert list(node.driver.leases.iterdir()) == []
+
+
+async def test_a_successor_keeps_what_was_kept(make_node: MakeNode, order: Order) -> None:
+    dead = make_node()
+    asked = order("a", ttl_s=0)
+    asked.on_expiry = environments_pb2.ON_EXPIRY_PAUSE
+    await dead.open(asked)
+    await said(dead.find("a"), call("1", "search_replace", **FIX))
+    await dead.expire(now_s=time.monotonic() + 1)
+    await dead.kept.settle()
+
+    node = make_node()
+    await node.take_over()
+
+    assert node.held() == []
+    await node.expire(now_s=time.monotonic() + 100)
+    await node.resume("a", "control-a", ttl_s=60)
+    assert b"a + b" in await content(node.find("a"))
+
+
+async def test_only_who_controls_a_lease_that_is_kept_can_resume_it(
+    make_node: MakeNode, order: Order
+) -> None:
+    node = make_node()
+    asked = order("a", ttl_s=0)
+    asked.on_expiry = environments_pb2.ON_EXPIRY_PAUSE
+    await node.open(asked)
+    await node.expire(now_s=time.monotonic() + 1)
+
+    with pytest.raises(ForbiddenError):
+        await node.resume("a", "agent-a", ttl_s=60)
+    assert node.held() == []
+    await node.kept.settle()
+
+
+async def test_an_order_about_the_end_that_was_does_not_end_what_was_resumed(
+    make_node: MakeNode, order: Order
+) -> None:
+    node = make_node()
+    asked = order("a", ttl_s=0)
+    asked.on_expiry = environments_pb2.ON_EXPIRY_PAUSE
+    await node.open(asked)
+    await node.expire(now_s=time.monotonic() + 1)
+    await node.resume("a", "control-a", ttl_s=60)
+
+    await node.close(["a"])
+    assert len(node.held()) == 1
+    await node.expire(now_s=time.monotonic() + 10)
+    await node.close(["a"])
+    assert node.held() == []

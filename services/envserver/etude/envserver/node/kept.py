@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from dataclasses import dataclass, field
 
@@ -24,6 +25,8 @@ class Kept:
 
     states: States
     _environments: dict[str, Environment] = field(default_factory=dict)
+    _resumed_s: dict[str, float] = field(default_factory=dict)
+    """When leases were resumed of late."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __contains__(self, lease_id: str) -> bool:
@@ -36,9 +39,17 @@ class Kept:
         """The environment of a lease that is kept."""
         return self._environments.get(lease_id)
 
-    def pop(self, lease_id: str) -> Environment:
+    def resume(self, lease_id: str) -> Environment:
         """It is kept no longer."""
+        self._resumed_s[lease_id] = time.monotonic()
         return self._environments.pop(lease_id)
+
+    def was_just_resumed(self, lease_id: str) -> bool:
+        """Whether an order to end a lease may be about the end that it had before.
+
+        One that is meant comes again, with each heartbeat.
+        """
+        return time.monotonic() - self._resumed_s.get(lease_id, -math.inf) < SLACK_S
 
     def add(self, environment: Environment, *, for_s: float) -> None:
         """One that a predecessor kept."""
@@ -62,6 +73,7 @@ class Kept:
         for environment in over:
             del self._environments[environment.lease_id]
         await asyncio.gather(*(environment.close() for environment in over))
+        self._resumed_s = {each: at for each, at in self._resumed_s.items() if at > now_s - SLACK_S}
 
     def runs(self) -> set[str]:
         """The runs that they are of."""

@@ -109,6 +109,8 @@ class Node:
         """End leases; those that are not held have ended already."""
         ending = []
         for lease_id in lease_ids:
+            if self.kept.was_just_resumed(lease_id):
+                continue
             environment = self._held.pop(lease_id, None)
             if environment is None:
                 continue
@@ -163,7 +165,7 @@ class Node:
         if lease_id in self.kept:
             if self._is_full():
                 raise FullError(f"all {self.slots} slots are taken", retry_after_s=RETRY_AFTER_S)
-            self._held[lease_id] = self.kept.pop(lease_id)
+            self._held[lease_id] = self.kept.resume(lease_id)
             expires_unix_ms = round(1000 * (time.time() + ttl_s))
             self.renew(
                 [environments_pb2.LeaseExpiry(lease_id=lease_id, expires_unix_ms=expires_unix_ms)]

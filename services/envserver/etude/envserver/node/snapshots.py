@@ -48,6 +48,8 @@ class Quota:
 
     max_snapshots: int = 512
     """Of one run: 64 environments with 8 checkpoints each."""
+    max_on_node: int = 4096
+    """Of all runs: every heartbeat names each of them, in 200 bytes or so."""
     max_bytes: int = 16 << 30
     """Of one run: so many snapshots of 32 MiB, a machine's that has worked for a while."""
     max_entries: int = 200_000
@@ -278,6 +280,8 @@ class Snapshots:
             raise NoRoomError(
                 f"run {run_id!r} has {self.quota.max_snapshots} snapshots on this node"
             )
+        if len(self._kept) + self._making.total() >= self.quota.max_on_node:
+            raise NoRoomError(f"this node holds {self.quota.max_on_node} snapshots")
         left = self.quota.max_bytes - sum(each.saved.num_bytes for each in mine)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         disk = os.statvfs(self.folder)
