@@ -1,6 +1,7 @@
 """A pool with two brokers: each has its own runs, and a node serves both."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
@@ -33,13 +34,15 @@ class World:
     services: list[BrokerService] = field(default_factory=list)
     heartbeat: Heartbeat = field(init=False)
 
+    def request(self, index: int, key: str, count: int) -> environments_pb2.LaunchBatchRequest:
+        asked = request(key, count, run_id=RUNS[index])
+        asked.workspace.uri = self.source
+        return asked
+
     async def launch(
         self, index: int, key: str, count: int
     ) -> list[environments_pb2.LaunchBatchResponse]:
-        asked = request(key, count, run_id=RUNS[index])
-        asked.workspace.uri = self.source
-        async with asyncio.timeout(PATIENCE_S):
-            return await launched(self.brokers[index], asked)
+        return await launched(self.brokers[index], self.request(index, key, count))
 
     def fresh(self, index: int) -> Broker:
         return Broker(pool(), self.nodes, shard=Shard(index, 2), started_s=-REBUILD_S)
@@ -88,20 +91,20 @@ async def test_each_broker_hears_of_its_own_leases_and_of_the_slots_that_are_lef
 
 async def test_a_slot_that_two_brokers_give_away_is_taken_once(world: World) -> None:
     await world.launch(0, "a", 3)
-    late = asyncio.create_task(world.launch(1, "b", 2))
-    async with asyncio.timeout(PATIENCE_S):
-        while len(world.brokers[1].ledger.leases) < 1:
-            await asyncio.sleep(0.01)
+    late = world.brokers[1].launch(world.request(1, "b", 2))
+    async with asyncio.timeout(PATIENCE_S), contextlib.aclosing(late) as outcomes:
+        # Broker 1 had not heard of the three: the node takes one of its two and refuses the other.
+        first = await anext(outcomes)
+        assert len(world.node.held()) == SLOTS
+        assert list(world.brokers[1].ledger.leases) == [first.lease.lease_id]
+        assert len(world.brokers[1].queue) == 1
 
-    # Broker 1 had not heard of the three: the node took one of its two and refused the other.
-    assert len(world.node.held()) == SLOTS
-    assert len(world.brokers[1].ledger.leases) == 1
-    assert not late.done()
+        await world.brokers[0].release(list(world.brokers[0].ledger.leases))
+        await world.heartbeat.beat()
+        second = await anext(outcomes)
 
-    held = list(world.brokers[0].ledger.leases)
-    await world.brokers[0].release(held)
-    await world.heartbeat.beat()
-    assert len(await late) == 2
+    assert second.HasField("lease")
+    assert len(world.node.held()) == 2
 
 
 async def test_a_broker_that_starts_anew_learns_its_own_leases_and_no_others(world: World) -> None:
