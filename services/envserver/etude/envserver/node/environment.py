@@ -29,7 +29,7 @@ from etude.envserver.drivers.base import Driver, Outcome, Sandbox, SandboxError
 from etude.envserver.drivers.programs import Program, RunningProgram
 from etude.envserver.node.cache import ResultCache
 from etude.envserver.node.records import CALLS, CallLog, History, Record
-from etude.envserver.node.results import Results, digest, fitting
+from etude.envserver.node.results import Results, digest, exec_result, fitting
 from etude.envserver.node.sources import Source
 from etude.v1 import environments_pb2
 
@@ -129,7 +129,9 @@ class Environment:
 
     async def make_workspace(self) -> None:
         """Put the first files there, if nobody has; the turn is held."""
-        await self._make_workspace()
+        if not self.is_used:
+            await self._sandbox.begin(self.source.tree)
+            self._identity = self.source.key
 
     def recall(self, found: History) -> None:
         """Remember these calls and no others; the call log says so already."""
@@ -263,7 +265,7 @@ class Environment:
         self.check_ready()
         self._num_visits += 1
         with crossing(SandboxError, f"lease {self.lease_id}"):
-            await self._make_workspace()
+            await self.make_workspace()
         self._identity = None
 
     async def close(self) -> None:
@@ -312,7 +314,7 @@ class Environment:
     async def _run_fresh(
         self, calls: Sequence[environments_pb2.ToolCall], digests: Mapping[str, str]
     ) -> None:
-        await self._make_workspace()
+        await self.make_workspace()
         if not self._sandbox.is_whole:
             self._closed = True
             raise UnknownIdError(f"lease {self.lease_id} was lost with what ran in it")
@@ -342,11 +344,6 @@ class Environment:
         self._results.add(response.results, fresh)
         if changes:
             self._log.end(fresh, response)
-
-    async def _make_workspace(self) -> None:
-        if not self.is_used:
-            await self._sandbox.begin(self.source.tree)
-            self._identity = self.source.key
 
     def _may_change(self, call: Call | Malformed) -> bool:
         tool = self.toolset.tools.get(call.name) if isinstance(call, Call) else None
@@ -390,15 +387,7 @@ class Environment:
             outcome = await self.cache.get(f"{before} {timeout_s} {command.strip()}", compute)
         else:
             outcome, _ = await compute()
-        return ExecResult(
-            output=outcome.output,
-            exit_code=outcome.exit_code,
-            timed_out=outcome.timed_out,
-            ended_for=outcome.ended_for,
-            cpu_ms=outcome.cpu_ms,
-            dropped_bytes=outcome.dropped_bytes,
-            dropped_lines=outcome.dropped_lines,
-        )
+        return exec_result(outcome)
 
 
 def seconds_left(lease: environments_pb2.Lease) -> float:

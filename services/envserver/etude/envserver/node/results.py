@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 from blake3 import blake3
 
+from etude.agent.workspace import ExecResult
 from etude.common.errors import ReusedIdError
+from etude.envserver.drivers.base import Outcome
 from etude.v1 import environments_pb2
 
 MAX_TURN_BYTES = 3 << 20
@@ -66,6 +68,19 @@ class Results:
 def digest(call: environments_pb2.ToolCall) -> str:
     """What a call is, apart from its id."""
     return blake3(f"{call.name}\0{call.arguments_json}".encode()).hexdigest(length=8)
+
+
+def exec_result(outcome: Outcome) -> ExecResult:
+    """What a command did, as tools see it."""
+    return ExecResult(
+        output=outcome.output,
+        exit_code=outcome.exit_code,
+        timed_out=outcome.timed_out,
+        ended_for=outcome.ended_for,
+        cpu_ms=outcome.cpu_ms,
+        dropped_bytes=outcome.dropped_bytes,
+        dropped_lines=outcome.dropped_lines,
+    )
 
 
 def fitting(
