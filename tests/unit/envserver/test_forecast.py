@@ -14,7 +14,6 @@ from etude.envserver.broker.forecast import (
     Wave,
     demand,
     held,
-    latest_start_s,
     lead_s,
     peak,
     started,
@@ -114,9 +113,8 @@ def test_as_many_leases_survive_as_the_quantiles_say(age_s: float, left: float) 
     assert survival((), age_s) == 1
 
 
-def test_making_begins_early_enough_for_the_slowest_start_and_for_doubt() -> None:
-    wave = Wave(template="python", count=50, start_s=100.0, sigma_s=10.0)
+def test_more_environments_take_longer_to_be_ready() -> None:
     supply = Supply(start_s=2.0, ready=10, per_second=4.0)
 
     assert lead_s(40, supply) == pytest.approx(12.0)
-    assert latest_start_s(wave, supply) == pytest.approx(100 - 16.45 - 12)
+    assert lead_s(0, supply) == lead_s(-5, supply) == pytest.approx(2.0)

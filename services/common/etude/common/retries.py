@@ -3,6 +3,7 @@
 from random import Random
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
@@ -19,12 +20,19 @@ def retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
     if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
         return None
     try:
-        status = rpc_status.from_call(error)  # type: ignore[arg-type]  # typed for the other API
-    except ValueError:
+        told = _retry_info(error)
+    except (ValueError, DecodeError):
         return None  # details that are not those of this status
+    if told is None:
+        return None
+    asked_s = told.retry_delay.seconds + told.retry_delay.nanos / 1e9
+    return min(MOST_S, max(0.0, asked_s)) * _RANDOM.uniform(1.0, 1.5)
+
+
+def _retry_info(error: grpc.aio.AioRpcError) -> error_details_pb2.RetryInfo | None:
+    status = rpc_status.from_call(error)  # type: ignore[arg-type]  # typed for the other API
     for box in () if status is None else status.details:
         told = error_details_pb2.RetryInfo()
         if box.Is(told.DESCRIPTOR) and box.Unpack(told):
-            asked_s: float = told.retry_delay.ToTimedelta().total_seconds()
-            return min(MOST_S, max(0.0, asked_s)) * _RANDOM.uniform(1.0, 1.5)
+            return told
     return None

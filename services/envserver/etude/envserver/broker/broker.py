@@ -193,10 +193,9 @@ class Broker:
             log.info("expired on %s: %s", closing.node_id, closing.lease_ids)
         self._close_all(over)
         for batch in [b for b in self.queue.batches() if b.deadline_s <= now_s]:
+            why = self.ledger.nodes.why_none_takes(batch.line.template)
             for index in self.queue.remove(batch):
-                self.streams.arrive(
-                    batch, failure(index, "QueueTimeout", "no slot became free in time")
-                )
+                self.streams.arrive(batch, failure(index, "QueueTimeout", why))
         self.ledger.forget(now_s=now_s)
         self._dispatch()
         self.warming.refresh(self.ledger.nodes, now_s=now_s)
@@ -205,12 +204,7 @@ class Broker:
         metrics.queue_depth.set(len(self.queue))
         metrics.leases.set(len(self.ledger.leases))
         metrics.nodes.set(len(self.ledger.nodes))
-        metrics.opening.set(self.num_opening)
-
-    @property
-    def num_opening(self) -> int:
-        """Environments that were ordered and are not ready yet."""
-        return sum(node.opening for node in self.ledger.nodes)
+        metrics.opening.set(self.ledger.nodes.opening)
 
     @property
     def _is_rebuilt(self) -> bool:

@@ -103,9 +103,3 @@ class Supply(NamedTuple):
 def lead_s(count: float, supply: Supply) -> float:
     """How long it takes to have so many more ready."""
     return supply.start_s + max(0.0, count) / max(supply.per_second, 1e-3)
-
-
-def latest_start_s(wave: Wave, supply: Supply) -> float:
-    """When making a wave's environments must begin, at the latest."""
-    missing = wave.count - supply.ready
-    return wave.start_s - wave.sigma_s * CONFIDENT - lead_s(missing, supply)

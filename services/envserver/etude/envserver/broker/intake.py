@@ -43,7 +43,8 @@ def check(
         (
             "workspace.uri",
             request.workspace.uri.startswith(("file://", "s3://"))
-            or request.workspace.uri == "empty:",
+            or request.workspace.uri == "empty:"
+            or bool(request.snapshot_id),
             "must be a file:// or s3:// URI, or empty:",
         ),
     )

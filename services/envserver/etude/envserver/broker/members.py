@@ -113,6 +113,22 @@ class Members:
         """A node, if it is in rotation."""
         return self._nodes.get(node_id)
 
+    @property
+    def opening(self) -> int:
+        """Environments that were ordered and have not answered."""
+        return sum(node.opening for node in self._order)
+
+    def why_none_takes(self, template: str) -> str:
+        """What keeps an environment of a template from starting anywhere."""
+        if not self._order:
+            return "no node is in rotation"
+        crashing = [node for node in self._order if node.level(template).quarantined]
+        if len(crashing) == len(self._order):
+            why = crashing[0].level(template).quarantined
+            return f"template {template!r} is quarantined on every node: {why}"
+        slots = sum(node.slots for node in self._order)
+        return f"no slot became free in time; this pool has {slots} on {len(self._order)} nodes"
+
     def hear(self, told: environments_pb2.HeartbeatRequest, *, now_s: float) -> NodeState:
         """Take in a heartbeat."""
         node = self._nodes.get(told.node_id)

@@ -142,7 +142,7 @@ def report(broker: Broker) -> environments_pb2.WatchPoolResponse:
         ),
         acquire_p50_ms=quantile(figures.acquire_ms, 0.5),
         acquire_p99_ms=quantile(figures.acquire_ms, 0.99),
-        opening=broker.num_opening,
+        opening=broker.ledger.nodes.opening,
         ready=sum(level.paused_clones for node in nodes for level in node.levels.values()),
         planned=broker.warming.planned,
         warm_percent=figures.warm_percent,
