@@ -170,6 +170,7 @@ def test_showing_a_task_spells_control_characters_out(
     assert show.main([str(folder)]) == 0
     shown = capsys.readouterr().out
     assert "Make it work." in shown
+    assert "verifier     bash /tests/test.sh, at most 12.5 s" in shown
     assert r"\x1b[31m" in shown
     assert "\x1b" not in shown
     assert show.main([str(folder / "tests")]) == 4

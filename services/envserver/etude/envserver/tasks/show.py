@@ -24,8 +24,11 @@ def rendered(task: HarborTask) -> str:
 
 def _sections(task: HarborTask) -> Iterator[str]:
     yield f"task         {task.task_id}"
-    yield f"verifier     {task.command}, at most {task.verifier_timeout_s:g} s"
+    command = task.command.replace(harbor.TEST_COMMAND, "bash /tests/test.sh")
+    yield f"verifier     {command}, at most {task.verifier_timeout_s:g} s"
     yield f"may change   {' '.join(task.artefacts) or 'everything'}"
+    if task.image:
+        yield f"image        {task.image}"
     if task.unknown_keys:
         yield f"unknown keys {' '.join(task.unknown_keys)}"
     yield f"\ninstruction\n  {task.instruction}"
