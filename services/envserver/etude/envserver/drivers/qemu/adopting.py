@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from etude.envserver.drivers.qemu import census, guests, record, vm
+from etude.envserver.drivers.qemu import census, guests, vm
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.guests import Guest
 from etude.envserver.drivers.qemu.record import VmRecord
@@ -13,7 +13,7 @@ from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.guest.channel import GuestLostError
 
 AT_ONCE = 8
-"""Each takes some milliseconds of its own monitor, and fewer of this process."""
+"""Each waits for its own monitor; those that stand still are not woken, which takes longest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ async def adopt(left: Mapping[Path, VmRecord], templates: Mapping[str, Template]
 
 
 async def _adopted(folder: Path, noted: VmRecord, templates: Mapping[str, Template]) -> Guest:
-    """One machine, running and answering under a new token.
+    """One machine: running and answering under a new token, or standing still as it was found.
 
     Raises:
         VmmError: it has ended, or is in a state from which it does not go on.
@@ -63,20 +63,20 @@ async def _adopted(folder: Path, noted: VmRecord, templates: Mapping[str, Templa
         raise VmmError("it is a machine of a template that is not booted any more")
     found = await vm.adopt(base.machine, folder, noted.process)
     try:
-        await _check_alive(found)
-        guest = await guests.taken_up(found, name=noted.env_id, generation=noted.generation + 1)
-        await asyncio.to_thread(
-            record.begin, folder, env_id=noted.env_id, generation=guest.identity.generation
+        return await guests.taken_up(
+            found,
+            name=noted.env_id,
+            generation=noted.generation,
+            is_stopped=await _is_stopped(found),
         )
     except BaseException:
         await found.kill()
         raise
-    return guest
 
 
-async def _check_alive(found: vm.Vm) -> None:
+async def _is_stopped(found: vm.Vm) -> bool:
     match await found.qmp.execute("query-status"):
-        case {"status": "running" | "paused"}:
-            return
+        case {"status": "running" | "paused" as status}:
+            return bool(status == "paused")
         case other:
             raise VmmError(f"the machine is {str(other)[:100]}, from where it does not go on")

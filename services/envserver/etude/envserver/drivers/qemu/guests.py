@@ -32,6 +32,8 @@ class Guest:
     """What it became at its last SYNC."""
     jobs: frozenset[int] = frozenset()
     """Commands that ran in its background when it was taken up."""
+    is_met: bool = True
+    """Whether this process has talked to its agent: one that was found standing still waits."""
 
     async def destroy(self) -> None:
         """End the machine; safe to repeat."""
@@ -146,23 +148,40 @@ async def handed_out(waiting: Guest, *, name: str) -> Guest:
     return replace(waiting, identity=identity)
 
 
-async def taken_up(found: Vm, *, name: str, generation: int) -> Guest:
-    """The guest of a machine that an earlier process left, running, under a token of its own.
+async def taken_up(found: Vm, *, name: str, generation: int, is_stopped: bool) -> Guest:
+    """The guest of a machine that an earlier process left. One that stands still is not woken.
+
+    Args:
+        found: its monitor.
+        name: what it is: host name and machine id stay, since nothing has happened to it.
+        generation: of its last SYNC.
+        is_stopped: whether it stands still.
 
     Raises:
         GuestLostError: the agent does not answer.
         VmmError: the monitor failed.
     """
-    await found.thaw()  # without effect on one that runs
-    channel = await _connected(found)
+    token = secrets.token_bytes(_TOKEN_BYTES)
+    identity = Identity(env_id=name, token=token, generation=generation)
+    guest = Guest(found, await _connected(found), identity, is_met=False)
+    if is_stopped:
+        return guest
     try:
-        state = await channel.reset()
-        identity = _identity(name, generation=generation)
-        await channel.sync(identity)
+        return await met(guest)
     except BaseException:
-        await channel.close()
+        await guest.channel.close()
         raise
-    return Guest(found, channel, identity, frozenset(state.jobs))
+
+
+async def met(guest: Guest) -> Guest:
+    """A guest of an earlier process that runs, once it begins anew and has a token of this one.
+
+    Raises:
+        GuestLostError: the agent does not answer.
+    """
+    state = await guest.channel.reset()
+    await guest.channel.sync(guest.identity)
+    return replace(guest, jobs=frozenset(state.jobs), is_met=True)
 
 
 async def _awake(shell: Vm, base: Template, saved: Delta | None) -> Guest:

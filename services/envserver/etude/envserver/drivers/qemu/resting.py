@@ -90,13 +90,14 @@ class RestingGuest(Caller):
         Args:
             machine: what rests.
             places: of the node, for machines that run; a running machine has taken one.
-            state: what it does now: it runs, or it is saved.
+            state: what it does now: it runs, stands still, or is saved.
             patience: how long it is left as it is.
         """
         self.machine = machine
         machine.on_jobs = self._count_jobs
         self._places, self._patience = places, patience or Patience()
-        self._seen = Idleness(state=state, quiet_s=time.monotonic())
+        now_s = time.monotonic()
+        self._seen = Idleness(state=state, quiet_s=now_s, frozen_s=now_s, stopped_s=now_s)
         self._has_place = state is State.RUNNING
         self._hurries = False
         self._step: asyncio.Task[None] | None = None

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from etude.common.errors import CorruptError
 from etude.envserver import metrics
-from etude.envserver.drivers.qemu import delta, record, stored
+from etude.envserver.drivers.qemu import delta, guests, record, stored
 from etude.envserver.drivers.qemu.census import MACHINE
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.guests import Guest
@@ -118,7 +118,9 @@ class Clone(Sleeper):
     async def thaw(self, *, sets_clock: bool) -> None:
         guest = self._awake
         await guest.vm.thaw()
-        if sets_clock:
+        if not guest.is_met:
+            self._take(await guests.met(guest))
+        elif sets_clock:
             # Its names are what they were, and are not written again.
             await guest.channel.sync(replace(guest.identity, hostname="", machine_id=b""))
 
@@ -174,9 +176,7 @@ class Clone(Sleeper):
             self._guest = None
             await started.guest.destroy()
             raise
-        self._jobs = LiveJobs(started.guest.jobs)
-        started.guest.channel.on_event = self._told
-        self.on_jobs(len(self._jobs.running))
+        self._take(started.guest)
 
     @override
     async def destroy(self) -> None:
@@ -189,6 +189,13 @@ class Clone(Sleeper):
         if self._guest is None:
             raise VmmError("the machine is not in memory")
         return self._guest
+
+    def _take(self, guest: Guest) -> None:
+        """Go on with a guest as it is known from its last RESET on."""
+        self._guest = guest
+        self._jobs = LiveJobs(guest.jobs)
+        guest.channel.on_event = self._told
+        self.on_jobs(len(self._jobs.running))
 
     def _told(self, event: guest_pb2.GuestEvent) -> None:
         self._jobs.told(event)
@@ -231,13 +238,16 @@ class Home:
             # No call has come to it since it was written to the disk, if it was.
             if path is not None:
                 path.unlink()
-            self.places.enter()
+            if guest.is_met:
+                self.places.enter()
             return self._resting(guest)
         return self._resting(None) if path is not None else None
 
     def _resting(self, guest: Guest | None) -> RestingGuest:
         machine = Clone(self.lease, self.starter, self.bed, guest)
-        state = State.SAVED if guest is None else State.RUNNING
+        state = State.SAVED
+        if guest is not None:
+            state = State.RUNNING if guest.is_met else State.FROZEN
         return RestingGuest(machine, self.places, state=state, patience=self.patience)
 
 
