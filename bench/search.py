@@ -193,7 +193,7 @@ def main() -> None:
         for embedder in embedders(given.models, slow=not given.no_minilm)
         for line in measure(known, embedder)
     ]
-    Console().print(table(lines))
+    Console(width=110).print(table(lines))
     OUT.parent.mkdir(exist_ok=True)
     rows = [
         asdict(line)
