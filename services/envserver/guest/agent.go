@@ -1,7 +1,6 @@
 package main
 
 import (
-	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/binary"
 	"sync"
@@ -25,9 +24,10 @@ type agent struct {
 	isInit bool
 	bootID []byte
 
-	shells sessions
-	jobs   jobs
-	marks  marks
+	shells  sessions
+	workers workers
+	jobs    jobs
+	marks   marks
 
 	// Below: guarded by mu.
 	mu         sync.Mutex
@@ -172,7 +172,7 @@ func (a *agent) sync(payload []byte) bool {
 
 // admits compares in constant time; without a SYNC nothing is admitted.
 func (a *agent) admits(token []byte) bool {
-	hash := sha256.Sum256(token)
+	hash := tokenDigest(token)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return len(a.tokenHash) == len(hash) && subtle.ConstantTimeCompare(hash[:], a.tokenHash) == 1

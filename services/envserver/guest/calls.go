@@ -109,7 +109,7 @@ func (c *call) begin(payload []byte, numOpen int) {
 	if limit := c.request.deadlineMs; limit > 0 {
 		c.timer = time.AfterFunc(time.Duration(limit)*time.Millisecond, func() { c.end(statusTimeout) })
 	}
-	go c.run()
+	c.agent.workers.run(c)
 	// With one processor the call runs now, and most have answered before the port is read again.
 	runtime.Gosched()
 }

@@ -60,6 +60,7 @@ _WARM_UP = (
 )
 """Folders that every environment has, and what the first command of a clone would wait for."""
 _WARM_UP_LIMIT_S = 120.0
+_SCRATCH = "warm-up"
 STOCK = "stock"
 """Folder of machines that are nobody's yet, beside that of the leases."""
 
@@ -225,6 +226,11 @@ class QemuDriver(Driver):
 
 async def _warm_up(channel: GuestChannel) -> None:
     await GuestCommands(channel=channel, uid=0).run(_WARM_UP, _WARM_UP_LIMIT_S)
+    # What the agent has reserved once it does not reserve again in each clone.
+    files = GuestWorkspace(channel, GuestCommands(channel=channel).run, cwd="/tmp")  # noqa: S108 - the guest's
+    await files.write(_SCRATCH, bytes(4096))
+    await files.read(_SCRATCH)
+    await files.delete(_SCRATCH)
 
 
 async def _verified(channel: GuestChannel, work: Verification) -> Outcome:
