@@ -15,8 +15,9 @@ from typing import Protocol
 from environment_bench import burst, density, forks, goals, handout, readoption, reads, starts
 from rich.console import Console
 
+from etude.common.local import images_folder
 from etude.envserver.images import demo
-from etude.envserver.images.build import build, default_cache
+from etude.envserver.images.build import build
 from etude.envserver.images.cache import Cache
 from etude.envserver.images.command import agent_of
 from etude.envserver.images.spec import read_spec
@@ -46,7 +47,7 @@ def main() -> None:
     console = Console(width=150)
     spec = read_spec(given.spec) if given.spec else demo.spec()
     agent = agent_of(None, {}, Path.home())
-    image = build(spec, agent=agent, cache=Cache(default_cache()), say=console.log)
+    image = build(spec, agent=agent, cache=Cache(images_folder()), say=console.log)
     figures: list[goals.Figure] = []
     for name in given.only.split(","):
         count, measure = MEASURES[name]

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from etude.common.local import images_folder
 from etude.envserver.drivers.qemu import clone, delta, template, tsc
 from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.machine import PROGRAM, Machine
@@ -32,7 +33,7 @@ from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.drivers.qemu.vm import Vm
 from etude.envserver.guest.channel import GuestChannel, Identity
 from etude.envserver.guest.commands import GuestCommands
-from etude.envserver.images.build import build, default_cache
+from etude.envserver.images.build import build
 from etude.envserver.images.cache import Cache
 from etude.envserver.images.spec import Base, BusyboxBase, ImageSpec, read_spec
 
@@ -210,7 +211,7 @@ def available_mib() -> float:
 
 async def booted(spec: ImageSpec, agent: Path, folder: Path, say: Callable[[str], None]) -> Bench:
     """Boot once and seal."""
-    image = build(spec, agent=agent, cache=Cache(default_cache()), say=say)
+    image = build(spec, agent=agent, cache=Cache(images_folder()), say=say)
     machine = Machine(tsc_khz=tsc.host_tsc_khz())
     clock = Clock()
     clock.start()

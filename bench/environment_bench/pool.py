@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -98,6 +99,10 @@ class Pool:
             if process is not None:
                 process.terminate()
                 process.wait(60)
+        # The node leaves them for its successor, which will not come.
+        for pid in self.machines():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def cpu_ms(self) -> float:
         """CPU time of broker and node, and of the node's machines that have ended."""

@@ -68,6 +68,7 @@ def processes(
     yield made
     for role in made.running:
         made.stop(role)
+    made.end_machines()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from etude.common.local import images_folder
 from etude.envserver.drivers.qemu import clone, delta, disk, template, tsc
 from etude.envserver.drivers.qemu.delta import Delta
 from etude.envserver.drivers.qemu.disk import Disk
@@ -18,7 +19,7 @@ from etude.envserver.drivers.qemu.vm import Vm
 from etude.envserver.guest.channel import GuestChannel, Identity
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.images import spec as specs
-from etude.envserver.images.build import Image, build, default_cache
+from etude.envserver.images.build import Image, build
 from etude.envserver.images.cache import Cache
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +50,7 @@ def small_image(*, with_disk: bool = False) -> Image:
         base=specs.Base(busybox=specs.BusyboxBase()),
         disk=specs.Disk(size_mib=2_048) if with_disk else None,
     )
-    return build(spec, agent=guest_agent(), cache=Cache(default_cache()))
+    return build(spec, agent=guest_agent(), cache=Cache(images_folder()))
 
 
 def small_machine(*, with_disk: bool = False) -> Machine:

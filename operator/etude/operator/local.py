@@ -19,6 +19,7 @@ from pathlib import Path
 from etude.common.api import documents
 from etude.common.api.lint import lint_bytes
 from etude.common.errors import Problem, UserError
+from etude.common.local import IMAGES_VARIABLE, images_folder
 from etude.operator import localise, run_folder
 from etude.operator.clock import SystemClock
 from etude.operator.desired import Platform
@@ -221,8 +222,12 @@ def _named(value: Object) -> Manifest:
 
 
 def _base_env() -> dict[str, str]:
-    """What roles inherit: everything but our own settings; the virtual environment comes first."""
+    """What roles inherit: everything but our own settings; the virtual environment comes first.
+
+    Images are the user's: a role's own home is its scratch folder.
+    """
     env = {key: value for key, value in os.environ.items() if not key.startswith("ETUDE_")}
+    env[IMAGES_VARIABLE] = str(images_folder())
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     return env
 

@@ -25,6 +25,7 @@ def processes(image: Image, tmp_path: Path) -> Iterator[Processes]:
     yield made
     for role in made.running:
         made.stop(role)
+    made.end_machines()
 
 
 @pytest.fixture

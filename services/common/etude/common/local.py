@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +11,18 @@ from pydantic import Field, JsonValue, ValidationError
 from etude.common.api.meta import Model
 
 FILE = "local.json"
+IMAGES_VARIABLE = "ETUDE_IMAGES"
+"""Names the folder of images where it is not the user's own."""
 LOCK = ".lock"
 """Held by the runtime for as long as it lives, with its process id inside."""
+
+
+def images_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where images of microVMs are kept: $ETUDE_IMAGES, or a folder of the user's cache."""
+    if given := environment.get(IMAGES_VARIABLE):
+        return Path(given)
+    cache = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "etude" / "images"
 
 
 class LocalPod(Model):

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Self
 
 from etude.common import sharding
+from etude.common.local import images_folder
 from etude.common.sharding import Shard
-from etude.envserver.images.build import default_cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class NodeSettings:
             broker_targets=broker_targets,
             advertise=env.get("ETUDE_ADVERTISE", ""),
             scratch=Path(env["ETUDE_SCRATCH"]),
-            images=default_cache(env),
+            images=images_folder(env),
             allow_weak_isolation=_flag(env, "ETUDE_ALLOW_WEAK_ISOLATION"),
         )
 

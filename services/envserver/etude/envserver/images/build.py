@@ -3,9 +3,8 @@
 import functools
 import hashlib
 import json
-import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,14 +53,6 @@ class Image:
     def upper(self) -> Path | None:
         """An empty file system for what the guest writes, where the spec wants a disk."""
         return self.folder / UPPER if UPPER in self.files else None
-
-
-def default_cache(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where images are kept: $ETUDE_IMAGES, or a folder of the user's cache."""
-    if given := environment.get("ETUDE_IMAGES"):
-        return Path(given)
-    cache = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(cache) / "etude" / "images"
 
 
 def address_of(spec: ImageSpec, agent: Path) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from etude.common.blobs import open_store
 from etude.common.errors import CorruptError, Problem, StoreError, UserError
+from etude.common.local import images_folder
 from etude.envserver.images import build as builder
 from etude.envserver.images import shipping
 from etude.envserver.images.build import Image
@@ -40,7 +41,7 @@ def agent_of(given: Path | None, environment: Mapping[str, str], home: Path) -> 
 def main(arguments: Sequence[str]) -> int:
     """Build an image, list what was built, or push one."""
     given = _parser().parse_args(arguments)
-    cache = Cache(given.cache or builder.default_cache(os.environ))
+    cache = Cache(given.cache or images_folder())
     try:
         match given.verb:
             case "build":

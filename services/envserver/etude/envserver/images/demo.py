@@ -14,6 +14,7 @@ from pathlib import Path
 
 from etude.agent import minitest
 from etude.common.errors import UserError
+from etude.common.local import images_folder
 from etude.envserver.drivers.qemu import probe, tsc
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.jail import KVM, jail_with_kvm
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
         return _answer("", "tcg", f"{KVM} cannot be opened")
     try:
         agent = agent_of(None, os.environ, Path.home())
-        image = builder.build(spec(), agent=agent, cache=Cache(builder.default_cache()), say=_say)
+        image = builder.build(spec(), agent=agent, cache=Cache(images_folder()), say=_say)
         verdict = asyncio.run(_verdict(image))
     except (UserError, OSError) as error:
         return exits.explain(error)

@@ -9,10 +9,10 @@ from pathlib import Path
 from etude.common.api.pool import DriverName, EnvPoolSpec, Isolation, IsolationLevel, Template
 from etude.common.errors import Problem, UserError
 from etude.common.harbor import HarborTask
+from etude.common.local import images_folder
 from etude.envserver.drivers import selection
 from etude.envserver.drivers.base import Driver
 from etude.envserver.drivers.selection import Place
-from etude.envserver.images.build import default_cache
 from etude.envserver.node.cache import ResultCache
 from etude.envserver.node.grading import Grader
 
@@ -81,7 +81,7 @@ async def opened(
         templates=tuple(Template(name=n, image=image or None) for image, n in templates.items()),
         isolation=Isolation(minimum=IsolationLevel.PROCESS, driver=choice.driver),
     )
-    driver = await selection.selected(spec, Place(scratch=scratch, images=default_cache()))
+    driver = await selection.selected(spec, Place(scratch=scratch, images=images_folder()))
     await driver.start()
     try:
         yield Bench(driver=driver, choice=choice, templates=templates)
