@@ -25,7 +25,7 @@ def retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
         return None  # details that are not those of this status
     if told is None:
         return None
-    asked_s = told.retry_delay.seconds + told.retry_delay.nanos / 1e9
+    asked_s: float = told.retry_delay.seconds + told.retry_delay.nanos / 1e9
     return min(MOST_S, max(0.0, asked_s)) * _RANDOM.uniform(1.0, 1.5)
 
 

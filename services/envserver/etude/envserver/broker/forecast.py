@@ -1,13 +1,14 @@
 """How many environments of a template will be wanted, from the waves of plans."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 CONFIDENT = 1.645
 """Standard deviations above the mean that are enough in 95 of 100 cases."""
+UNLIKELY = 0.05
 GRID = 16
 """Moments of a horizon that are looked at, beside the starts of waves."""
 
@@ -72,12 +73,22 @@ def held(wave: Wave, at_s: float) -> Spread:
     return Spread(wave.count * start * stay, inner + outer)
 
 
-def demand(waves: Iterable[Wave], at_s: float) -> float:
-    """What is enough for the waves at a moment, in 95 of 100 cases; never more than all of them."""
-    spreads = [(wave.count, held(wave, at_s)) for wave in waves]
-    mean = sum(spread.mean for _, spread in spreads)
-    variance = sum(spread.variance for _, spread in spreads)
-    return min(mean + CONFIDENT * math.sqrt(variance), float(sum(count for count, _ in spreads)))
+def demand(waves: Sequence[Wave], at_s: float) -> float:
+    """What is enough for the waves at a moment, in 95 of 100 cases; never more than all of them.
+
+    Many waves add up to a normal distribution. One alone does not: it is wanted whole as soon as
+    it may have started in 5 of 100 cases.
+    """
+    spreads = [held(wave, at_s) for wave in waves]
+    mean = sum(spread.mean for spread in spreads)
+    deviation = math.sqrt(sum(spread.variance for spread in spreads))
+    whole = [
+        mean - spread.mean + wave.count * survival(wave.lease, at_s - wave.start_s)
+        for wave, spread in zip(waves, spreads, strict=True)
+        if started(wave, at_s) >= UNLIKELY
+    ]
+    total = float(sum(wave.count for wave in waves))
+    return min(total, max(mean + CONFIDENT * deviation, *whole, 0.0))
 
 
 def peak(waves: Sequence[Wave], now_s: float, horizon_s: float) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from etude.common.errors import InvalidFieldError
-from etude.envserver.broker.forecast import Quantile, Wave, peak, started
+from etude.envserver.broker.forecast import CONFIDENT, Quantile, Wave, peak, started
 from etude.v1 import plan_pb2
 
 MAX_WAVES = 1_000
@@ -38,9 +38,15 @@ class Plan:
     """Environments of groups that the run asked for since."""
 
     def ratio(self, now_s: float) -> float:
-        """Environments that came over those that should have; 1 while nothing was due."""
-        due = sum(wave.count * started(wave, now_s) for wave in self.forecast)
-        return (self.came + 1) / (due + 1)
+        """Environments that came over those that should have.
+
+        1 as long as doubt about when waves start explains the difference: plans are replaced at
+        the start of a wave, just when half of its probability lies before and half behind.
+        """
+        least = sum(w.count * started(w, now_s - CONFIDENT * w.sigma_s) for w in self.forecast)
+        most = sum(w.count * started(w, now_s + CONFIDENT * w.sigma_s) for w in self.forecast)
+        expected = min(max(float(self.came), least), most)
+        return (self.came + 1) / (expected + 1)
 
 
 @dataclass(slots=True)
