@@ -1,0 +1,142 @@
+"""A node of microVMs is killed while it works on a state; another one goes on with all of them."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support import microvms
+
+from etude.envserver.drivers.qemu import snapshots
+from etude.envserver.drivers.qemu.driver import QemuDriver
+from etude.envserver.drivers.qemu.sandbox import VmSandbox
+from etude.envserver.images.build import Image
+from etude.envserver.node.node import Node
+from etude.envserver.node.sources import Sources
+from etude.v1 import environments_pb2
+
+WRITE = "echo {} > state; echo {} > /tmp/memory"
+
+
+def node_on(scratch: Path, image: Image) -> Node:
+    driver = QemuDriver(scratch=scratch, images={"python": image}, machine=microvms.small_machine())
+    return Node(driver=driver, sources=Sources(scratch), slots=8, templates={"python"})
+
+
+def order(scratch: Path, *names: str, snapshot_id: str = "") -> Any:
+    leases = [
+        environments_pb2.HeldLease(
+            lease=environments_pb2.Lease(
+                lease_id=name,
+                control_token="control",
+                expires_unix_ms=round(1000 * (time.time() + 600)),
+            ),
+            run_id="run",
+        )
+        for name in names
+    ]
+    return environments_pb2.OpenEnvironmentsRequest(
+        leases=leases,
+        template="python",
+        workspace=environments_pb2.WorkspaceSource(uri=(scratch.parent / "source").as_uri()),
+        toolset="Standard",
+        snapshot_id=snapshot_id,
+    )
+
+
+async def sh(node: Node, name: str, call_id: str, command: str) -> str:
+    asked = environments_pb2.ToolCall(
+        call_id=call_id, name="run_terminal", arguments_json=json.dumps({"command": command})
+    )
+    (result,) = await node.find(name).run_turn([asked])
+    return result.content.decode().strip()
+
+
+async def looked(node: Node, name: str, call_id: str) -> str:
+    return await sh(node, name, call_id, "cat state /tmp/memory | tr '\\n' ' '")
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def work_and_die(scratch: Path, image: Image, when: str) -> None:
+    node = node_on(scratch, image)
+    await node.driver.start()
+    await node.take_over()
+    await node.open(order(scratch, "a", "idle"))
+    await sh(node, "a", "1", WRITE.format("one", "one"))
+    await node.states.snapshot(node.find("a"), "s", with_memory=True)
+    await sh(node, "a", "2", WRITE.format("two", "two"))
+    (outcome,) = await node.open(order(scratch, "fork", snapshot_id="s"))
+    assert outcome.lease.start == environments_pb2.START_DELTA, outcome
+    (outcome,) = await node.open(order(scratch, "paused", snapshot_id="s"))
+    await sh(node, "paused", "1", WRITE.format("three", "three"))
+    await node.states.pause(node.find("paused"))
+    match when:
+        case "before a rollback":
+            die()
+        case "before the machine is replaced":
+            snapshots.put = die  # type: ignore[assignment]
+        case "before the former machine ends":
+            VmSandbox.close = die  # type: ignore[assignment, method-assign]
+        case _:
+            snapshots.replace_notes = die  # type: ignore[assignment]
+    await node.states.rollback(node.find("a"), "s")
+
+
+def killed(work: Callable[[], Any]) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            asyncio.run(work())
+        except BaseException as error:  # noqa: BLE001 - the child must not return into pytest
+            os.write(2, repr(error).encode())
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+
+
+async def succeed(scratch: Path, image: Image, *, was_put_back: bool) -> None:
+    node = node_on(scratch, image)
+    await node.driver.start()
+    try:
+        assert await node.take_over() == (4, 0)
+        assert await looked(node, "a", "9") == ("one one" if was_put_back else "two two")
+        assert await looked(node, "fork", "9") == "one one"
+        # A call that was undone runs again; one that was not is known, and changes nothing.
+        await sh(node, "a", "2", WRITE.format("two", "two"))
+        assert await looked(node, "a", "10") == "two two"
+        await node.states.rollback(node.find("a"), "s")
+        assert await looked(node, "a", "10") == "one one"
+        assert node.find("paused").is_paused
+        await node.resume("paused", "control", ttl_s=600)
+        assert await looked(node, "paused", "9") == "three three"
+        await node.close(["a", "idle", "fork", "paused"])
+    finally:
+        await node.driver.stop()
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        "before a rollback",
+        "before the machine is replaced",
+        "before the former machine ends",
+        "before the notes are replaced",
+    ],
+)
+def test_machines_and_what_was_saved_of_them_outlive_the_node(
+    image: Image, tmp_path: Path, when: str
+) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "README").write_text("read me\n")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    killed(lambda: work_and_die(scratch, image, when))
+    asyncio.run(succeed(scratch, image, was_put_back=when != "before a rollback"))
