@@ -67,6 +67,12 @@ async def test_a_clone_runs_without_rights(lab: Lab) -> None:
     assert re.search(r"Max open files +128 ", limits)
 
 
+async def test_a_clone_takes_memory_in_small_pages_and_its_node_does_not(lab: Lab) -> None:
+    vm = await lab.paused()
+    assert status(vm.pid)["THP_enabled"] == "0"
+    assert status(os.getpid())["THP_enabled"] == "1"
+
+
 async def test_a_clone_cannot_write_the_template(lab: Lab, template: Template) -> None:
     before = hashlib.sha256(sealed.content(template.memory)).digest()
     guest = await lab.guest()

@@ -18,6 +18,7 @@ from etude.envserver.drivers.qemu.jail import SANDBOX, Jail
 from etude.envserver.drivers.qemu.machine import CONSOLE, CONSOLE_BYTES, PROGRAM, Machine
 from etude.envserver.drivers.qemu.qmp import Qmp
 from etude.envserver.drivers.qemu.record import VmRecord
+from etude.envserver.drivers.qemu.smallpages import small_pages
 
 MARK = "ETUDE_MACHINE"
 """In a monitor's environment: its folder, by which one that was never written down is found."""
@@ -202,7 +203,7 @@ def _spawned(
         VmmError: there is no such program.
     """
     try:
-        with (folder / "stderr").open("wb") as words:
+        with (folder / "stderr").open("wb") as words, small_pages():
             # asyncio's own way has a thread for each process.
             return subprocess.Popen(
                 command,
