@@ -42,6 +42,7 @@ def made(folder: Path) -> dict[str, Any]:
     git(work, "init", "-q", "-b", "main")
     (work / "latest.py").symlink_to("shop.py")
     (work / "out").symlink_to("/etc/passwd")
+    (work / "root.py").symlink_to("/shop.py")
     base = _committed(
         work,
         {"shop.py": CODE, "tests/test_shop.py": TESTS, "tests/test_old.py": "x = 1\n"},

@@ -67,6 +67,12 @@ def test_a_glob_stays_within_its_folder(pattern: str) -> None:
         copied(f"COPY {pattern} x/")
 
 
+@pytest.mark.parametrize("source", ["../a.txt", "src/../../a.txt", "/../a.txt", ".."])
+def test_a_copy_from_outside_of_the_context_is_called_that(source: str) -> None:
+    with pytest.raises(RefusedError, match=r"leaves environment/|holds no"):
+        copied(f"COPY {source} x")
+
+
 def test_lines_are_counted_where_they_begin() -> None:
     text = "# one\nFROM a\n\nRUN x \\\n  && y\nRUN z \\\n"
     assert [(each.line, each.word, each.text) for each in instructions(text)] == [

@@ -1,6 +1,8 @@
 """Logs of pytest read as the benchmark reads them, and what counts as solved."""
 
 import json
+import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -123,5 +125,13 @@ def test_a_log_without_results_is_no_reward(tmp_path: Path) -> None:
 
 
 def test_what_tests_leave_running_is_ended(tmp_path: Path) -> None:
-    command = "(sleep 600; echo 1 > ../logs/reward.txt) & echo FAILED t::a"
+    command = "sleep 600 & echo $! > ../logs/left; echo FAILED t::a"
     assert graded(tmp_path, command, []) == (0, "0\n")
+    try:
+        left = os.pidfd_open(int((tmp_path / "logs" / "left").read_text()))
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([left], [], [], 60)[0], "it runs on"
+    finally:
+        os.close(left)

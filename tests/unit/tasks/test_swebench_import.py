@@ -1,7 +1,9 @@
 """Rows of SWE-bench as task folders: what becomes of one, and rows that are none."""
 
+import hashlib
 import json
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,7 +53,7 @@ def test_a_row_becomes_a_task_whose_tests_and_fix_stay_hidden(
     assert expected["deleted"] == ["tests/test_old.py"]
     assert expected["command"].endswith("-p no:cacheprovider tests/test_shop.py")
     assert task.verifier_timeout_s == 1_800
-    assert "1 links and submodules are left out, the first is out" in capsys.readouterr().err
+    assert "2 links and submodules are left out, the first is out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["bundle", "folder", "bare folder"])
@@ -154,6 +156,31 @@ def test_a_line_that_is_no_row_is_refused(
     line: str, made: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     assert imported(made[0], tmp_path / "out", line) == 1
+
+
+@pytest.mark.parametrize(
+    "name", [b"..", b".", b".git", b".GIT", b"a\nb", b"\xff", b"/etc"], ids=repr
+)
+def test_a_commit_with_names_that_leave_the_workspace_is_refused(
+    name: bytes,
+    made: tuple[Path, dict[str, Any]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, row = made
+    mirrors = tmp_path / "mirrors"
+    shutil.copytree(folder / "mirrors", mirrors)
+    mirror = mirrors / "us__shop.git"
+    blob = git(mirror, "rev-parse", f"{row['base_commit']}:shop.py").strip()
+    # Git itself writes no such tree; one that was made by hand is read like any other.
+    data = b"tree %d\0" % (len(name) + 28) + b"100644 " + name + b"\0" + bytes.fromhex(blob)
+    digest = hashlib.sha1(data, usedforsecurity=False).hexdigest()
+    (mirror / "objects" / digest[:2]).mkdir(exist_ok=True)
+    (mirror / "objects" / digest[:2] / digest[2:]).write_bytes(zlib.compress(data))
+    commit = git(mirror, "commit-tree", "-m", "hostile", digest).strip()
+    assert imported(tmp_path, tmp_path / "out", {**row, "base_commit": commit}) == 1
+    said = capsys.readouterr().err
+    assert "no path of a workspace" in said or "control characters or no UTF-8" in said
 
 
 def test_a_file_that_is_not_there_and_a_limit_that_is_none_are_said(
