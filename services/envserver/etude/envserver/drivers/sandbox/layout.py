@@ -34,6 +34,8 @@ FREE_DISK_BYTES = 128 * MIB
 """A command is ended when the workspaces' disk has less than this left."""
 TERM_GRACE_S = 2.0
 WATCH_INTERVAL_S = 0.1
+PROGRAM_INTERVAL_S = 0.5
+"""The same for programs, which may run for hours: to look takes half a millisecond."""
 MAX_COMMAND_BYTES = 128 * 1024
 """Longest argument that Linux passes to a program."""
 MAX_REQUEST_BYTES = 256 * 1024

@@ -156,9 +156,10 @@ class _Watch:
         self._source = source
         os.set_blocking(source, False)
         self._has_proc = has_proc
+        self._interval_s = layout.PROGRAM_INTERVAL_S if job.argv else layout.WATCH_INTERVAL_S
         self._deadline_s = time.monotonic() + job.timeout_s
         self._kill_s = float("inf")
-        self._look_s = time.monotonic() + layout.WATCH_INTERVAL_S
+        self._look_s = time.monotonic() + self._interval_s
 
     def until_end(self) -> int:
         """The command's exit code, once every process of it is gone."""
@@ -167,7 +168,7 @@ class _Watch:
         exited = os.pidfd_open(self._child)
         poller.register(exited, select.POLLIN)
         while True:
-            events = dict(poller.poll(1000 * layout.WATCH_INTERVAL_S))
+            events = dict(poller.poll(1000 * self._patience_s()))
             if self._source in events and not self._read():
                 poller.unregister(self._source)
             if exited in events:
@@ -178,6 +179,12 @@ class _Watch:
         while self._read():
             pass
         return status if status >= 0 else 128 - status
+
+    def _patience_s(self) -> float:
+        """How long nothing needs to be looked at."""
+        is_ending = self._kill_s < float("inf")
+        left_s = self._deadline_s - time.monotonic()
+        return layout.WATCH_INTERVAL_S if is_ending else max(0.001, min(self._interval_s, left_s))
 
     def _read(self) -> bool:
         try:
@@ -211,7 +218,7 @@ class _Watch:
         elif self.kept.total > layout.FLOOD_BYTES:
             self._end("output")
         elif now_s >= self._look_s:
-            self._look_s = now_s + layout.WATCH_INTERVAL_S
+            self._look_s = now_s + self._interval_s
             self._look()
 
     def _look(self) -> None:
