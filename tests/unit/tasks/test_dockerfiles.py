@@ -44,6 +44,7 @@ COPIES = {
     "COPY s* s": {"/app/s/main.py": "src/main.py", "/app/s/lib/util.py": "src/lib/util.py"},
     "COPY src/lib x": {"/app/x/util.py": "src/lib/util.py"},
     "COPY /a.txt ./x/../y": {"/app/y": "a.txt"},
+    "COPY /../a.txt y": {"/app/y": "a.txt"},
     'COPY ["a.txt", "with space/"]': {"/app/with space/a.txt": "a.txt"},
     "WORKDIR sub\nCOPY a.txt .": {"/app/sub/a.txt": "a.txt"},
     "ARG WHAT=a\nCOPY ${WHAT}.txt $WHAT/": {"/app/a/a.txt": "a.txt"},
@@ -67,9 +68,9 @@ def test_a_glob_stays_within_its_folder(pattern: str) -> None:
         copied(f"COPY {pattern} x/")
 
 
-@pytest.mark.parametrize("source", ["../a.txt", "src/../../a.txt", "/../a.txt", ".."])
+@pytest.mark.parametrize("source", ["../a.txt", "src/../../a.txt", ".."])
 def test_a_copy_from_outside_of_the_context_is_called_that(source: str) -> None:
-    with pytest.raises(RefusedError, match=r"leaves environment/|holds no"):
+    with pytest.raises(RefusedError, match="leaves environment/"):
         copied(f"COPY {source} x")
 
 
