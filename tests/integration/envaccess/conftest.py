@@ -231,7 +231,7 @@ def answers(url: str) -> bool:
         return False
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
     """A broker and a node with the process driver."""
     made = Processes(tmp_path_factory.mktemp("pool"))
@@ -265,7 +265,7 @@ class Edge:
         return "".join(path.read_text() for path in sorted(self.folder.glob("edge-*.log")))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def edge(processes: Processes) -> Edge:
     lines, made = [], []
     for name, role in (("alice", "full"), ("bob", "full"), ("agent", "tools")):

@@ -1,5 +1,6 @@
 """E2B's own client against our edge: the scripts of its users, unchanged."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import e2b
 import pytest
 
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "use-a-sandbox.md"
 Edge = Any  # the fixture's class lives in conftest, which test modules cannot import
 
 
@@ -39,6 +41,14 @@ def test_create_run_files_kill() -> None:
     assert sandbox.kill()
     assert not sandbox.is_running()
     assert not sandbox.kill()
+
+
+def test_the_script_of_the_page_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    script = re.findall(r"```python\n(import e2b.*?)```", PAGE.read_text(), re.DOTALL)
+
+    exec(compile(script[0], "page", "exec"), {})
+
+    assert capsys.readouterr().out == "42\n"
 
 
 async def test_the_asynchronous_client_too() -> None:

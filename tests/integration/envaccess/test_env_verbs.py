@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import stat
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from etude.common.local import LocalPod, LocalState, write_state
 Processes = Any  # the fixture's class lives in conftest, which test modules cannot import
 CODE = "from etude.cli.main import main; main()"
 LIMIT_S = 120
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "use-a-sandbox.md"
 
 Etude = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -158,13 +160,13 @@ def read_until(terminal: int, wanted: bytes) -> None:
         seen += os.read(terminal, 4096)
 
 
-def test_a_running_runs_own_environments_can_be_entered(
-    etude: Etude, name: str, processes: Processes, tmp_path: Path
-) -> None:
-    run = tmp_path / "runs" / "demo"
-    run.mkdir(parents=True)
-    (run / "run.yaml").write_text("kind: RLRun\n")
-    (run / "scratch").symlink_to(processes.folder / "scratch")
+@pytest.fixture
+def run(processes: Processes, tmp_path: Path) -> Path:
+    """A folder as a local run leaves it; it runs as long as somebody holds its lock."""
+    made = tmp_path / "runs" / "demo"
+    made.mkdir(parents=True)
+    (made / "run.yaml").write_text("kind: RLRun\n")
+    (made / "scratch").symlink_to(processes.folder / "scratch")
     port = int(processes.broker.rpartition(":")[2])
     pod = LocalPod(name="demo-repos-broker-0", role="broker", state="Ready", ports={"grpc": port})
     pool: dict[str, JsonValue] = {
@@ -172,7 +174,11 @@ def test_a_running_runs_own_environments_can_be_entered(
         "spec": {"templates": [{"name": "python"}]},
     }
     state = LocalState(pid=os.getpid(), updated_unix_ms=0, run={}, pools=(pool,), pods=(pod,))
-    write_state(run, state)
+    write_state(made, state)
+    return made
+
+
+def test_a_running_run_is_a_pool(etude: Etude, run: Path) -> None:
     with (run / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         made = etude("create", "demo")
@@ -182,8 +188,11 @@ def test_a_running_runs_own_environments_can_be_entered(
         assert elsewhere.returncode == 3
         assert "demo-repos-broker-0" in elsewhere.stderr
     assert etude("create", "demo").returncode == 6
-    for kept in (tmp_path / "kept").iterdir():
-        kept.unlink()
+
+
+@pytest.mark.usefixtures("run")
+def test_a_rollout_s_environment_can_be_entered(etude: Etude, name: str, tmp_path: Path) -> None:
+    (tmp_path / "kept" / f"{name}.json").unlink()
 
     rows = [json.loads(line) for line in etude("ls", "--run", "demo", "--json").stdout.splitlines()]
     done = etude("exec", "--run", "demo", name, "echo", "inside")
@@ -191,6 +200,27 @@ def test_a_running_runs_own_environments_can_be_entered(
     assert (name, False) in [(row["name"], row["is_yours"]) for row in rows]
     assert done.stdout == "inside\n"
     assert "counts in its result" in done.stderr
+
+
+def test_the_commands_of_the_page_work_as_they_stand(
+    etude: Etude, run: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "my-project").mkdir()
+    (tmp_path / "my-project" / "hello.py").write_text("print(6 * 7)")
+    blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    name = "cli-4f"
+    ends = []
+    with (run / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for line in "".join(blocks).splitlines():
+            words = [name if word == "cli-4f" else word for word in line.split()]
+            assert words[:2] == ["etude", "env"]
+            ends += words[2:3] if words[2] == "rm" else []
+            # The page ends the environment before it looks at those of a run.
+            done = etude(*words[2:]) if not ends else etude(*words[2:], text="")
+            name = done.stdout.strip() if words[2] == "create" else name
+            assert done.returncode == (0 if not ends or words[2] in {"rm", "ls"} else 3), line
+    assert ends == ["rm"]
 
 
 @pytest.mark.parametrize(

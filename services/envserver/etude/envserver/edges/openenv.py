@@ -148,7 +148,10 @@ async def _performed(session: Session, kind: object, data: object) -> Json:
     is_simulation = session.caller.role is Role.FULL
     match kind:
         case "reset" if is_simulation:
-            return {"type": "observation", "data": await session.reset(data or {})}
+            return {
+                "type": "observation",
+                "data": await session.reset({} if data is None else data),
+            }
         case "step" if is_simulation:
             return {"type": "observation", "data": await session.step(data)}
         case "state" if is_simulation:
