@@ -8,7 +8,9 @@ from typing_extensions import override
 from etude.agent.workspace import ExecResult, FolderNotes, Workspace, notes
 from etude.agent.workspace.protocol import HOME, Runner
 from etude.common.errors import crossing
+from etude.envserver.drivers import by_jobs
 from etude.envserver.drivers.base import Outcome, Sandbox, SandboxError, Saved
+from etude.envserver.drivers.programs import Program, RunningProgram
 from etude.envserver.drivers.qemu import snapshots
 from etude.envserver.drivers.qemu.census import MACHINE
 from etude.envserver.drivers.qemu.idle import MOVING
@@ -111,6 +113,10 @@ class VmSandbox(Sandbox):
         self._guest = home.find(None)
         # What it remembered of files and commands is not so any more.
         self._jobs = None
+
+    @override
+    async def start(self, program: Program) -> RunningProgram:
+        return await by_jobs.started(self.workspace.jobs, program)
 
     @override
     async def pause(self) -> None:

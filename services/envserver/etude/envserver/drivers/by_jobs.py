@@ -1,0 +1,135 @@
+"""Programs as background commands of a sandbox's own agent, which keeps what they write.
+
+Covered: output while they run, input, time, their end. Not covered: terminals, streams apart from
+each other, more output than the agent keeps (LOG_BYTES; then it ends them), and signals that do not
+end a program, which are dropped.
+"""
+
+import asyncio
+import contextlib
+import shlex
+import signal
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass, field
+
+from typing_extensions import override
+
+from etude.agent.workspace import JobError, JobFault, Jobs, JobState
+from etude.agent.workspace.jobs import INPUT_BYTES
+from etude.common.errors import FullError, InvalidFieldError, WrongStateError
+from etude.envserver.drivers.base import SandboxError
+from etude.envserver.drivers.programs import Ending, Piece, Program, RunningProgram, Size, Stream
+
+_READ_BYTES = 64 << 10
+_FIRST_S, _LONGEST_S = 0.05, 0.5
+"""Between two looks at a program: each costs a guest 0.2 ms."""
+_ENDING = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM})
+
+
+async def started(jobs: Jobs, program: Program) -> "JobProgram":
+    """Start a program as a background command.
+
+    Raises:
+        WrongStateError: it wants a terminal.
+        FullError: too many run.
+        InvalidFieldError: its words are too long.
+        SandboxError: the agent does not start it.
+    """
+    if program.terminal is not None:
+        raise WrongStateError("this lease's driver has no terminals")
+    try:
+        number = await jobs.start(_line(program), timeout_s=program.timeout_s)
+    except JobError as error:
+        if error.fault is JobFault.TOO_MANY:
+            raise FullError(str(error), retry_after_s=5) from error
+        if error.fault is JobFault.TOO_LONG:
+            raise InvalidFieldError("command", error.fault.value) from error
+        raise SandboxError(str(error)) from error
+    return JobProgram(number, jobs)
+
+
+def _line(program: Program) -> str:
+    words = [f"{name}={value}" for name, value in program.env.items()]
+    line = shlex.join((*(("env", *words) if words else ()), *program.argv))
+    return f"cd {shlex.quote('./' + program.cwd)} && exec {line}"
+
+
+@dataclass(slots=True, eq=False)
+class JobProgram(RunningProgram):
+    """A background command, looked at again and again."""
+
+    number: int
+    jobs: Jobs
+    _steps: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @override
+    async def output(self) -> AsyncIterator[Piece]:
+        offset, pause_s = 0, _FIRST_S
+        while True:
+            state = await self._state(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_S)
+            while offset < state.log_bytes:
+                data = await self.jobs.output(self.number, offset=offset, size=_READ_BYTES)
+                if not data:
+                    break
+                offset, pause_s = offset + len(data), _FIRST_S
+                yield Piece(Stream.OUT, data)
+            if not state.is_running:
+                return
+
+    @override
+    async def ending(self) -> Ending:
+        while (state := await self._state(_LONGEST_S)).is_running:
+            pass
+        return Ending(state.exit_code, state.ended_for, state.cpu_ms)
+
+    @override
+    async def write(self, data: bytes) -> None:
+        pause_s = _FIRST_S
+        while data:
+            try:
+                await self.jobs.send(self.number, data[:INPUT_BYTES], end=False)
+            except JobError as error:
+                if error.fault is not JobFault.NOT_READING:
+                    return
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_S)
+            else:
+                data, pause_s = data[INPUT_BYTES:], _FIRST_S
+
+    @override
+    def close_input(self) -> None:
+        self._later(self.jobs.send(self.number, b"", end=True))
+
+    @override
+    def signal(self, number: int) -> None:
+        if number in _ENDING:
+            self.kill()
+
+    @override
+    def resize(self, size: Size) -> None:
+        return None
+
+    @override
+    def kill(self) -> None:
+        self._later(self.jobs.kill(self.number))
+
+    @override
+    async def close(self) -> None:
+        self.kill()
+        await asyncio.wait(self._steps)
+
+    async def _state(self, wait_s: float) -> JobState:
+        try:
+            return await self.jobs.state(self.number, wait_s=wait_s)
+        except JobError as error:
+            raise SandboxError(str(error)) from error
+
+    def _later(self, step: Coroutine[None, None, None]) -> None:
+        async def take() -> None:
+            with contextlib.suppress(JobError):  # it has ended, or takes no input
+                await step
+
+        task = asyncio.create_task(take(), name=f"program {self.number}")
+        self._steps.add(task)
+        task.add_done_callback(self._steps.discard)
