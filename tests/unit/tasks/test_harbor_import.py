@@ -84,10 +84,17 @@ def test_a_folder_of_tasks_is_taken_and_each_refused_one_is_said(
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a", "c"]
 
 
-def test_a_task_is_not_written_over_another(tmp_path: Path) -> None:
-    make(tmp_path / "words", GOOD)
-    assert imported(tmp_path / "words", tmp_path / "out") == 0
-    assert imported(tmp_path / "words", tmp_path / "out") == 1
+def test_a_task_is_not_written_over_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path / "set" / "words", GOOD)
+    assert imported(tmp_path / "set", tmp_path / "out") == 0
+    make(tmp_path / "set" / "zebra", GOOD)
+    capsys.readouterr()
+    assert imported(tmp_path / "set", tmp_path / "out") == 1
+    shown = capsys.readouterr()
+    assert "is there already" in shown.err
+    assert shown.out == "zebra\n", "the task after it is taken"
 
 
 def test_what_a_build_does_is_kept_step_by_step_and_proved_to_leave_the_workspace(

@@ -263,6 +263,7 @@ def test_no_configuration_of_a_hostile_repository_starts_a_program(
         (hooks / name).symlink_to(canary)
         (repository.folder / ".git" / "hooks").mkdir(exist_ok=True)
         (repository.folder / ".git" / "hooks" / name).symlink_to(canary)
+    repository.git("config", "core.repositoryFormatVersion", "1")
     (repository.folder / ".gitattributes").write_text("* filter=x diff=x\n")
     for key, value in HOSTILE.items():
         with (repository.folder / ".git" / "config").open("a") as file:
