@@ -136,7 +136,7 @@ class World:
             self._servers.append(server)
         for index in range(BROKERS):
             self.start_broker(index)
-            self._tasks.append(asyncio.create_task(self._beat(index)))
+            self._start_beating(index)
         for index in range(BROKERS):
             await self.granted(index)
 
@@ -190,20 +190,29 @@ class World:
         for server in self._servers:
             await server.stop(0)
 
-    async def _beat(self, index: int) -> None:
-        """All nodes tell one broker, each once a second."""
-        stub, number, started_s = self.stub(index), 0, time.perf_counter()
-        while True:
-            node = self.nodes[number % NODES]
-            try:
-                answer = await stub.Heartbeat(node.beat(index), timeout=2.0)
-            except grpc.aio.AioRpcError:
-                await asyncio.sleep(0.1)
-            else:
-                for lease_id in answer.close_lease_ids:
-                    node.held.pop(lease_id, None)
-            number += 1
-            await asyncio.sleep(max(0.0, started_s + number / NODES - time.perf_counter()))
+    def _start_beating(self, index: int) -> None:
+        """Every node tells one broker once a second, each at its own moment."""
+        stub = self.stub(index)
+        for number, node in enumerate(self.nodes):
+            beat = _beat(node, stub, index, number / NODES)
+            self._tasks.append(asyncio.create_task(beat))
+
+
+async def _beat(
+    node: SimulatedNode,
+    stub: "environments_pb2_grpc.EnvBrokerServiceAsyncStub",
+    index: int,
+    delay_s: float,
+) -> None:
+    await asyncio.sleep(delay_s)
+    while True:
+        try:
+            answer = await stub.Heartbeat(node.beat(index), timeout=2.0)
+        except grpc.aio.AioRpcError:
+            answer = environments_pb2.HeartbeatResponse()  # the next one is on its way
+        for lease_id in answer.close_lease_ids:
+            node.held.pop(lease_id, None)
+        await asyncio.sleep(1.0)
 
 
 async def launched(
