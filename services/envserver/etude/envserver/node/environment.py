@@ -138,7 +138,7 @@ class Environment:
         self._log.close()
         self._results = Results()
         self._results.add(list(found.results.values()), found.digests)
-        self._identity = None
+        self._codebase, self._identity = Codebase(self.source.index), None
 
     def check_agent(self, token: str) -> None:
         """Admit the agent, and whoever controls it.
