@@ -201,6 +201,7 @@ PLANTED: dict[str, tuple[Callable[[Repository], object], str]] = {
     "a hidden test, changed": (_written("t/c.py", TESTS["check.py"] + b"x = 1\n"), "tests-lines"),
     "a damaged object": (_written(".git/objects/00/" + "0" * 38, b"no zlib"), "unreadable"),
     "an odd extension": (_odd_extension, "unreadable"),
+    "a configuration that leads out": (_config("include.path", "/etc/passwd"), "unreadable"),
     "a configuration that is none": (_written(".git/config", b"[core\n"), "unreadable"),
 }
 
@@ -236,7 +237,6 @@ HOSTILE = {
     "alias.fsck": "!{canary}",
     "uploadpack.packObjectsHook": "{canary}",
     "credential.helper": "!{canary}",
-    "include.path": "/etc/passwd",
     "remote.origin.promisor": "true",
     "remote.origin.url": "ext::{canary}",
     "remote.origin.uploadpack": "{canary}",
@@ -271,6 +271,8 @@ def test_no_configuration_of_a_hostile_repository_starts_a_program(
             group, _, inner = section.partition(".")
             head = f'[{group} "{inner}"]' if inner else f"[{group}]"
             file.write(f"{head}\n\t{name} = {value.format(canary=canary, hooks=hooks)}\n")
+    assert "remotes" in rules(looked(repository.folder)), "git reads the configuration"
+    assert not seen.exists()
     # A missing object, which a partial clone would fetch with the program of its remote.
     for path in (repository.folder / ".git" / "objects" / "pack").iterdir():
         path.unlink()
