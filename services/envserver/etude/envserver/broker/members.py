@@ -2,12 +2,20 @@
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from etude.envserver.broker.costs import UNTOLD, Cost, Level
 from etude.v1 import environments_pb2
 
 CLONE_BYTES = 18 << 20
 """Memory of a restored environment that has done little yet."""
+
+
+class SnapshotKey(NamedTuple):
+    """What names a snapshot: two runs may have chosen the same id."""
+
+    run_id: str
+    snapshot_id: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,7 +37,7 @@ class NodeState:
     closing: set[str] = field(default_factory=set)
     """Ended leases that it may still hold."""
     levels: dict[str, Level] = field(default_factory=dict)
-    snapshots: frozenset[str] = frozenset()
+    snapshots: frozenset[SnapshotKey] = frozenset()
     queue_ms: float = 0.0
     """Until what was ordered has started."""
     memory_bytes: int | None = None
@@ -97,8 +105,8 @@ class Members:
     _nodes: dict[str, NodeState] = field(default_factory=dict)
     _order: list[NodeState] = field(default_factory=list)
     """The same nodes, to draw from."""
-    _holders: dict[str, dict[str, environments_pb2.HeldSnapshot]] = field(default_factory=dict)
-    """Snapshots by id and node."""
+    _holders: dict[SnapshotKey, dict[str, str]] = field(default_factory=dict)
+    """By snapshot, the templates that its holders tell, by node."""
 
     def __len__(self) -> int:
         return len(self._order)
@@ -147,24 +155,25 @@ class Members:
 
     def holders(self, run_id: str, snapshot_id: str) -> list[NodeState]:
         """The nodes that hold a run's snapshot; a snapshot of another run is nowhere."""
-        found = self._holders.get(snapshot_id, {})
-        return [self._nodes[name] for name, told in found.items() if told.run_id == run_id]
+        return [
+            self._nodes[name] for name in self._holders.get(SnapshotKey(run_id, snapshot_id), ())
+        ]
 
     def template_of(self, run_id: str, snapshot_id: str) -> str | None:
         """The template that a run's snapshot was made from; None if nobody holds it."""
-        found = self._holders.get(snapshot_id, {})
-        return next((told.template for told in found.values() if told.run_id == run_id), None)
+        return next(iter(self._holders.get(SnapshotKey(run_id, snapshot_id), {}).values()), None)
 
     def _hear_snapshots(
         self, node: NodeState, told: Collection[environments_pb2.HeldSnapshot]
     ) -> None:
         if not told and not node.snapshots:
             return
-        names = frozenset(each.snapshot_id for each in told)
+        templates = {SnapshotKey(each.run_id, each.snapshot_id): each.template for each in told}
+        names = frozenset(templates)
         for gone in node.snapshots - names:
             del self._holders[gone][node.node_id]
             if not self._holders[gone]:
                 del self._holders[gone]
-        for each in told:
-            self._holders.setdefault(each.snapshot_id, {})[node.node_id] = each
+        for name, template in templates.items():
+            self._holders.setdefault(name, {})[node.node_id] = template
         node.snapshots = names
