@@ -25,14 +25,16 @@ from rich.console import Console
 from rich.table import Table
 
 from etude.common.local import images_folder
-from etude.envserver.drivers.qemu import clone, delta, template, tsc
+from etude.envserver.drivers.qemu import clone, delta, guests, template, tsc
 from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.machine import PROGRAM, Machine
 from etude.envserver.drivers.qemu.pages import PageBuffer
 from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.drivers.qemu.vm import Vm
+from etude.envserver.drivers.qemu.warmup import warm_up
 from etude.envserver.guest.channel import GuestChannel, Identity
 from etude.envserver.guest.commands import GuestCommands
+from etude.envserver.guest.workspace import GuestWorkspace
 from etude.envserver.images.build import build
 from etude.envserver.images.cache import Cache
 from etude.envserver.images.spec import Base, BusyboxBase, ImageSpec, read_spec
@@ -118,6 +120,41 @@ class Bench:
             await end(guest)
         self.add(f"clone: spawn, restore, sync, ping (p50 of {count})", costs)
 
+    async def first_results(self, count: int) -> None:
+        """From nothing to a file that was read, and to a command that has run."""
+        for what, ask in (("file", _read), ("command", _command)):
+            costs = []
+            for _ in range(count):
+                clock = Clock()
+                clock.start()
+                guest = await self.guest()
+                await ask(guest)
+                costs.append(clock.stop(guest.vm.pid))
+                await end(guest)
+            self.add(f"clone: to the first {what} (p50 of {count})", costs)
+
+    async def levels(self, count: int) -> None:
+        """What is left to do for a start when the rest was done ahead."""
+        shells, paused = [], []
+        for _ in range(count):
+            folder = Path(tempfile.mkdtemp(dir=self.folder))
+            shell = await clone.spawn_shell(self.template, folder=folder, jail=Jail())
+            clock = Clock([shell.pid])
+            clock.start()
+            found = await guests.begun(shell, self.template, name="bench")
+            shells.append(clock.stop())
+            await found.destroy()
+            folder = Path(tempfile.mkdtemp(dir=self.folder))
+            shell = await clone.spawn_shell(self.template, folder=folder, jail=Jail())
+            waiting = await guests.paused(shell, self.template)
+            clock = Clock([shell.pid])
+            clock.start()
+            found = await guests.handed_out(waiting, name="bench")
+            paused.append(clock.stop())
+            await found.destroy()
+        self.add(f"start from a shell (p50 of {count})", shells)
+        self.add(f"start from a paused clone (p50 of {count})", paused)
+
     async def pauses(self, mib: int) -> None:
         """A live delta with so much written by the guest before."""
         guest = await self.guest()
@@ -150,9 +187,9 @@ class Bench:
         held = [memory_mib(guest.vm.pid) for guest in guests]
         await asyncio.sleep(2)
         used = sum(cpu_s(guest.vm.pid) - was for guest, was in zip(guests, ticks, strict=True))
-        private = statistics.median(each["Private_Dirty"] for each in held)
+        private = statistics.median(each["Anonymous"] for each in held)
         rss, pss = (statistics.median(each[name] for each in held) for name in ("Rss", "Pss"))
-        text = f"{private:.1f} MiB private, {pss:.1f} PSS, {rss:.1f} RSS"
+        text = f"{private:.1f} MiB of its own, {pss:.1f} PSS, {rss:.1f} RSS"
         self.rows.append((f"frozen clone (median of {FROZEN})", text))
         free = (before - available_mib()) / FROZEN
         self.rows.append(("  of the machine's available memory", f"{free:.1f} MiB each"))
@@ -178,6 +215,15 @@ async def awake(vm: Vm) -> Guest:
         Identity(env_id=name, token=secrets.token_bytes(16), generation=1, hostname=name)
     )
     return Guest(vm, channel)
+
+
+async def _read(guest: Guest) -> None:
+    commands = GuestCommands(channel=guest.channel)
+    await GuestWorkspace(guest.channel, commands.run, cwd="/etc").read("passwd")
+
+
+async def _command(guest: Guest) -> None:
+    await GuestCommands(channel=guest.channel).run("echo benchmark", LIMIT_S)
 
 
 async def answers(guest: Guest) -> None:
@@ -223,6 +269,9 @@ async def booted(spec: ImageSpec, agent: Path, folder: Path, say: Callable[[str]
     await channel.hello(timeout_s=LIMIT_S)
     boot = clock.stop(booting.vm.pid)
     await channel.reset()
+    await channel.sync(Identity(env_id="template", token=secrets.token_bytes(16), generation=0))
+    await warm_up(channel)
+    await channel.sync(Identity(env_id="", token=b"", generation=0))
     await channel.close()
     clock.start()
     sealed = await template.seal(booting)
@@ -238,6 +287,9 @@ async def measured(spec: ImageSpec, agent: Path, clones: int) -> Bench:
     with tempfile.TemporaryDirectory(prefix="etude-bench-") as name:
         bench = await booted(spec, agent, Path(name), lambda text: print(text, file=sys.stderr))
         await bench.clones(clones)
+        await bench.clones(clones)
+        await bench.first_results(clones)
+        await bench.levels(clones)
         await bench.pauses(0)
         await bench.pauses(16)
         await bench.frozen()

@@ -47,6 +47,7 @@ from etude.envserver.drivers.qemu.sleeping import TOUCHED_BYTES, Bed, Home, asle
 from etude.envserver.drivers.qemu.starts import Starter
 from etude.envserver.drivers.qemu.stock import Stock
 from etude.envserver.drivers.qemu.template import Template
+from etude.envserver.drivers.qemu.warmup import warm_up
 from etude.envserver.drivers.sandbox import layout
 from etude.envserver.drivers.sandbox.layout import LOGS, TESTS
 from etude.envserver.guest.channel import GuestChannel, GuestLostError
@@ -54,13 +55,6 @@ from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.workspace import GuestWorkspace
 from etude.envserver.images.build import Image
 
-_WARM_UP = (
-    f"mkdir -p {TESTS} {LOGS} && chown {layout.INSIDE_UID}:{layout.INSIDE_UID} {HOME} {LOGS}"
-    " && sync; command -v python3 && python3 -c pass; command -v git && git --version; true"
-)
-"""Folders that every environment has, and what the first command of a clone would wait for."""
-_WARM_UP_LIMIT_S = 120.0
-_SCRATCH = "warm-up"
 STOCK = "stock"
 """Folder of machines that are nobody's yet, beside that of the leases."""
 
@@ -214,7 +208,7 @@ class QemuDriver(Driver):
         try:
             async with self.lanes.turn(Work.BOOT):
                 return await guests.booted(
-                    image, self.machine, folder=folder, jail=self.jail, warm_up=_warm_up
+                    image, self.machine, folder=folder, jail=self.jail, warm_up=warm_up
                 )
         except (VmmError, GuestLostError) as error:
             raise DriverUnavailableError(
@@ -222,15 +216,6 @@ class QemuDriver(Driver):
                 where=f"driver {self.name}",
                 fix="look at the console's last words, build the image again",
             ) from error
-
-
-async def _warm_up(channel: GuestChannel) -> None:
-    await GuestCommands(channel=channel, uid=0).run(_WARM_UP, _WARM_UP_LIMIT_S)
-    # What the agent has reserved once it does not reserve again in each clone.
-    files = GuestWorkspace(channel, GuestCommands(channel=channel).run, cwd="/tmp")  # noqa: S108 - the guest's
-    await files.write(_SCRATCH, bytes(4096))
-    await files.read(_SCRATCH)
-    await files.delete(_SCRATCH)
 
 
 async def _verified(channel: GuestChannel, work: Verification) -> Outcome:

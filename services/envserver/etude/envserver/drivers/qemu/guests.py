@@ -12,12 +12,17 @@ from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.machine import Machine
 from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.drivers.qemu.vm import Vm
+from etude.envserver.guest.calls import Request
 from etude.envserver.guest.channel import GuestChannel, GuestLostError, Identity
 from etude.envserver.images.build import Image
+from etude.v1 import guest_pb2
 
 BOOT_LIMIT_S = 120.0
 """A cold boot takes 2.4 CPU seconds under TCG, on a host that may have much else to run."""
 _TOKEN_BYTES = 32
+_READ = guest_pb2.GuestCall(read=guest_pb2.GuestRead(path="passwd"), cwd="/etc")
+"""Of a small file; that there is none is an answer too."""
+_READ_LIMIT_S = 30.0
 _NOBODYS = Identity(env_id="", token=b"", generation=0)
 """A template's: it refuses every call, so that no clone can be used before it has its own."""
 
@@ -122,7 +127,10 @@ async def paused(shell: Vm, base: Template) -> Guest:
     """
     try:
         found = await _awake(shell, base, None)
-        # What a guest does for the first time is translated then, and costs ten times as much.
+        # What a guest does for the first time is translated then, and costs ten times as much:
+        # whoever gets this one gives it names, and reads a file.
+        await found.channel.sync(_identity("paused", generation=0))
+        await found.channel.call(Request(operation=_READ, deadline_s=_READ_LIMIT_S))
         await found.channel.sync(_NOBODYS)
         await shell.freeze()
     except BaseException:
