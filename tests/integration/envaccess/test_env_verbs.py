@@ -160,6 +160,33 @@ def read_until(terminal: int, wanted: bytes) -> None:
         seen += os.read(terminal, 4096)
 
 
+def test_an_environment_goes_back_to_what_was_saved(etude: Etude, name: str) -> None:
+    etude("exec", name, "sh", "-c", "echo one > f")
+    saved = etude("snapshot", name, "before")
+    assert saved.returncode == 0, saved.stderr
+    etude("exec", name, "sh", "-c", "echo two > f; touch g")
+
+    assert etude("rollback", name, "before").returncode == 0
+
+    assert etude("exec", name, "sh", "-c", "cat f; ls").stdout == "one\nf\n"
+    missing = etude("rollback", name, "never")
+    assert (missing.returncode, "[NotFound]" in missing.stderr) == (3, True)
+
+
+def test_forks_begin_as_their_parent_is_and_go_on_apart(etude: Etude, name: str) -> None:
+    etude("exec", name, "sh", "-c", "echo parent > f")
+
+    done = etude("fork", name, "--count", "2")
+    assert done.returncode == 0, done.stderr
+    one, other = done.stdout.split()
+    etude("exec", one, "sh", "-c", "echo one >> f")
+
+    assert etude("exec", one, "cat", "f").stdout == "parent\none\n"
+    assert etude("exec", other, "cat", "f").stdout == "parent\n"
+    assert etude("exec", name, "cat", "f").stdout == "parent\n"
+    assert etude("rm", one, other).returncode == 0
+
+
 @pytest.fixture
 def run(processes: Processes, tmp_path: Path) -> Path:
     """A folder as a local run leaves it; it runs as long as somebody holds its lock."""
@@ -221,6 +248,9 @@ def test_the_commands_of_the_page_work_as_they_stand(
             name = done.stdout.strip() if words[2] == "create" else name
             assert done.returncode == (0 if not ends or words[2] in {"rm", "ls"} else 3), line
     assert ends == ["rm"]
+    forks = [json.loads(row)["name"] for row in etude("ls", "--json").stdout.splitlines()]
+    assert len(forks) == 2
+    assert etude("rm", *forks).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -266,6 +296,8 @@ def test_a_command_that_takes_too_long_is_ended_and_said_so(etude: Etude, name: 
     assert (done.returncode, done.stderr) == (143, "ended by the limit on time\n")
 
 
-@pytest.mark.parametrize("verb", ["create", "ls", "exec", "shell", "rm"])
+@pytest.mark.parametrize(
+    "verb", ["create", "ls", "exec", "shell", "snapshot", "rollback", "fork", "rm"]
+)
 def test_every_verb_shows_two_examples(etude: Etude, verb: str) -> None:
-    assert etude(verb, "--help").stdout.count(f"etude env {verb}") >= 3
+    assert etude(verb, "--help").stdout.count(f"etude env {verb}") == 2

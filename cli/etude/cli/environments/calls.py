@@ -4,17 +4,26 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import grpc
 
 from etude.cli.environments.kept import Environment
 from etude.common import channels
 from etude.common.errors import Problem, UserError
-from etude.v1 import environment_access_pb2_grpc, environments_pb2, environments_pb2_grpc
+from etude.v1 import (
+    environment_access_pb2_grpc,
+    environment_state_pb2,
+    environment_state_pb2_grpc,
+    environments_pb2,
+    environments_pb2_grpc,
+)
 
 RUN_ID = "cli"
 """Leases of people count as those of one run."""
 TOOLSET = "Standard"
+_STATE_S = 120.0
+"""To save an environment or put it back."""
 _RENEWALS = 3
 """In the time of a lease."""
 
@@ -31,6 +40,7 @@ _REASONS = {
         "try again later, or etude env rm what you do not use",
     ),
     grpc.StatusCode.FAILED_PRECONDITION: ("FailedPrecondition", "put right what it says"),
+    grpc.StatusCode.ALREADY_EXISTS: ("Conflict", "take another name"),
     grpc.StatusCode.INVALID_ARGUMENT: ("InvalidArgument", "put right what it says"),
 }
 
@@ -51,42 +61,81 @@ def explained(where: str) -> Iterator[None]:
         raise UserError(Problem(reason, what, where, fix)) from error
 
 
-async def launch(
-    broker: str, *, template: str, uri: str, ttl_s: int, queue_timeout_s: int
-) -> Environment:
-    """One new environment.
+class Wish(NamedTuple):
+    """What is asked of a broker."""
+
+    template: str
+    ttl_s: int
+    wait_s: int
+    """For free places."""
+    uri: str = ""
+    """First files, where there is no snapshot."""
+    snapshot_id: str = ""
+    number: int = 1
+
+
+async def launch(broker: str, wish: Wish) -> list[Environment]:
+    """New environments.
 
     Raises:
-        UserError: there is none to be had.
+        UserError: not all could be had; those that could are ended.
     """
     request = environments_pb2.LaunchBatchRequest(
         run_id=RUN_ID,
         idempotency_key=uuid.uuid4().hex,
-        template=template,
-        workspace=environments_pb2.WorkspaceSource(uri=uri),
-        count=1,
+        template=wish.template,
+        workspace=environments_pb2.WorkspaceSource(uri=wish.uri),
+        count=wish.number,
         toolset=TOOLSET,
-        ttl_seconds=ttl_s,
-        queue_timeout_seconds=queue_timeout_s,
+        ttl_seconds=wish.ttl_s,
+        queue_timeout_seconds=wish.wait_s,
+        snapshot_id=wish.snapshot_id,
     )
     async with channels.dial(broker) as channel:
         stub = environments_pb2_grpc.EnvBrokerServiceStub(channel)
-        limit_s = queue_timeout_s + channels.CONTROL_DEADLINE_S
+        limit_s = wish.wait_s + channels.CONTROL_DEADLINE_S
         with explained(f"broker {broker}"):
-            async for outcome in stub.LaunchBatch(request, timeout=limit_s):
-                return _granted(outcome, broker, template, ttl_s)
-    what = "the broker ended the call without an answer"
-    raise UserError(Problem("Unreachable", what, f"broker {broker}", "try again"))
-
-
-def _granted(
-    outcome: environments_pb2.LaunchBatchResponse, broker: str, template: str, ttl_s: int
-) -> Environment:
-    if not outcome.HasField("lease"):
-        failure = outcome.failure
+            outcomes = [each async for each in stub.LaunchBatch(request, timeout=limit_s)]
+    made = [
+        Environment(lease=outcome.lease, template=wish.template, broker=broker, ttl_s=wish.ttl_s)
+        for outcome in outcomes
+        if outcome.HasField("lease")
+    ]
+    for failure in (outcome.failure for outcome in outcomes if outcome.HasField("failure")):
+        await release(broker, [environment.name for environment in made])
         fix = "put right what it says; etude env create --help shows the options"
         raise UserError(Problem(failure.reason, failure.message, f"broker {broker}", fix))
-    return Environment(lease=outcome.lease, template=template, broker=broker, ttl_s=ttl_s)
+    return made
+
+
+def saved_as(environment: Environment, snapshot: str) -> str:
+    """The id of a snapshot: all of this run's, of all people, have one of their own."""
+    return f"{environment.name}-{snapshot}"
+
+
+async def snapshot(environment: Environment, name: str) -> int:
+    """Save an environment, which goes on; how many bytes that took."""
+    snapshot_id = saved_as(environment, name)
+    request = environment_state_pb2.SnapshotRequest(**_key(environment), snapshot_id=snapshot_id)
+    async with channels.dial(environment.lease.endpoint) as channel:
+        stub = environment_state_pb2_grpc.EnvStateServiceStub(channel)
+        with explained(f"environment {environment.name}"):
+            return (await stub.Snapshot(request, timeout=_STATE_S)).size_bytes
+
+
+async def rollback(environment: Environment, name: str) -> None:
+    """Put an environment back to a snapshot that was taken of it."""
+    snapshot_id = saved_as(environment, name)
+    request = environment_state_pb2.RollbackRequest(**_key(environment), snapshot_id=snapshot_id)
+    async with channels.dial(environment.lease.endpoint) as channel:
+        stub = environment_state_pb2_grpc.EnvStateServiceStub(channel)
+        with explained(f"environment {environment.name}"):
+            await stub.Rollback(request, timeout=_STATE_S)
+
+
+def _key(environment: Environment) -> dict[str, Any]:
+    lease = environment.lease
+    return {"lease_id": lease.lease_id, "control_token": lease.control_token}
 
 
 async def release(broker: str, names: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -54,20 +55,16 @@ def create(
     ] = "",
 ) -> None:
     """Make an environment and print its name."""
-    from etude.cli.environments import calls, kept, pools
+    from etude.cli.environments import calls, pools
 
     found = pools.pool_of(pool, pool_name)
-    made = asyncio.run(
-        calls.launch(
-            found.broker,
-            template=template or _only(found.templates, pool),
-            uri=_uri(workspace),
-            ttl_s=ttl,
-            queue_timeout_s=wait,
-        )
+    wish = calls.Wish(
+        template=template or _only(found.templates, pool),
+        ttl_s=ttl,
+        wait_s=wait,
+        uri=_uri(workspace),
     )
-    kept.keep(made)
-    console().print(made.name)
+    _keep(asyncio.run(calls.launch(found.broker, wish)))
 
 
 @app.command(epilog=epilog("env ls"))
@@ -131,6 +128,63 @@ def shell(
     raise SystemExit(asyncio.run(_run(environment, _SHELL, options, has_input=True)))
 
 
+@app.command(epilog=epilog("env snapshot"))
+def snapshot(
+    name: Name,
+    snapshot_id: Annotated[
+        str, typer.Argument(metavar="SNAPSHOT", help="Its name: small letters, digits, dashes.")
+    ],
+) -> None:
+    """Save an environment, which goes on; rollback puts it back."""
+    from etude.cli.environments import calls
+
+    environment = _own(name)
+    size = asyncio.run(calls.snapshot(environment, snapshot_id))
+    say(f"saved {environment.name} as {snapshot_id}, {size} bytes")
+
+
+@app.command(epilog=epilog("env rollback"))
+def rollback(
+    name: Name,
+    snapshot_id: Annotated[str, typer.Argument(metavar="SNAPSHOT", help="One of its own.")],
+) -> None:
+    """Put an environment back to a snapshot; programs in it end."""
+    from etude.cli.environments import calls
+
+    environment = _own(name)
+    asyncio.run(calls.rollback(environment, snapshot_id))
+    say(f"{environment.name} is as it was at {snapshot_id}")
+
+
+@app.command(epilog=epilog("env fork"))
+def fork(
+    name: Name,
+    *,
+    count: Annotated[int, typer.Option(min=1, max=64, help="How many.")] = 1,
+    wait: Annotated[
+        int, typer.Option(min=1, max=3600, help="Seconds to wait for free places.")
+    ] = 60,
+) -> None:
+    """Make environments that begin as this one is now, and print their names."""
+    from etude.cli.environments import calls
+
+    environment = _own(name)
+    snapshot_name = f"fork-{uuid.uuid4().hex[:12]}"
+    wish = calls.Wish(
+        template=environment.template,
+        ttl_s=environment.ttl_s,
+        wait_s=wait,
+        snapshot_id=calls.saved_as(environment, snapshot_name),
+        number=count,
+    )
+
+    async def work() -> "list[Environment]":
+        await calls.snapshot(environment, snapshot_name)
+        return await calls.launch(environment.broker, wish)
+
+    _keep(asyncio.run(work()))
+
+
 @app.command(epilog=epilog("env rm"))
 def rm(
     names: Annotated[list[str], typer.Argument(metavar="ENV...", help="Environments to end.")],
@@ -188,6 +242,20 @@ def _chosen(name: str, run: str) -> "Environment":
     if not environment.broker:
         say("this environment is a rollout's: what you change counts in its result")
     return environment
+
+
+def _own(name: str) -> "Environment":
+    from etude.cli.environments import kept
+
+    return kept.chosen(name, kept.kept())
+
+
+def _keep(environments: "Sequence[Environment]") -> None:
+    from etude.cli.environments import kept
+
+    for environment in environments:
+        kept.keep(environment)
+        console().print(environment.name)
 
 
 def _only(templates: tuple[str, ...], pool: str) -> str:
