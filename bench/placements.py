@@ -3,9 +3,10 @@
 python bench/placements.py [--rate N] [--seconds N] [--core N]
 
 First broker, clients and 100 nodes of 600 slots in one process on one core, launches of 8 siblings
-in an open loop: what the decisions cost. Then two broker processes on that core, nodes and clients
+in an open loop: what the decisions cost. Their clock is the process's CPU time, waiting skipped: as
+if the core were ours alone. Then two broker processes on that core, nodes and clients
 over gRPC in this one; one broker is killed and started again under load. The limit beside it is an
-empty call to a gRPC server of ours on the same core. On a busy machine CPU time is the figure.
+empty call to a gRPC server of ours on the same core; of these, take the figures per CPU second.
 """
 
 import argparse
@@ -74,7 +75,7 @@ def _print(found: dict[str, Any], decided: decisions.Outcome, survival: shards.S
         "decisions, open loop",
         f"{decided.per_second:.0f}/s",
         f"target {TARGET_PER_S}; {decided.per_cpu_second:.0f} per CPU-s"
-        f" ({decided.cpu_s:.1f} CPU-s in {decided.wall_s:.1f} s)",
+        f" ({decided.cpu_s:.1f} CPU-s in {decided.core_s:.1f} s)",
     )
     table.add_row(
         "from due to leased",

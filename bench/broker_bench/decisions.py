@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from typing_extensions import override
 
+from broker_bench.core_time import core_time
 from etude.common.api.pool import EnvPoolSpec, Template
 from etude.envserver.broker.broker import REBUILD_S, Broker
 from etude.envserver.broker.nodes import Nodes
@@ -28,7 +29,8 @@ class Outcome(NamedTuple):
     """What an open loop measured."""
 
     placed: int
-    wall_s: float
+    core_s: float
+    """That a core of its own would have needed, idle time included."""
     cpu_s: float
     """Of broker, nodes and clients together."""
     wait_ms: Sequence[float]
@@ -37,7 +39,7 @@ class Outcome(NamedTuple):
 
     @property
     def per_second(self) -> float:
-        return self.placed / self.wall_s
+        return self.placed / self.core_s
 
     @property
     def per_cpu_second(self) -> float:
@@ -121,20 +123,20 @@ class OpenLoop:
             helpers.create_task(self._release(stop))
             await self._launch_for(WARM_UP_S)
             self.waits_ms.clear()
-            wall_s, cpu_s = time.perf_counter(), time.process_time()
+            core_s, cpu_s = time.monotonic(), time.process_time()
             await self._launch_for(self.seconds)
-            wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
+            core_s, cpu_s = time.monotonic() - core_s, time.process_time() - cpu_s
             stop.set()
         rss_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        return Outcome(len(self.waits_ms), wall_s, cpu_s, sorted(self.waits_ms), rss_mib)
+        return Outcome(len(self.waits_ms), core_s, cpu_s, sorted(self.waits_ms), rss_mib)
 
     async def _launch_for(self, seconds: float) -> None:
-        started_s = time.perf_counter()
+        started_s = time.monotonic()
         async with asyncio.TaskGroup() as launches:
             for number in range(int(seconds * self.rate / SIBLINGS)):
                 due_s = started_s + number * SIBLINGS / self.rate
                 # Also when late: others must have their turn.
-                await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+                await asyncio.sleep(max(0.0, due_s - time.monotonic()))
                 launches.create_task(self._launch(f"{started_s}-{number}", number, due_s))
 
     async def _launch(self, key: str, number: int, due_s: float) -> None:
@@ -149,22 +151,22 @@ class OpenLoop:
         )
         leases = []
         async for outcome in self.broker.launch(request):
-            self.waits_ms.append(1000 * (time.perf_counter() - due_s))
+            self.waits_ms.append(1000 * (time.monotonic() - due_s))
             leases.append(outcome.lease.lease_id)
-        self._ends.append((time.perf_counter() + HOLD_S, leases))
+        self._ends.append((time.monotonic() + HOLD_S, leases))
 
     async def _beat(self, stop: asyncio.Event) -> None:
         """Each node once a second, evenly."""
-        names, number, started_s = list(self.nodes.held), 0, time.perf_counter()
+        names, number, started_s = list(self.nodes.held), 0, time.monotonic()
         while not stop.is_set():
             self.broker.heartbeat(self.nodes.beat(names[number % NODES]))
             number += 1
-            await asyncio.sleep(max(0.0, started_s + number / NODES - time.perf_counter()))
+            await asyncio.sleep(max(0.0, started_s + number / NODES - time.monotonic()))
 
     async def _release(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
             over = []
-            while self._ends and self._ends[0][0] <= time.perf_counter():
+            while self._ends and self._ends[0][0] <= time.monotonic():
                 over += self._ends.popleft()[1]
             if over:
                 await self.broker.release(over)
@@ -176,6 +178,7 @@ def measure(rate: float, seconds: float, core: int) -> Outcome:
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
-        return asyncio.run(OpenLoop(rate, seconds).run())
+        with core_time() as runner:
+            return runner.run(OpenLoop(rate, seconds).run())
     finally:
         os.sched_setaffinity(0, allowed)

@@ -1,6 +1,5 @@
 """Who holds what where: nodes, leases, and what has ended but may not be gone."""
 
-import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -27,6 +26,8 @@ class Granted:
     granted_s: float
     key: BatchKey = field(init=False)
     """The batch that it was granted to."""
+    end_s: int = 0
+    """Second since 1970 under which the ledger finds its end."""
 
     def __post_init__(self) -> None:
         self.key = BatchKey(self.held.run_id, self.held.idempotency_key)
@@ -74,8 +75,8 @@ class Ledger:
     _of_run: dict[str, int] = field(default_factory=dict)
     _lost: dict[str, Granted] = field(default_factory=dict)
     """Leases of nodes that fell silent; they count again when the node comes back with them."""
-    _ends: list[tuple[int, str]] = field(default_factory=list)
-    """A heap of when leases end; a renewed one is put back when its old end comes."""
+    _ends: dict[int, set[str]] = field(default_factory=dict)
+    """Leases by the second of their ends; a renewed one is moved when its old end comes."""
 
     @property
     def num_free(self) -> int:
@@ -147,9 +148,9 @@ class Ledger:
         for lease_id in lease_ids:
             granted = self.leases.get(lease_id)
             if granted is not None:
-                if expires_unix_ms < granted.lease.expires_unix_ms:
-                    heapq.heappush(self._ends, (expires_unix_ms, lease_id))
                 granted.lease.expires_unix_ms = expires_unix_ms
+                if expires_unix_ms // 1000 < granted.end_s:
+                    self._move_end(granted)
                 continue
             missing.append(lease_id)
             lost = self._lost.pop(lease_id, None)
@@ -164,17 +165,14 @@ class Ledger:
     def expire(self, *, now_unix_ms: int, now_s: float) -> list[Closing]:
         """End the leases whose time is over; returns what the nodes have to be told."""
         over = []
-        while self._ends and self._ends[0][0] <= now_unix_ms:
-            _, lease_id = heapq.heappop(self._ends)
-            granted = self.leases.get(lease_id)
-            if granted is None:
-                continue
-            expires = granted.lease.expires_unix_ms
-            if expires <= now_unix_ms:
-                over.append(lease_id)
-            else:
-                heapq.heappush(self._ends, (expires, lease_id))
-        return self._close(dict.fromkeys(over), now_s=now_s, is_over=True)
+        for end_s in sorted(end_s for end_s in self._ends if end_s <= now_unix_ms // 1000):
+            for lease_id in sorted(self._ends[end_s]):
+                granted = self.leases[lease_id]
+                if granted.lease.expires_unix_ms <= now_unix_ms:
+                    over.append(lease_id)
+                else:
+                    self._move_end(granted)
+        return self._close(over, now_s=now_s, is_over=True)
 
     def abandon(self, lease_ids: Iterable[str], *, now_s: float) -> None:
         """Leases were ordered, and nobody knows whether the node has opened them: it must not."""
@@ -251,11 +249,8 @@ class Ledger:
         self.leases[lease_id] = granted
         self._by_key.setdefault(granted.key, {})[granted.held.index] = lease_id
         self._of_run[granted.key.run_id] = self.of_run(granted.key.run_id) + 1
-        if len(self._ends) > 2 * len(self.leases) + 1024:
-            self._ends = [(each.lease.expires_unix_ms, i) for i, each in self.leases.items()]
-            heapq.heapify(self._ends)
-        else:
-            heapq.heappush(self._ends, (granted.lease.expires_unix_ms, lease_id))
+        granted.end_s = granted.lease.expires_unix_ms // 1000
+        self._ends.setdefault(granted.end_s, set()).add(lease_id)
         node = self.nodes.get(granted.node_id)
         if node is not None:
             node.leases.add(lease_id)
@@ -263,6 +258,7 @@ class Ledger:
     def _drop(self, granted: Granted) -> None:
         lease_id, key = granted.lease.lease_id, granted.key
         del self.leases[lease_id]
+        self._forget_end(granted)
         indices = self._by_key.get(key, {})
         if indices.get(granted.held.index) == lease_id:
             del indices[granted.held.index]
@@ -274,3 +270,14 @@ class Ledger:
         node = self.nodes.get(granted.node_id)
         if node is not None:
             node.leases.discard(lease_id)
+
+    def _move_end(self, granted: Granted) -> None:
+        self._forget_end(granted)
+        granted.end_s = granted.lease.expires_unix_ms // 1000
+        self._ends.setdefault(granted.end_s, set()).add(granted.lease.lease_id)
+
+    def _forget_end(self, granted: Granted) -> None:
+        same = self._ends[granted.end_s]
+        same.discard(granted.lease.lease_id)
+        if not same:
+            del self._ends[granted.end_s]
