@@ -41,9 +41,9 @@ async def serve(settings: EdgeSettings) -> None:
     known = keys.load(settings.keys_file)
     mcp = McpEdge(known, pool, sandboxes)
     app = application(known, pool, sandboxes, mcp)
-    probes = Probes(settings.server.probe_port, settings.server.host)
+    probes = Probes(settings.probe_port, settings.host)
     stop, left = asyncio.Event(), asyncio.Event()
-    with listening(settings.server.host, settings.server.port) as listener:
+    with listening(settings.host, settings.port) as listener:
         server = _Server(config(app))
         with serving.shutdown_signals(stop):
             await probes.start()

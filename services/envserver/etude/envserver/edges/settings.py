@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Self
 
 from etude.envserver.node.sources import EMPTY
-from etude.envserver.settings import ServerSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeSettings:
     """Environment variables of an edge, read once."""
 
-    server: ServerSettings
+    host: str
+    port: int
+    probe_port: int
     broker_target: str
     keys_file: Path
     """One `name role digest` a line."""
@@ -31,13 +32,19 @@ class EdgeSettings:
             KeyError: naming a variable that is not set.
             ValueError: naming a variable that cannot be read.
         """
-        most = env.get("ETUDE_EDGE_MAX_SANDBOXES", "100")
-        if not most.isdecimal() or not 1 <= int(most) <= 10_000:
-            raise ValueError(f"ETUDE_EDGE_MAX_SANDBOXES: {most!r} is not 1 to 10000")
         return cls(
-            server=ServerSettings.from_env("7050", env),
+            host=env.get("ETUDE_HOST", "127.0.0.1"),
+            port=_number(env, "ETUDE_PORT", "7050", most=65_535),
+            probe_port=_number(env, "ETUDE_PROBE_PORT", "8080", most=65_535),
             broker_target=env["ETUDE_BROKER_TARGET"],
             keys_file=Path(env["ETUDE_EDGE_KEYS"]),
             workspace=env.get("ETUDE_EDGE_WORKSPACE", EMPTY),
-            max_sandboxes=int(most),
+            max_sandboxes=_number(env, "ETUDE_EDGE_MAX_SANDBOXES", "100", most=10_000),
         )
+
+
+def _number(env: Mapping[str, str], name: str, default: str, *, most: int) -> int:
+    text = env.get(name, default)
+    if not text.isdecimal() or int(text) > most:
+        raise ValueError(f"{name}: {text!r} is no number from 0 to {most}")
+    return int(text)

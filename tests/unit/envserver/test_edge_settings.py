@@ -1,0 +1,27 @@
+"""What an edge is told at its start."""
+
+import pytest
+
+from etude.envserver.edges.settings import EdgeSettings
+
+NEEDED = {"ETUDE_BROKER_TARGET": "127.0.0.1:7020", "ETUDE_EDGE_KEYS": "keys"}
+
+
+def test_what_is_not_said_has_a_default() -> None:
+    settings = EdgeSettings.from_env(NEEDED)
+
+    assert (settings.host, settings.port, settings.max_sandboxes) == ("127.0.0.1", 7050, 100)
+    assert settings.workspace == "empty:"
+
+
+@pytest.mark.parametrize("name", sorted(NEEDED))
+def test_what_is_needed_is_named(name: str) -> None:
+    with pytest.raises(KeyError, match=name):
+        EdgeSettings.from_env({key: value for key, value in NEEDED.items() if key != name})
+
+
+@pytest.mark.parametrize("name", ["ETUDE_PORT", "ETUDE_PROBE_PORT", "ETUDE_EDGE_MAX_SANDBOXES"])
+@pytest.mark.parametrize("text", ["", "x", "-1", "99999", "1.5"])
+def test_what_cannot_be_read_is_named(name: str, text: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        EdgeSettings.from_env({**NEEDED, name: text})
