@@ -10,7 +10,6 @@ the same table, and the name says which table it is.
 
 import argparse
 import random
-import re
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -26,7 +25,6 @@ from search_bench.training import Pair, Recipe
 OUT = Path("runs/search-model")
 MAX_PER_PACKAGE = 4_000
 """So that no package's own words make the table."""
-_NAME_WORDS = re.compile(r"[a-z]{2,}")
 
 
 def chosen(found: Iterable[Answer], refused: set[str], seed: int) -> Iterator[Answer]:
@@ -46,13 +44,9 @@ def chosen(found: Iterable[Answer], refused: set[str], seed: int) -> Iterator[An
                 yield answer
 
 
-def pairs(answer: Answer) -> Iterator[Pair]:
-    """What is learnt from one answer: its docstring finds it, and so does its name."""
-    path = answer.path.rpartition("/")[2]
-    yield training.pair(answer.question, f"{path}\n{answer.code}")
-    if len(_NAME_WORDS.findall(answer.name.lower())) > 1:
-        nameless = answer.code.replace(answer.name, "")
-        yield training.pair(answer.name, f"{path}\n{nameless}")
+def pair(answer: Answer) -> Pair:
+    """What is learnt from one answer. Pairs of names and code besides made the table worse."""
+    return training.pair(answer.question, f"{answer.path.rpartition('/')[2]}\n{answer.code}")
 
 
 def main() -> None:
@@ -64,8 +58,8 @@ def main() -> None:
     torch.set_num_threads(1)  # sums of several threads come in any order
     refused = {a.question for file in corpus.held_out_files() for a in questions.answers(file)}
     found = (a for file in corpus.training_files() for a in questions.answers(file))
-    learnt = [p for answer in chosen(found, refused, given.seed) for p in pairs(answer)]
-    print(f"{len(learnt)} pairs, {time.process_time():.0f} CPU-s")
+    learnt = [pair(answer) for answer in chosen(found, refused, given.seed)]
+    print(f"{len(learnt)} pairs, {time.process_time():.0f} CPU-s", flush=True)
 
     def tell(loss: float) -> None:
         print(f"loss {loss:.4f}, {time.process_time():.0f} CPU-s", flush=True)

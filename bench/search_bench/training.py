@@ -34,7 +34,7 @@ class Recipe:
     min_texts: int = 4
     """A word in fewer texts has no row."""
     batch: int = 1024
-    epochs: int = 8
+    epochs: int = 6
     """Passes over the pairs."""
     learning_rate: float = 0.01
     temperature: float = 0.05

@@ -189,16 +189,17 @@ def test_an_answer_that_cannot_be_is_not_believed(
     answer: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     lying = tmp_path / "lying.py"
-    lying.write_text(f"print({answer.decode()!r})\n")
+    lying.write_text(f"print('ready'); print({answer.decode()!r})\n")
     monkeypatch.setattr(chunks, "_COMMAND", ("-I", str(lying)))
     assert spans_of({"a.py": SAMPLES["a.py"].encode()}) == [("a.py", 1, 21)]
 
 
+@pytest.mark.parametrize("program", ["import no_such_parser\n", "raise OSError('no jail')\n", ""])
 def test_a_machine_without_a_parser_says_so(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    program: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     bare = tmp_path / "bare.py"
-    bare.write_text("import no_such_parser\n")
+    bare.write_text(program)
     monkeypatch.setattr(chunks, "_COMMAND", ("-I", str(bare)))
     with pytest.raises(UnavailableError, match=r"pip install 'etude\[envserver\]'"):
         spans_of({"a.py": b"x = 1\n"})

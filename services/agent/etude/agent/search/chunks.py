@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from etude.agent.patterns import is_hidden
-from etude.agent.search.grammars import grammar_of
+from etude.agent.search.grammars import READY, grammar_of
 from etude.agent.search.spans import MAX_LINES, Span, windows
 from etude.common.errors import UnavailableError
 
@@ -125,12 +125,11 @@ def _run(batch: Sequence[_Request]) -> list[bytes]:
         output, errors = done.stdout, done.stderr
     except subprocess.TimeoutExpired as error:
         output, errors = error.stdout or b"", b""
-    if b"ModuleNotFoundError" in errors:
-        missing = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise UnavailableError(
-            f"no parser is installed here ({missing}): pip install 'etude[envserver]'"
-        )
-    return output.split(b"\n")[: output.count(b"\n")][: len(batch)]
+    if not output.startswith(READY):
+        why = errors.decode("utf-8", "replace").strip().rpartition("\n")[2] or "it says nothing"
+        raise UnavailableError(f"no parser runs here ({why}): pip install 'etude[envserver]'")
+    rows = output.removeprefix(READY)
+    return rows.split(b"\n")[: rows.count(b"\n")][: len(batch)]
 
 
 def _spans(row: bytes, data: bytes) -> list[Span] | None:

@@ -2,6 +2,9 @@
 
 from typing import NamedTuple
 
+READY = b"ready\n"
+"""What the worker says first: the grammars are there, and the jail is closed."""
+
 
 class Grammar(NamedTuple):
     """Where a tree-sitter grammar comes from."""

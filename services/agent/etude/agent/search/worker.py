@@ -2,10 +2,11 @@ r"""Parses files on its standard input, and says where to cut them.
 
     python -I -m etude.agent.search.worker
 
-A request is `{grammar} {bytes}\n` and the bytes; its answer is a line of `{start}:{end}` for each
-span, or `-` where the file takes more than the parser's budget. The budget counts the parser's own
-steps, so that a busy machine cuts a file as an idle one does; time and memory are bounded as well,
-and whoever started this process takes its death for `-`. It runs in the linter's jail.
+It says `ready` first. A request is `{grammar} {bytes}\n` and the bytes; its answer is a line of
+`{start}:{end}` for each span, or `-` where the file takes more than the parser's budget. The budget
+counts the parser's own steps, so that a busy machine cuts a file as an idle one does; time and
+memory are bounded as well, and whoever started this process takes its death for `-`. It runs in the
+linter's jail.
 """
 
 import functools
@@ -17,7 +18,7 @@ from typing import BinaryIO
 from tree_sitter import Language, Parser
 
 from etude.agent.search import spans
-from etude.agent.search.grammars import GRAMMARS
+from etude.agent.search.grammars import GRAMMARS, READY
 from etude.agent.tools import jail
 
 STEPS, STEPS_PER_KIB = 1_000, 20
@@ -57,6 +58,7 @@ def cut(name: str, data: bytes) -> list[spans.Span] | None:
 
 def main(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer until the input ends."""
+    answers.write(READY)
     while header := requests.readline():
         name, _, size = header.decode().partition(" ")
         found = cut(name, requests.read(int(size)))
