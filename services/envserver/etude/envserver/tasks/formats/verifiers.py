@@ -122,6 +122,10 @@ def _instruction(row: Row) -> str:
     text = "\n\n".join(part.strip() for part in parts if part.strip())
     if not text:
         raise RefusedError("prompt", "is empty")
+    try:
+        text.encode()
+    except UnicodeEncodeError as cause:
+        raise RefusedError("prompt", "holds half a character") from cause
     return text
 
 
