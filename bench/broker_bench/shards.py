@@ -117,7 +117,7 @@ class World:
     core: int
     nodes: list[SimulatedNode] = field(default_factory=list)
     brokers: dict[int, "subprocess.Popen[bytes]"] = field(default_factory=dict)
-    ports: list[int] = field(default_factory=lambda: [free_port() for _ in range(2 * BROKERS)])
+    ports: list[int] = field(default_factory=list)
     _servers: list[serving.Server] = field(default_factory=list)
     _channels: list[grpc.aio.Channel] = field(default_factory=list)
     _tasks: list["asyncio.Task[None]"] = field(default_factory=list)
@@ -134,6 +134,8 @@ class World:
             node.endpoint = f"127.0.0.1:{server.port}"
             self.nodes.append(node)
             self._servers.append(server)
+        # Only now: a node might have taken one.
+        self.ports += [free_port() for _ in range(2 * BROKERS)]
         for index in range(BROKERS):
             self.start_broker(index)
             self._start_beating(index)
