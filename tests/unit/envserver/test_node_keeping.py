@@ -149,7 +149,7 @@ async def test_snapshots_outlive_their_runs_last_lease_by_their_grace(
     await node.expire(now_s=now_s)
     await node.close(["a"])
 
-    await node.expire(now_s=now_s + grace_s)
+    await node.expire(now_s=now_s + grace_s - 1)
     assert len(node.states.snapshots.held()) == 1
     await node.expire(now_s=now_s + grace_s + 1)
     assert node.states.snapshots.held() == []
