@@ -90,7 +90,7 @@ bench-env: $(READY) ## environments against their goals: starts, forks, density,
 bench-weights: $(READY) ## what a policy version costs to move, against what others do (on an idle machine)
 	$(RUN) python bench/weights.py
 
-search-model: $(READY) ## train a table of word vectors for code search on the Python code at hand (three CPU minutes)
+search-model: $(READY) ## train a table of word vectors for code search on the Python code at hand (four CPU minutes)
 	PYTHONPATH=bench $(RUN) python -m search_bench.train --seed $(SEED)
 
 system-deps: ## Debian packages for the cluster and microVM tests (as root)
