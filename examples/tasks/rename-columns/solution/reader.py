@@ -20,7 +20,9 @@ def distinct(header: Sequence[str]) -> list[str]:
     for name in header:
         if name in found:
             numbered = (f"{name}_{number}" for number in itertools.count(2))
-            name = next(each for each in numbered if each not in taken)
-            taken.add(name)
-        found.append(name)
+            free = next(each for each in numbered if each not in taken)
+            taken.add(free)
+        else:
+            free = name
+        found.append(free)
     return found

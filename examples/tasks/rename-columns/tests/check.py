@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, "/workspace")
 
-from table.reader import read_rows  # noqa: E402 - found in the workspace
+from table.reader import read_rows
 
 CASES = {
     "a,b\n1,2\n": ["a", "b"],
