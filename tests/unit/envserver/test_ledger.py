@@ -64,6 +64,22 @@ def test_a_node_that_missed_the_end_of_a_lease_hears_of_it_again() -> None:
     assert free(ledger) == {"n": 4}
 
 
+def test_a_lease_that_comes_back_after_its_request_was_served_again_is_ended() -> None:
+    ledger = ledger_with("a")
+    ledger.silent_nodes(now_s=60)
+    ledger.heartbeat(beat(node="other"), now_s=61)
+    ledger.grant(Granted(held=held("b", 0), node_id="other", granted_s=61))
+
+    answer = ledger.heartbeat(beat(held("a")), now_s=62)
+
+    assert list(answer.close_lease_ids) == ["a"]
+    assert set(ledger.leases) == {"b"}
+    assert {
+        index: each.lease.lease_id
+        for index, each in ledger.of_batch(BatchKey("run", "key")).items()
+    } == {0: "b"}
+
+
 def test_a_new_broker_learns_its_leases_from_the_nodes() -> None:
     ledger = Ledger()
     ledger.heartbeat(beat(held("a", 3), held("b", 4)), now_s=0)

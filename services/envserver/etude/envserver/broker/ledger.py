@@ -118,6 +118,9 @@ class Ledger:
             if held.lease.expires_unix_ms > self._over.get(lease_id, _NEVER_UNIX_MS):
                 # Its node had kept it, and its holder has resumed it there.
                 del self._ended[lease_id], self._over[lease_id]
+            elif granted is None and self._is_superseded(held):
+                self._lost.pop(lease_id, None)
+                self._ended.setdefault(lease_id, now_s)
             if granted is None and lease_id not in self._ended:
                 granted = self._adopted(held, node.node_id, now_s, adopted_until_unix_ms)
             if granted is None or granted.node_id != node.node_id:
@@ -236,6 +239,11 @@ class Ledger:
         self.adopted_total += 1
         self.adopted.append(granted)
         return granted
+
+    def _is_superseded(self, held: environments_pb2.HeldLease) -> bool:
+        """Whether the same request was served again while this lease's node was silent."""
+        key = BatchKey(held.run_id, held.idempotency_key)
+        return self._by_key.get(key, {}).get(held.index, held.lease.lease_id) != held.lease.lease_id
 
     def _forget_missing(self, node: NodeState, held: set[str], now_s: float) -> None:
         for lease_id in node.leases - held:
