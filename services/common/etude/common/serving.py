@@ -29,7 +29,8 @@ _OPTIONS: list[tuple[str, int]] = [
     # Our channels ping while idle; without this a server takes that for abuse and hangs up.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_connection_age_ms", 1_800_000),
-    ("grpc.max_connection_age_grace_ms", 60_000),
+    # A program that somebody talks to may last a day; it would end with its connection.
+    ("grpc.max_connection_age_grace_ms", 86_400_000),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # Two servers on one port would share it silently; a port in use must be an error.
     ("grpc.so_reuseport", 0),

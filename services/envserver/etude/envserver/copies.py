@@ -88,7 +88,10 @@ class _Copier:
         self._entries += len(names)
         self._check()
         for name in names:
-            status = os.stat(name, dir_fd=source, follow_symlinks=False)
+            try:
+                status = os.stat(name, dir_fd=source, follow_symlinks=False)
+            except FileNotFoundError:
+                continue  # a command in the background has just removed it
             if stat.S_IFMT(status.st_mode) in _KEPT:
                 self._entry(source, target, name, status, path)
 

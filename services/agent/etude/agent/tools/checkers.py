@@ -32,7 +32,7 @@ _CHECKERS = {
     ".cjs": _Checker("node", "node --check -"),
     ".go": _Checker("gofmt", "gofmt -e >/dev/null"),
     ".js": _Checker("node", "node --check -"),
-    ".json": _Checker("python3", "python3 -m json.tool >/dev/null"),
+    ".json": _Checker("python3", "python3 -I -m json.tool >/dev/null"),
     ".php": _Checker("php", "php -l >/dev/null"),
     ".rb": _Checker("ruby", "ruby -c >/dev/null"),
     ".sh": _Checker("sh", "sh -n"),

@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -146,10 +147,17 @@ async def diagnostics(path: str, data: bytes) -> list[Lint]:
 
 
 async def _ruff(path: str, data: bytes) -> bytes:
-    output = await asyncio.to_thread(_jail().run, f"/{relative(path)}", data)
+    run = functools.partial(_jail().run, f"/{relative(path)}", data)
+    output = await asyncio.get_running_loop().run_in_executor(_alone(), run)
     if output is None:
         raise ToolError(f"no lints: the linter took too long on {path}")
     return output
+
+
+@functools.cache
+def _alone() -> ThreadPoolExecutor:
+    """A thread of their own: there is one jail, and who waits for it holds up nobody else."""
+    return ThreadPoolExecutor(1, thread_name_prefix="lints")
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from etude.common.errors import (
     FullError,
     InvalidFieldError,
     ReusedIdError,
+    UnavailableError,
     UnknownIdError,
 )
 from etude.common.sharding import ONLY, Shard
@@ -53,7 +54,6 @@ ADOPTED_S = 60
 """Shortest life of a lease that a new broker finds; holders renew every 15 s."""
 MAX_TRIES = 3
 """Nodes that may fail an environment before its client hears of it."""
-
 
 _GRANTED = {
     number: metrics.granted.labels(name.removeprefix("START_").lower())
@@ -114,7 +114,13 @@ class Broker:
                 self.queue.remove(stream.batch)
 
     def renew(self, lease_ids: Sequence[str], ttl_s: int) -> list[str]:
-        """Push the ends of leases; returns those that are gone."""
+        """Push the ends of leases; returns those that are gone.
+
+        Raises:
+            UnavailableError: this broker has not heard all nodes yet, and cannot know what is gone.
+        """
+        if not self._is_rebuilt and any(each not in self.ledger.leases for each in lease_ids):
+            raise UnavailableError("this broker has just started and still hears its nodes")
         expires = _unix_ms() + 1000 * self._ttl_s(ttl_s)
         return self.ledger.renew(lease_ids, expires_unix_ms=expires, now_s=time.monotonic())
 

@@ -24,6 +24,8 @@ class Granted:
     held: environments_pb2.HeldLease
     node_id: str
     granted_s: float
+    lost_s: float = 0.0
+    """When its node fell silent, once it has."""
     key: BatchKey = field(init=False)
     """The batch that it was granted to."""
     end_s: int = 0
@@ -141,6 +143,7 @@ class Ledger:
                 granted = self.leases[lease_id]
                 self._drop(granted)
                 self.lost_total += 1
+                granted.lost_s = now_s
                 self._lost[lease_id] = granted
             self.nodes.remove(node)
         return [node.node_id for node in silent]
@@ -196,7 +199,7 @@ class Ledger:
             del self._ended[lease_id]
             self._over.pop(lease_id, None)
         for lease_id, granted in list(self._lost.items()):
-            if now_s - granted.granted_s > REMEMBER_S:
+            if now_s - granted.lost_s > REMEMBER_S:
                 del self._lost[lease_id]
 
     def _close(self, lease_ids: Iterable[str], *, now_s: float, is_over: bool) -> list[Closing]:

@@ -185,12 +185,12 @@ class Queue:
         A turn that was taken is paid for. The queue must not be changed between two turns, but
         what is offered must: each turn uses up what it was offered.
         """
-        full: set[Line] = set()
+        full: set[_Full] = set()
         aside: list[tuple[str, _Run]] = []
         try:
             while self._runs:
                 run_id, run = next(iter(self._runs.items()))
-                found = _offered(run, offers, full)
+                found = _offered(run_id, run, offers, full)
                 if found is None:
                     # Its visit goes on as soon as there is room for it.
                     aside.append((run_id, self._runs.pop(run_id)))
@@ -239,19 +239,27 @@ class Queue:
         self._waiting += change
 
 
+class _Full(NamedTuple):
+    """A line for which there is no room now; a snapshot's is its run's own."""
+
+    line: Line
+    run_id: str
+
+
 class _Found(NamedTuple):
     batch: Batch
     offer: Offer
 
 
-def _offered(run: _Run, offers: Offers, full: set[Line]) -> _Found | None:
+def _offered(run_id: str, run: _Run, offers: Offers, full: set[_Full]) -> _Found | None:
     """The first batch of a run for which there is room."""
     for line, entries in run.lines.items():
-        if line in full:
+        here = _Full(line, run_id if line.snapshot_id else "")
+        if here in full:
             continue
         batch = next(iter(entries.batches.values()))
         offer = offers(batch)
         if offer is not None:
             return _Found(batch, offer)
-        full.add(line)
+        full.add(here)
     return None

@@ -90,12 +90,16 @@ class FolderJobs(Jobs):
             is_merged=True,
             shares_network=True,
         )
-        try:
-            job.program = await self.launch(program)
-        except InvalidFieldError as error:
-            raise JobError(JobFault.TOO_LONG) from error
         self.folder.mkdir(mode=0o700, exist_ok=True)
         log = os.open(self._path(job.number, "log"), _NEW, 0o600)
+        try:
+            job.program = await self.launch(program)
+        except BaseException as error:
+            os.close(log)
+            self._path(job.number, "log").unlink()
+            if isinstance(error, InvalidFieldError):
+                raise JobError(JobFault.TOO_LONG) from error
+            raise
         self._all[job.number] = job
         job.task = asyncio.create_task(
             self._follow(job, job.program, log), name=f"job {job.number}"
@@ -215,7 +219,8 @@ def _written(folder: Path) -> Iterator[_Job]:
     for log in sorted(folder.glob("*.log"), key=lambda path: int(path.stem)):
         job = _Job(int(log.stem), log_bytes=log.stat().st_size)
         job.lost = "it was running when the node's process ended"
-        with contextlib.suppress(FileNotFoundError):
+        # Neither is there after a crash of the machine, or is whole.
+        with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
             raw: dict[str, Any] = json.loads(log.with_suffix(".json").read_bytes())
             job.end, job.lost = JobState(**raw), ""
         yield job

@@ -112,7 +112,9 @@ async def _refused(_: Request, error: HTTPException) -> Response:
 
 async def _unexpected(request: Request, error: Exception) -> Response:
     incident = uuid.uuid4().hex[:12]
-    log.error("incident %s at %s", incident, request.url.path, exc_info=error)
+    # The route, for its address may hold a key.
+    route = getattr(request.scope.get("route"), "path", "no route")
+    log.error("incident %s at %s", incident, route, exc_info=error)
     return _said(500, f"internal error, see incident {incident} in the log")
 
 

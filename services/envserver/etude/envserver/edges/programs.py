@@ -45,8 +45,11 @@ class RunningProgram:
         """
         if self.exit is not None:
             raise UnknownIdError(f"process with pid {self.number} has ended")
-        async with self._sending:  # gRPC takes one message at a time
-            await self.call.write(pb2.ExecRequest(**step))
+        try:
+            async with self._sending:  # gRPC takes one message at a time
+                await self.call.write(pb2.ExecRequest(**step))
+        except asyncio.InvalidStateError as error:
+            raise UnknownIdError(f"process with pid {self.number} has ended") from error
 
     def subscribe(self) -> "asyncio.Queue[News | None]":
         """Hear its news from now on; give the queue to listen().
@@ -85,6 +88,9 @@ class RunningProgram:
                     await queue.put(news)
             except TimeoutError:
                 self._listeners.discard(queue)
+                # It hears no more, and has to hear that.
+                queue.get_nowait()
+                queue.put_nowait(None)
 
 
 class Started(NamedTuple):

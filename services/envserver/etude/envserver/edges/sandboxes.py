@@ -96,12 +96,12 @@ class Sandboxes:
             raise FullError(f"{self.most} sandboxes are open here", retry_after_s=10)
         self._opening += 1
         try:
-            key = f"{caller.name}-{request_key or secrets.token_hex(12)}"
+            key = f"{caller.name}/{request_key or secrets.token_hex(12)}"
             lease = await self.pool.launch(wish.template, self.workspace, key)
         finally:
             self._opening -= 1
         for held in self._held.values():
-            if held.lease.lease_id == lease.lease_id:
+            if held.lease.lease_id == lease.lease_id and held.owner == caller.name:
                 return held
         made = Sandbox(
             name=secrets.token_hex(10),

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Iterator
 
@@ -63,6 +64,8 @@ async def serve(settings: EdgeSettings) -> None:
 
 def config(app: ASGIApp) -> uvicorn.Config:
     """How the edge speaks HTTP."""
+    # Neither tells of a connection by its address, which may hold a key.
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     return uvicorn.Config(
         app,
         http=PatientProtocol,

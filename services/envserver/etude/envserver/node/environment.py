@@ -247,12 +247,12 @@ class Environment:
             UnknownIdError: the lease has ended.
             FullError: there are too many.
         """
-        if len(self._programs) >= MAX_PROGRAMS:
-            raise FullError(f"{MAX_PROGRAMS} programs run in this lease", retry_after_s=5)
         async with self._turn:
+            if len(self._programs) >= MAX_PROGRAMS:
+                raise FullError(f"{MAX_PROGRAMS} programs run in this lease", retry_after_s=5)
             await self._open_for_visit()
             running = await self._sandbox.start(program)
-        self._programs.add(running)
+            self._programs.add(running)
         try:
             yield running
         finally:
@@ -329,7 +329,7 @@ class Environment:
             workspace = self._sandbox.workspace
             workspace.codebase = self._codebase
             outcomes = await run_calls(self.toolset, workspace, parsed)
-        except UnavailableError as error:
+        except (UnavailableError, OSError) as error:
             if changes and (not before or await self._present_identity() != before):
                 self._closed = True
                 lost = f"lease {self.lease_id} was lost in a turn: {error}"

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 INTERVAL_S = 1.0
 MAX_BACKOFF_MS = 1_000
 """A broker that comes back waits 2 s for its nodes before it grants anything."""
+ERRAND_WAIT_S = 0.2
+"""Most leases end sooner."""
 DEADLINE_S = 2.0
 """A broker that needs longer is overloaded; three missed heartbeats lose the node."""
 
@@ -36,6 +38,8 @@ class Heartbeat:
         default_factory=dict, init=False
     )
     """What each broker said last that this node shall have ready."""
+    _errands: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    _expiring: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _unheard: set[int] = field(default_factory=set, init=False)
     """Brokers that did not answer the last time."""
 
@@ -45,8 +49,7 @@ class Heartbeat:
             await self.beat()
             # While no renewal can arrive, a lease that looks expired may be in use.
             if not self._unheard:
-                expired = await self.node.expire(now_s=time.monotonic())
-                log.log(logging.INFO if expired else logging.DEBUG, "expired: %s", expired)
+                await self._without_waiting(self._expire())
             try:
                 async with asyncio.timeout(INTERVAL_S):
                     await stop.wait()
@@ -92,7 +95,19 @@ class Heartbeat:
         self._unheard.discard(index)
         self._warm[index] = list(answer.warm)
         self.node.renew(answer.renewed)
-        await self.node.close(answer.close_lease_ids)
+        await self._without_waiting(self.node.close(list(answer.close_lease_ids)))
+
+    async def _expire(self) -> None:
+        async with self._expiring:
+            expired = await self.node.expire(now_s=time.monotonic())
+            log.log(logging.INFO if expired else logging.DEBUG, "expired: %s", expired)
+
+    async def _without_waiting(self, work: Coroutine[None, None, None]) -> None:
+        """Let work that may take long go on beside the beats: a node that misses three is lost."""
+        task = asyncio.create_task(work, name="end leases")
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+        await asyncio.wait([task], timeout=ERRAND_WAIT_S)
 
     def _snapshots(self, index: int) -> Iterable[environments_pb2.HeldSnapshot]:
         shard = sharding.Shard(index, len(self.brokers))

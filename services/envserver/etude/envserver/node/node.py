@@ -65,6 +65,7 @@ class Node:
     states: States = field(init=False)
     kept: Kept = field(init=False)
     _held: dict[str, Environment] = field(default_factory=dict)
+    _endings: set[asyncio.Task[None]] = field(default_factory=set)
     _opening: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -118,8 +119,13 @@ class Node:
                 self.kept.keep(environment)
             else:
                 ending.append(environment)
-        await asyncio.gather(*(environment.close() for environment in ending))
         self._count()
+        tasks = [asyncio.create_task(each.close(), name=f"end {each.lease_id}") for each in ending]
+        for task in tasks:
+            self._endings.add(task)
+            task.add_done_callback(self._endings.discard)
+        # Whoever asked may give up meanwhile: what was begun to be ended is ended all the same.
+        await asyncio.shield(asyncio.gather(*tasks))
 
     async def expire(self, *, now_s: float) -> list[str]:
         """End the leases whose time is over, by the monotonic clock, and snapshots that are old.

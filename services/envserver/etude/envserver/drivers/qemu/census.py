@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from select import select
+from select import POLLIN, poll
 
 from etude.common.errors import CorruptError
 from etude.envserver.drivers.qemu import identity, record
@@ -191,5 +191,9 @@ def _view(name: str) -> str:
 def _wait(handles: Iterable[int]) -> None:
     waiting, limit_s = set(handles), time.monotonic() + EXIT_LIMIT_S
     while waiting and time.monotonic() < limit_s:
-        ready, _, _ = select(waiting, [], [], limit_s - time.monotonic())
-        waiting.difference_update(ready)
+        # Not select(), whose handles end at 1,023: a node has three for each machine.
+        poller = poll()
+        for handle in waiting:
+            poller.register(handle, POLLIN)
+        ready = poller.poll(1000 * max(0.0, limit_s - time.monotonic()))
+        waiting.difference_update(handle for handle, _ in ready)

@@ -170,7 +170,10 @@ class Estate:
     async def _keep_sweeping(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            await self.sweep()
+            try:
+                await self.sweep()
+            except OSError:
+                log.exception("orphans stay until the next sweep")
 
 
 def _swept(places: Places, least_age_s: float) -> int:

@@ -116,9 +116,10 @@ def _is_end(event: Event) -> bool:
     return event.get("event") == "MIGRATION" and _status(event) in {"completed", "failed"}
 
 
-def _status(event: Event) -> object:
+def _status(event: Event) -> str | None:
     data = event.get("data")
-    return data.get("status") if isinstance(data, dict) else None
+    status = data.get("status") if isinstance(data, dict) else None
+    return status if isinstance(status, str) else None
 
 
 async def _completed(ended: "asyncio.Future[Event]") -> None:

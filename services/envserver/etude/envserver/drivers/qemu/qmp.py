@@ -114,6 +114,8 @@ class Qmp:
         try:
             while data := await loop.sock_recv(self._socket, _READ_BYTES):
                 self._take(data)
+                # While there is more the read above does not wait, and the node has other machines.
+                await asyncio.sleep(0)
             self._fail(VmmError("the monitor ended the connection"))
         except VmmError as error:
             self._fail(error)

@@ -77,8 +77,6 @@ class Starter:
             else:
                 metrics.starts.labels(started.start.value).inc()
                 took_s = time.monotonic() - began_s
-                if started.start is Start.SPAWN:
-                    self.recent_ms.append(1000 * took_s)
                 metrics.start_seconds.labels(started.start.value).observe(took_s)
                 return started
 
@@ -89,7 +87,11 @@ class Starter:
         try:
             async with self.lanes.turn(work):
                 before_s = 0.0 if vm is None else cpu_s(vm.pid)
+                began_s = time.monotonic()
                 started = await begin()
+                if started.start is Start.SPAWN:
+                    # Without the time in line, which the node tells apart.
+                    self.recent_ms.append(1000 * (time.monotonic() - began_s))
                 used_s = cpu_s(started.guest.vm.pid) - before_s
         except BaseException:
             if found is not None:
