@@ -5,15 +5,23 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 
 import grpc
-from tests.attacks.arena import REACHED, Arena
+from tests.attacks.arena import GONE, REACHED, Arena
 
 from etude.v1 import environments_pb2
 
 Deed = Callable[[Arena], Awaitable[str]]
 """Attacks, and says what it reached; empty if nothing."""
 
-VERIFIER = b"sh /workspace/solution.sh 2>/dev/null | grep -qx 42 && printf 1 > /logs/reward.txt\n"
-GREP = f"echo {REACHED}"
+VERIFIER = b"""sh /workspace/solution.sh 2>/dev/null | grep -qx 42 && printf 1 > /logs/reward.txt
+cd /tests && command -v python3 >/dev/null && python3 -c 'import json'
+true
+"""
+"""Solved by nobody here; it starts what plants hope to be started by."""
+PLANT = f"printf 1 > /logs/reward.txt; echo {REACHED}"
+PYTHON_PLANT = f'''import pathlib
+pathlib.Path("/logs/reward.txt").write_text("1")
+print("{REACHED}")
+'''
 
 
 async def _reads(arena: Arena, setup: str, path: str) -> str:
@@ -29,7 +37,8 @@ def reading(setup: str, path: str) -> Deed:
     """A file that a tool must not follow."""
 
     async def deed(arena: Arena) -> str:
-        return await _reads(arena, setup, path.replace("{host}", str(arena.host)))
+        host = str(arena.host)
+        return await _reads(arena, setup.replace("{host}", host), path.replace("{host}", host))
 
     return deed
 
@@ -45,16 +54,17 @@ async def write_through_a_link(arena: Arena) -> str:
 
 async def exchange_a_folder_for_a_link(arena: Arena) -> str:
     race = f"mkdir -p a/b; ln -s {arena.host} c; while :; do mv a z; mv c a; mv a c; mv z a; done"
-    racing = asyncio.create_task(arena.sh(f"timeout 5 sh -c '{race}' 2>/dev/null"))
+    await arena.tool("run_terminal", command=race, is_background="true", timeout="20")
     for number in range(40):
+        await arena.tool("write_file", path=f"a/{number}", content="x")
         await arena.tool("write_file", path=f"a/b/{number}", content="x")
-    await racing
     return ""
 
 
 async def find_the_host_from_inside(arena: Arena) -> str:
     said = await arena.sh(f"grep -rl {arena.secret} / 2>/dev/null | grep -v ^/proc/self; true")
-    found = [line for line in said.splitlines() if line.startswith("/") and "canary" not in line]
+    found = [line for line in said.splitlines() if line.startswith("/")]
+    # The search itself is in /proc, with what it looks for.
     mine = [line for line in found if not line.startswith("/proc/")]
     return f"found in {mine[:3]}" if mine else ""
 
@@ -134,7 +144,7 @@ async def _refused(arena: Arena, lease: environments_pb2.Lease, wanted: grpc.Sta
     return ""
 
 
-def plant(path: str, text: str = f"echo 42\n{GREP}\nexit 0\n") -> Deed:
+def plant(path: str, text: str = f"#!/bin/sh\n{PLANT}\n") -> Deed:
     """A file that hopes to be run by the grader in place of its own."""
 
     async def deed(arena: Arena) -> str:
@@ -182,7 +192,12 @@ async def _graded(arena: Arena) -> str:
         timeout_seconds=60,
         reward_path="/logs/reward.txt",
     )
-    graded = await arena.pool.grade(arena.neighbour, job)
+    try:
+        graded = await arena.pool.grade(arena.lease, job)
+    except grpc.aio.AioRpcError as error:
+        return "" if error.code() in GONE else str(error)
+    if REACHED in graded.output.decode(errors="replace"):
+        return "the grader ran the attacker's file"
     return f"a reward of {graded.reward_file!r}" if graded.reward_file else ""
 
 
@@ -222,7 +237,7 @@ DEEDS: Mapping[str, Deed] = {
     "reading an absolute path": reading("true", "/etc/passwd"),
     "reading through a link to a file": reading("ln -s /etc/passwd link", "link"),
     "reading through a link to a folder": reading("ln -s / up", "up/etc/passwd"),
-    "reading through a link to the host": reading("ln -s {host}/secret link", "{host}/secret"),
+    "reading through a link to the host": reading("ln -s {host}/secret link", "link"),
     "reading through a magic link": reading("ln -s /proc/self/root up", "up/etc/passwd"),
     "reading a hard link to a foreign file": reading("ln /etc/passwd hard 2>/dev/null", "hard"),
     "reading a pipe": reading("mkfifo pipe", "pipe"),
@@ -238,11 +253,11 @@ DEEDS: Mapping[str, Deed] = {
     "the neighbour's token": use_the_neighbours_token,
     "a lease that was released": replay_a_released_lease,
     "planted tests": plant("/workspace/tests/test.sh"),
-    "a planted conftest": plant("conftest.py", "import os; os._exit(0)\n"),
-    "a planted sitecustomize": plant("sitecustomize.py", "import os; os._exit(0)\n"),
+    "a planted conftest": plant("conftest.py", PYTHON_PLANT),
+    "a planted sitecustomize": plant("sitecustomize.py", PYTHON_PLANT),
     "a planted shell profile": plant(".profile"),
-    "a planted program on the path": plant("bin/grep", "#!/bin/sh\nexit 0\n"),
-    "a planted git hook": plant(".git/hooks/post-checkout"),
+    "a planted standard module": plant("json.py", PYTHON_PLANT),
+    "a planted program on the path": plant("bin/grep", f"#!/bin/sh\n{PLANT}\nexit 0\n"),
     "a process that waits for the grader": wait_for_the_grader,
     "a reward before the verifier's": write_the_reward_before_the_verifier,
     "links handed in as files": hand_in_a_link_as_a_file,

@@ -44,10 +44,10 @@ KERNEL: Mapping[str, str] = {
     "another time": f"date -s 2001-01-01 >/dev/null 2>&1; [ $(date +%Y) != 2001 ] || {_SAY}",
     "a device node of a disk": f"mknod disk b 254 0 2>/dev/null && {_SAY}; true",
     "a device node of memory": f"mknod mem c 1 1 2>/dev/null && {_SAY}; true",
-    "raw memory": f"(head -c1 /dev/mem || head -c1 /dev/port || head -c1 /proc/kcore) 2>/dev/null"
-    f" | grep -q . && {_SAY}; true",
-    "raw disks": "for d in /dev/vd? /dev/sd? /dev/nvme*; do head -c1 $d 2>/dev/null | grep -q ."
-    f" && {_SAY}; done; true",
+    "raw memory": "for f in /dev/mem /dev/port /proc/kcore; do"
+    f" [ $(head -c1 $f 2>/dev/null | wc -c) = 0 ] || {_SAY} $f; done",
+    "raw disks": "for d in /dev/vd? /dev/sd? /dev/nvme*; do"
+    f" [ $(head -c1 $d 2>/dev/null | wc -c) = 0 ] || {_SAY} $d; done",
     "a kernel module": f"insmod /lib/modules/*/evil.ko 2>/dev/null && {_SAY};"
     f" modprobe dummy 2>/dev/null && {_SAY}; true",
     "a mount": f"mount -t tmpfs none /mnt 2>/dev/null && {_SAY}; true",
@@ -58,7 +58,7 @@ KERNEL: Mapping[str, str] = {
     f" | grep -qx 0 && {_SAY}; true",
     "becoming root": f"(su -c id || sudo -n id) </dev/null 2>/dev/null | grep -q uid=0 && {_SAY};"
     " true",
-    "memory of process 1": f"head -c1 /proc/1/mem >/dev/null 2>&1 && {_SAY}; true",
+    "memory of process 1": f"(exec 3</proc/1/mem) 2>/dev/null && {_SAY}; true",
     "environment of process 1": f"cat /proc/1/environ 2>/dev/null | grep -q . && {_SAY}; true",
     "files of process 1": "for d in fd root cwd; do ls /proc/1/$d/ 2>/dev/null | grep -q ."
     f" && {_SAY} $d; done; true",
@@ -68,10 +68,13 @@ KERNEL: Mapping[str, str] = {
     f" 2>/dev/null | head); do echo 0 > $f 2>/dev/null && {_SAY}; done; true",
     "tracing a process": f"{_PYTHON} '\nimport ctypes\nif ctypes.CDLL(None).ptrace(16, 1, 0, 0)"
     f' == 0: print("{REACHED}")\'; true',
-    "rare system calls": f"{_PYTHON} '\nimport ctypes\ncall = ctypes.CDLL(None).syscall\n"
+    "rare system calls": f"{_PYTHON} '\nimport ctypes, errno\n"
+    "libc = ctypes.CDLL(None, use_errno=True)\n"
     # bpf, perf_event_open, userfaultfd, add_key, kexec_load, init_module, io_uring_setup
     "for number in (321, 298, 323, 248, 246, 175, 425):\n"
-    f'  if call(number, 0, 0, 0, 0, 0) >= 0: print("{REACHED}", number)\'; true',
+    "  if libc.syscall(number, 0, 0, 0, 0, 0) >= 0 or"
+    " ctypes.get_errno() not in (errno.EPERM, errno.ENOSYS, errno.EACCES):\n"
+    f'    print("{REACHED}", number, ctypes.get_errno())\'; true',
     "a higher priority": f"chrt -f 99 true 2>/dev/null && {_SAY}; true",
     "the agent's own port": f"(echo hello > /dev/vport0p1) 2>/dev/null && {_SAY};"
     f" for p in /dev/vport*; do (: < $p) 2>/dev/null && {_SAY}; done; true",
@@ -94,3 +97,28 @@ NETWORK: Mapping[str, str] = {
     f'except OSError: pass\nelse: print("{REACHED}")\'; true',
 }
 """There is no way out at all."""
+
+NEEDS: Mapping[str, str] = {
+    "every file descriptor": "python3",
+    "tracing a process": "python3",
+    "rare system calls": "python3",
+    "a raw socket": "python3",
+    "packets of a device": "python3",
+    "a higher priority": "chrt",
+    "a reboot": "reboot",
+    "a power-off": "poweroff",
+    "a device node of a disk": "mknod",
+    "a device node of memory": "mknod",
+    "a kernel module": "insmod",
+    "a mount": "mount",
+    "a bind mount": "mount",
+    "a user namespace": "unshare",
+    "another root": "chroot",
+    "becoming root": "su",
+    "names": "nslookup",
+    "an echo request": "ping",
+    "version 6": "ping",
+    "meeting the neighbour on a port": "nc",
+    "calling the pool's own ports": "nc",
+}
+"""The program without which an attack would be none: it is skipped and not counted there."""
