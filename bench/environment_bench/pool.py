@@ -147,6 +147,19 @@ class Client:
         Raises:
             RuntimeError: one is not.
         """
+        outcomes = [
+            outcome
+            async for outcome in self.outcomes(count, run_id=run_id, snapshot_id=snapshot_id)
+        ]
+        for outcome in outcomes:
+            if not outcome.HasField("lease"):
+                raise RuntimeError(f"no environment: {outcome.failure}")
+        return [outcome.lease for outcome in outcomes]
+
+    def outcomes(
+        self, count: int, *, run_id: str, snapshot_id: str = ""
+    ) -> AsyncIterator[environments_pb2.LaunchBatchResponse]:
+        """What became of each, as it comes."""
         request = environments_pb2.LaunchBatchRequest(
             run_id=run_id,
             idempotency_key=f"key-{next(self._numbers)}",
@@ -158,12 +171,7 @@ class Client:
             ttl_seconds=3_600,
             queue_timeout_seconds=600,
         )
-        call = self.broker.LaunchBatch(request, timeout=DEADLINE_S)
-        outcomes = [outcome async for outcome in call]
-        for outcome in outcomes:
-            if not outcome.HasField("lease"):
-                raise RuntimeError(f"no environment: {outcome.failure}")
-        return [outcome.lease for outcome in outcomes]
+        return aiter(self.broker.LaunchBatch(request, timeout=DEADLINE_S))
 
     async def turn(
         self, lease: environments_pb2.Lease, *calls: tuple[str, Mapping[str, object]]
