@@ -2,7 +2,9 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from environment_bench.goals import Figure
 from environment_bench.pool import Client, running
@@ -14,29 +16,50 @@ SETTLE_S = 2.0
 REST_S = 10.0
 
 
+class _Seen(NamedTuple):
+    """What was found while all rested, and afterwards."""
+
+    machines: int
+    """In memory; what sleeps on the disk has none."""
+    mib_each: float
+    cpu_ms_per_s: float
+    right: int
+    """Environments that still were themselves."""
+
+
 async def measure(folder: Path, image: Path, *, count: int) -> list[Figure]:
     """Each writes its own name, all stand still, each reads its own name again."""
     async with running(folder, image, slots=count) as (pool, client):
         await client.release(await client.launch())
         before = available_mib()
         leases = await client.launch(count)
-        for start in range(0, count, TOGETHER):
-            group = leases[start : start + TOGETHER]
-            await asyncio.gather(*(_write(client, lease) for lease in group))
+        await _together(leases, lambda lease: _write(client, lease))
         await asyncio.sleep(SETTLE_S)
         machines = pool.machines()
         held = (before - available_mib()) / max(1, len(machines))
-        used_ms = await _resting(machines)
-        right = 0
-        for start in range(0, count, TOGETHER):
-            group = leases[start : start + TOGETHER]
-            right += sum(await asyncio.gather(*(_is_itself(client, lease) for lease in group)))
+        used = await _resting(machines)
+        right = await _together(leases, lambda lease: _is_itself(client, lease))
         await client.release(leases)
+    return _figures(_Seen(len(machines), held, used, sum(right)), count)
+
+
+async def _together(
+    leases: Sequence[environments_pb2.Lease],
+    work: Callable[[environments_pb2.Lease], Awaitable[bool]],
+) -> list[bool]:
+    """The same with each, some at a time."""
+    found: list[bool] = []
+    for start in range(0, len(leases), TOGETHER):
+        found += await asyncio.gather(*map(work, leases[start : start + TOGETHER]))
+    return found
+
+
+def _figures(seen: _Seen, count: int) -> list[Figure]:
     return [
         Figure(
             key="live_envs",
             what=f"of {count} live, answering with their own state",
-            value=right,
+            value=seen.right,
             goal=count,
             is_least=True,
             count=count,
@@ -44,16 +67,16 @@ async def measure(folder: Path, image: Path, *, count: int) -> list[Figure]:
         Figure(
             key="mib_per_env",
             what="  memory of the host for each",
-            value=held,
+            value=seen.mib_each,
             unit="MiB",
             goal=18,
-            count=len(machines),
+            count=seen.machines,
             note="those in memory; others sleep on the disk by then",
         ),
         Figure(
             key="live_machines",
             what="  machines in memory at that time",
-            value=len(machines),
+            value=seen.machines,
             goal=count,
             is_least=True,
             count=count,
@@ -61,7 +84,7 @@ async def measure(folder: Path, image: Path, *, count: int) -> list[Figure]:
         Figure(
             key="frozen_cpu_ms_per_s",
             what="  CPU of all while they rest",
-            value=used_ms,
+            value=seen.cpu_ms_per_s,
             unit="ms/s",
             count=count,
             note="some may be on their way to the disk",
@@ -85,11 +108,12 @@ def used_ms(pid: int) -> float:
         return 0.0
 
 
-async def _write(client: Client, lease: environments_pb2.Lease) -> None:
+async def _write(client: Client, lease: environments_pb2.Lease) -> bool:
     content = {"path": "me.txt", "content": f"{lease.lease_id}\n"}
     (result,) = await client.turn(lease, ("write_file", content))
     if result.is_error:
         raise RuntimeError(result.content.decode())
+    return True
 
 
 async def _is_itself(client: Client, lease: environments_pb2.Lease) -> bool:
