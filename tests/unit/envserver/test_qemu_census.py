@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ from etude.envserver.drivers.qemu.record import VmRecord
 from etude.envserver.drivers.qemu.vm import MARK
 
 GONE = ProcessId(pid=1 << 22, started=1, boot="another life of the host")
-SLEEP = "import time; time.sleep(600)"
+SLEEP = "import time; print(flush=True); time.sleep(600)"
 
 processes = st.builds(ProcessId, pid=st.integers(1), started=st.integers(0), boot=st.text())
 vm_records = st.builds(
@@ -43,12 +44,13 @@ def places(tmp_path: Path) -> Places:
 def monitor(places: Places) -> Iterator[ProcessId]:
     """A process that looks like a monitor of this node."""
     mark = {MARK: str(places.stock / "1")}
-    process = subprocess.Popen([sys.executable, "-c", SLEEP], env=mark)
-    found = identity.identify(process.pid)
-    assert found is not None
-    yield found
-    process.kill()
-    process.wait()
+    with subprocess.Popen([sys.executable, "-c", SLEEP], env=mark, stdout=PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # until then /proc may still show no environment
+        found = identity.identify(process.pid)
+        assert found is not None
+        yield found
+        process.kill()
 
 
 def lease(places: Places, name: str) -> Path:
