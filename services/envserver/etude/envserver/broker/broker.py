@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from blake3 import blake3
@@ -19,6 +19,7 @@ from etude.common.errors import (
 )
 from etude.common.sharding import ONLY, Shard
 from etude.envserver import metrics
+from etude.envserver.broker.carrier import Carrier
 from etude.envserver.broker.figures import Figures
 from etude.envserver.broker.intake import (
     MAX_TTL_S,
@@ -29,14 +30,13 @@ from etude.envserver.broker.intake import (
     check_shard,
     refuse_excess,
 )
-from etude.envserver.broker.ledger import Closing, Granted, Ledger
-from etude.envserver.broker.members import NodeState
-from etude.envserver.broker.nodes import NodeError, Nodes
+from etude.envserver.broker.ledger import Granted, Ledger
+from etude.envserver.broker.nodes import Nodes
 from etude.envserver.broker.orders import Order, failure, success
 from etude.envserver.broker.placement import Want
 from etude.envserver.broker.placer import Placer
 from etude.envserver.broker.plans import Plans
-from etude.envserver.broker.queue import Batch, BatchKey, Queue, Turn
+from etude.envserver.broker.queue import Batch, BatchKey, Queue
 from etude.envserver.broker.streams import Stream, Streams
 from etude.envserver.broker.warming import Warming, ready_by
 from etude.v1 import environments_pb2, plan_pb2
@@ -52,8 +52,6 @@ CLOSE_WAIT_S = 2.0
 TICK_S = 0.25
 ADOPTED_S = 60
 """Shortest life of a lease that a new broker finds; holders renew every 15 s."""
-MAX_TRIES = 3
-"""Nodes that may fail an environment before its client hears of it."""
 
 _GRANTED = {
     number: metrics.granted.labels(name.removeprefix("START_").lower())
@@ -78,14 +76,22 @@ class Broker:
     streams: Streams = field(default_factory=Streams)
     placer: Placer = field(init=False)
     warming: Warming = field(init=False)
+    carrier: Carrier = field(init=False)
     figures: Figures = field(default_factory=Figures)
     _templates: frozenset[str] = field(init=False)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._templates = frozenset(template.name for template in self.spec.templates)
         self.placer = Placer(self.ledger.nodes)
         self.warming = Warming(Plans(self._templates, self.name))
+        self.carrier = Carrier(
+            nodes=self.nodes,
+            ledger=self.ledger,
+            queue=self.queue,
+            streams=self.streams,
+            grant=self._grant,
+            moved=self._dispatch,
+        )
 
     async def launch(
         self, request: environments_pb2.LaunchBatchRequest
@@ -126,7 +132,7 @@ class Broker:
 
     async def release(self, lease_ids: Sequence[str]) -> None:
         """End leases, give their slots to whoever waits, and wait a little for their nodes."""
-        closing = self._close_all(self.ledger.end(lease_ids, now_s=time.monotonic()))
+        closing = self.carrier.close(self.ledger.end(lease_ids, now_s=time.monotonic()))
         if closing:
             await asyncio.wait(closing, timeout=CLOSE_WAIT_S)
 
@@ -184,10 +190,7 @@ class Broker:
                     await stop.wait()
             except TimeoutError:
                 continue
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self.carrier.stop()
 
     async def tick(self) -> None:
         """One pass over nodes, leases and the queue."""
@@ -197,7 +200,7 @@ class Broker:
         over = self.ledger.expire(now_unix_ms=_unix_ms(), now_s=now_s)
         for closing in over:
             log.info("expired on %s: %s", closing.node_id, closing.lease_ids)
-        self._close_all(over)
+        self.carrier.close(over)
         for batch in [b for b in self.queue.batches() if b.deadline_s <= now_s]:
             why = self.ledger.nodes.why_none_takes(batch.line.template)
             for index in self.queue.remove(batch):
@@ -292,16 +295,8 @@ class Broker:
             key = (node.node_id, turn.batch.key)
             orders.setdefault(key, Order(node=node, batch=turn.batch)).turns.append(turn)
         for order in orders.values():
-            self._spawn(self._open(order), f"open on {order.node.node_id}")
-
-    def _close_all(self, closing: Sequence[Closing]) -> list[asyncio.Task[None]]:
-        return [self._spawn(self._close(each), f"close on {each.node_id}") for each in closing]
-
-    def _spawn(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+            ttl_s = self._ttl_s(order.batch.request.ttl_seconds)
+            self.carrier.open(order, _unix_ms() + 1000 * ttl_s)
 
     def _find_again(self, granted: Granted) -> None:
         """A heartbeat brought a lease that a repeated request may be waiting for."""
@@ -315,41 +310,6 @@ class Broker:
             reused = "the idempotency key was another request"
             self.streams.arrive(stream.batch, failure(index, ReusedIdError.reason, reused))
 
-    async def _open(self, order: Order) -> None:
-        batch = order.batch
-        leases = order.leases(_unix_ms() + 1000 * self._ttl_s(batch.request.ttl_seconds))
-        queued_ms = round(1000 * (time.monotonic() - batch.submitted_s))
-        try:
-            outcomes = await self._answers(order, leases)
-        except NodeError as error:
-            order.node.is_suspect = True
-            self.ledger.abandon([held.lease.lease_id for held in leases], now_s=time.monotonic())
-            for turn in order.turns:
-                self._try_again(turn, str(error))
-        else:
-            now_s = time.monotonic()
-            for turn, held, outcome in zip(order.turns, leases, outcomes, strict=True):
-                if outcome.HasField("lease"):
-                    held.lease.CopyFrom(outcome.lease)
-                    held.lease.queued_ms = queued_ms
-                    self._grant(order, held, now_s)
-                else:
-                    self._refused(order.node, turn, outcome)
-        finally:
-            order.node.answered(len(order.turns), order.cpu_ms)
-        self._dispatch()
-
-    async def _answers(
-        self, order: Order, leases: Sequence[environments_pb2.HeldLease]
-    ) -> Sequence[environments_pb2.LaunchBatchResponse]:
-        outcomes = await self.nodes.open(order.node.endpoint, order.request(leases))
-        for held, outcome in zip(leases, outcomes, strict=True):
-            if outcome.HasField("lease") and outcome.lease.lease_id != held.lease.lease_id:
-                raise NodeError(f"{order.node.endpoint}: opened another lease than it was told to")
-        if self.ledger.nodes.get(order.node.node_id) is not order.node:
-            raise NodeError(f"{order.node.endpoint}: lost while it opened environments")
-        return outcomes
-
     def _grant(self, order: Order, held: environments_pb2.HeldLease, now_s: float) -> None:
         waited_s = now_s - order.batch.submitted_s
         self.ledger.grant(Granted(held=held, node_id=order.node.node_id, granted_s=now_s))
@@ -360,40 +320,6 @@ class Broker:
         _GRANTED.get(start, _GRANTED[environments_pb2.START_UNSPECIFIED]).inc()
         self.warming.started(order.batch.line.template, start, len(self.ledger.nodes), now_s=now_s)
         self.streams.arrive(order.batch, success(held.index, held.lease))
-
-    def _refused(
-        self, node: NodeState, turn: Turn, outcome: environments_pb2.LaunchBatchResponse
-    ) -> None:
-        if outcome.failure.reason == "NoSlot":
-            # The node knows better than the ledger; its next heartbeat tells.
-            node.is_suspect = True
-            self._wait_again(turn)
-        else:
-            metrics.errors.labels("start").inc()
-            self.streams.arrive(turn.batch, outcome)
-
-    def _try_again(self, turn: Turn, why: str) -> None:
-        tries = turn.batch.tries.get(turn.position, 0) + 1
-        turn.batch.tries[turn.position] = tries
-        if tries < MAX_TRIES:
-            self._wait_again(turn)
-        else:
-            metrics.errors.labels("start").inc()
-            self.streams.arrive(turn.batch, failure(turn.position, NodeError.reason, why))
-
-    def _wait_again(self, turn: Turn) -> None:
-        if self.streams.is_heard(turn.batch):
-            self.queue.put_back(turn)
-
-    async def _close(self, closing: Closing) -> None:
-        try:
-            await self.nodes.close(closing.endpoint, closing.lease_ids)
-        except NodeError as error:
-            # The node's next heartbeat is answered with the same order.
-            log.warning("%d leases not closed: %s", len(closing.lease_ids), error)
-        else:
-            self.ledger.gone(closing.node_id, closing.lease_ids)
-            self._dispatch()
 
 
 def _unix_ms() -> int:
