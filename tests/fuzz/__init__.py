@@ -1,0 +1,1 @@
+"""Hostile frames by the million: at parsers, channels, a live node, and the guest's agent."""
