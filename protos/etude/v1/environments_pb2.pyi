@@ -36,6 +36,12 @@ class ToolErrorKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TOOL_ERROR_KIND_TOOL: _ClassVar[ToolErrorKind]
     TOOL_ERROR_KIND_TIMEOUT: _ClassVar[ToolErrorKind]
     TOOL_ERROR_KIND_INVALID: _ClassVar[ToolErrorKind]
+
+class GradeMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    GRADE_MODE_UNSPECIFIED: _ClassVar[GradeMode]
+    GRADE_MODE_CLEAN: _ClassVar[GradeMode]
+    GRADE_MODE_FORK: _ClassVar[GradeMode]
 ISOLATION_UNSPECIFIED: Isolation
 ISOLATION_WEAK: Isolation
 ISOLATION_MODERATE: Isolation
@@ -53,6 +59,9 @@ TOOL_ERROR_KIND_UNSPECIFIED: ToolErrorKind
 TOOL_ERROR_KIND_TOOL: ToolErrorKind
 TOOL_ERROR_KIND_TIMEOUT: ToolErrorKind
 TOOL_ERROR_KIND_INVALID: ToolErrorKind
+GRADE_MODE_UNSPECIFIED: GradeMode
+GRADE_MODE_CLEAN: GradeMode
+GRADE_MODE_FORK: GradeMode
 
 class WorkspaceSource(_message.Message):
     __slots__ = ("uri",)
@@ -167,7 +176,7 @@ class ReleaseLeasesResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("node_id", "endpoint", "driver", "isolation", "slots", "held", "draining", "levels", "free_memory_bytes", "queue_ms", "snapshots")
+    __slots__ = ("node_id", "endpoint", "driver", "isolation", "slots", "held", "draining", "levels", "free_memory_bytes", "queue_ms", "snapshots", "begun")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     DRIVER_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +188,7 @@ class HeartbeatRequest(_message.Message):
     FREE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     endpoint: str
     driver: str
@@ -190,7 +200,18 @@ class HeartbeatRequest(_message.Message):
     free_memory_bytes: int
     queue_ms: int
     snapshots: _containers.RepeatedCompositeFieldContainer[HeldSnapshot]
-    def __init__(self, node_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., slots: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., draining: _Optional[bool] = ..., levels: _Optional[_Iterable[_Union[TemplateLevel, _Mapping]]] = ..., free_memory_bytes: _Optional[int] = ..., queue_ms: _Optional[int] = ..., snapshots: _Optional[_Iterable[_Union[HeldSnapshot, _Mapping]]] = ...) -> None: ...
+    begun: _containers.RepeatedCompositeFieldContainer[Beginning]
+    def __init__(self, node_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., slots: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., draining: _Optional[bool] = ..., levels: _Optional[_Iterable[_Union[TemplateLevel, _Mapping]]] = ..., free_memory_bytes: _Optional[int] = ..., queue_ms: _Optional[int] = ..., snapshots: _Optional[_Iterable[_Union[HeldSnapshot, _Mapping]]] = ..., begun: _Optional[_Iterable[_Union[Beginning, _Mapping]]] = ...) -> None: ...
+
+class Beginning(_message.Message):
+    __slots__ = ("template", "start", "start_ms")
+    TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    START_MS_FIELD_NUMBER: _ClassVar[int]
+    template: str
+    start: Start
+    start_ms: int
+    def __init__(self, template: _Optional[str] = ..., start: _Optional[_Union[Start, str]] = ..., start_ms: _Optional[int] = ...) -> None: ...
 
 class TemplateLevel(_message.Message):
     __slots__ = ("template", "paused_clones", "shells", "resident", "spawn_cpu_ms", "start_p50_ms", "start_p90_ms", "quarantined")
@@ -422,33 +443,47 @@ class GradeRequest(_message.Message):
     chunk: bytes
     def __init__(self, lease_id: _Optional[str] = ..., control_token: _Optional[str] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
+class GradeEvidence(_message.Message):
+    __slots__ = ("mode", "driver", "isolation")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    DRIVER_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_FIELD_NUMBER: _ClassVar[int]
+    mode: GradeMode
+    driver: str
+    isolation: Isolation
+    def __init__(self, mode: _Optional[_Union[GradeMode, str]] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ...) -> None: ...
+
 class GradeJob(_message.Message):
-    __slots__ = ("diff", "artefacts", "files", "command", "timeout_seconds", "reward_path")
+    __slots__ = ("diff", "artefacts", "files", "command", "timeout_seconds", "reward_path", "mode")
     DIFF_FIELD_NUMBER: _ClassVar[int]
     ARTEFACTS_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     REWARD_PATH_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
     diff: WorkspaceDiff
     artefacts: _containers.RepeatedScalarFieldContainer[str]
     files: _containers.RepeatedCompositeFieldContainer[WorkspaceFile]
     command: str
     timeout_seconds: int
     reward_path: str
-    def __init__(self, diff: _Optional[_Union[WorkspaceDiff, _Mapping]] = ..., artefacts: _Optional[_Iterable[str]] = ..., files: _Optional[_Iterable[_Union[WorkspaceFile, _Mapping]]] = ..., command: _Optional[str] = ..., timeout_seconds: _Optional[int] = ..., reward_path: _Optional[str] = ...) -> None: ...
+    mode: GradeMode
+    def __init__(self, diff: _Optional[_Union[WorkspaceDiff, _Mapping]] = ..., artefacts: _Optional[_Iterable[str]] = ..., files: _Optional[_Iterable[_Union[WorkspaceFile, _Mapping]]] = ..., command: _Optional[str] = ..., timeout_seconds: _Optional[int] = ..., reward_path: _Optional[str] = ..., mode: _Optional[_Union[GradeMode, str]] = ...) -> None: ...
 
 class GradeResponse(_message.Message):
-    __slots__ = ("exit_code", "output", "reward_file", "timed_out")
+    __slots__ = ("exit_code", "output", "reward_file", "timed_out", "evidence")
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     REWARD_FILE_FIELD_NUMBER: _ClassVar[int]
     TIMED_OUT_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     exit_code: int
     output: bytes
     reward_file: bytes
     timed_out: bool
-    def __init__(self, exit_code: _Optional[int] = ..., output: _Optional[bytes] = ..., reward_file: _Optional[bytes] = ..., timed_out: _Optional[bool] = ...) -> None: ...
+    evidence: GradeEvidence
+    def __init__(self, exit_code: _Optional[int] = ..., output: _Optional[bytes] = ..., reward_file: _Optional[bytes] = ..., timed_out: _Optional[bool] = ..., evidence: _Optional[_Union[GradeEvidence, _Mapping]] = ...) -> None: ...
 
 class WatchPoolRequest(_message.Message):
     __slots__ = ()

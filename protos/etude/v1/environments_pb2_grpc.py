@@ -391,7 +391,7 @@ class EnvNodeServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Grade(self, request_iterator, context):
-        """Grade runs hidden tests in a fresh sandbox made from the lease's template and a diff.
+        """Grade runs hidden tests in a sandbox without the agent; the job's mode says in which.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

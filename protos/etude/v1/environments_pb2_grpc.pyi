@@ -133,7 +133,7 @@ class EnvNodeServiceStub:
     Diff: _grpc.UnaryStreamMultiCallable[_environments_pb2.DiffRequest, _environments_pb2.DiffResponse]
     """Diff returns the workspace's changes once the agent has ended."""
     Grade: _grpc.StreamUnaryMultiCallable[_environments_pb2.GradeRequest, _environments_pb2.GradeResponse]
-    """Grade runs hidden tests in a fresh sandbox made from the lease's template and a diff."""
+    """Grade runs hidden tests in a sandbox without the agent; the job's mode says in which."""
 
 @_typing.type_check_only
 class EnvNodeServiceAsyncStub(EnvNodeServiceStub):
@@ -149,7 +149,7 @@ class EnvNodeServiceAsyncStub(EnvNodeServiceStub):
     Diff: _aio.UnaryStreamMultiCallable[_environments_pb2.DiffRequest, _environments_pb2.DiffResponse]  # type: ignore[assignment]
     """Diff returns the workspace's changes once the agent has ended."""
     Grade: _aio.StreamUnaryMultiCallable[_environments_pb2.GradeRequest, _environments_pb2.GradeResponse]  # type: ignore[assignment]
-    """Grade runs hidden tests in a fresh sandbox made from the lease's template and a diff."""
+    """Grade runs hidden tests in a sandbox without the agent; the job's mode says in which."""
 
 class EnvNodeServiceServicer(metaclass=_abc_1.ABCMeta):
     """EnvNodeService runs tools and graders on one node."""
@@ -192,7 +192,7 @@ class EnvNodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_environments_pb2.GradeRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_environments_pb2.GradeResponse, _abc.Awaitable[_environments_pb2.GradeResponse]]:
-        """Grade runs hidden tests in a fresh sandbox made from the lease's template and a diff."""
+        """Grade runs hidden tests in a sandbox without the agent; the job's mode says in which."""
 
 def add_EnvNodeServiceServicer_to_server(servicer: EnvNodeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

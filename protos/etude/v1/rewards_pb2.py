@@ -22,32 +22,33 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from etude.v1 import environments_pb2 as etude_dot_v1_dot_environments__pb2
 from etude.v1 import rollout_pb2 as etude_dot_v1_dot_rollout__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x65tude/v1/rewards.proto\x12\x08\x65tude.v1\x1a\x16\x65tude/v1/rollout.proto\"e\n\x0cScoreRequest\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x10\n\x08task_uri\x18\x02 \x01(\t\x12\x0c\n\x04pool\x18\x03 \x01(\t\x12#\n\x08rollouts\x18\x04 \x03(\x0b\x32\x11.etude.v1.Rollout\"9\n\nRewardPart\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01\x12\x0e\n\x06weight\x18\x03 \x01(\x01\".\n\x0bRewardFault\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x9c\x01\n\x0cRewardRecord\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x10\n\x06reward\x18\x02 \x01(\x01H\x00\x12&\n\x05\x66\x61ult\x18\x03 \x01(\x0b\x32\x15.etude.v1.RewardFaultH\x00\x12#\n\x05parts\x18\x04 \x03(\x0b\x32\x14.etude.v1.RewardPart\x12\x0f\n\x07success\x18\x05 \x01(\x01\x42\x08\n\x06result\"O\n\rScoreResponse\x12\'\n\x07records\x18\x01 \x03(\x0b\x32\x16.etude.v1.RewardRecord\x12\x15\n\rrubric_digest\x18\x02 \x01(\t\"\x11\n\x0f\x44\x65scribeRequest\"j\n\x0eRubricFunction\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x66unction\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0e\n\x06weight\x18\x04 \x01(\x01\x12\x17\n\x0fparameters_json\x18\x05 \x01(\t\"V\n\x10\x44\x65scribeResponse\x12+\n\tfunctions\x18\x01 \x03(\x0b\x32\x18.etude.v1.RubricFunction\x12\x15\n\rrubric_digest\x18\x02 \x01(\t2\x8c\x01\n\rRewardService\x12\x38\n\x05Score\x12\x16.etude.v1.ScoreRequest\x1a\x17.etude.v1.ScoreResponse\x12\x41\n\x08\x44\x65scribe\x12\x19.etude.v1.DescribeRequest\x1a\x1a.etude.v1.DescribeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x65tude/v1/rewards.proto\x12\x08\x65tude.v1\x1a\x1b\x65tude/v1/environments.proto\x1a\x16\x65tude/v1/rollout.proto\"e\n\x0cScoreRequest\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x10\n\x08task_uri\x18\x02 \x01(\t\x12\x0c\n\x04pool\x18\x03 \x01(\t\x12#\n\x08rollouts\x18\x04 \x03(\x0b\x32\x11.etude.v1.Rollout\"9\n\nRewardPart\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01\x12\x0e\n\x06weight\x18\x03 \x01(\x01\".\n\x0bRewardFault\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xc7\x01\n\x0cRewardRecord\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x10\n\x06reward\x18\x02 \x01(\x01H\x00\x12&\n\x05\x66\x61ult\x18\x03 \x01(\x0b\x32\x15.etude.v1.RewardFaultH\x00\x12#\n\x05parts\x18\x04 \x03(\x0b\x32\x14.etude.v1.RewardPart\x12\x0f\n\x07success\x18\x05 \x01(\x01\x12)\n\x08\x65vidence\x18\x06 \x01(\x0b\x32\x17.etude.v1.GradeEvidenceB\x08\n\x06result\"O\n\rScoreResponse\x12\'\n\x07records\x18\x01 \x03(\x0b\x32\x16.etude.v1.RewardRecord\x12\x15\n\rrubric_digest\x18\x02 \x01(\t\"\x11\n\x0f\x44\x65scribeRequest\"j\n\x0eRubricFunction\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x66unction\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0e\n\x06weight\x18\x04 \x01(\x01\x12\x17\n\x0fparameters_json\x18\x05 \x01(\t\"V\n\x10\x44\x65scribeResponse\x12+\n\tfunctions\x18\x01 \x03(\x0b\x32\x18.etude.v1.RubricFunction\x12\x15\n\rrubric_digest\x18\x02 \x01(\t2\x8c\x01\n\rRewardService\x12\x38\n\x05Score\x12\x16.etude.v1.ScoreRequest\x1a\x17.etude.v1.ScoreResponse\x12\x41\n\x08\x44\x65scribe\x12\x19.etude.v1.DescribeRequest\x1a\x1a.etude.v1.DescribeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'etude.v1.rewards_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SCOREREQUEST']._serialized_start=60
-  _globals['_SCOREREQUEST']._serialized_end=161
-  _globals['_REWARDPART']._serialized_start=163
-  _globals['_REWARDPART']._serialized_end=220
-  _globals['_REWARDFAULT']._serialized_start=222
-  _globals['_REWARDFAULT']._serialized_end=268
-  _globals['_REWARDRECORD']._serialized_start=271
-  _globals['_REWARDRECORD']._serialized_end=427
-  _globals['_SCORERESPONSE']._serialized_start=429
-  _globals['_SCORERESPONSE']._serialized_end=508
-  _globals['_DESCRIBEREQUEST']._serialized_start=510
-  _globals['_DESCRIBEREQUEST']._serialized_end=527
-  _globals['_RUBRICFUNCTION']._serialized_start=529
-  _globals['_RUBRICFUNCTION']._serialized_end=635
-  _globals['_DESCRIBERESPONSE']._serialized_start=637
-  _globals['_DESCRIBERESPONSE']._serialized_end=723
-  _globals['_REWARDSERVICE']._serialized_start=726
-  _globals['_REWARDSERVICE']._serialized_end=866
+  _globals['_SCOREREQUEST']._serialized_start=89
+  _globals['_SCOREREQUEST']._serialized_end=190
+  _globals['_REWARDPART']._serialized_start=192
+  _globals['_REWARDPART']._serialized_end=249
+  _globals['_REWARDFAULT']._serialized_start=251
+  _globals['_REWARDFAULT']._serialized_end=297
+  _globals['_REWARDRECORD']._serialized_start=300
+  _globals['_REWARDRECORD']._serialized_end=499
+  _globals['_SCORERESPONSE']._serialized_start=501
+  _globals['_SCORERESPONSE']._serialized_end=580
+  _globals['_DESCRIBEREQUEST']._serialized_start=582
+  _globals['_DESCRIBEREQUEST']._serialized_end=599
+  _globals['_RUBRICFUNCTION']._serialized_start=601
+  _globals['_RUBRICFUNCTION']._serialized_end=707
+  _globals['_DESCRIBERESPONSE']._serialized_start=709
+  _globals['_DESCRIBERESPONSE']._serialized_end=795
+  _globals['_REWARDSERVICE']._serialized_start=798
+  _globals['_REWARDSERVICE']._serialized_end=938
 # @@protoc_insertion_point(module_scope)

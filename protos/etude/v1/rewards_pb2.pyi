@@ -1,3 +1,4 @@
+from etude.v1 import environments_pb2 as _environments_pb2
 from etude.v1 import rollout_pb2 as _rollout_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -38,18 +39,20 @@ class RewardFault(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class RewardRecord(_message.Message):
-    __slots__ = ("rollout_id", "reward", "fault", "parts", "success")
+    __slots__ = ("rollout_id", "reward", "fault", "parts", "success", "evidence")
     ROLLOUT_ID_FIELD_NUMBER: _ClassVar[int]
     REWARD_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     rollout_id: str
     reward: float
     fault: RewardFault
     parts: _containers.RepeatedCompositeFieldContainer[RewardPart]
     success: float
-    def __init__(self, rollout_id: _Optional[str] = ..., reward: _Optional[float] = ..., fault: _Optional[_Union[RewardFault, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[RewardPart, _Mapping]]] = ..., success: _Optional[float] = ...) -> None: ...
+    evidence: _environments_pb2.GradeEvidence
+    def __init__(self, rollout_id: _Optional[str] = ..., reward: _Optional[float] = ..., fault: _Optional[_Union[RewardFault, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[RewardPart, _Mapping]]] = ..., success: _Optional[float] = ..., evidence: _Optional[_Union[_environments_pb2.GradeEvidence, _Mapping]] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
     __slots__ = ("records", "rubric_digest")
