@@ -30,20 +30,22 @@ func main() {
 	uid := flag.Int("uid", -1, "user of commands and files; -1 is the agent's own, or 1000 as process 1")
 	stdio := flag.Bool("stdio", false, "serve one host on standard input and output")
 	socket := flag.String("socket", "", "serve one host after the other on a Unix socket")
+	vsock := flag.Uint("vsock", 0, "serve one host after the other on this port of the machine; "+
+		"as process 1 it does so where the kernel was told "+overVsock)
 	flag.Parse()
 	// A clone shares the pages that nobody writes to: one processor, and no collector that marks
 	// them, until memory is short.
 	runtime.GOMAXPROCS(1)
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(memoryLimit)
-	if err := serve(*root, *state, *uid, *stdio, *socket); err != nil {
+	if err := serve(*root, *state, *uid, *stdio, *socket, uint32(*vsock)); err != nil {
 		fmt.Fprintln(os.Stderr, "guestagent:", err)
 		os.Exit(1)
 	}
 }
 
-func serve(root, state string, uid int, stdio bool, socket string) error {
-	isInit := os.Getpid() == 1 && !stdio && socket == ""
+func serve(root, state string, uid int, stdio bool, socket string, vsock uint32) error {
+	isInit := os.Getpid() == 1 && !stdio && socket == "" && vsock == 0
 	if isInit {
 		if err := boot(); err != nil {
 			return err
@@ -65,10 +67,14 @@ func serve(root, state string, uid int, stdio bool, socket string) error {
 		return a.serveStdio()
 	case socket != "":
 		return a.serveSocket(socket)
+	case vsock != 0:
+		return a.serveVsock(vsock)
+	case isInit && isOverVsock():
+		return a.serveVsock(vsockPort)
 	case isInit:
 		return a.servePort()
 	}
-	return errors.New("not the first process: use --stdio or --socket")
+	return errors.New("not the first process: use --stdio, --socket or --vsock")
 }
 
 // serveStdio keeps the two streams from children, which write to pipes of their own.
@@ -97,23 +103,39 @@ func (a *agent) serveStdio() error {
 	return err
 }
 
-// serveSocket serves the host that has connected last.
+// serveSocket serves one host after the other on a Unix socket.
 func (a *agent) serveSocket(path string) error {
 	listener, err := net.Listen("unix", path)
 	if err != nil {
 		return err
 	}
+	return a.serveHosts(func() (connection, error) {
+		accepted, err := listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		found, isUnix := accepted.(*net.UnixConn)
+		if !isUnix {
+			return nil, errors.New("not a Unix socket")
+		}
+		return found, nil
+	})
+}
+
+type connection interface {
+	syscall.Conn
+	io.Closer
+}
+
+// serveHosts serves each host that connects, and says HELLO to the first.
+func (a *agent) serveHosts(accept func() (connection, error)) error {
 	parse := &parser{}
 	for isFirst := true; ; isFirst = false {
-		accepted, err := listener.Accept()
+		accepted, err := accept()
 		if err != nil {
 			return err
 		}
-		connection, isUnix := accepted.(*net.UnixConn)
-		if !isUnix {
-			return errors.New("not a Unix socket")
-		}
-		host, err := newPipe(connection)
+		host, err := newPipe(accepted)
 		if err != nil {
 			return err
 		}
@@ -123,7 +145,7 @@ func (a *agent) serveSocket(path string) error {
 		}
 		_ = a.port.read(host, parse)
 		a.port.connect(nil)
-		_ = connection.Close()
+		_ = accepted.Close()
 	}
 }
 

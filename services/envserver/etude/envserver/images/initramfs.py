@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from etude.envserver.images.kernel import MODULES
+from etude.envserver.images.kernel import BOOT_MODULES, MODULES, VSOCK_MODULES
 
 AGENT = "/usr/sbin/guestagent"
 """Process 1 of the guest; it mounts /proc, /sys, /dev and the rest for itself."""
@@ -16,12 +16,16 @@ set -e
 bb=/bin/busybox
 $bb mount -t proc proc /proc
 $bb mount -t devtmpfs dev /dev
-for module in {" ".join(MODULES)}; do
-  $bb insmod /modules/$module.ko
-done
+modules="{" ".join(BOOT_MODULES)}"
 kind=sqsh
 for word in $($bb cat /proc/cmdline); do
-  case $word in envroot=*) kind=${{word#envroot=}} ;; esac
+  case $word in
+    envroot=*) kind=${{word#envroot=}} ;;
+    envchannel=vsock) modules="$modules {" ".join(VSOCK_MODULES)}" ;;
+  esac
+done
+for module in $modules; do
+  $bb insmod /modules/$module.ko
 done
 case $kind in
   sqsh)

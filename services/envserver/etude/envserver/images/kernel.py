@@ -6,11 +6,14 @@ from pathlib import Path
 from etude.common.errors import Problem, UserError
 from etude.envserver.images import programs
 
-MODULES = (
+BOOT_MODULES = (
     *("virtio_ring", "virtio", "virtio_mmio", "virtio_blk", "virtio_console", "virtio-rng"),
     *("squashfs", "overlay"),
 )
 """In the order in which they have to be inserted: each needs only those before it."""
+VSOCK_MODULES = ("vsock", "vmw_vsock_virtio_transport_common", "vmw_vsock_virtio_transport")
+"""After those, where the host talks to its guests over virtio-vsock."""
+MODULES = (*BOOT_MODULES, *VSOCK_MODULES)
 
 _DOWNLOAD_LIMIT_S, _UNPACK_LIMIT_S = 600.0, 120.0
 _MAX_HOPS = 3
