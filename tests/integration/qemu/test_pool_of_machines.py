@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from tests.support import microvms
 from tests.support.pool_client import Pool
 from tests.support.pool_processes import Processes
 
@@ -89,3 +90,7 @@ async def test_a_group_that_was_announced_finds_a_machine_ready(
     ]
 
     assert 'etude_env_starts_total{start="paused_clone"} 1.0' in processes.metrics("node")
+    async with asyncio.timeout(microvms.COMMAND_LIMIT_S):
+        async for told in pool.watch.WatchPool(environments_pb2.WatchPoolRequest()):
+            if told.warm_percent == 100:
+                break

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 from tests.support import microvms
 
-from etude.envserver.drivers.qemu.guests import Guest
 from etude.envserver.drivers.qemu.idle import Patience, State
 from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.lanes import Lanes
 from etude.envserver.drivers.qemu.pages import PageBuffer
 from etude.envserver.drivers.qemu.resting import RestingGuest
 from etude.envserver.drivers.qemu.sleeping import Bed, Home, asleep
-from etude.envserver.drivers.qemu.starts import Starter
+from etude.envserver.drivers.qemu.starts import Started, Starter
 from etude.envserver.drivers.qemu.stock import Stock
 from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.guest.channel import GuestLostError
@@ -37,8 +36,8 @@ async def home(template: Template, tmp_path: Path) -> AsyncIterator[Home]:
     lease = tmp_path / "lease"
     lease.mkdir()
 
-    async def start(folder: Path) -> Guest:
-        return (await starter.start(lease.name, folder)).guest
+    async def start(folder: Path) -> Started:
+        return await starter.start(lease.name, folder)
 
     yield Home(
         lease=lease,
@@ -65,7 +64,7 @@ def with_patience(home: Home, patience: Patience) -> Home:
 async def launched(home: Home) -> RestingGuest:
     folder = home.lease / "machine"
     folder.mkdir(mode=0o700)
-    guest = await home.launch(folder)
+    guest, _ = await home.launch(folder)
     async with guest.awake():
         await guest.machine.keep()
     return guest

@@ -289,15 +289,14 @@ async def test_the_report_tells_what_a_pool_s_size_depends_on() -> None:
     for granted in broker.ledger.leases.values():
         granted.granted_s -= 30
     await broker.release(ids(outcomes))
-    broker.figures.granted(environments_pb2.Lease(start_ms=7), waited_s=0.1)
-    broker.figures.granted(
-        environments_pb2.Lease(start_ms=2, start=environments_pb2.START_SHELL), waited_s=0.1
-    )
+    for start, start_ms in ((environments_pb2.START_SPAWN, 7), (environments_pb2.START_SHELL, 2)):
+        lease = environments_pb2.Lease(start=start, start_ms=start_ms)
+        broker.figures.granted(lease, waited_s=0.1)
 
     await broker.tick()
     present = report(broker)
 
     assert (present.ready, present.opening, present.planned) == (1, 0, 0)
-    assert (present.start_p50_ms, present.start_p95_ms) == (0, 7)
-    assert present.warm_percent == 17
+    assert (present.start_p50_ms, present.start_p95_ms) == (2, 7)
+    assert present.warm_percent == 50
     assert present.lease_p50_seconds == 30

@@ -1,6 +1,9 @@
 """What nodes tell brokers of their readiness, and prepare for all of them together."""
 
-from etude.envserver.drivers.base import Readiness, Warmth
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.envserver.drivers.base import NOTHING_AHEAD, Readiness, Warmth
 from etude.envserver.node import warmth
 from etude.v1 import environments_pb2
 
@@ -10,7 +13,8 @@ def target(template: str, paused: int, shells: int = 0) -> environments_pb2.Warm
 
 
 def test_what_several_brokers_want_is_added_up() -> None:
-    wanted = warmth.wanted([[target("a", 1, 2), target("b", 3)], [target("a", 4)], []])
+    orders = [[target("a", 1, 2), target("b", 3)], [target("a", 4)], []]
+    wanted = warmth.wanted(orders, NOTHING_AHEAD, {})
     assert wanted == [
         Warmth(template="a", paused_clones=5, shells=2),
         Warmth(template="b", paused_clones=3),
@@ -27,7 +31,27 @@ def test_a_heartbeat_says_what_is_ready_and_how_long_the_rest_takes() -> None:
         start_p90_ms=71.0,
         quarantined="crashes",
     )
-    (level,) = warmth.levels(Readiness(templates=[ready]))
+    (level,) = warmth.levels(Readiness(templates=[ready]), {})
     assert (level.paused_clones, level.shells, level.resident) == (2, 1, True)
     assert (level.spawn_cpu_ms, level.start_p50_ms, level.start_p90_ms) == (45, 50, 71)
     assert level.quarantined == "crashes"
+
+
+FEW = st.integers(min_value=0, max_value=20)
+
+
+@given(FEW, FEW, FEW)
+def test_what_is_ready_for_granted_leases_is_neither_dropped_nor_promised_again(
+    held: int, asked: int, awaited: int
+) -> None:
+    readiness = Readiness(templates=[Warmth(template="a", paused_clones=held)])
+    kept = warmth.wanted([[target("a", asked)]], readiness, {"a": awaited})
+    (level,) = warmth.levels(readiness, {"a": awaited})
+    paused = sum(each.paused_clones for each in kept)
+    assert paused >= min(held, awaited)
+    assert paused - asked == held - level.paused_clones
+
+
+def test_a_template_that_nobody_wants_and_nobody_awaits_is_not_kept() -> None:
+    readiness = Readiness(templates=[Warmth(template="a", paused_clones=3, shells=2)])
+    assert warmth.wanted([[]], readiness, {}) == []

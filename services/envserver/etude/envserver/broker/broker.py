@@ -146,6 +146,8 @@ class Broker:
             now_s=time.monotonic(),
             adopted_until_unix_ms=_unix_ms() + 1000 * ADOPTED_S,
         )
+        for beginning in request.begun:
+            self._began(beginning)
         answer.warm.extend(self.warming.of(request.node_id))
         adopted, self.ledger.adopted = self.ledger.adopted, []
         for granted in adopted:
@@ -298,6 +300,16 @@ class Broker:
             ttl_s = self._ttl_s(order.batch.request.ttl_seconds)
             self.carrier.open(order, _unix_ms() + 1000 * ttl_s)
 
+    def _began(self, beginning: environments_pb2.Beginning) -> None:
+        """An environment whose lease was granted before came to be."""
+        if beginning.template in self._templates:
+            self.figures.started(beginning.start, beginning.start_ms)
+            self._note_start(beginning.template, beginning.start)
+
+    def _note_start(self, template: str, start: environments_pb2.Start) -> None:
+        num_nodes = len(self.ledger.nodes)
+        self.warming.started(template, start, num_nodes, now_s=time.monotonic())
+
     def _find_again(self, granted: Granted) -> None:
         """A heartbeat brought a lease that a repeated request may be waiting for."""
         stream = self.streams.get(granted.key)
@@ -318,7 +330,7 @@ class Broker:
         metrics.acquire_seconds.observe(waited_s)
         start = held.lease.start
         _GRANTED.get(start, _GRANTED[environments_pb2.START_UNSPECIFIED]).inc()
-        self.warming.started(order.batch.line.template, start, len(self.ledger.nodes), now_s=now_s)
+        self._note_start(order.batch.line.template, start)
         self.streams.arrive(order.batch, success(held.index, held.lease))
 
 

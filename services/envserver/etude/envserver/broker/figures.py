@@ -22,17 +22,22 @@ class Figures:
     acquire_ms: deque[float] = field(default_factory=_newest)
     """From request to lease."""
     start_ms: deque[float] = field(default_factory=_newest)
-    """From order to ready, as the node says."""
+    """From order or first call to ready, as the node says."""
     warm: deque[float] = field(default_factory=_newest)
     """1 for a start that found something ready, else 0."""
     lease_s: deque[float] = field(default_factory=_newest)
     """From grant to end."""
 
     def granted(self, lease: environments_pb2.Lease, *, waited_s: float) -> None:
-        """An environment was handed out."""
+        """A lease was handed out."""
         self.acquire_ms.append(1000 * waited_s)
-        self.start_ms.append(float(lease.start_ms))
-        self.warm.append(float(lease.start in WARM))
+        if lease.start != environments_pb2.START_UNSPECIFIED:
+            self.started(lease.start, lease.start_ms)
+
+    def started(self, start: environments_pb2.Start, start_ms: int) -> None:
+        """An environment came to be."""
+        self.start_ms.append(float(start_ms))
+        self.warm.append(float(start in WARM))
 
     @property
     def warm_percent(self) -> int:

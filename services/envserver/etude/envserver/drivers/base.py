@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from etude.agent.workspace import Workspace
 from etude.agent.workspace.protocol import Runner
@@ -41,6 +41,13 @@ class Start(StrEnum):
     """A stopped clone was let run."""
     DELTA = "delta"
     """A snapshot was taken up."""
+
+
+class Begun(NamedTuple):
+    """How a sandbox came to be."""
+
+    start: Start
+    took_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +169,11 @@ class Sandbox(Protocol):
     def has_begun(self) -> bool:
         """Whether the first files were put there, by this process or an earlier one."""
         ...
+
+    @property
+    def begun(self) -> Begun | None:
+        """How it came to be, if this process began it and could not tell before."""
+        return None
 
     @property
     def is_whole(self) -> bool:

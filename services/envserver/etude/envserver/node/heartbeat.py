@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +18,8 @@ from etude.v1 import environments_pb2, environments_pb2_grpc
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
+MAX_NEWS = 4_096
+"""Beginnings that wait for a broker that does not answer; the oldest are forgotten first."""
 MAX_BACKOFF_MS = 1_000
 """A broker that comes back waits 2 s for its nodes before it grants anything."""
 ERRAND_WAIT_S = 0.2
@@ -38,10 +41,15 @@ class Heartbeat:
         default_factory=dict, init=False
     )
     """What each broker said last that this node shall have ready."""
+    _news: list[deque[environments_pb2.Beginning]] = field(init=False)
+    """What each broker has yet to hear of environments that began."""
     _errands: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _expiring: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _unheard: set[int] = field(default_factory=set, init=False)
     """Brokers that did not answer the last time."""
+
+    def __post_init__(self) -> None:
+        self._news = [deque(maxlen=MAX_NEWS) for _ in self.brokers]
 
     async def run(self, stop: asyncio.Event) -> None:
         """Beat until told to stop."""
@@ -62,15 +70,18 @@ class Heartbeat:
         shares: list[list[environments_pb2.HeldLease]] = [[] for _ in self.brokers]
         for each in held:
             shares[sharding.shard_of(each.run_id, count)].append(each)
+        for news in self.node.starts.news():
+            self._news[sharding.shard_of(news.run_id, count)].append(news.beginning)
         beats = (self._beat(index, share, len(held)) for index, share in enumerate(shares))
         await asyncio.gather(*beats)
-        self.node.driver.keep_warm(warmth.wanted(self._warm.values()))
+        ready, awaited = self.node.driver.readiness(), self.node.starts.awaited()
+        self.node.driver.keep_warm(warmth.wanted(self._warm.values(), ready, awaited))
 
     async def _beat(
         self, index: int, held: Sequence[environments_pb2.HeldLease], num_held: int
     ) -> None:
         """Tell one broker of its own share: what others hold is not among its slots."""
-        readiness = self.node.driver.readiness()
+        readiness, news = self.node.driver.readiness(), list(self._news[index])
         request = environments_pb2.HeartbeatRequest(
             node_id=self.node_id,
             endpoint=self.node.endpoint,
@@ -80,9 +91,10 @@ class Heartbeat:
             held=held,
             snapshots=self._snapshots(index),
             draining=self.draining,
-            levels=warmth.levels(readiness),
+            levels=warmth.levels(readiness, self.node.starts.awaited()),
             free_memory_bytes=readiness.free_memory_bytes,
             queue_ms=round(readiness.queue_ms),
+            begun=news,
         )
         try:
             answer = await self.brokers[index].Heartbeat(request, timeout=DEADLINE_S)
@@ -94,6 +106,8 @@ class Heartbeat:
             return
         self._unheard.discard(index)
         self._warm[index] = list(answer.warm)
+        for _ in news:
+            self._news[index].popleft()
         self.node.renew(answer.renewed)
         await self._without_waiting(self.node.close(list(answer.close_lease_ids)))
 

@@ -29,6 +29,7 @@ from etude.envserver.node.kept import Kept
 from etude.envserver.node.records import LEASE_ID, Record
 from etude.envserver.node.snapshots import Snapshot, Snapshots
 from etude.envserver.node.sources import Source, Sources
+from etude.envserver.node.starts import Starts
 from etude.envserver.node.states import States
 from etude.v1 import environments_pb2
 
@@ -62,6 +63,7 @@ class Node:
     refused: Mapping[str, str] = field(default_factory=dict)
     """Why each of the pool's other templates may not."""
     cache: ResultCache = field(default_factory=ResultCache)
+    starts: Starts = field(default_factory=Starts)
     states: States = field(init=False)
     kept: Kept = field(init=False)
     _held: dict[str, Environment] = field(default_factory=dict)
@@ -115,6 +117,7 @@ class Node:
             environment = self._held.pop(lease_id, None)
             if environment is None:
                 continue
+            self.starts.ended(environment)
             if kept.is_to_be_kept(environment) and kept.has_expired(environment):
                 self.kept.keep(environment)
             else:
@@ -139,6 +142,7 @@ class Node:
         over = [lease_id for lease_id, env in self._held.items() if env.deadline_s <= now_s]
         for lease_id in over:
             if kept.is_to_be_kept(self._held[lease_id]):
+                self.starts.ended(self._held[lease_id])
                 self.kept.keep(self._held.pop(lease_id))
         await asyncio.gather(self.close(over), self.kept.expire(now_s=now_s))
         runs = self.kept.runs() | {env.record.held.run_id for env in self._held.values()}
@@ -212,6 +216,7 @@ class Node:
             self.kept.add(environment, for_s=until_unix_ms / 1000 - time.time())
         else:
             self._held[record.lease_id] = environment
+            self.starts.opened(environment)
 
     async def _continue(self, environment: Environment, folder: Path) -> None:
         """Take over what the calls of a lease left behind.
@@ -292,6 +297,7 @@ class Node:
             environment = self._environment(record, source, seconds_left(lease))
             await self._make(environment, snapshot, started_s)
             self._held[lease.lease_id] = environment
+            self.starts.opened(environment)
         except EtudeError as error:
             return _failure(held.index, error.reason, str(error))
         finally:

@@ -1,17 +1,25 @@
 """What a node tells its brokers of its readiness, and what they tell it to prepare."""
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from etude.envserver.drivers.base import Readiness, Warmth
 from etude.v1 import environments_pb2
 
 
-def levels(readiness: Readiness) -> list[environments_pb2.TemplateLevel]:
-    """Each template as a heartbeat says it."""
+def levels(
+    readiness: Readiness, awaited: Mapping[str, int]
+) -> list[environments_pb2.TemplateLevel]:
+    """Each template as a heartbeat says it: what is ready for leases that nobody has yet.
+
+    Args:
+        readiness: what the driver has ready.
+        awaited: by template, environments whose leases are granted and that are yet to begin.
+    """
     return [
         environments_pb2.TemplateLevel(
             template=each.template,
-            paused_clones=each.paused_clones,
+            paused_clones=max(0, each.paused_clones - awaited.get(each.template, 0)),
             shells=each.shells,
             # A template that is not here is booted before the node serves.
             resident=True,
@@ -24,14 +32,25 @@ def levels(readiness: Readiness) -> list[environments_pb2.TemplateLevel]:
     ]
 
 
-def wanted(orders: Iterable[Sequence[environments_pb2.WarmTarget]]) -> list[Warmth]:
-    """What all brokers together want: each speaks for the runs of its own shard."""
-    sums: dict[str, tuple[int, int]] = {}
+def wanted(
+    orders: Iterable[Sequence[environments_pb2.WarmTarget]],
+    readiness: Readiness,
+    awaited: Mapping[str, int],
+) -> list[Warmth]:
+    """What all brokers together want, and what is kept for leases that they have granted.
+
+    Each broker speaks for the runs of its own shard, and of environments that it has yet to grant:
+    those that were granted and are yet to begin find what was made ready for them.
+    """
+    paused, shells = Counter[str](), Counter[str]()
     for targets in orders:
         for target in targets:
-            paused, shells = sums.get(target.template, (0, 0))
-            sums[target.template] = (paused + target.paused_clones, shells + target.shells)
+            paused[target.template] += target.paused_clones
+            shells[target.template] += target.shells
+    for each in readiness.templates:
+        paused[each.template] += min(each.paused_clones, awaited.get(each.template, 0))
     return [
-        Warmth(template=template, paused_clones=paused, shells=shells)
-        for template, (paused, shells) in sums.items()
+        Warmth(template=template, paused_clones=paused[template], shells=shells[template])
+        for template in sorted({*paused, *shells})
+        if paused[template] or shells[template]
     ]

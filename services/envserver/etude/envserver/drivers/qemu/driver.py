@@ -44,7 +44,7 @@ from etude.envserver.drivers.qemu.placing import place
 from etude.envserver.drivers.qemu.quarantine import Quarantine
 from etude.envserver.drivers.qemu.sandbox import VmSandbox, outcome
 from etude.envserver.drivers.qemu.sleeping import TOUCHED_BYTES, Bed, Home, asleep
-from etude.envserver.drivers.qemu.starts import Starter
+from etude.envserver.drivers.qemu.starts import Started, Starter
 from etude.envserver.drivers.qemu.stock import Stock
 from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.drivers.qemu.warmup import warm_up
@@ -155,7 +155,7 @@ class QemuDriver(Driver):
             (folder / MACHINE).mkdir(mode=0o700)
             await self.lanes.places.take()
             try:
-                guest = await self._launch(work.template, folder.name, folder / MACHINE)
+                guest, _ = await self._launch(work.template, folder.name, folder / MACHINE)
                 try:
                     return await _verified(guest.channel, work)
                 finally:
@@ -186,10 +186,10 @@ class QemuDriver(Driver):
     def _bed(self) -> Bed:
         return Bed(key=self._estate.key, buffer=self._buffer)
 
-    async def _launch(self, template: str, name: str, folder: Path) -> Guest:
+    async def _launch(self, template: str, name: str, folder: Path) -> Started:
         starter = self._of(template)
         with self.quarantine.start(template):
-            return (await starter.start(name, folder)).guest
+            return await starter.start(name, folder)
 
     def _of(self, template: str) -> Starter:
         image = self.images.get(template)

@@ -9,7 +9,7 @@ from etude.agent.workspace import ExecResult, FolderNotes, Workspace, notes
 from etude.agent.workspace.protocol import HOME, Runner
 from etude.common.errors import crossing
 from etude.envserver.drivers import by_jobs
-from etude.envserver.drivers.base import Outcome, Sandbox, SandboxError, Saved
+from etude.envserver.drivers.base import Begun, Outcome, Sandbox, SandboxError, Saved
 from etude.envserver.drivers.programs import Program, RunningProgram
 from etude.envserver.drivers.qemu import snapshots
 from etude.envserver.drivers.qemu.census import MACHINE
@@ -45,6 +45,7 @@ class VmSandbox(Sandbox):
         self._guest = guest
         self._notes = FolderNotes(folder / notes.FOLDER)
         self._jobs: GuestJobs | None = None
+        self._begun: Begun | None = None
 
     @property
     @override
@@ -66,13 +67,18 @@ class VmSandbox(Sandbox):
 
     @property
     @override
+    def begun(self) -> Begun | None:
+        return self._begun
+
+    @property
+    @override
     def is_whole(self) -> bool:
         return self._guest is None or not self._guest.is_lost
 
     @override
     async def begin(self, tree: Tree) -> None:
         self._folder.mkdir(mode=0o700)
-        guest = await self._home.launch(self._folder)
+        guest, begun = await self._home.launch(self._folder)
         try:
             await place(guest, tree, root=HOME)
             async with guest.awake():
@@ -80,7 +86,7 @@ class VmSandbox(Sandbox):
         except BaseException:
             await guest.destroy()
             raise
-        self._guest = guest
+        self._guest, self._begun = guest, begun
 
     @override
     async def run(self, command: str, timeout_s: float) -> Outcome:

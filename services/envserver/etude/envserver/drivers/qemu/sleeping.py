@@ -7,16 +7,18 @@ monitor ends, and removed before the next monitor's guest gets a call.
 import asyncio
 import os
 import re
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from typing_extensions import override
 
 from etude.common.errors import CorruptError
 from etude.envserver import metrics
+from etude.envserver.drivers.base import Begun
 from etude.envserver.drivers.qemu import delta, guests, record, stored
 from etude.envserver.drivers.qemu.census import MACHINE
 from etude.envserver.drivers.qemu.errors import VmmError
@@ -26,7 +28,7 @@ from etude.envserver.drivers.qemu.lanes import Places
 from etude.envserver.drivers.qemu.livejobs import LiveJobs
 from etude.envserver.drivers.qemu.pages import PageBuffer
 from etude.envserver.drivers.qemu.resting import RestingGuest, Sleeper
-from etude.envserver.drivers.qemu.starts import Starter
+from etude.envserver.drivers.qemu.starts import Started, Starter
 from etude.envserver.folders import TooLargeError
 from etude.envserver.guest.calls import Reply, Request
 from etude.v1 import guest_pb2
@@ -202,13 +204,20 @@ class Clone(Sleeper):
         self.on_jobs(len(self._jobs.running))
 
 
+class Launched(NamedTuple):
+    """A machine of a lease, and how it came to be."""
+
+    guest: RestingGuest
+    begun: Begun
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
     """Where the machine of one lease is made, runs, sleeps and is found again."""
 
     lease: Path
     """The lease's folder."""
-    start: Callable[[Path], Awaitable[Guest]]
+    start: Callable[[Path], Awaitable[Started]]
     """Makes the machine in an empty folder."""
     starter: Callable[[], Starter]
     """Of its template; raises SandboxError while there is none."""
@@ -217,15 +226,17 @@ class Home:
     """Of the node, for machines that run."""
     patience: Patience
 
-    async def launch(self, folder: Path) -> RestingGuest:
+    async def launch(self, folder: Path) -> Launched:
         """A machine that runs and answers, in an empty folder."""
+        asked_s = time.monotonic()
         await self.places.take()
         try:
-            guest = await self.start(folder)
+            started = await self.start(folder)
         except BaseException:
             self.places.give()
             raise
-        return self._resting(guest)
+        begun = Begun(started.start, time.monotonic() - asked_s)
+        return Launched(self._resting(started.guest), begun)
 
     def find(self, guest: Guest | None) -> RestingGuest | None:
         """The machine that an earlier process began; None if none did.

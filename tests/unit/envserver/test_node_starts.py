@@ -1,0 +1,202 @@
+"""Environments that begin with their first call: what brokers hear, and what is kept till then."""
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from tests.support.brokers import started
+from typing_extensions import override
+
+from etude.agent.workspace.protocol import Runner
+from etude.common import channels, serving
+from etude.envserver.broker.broker import Broker
+from etude.envserver.broker.nodes import MemoryNodes
+from etude.envserver.broker.service import BrokerService, report
+from etude.envserver.drivers.base import Begun, Readiness, Sandbox, Start, Warmth
+from etude.envserver.drivers.in_folders import FolderSandbox
+from etude.envserver.drivers.memory import MemoryDriver
+from etude.envserver.node.heartbeat import Heartbeat
+from etude.envserver.node.node import Node
+from etude.envserver.trees import Tree
+from etude.v1 import environments_pb2, environments_pb2_grpc
+
+MakeNode = Callable[..., Node]
+Order = Callable[..., environments_pb2.OpenEnvironmentsRequest]
+
+
+class LateSandbox(FolderSandbox):
+    """Tells how it began once it has."""
+
+    start_of: Callable[[], Start]
+    _begun: Begun | None = None
+
+    @property
+    @override
+    def begun(self) -> Begun | None:
+        return self._begun
+
+    @override
+    async def begin(self, tree: Tree) -> None:
+        await super().begin(tree)
+        self._begun = Begun(self.start_of(), 0.025)
+
+
+@dataclass(slots=True)
+class LateDriver(MemoryDriver):
+    """Has some paused clones, and spawns what it has no clone for."""
+
+    begins: Start | None = None
+    paused: int = 0
+    kept: Sequence[Warmth] = field(default_factory=list)
+
+    @override
+    def sandbox(self, folder: Path, runner: Runner, *, template: str) -> Sandbox:
+        made = LateSandbox(folder, runner, self.run, self.owner())
+        made.start_of = self._start
+        return made
+
+    @override
+    def readiness(self) -> Readiness:
+        return Readiness(templates=[Warmth(template="python", paused_clones=self.paused)])
+
+    @override
+    def keep_warm(self, wanted: Sequence[Warmth]) -> None:
+        self.kept = wanted
+        self.paused = sum(each.paused_clones for each in wanted)
+
+    def _start(self) -> Start:
+        if not self.paused:
+            return Start.SPAWN
+        self.paused -= 1
+        return Start.PAUSED_CLONE
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> LateDriver:
+    found = LateDriver(tmp_path / "late")
+    found.leases.mkdir()
+    return found
+
+
+@pytest.fixture
+def node(make_node: MakeNode, driver: LateDriver) -> Node:
+    made = make_node()
+    return Node(
+        driver=driver, sources=made.sources, slots=8, templates={"python"}, endpoint="here:1"
+    )
+
+
+async def called(node: Node, lease_id: str) -> None:
+    arguments = '{"target_file": "shop/core.py"}'
+    call = environments_pb2.ToolCall(call_id="1", name="read_file", arguments_json=arguments)
+    await node.find(lease_id).run_turn([call])
+
+
+async def test_a_start_is_told_once_and_its_lease_says_it_from_then_on(
+    node: Node, order: Order
+) -> None:
+    await node.open(order("a", "b"))
+    assert node.starts.news() == []
+    assert node.starts.awaited() == {"python": 2}
+
+    await called(node, "a")
+
+    ((_, beginning),) = node.starts.news()
+    assert beginning == environments_pb2.Beginning(
+        template="python", start=environments_pb2.START_SPAWN, start_ms=25
+    )
+    assert node.starts.news() == []
+    assert node.starts.awaited() == {"python": 1}
+    starts = {held.lease.lease_id: held.lease.start for held in node.held()}
+    assert starts == {
+        "a": environments_pb2.START_SPAWN,
+        "b": environments_pb2.START_UNSPECIFIED,
+    }
+
+
+async def test_a_lease_that_ended_between_two_heartbeats_is_told_too(
+    node: Node, order: Order
+) -> None:
+    await node.open(order("a", "b"))
+    await called(node, "a")
+    await node.close(["a", "b"])
+    assert len(node.starts.news()) == 1
+    assert node.starts.awaited() == {}
+
+
+async def test_a_successor_awaits_what_has_not_begun(
+    node: Node, order: Order, driver: LateDriver
+) -> None:
+    await node.open(order("a", "b"))
+    await called(node, "a")
+
+    successor = Node(driver=driver, sources=node.sources, slots=8, templates={"python"})
+    await successor.take_over()
+
+    assert successor.starts.awaited() == {"python": 1}
+    assert successor.starts.news() == []
+
+
+@pytest.fixture
+async def broker() -> Broker:
+    return started(MemoryNodes(), "other")
+
+
+@pytest.fixture
+async def heartbeat(node: Node, broker: Broker) -> AsyncIterator[Heartbeat]:
+    server = serving.Server([])
+    environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(
+        BrokerService(broker), server.grpc_server
+    )
+    await server.start()
+    async with channels.dial(f"127.0.0.1:{server.port}") as channel:
+        yield Heartbeat(node, [environments_pb2_grpc.EnvBrokerServiceStub(channel)], "n1")
+    await server.stop(0)
+
+
+async def test_what_was_made_ready_for_a_lease_stays_until_its_first_call(
+    node: Node, order: Order, driver: LateDriver, heartbeat: Heartbeat
+) -> None:
+    await node.open(order("a", "b", "c"))
+    driver.paused = 2
+
+    await heartbeat.beat()
+    assert driver.paused == 2
+    await called(node, "a")
+    await called(node, "b")
+    await node.close(["c"])
+    driver.paused = 3
+    await heartbeat.beat()
+
+    assert driver.paused == 0
+
+
+async def test_shortages_make_a_broker_ask_for_shells_and_show_in_its_report(
+    node: Node, order: Order, broker: Broker, heartbeat: Heartbeat
+) -> None:
+    await node.open(order("a", "b"))
+    await called(node, "a")
+
+    for _ in range(2):
+        await heartbeat.beat()
+
+    broker.warming.refresh(broker.ledger.nodes, now_s=time.monotonic())
+    targets = [target for name in ("n1", "other") for target in broker.warming.of(name)]
+    assert sum(target.shells for target in targets) == 2
+    assert [*broker.figures.warm] == [0.0]
+    assert report(broker).start_p50_ms == 25
+
+
+def test_starts_of_templates_that_a_pool_does_not_have_are_not_counted() -> None:
+    nodes = MemoryNodes()
+    broker = started(nodes)
+    told = nodes.heartbeat("n1")
+    told.begun.add(template="elsewhere", start=environments_pb2.START_SPAWN)
+    told.begun.add(template="python", start=environments_pb2.START_PAUSED_CLONE, start_ms=3)
+
+    broker.heartbeat(told)
+
+    assert (report(broker).warm_percent, report(broker).start_p50_ms) == (100, 3)
+    assert list(broker.warming._watermarks) == ["python"]
