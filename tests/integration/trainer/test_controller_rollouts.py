@@ -168,14 +168,19 @@ async def test_no_more_rollouts_run_than_there_are_slots(
     assert partners.engine.most <= 4
 
 
-async def test_a_lost_environment_is_replaced_and_counted(
+async def test_a_rollout_goes_on_in_another_environment_when_its_own_is_lost(
     worker: RolloutWorker, partners: Any, task_uri: str
 ) -> None:
     partners.node.losses = 2
     result = await worker.run_group(order(task_uri, partners.target))
     records = [JournalRollout.FromString(data) for data in result.records]
-    assert result.retried == 2
+    assert (result.retried, result.lost, result.recovered) == (0, 2, 2)
     assert [r.reward.reward for r in records] == [1.0] * 3
+    again = [launch for launch in partners.broker.launches if launch.count == 1]
+    assert [launch.queue_timeout_seconds for launch in again] == [20, 20]
+    await worker.close()
+    held = {lease.lease_id for leases in partners.broker.granted.values() for lease in leases}
+    assert set(partners.broker.released) == held
 
 
 async def test_a_rollout_that_is_lost_again_is_masked_and_not_scored(

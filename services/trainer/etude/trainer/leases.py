@@ -38,6 +38,8 @@ class Leases:
     outage_s: float
     """How long a broker that does not answer is waited for."""
     _held: set[str] = field(default_factory=set)
+    _gone: dict[str, asyncio.Event] = field(default_factory=dict)
+    """For those who wait to hear that a lease is gone."""
     _ended: list[str] = field(default_factory=list)
     _work: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -88,9 +90,24 @@ class Leases:
 
     def release(self, lease_ids: Sequence[str]) -> None:
         """Give environments back; sent together with others that end at the same time."""
-        self._held.difference_update(lease_ids)
+        for lease_id in lease_ids:
+            self._forget(lease_id)
         self._ended += lease_ids
         self._work.set()
+
+    async def is_gone(self, lease_id: str) -> bool:
+        """Ask whether a lease is gone; False while the broker does not answer.
+
+        One whose node has missed three heartbeats is, and does not come back after this.
+        """
+        if lease_id in self._held:
+            await self._renew([lease_id])
+        return lease_id not in self._held
+
+    async def until_gone(self, lease_id: str) -> None:
+        """Wait until the broker says that a lease is gone."""
+        if lease_id in self._held:
+            await self._gone.setdefault(lease_id, asyncio.Event()).wait()
 
     async def keep(self) -> None:
         """Renew and release until cancelled."""
@@ -106,17 +123,24 @@ class Leases:
     async def _keep_renewing(self) -> None:
         while True:
             await asyncio.sleep(RENEW_EVERY_S)
-            if not self._held:
-                continue
-            # For as long as the pool's spec says, here as at the launch.
-            request = environments_pb2.RenewLeasesRequest(lease_ids=sorted(self._held))
-            try:
-                answer = await self.broker.RenewLeases(request, timeout=channels.CONTROL_DEADLINE_S)
-            except grpc.aio.AioRpcError as error:
-                log.warning("leases not renewed: %s", error.details())
-            else:
-                # Whoever works with one of these learns it from the node.
-                self._held.difference_update(answer.missing_lease_ids)
+            if self._held:
+                await self._renew(sorted(self._held))
+
+    async def _renew(self, lease_ids: Sequence[str]) -> None:
+        # For as long as the pool's spec says, here as at the launch.
+        request = environments_pb2.RenewLeasesRequest(lease_ids=lease_ids)
+        try:
+            answer = await self.broker.RenewLeases(request, timeout=channels.CONTROL_DEADLINE_S)
+        except grpc.aio.AioRpcError as error:
+            log.warning("leases not renewed: %s", error.details())
+            return
+        for lease_id in answer.missing_lease_ids:
+            self._forget(lease_id)
+
+    def _forget(self, lease_id: str) -> None:
+        self._held.discard(lease_id)
+        if (waiting := self._gone.pop(lease_id, None)) is not None:
+            waiting.set()
 
     async def _keep_releasing(self) -> None:
         while True:

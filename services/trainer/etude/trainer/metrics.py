@@ -15,6 +15,14 @@ TOKENS_PER_SECOND = Gauge(
 STEP = Gauge("etude_trainer_step", "Optimiser steps over all phases.")
 ROLLOUTS = Counter("etude_rollouts_total", "Rollouts by outcome.", ["state", "reason"])
 INFLIGHT = Gauge("etude_rollout_inflight", "Rollouts under way.", ["kind"])
+ENVIRONMENTS = Counter(
+    "etude_rollout_environments_total",
+    "Environments that went away under a rollout, by whether it went on in another.",
+    ["end"],
+)
+REPLAYED = Counter(
+    "etude_rollout_replayed_calls_total", "Calls that were run again in another environment."
+)
 STALENESS = Histogram(
     "etude_policy_staleness",
     "Versions between the oldest token of a group and the trainer at its batch.",

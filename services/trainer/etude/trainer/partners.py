@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 import grpc
 from typing_extensions import override
@@ -15,7 +16,7 @@ from etude.agent.tools.base import ToolOutcome
 from etude.agent.trajectory import Span
 from etude.agent.turns import Environment, Sampler, ToolCall
 from etude.common import channels, telemetry
-from etude.common.errors import UnavailableError
+from etude.common.errors import EtudeError, UnavailableError
 from etude.common.weights import VersionId
 from etude.v1 import (
     environments_pb2,
@@ -31,6 +32,27 @@ MAX_DIFF_BYTES = channels.MAX_MESSAGE_BYTES * 3 // 4
 """Scoring takes a rollout as one message, in which its calls need room too."""
 
 _AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
+
+_T = TypeVar("_T")
+
+
+class EnvironmentLostError(EtudeError):
+    """The environment is gone, with its node or alone: waiting does not bring it back."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "EnvironmentLost"
+
+
+class Holding(Protocol):
+    """Whoever keeps a lease and hears when it is gone."""
+
+    async def is_gone(self, lease_id: str) -> bool:
+        """Ask whether a lease is gone; False while nobody can tell."""
+        ...
+
+    async def until_gone(self, lease_id: str) -> None:
+        """Wait until it is known to be gone."""
+        ...
 
 
 @dataclass(slots=True)
@@ -135,10 +157,15 @@ def _span(span: weights_pb2.PolicySpan) -> Span:
 
 @dataclass(slots=True)
 class LeasedEnvironment(Environment):
-    """Runs one rollout's tools in the environment that it leased."""
+    """Runs one rollout's tools in the environment that it leased.
+
+    Every method raises UnavailableError when the node stayed away, and EnvironmentLostError when
+    there is nothing to wait for.
+    """
 
     node: "environments_pb2_grpc.EnvNodeServiceAsyncStub"
     lease: environments_pb2.Lease
+    holding: Holding
     outage: Outage
     timeout_s: float
 
@@ -149,34 +176,70 @@ class LeasedEnvironment(Environment):
             agent_token=self.lease.agent_token,
             calls=[wire.to_call_message(call) for call in calls],
         )
-        while True:
-            # A call that was answered already is not run again: its id gets the stored result.
-            async with self.outage.waiting(f"node {self.lease.endpoint}"):
-                answer = await self.node.RunTurn(
-                    request, timeout=self.timeout_s, metadata=telemetry.inject()
-                )
-                return [wire.from_result_message(result) for result in answer.results]
+
+        async def ask() -> Sequence[ToolOutcome]:
+            answer = await self.node.RunTurn(
+                request, timeout=self.timeout_s, metadata=telemetry.inject()
+            )
+            return [wire.from_result_message(result) for result in answer.results]
+
+        # A call that was answered already is not run again: its id gets the stored result.
+        return await self._answered(ask)
 
     async def diff(self) -> bytes:
         """The changes of the workspace, once the policy has ended; none if they are too large.
 
         A policy must not hide its failure by writing more than can be scored.
-
-        Raises:
-            UnavailableError: the node stayed away.
         """
         request = environments_pb2.DiffRequest(
             lease_id=self.lease.lease_id, control_token=self.lease.control_token
         )
+
+        async def ask() -> bytes:
+            answers = self.node.Diff(request, timeout=self.timeout_s, metadata=telemetry.inject())
+            data = bytearray()
+            async for answer in answers:
+                data += answer.chunk
+                if len(data) > MAX_DIFF_BYTES:
+                    answers.cancel()
+                    return b""
+            return bytes(data)
+
+        return await self._answered(ask)
+
+    async def _answered(self, ask: Callable[[], Coroutine[None, None, _T]]) -> _T:
+        """The answer, however often it takes to ask, for as long as there is somebody to ask.
+
+        Raises:
+            AioRpcError: the node refuses.
+        """
         while True:
             async with self.outage.waiting(f"node {self.lease.endpoint}"):
-                answers = self.node.Diff(
-                    request, timeout=self.timeout_s, metadata=telemetry.inject()
-                )
-                data = bytearray()
-                async for answer in answers:
-                    data += answer.chunk
-                    if len(data) > MAX_DIFF_BYTES:
-                        answers.cancel()
-                        return b""
-                return bytes(data)
+                try:
+                    return await self._unless_gone(ask())
+                except grpc.aio.AioRpcError as error:
+                    if await self._is_lost(error.code()):
+                        raise self._lost(error.details() or "it is gone") from error
+                    raise
+
+    async def _unless_gone(self, asking: Coroutine[None, None, _T]) -> _T:
+        """The answer, unless the lease goes first: a node that froze would not end the call."""
+        call = asyncio.create_task(asking, name=f"call to {self.lease.endpoint}")
+        gone = asyncio.create_task(self.holding.until_gone(self.lease.lease_id), name="lease gone")
+        try:
+            await asyncio.wait([call, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not call.done():
+                raise self._lost("nobody has heard of it for too long")
+            return call.result()
+        finally:
+            for task in (call, gone):
+                task.cancel()
+            await asyncio.gather(call, gone, return_exceptions=True)
+
+    async def _is_lost(self, code: grpc.StatusCode) -> bool:
+        if code is grpc.StatusCode.NOT_FOUND:
+            return True
+        return code in _AWAY and await self.holding.is_gone(self.lease.lease_id)
+
+    def _lost(self, why: str) -> EnvironmentLostError:
+        return EnvironmentLostError(f"lease {self.lease.lease_id} on {self.lease.endpoint}: {why}")

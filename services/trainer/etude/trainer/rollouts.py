@@ -63,6 +63,9 @@ class RolloutWorker:
             retried=siblings.retried,
             driver=siblings.driver,
             isolation=siblings.isolation,
+            lost=siblings.tally.lost,
+            recovered=siblings.tally.recovered,
+            replayed=siblings.tally.replayed,
         )
 
     async def _instruction(self, order: GroupOrder) -> str:

@@ -8,17 +8,25 @@ from dataclasses import dataclass, field
 
 import grpc
 from opentelemetry import trace
+from typing_extensions import override
 
 from etude.agent import wire
 from etude.agent.chat import ChatFormat
+from etude.agent.replay import CallLog, DivergedError
 from etude.agent.toolsets import toolset
 from etude.agent.trajectory import Ending, Trajectory
 from etude.agent.turns import Limits, PlatformFaultError, RolloutTask, run_rollout
 from etude.common.errors import EtudeError, UnavailableError
 from etude.trainer.leases import Launch, Leases, Slots
 from etude.trainer.order import derived_seed
-from etude.trainer.partners import GenerateSampler, LeasedEnvironment, Outage
+from etude.trainer.partners import (
+    EnvironmentLostError,
+    GenerateSampler,
+    LeasedEnvironment,
+    Outage,
+)
 from etude.trainer.peers import Peers
+from etude.trainer.recovering import RecoveringEnvironment, Replacing, Tally
 from etude.trainer.work import GroupOrder, WorkerConfig
 from etude.v1 import environments_pb2, rollout_pb2
 
@@ -29,6 +37,14 @@ CALL_MARGIN_S = 30.0
 """On top of a rollout's own limit: the rollout ends first, so that slowness is not a fault."""
 
 MIN_QUEUE_S = 600
+
+_FAULTS = (
+    PlatformFaultError,
+    UnavailableError,
+    EnvironmentLostError,
+    DivergedError,
+    grpc.aio.AioRpcError,
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,6 +60,8 @@ class Siblings:
     """Part of every key: no attempt finds an environment that another one, or another worker
     before it, has used."""
     retried: int = 0
+    tally: Tally = field(default_factory=Tally)
+    """Environments that were lost, and what became of their rollouts."""
     driver: str = ""
     isolation: environments_pb2.Isolation = environments_pb2.ISOLATION_UNSPECIFIED
     _instruction: str = ""
@@ -72,7 +90,7 @@ class Siblings:
         """Lease environments for some siblings, and start each as its own becomes ready."""
         left = set(indices)
         try:
-            async for launch in self._leases.launch(self._request(indices, attempt)):
+            async for launch in self.leases.launch(self.request(indices, attempt)):
                 index = indices[launch.place]
                 left.discard(index)
                 self._tasks.create_task(
@@ -86,10 +104,19 @@ class Siblings:
                 )
 
     @property
-    def _leases(self) -> Leases:
+    def call_s(self) -> float:
+        """What one call to a partner may take."""
+        return self.order.limits.timeout_seconds + CALL_MARGIN_S
+
+    @property
+    def leases(self) -> Leases:
+        """Of this worker, at the broker of the order's pool."""
         return self.peers.leases(self.order.environment)
 
-    def _request(self, indices: Sequence[int], attempt: int) -> environments_pb2.LaunchBatchRequest:
+    def request(
+        self, indices: Sequence[int], attempt: int | str
+    ) -> environments_pb2.LaunchBatchRequest:
+        """What a broker is asked for some siblings; no two attempts are the same order."""
         order, config = self.order, self.config
         return environments_pb2.LaunchBatchRequest(
             run_id=config.run,
@@ -105,16 +132,18 @@ class Siblings:
 
     async def _attempt(self, index: int, launch: Launch, *, attempt: int) -> None:
         """One try at one rollout, with its slot and its lease given back whatever happens."""
+        environment: RecoveringEnvironment | None = None
         try:
             if launch.lease is None:
                 rollout = lost(f"no environment: {launch.failure}")
             else:
                 self.driver, self.isolation = launch.lease.driver, launch.lease.isolation
-                rollout = await self._roll_out(index, launch.lease)
+                environment = self._environment(index, launch.lease, attempt)
+                rollout = await self._roll_out(index, environment)
         finally:
             self.slots.give()
-            if launch.lease is not None:
-                self._leases.release([launch.lease.lease_id])
+            if environment is not None:
+                self.leases.release([environment.lease.lease_id])
         is_fault = rollout.ending == rollout_pb2.ENDING_PLATFORM_FAULT
         if is_fault and attempt < self.order.limits.retries:
             log.warning("rollout %s is repeated: %s", self._name(index), rollout.fault)
@@ -133,7 +162,23 @@ class Siblings:
     def _seed(self, index: int) -> int:
         return derived_seed(self.order.seed, "rollout", index)
 
-    async def _roll_out(self, index: int, lease: environments_pb2.Lease) -> rollout_pb2.Rollout:
+    def _environment(
+        self, index: int, lease: environments_pb2.Lease, attempt: int
+    ) -> RecoveringEnvironment:
+        outage = Outage(self.config.outage_s)
+        replacing = _Replacing(self, index, attempt, outage)
+        return RecoveringEnvironment(
+            leases=self.leases,
+            replacing=replacing,
+            log=CallLog(toolset(self.order.limits.toolset).tools),
+            outage=outage,
+            present=replacing.environment(lease),
+            tally=self.tally,
+        )
+
+    async def _roll_out(
+        self, index: int, environment: RecoveringEnvironment
+    ) -> rollout_pb2.Rollout:
         """The rollout in its environment, as one trace."""
         with _TRACER.start_as_current_span("invoke_agent etude") as span:
             span.set_attributes(
@@ -144,12 +189,12 @@ class Siblings:
                     "etude.run": self.config.run,
                     "etude.group.id": self.order.group_id,
                     "etude.task.id": self.order.task_id,
-                    "etude.lease.id": lease.lease_id,
+                    "etude.lease.id": environment.lease.lease_id,
                 }
             )
             try:
-                rollout = await self._run(index, lease)
-            except (PlatformFaultError, UnavailableError, grpc.aio.AioRpcError) as error:
+                rollout = await self._run(index, environment)
+            except _FAULTS as error:
                 rollout = lost(str(error))
             span.set_attribute("etude.ending", rollout_pb2.Ending.Name(rollout.ending))
             span.set_attribute("etude.policy.min", rollout.oldest.number)
@@ -160,20 +205,15 @@ class Siblings:
             rollout.trace_id, rollout.span_id = f"{ids.trace_id:032x}", f"{ids.span_id:016x}"
         return rollout
 
-    async def _run(self, index: int, lease: environments_pb2.Lease) -> rollout_pb2.Rollout:
-        limits, order = self.order.limits, self.order
-        outage = Outage(self.config.outage_s)
-        timeout_s = limits.timeout_seconds + CALL_MARGIN_S
-        environment = LeasedEnvironment(
-            self.peers.node(lease.endpoint), lease, outage, timeout_s=timeout_s
-        )
+    async def _run(self, index: int, environment: RecoveringEnvironment) -> rollout_pb2.Rollout:
+        limits, order, outage = self.order.limits, self.order, environment.outage
         sampler = GenerateSampler(
             engine_of=self.peers.engine,
             targets=order.targets,
             rollout_id=self._name(index),
             end_id=self.chat.end_id,
             outage=outage,
-            timeout_s=timeout_s,
+            timeout_s=self.call_s,
         )
         started = time.monotonic()
         trajectory = await run_rollout(
@@ -199,6 +239,32 @@ class Siblings:
         rollout = wire.to_rollout_message(trajectory)
         rollout.diff = await environment.diff()
         return rollout
+
+
+@dataclass(slots=True)
+class _Replacing(Replacing):
+    """New environments for one attempt at one sibling."""
+
+    siblings: Siblings
+    index: int
+    attempt: int
+    outage: Outage
+
+    @override
+    def request(self, number: int, snapshot_id: str) -> environments_pb2.LaunchBatchRequest:
+        made = self.siblings.request([self.index], f"{self.attempt}/{number}")
+        made.group_id, made.snapshot_id = "", snapshot_id
+        return made
+
+    @override
+    def environment(self, lease: environments_pb2.Lease) -> LeasedEnvironment:
+        return LeasedEnvironment(
+            self.siblings.peers.node(lease.endpoint),
+            lease,
+            self.siblings.leases,
+            self.outage,
+            timeout_s=self.siblings.call_s,
+        )
 
 
 def _was_stopped_by_us(trajectory: Trajectory, *, is_late: bool) -> bool:

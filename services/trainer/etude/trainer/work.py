@@ -75,6 +75,12 @@ class GroupResult(NamedTuple):
     driver: str
     """Of the environments."""
     isolation: environments_pb2.Isolation
+    lost: int = 0
+    """Environments that went away under these rollouts."""
+    recovered: int = 0
+    """Of those: made again elsewhere, so that the rollout went on."""
+    replayed: int = 0
+    """Calls that were run again for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

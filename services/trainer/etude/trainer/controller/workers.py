@@ -50,6 +50,7 @@ async def run_order(run: Run, order: GroupOrder) -> list[journal_pb2.JournalRoll
         outcome = record.reward.WhichOneof("result") or "fault"
         metrics.ROLLOUTS.labels(state=outcome, reason=record.reward.fault.reason).inc()
     run.figures.retried += result.retried
+    _count_lost(result)
     run.moved()
     _report_environment(run, order.environment, result)
     return records
@@ -95,6 +96,12 @@ def mask(record: journal_pb2.JournalRollout, what: str, *, reason: str = "Invali
     record.rollout.fault = what
     fault = rewards_pb2.RewardFault(reason=reason, message=what)
     record.reward.fault.CopyFrom(fault)
+
+
+def _count_lost(result: GroupResult) -> None:
+    metrics.ENVIRONMENTS.labels(end="recovered").inc(result.recovered)
+    metrics.ENVIRONMENTS.labels(end="lost").inc(result.lost - result.recovered)
+    metrics.REPLAYED.inc(result.replayed)
 
 
 def _report_environment(run: Run, pool: str, result: GroupResult) -> None:

@@ -1,0 +1,187 @@
+"""An environment that goes on elsewhere when its node is lost.
+
+The log of its calls lies with whoever holds the lease, which outlives the node: a worker that dies
+takes its rollout's tokens along, and the rollout is begun again anyway. A new lease starts from the
+nearest snapshot that another node can take up, else from the first files. What may have changed
+something since is run again, turn by turn, and must have the results that it had; what only reads
+is answered from the log.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from typing_extensions import override
+
+from etude.agent import replay
+from etude.agent.replay import CallLog, Plan
+from etude.agent.tools.base import ToolOutcome
+from etude.agent.turns import Environment, ToolCall
+from etude.common.errors import UnavailableError
+from etude.trainer.leases import Leases
+from etude.trainer.partners import EnvironmentLostError, LeasedEnvironment, Outage
+from etude.v1 import environments_pb2
+
+log = logging.getLogger(__name__)
+
+MAX_TRIES = 3
+"""Environments that may be lost one after the other before the rollout is."""
+PLACEMENT_S = 20.0
+"""How long all of them together may wait for a slot: the rollout that is begun again waits in its
+turn."""
+
+_T = TypeVar("_T")
+
+
+class Replacing(Protocol):
+    """Where new environments for a rollout come from."""
+
+    def request(self, number: int, snapshot_id: str) -> environments_pb2.LaunchBatchRequest:
+        """The order for the rollout's environment of this number, from 1 on."""
+        ...
+
+    def environment(self, lease: environments_pb2.Lease) -> LeasedEnvironment:
+        """What runs calls on a lease."""
+        ...
+
+
+@dataclass(slots=True)
+class Tally:
+    """What lost environments cost."""
+
+    lost: int = 0
+    recovered: int = 0
+    replayed: int = 0
+    """Calls that were run again for that."""
+
+
+@dataclass(slots=True)
+class RecoveringEnvironment(Environment):
+    """One rollout's environment, whichever lease it lives on.
+
+    Its methods raise EnvironmentLostError when it was lost too often or has been called too much to
+    be made again, DivergedError when it could not be made what it was, and UnavailableError when
+    its node stayed away or no other had a slot.
+    """
+
+    leases: Leases
+    replacing: Replacing
+    log: CallLog
+    outage: Outage
+    present: LeasedEnvironment
+    tally: Tally = field(default_factory=Tally)
+    _number: int = 0
+    _lost: EnvironmentLostError | None = None
+    """Why it has to be made again before anything else."""
+    _unanswered: Seq[ToolCall] = ()
+    """A turn that nobody waits for any more, which its node brings to an end all the same."""
+
+    @property
+    def lease(self) -> environments_pb2.Lease:
+        """The lease that it lives on now."""
+        return self.present.lease
+
+    @override
+    async def run(self, calls: Seq[ToolCall]) -> Seq[ToolOutcome]:
+        known = self.log.answered(calls)
+        fresh = [call for call in calls if call.call_id not in known]
+        if fresh:
+            self._unanswered = fresh
+            outcomes = await self._surviving(lambda: self.present.run(fresh))
+            self._unanswered = ()
+            self.log.add(fresh, outcomes)
+            known |= {call.call_id: each for call, each in zip(fresh, outcomes, strict=True)}
+        return [known[call.call_id] for call in calls]
+
+    async def diff(self) -> bytes:
+        """The changes of the workspace, once the policy has ended."""
+
+        async def work() -> bytes:
+            if self._unanswered:
+                await self.present.run(self._unanswered)
+            return await self.present.diff()
+
+        return await self._surviving(work)
+
+    async def _surviving(self, work: Callable[[], Awaitable[_T]]) -> _T:
+        """The result of work on the environment, which is made again each time that it is lost.
+
+        Raises:
+            EnvironmentLostError: it was lost too often.
+        """
+        for _ in range(1 + MAX_TRIES):
+            began_s, lost_s = time.monotonic(), self.outage.lost_s
+            try:
+                if self._lost is not None:
+                    await self._recover(self._lost)
+                    self._lost = None
+                    self.outage.lost_s = lost_s + time.monotonic() - began_s
+                return await work()
+            except EnvironmentLostError as error:
+                self._lost = error
+                self.tally.lost += 1
+                log.warning("%s", error)
+            finally:
+                if self._lost is not None:
+                    # What is done twice is no time of the policy's, however it ends.
+                    self.outage.lost_s = lost_s + time.monotonic() - began_s
+        raise EnvironmentLostError(f"lost {1 + MAX_TRIES} times, the last: {self._lost}")
+
+    async def _recover(self, cause: EnvironmentLostError) -> None:
+        """Another lease in the state that the lost one was in.
+
+        Raises:
+            UnavailableError: there is none, or too much would have to be run again.
+        """
+        if not self.log.is_whole:
+            raise UnavailableError(f"{cause}; it was called too much to be made again") from cause
+        self.leases.release([self.lease.lease_id])
+        until_s = time.monotonic() + PLACEMENT_S
+        failure = ""
+        for plan in self.log.plans():
+            try:
+                await self._start(plan.snapshot_id, until_s)
+            except UnplacedError as error:
+                failure = str(error)
+                continue
+            await self._replay(plan)
+            log.info("lease %s goes on: %d calls run again", self.lease.lease_id, plan.num_calls)
+            return
+        raise UnavailableError(f"{cause}; no other could be had: {failure}") from cause
+
+    async def _start(self, snapshot_id: str, until_s: float) -> None:
+        """Lease an environment that starts from a snapshot, or from the first files.
+
+        Raises:
+            UnplacedError: there is none.
+        """
+        self._number += 1
+        request = self.replacing.request(self._number, snapshot_id)
+        request.queue_timeout_seconds = max(1, math.ceil(until_s - time.monotonic()))
+        lease, failure = None, "the broker gave no answer"
+        try:
+            async for launch in self.leases.launch(request):
+                lease, failure = launch.lease, launch.failure
+                if lease is not None:
+                    self.present = self.replacing.environment(lease)
+        except UnavailableError as error:
+            raise UnplacedError(str(error)) from error
+        if lease is None:
+            raise UnplacedError(failure)
+
+    async def _replay(self, plan: Plan) -> None:
+        for turn in plan.turns:
+            outcomes = await self.present.run([logged.call for logged in turn])
+            replay.check(turn, outcomes)
+        self.tally.recovered += 1
+        self.tally.replayed += plan.num_calls
+
+
+class UnplacedError(UnavailableError):
+    """No environment could be had to go on in."""
+
+    reason = "Unplaced"
