@@ -36,14 +36,15 @@ fix: $(READY) ## format and repair what can be repaired
 
 test: $(READY) $(if $(ROOT),system-deps) ## unit, contract, integration; cluster and microVM tests where Go and the rights are present
 	$(RUN) python hack/testbed/build.py --if-possible
-	$(RUN) pytest tests/unit tests/contract --numprocesses=auto --dist=loadfile
-	$(RUN) pytest tests/integration tests/attacks tests/cluster
+	$(RUN) pytest -m "not long" tests/unit tests/contract --numprocesses=auto --dist=loadfile
+	$(RUN) pytest -m "not long" tests/integration tests/attacks tests/cluster
 
 test-gpu: $(READY) ## the kernels on a real GPU (EXTRA=gpu)
 	ETUDE_REQUIRE=gpu $(RUN) pytest tests/gpu
 
-test-long: $(READY) ## what takes longer: the demo on three seeds, kill -9 of each role, 1,000 versions, real engines
+test-long: $(READY) ## what takes longer: tests marked so, the demo on three seeds, kill -9 of each role, 1,000 versions, real engines
 	$(RUN) python hack/minio.py --if-possible
+	$(RUN) pytest -m long tests/unit tests/contract tests/integration tests/attacks
 	$(RUN) pytest tests/e2e --timeout=3600
 	$(RUN) python -m tests.chaos
 

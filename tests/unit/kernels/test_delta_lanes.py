@@ -32,6 +32,7 @@ if dispatch.FORCED or dispatch.INTERPRETED:
     pytest.skip("already in another lane", allow_module_level=True)
 
 
+@pytest.mark.long
 def test_the_laws_hold_for_triton_bodies_under_the_interpreter() -> None:
     words = (sys.executable, "-m", "pytest", "-q", f"--confcutdir={HERE}", "-p", "no:cacheprovider")
     env = os.environ | {"TRITON_INTERPRET": "1", "ETUDE_KERNELS": "triton"}

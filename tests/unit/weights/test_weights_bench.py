@@ -21,6 +21,7 @@ from etude.common.weights.tensors.changes import differing
 from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import tiling
 
+pytestmark = pytest.mark.long
 BENCH = Path(__file__).parents[3] / "bench" / "weights.py"
 SPEC = TensorSpec(name="w", dtype="BF16", shape=(64, 96), split="rows")
 SCHEMA = Schema(grid=8, tensors=(SPEC,))
