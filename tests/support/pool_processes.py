@@ -27,6 +27,12 @@ class Processes:
         self.pool_file = folder / "pool.json"
         self.write_pool("Process", "Trusted")
 
+    def add_node(self, name: str) -> str:
+        """One more node, with a place of its own; returns its role."""
+        role = f"node-{name}"
+        self.ports |= {role: free_port(), f"probe-{role}": free_port()}
+        return role
+
     def write_pool(self, minimum: str, trust: str, driver: str = "Auto", **template: str) -> None:
         spec = {
             "templates": [{"name": "python", "trust": trust, **template}],
@@ -43,14 +49,14 @@ class Processes:
             "ETUDE_PROBE_PORT": str(self.ports[f"probe-{role}"]),
             "ETUDE_POD": f"demo-repos-{role}-0",
             "ETUDE_BROKER_TARGET": f"127.0.0.1:{self.ports['broker']}",
-            "ETUDE_SCRATCH": str(self.folder / "scratch"),
+            "ETUDE_SCRATCH": str(self.folder / role.replace("node", "scratch")),
             "ETUDE_TRACES_FILE": str(self.folder / "traces.jsonl"),
         }
 
     def start(self, role: str, changes: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         with (self.folder / f"{role}.log").open("ab") as log:
             self.running[role] = subprocess.Popen(
-                [sys.executable, "-m", "etude.envserver.main", role],
+                [sys.executable, "-m", "etude.envserver.main", role.partition("-")[0]],
                 env={**self.environment(role), **(changes or {})},
                 stderr=log,
             )

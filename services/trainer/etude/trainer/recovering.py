@@ -15,6 +15,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from opentelemetry import trace
 from typing_extensions import override
 
 from etude.agent import replay
@@ -149,7 +150,7 @@ class RecoveringEnvironment(Environment):
                 failure = str(error)
                 continue
             await self._replay(plan)
-            log.info("lease %s goes on: %d calls run again", self.lease.lease_id, plan.num_calls)
+            self._tell(cause, plan)
             return
         raise UnavailableError(f"{cause}; no other could be had: {failure}") from cause
 
@@ -179,6 +180,16 @@ class RecoveringEnvironment(Environment):
             replay.check(turn, outcomes)
         self.tally.recovered += 1
         self.tally.replayed += plan.num_calls
+
+    def _tell(self, cause: EnvironmentLostError, plan: Plan) -> None:
+        log.info("lease %s goes on: %d calls run again", self.lease.lease_id, plan.num_calls)
+        about: dict[str, str | int] = {
+            "etude.fault": str(cause)[:200],
+            "etude.lease.id": self.lease.lease_id,
+            "etude.snapshot.id": plan.snapshot_id,
+            "etude.replayed_calls": plan.num_calls,
+        }
+        trace.get_current_span().add_event("environment.recovered", about)
 
 
 class UnplacedError(UnavailableError):
