@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,15 @@ from etude.v1 import environments_pb2
 OUTAGE_S = 60.0
 DEADLINE_S = 60.0
 
-FIX = ("search_replace", {"path": "shop/core.py", "old_string": "a - b", "new_string": "a + b"})
-READ = ("read_file", {"path": "shop/core.py"})
-TEST = ("run_terminal", {"command": "pytest -q"})
-EPISODE = (
+Call = tuple[str, Mapping[str, str]]
+
+FIX: Call = (
+    "search_replace",
+    {"path": "shop/core.py", "old_string": "a - b", "new_string": "a + b"},
+)
+READ: Call = ("read_file", {"path": "shop/core.py"})
+TEST: Call = ("run_terminal", {"command": "pytest -q"})
+EPISODE: Sequence[Sequence[Call]] = (
     (READ, ("list_dir", {})),
     (TEST,),
     (FIX, READ),
