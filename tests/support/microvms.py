@@ -43,11 +43,12 @@ def guest_agent() -> Path:
     return program
 
 
-def small_image(*, with_disk: bool = False) -> Image:
+def small_image(*, with_disk: bool = False, service: str = "") -> Image:
     """Busybox and the agent: 12 s to build from nothing, most of it the kernel's download."""
     spec = specs.ImageSpec(
-        name="small",
+        name="served" if service else "small",
         base=specs.Base(busybox=specs.BusyboxBase()),
+        services=(specs.Service(start=service),) if service else (),
         disk=specs.Disk(size_mib=2_048) if with_disk else None,
     )
     return build(spec, agent=guest_agent(), cache=Cache(images_folder()))

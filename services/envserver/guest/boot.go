@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -19,6 +21,8 @@ const (
 	reservedBytes = 64 << 20
 	maxProcesses  = 256
 	cgroupRoot    = "/sys/fs/cgroup"
+	servicesPath  = "/etc/guestagent/services"
+	servicesLimit = 2 * time.Minute
 )
 
 type mountPoint struct {
@@ -59,7 +63,30 @@ func boot() error {
 	}
 	loopbackUp()
 	openUnique()
-	return makeToolsCgroup()
+	if err := makeToolsCgroup(); err != nil {
+		return err
+	}
+	return startServices(servicesPath)
+}
+
+// startServices begins what an image runs beside the tools. Its processes are in no cgroup of the
+// tools, so nothing that ends commands ends them.
+func startServices(script string) error {
+	if _, err := os.Stat(script); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	limit, stop := context.WithTimeout(context.Background(), servicesLimit)
+	defer stop()
+	services := exec.CommandContext(limit, shellPath, "-e", script)
+	services.Env = []string{"HOME=/root", "LANG=C.UTF-8", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+	services.Dir = "/"
+	services.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	// The console, not a pipe: what is left running may hold it for ever.
+	services.Stdout, services.Stderr = os.Stdout, os.Stderr
+	if err := services.Run(); err != nil {
+		return errors.New("services: " + err.Error())
+	}
+	return nil
 }
 
 func makeToolsCgroup() error {

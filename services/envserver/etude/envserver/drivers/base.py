@@ -60,6 +60,8 @@ class Caps:
     """Snapshots hold memory and running processes too."""
     freeze: bool
     """They use no CPU time between calls."""
+    egress: bool = False
+    """They may be given a way to the hosts that a pool lists."""
 
 
 class CapMissingError(WrongStateError):
@@ -205,6 +207,14 @@ class Sandbox(Protocol):
         """
         raise WrongStateError("this lease's driver starts no programs beside the agent's calls")
 
+    async def verify(self, work: Verification) -> Outcome:
+        """Run a verifier here, after everything of the agent's has ended; nothing runs here later.
+
+        Raises:
+            CapMissingError: the driver keeps nothing running for which that would be worth it.
+        """
+        raise CapMissingError("of this lease", "memory", "it grades in fresh sandboxes only")
+
     async def save(self, folder: Path, limits: Limits) -> Saved:
         """Write a snapshot into an empty folder of the node's; the sandbox goes on.
 
@@ -298,6 +308,10 @@ class Driver(Protocol):
     async def verify(self, work: Verification) -> Outcome:
         """Run a verifier in a fresh sandbox."""
         ...
+
+    def has_services(self, template: str) -> bool:
+        """Whether something runs in its sandboxes that no agent started."""
+        return False
 
     def is_repeatable(self, command: str) -> bool:
         """Whether this command does the same in every workspace with the same files."""

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from etude.common.errors import CorruptError
 from etude.envserver.images import bases, kernel, programs
 from etude.envserver.images.cache import Cache
 from etude.envserver.images.confined import PlacedFile
-from etude.envserver.images.initramfs import AGENT, INIT, initramfs
+from etude.envserver.images.initramfs import AGENT, INIT, SERVICES, initramfs
 from etude.envserver.images.layers import Root
 from etude.envserver.images.spec import Disk, File, ImageSpec, digest
 
@@ -33,6 +34,8 @@ class Image:
     """Digest of the spec and of the agent in it."""
     files: dict[str, str]
     """SHA-256 of each file, by name."""
+    has_services: bool = False
+    """Whether something runs in it beside what an agent starts."""
 
     @property
     def kernel(self) -> Path:
@@ -94,9 +97,16 @@ def read(folder: Path) -> Image:
         with path.open("rb") as file:
             found = json.loads(file.read(MAX_MANIFEST_BYTES))
         name, files = found["name"], {str(k): str(v) for k, v in found["files"].items()}
+        has_services = bool(found.get("spec", {}).get("services"))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as cause:
         raise CorruptError(f"{path}: {cause}; remove the folder and build again") from cause
-    return Image(folder=folder, name=str(name), address=folder.name, files=files)
+    return Image(
+        folder=folder,
+        name=str(name),
+        address=folder.name,
+        files=files,
+        has_services=has_services,
+    )
 
 
 def images(cache: Cache) -> list[Image]:
@@ -143,7 +153,7 @@ def _root(spec: ImageSpec, agent: Path, cache: Cache, say: Callable[[str], None]
     root = bases.root(spec.base, cache, say)
     with cache.scratch() as scratch:
         root = root.with_files(
-            [_written(file, scratch / str(number)) for number, file in enumerate(spec.files)]
+            [_written(file, scratch / str(number)) for number, file in enumerate(_files(spec))]
         )
     for number, step in enumerate(spec.setup, start=1):
         if not root.is_kept(step):
@@ -151,6 +161,15 @@ def _root(spec: ImageSpec, agent: Path, cache: Cache, say: Callable[[str], None]
             say(f"setup {number}/{len(spec.setup)}: {first} …")
         root = root.with_step(step)
     return root.with_files([PlacedFile(source=str(agent.resolve()), path=AGENT, mode=0o755)])
+
+
+def _files(spec: ImageSpec) -> list[File]:
+    """The spec's files, and the one that begins its services."""
+    if not spec.services:
+        return list(spec.files)
+    # A shell each: what one sets or changes is nothing to the next.
+    scripts = [f"/bin/sh -e -c {shlex.quote(service.start)}\n" for service in spec.services]
+    return [*spec.files, File(path=SERVICES, text="".join(scripts), mode="0700")]
 
 
 def _written(file: File, source: Path) -> PlacedFile:

@@ -11,6 +11,9 @@ from etude.envserver.images.kernel import BOOT_MODULES, MODULES, VSOCK_MODULES
 AGENT = "/usr/sbin/guestagent"
 """Process 1 of the guest; it mounts /proc, /sys, /dev and the rest for itself."""
 
+SERVICES = "/etc/guestagent/services"
+"""Begins what runs beside the agent's commands; process 1 runs it once, and waits for its end."""
+
 INIT = f"""#!/bin/busybox sh
 set -e
 bb=/bin/busybox

@@ -88,6 +88,14 @@ class Step(Model):
     timeout_seconds: Annotated[int, Field(ge=1, le=7_200)] = 1_800
 
 
+class Service(Model):
+    """Something that runs beside the agent and that no agent can end, such as a database."""
+
+    start: Annotated[str, Field(min_length=1, max_length=65_536)]
+    """Given to `/bin/sh -e` as root: ends once the service answers, and leaves it running, as a
+    user that is not the agent's, 1000."""
+
+
 class Disk(Model):
     """A disk for what the guest writes; without it writes take guest memory."""
 
@@ -102,6 +110,8 @@ class ImageSpec(Model):
     files: Annotated[tuple[File, ...], Field(max_length=10_000)] = ()
     setup: Annotated[tuple[Step, ...], Field(max_length=64)] = ()
     """Kept one by one: a changed step repeats only itself and what follows."""
+    services: Annotated[tuple[Service, ...], Field(max_length=16)] = ()
+    """Begun one after the other when a machine boots, before anything of a task is in it."""
     disk: Disk | None = None
     kernel: Package = "linux-image-cloud-amd64"
     """A Debian kernel package, or one that depends on it."""

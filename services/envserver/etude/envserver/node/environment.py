@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import hmac
 import logging
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,6 +125,10 @@ class Environment:
         self.check_open()
         if self.is_paused:
             raise WrongStateError(f"lease {self.lease_id} is paused: resume it first")
+
+    def spend(self) -> None:
+        """Refuse whatever comes from now on; the turn is held."""
+        self._closed = True
 
     async def make_workspace(self) -> None:
         """Put the first files there, if nobody has; the turn is held."""
@@ -388,11 +391,6 @@ class Environment:
         else:
             outcome, _ = await compute()
         return exec_result(outcome)
-
-
-def seconds_left(lease: environments_pb2.Lease) -> float:
-    """Until the lease ends, by its wall-clock time."""
-    return lease.expires_unix_ms / 1000 - time.time()
 
 
 def _is_same(one: str, other: str) -> bool:

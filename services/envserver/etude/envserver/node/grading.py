@@ -1,12 +1,20 @@
-"""Hidden tests in a fresh sandbox: first files, the agent's artefacts, then the tests."""
+"""Hidden tests without their agent: first files, the agent's artefacts, then the tests."""
 
 from dataclasses import dataclass
 
-from etude.common.errors import InvalidFieldError, crossing
+from etude.common.errors import InvalidFieldError, WrongStateError, crossing
 from etude.envserver import trees
-from etude.envserver.drivers.base import Driver, Outcome, SandboxError, Verification
+from etude.envserver.drivers.base import (
+    CapMissingError,
+    Driver,
+    Outcome,
+    SandboxError,
+    Verification,
+)
 from etude.envserver.drivers.sandbox.layout import LOGS
 from etude.envserver.node.cache import ResultCache
+from etude.envserver.node.environment import Environment
+from etude.envserver.node.terms import ISOLATION
 from etude.envserver.trees import Tree
 from etude.v1 import environments_pb2
 
@@ -22,49 +30,93 @@ class Grader:
     cache: ResultCache
 
     async def grade(
-        self, source: Tree, job: environments_pb2.GradeJob, *, template: str
+        self,
+        source: Tree,
+        job: environments_pb2.GradeJob,
+        *,
+        template: str,
+        fork: Environment | None = None,
     ) -> environments_pb2.GradeResponse:
         """Run the verifier.
 
+        Args:
+            source: the first files.
+            job: what to run.
+            template: what a fresh sandbox is made of.
+            fork: where the job is graded if it wants a fork.
+
         Raises:
             InvalidFieldError: the job cannot be run as it is.
+            WrongStateError: the lease is none that can be graded as the job wants.
             SandboxError: the platform failed.
         """
         _check(job)
-        workspace = trees.patched(source, job.diff, job.artefacts)
         tests = trees.files_of(job.files, "files")
         trees.check_layout(tests, "files")
-
         work = Verification(
             template=template,
-            workspace=workspace,
+            workspace=trees.patched(source, job.diff, job.artefacts),
             tests=tests,
             command=job.command,
             timeout_s=job.timeout_seconds,
             reward_path=job.reward_path,
         )
-
-        async def compute() -> tuple[Outcome, bool]:
-            with crossing(SandboxError, "grading"):
-                return await self.driver.verify(work), True
-
-        if not self.driver.is_repeatable(job.command):
-            outcome, _ = await compute()
+        mode = job.mode or environments_pb2.GRADE_MODE_CLEAN
+        if mode == environments_pb2.GRADE_MODE_CLEAN:
+            outcome = await self._fresh(work)
         else:
-            parts = (template, trees.identity(workspace), trees.identity(tests), job.command)
-            key = " ".join(("grade", *parts, job.reward_path, str(job.timeout_seconds)))
-            outcome = await self.cache.get(key, compute)
+            outcome = await self._forked(fork, work)
         return environments_pb2.GradeResponse(
             exit_code=outcome.exit_code,
             output=outcome.output,
             reward_file=outcome.collected,
             timed_out=outcome.timed_out,
+            evidence=environments_pb2.GradeEvidence(
+                mode=mode,
+                driver=self.driver.name,
+                isolation=ISOLATION[self.driver.strength],
+            ),
         )
+
+    async def _fresh(self, work: Verification) -> Outcome:
+        async def compute() -> tuple[Outcome, bool]:
+            with crossing(SandboxError, "grading"):
+                return await self.driver.verify(work), True
+
+        if not self.driver.is_repeatable(work.command):
+            outcome, _ = await compute()
+            return outcome
+        parts = (work.template, trees.identity(work.workspace), trees.identity(work.tests))
+        key = " ".join(("grade", *parts, work.command, work.reward_path, str(work.timeout_s)))
+        return await self.cache.get(key, compute)
+
+    async def _forked(self, fork: Environment | None, work: Verification) -> Outcome:
+        if not self.driver.caps.memory:
+            why = "a fork without what runs in it is a fresh sandbox: grade it clean"
+            raise CapMissingError(self.driver.name, "memory", why)
+        if not self.driver.has_services(work.template):
+            raise WrongStateError(
+                f"template {work.template!r} has no services that a fork would keep: grade it clean"
+            )
+        if fork is None:
+            raise InvalidFieldError("mode", "there is no lease to grade in")
+        async with fork.turn:
+            fork.check_ready()
+            if fork.results.digests():
+                raise WrongStateError(
+                    f"calls have run in lease {fork.lease_id}: launch a fork from its snapshot"
+                )
+            with crossing(SandboxError, f"grading in lease {fork.lease_id}"):
+                await fork.make_workspace()
+                fork.spend()
+                return await fork.sandbox.verify(work)
 
 
 def _check(job: environments_pb2.GradeJob) -> None:
     if not job.command:
         raise InvalidFieldError("command", "is empty")
+    if job.mode not in environments_pb2.GradeMode.values():
+        raise InvalidFieldError("mode", f"{job.mode} is none that this node knows")
     if not 1 <= job.timeout_seconds <= MAX_TIMEOUT_S:
         raise InvalidFieldError("timeout_seconds", f"must be between 1 and {MAX_TIMEOUT_S}")
     parts = job.reward_path.split("/")

@@ -7,7 +7,8 @@ import time
 from dataclasses import dataclass, field
 
 from etude.common.errors import EtudeError
-from etude.envserver.node.environment import Environment, seconds_left
+from etude.envserver.node import terms
+from etude.envserver.node.environment import Environment
 from etude.envserver.node.states import States
 from etude.v1 import environments_pb2
 
@@ -96,4 +97,4 @@ def is_to_be_kept(environment: Environment) -> bool:
 
 def has_expired(environment: Environment) -> bool:
     """Whether its time is over, as far as this node's clock can tell."""
-    return seconds_left(environment.record.held.lease) < SLACK_S
+    return terms.seconds_left(environment.record.held.lease) < SLACK_S

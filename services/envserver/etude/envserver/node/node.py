@@ -24,7 +24,7 @@ from etude.envserver import folders, metrics
 from etude.envserver.drivers.base import Driver, SandboxError, Start
 from etude.envserver.node import kept, records, terms
 from etude.envserver.node.cache import ResultCache
-from etude.envserver.node.environment import Environment, seconds_left
+from etude.envserver.node.environment import Environment
 from etude.envserver.node.kept import Kept
 from etude.envserver.node.records import LEASE_ID, Record
 from etude.envserver.node.snapshots import Snapshot, Snapshots
@@ -157,7 +157,7 @@ class Node:
             if environment is not None:
                 lease = environment.record.held.lease
                 lease.expires_unix_ms = expiry.expires_unix_ms
-                environment.deadline_s = time.monotonic() + seconds_left(lease)
+                environment.deadline_s = time.monotonic() + terms.seconds_left(lease)
 
     async def resume(self, lease_id: str, control_token: str, *, ttl_s: int) -> int:
         """Let a paused environment go on; a lease that expired is one again, for the given time.
@@ -294,7 +294,7 @@ class Node:
         self._opening.add(lease.lease_id)
         try:
             record = self._record(held, request, source)
-            environment = self._environment(record, source, seconds_left(lease))
+            environment = self._environment(record, source, terms.seconds_left(lease))
             await self._make(environment, snapshot, started_s)
             self._held[lease.lease_id] = environment
             self.starts.opened(environment)
@@ -351,7 +351,7 @@ class Node:
             folder=self.driver.leases / record.lease_id,
             driver=self.driver,
             cache=self.cache,
-            deadline_s=time.monotonic() + max(least_s, seconds_left(record.held.lease)),
+            deadline_s=time.monotonic() + max(least_s, terms.seconds_left(record.held.lease)),
         )
 
     def _is_full(self) -> bool:

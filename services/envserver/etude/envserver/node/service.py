@@ -99,7 +99,10 @@ class NodeService(environments_pb2_grpc.EnvNodeServiceServicer):
             tracer.start_as_current_span("grade"),
         ):
             response = await self.grader.grade(
-                environment.source.tree, job, template=environment.record.template
+                environment.source.tree,
+                job,
+                template=environment.record.template,
+                fork=environment,
             )
         metrics.grade_seconds.observe(time.monotonic() - started_s)
         return response

@@ -1,5 +1,6 @@
 """What a lease says of the driver behind it."""
 
+import time
 from collections.abc import Mapping
 
 from etude.envserver.drivers.base import Driver, Start, Strength
@@ -17,6 +18,11 @@ STARTS: Mapping[Start, environments_pb2.Start] = {
     Start.PAUSED_CLONE: environments_pb2.START_PAUSED_CLONE,
     Start.DELTA: environments_pb2.START_DELTA,
 }
+
+
+def seconds_left(lease: environments_pb2.Lease) -> float:
+    """Until the lease ends, by its wall-clock time."""
+    return lease.expires_unix_ms / 1000 - time.time()
 
 
 def write(lease: environments_pb2.Lease, driver: Driver, start: Start | None) -> None:

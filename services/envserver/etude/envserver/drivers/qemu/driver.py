@@ -12,11 +12,10 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from etude.agent.workspace import PathFault, WorkspaceError
-from etude.agent.workspace.protocol import HOME, Runner
+from etude.agent.workspace.protocol import Runner
 from etude.envserver import folders
+from etude.envserver.drivers import guest_grades
 from etude.envserver.drivers.base import (
-    GRADE_OUTPUT_BYTES,
     Caps,
     Driver,
     DriverUnavailableError,
@@ -40,19 +39,15 @@ from etude.envserver.drivers.qemu.lanes import Lanes
 from etude.envserver.drivers.qemu.machine import Accelerator, Machine
 from etude.envserver.drivers.qemu.pace import Work
 from etude.envserver.drivers.qemu.pages import PageBuffer
-from etude.envserver.drivers.qemu.placing import place
 from etude.envserver.drivers.qemu.quarantine import Quarantine
-from etude.envserver.drivers.qemu.sandbox import VmSandbox, outcome
+from etude.envserver.drivers.qemu.sandbox import VmSandbox
 from etude.envserver.drivers.qemu.sleeping import TOUCHED_BYTES, Bed, Home, asleep
 from etude.envserver.drivers.qemu.starts import Started, Starter
 from etude.envserver.drivers.qemu.stock import Stock
 from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.drivers.qemu.warmup import warm_up
 from etude.envserver.drivers.sandbox import layout
-from etude.envserver.drivers.sandbox.layout import LOGS, TESTS
-from etude.envserver.guest.channel import GuestChannel, GuestLostError
-from etude.envserver.guest.commands import GuestCommands
-from etude.envserver.guest.workspace import GuestWorkspace
+from etude.envserver.guest.channel import GuestLostError
 from etude.envserver.images.build import Image
 
 STOCK = "stock"
@@ -157,13 +152,18 @@ class QemuDriver(Driver):
             try:
                 guest, _ = await self._launch(work.template, folder.name, folder / MACHINE)
                 try:
-                    return await _verified(guest.channel, work)
+                    return await guest_grades.fresh(guest.channel, work)
                 finally:
                     await guest.destroy()
             finally:
                 self.lanes.places.give()
         finally:
             folders.remove(folder)
+
+    @override
+    def has_services(self, template: str) -> bool:
+        image = self.images.get(template)
+        return image is not None and image.has_services
 
     @override
     def is_repeatable(self, command: str) -> bool:
@@ -216,27 +216,3 @@ class QemuDriver(Driver):
                 where=f"driver {self.name}",
                 fix="look at the console's last words, build the image again",
             ) from error
-
-
-async def _verified(channel: GuestChannel, work: Verification) -> Outcome:
-    await place(channel, work.workspace, root=HOME)
-    await place(channel, work.tests, root=TESTS)
-    commands = GuestCommands(channel=channel, head_bytes=0, tail_bytes=GRADE_OUTPUT_BYTES)
-    done = await commands.run(work.command, work.timeout_s)
-    logs = GuestWorkspace(channel, commands.run, cwd=LOGS)
-    return outcome(done, await _collected(logs, work.reward_path))
-
-
-async def _collected(logs: GuestWorkspace, path: str) -> bytes | None:
-    """A regular, small file below /logs; None where there is none.
-
-    Raises:
-        WorkspaceError: the guest could not read for a reason that is not the file's.
-    """
-    try:
-        data = await logs.read(path.removeprefix(f"{LOGS}/"))
-    except WorkspaceError as error:
-        if error.fault in {PathFault.NO_SPACE, PathFault.TOO_SLOW}:
-            raise
-        return None
-    return data if len(data) <= layout.MAX_COLLECTED_BYTES else None

@@ -5,22 +5,22 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from etude.agent.workspace import ExecResult, FolderNotes, Workspace, notes
+from etude.agent.workspace import FolderNotes, Workspace, notes
 from etude.agent.workspace.protocol import HOME, Runner
 from etude.common.errors import crossing
-from etude.envserver.drivers import by_jobs
-from etude.envserver.drivers.base import Begun, Outcome, Sandbox, SandboxError, Saved
+from etude.envserver.drivers import by_jobs, guest_grades
+from etude.envserver.drivers.base import Begun, Outcome, Sandbox, SandboxError, Saved, Verification
 from etude.envserver.drivers.programs import Program, RunningProgram
 from etude.envserver.drivers.qemu import snapshots
 from etude.envserver.drivers.qemu.census import MACHINE
 from etude.envserver.drivers.qemu.idle import MOVING
-from etude.envserver.drivers.qemu.placing import place
 from etude.envserver.drivers.qemu.resting import RestingGuest
 from etude.envserver.drivers.qemu.sleeping import Home, asleep
 from etude.envserver.folders import FolderContent, Limits
 from etude.envserver.guest import contents
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.jobs import GuestJobs
+from etude.envserver.guest.placing import place
 from etude.envserver.guest.workspace import GuestWorkspace
 from etude.envserver.trees import Tree
 
@@ -90,11 +90,17 @@ class VmSandbox(Sandbox):
 
     @override
     async def run(self, command: str, timeout_s: float) -> Outcome:
-        return outcome(await GuestCommands(channel=self._running).run(command, timeout_s))
+        return guest_grades.outcome(
+            await GuestCommands(channel=self._running).run(command, timeout_s)
+        )
 
     @override
     async def content(self, limits: Limits) -> FolderContent:
         return await contents.content(self._running, limits)
+
+    @override
+    async def verify(self, work: Verification) -> Outcome:
+        return await guest_grades.forked(self._running, work)
 
     @override
     async def save(self, folder: Path, limits: Limits) -> Saved:
@@ -146,17 +152,3 @@ class VmSandbox(Sandbox):
         if self._guest is None:
             raise SandboxError("the machine of this lease has ended")
         return self._guest
-
-
-def outcome(done: ExecResult, collected: bytes | None = None) -> Outcome:
-    """What a command did, as nodes see it."""
-    return Outcome(
-        output=done.output,
-        exit_code=done.exit_code,
-        timed_out=done.timed_out,
-        ended_for=done.ended_for,
-        dropped_bytes=done.dropped_bytes,
-        dropped_lines=done.dropped_lines,
-        cpu_ms=done.cpu_ms,
-        collected=collected,
-    )

@@ -1,0 +1,133 @@
+"""Hidden tests in a guest: a fresh one, or a fork of the one that an agent was in.
+
+A fork is made fit for tests first. Covered: every process of the agent's user has ended, and no
+other can come, since nobody who is left becomes that user; the workspace is the first files and
+the artefacts again, as it is in a fresh guest; what the agent left where everybody may write is
+gone, the home of commands among it; the tests belong to root, so that what they start cannot change
+them. Not covered: what the agent had a service do by asking it. That is what a fork is graded for,
+and why its grade is weaker evidence.
+"""
+
+from etude.agent.workspace import ExecResult, PathFault, WorkspaceError
+from etude.agent.workspace.protocol import HOME
+from etude.envserver.drivers.base import (
+    GRADE_OUTPUT_BYTES,
+    Outcome,
+    SandboxError,
+    Verification,
+)
+from etude.envserver.drivers.sandbox import layout
+from etude.envserver.drivers.sandbox.layout import INSIDE_UID, LOGS, TESTS
+from etude.envserver.guest.calls import Caller
+from etude.envserver.guest.commands import GuestCommands
+from etude.envserver.guest.placing import place
+from etude.envserver.guest.workspace import GuestWorkspace
+
+ROOT_UID = 0
+_END_LIMIT_S, _CLEAR_LIMIT_S = 30.0, 120.0
+_ENDS = 5
+"""A process that waits for a disk dies when it has it, and is looked for again."""
+_KILL = "kill -9 -1"
+"""As the agent's user: reaches all of that user's processes at once, the caller excepted, so that
+none can fork itself out of a list."""
+_LEFT = f"""for status in /proc/[0-9]*/status; do
+  while read -r key real effective _; do
+    case $key in
+      State:) [ "$real" = Z ] && break ;;
+      Uid:)
+        case "$real $effective" in "{INSIDE_UID} "* | *" {INSIDE_UID}") echo "$status" ;; esac
+        break ;;
+    esac
+  done < "$status"
+done 2>/dev/null; true"""
+_SHARED = "/tmp /var/tmp /dev/shm /run"  # noqa: S108 - the guest's
+_CLEAR = f"""set -e
+rm -rf {TESTS} {LOGS}
+find {HOME} -xdev -mindepth 1 -maxdepth 1 -exec rm -rf {{}} +
+for folder in {_SHARED}; do
+  [ -d "$folder" ] || continue
+  find "$folder" -xdev -mindepth 1 -user {INSIDE_UID} -prune -exec rm -rf {{}} +
+done
+mkdir -m 755 {TESTS}
+mkdir -m 755 {LOGS}
+chown {INSIDE_UID}:{INSIDE_UID} {LOGS}"""
+
+
+async def fresh(channel: Caller, work: Verification) -> Outcome:
+    """Grade in a guest that nobody was in before."""
+    await place(channel, work.workspace, root=HOME)
+    await place(channel, work.tests, root=TESTS)
+    return await _graded(channel, work)
+
+
+async def forked(channel: Caller, work: Verification) -> Outcome:
+    """Grade in a guest that an agent was in.
+
+    Raises:
+        SandboxError: it could not be made fit for tests.
+    """
+    await _end_agents_processes(channel)
+    await _as_root(channel, _CLEAR, _CLEAR_LIMIT_S, what="cleared of what the agent left")
+    await place(channel, work.workspace, root=HOME)
+    await place(channel, work.tests, root=TESTS, uid=ROOT_UID)
+    return await _graded(channel, work)
+
+
+async def _end_agents_processes(channel: Caller) -> None:
+    agents = GuestCommands(channel=channel, uid=INSIDE_UID)
+    left = ""
+    for _ in range(_ENDS):
+        await agents.run(_KILL, _END_LIMIT_S)
+        left = await _as_root(channel, _LEFT, _END_LIMIT_S, what="searched for processes")
+        if not left:
+            return
+    raise SandboxError(f"processes of the agent do not end: {left[:200]}")
+
+
+async def _as_root(channel: Caller, script: str, limit_s: float, *, what: str) -> str:
+    """What a script of ours prints.
+
+    Raises:
+        SandboxError: it failed.
+    """
+    done = await GuestCommands(channel=channel, uid=ROOT_UID).run(script, limit_s)
+    said = done.output.decode(errors="replace").strip()
+    if done.exit_code != 0 or done.ended_for:
+        raise SandboxError(f"the fork could not be {what}: {done.ended_for or said[-200:]}")
+    return said
+
+
+async def _graded(channel: Caller, work: Verification) -> Outcome:
+    commands = GuestCommands(channel=channel, head_bytes=0, tail_bytes=GRADE_OUTPUT_BYTES)
+    done = await commands.run(work.command, work.timeout_s)
+    logs = GuestWorkspace(channel, commands.run, cwd=LOGS)
+    return outcome(done, await _collected(logs, work.reward_path))
+
+
+async def _collected(logs: GuestWorkspace, path: str) -> bytes | None:
+    """A regular, small file below /logs; None where there is none.
+
+    Raises:
+        WorkspaceError: the guest could not read for a reason that is not the file's.
+    """
+    try:
+        data = await logs.read(path.removeprefix(f"{LOGS}/"))
+    except WorkspaceError as error:
+        if error.fault in {PathFault.NO_SPACE, PathFault.TOO_SLOW}:
+            raise
+        return None
+    return data if len(data) <= layout.MAX_COLLECTED_BYTES else None
+
+
+def outcome(done: ExecResult, collected: bytes | None = None) -> Outcome:
+    """What a command did, as nodes see it."""
+    return Outcome(
+        output=done.output,
+        exit_code=done.exit_code,
+        timed_out=done.timed_out,
+        ended_for=done.ended_for,
+        dropped_bytes=done.dropped_bytes,
+        dropped_lines=done.dropped_lines,
+        cpu_ms=done.cpu_ms,
+        collected=collected,
+    )
