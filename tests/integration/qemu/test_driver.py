@@ -17,6 +17,7 @@ from etude.envserver.drivers.qemu import sealed
 from etude.envserver.drivers.qemu.driver import QemuDriver
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.quarantine import Quarantine, QuarantinedError
+from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.images.build import Image
 from etude.envserver.trees import File
@@ -137,6 +138,7 @@ async def test_a_template_that_only_crashes_is_refused_with_its_last_words(
     monkeypatch.setattr(driver, "quarantine", Quarantine(threshold=2))
     ((address, starter),) = driver._starters.items()
     junk = sealed.filled("devices", [b"no state of any machine"])
+    assert isinstance(starter.base, Template)
     broken = replace(starter, base=replace(starter.base, devices=junk))
     monkeypatch.setitem(driver._starters, address, broken)
     for name in ("a", "b"):

@@ -19,6 +19,7 @@ from etude.envserver.drivers.qemu.levels import Held, Target
 from etude.envserver.drivers.qemu.starts import Started, Starter
 from etude.envserver.drivers.qemu.stock import Stock
 from etude.envserver.drivers.qemu.template import Template
+from etude.envserver.drivers.qemu.vm import Vm
 
 NONE = Held(paused=0, shells=0)
 
@@ -56,6 +57,7 @@ def is_there(pid: int) -> bool:
 
 
 async def words(guest: Guest, command: str) -> str:
+    assert isinstance(guest.vm, Vm)
     return await microvms.Guest(guest.vm, guest.channel).sh(command)
 
 
@@ -148,7 +150,9 @@ async def test_a_paused_clone_that_fails_is_replaced_by_a_colder_start(
     made.stock.set_target(Target(paused=1))
     await holds(made, Held(paused=1, shells=0))
     # It breaks where nobody can see it before it is told to run.
-    await made.stock._paused[0].vm.qmp.close()
+    vm = made.stock._paused[0].vm
+    assert isinstance(vm, Vm)
+    await vm.qmp.close()
     found = await begun(made, tmp_path, "mine")
     assert found.start is Start.SPAWN
     assert await words(found.guest, "hostname") == "mine"

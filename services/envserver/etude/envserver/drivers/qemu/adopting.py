@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from etude.envserver.drivers.qemu import census, guests, vm
+from etude.envserver.drivers.machines import Base
+from etude.envserver.drivers.qemu import census, guests
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.guests import Guest
 from etude.envserver.drivers.qemu.record import VmRecord
-from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.guest.channel import GuestLostError
 
 AT_ONCE = 8
@@ -26,7 +26,7 @@ class Adopted:
     """Why others do not; their processes are ended."""
 
 
-async def adopt(left: Mapping[Path, VmRecord], templates: Mapping[str, Template]) -> Adopted:
+async def adopt(left: Mapping[Path, VmRecord], templates: Mapping[str, Base]) -> Adopted:
     """Take up machines.
 
     Args:
@@ -50,7 +50,7 @@ async def adopt(left: Mapping[Path, VmRecord], templates: Mapping[str, Template]
     )
 
 
-async def _adopted(folder: Path, noted: VmRecord, templates: Mapping[str, Template]) -> Guest:
+async def _adopted(folder: Path, noted: VmRecord, templates: Mapping[str, Base]) -> Guest:
     """One machine: running and answering under a new token, or standing still as it was found.
 
     Raises:
@@ -61,22 +61,14 @@ async def _adopted(folder: Path, noted: VmRecord, templates: Mapping[str, Templa
     if base is None:
         await asyncio.to_thread(census.end, [noted.process])
         raise VmmError("it is a machine of a template that is not booted any more")
-    found = await vm.adopt(base.machine, folder, noted.process)
+    found = await base.adopt(folder, noted.process)
     try:
         return await guests.taken_up(
             found,
             name=noted.env_id,
             generation=noted.generation,
-            is_stopped=await _is_stopped(found),
+            is_stopped=await found.is_stopped(),
         )
     except BaseException:
         await found.kill()
         raise
-
-
-async def _is_stopped(found: vm.Vm) -> bool:
-    match await found.qmp.execute("query-status"):
-        case {"status": "running" | "paused" as status}:
-            return bool(status == "paused")
-        case other:
-            raise VmmError(f"the machine is {str(other)[:100]}, from where it does not go on")

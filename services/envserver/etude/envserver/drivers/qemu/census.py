@@ -45,6 +45,10 @@ class Places:
         """One folder for each machine that is no lease's yet."""
         return self.scratch / "stock"
 
+    def seen(self) -> dict[ProcessId, Path]:
+        """Every monitor that was started here, and the folder it was started for."""
+        return marked(self.scratch)
+
     def folders(self) -> list[Path]:
         """Every folder of a machine.
 
@@ -120,7 +124,7 @@ def clear(places: Places) -> dict[Path, VmRecord]:
     }
     kept = {noted.process for noted in begun.values()}
     noted = {each.process for each in found.values()}
-    end((noted | marked(places.scratch).keys()) - kept)
+    end((noted | places.seen().keys()) - kept)
     for folder in places.folders():
         if folder not in begun and not (_is_leased(folder, places) and _is_damaged(folder)):
             shutil.rmtree(folder, ignore_errors=True)

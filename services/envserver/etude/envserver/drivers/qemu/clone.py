@@ -2,17 +2,20 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from etude.envserver.drivers.qemu import machine as machines
 from etude.envserver.drivers.qemu import sealed, vm
 from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.machine import Wiring
 from etude.envserver.drivers.qemu.migration import receive
-from etude.envserver.drivers.qemu.template import Template
+
+if TYPE_CHECKING:  # a template makes its clones with this
+    from etude.envserver.drivers.qemu.template import Template
 
 
 async def spawn_shell(
-    template: Template, *, folder: Path, jail: Jail, disk: Sequence[int] = ()
+    template: "Template", *, folder: Path, jail: Jail, disk: Sequence[int] = ()
 ) -> vm.Vm:
     """Start a monitor that waits for the template's state or for a delta of it.
 
@@ -47,7 +50,7 @@ async def spawn_shell(
     )
 
 
-async def restore(shell: vm.Vm, template: Template) -> None:
+async def restore(shell: vm.Vm, template: "Template") -> None:
     """Make a shell a clone of the template itself, paused.
 
     Raises:

@@ -6,6 +6,7 @@ A delta is always against the template, so a fork of a fork is no deeper than th
 import os
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from etude.envserver.drivers.qemu import sealed
 from etude.envserver.drivers.qemu.disk import Layering
@@ -15,8 +16,10 @@ from etude.envserver.drivers.qemu.migration import device_state, receive, send
 from etude.envserver.drivers.qemu.pages import PageBuffer, changed_pages
 from etude.envserver.drivers.qemu.splice import splice
 from etude.envserver.drivers.qemu.stream import TemplateStream
-from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.drivers.qemu.vm import Vm
+
+if TYPE_CHECKING:  # a template saves its clones with this
+    from etude.envserver.drivers.qemu.template import Template
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +49,7 @@ class Delta:
 
 async def take(
     vm: Vm,
-    template: Template,
+    template: "Template",
     buffer: PageBuffer,
     *,
     keep_running: bool,
@@ -74,7 +77,7 @@ async def take(
             return await take_full(pause, template)
 
 
-async def take_full(pause: "Pause", template: Template) -> Delta:
+async def take_full(pause: "Pause", template: "Template") -> Delta:
     """Save a clone with all of its memory, in the monitor's own way. It stands still meanwhile.
 
     Raises:
@@ -125,7 +128,7 @@ class Pause:
         return self._layering.shared() if self._layering is not None else ()
 
 
-async def restore(shell: Vm, template: Template, delta: Delta) -> None:
+async def restore(shell: Vm, template: "Template", delta: Delta) -> None:
     """Make a shell of the same template the saved machine, paused.
 
     Raises:
@@ -138,7 +141,7 @@ async def restore(shell: Vm, template: Template, delta: Delta) -> None:
 
 
 async def _take_pages(
-    pause: Pause, template: Template, stream: TemplateStream, buffer: PageBuffer
+    pause: Pause, template: "Template", stream: TemplateStream, buffer: PageBuffer
 ) -> Delta:
     async with buffer.lock:
         state = await device_state(pause.vm)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from etude.envserver.drivers.base import DriverUnavailableError, SandboxError
+from etude.envserver.drivers.machines import Base, Monitor
 from etude.envserver.drivers.qemu import adopting, census
 from etude.envserver.drivers.qemu.census import MACHINE, Places
 from etude.envserver.drivers.qemu.guests import Guest
@@ -24,7 +25,6 @@ from etude.envserver.drivers.qemu.kept import Kept, Lenders
 from etude.envserver.drivers.qemu.machine import Machine
 from etude.envserver.drivers.qemu.record import VmRecord
 from etude.envserver.drivers.qemu.template import Template
-from etude.envserver.drivers.qemu.vm import Vm
 from etude.envserver.images.build import Image
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,8 @@ class Estate:
 
     scratch: Path
     """Private folder of the node."""
+    places: Places | None = None
+    """In it, where monitors of another kind are to be found."""
     _places: Places = field(init=False)
     _kept: Kept | None = None
     _lock: int = -1
@@ -54,7 +56,7 @@ class Estate:
     _sweeper: "asyncio.Task[None] | None" = None
 
     def __post_init__(self) -> None:
-        self._places = Places(scratch=self.scratch)
+        self._places = self.places or Places(scratch=self.scratch)
 
     @property
     def key(self) -> bytes:
@@ -100,7 +102,7 @@ class Estate:
             log.warning("the next start boots image %s again: %s", image.name, error)
         return made
 
-    async def adopt(self, templates: Iterable[Template]) -> list[Vm]:
+    async def adopt(self, templates: Iterable[Base]) -> list[Monitor]:
         """Take up the machines that an earlier process left, and look for orphans from now on.
 
         Returns:
@@ -183,7 +185,7 @@ def _swept(places: Places, least_age_s: float) -> int:
 
 
 def _orphans(places: Places, least_age_s: float) -> list[ProcessId]:
-    seen = census.marked(places.scratch)
+    seen = places.seen()
     known = {noted.process for noted in census.recorded(places).values()}
     return census.orphans(seen, known, least_age_s=least_age_s)
 

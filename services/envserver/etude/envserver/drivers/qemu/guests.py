@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from etude.envserver.drivers.qemu import clone, delta, template
+from etude.envserver.drivers.machines import Base, Monitor
+from etude.envserver.drivers.qemu import template
 from etude.envserver.drivers.qemu.delta import Delta
 from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.machine import Machine
 from etude.envserver.drivers.qemu.template import Template
-from etude.envserver.drivers.qemu.vm import Vm
 from etude.envserver.guest.calls import Request
 from etude.envserver.guest.channel import GuestChannel, GuestLostError, Identity
 from etude.envserver.images.build import Image
@@ -31,7 +31,7 @@ _NOBODYS = Identity(env_id="", token=b"", generation=0)
 class Guest:
     """A machine and the channel to its agent."""
 
-    vm: Vm
+    vm: Monitor
     channel: GuestChannel
     identity: Identity
     """What it became at its last SYNC."""
@@ -70,12 +70,7 @@ async def booted(
     booting = await template.boot(image, machine, folder=folder, jail=jail)
     try:
         channel = await _connected(booting.vm)
-        await channel.hello(timeout_s=BOOT_LIMIT_S)
-        await channel.reset()
-        await channel.sync(_identity("template", generation=0))
-        await warm_up(channel)
-        await channel.sync(_NOBODYS)
-        await channel.close()
+        await warmed(channel, warm_up)
     except BaseException as error:
         error.add_note(booting.console.tail())
         await booting.abandon()
@@ -83,9 +78,25 @@ async def booted(
     return await template.seal(booting)
 
 
+async def warmed(
+    channel: GuestChannel, warm_up: Callable[[GuestChannel], Awaitable[None]]
+) -> None:
+    """Bring a machine that boots to where its clones begin; it is nobody's, its channel closed.
+
+    Raises:
+        GuestLostError: the agent does not answer.
+    """
+    await channel.hello(timeout_s=BOOT_LIMIT_S)
+    await channel.reset()
+    await channel.sync(_identity("template", generation=0))
+    await warm_up(channel)
+    await channel.sync(_NOBODYS)
+    await channel.close()
+
+
 async def begun(
-    shell: Vm,
-    base: Template,
+    shell: Monitor,
+    base: Base,
     *,
     name: str,
     saved: Delta | None = None,
@@ -118,7 +129,7 @@ async def begun(
     return replace(found, identity=identity)
 
 
-async def paused(shell: Vm, base: Template) -> Guest:
+async def paused(shell: Monitor, base: Base) -> Guest:
     """The clone that a waiting monitor becomes: it has answered once, is nobody's, stands still.
 
     Raises:
@@ -156,7 +167,7 @@ async def handed_out(waiting: Guest, *, name: str) -> Guest:
     return replace(waiting, identity=identity)
 
 
-async def taken_up(found: Vm, *, name: str, generation: int, is_stopped: bool) -> Guest:
+async def taken_up(found: Monitor, *, name: str, generation: int, is_stopped: bool) -> Guest:
     """The guest of a machine that an earlier process left. One that stands still is not woken.
 
     Args:
@@ -192,19 +203,30 @@ async def met(guest: Guest) -> Guest:
     return replace(guest, jobs=frozenset(state.jobs), is_met=True)
 
 
-async def _awake(shell: Vm, base: Template, saved: Delta | None) -> Guest:
-    if saved is None:
-        await clone.restore(shell, base)
-    else:
-        await delta.restore(shell, base, saved)
+async def met_again(guest: Guest) -> Guest:
+    """A guest whose connection a snapshot has ended. It keeps its names, and its background.
+
+    Raises:
+        GuestLostError: the agent does not answer.
+        VmmError: the monitor failed.
+    """
+    await guest.channel.close()
+    channel = await _connected(guest.vm)
+    state = await channel.reset()
+    await channel.sync(replace(guest.identity, hostname="", machine_id=b""))
+    return replace(guest, channel=channel, jobs=frozenset(state.jobs))
+
+
+async def _awake(shell: Monitor, base: Base, saved: Delta | None) -> Guest:
+    await base.restore(shell, saved)
     await shell.thaw()
     channel = await _connected(shell)
     state = await channel.reset()
     return Guest(shell, channel, _NOBODYS, frozenset(state.jobs))
 
 
-async def _connected(vm: Vm) -> GuestChannel:
-    reader, writer = await asyncio.open_unix_connection(sock=vm.dial_agent())
+async def _connected(vm: Monitor) -> GuestChannel:
+    reader, writer = await asyncio.open_unix_connection(sock=await vm.agent())
     return GuestChannel(reader, writer)
 
 

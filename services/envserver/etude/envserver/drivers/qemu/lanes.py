@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+from etude.envserver.drivers.machines import Monitor
 from etude.envserver.drivers.qemu.pace import Costs, Line, Work, full_bucket
-from etude.envserver.drivers.qemu.vm import Vm
 
 MACHINE_BYTES = 18 << 20
 """What a machine holds that stands still, beside what it shares with its template."""
@@ -98,7 +98,7 @@ class Lanes:
             self._line.ended(work)
             self._admit()
 
-    def watch(self, vm: Vm) -> None:
+    def watch(self, vm: Monitor) -> None:
         """Count a machine until it has ended."""
         self._line.live += 1
 

@@ -19,7 +19,7 @@ from typing_extensions import override
 from etude.common.errors import CorruptError
 from etude.envserver import metrics
 from etude.envserver.drivers.base import Begun
-from etude.envserver.drivers.qemu import delta, guests, record, stored
+from etude.envserver.drivers.qemu import guests, record, stored
 from etude.envserver.drivers.qemu.census import MACHINE
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.guests import Guest
@@ -132,9 +132,11 @@ class Clone(Sleeper):
         # From the answer on the guest stands between two frames.
         if not await guest.channel.ping(timeout_s=_PING_LIMIT_S):
             raise VmmError(f"the guest of machine {guest.vm.pid} does not answer")
-        saved = await delta.take(guest.vm, base, self._bed.buffer, keep_running=True)
+        saved = await base.take(guest.vm, self._bed.buffer, keep_running=True)
         try:
             metrics.pause_seconds.observe(saved.pause_s)
+            if not guest.vm.keeps_channel:
+                self._take(await guests.met_again(guest))
             size = os.fstat(saved.stream).st_size
             if size > max_bytes:
                 raise TooLargeError(f"the machine has changed {size} bytes")
@@ -145,7 +147,7 @@ class Clone(Sleeper):
     @override
     async def save(self) -> None:
         guest, base = self._awake, self._starter().base
-        saved = await delta.take(guest.vm, base, self._bed.buffer, keep_running=False)
+        saved = await base.take(guest.vm, self._bed.buffer, keep_running=False)
         path = self._lease / f"asleep.{self.generation}"
         try:
             await _finished(partial(stored.save, saved, path, key=self._bed.key))

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from etude.envserver import metrics
 from etude.envserver.drivers.base import Start
-from etude.envserver.drivers.qemu import clone, guests
+from etude.envserver.drivers.machines import Base, Monitor
+from etude.envserver.drivers.qemu import guests
 from etude.envserver.drivers.qemu.delta import Delta
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.guests import Guest
@@ -19,8 +20,6 @@ from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.lanes import Lanes
 from etude.envserver.drivers.qemu.pace import Work
 from etude.envserver.drivers.qemu.stock import Stock
-from etude.envserver.drivers.qemu.template import Template
-from etude.envserver.drivers.qemu.vm import Vm
 from etude.envserver.guest.channel import GuestLostError
 
 log = logging.getLogger(__name__)
@@ -39,7 +38,7 @@ class Started(NamedTuple):
 class Starter:
     """One template, its warm pool, and the pace of the node."""
 
-    base: Template
+    base: Base
     jail: Jail
     lanes: Lanes
     stock: Stock
@@ -81,7 +80,7 @@ class Starter:
                 return started
 
     async def _from(
-        self, found: Guest | Vm | None, begin: Callable[[], Awaitable[Started]]
+        self, found: Guest | Monitor | None, begin: Callable[[], Awaitable[Started]]
     ) -> Started:
         work, vm = _work(found), _vm(found)
         try:
@@ -103,7 +102,7 @@ class Starter:
 
     async def _begun(
         self,
-        found: Guest | Vm | None,
+        found: Guest | Monitor | None,
         folder: Path,
         *,
         name: str,
@@ -115,7 +114,7 @@ class Starter:
             return Started(await guests.handed_out(found, name=name), Start.PAUSED_CLONE)
         start = Start.SPAWN if found is None else Start.SHELL
         if found is None:
-            found = await clone.spawn_shell(self.base, folder=folder, jail=self.jail)
+            found = await self.base.spawn(folder, self.jail)
             self.lanes.watch(found)
         else:
             _move(found, folder)
@@ -135,21 +134,21 @@ def cpu_s(pid: int) -> float:
         raise VmmError(f"machine {pid} has ended") from cause
 
 
-def _work(found: Guest | Vm | None) -> Work:
+def _work(found: Guest | Monitor | None) -> Work:
     match found:
         case Guest():
             return Work.PAUSED_CLONE
-        case Vm():
-            return Work.SHELL
         case None:
             return Work.RESTORE
+        case _:
+            return Work.SHELL
 
 
-def _vm(found: Guest | Vm | None) -> Vm | None:
+def _vm(found: Guest | Monitor | None) -> Monitor | None:
     return found.vm if isinstance(found, Guest) else found
 
 
-def _move(vm: Vm, folder: Path) -> None:
+def _move(vm: Monitor, folder: Path) -> None:
     """Give a machine another folder, which is empty.
 
     Raises:

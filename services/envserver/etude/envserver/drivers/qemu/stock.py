@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from etude.envserver import metrics
-from etude.envserver.drivers.qemu import clone, guests, levels
+from etude.envserver.drivers.machines import Base, Monitor
+from etude.envserver.drivers.qemu import guests, levels
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.guests import Guest
 from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.lanes import Lanes
 from etude.envserver.drivers.qemu.levels import Backoff, Held, Step, Target, Watermark
 from etude.envserver.drivers.qemu.pace import Work
-from etude.envserver.drivers.qemu.template import Template
-from etude.envserver.drivers.qemu.vm import Vm
 from etude.envserver.guest.channel import GuestLostError
 
 log = logging.getLogger(__name__)
@@ -41,7 +40,7 @@ _NOTHING = _Due()
 class Stock:
     """Keeps as many paused clones and shells as its target says, made while nobody waits."""
 
-    def __init__(self, base: Template, *, folder: Path, jail: Jail, lanes: Lanes) -> None:
+    def __init__(self, base: Base, *, folder: Path, jail: Jail, lanes: Lanes) -> None:
         """Nothing is kept until there is a target.
 
         Args:
@@ -57,7 +56,7 @@ class Stock:
         self._watermark = Watermark()
         self._backoff = Backoff()
         self._paused: deque[Guest] = deque()
-        self._shells: deque[Vm] = deque()
+        self._shells: deque[Monitor] = deque()
         self._counted = Held(paused=0, shells=0)
         self._changed = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
@@ -75,13 +74,13 @@ class Stock:
         self._watermark = self._watermark.rested(target, now_s=time.monotonic())
         self._nudge()
 
-    def take(self, *, only_shell: bool = False) -> Guest | Vm | None:
+    def take(self, *, only_shell: bool = False) -> Guest | Monitor | None:
         """The warmest machine there is; it is the caller's from now on.
 
         Args:
             only_shell: whether it is to take up another state than the template's.
         """
-        found: Guest | Vm | None = None
+        found: Guest | Monitor | None = None
         while self._paused and not only_shell and found is None:
             found = self._living(self._paused.popleft())
         while self._shells and found is None:
@@ -158,7 +157,7 @@ class Stock:
         is_paused = step is Step.MAKE_PAUSED
         work = Work.RESTORE if is_paused else Work.SPAWN
         async with self._lanes.turn(work, is_urgent=False), self._new_folder() as folder:
-            shell = await clone.spawn_shell(self._base, folder=folder, jail=self._jail)
+            shell = await self._base.spawn(folder, self._jail)
             self._lanes.watch(shell)
             if is_paused:
                 self._paused.append(await guests.paused(shell, self._base))
@@ -181,7 +180,7 @@ class Stock:
             self._end(self._shells.pop() if self._shells else self._paused.pop())
             self._nudge()
 
-    def _end(self, found: Guest | Vm) -> "asyncio.Task[None]":
+    def _end(self, found: Guest | Monitor) -> "asyncio.Task[None]":
         """End a machine, whoever is cancelled meanwhile."""
         task = asyncio.create_task(found.destroy(), name="end a machine of the stock")
         self._ending.add(task)
@@ -196,7 +195,7 @@ class Stock:
         wait_s = self._backoff.until_s - now_s
         log.warning("the warm pool is not filled for %g s: %s", wait_s, error)
 
-    def _living(self, found: Guest | Vm) -> Guest | Vm | None:
+    def _living(self, found: Guest | Monitor) -> Guest | Monitor | None:
         vm = found.vm if isinstance(found, Guest) else found
         if not vm.exited.done():
             return found

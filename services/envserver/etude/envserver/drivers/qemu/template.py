@@ -9,15 +9,19 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from etude.envserver.drivers.machines import Monitor
+from etude.envserver.drivers.qemu import clone, delta, sealed, vm
 from etude.envserver.drivers.qemu import machine as machines
-from etude.envserver.drivers.qemu import sealed, vm
 from etude.envserver.drivers.qemu.compatibility import compat_key
 from etude.envserver.drivers.qemu.console import Console
+from etude.envserver.drivers.qemu.delta import Delta
 from etude.envserver.drivers.qemu.disk import Disk, frozen
 from etude.envserver.drivers.qemu.errors import FormatError, VmmError
+from etude.envserver.drivers.qemu.identity import ProcessId
 from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.machine import PAGE_BYTES, Boot, Machine, Wiring
 from etude.envserver.drivers.qemu.migration import send
+from etude.envserver.drivers.qemu.pages import PageBuffer
 from etude.envserver.drivers.qemu.stream import TemplateStream, parse
 from etude.envserver.images.build import Image
 
@@ -44,6 +48,25 @@ class Template:
     root: int
     disk: tuple[int, ...] = ()
     """Layers of the disk, each based on the next, for reading only."""
+
+    async def spawn(self, folder: Path, jail: Jail) -> vm.Vm:
+        """A monitor that waits for the template's state or for a delta of it."""
+        return await clone.spawn_shell(self, folder=folder, jail=jail)
+
+    async def restore(self, shell: Monitor, saved: Delta | None) -> None:
+        """Make a waiting monitor the template's machine, or the saved one, paused."""
+        if saved is None:
+            await clone.restore(_own(shell), self)
+        else:
+            await delta.restore(_own(shell), self, saved)
+
+    async def take(self, vm: Monitor, buffer: PageBuffer, *, keep_running: bool) -> Delta:
+        """Save a machine that was made of it."""
+        return await delta.take(_own(vm), self, buffer, keep_running=keep_running)
+
+    async def adopt(self, folder: Path, process: ProcessId) -> vm.Vm:
+        """Take up a monitor that an earlier process of this node started."""
+        return await vm.adopt(self.machine, folder, process)
 
     def close(self) -> None:
         """Give the files back; clones that run keep theirs."""
@@ -149,6 +172,12 @@ async def seal(booting: Booting) -> Template:
         root=booting.root,
         disk=_frozen(booting.disk),
     )
+
+
+def _own(monitor: Monitor) -> vm.Vm:
+    if not isinstance(monitor, vm.Vm):
+        raise VmmError(f"machine {monitor.pid} is another driver's")
+    return monitor
 
 
 def _device_data(devices: int) -> bytes:

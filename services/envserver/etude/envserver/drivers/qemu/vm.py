@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from etude.envserver.drivers.qemu import record
 from etude.envserver.drivers.qemu.errors import VmmError
@@ -32,6 +33,7 @@ _DISK_BYTES = 64 << 30
 class Vm:
     """A running monitor. Its folder is private to the node and goes with it."""
 
+    keeps_channel: ClassVar[bool] = True
     machine: Machine
     folder: Path
     pid: int
@@ -66,6 +68,22 @@ class Vm:
     def dial_agent(self) -> socket.socket:
         """A connection to the guest's agent, not blocking; there can be one at a time."""
         return _dial(self.folder, "agent")
+
+    async def agent(self) -> socket.socket:
+        """The same, as every monitor gives it."""
+        return self.dial_agent()
+
+    async def is_stopped(self) -> bool:
+        """Whether the machine stands still.
+
+        Raises:
+            VmmError: it is in a state from which it does not go on.
+        """
+        match await self.qmp.execute("query-status"):
+            case {"status": "running" | "paused" as status}:
+                return bool(status == "paused")
+            case other:
+                raise VmmError(f"the machine is {str(other)[:100]}, from where it does not go on")
 
     async def freeze(self) -> None:
         """Stop the guest's processor: from here on the machine uses no CPU time."""
