@@ -37,6 +37,13 @@ def test_a_boot_is_told_the_counters_rate() -> None:
     assert "tsc_early_khz=2000000" in booted[booted.index("-append") + 1]
 
 
+def test_only_translated_guests_have_their_programs_at_the_same_addresses() -> None:
+    kvm = Machine(tsc_khz=1, accelerator=Accelerator.KVM)
+    for machine, is_fixed in ((MACHINE, True), (kvm, False)):
+        booted = machines.boot_arguments(machine, WIRING, BOOT)
+        assert ("norandmaps" in booted[booted.index("-append") + 1].split()) is is_fixed
+
+
 def test_with_kvm_the_guest_has_the_hosts_processor() -> None:
     booted = machines.boot_arguments(Machine(tsc_khz=1, accelerator=Accelerator.KVM), WIRING, BOOT)
     assert booted[booted.index("-cpu") + 1] == "host"
