@@ -152,7 +152,8 @@ def fitting_text(node: dict[str, Any], rng: random.Random) -> str:
 
 TEXTS = [
     *("a", "a-1", "rl", "repos", "0.5", "3e-3", "s3://b/k", "file:///x", "http://h"),
-    *("500m", "4Gi", "f" * 64),
+    "hashed-1",
+    *("500m", "4Gi", "f" * 64, "*.a.org", "/a/"),
 ]
 FITTING = {
     "boolean": lambda _, rng: rng.random() < 0.5,
