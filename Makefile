@@ -44,7 +44,7 @@ test-gpu: $(READY) ## the kernels on a real GPU (EXTRA=gpu)
 
 test-long: $(READY) ## what takes longer: tests marked so, the demo on three seeds, kill -9 of each role, 1,000 versions, real engines
 	$(RUN) python hack/minio.py --if-possible
-	$(RUN) pytest -m long tests/unit tests/contract tests/integration tests/attacks
+	$(RUN) pytest -m long tests/unit tests/contract tests/integration tests/attacks tests/cluster
 	$(RUN) pytest tests/e2e --timeout=3600
 	$(RUN) python -m tests.chaos
 

@@ -38,7 +38,7 @@ class Arena:
 
     async def sh(self, command: str) -> str:
         """What the attacker's shell prints, or why there is none."""
-        return await self.tool("run_terminal", command=command, timeout="20")
+        return await self.tool("run_terminal", command=command, timeout="10")
 
     async def tool(self, name: str, **arguments: str) -> str:
         """One tool call of the attacker.

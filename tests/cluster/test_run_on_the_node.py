@@ -109,6 +109,7 @@ def at_step(run: dict[str, Any]) -> int:
 
 
 @pytest.mark.usefixtures("demo_data", "operator_pod")
+@pytest.mark.long
 def test_the_demos_run_trains_on_the_node_from_first_phase_to_last(
     kubectl: Kubectl, lab: str, store: Store
 ) -> None:
