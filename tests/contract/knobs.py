@@ -26,10 +26,23 @@ ROLE = {
     "nodeSelector": f"{OPERATOR}.desired spec",
     "terminationGracePeriodSeconds": f"{OPERATOR}.desired spec",
 }
+EGRESS = "etude.envserver.egress.gate"
+EGRESS_RULE = {
+    "name": f"{EGRESS} each",
+    "host": f"{EGRESS} each",
+    "port": "etude.common.api.network self",
+    "mode": f"{EGRESS} each",
+    "methods": f"{EGRESS} each",
+    "paths": f"{EGRESS} each",
+    "credential.header": f"{EGRESS} given",
+    "credential.secretRef.name": f"{EGRESS} secret_ref",
+    "credential.key": f"{EGRESS} given",
+}
 POOL = {
     "templates[].name": f"{NODE}.admission",
     "templates[].image": "etude.envserver.drivers.selection template",
     "templates[].trust": f"{NODE}.admission",
+    "templates[].egress": "etude.envserver.drivers.selection template",
     "isolation.minimum": f"{NODE}.admission",
     "isolation.driver": "etude.envserver.drivers.selection isolation",
     "slot.memoryMib": "etude.envserver.drivers.selection slot",
@@ -37,6 +50,9 @@ POOL = {
     "search.models": f"{NODE}.searching",
     "replicas": f"{OPERATOR}.pools spec",
     "slotsPerReplica": f"{NODE}.serve spec",
+    "network.egress": "etude.envserver.drivers.selection network",
+    "network.maxMib": f"{EGRESS} network",
+    **dict(under("network.rules[]", EGRESS_RULE)),
     "lease.ttlSeconds": f"{BROKER}.broker",
     "lease.maxQueue": f"{BROKER}.intake policy",
     "lease.maxPerRun": f"{BROKER}.intake policy",

@@ -57,3 +57,14 @@ plan_error_ratio = Gauge(
     "Environments asked for over those that plans forecast, of the run where it is worst.",
 )
 nodes = Gauge("etude_env_nodes", "Nodes in rotation.")
+egress_attempts = Counter(
+    "etude_env_egress_attempts",
+    "Connections out of environments, by what became of them.",
+    ["verdict"],
+)
+egress_bytes = Counter(
+    "etude_env_egress_bytes", "Bytes carried for environments, by direction.", ["direction"]
+)
+egress_connections = Gauge(
+    "etude_env_egress_connections", "Connections of environments that are open now."
+)

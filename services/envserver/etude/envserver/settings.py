@@ -82,6 +82,8 @@ class NodeSettings:
     """Folder of images for microVMs."""
     allow_weak_isolation: bool
     """Whether untrusted templates may run behind a weak wall."""
+    egress_secrets: Path | None = None
+    """Folder with a folder for each Secret that egress rules name, and a file for each key."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
@@ -92,6 +94,7 @@ class NodeSettings:
             ValueError: naming a variable that cannot be read.
         """
         server = ServerSettings.from_env("7030", env)
+        secrets = env.get("ETUDE_EGRESS_SECRETS")
         try:
             broker_targets = sharding.targets(env["ETUDE_BROKER_TARGET"])
         except ValueError as error:
@@ -103,6 +106,7 @@ class NodeSettings:
             scratch=Path(env["ETUDE_SCRATCH"]),
             images=images_folder(env),
             allow_weak_isolation=_flag(env, "ETUDE_ALLOW_WEAK_ISOLATION"),
+            egress_secrets=Path(secrets) if secrets else None,
         )
 
 

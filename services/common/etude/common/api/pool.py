@@ -7,6 +7,7 @@ from pydantic import Field
 
 from etude.common.addresses import ENDPOINT, REGION
 from etude.common.api.meta import NAMED, Model, Name, NameRef, Rule
+from etude.common.api.network import Network
 from etude.common.api.observability import Observability
 
 IMAGE = r"^(file:///[^\s]+|s3://[^\s]+/[0-9a-f]{32}|[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)$"
@@ -49,6 +50,9 @@ class Template(Model):
     the node's own programs."""
     trust: Trust = Trust.UNTRUSTED
     """Untrusted templates are refused by drivers whose isolation is weak."""
+    egress: Annotated[tuple[Name, ...], Field(max_length=6)] | None = None
+    """Names of the pool's network rules that its environments may use: all unless set, and with an
+    empty list none."""
 
 
 class Isolation(Model):
@@ -117,6 +121,21 @@ class SearchSettings(Model):
 class EnvPoolSpec(Model):
     """What a pool should be."""
 
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.templates.all(t, !has(t.egress) || t.egress.all(n, has(self.network) &&"
+            " has(self.network.rules) && self.network.rules.exists(r, r.name == n)))",
+            holds=lambda s: all(
+                name in {rule.name for rule in s.network.listed}
+                for template in s.templates
+                for name in template.egress or ()
+            ),
+            message="every templates[].egress must name an entry of network.rules",
+            fix="name an entry of network.rules, or add one of that name",
+            field_path=".templates",
+        ),
+    )
+
     templates: Annotated[tuple[Template, ...], Field(min_length=1, max_length=64), NAMED]
     """Templates that this pool serves."""
     isolation: Isolation = Field(default_factory=Isolation)
@@ -129,6 +148,8 @@ class EnvPoolSpec(Model):
     """What one environment may use."""
     search: SearchSettings = Field(default_factory=SearchSettings)
     """How environments search code."""
+    network: Network = Field(default_factory=Network)
+    """What environments may reach."""
     lease: LeasePolicy = Field(default_factory=LeasePolicy)
     """How environments are handed out."""
     store: StoreAccess | None = None

@@ -32,6 +32,7 @@ from etude.envserver.drivers.folder_jobs import FolderJobs
 from etude.envserver.drivers.piped import PipedProgram
 from etude.envserver.drivers.programs import Program, RunningProgram
 from etude.envserver.drivers.sandbox import layout
+from etude.envserver.egress.gate import Gate
 from etude.envserver.folders import FolderContent, Limits, Owner
 from etude.envserver.trees import Tree
 
@@ -72,6 +73,7 @@ class FolderSandbox(Sandbox):
         owner: Owner,
         *,
         launch: Launch | None = None,
+        gate: Gate | None = None,
     ) -> None:
         """Nothing is made yet.
 
@@ -81,7 +83,9 @@ class FolderSandbox(Sandbox):
             execute: runs a command behind the wall.
             owner: of the files, on the host.
             launch: starts a program behind the wall, where the driver can.
+            gate: its way out, which is there for as long as it is.
         """
+        self._gate = gate
         self._launch = launch
         self._root = folder / _WORKSPACE
         self._runner = runner

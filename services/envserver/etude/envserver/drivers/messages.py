@@ -16,7 +16,7 @@ from etude.envserver.drivers.programs import Program
 from etude.envserver.drivers.sandbox.layout import Job
 
 
-def job(job_id: int, command: Command, leases: Path) -> Job:
+def job(job_id: int, command: Command, leases: Path, *, has_egress: bool) -> Job:
     """A command as the server takes it."""
     return Job(
         job_id=job_id,
@@ -27,10 +27,11 @@ def job(job_id: int, command: Command, leases: Path) -> Job:
         head_bytes=command.head_bytes,
         tail_bytes=command.tail_bytes,
         collect=command.collect,
+        has_egress=has_egress,
     )
 
 
-def program_job(job_id: int, program: Program, workspace: str) -> Job:
+def program_job(job_id: int, program: Program, workspace: str, *, has_egress: bool) -> Job:
     """A program as the server takes it; its descriptors travel beside."""
     return Job(
         job_id=job_id,
@@ -44,6 +45,7 @@ def program_job(job_id: int, program: Program, workspace: str) -> Job:
         env=dict(program.env),
         is_terminal=program.terminal is not None,
         shares_network=program.shares_network,
+        has_egress=has_egress,
     )
 
 

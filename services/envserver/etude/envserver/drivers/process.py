@@ -1,10 +1,11 @@
 """Commands in namespaces of the host's kernel, forked from a warm interpreter.
 
-Covered: no network, no file of the host but its programs (read-only), no other lease, no process
-of the host, private /tmp, /tests and /logs, an unprivileged user without capabilities or a way to
-them, a system call filter, limits on processes, memory, files, output and time; nothing outlives
-its command. Not covered: bugs of the host's kernel, CPU caches, neighbours' share of CPU and disk
-bandwidth. So it is WEAK: for one tenant, and for templates somebody trusts.
+Covered: no network but the proxy of a pool that has one, no file of the host but its programs
+(read-only), no other lease, no process of the host, private /tmp, /tests and /logs, an
+unprivileged user without capabilities or a way to them, a system call filter, limits on processes,
+memory, files, output and time; nothing outlives its command. Not covered: bugs of the host's
+kernel, CPU caches, neighbours' share of CPU and disk bandwidth. So it is WEAK: for one tenant, and
+for templates somebody trusts.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,17 +26,20 @@ from etude.agent.workspace.protocol import Runner
 from etude.common.errors import InvalidFieldError
 from etude.envserver.drivers import messages, piped
 from etude.envserver.drivers.base import (
+    Caps,
     DriverUnavailableError,
     Outcome,
     Sandbox,
     SandboxError,
     Strength,
 )
-from etude.envserver.drivers.in_folders import Command, FolderDriver, FolderSandbox
+from etude.envserver.drivers.in_folders import CAPS, Command, FolderDriver, FolderSandbox
 from etude.envserver.drivers.piped import PipedProgram
 from etude.envserver.drivers.programs import Program
 from etude.envserver.drivers.sandbox import layout
 from etude.envserver.drivers.sandbox.layout import Layout
+from etude.envserver.egress.doors import Doors
+from etude.envserver.egress.gate import Egress
 from etude.envserver.folders import Owner
 
 START_TIMEOUT_S = 60.0
@@ -52,6 +56,7 @@ _FIX = (
 )
 
 
+_CAPS = dataclasses.replace(CAPS, egress=True)
 _TOO_LONG = Outcome(output=b"sh: argument list too long\n", exit_code=126)
 
 
@@ -63,6 +68,9 @@ class ProcessDriver(FolderDriver):
     """Private folder of the node; keeps the workspaces."""
     name: str = "process"
     strength: Strength = Strength.WEAK
+    caps: Caps = _CAPS
+    egress: Egress | None = None
+    """What environments may reach; None is nothing."""
     leases: Path = field(init=False)
     _channel: socket.socket | None = None
     _outbox: messages.Outbox | None = None
@@ -72,6 +80,7 @@ class ProcessDriver(FolderDriver):
     _next_id: int = 0
     _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
     _places: asyncio.Semaphore = field(init=False)
+    _doors: Doors = field(default_factory=Doors)
 
     def __post_init__(self) -> None:
         self.leases = self.scratch / "leases"
@@ -101,7 +110,15 @@ class ProcessDriver(FolderDriver):
 
     @override
     def sandbox(self, folder: Path, runner: Runner, *, template: str) -> Sandbox:
-        return FolderSandbox(folder, runner, self.run, self.owner(), launch=self.launch)
+        gate = self.egress.gate(template, folder.name) if self.egress is not None else None
+        if gate is not None:
+            self._doors.lead_through(gate)
+        return FolderSandbox(folder, runner, self.run, self.owner(), launch=self.launch, gate=gate)
+
+    @override
+    def is_repeatable(self, command: str) -> bool:
+        # What another host answers is nothing that the same files decide.
+        return self.egress is None and FolderDriver.is_repeatable(self, command)
 
     async def launch(self, workspace: Path, program: Program) -> PipedProgram:
         """Start a program that is talked to while it runs.
@@ -116,7 +133,8 @@ class ProcessDriver(FolderDriver):
             raise SandboxError("the sandbox server has ended")
         self._next_id += 1
         folder = str(workspace.relative_to(self.leases))
-        job = messages.program_job(self._next_id, program, folder)
+        has_egress = self._doors.has(folder.partition("/")[0])
+        job = messages.program_job(self._next_id, program, folder, has_egress=has_egress)
         message = messages.encoded(dataclasses.asdict(job))
         if len(message) > layout.MAX_REQUEST_BYTES:
             raise InvalidFieldError("command", "with its variables it is longer than 256 KiB")
@@ -140,7 +158,8 @@ class ProcessDriver(FolderDriver):
         if outbox is None:
             raise SandboxError("the sandbox server has ended")
         self._next_id += 1
-        job = messages.job(self._next_id, command, self.leases)
+        has_egress = self._doors.has(command.workspace.relative_to(self.leases).parts[0])
+        job = messages.job(self._next_id, command, self.leases, has_egress=has_egress)
         message = messages.encoded(dataclasses.asdict(job))
         if len(message) > layout.MAX_REQUEST_BYTES:
             return _TOO_LONG
@@ -195,21 +214,28 @@ class ProcessDriver(FolderDriver):
         channel = self._channel
         while channel is not None and channel is self._channel:
             try:
-                message = channel.recv(_MAX_REPORT_BYTES)
+                message, descriptors, _, _ = socket.recv_fds(channel, _MAX_REPORT_BYTES, 1)
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                message = b""
+                message, descriptors = b"", []
             if not message:
                 self._disconnect("the sandbox server died")
                 return
             header, _, body = message.partition(b"\n")
-            self._take(json.loads(header), body)
+            self._take(json.loads(header), body, descriptors)
 
-    def _take(self, header: Mapping[str, Any], body: bytes) -> None:
+    def _take(self, header: Mapping[str, Any], body: bytes, descriptors: Sequence[int]) -> None:
+        for descriptor in descriptors:
+            self._doors.open(header["lease"], header["listening"], socket.socket(fileno=descriptor))
+        if "left" in header:
+            self._doors.close(header["left"])
+        if "lease" in header or "left" in header:
+            return
         refused = header.get("refused")
         future: asyncio.Future[Any] | None = self._ready
         if "job_id" in header:
+            self._doors.close(number=str(header["job_id"]))
             future = self._waiting.get(header["job_id"])
         if future is None or future.done():
             return
@@ -224,6 +250,7 @@ class ProcessDriver(FolderDriver):
         if channel is None or outbox is None:
             return
         outbox.close()
+        self._doors.close_all()
         asyncio.get_running_loop().remove_reader(channel)
         channel.close()
         for future in (*self._waiting.values(), self._ready):

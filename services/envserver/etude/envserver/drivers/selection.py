@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
+from etude.common.api.network import EgressPolicy
 from etude.common.api.pool import DriverName, EnvPoolSpec, IsolationLevel, StoreAccess, Template
 from etude.common.errors import CorruptError, StoreError
 from etude.common.files import source_for
@@ -18,6 +19,8 @@ from etude.envserver.drivers.qemu.driver import QemuDriver
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.jail import jail_with_kvm
 from etude.envserver.drivers.qemu.machine import Accelerator, Machine
+from etude.envserver.egress.gate import Egress
+from etude.envserver.egress.secrets import Secrets
 from etude.envserver.images import build as builder
 from etude.envserver.images import shipping
 from etude.envserver.images.build import Image
@@ -36,6 +39,8 @@ class Place:
     """Private folder of the node."""
     images: Path
     """Folder of images, as `etude images build` makes it; those of a store are copied to it."""
+    secrets: Path | None = None
+    """Folder of the credentials that egress rules name."""
 
 
 async def selected(spec: EnvPoolSpec, place: Place) -> Driver:
@@ -44,6 +49,17 @@ async def selected(spec: EnvPoolSpec, place: Place) -> Driver:
     Raises:
         DriverUnavailableError: this machine cannot give what the pool demands.
     """
+    driver = await _selected(spec, place)
+    if spec.network.egress is not EgressPolicy.NONE and not driver.caps.egress:
+        raise DriverUnavailableError(
+            f"environments of driver {driver.name} have no way out",
+            where="spec.network.egress",
+            fix="set it to None, or spec.isolation.driver to Process",
+        )
+    return driver
+
+
+async def _selected(spec: EnvPoolSpec, place: Place) -> Driver:
     match spec.isolation.driver:
         case DriverName.PROCESS:
             return _process(spec, place)
@@ -51,6 +67,13 @@ async def selected(spec: EnvPoolSpec, place: Place) -> Driver:
             return await _machines(spec, place)
         case DriverName.AUTO:
             return await _best(spec, place)
+
+
+def _egress(spec: EnvPoolSpec, place: Place) -> Egress | None:
+    if spec.network.egress is EgressPolicy.NONE:
+        return None
+    templates = {template.name: template.egress for template in spec.templates}
+    return Egress(spec.network, templates, secrets=Secrets(place.secrets))
 
 
 async def _best(spec: EnvPoolSpec, place: Place) -> Driver:
@@ -63,7 +86,7 @@ async def _best(spec: EnvPoolSpec, place: Place) -> Driver:
         if not accepts_process:
             raise
         log.warning("environments are processes that see this node's programs: %s", error)
-        return ProcessDriver(place.scratch)
+        return ProcessDriver(place.scratch, egress=_egress(spec, place))
 
 
 def _process(spec: EnvPoolSpec, place: Place) -> ProcessDriver:
@@ -77,7 +100,7 @@ def _process(spec: EnvPoolSpec, place: Place) -> ProcessDriver:
             where=fields[0],
             fix="remove the field, or set spec.isolation.driver to QemuMicroVM",
         )
-    return ProcessDriver(place.scratch)
+    return ProcessDriver(place.scratch, egress=_egress(spec, place))
 
 
 async def _machines(spec: EnvPoolSpec, place: Place) -> QemuDriver:

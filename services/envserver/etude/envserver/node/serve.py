@@ -39,7 +39,8 @@ async def serve(settings: NodeSettings) -> None:
     """Start the driver, continue a predecessor's leases, serve until SIGTERM."""
     pool = files.read_pool(settings.server.pool_file)
     settings.scratch.mkdir(parents=True, exist_ok=True)
-    driver = await selected(pool.spec, Place(scratch=settings.scratch, images=settings.images))
+    place = Place(scratch=settings.scratch, images=settings.images, secrets=settings.egress_secrets)
+    driver = await selected(pool.spec, place)
     node = _node(pool, driver, settings)
     provider = telemetry.setup(
         "etude-node",

@@ -122,6 +122,18 @@ def install_filter(program: bytes) -> None:
     )
 
 
+def listener(port: int, backlog: int) -> socket.socket:
+    """A socket that listens on the localhost of this network namespace, wherever it is taken."""
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        made.bind(("127.0.0.1", port))
+        made.listen(backlog)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
 def loopback_up() -> None:
     """Give this network namespace its own localhost, and nothing else."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:

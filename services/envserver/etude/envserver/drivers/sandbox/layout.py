@@ -115,6 +115,8 @@ class Job:
     """Whether the streams are a terminal's."""
     shares_network: bool = False
     """Whether what starts in the same lease meanwhile is in its network."""
+    has_egress: bool = False
+    """Whether a proxy of the node's listens in its network."""
 
     @property
     def lease(self) -> str:

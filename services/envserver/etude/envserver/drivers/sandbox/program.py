@@ -13,7 +13,7 @@ import sys
 import termios
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -21,6 +21,7 @@ from typing import NoReturn
 from etude.agent import minitest
 from etude.envserver.drivers.sandbox import kernel, layout, seccomp
 from etude.envserver.drivers.sandbox.layout import Job
+from etude.envserver.egress import inside
 
 FILTER = seccomp.program()
 _LIMITS = (
@@ -46,8 +47,9 @@ def become(job: Job, streams: Sequence[int], proc: int) -> NoReturn:
         if job.argv:
             status = _program(job)
         elif (way := layout.warm(job.command)) is None:
-            _shell(job.command)
+            _shell(job)
         else:
+            os.environ.update(_egress(job))
             status = _warm(way)
     except BaseException:  # noqa: BLE001 - the last line of the process
         traceback.print_exc()
@@ -87,7 +89,8 @@ def _program(job: Job) -> int:
     try:
         os.chdir(job.cwd or ".")
         name = job.argv[0]
-        os.execvpe(name, list(job.argv), {**layout.ENVIRONMENT, **job.env})  # noqa: S606 - the purpose
+        environment = {**layout.ENVIRONMENT, **_egress(job), **job.env}
+        os.execvpe(name, list(job.argv), environment)  # noqa: S606 - the purpose
     except OSError as error:
         os.write(2, f"{name}: {error.strerror}\n".encode("utf-8", "replace"))
         return 127 if isinstance(error, FileNotFoundError) else 126
@@ -100,9 +103,14 @@ def _reset_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _shell(command: str) -> NoReturn:
+def _shell(job: Job) -> NoReturn:
     _reset_signals()
-    os.execve("/bin/sh", ["sh", "-c", command], dict(layout.ENVIRONMENT))  # noqa: S606 - the purpose
+    environment = {**layout.ENVIRONMENT, **_egress(job)}
+    os.execve("/bin/sh", ["sh", "-c", job.command], environment)  # noqa: S606 - the purpose
+
+
+def _egress(job: Job) -> Mapping[str, str]:
+    return inside.VARIABLES if job.has_egress else {}
 
 
 def _warm(way: layout.Warm) -> int:

@@ -137,7 +137,7 @@ class _Server:
     def _start(self, job: Job, descriptors: list[int]) -> None:
         try:
             if job.shares_network and job.lease not in self.networks:
-                self.networks[job.lease] = self._new_network()
+                self.networks[job.lease] = self._new_network(job)
             kernel.unshare(kernel.NEW_PIDS, "unshare the processes of a command")
             process = os.fork()
             if process == 0:
@@ -164,10 +164,12 @@ class _Server:
             if job is not None and job.shares_network:
                 self._leave_network(job.lease)
 
-    def _new_network(self) -> int:
+    def _new_network(self, job: Job) -> int:
         try:
             kernel.unshare(kernel.NEW_NETWORK, "unshare the network of a lease")
             kernel.loopback_up()
+            if job.has_egress:
+                supervisor.announce(self.channel, job)
             return os.open(f"{layout.PRIVATE_PROC}/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         finally:
             kernel.enter(self.own_network, kernel.NEW_NETWORK)
@@ -175,6 +177,7 @@ class _Server:
     def _leave_network(self, lease: str) -> None:
         if not any(job.lease == lease and job.shares_network for job in self.running.values()):
             os.close(self.networks.pop(lease))
+            self._send({"left": lease})
 
     def _send(self, message: dict[str, object]) -> None:
         self.channel.send(json.dumps(message).encode())

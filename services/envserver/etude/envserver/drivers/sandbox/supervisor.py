@@ -15,6 +15,7 @@ from typing import NamedTuple, NoReturn
 
 from etude.envserver.drivers.sandbox import kernel, layout, program, root
 from etude.envserver.drivers.sandbox.layout import Job
+from etude.envserver.egress import inside
 
 _READ_BYTES = 1 << 18
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -70,7 +71,7 @@ def supervise(
     """Run the job as process 1 of a new process namespace and send one report."""
     status = 1
     try:
-        _send(channel, *_run(job, descriptors, shared))
+        _send(channel, *_run(job, descriptors, shared, channel))
         status = 0
     except OSError as error:
         _send(channel, {"job_id": job.job_id, "refused": str(error)}, b"")
@@ -84,10 +85,12 @@ def _send(channel: socket.socket, header: dict[str, object], body: bytes) -> Non
     channel.send(json.dumps(header).encode() + b"\n" + body)
 
 
-def _run(job: Job, descriptors: Sequence[int], shared: Shared) -> tuple[dict[str, object], bytes]:
+def _run(
+    job: Job, descriptors: Sequence[int], shared: Shared, channel: socket.socket
+) -> tuple[dict[str, object], bytes]:
     started_s = time.monotonic()
     has_proc = shared.has_proc
-    _prepare(job, shared)
+    _prepare(job, shared, channel)
     if job.argv:
         *streams, control = descriptors
         watch = _Watch(job, _start(job, streams), control, has_proc)
@@ -114,11 +117,20 @@ def _run(job: Job, descriptors: Sequence[int], shared: Shared) -> tuple[dict[str
     return header, kept + (collected or b"")
 
 
-def _prepare(job: Job, shared: Shared) -> None:
+def announce(channel: socket.socket, job: Job) -> None:
+    """Hand the node a socket that listens in this network, for the proxy behind it."""
+    with kernel.listener(inside.PORT, inside.BACKLOG) as made:
+        whose = {"listening": "" if job.shares_network else str(job.job_id), "lease": job.lease}
+        socket.send_fds(channel, [json.dumps(whose).encode()], [made.fileno()])
+
+
+def _prepare(job: Job, shared: Shared, channel: socket.socket) -> None:
     kernel.unshare(kernel.NEW_MOUNTS | kernel.NEW_IPC, "unshare for a command")
     if shared.network is None:
         kernel.unshare(kernel.NEW_NETWORK, "unshare the network of a command")
         kernel.loopback_up()
+        if job.has_egress:
+            announce(channel, job)
     else:
         kernel.enter(shared.network, kernel.NEW_NETWORK)
     kernel.mount(f"{layout.LEASES}/{job.workspace}", layout.WORKSPACE, None, kernel.BIND)

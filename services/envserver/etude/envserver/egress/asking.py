@@ -1,0 +1,79 @@
+"""What a client of the proxy asks for, from a request that may be anything."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import h11
+
+from etude.envserver.egress.policy import Attempt
+
+_HOST = r"(?P<host>[^\s/?#@:\[\]\\%]{1,255}|\[[0-9A-Fa-f:.%a-z]{1,80}\])"
+_AUTHORITY = re.compile(rf"{_HOST}:(?P<port>\d{{1,5}})")
+_ABSOLUTE = re.compile(
+    rf"http://{_HOST}(:(?P<port>\d{{1,5}}))?(?P<path>/[!-~]*)?(?P<query>\?[!-~]*)?", re.IGNORECASE
+)
+_HOP_BY_HOP = frozenset(
+    {
+        *(b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade"),
+        *(b"transfer-encoding", b"proxy-authorization", b"proxy-authenticate", b"expect"),
+        *(b"host", b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via"),
+    }
+)
+"""What says something about one connection only, or about who asks: the next one gets its own."""
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class MalformedError(ValueError):
+    """Nothing that clients of a proxy say."""
+
+
+class Asked(NamedTuple):
+    """A request to the proxy."""
+
+    attempt: Attempt
+    target: str
+    """Path and query, as the server gets them."""
+
+
+def asked(request: h11.Request) -> Asked:
+    """What it wants.
+
+    Raises:
+        MalformedError: it is no request for a proxy.
+    """
+    target = request.target.decode("ascii", "replace")
+    method = request.method.decode("ascii", "replace")
+    if method == "CONNECT":
+        match = _AUTHORITY.fullmatch(target)
+        if match is None:
+            raise MalformedError("CONNECT wants host:port")
+        host, port = match["host"], int(match["port"])
+        return Asked(Attempt(host=host, port=port, method=method), "")
+    match = _ABSOLUTE.fullmatch(target)
+    if match is None:
+        raise MalformedError("this is a proxy: ask for http://host/path, or CONNECT host:port")
+    path = match["path"] or "/"
+    port = int(match["port"] or 80)
+    attempt = Attempt(host=match["host"], port=port, method=method, path=path)
+    return Asked(attempt, path + (match["query"] or ""))
+
+
+def forwarded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The headers that go on to the other side."""
+    given = [(name.lower(), value) for name, value in headers]
+    named = {
+        option.strip().lower()
+        for name, value in given
+        if name == b"connection"
+        for option in value.split(b",")
+    }
+    # How long a body is belongs to its message, whatever its sender calls a matter of connections.
+    dropped = _HOP_BY_HOP | (named - {b"content-length", b"content-encoding", b"content-type"})
+    return [(name, value) for name, value in given if name not in dropped]
+
+
+def is_chunked(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a body comes in chunks."""
+    return any(name.lower() == b"transfer-encoding" for name, _ in headers)

@@ -1,0 +1,95 @@
+"""Connections that arrive at sockets which listen inside of environments."""
+
+import asyncio
+import contextlib
+import socket
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+from etude.envserver.egress.gate import Gate
+from etude.envserver.egress.proxy import serve
+from etude.envserver.egress.wires import CHUNK_BYTES, SocketWire
+
+
+class Door:
+    """One listening socket of an environment, until it is closed."""
+
+    def __init__(self, listener: socket.socket, gate: Gate) -> None:
+        listener.setblocking(False)  # noqa: FBT003 - the only way to say it
+        self._listener = listener
+        self._gate = gate
+        self._serving: set[asyncio.Task[None]] = set()
+        self._task = asyncio.create_task(self._accept(), name=f"egress {gate.lease_id}")
+        # The loop has let go of it by then.
+        self._task.add_done_callback(lambda _: listener.close())
+
+    def close(self) -> None:
+        """Serve no more: connections end in the middle."""
+        self._task.cancel()
+        for task in self._serving:
+            task.cancel()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        places = self._gate.places
+        while True:
+            await places.acquire()
+            try:
+                connection, _ = await loop.sock_accept(self._listener)
+            except BaseException:
+                places.release()
+                raise
+            task = asyncio.create_task(self._serve(connection), name="egress connection")
+            self._serving.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._serving.discard(task)
+        self._gate.places.release()
+
+    async def _serve(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # it has gone before it was looked at
+            reader, writer = await asyncio.open_connection(sock=connection, limit=CHUNK_BYTES)
+            await serve(SocketWire(reader, writer), self._gate)
+
+
+class _Key(NamedTuple):
+    lease: str
+    number: str
+    """Of the command whose network it is; empty for that of the whole lease."""
+
+
+class Doors:
+    """Those of all environments of a node."""
+
+    def __init__(self) -> None:
+        self._gates: WeakValueDictionary[str, Gate] = WeakValueDictionary()
+        self._open: dict[_Key, Door] = {}
+
+    def lead_through(self, gate: Gate) -> None:
+        """Let this environment have a door, for as long as somebody holds its gate."""
+        self._gates[gate.lease_id] = gate
+
+    def has(self, lease: str) -> bool:
+        """Whether an environment has a way out."""
+        return lease in self._gates
+
+    def open(self, lease: str, number: str, listener: socket.socket) -> None:
+        """Serve what arrives at this socket, which is this object's from now on."""
+        gate = self._gates.get(lease)
+        if gate is None:
+            listener.close()
+            return
+        self._open[_Key(lease, number)] = Door(listener, gate)
+
+    def close(self, lease: str = "", *, number: str = "") -> None:
+        """Close the door of a lease's shared network, or that of one command."""
+        for key in list(self._open):
+            if key.number == number and (number or key.lease == lease):
+                self._open.pop(key).close()
+
+    def close_all(self) -> None:
+        """Close every door."""
+        while self._open:
+            _, door = self._open.popitem()
+            door.close()

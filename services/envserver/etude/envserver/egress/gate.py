@@ -1,0 +1,128 @@
+"""The way out of one environment: what it may do, what it did."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from etude.common.api.network import EgressPolicy, EgressRule, Network
+from etude.envserver import metrics
+from etude.envserver.egress.limits import MAX_CONNECTIONS, Account
+from etude.envserver.egress.policy import Credential, Mode, Rule, Verdict
+from etude.envserver.egress.secrets import Secrets
+from etude.envserver.egress.upstream import Upstream
+
+log = logging.getLogger(__name__)
+
+_MAX_LOGGED = 255
+_PUBLIC = (
+    Rule(name="public-tunnel", host="*"),
+    Rule(name="public-http", host="*", port=80, mode=Mode.HTTP),
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Trip:
+    """One attempt, from the first byte to the last."""
+
+    method: str = ""
+    host: str = ""
+    port: int = 0
+    verdict: Verdict = Verdict.MALFORMED
+    rule: str = ""
+    why: str = ""
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    began_s: float = field(default_factory=time.monotonic)
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Gate:
+    """One environment's."""
+
+    lease_id: str
+    rules: Sequence[Rule]
+    upstream: Upstream
+    secrets: Secrets
+    account: Account
+    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONNECTIONS))
+
+    def count(self, trip: Trip, *, sent: int = 0, received: int = 0) -> bool:
+        """Enter bytes that are about to be passed on; False if the environment has used up its."""
+        trip.sent_bytes += sent
+        trip.received_bytes += received
+        metrics.egress_bytes.labels("sent").inc(sent)
+        metrics.egress_bytes.labels("received").inc(received)
+        return self.account.passed(sent + received)
+
+    def enter(self, trip: Trip) -> None:
+        """Log an attempt that is over. The host was written by whoever is in the environment."""
+        metrics.egress_attempts.labels(trip.verdict.value).inc()
+        log.info(
+            "egress lease=%s verdict=%s rule=%s method=%s host=%s port=%d sent=%d received=%d"
+            " seconds=%.3f%s",
+            self.lease_id,
+            trip.verdict.value,
+            trip.rule or "-",
+            _plain(trip.method),
+            _plain(trip.host),
+            trip.port,
+            trip.sent_bytes,
+            trip.received_bytes,
+            time.monotonic() - trip.began_s,
+            f" why={trip.why[:_MAX_LOGGED]!r}" if trip.why else "",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Egress:
+    """A pool's: makes the gates of its environments."""
+
+    network: Network
+    templates: Mapping[str, Sequence[str] | None]
+    """By the template's name: the rules that it may use; None is all."""
+    upstream: Upstream = field(default_factory=Upstream)
+    secrets: Secrets = field(default_factory=Secrets)
+
+    def gate(self, template: str, lease_id: str) -> Gate | None:
+        """The way out of an environment of this template; None if there is none."""
+        listed = self.templates.get(template, ())
+        rules = [rule for rule in _rules(self.network) if listed is None or rule.name in listed]
+        if not rules:
+            return None
+        account = Account(max_bytes=self.network.max_mib << 20)
+        return Gate(lease_id, rules, self.upstream, self.secrets, account)
+
+
+def _rules(network: Network) -> Sequence[Rule]:
+    match network.egress:
+        case EgressPolicy.NONE:
+            return ()
+        case EgressPolicy.PUBLIC:
+            return _PUBLIC
+        case EgressPolicy.CUSTOM:
+            return [_rule(each) for each in network.listed]
+
+
+def _rule(each: EgressRule) -> Rule:
+    given = each.credential
+    credential = None
+    if given is not None:
+        credential = Credential(header=given.header, secret=given.secret_ref.name, key=given.key)
+    return Rule(
+        name=each.name,
+        host=each.host,
+        port=each.effective_port,
+        mode=Mode(each.mode.value),
+        methods=tuple(method.value for method in each.methods),
+        paths=each.paths,
+        credential=credential,
+    )
+
+
+def _plain(text: str) -> str:
+    """One word for a log line, whatever it was."""
+    short = text[:_MAX_LOGGED]
+    is_word = short.isascii() and short.isprintable() and not set(short) & set(" ='\"")
+    return short if short and is_word else repr(short)

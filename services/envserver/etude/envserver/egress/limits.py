@@ -1,0 +1,50 @@
+"""How much one environment may ask of its proxy."""
+
+from dataclasses import dataclass, field
+
+MAX_CONNECTIONS = 16
+"""At a time; further ones wait to be accepted."""
+ATTEMPTS_PER_S = 20.0
+BURST = 200.0
+"""pip and npm ask for a hundred packages in a row."""
+MAX_NAMES = 256
+"""Different hosts that one environment may have looked up: a name can carry data by itself."""
+
+
+@dataclass(slots=True)
+class Account:
+    """What one environment has used so far."""
+
+    max_bytes: int
+    num_bytes: int = 0
+    """Both directions."""
+    _names: set[str] = field(default_factory=set)
+    _left: float = BURST
+    _filled_s: float | None = None
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it may send and receive no more."""
+        return self.num_bytes >= self.max_bytes
+
+    def may_try(self, now_s: float) -> bool:
+        """Take one attempt from the bucket, if there is one."""
+        passed_s = 0.0 if self._filled_s is None else max(0.0, now_s - self._filled_s)
+        self._filled_s = now_s
+        self._left = min(BURST, self._left + passed_s * ATTEMPTS_PER_S)
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
+
+    def may_name(self, host: str) -> bool:
+        """Whether one more host may be looked up; one that was is no further one."""
+        if host not in self._names and len(self._names) >= MAX_NAMES:
+            return False
+        self._names.add(host)
+        return True
+
+    def passed(self, size: int) -> bool:
+        """Count bytes before they are passed on; False if they are too many."""
+        self.num_bytes += size
+        return self.num_bytes <= self.max_bytes

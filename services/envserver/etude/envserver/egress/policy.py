@@ -1,0 +1,168 @@
+"""Whether an environment may reach what it asks for: a pure function of rules and request."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+_LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
+_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})+")
+_NUMERIC = re.compile(r"\d+|0x[0-9a-f]*")
+"""A last label that system libraries take for part of an address: 127.1, 0x7f000001, 1.2.3.4."""
+_MAX_NAME = 253
+_MAX_PORT = 65_535
+_DOUBTFUL = re.compile(r"%(2e|2f|5c|00)|\\|//|/\.{1,2}(/|$)", re.IGNORECASE)
+"""What servers resolve to another path than it looks like."""
+METADATA_NAMES = frozenset(
+    {
+        *("metadata.google.internal", "metadata.goog", "metadata.azure.internal"),
+        *("instance-data.ec2.internal", "instance-data", "metadata.platformequinix.com"),
+    }
+)
+"""Names of the services that give machines of a cloud their credentials."""
+
+
+class Mode(StrEnum):
+    """How a rule's host is spoken with."""
+
+    TUNNEL = "Tunnel"
+    """TLS from end to end: the node sees the server's name, and nothing else."""
+    HTTP = "Http"
+    """Requests in plain text, which the node reads."""
+    HTTPS = "Https"
+    """Requests in plain text up to the node, which speaks TLS from there on."""
+
+
+class Verdict(StrEnum):
+    """What became of an attempt, as logs and metrics say it."""
+
+    ALLOWED = "allowed"
+    NOT_LISTED = "not_listed"
+    """No rule names host and port."""
+    WRONG_MODE = "wrong_mode"
+    """Its rule wants requests that can be read, or a tunnel."""
+    METHOD = "method"
+    PATH = "path"
+    ADDRESS = "address"
+    """The host is an address, or resolves to one that is not public."""
+    MALFORMED = "malformed"
+    NOT_TLS = "not_tls"
+    """A tunnel that does not begin with TLS for the host it was opened to."""
+    LIMIT = "limit"
+    """Too many connections, names or bytes."""
+    UNREACHABLE = "unreachable"
+    CREDENTIAL = "credential"
+    """The credential cannot be read, or the server sent it back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credential:
+    """A header that the node adds, and the environment never sees."""
+
+    header: str
+    secret: str
+    key: str
+    """Names of the Secret and of its key that hold the value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One host, or all hosts below one name, that an environment may reach."""
+
+    name: str
+    host: str
+    """Exact, or `*.` and a suffix, or `*` for every public host."""
+    port: int = 443
+    mode: Mode = Mode.TUNNEL
+    methods: tuple[str, ...] = ()
+    """All, if there are none."""
+    paths: tuple[str, ...] = ()
+    """Prefixes, whole segments of them; all, if there are none."""
+    credential: Credential | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What an environment asks its proxy for."""
+
+    host: str
+    """As it was written."""
+    port: int
+    method: str
+    """CONNECT opens a tunnel."""
+    path: str = ""
+
+    @property
+    def is_tunnel(self) -> bool:
+        """Whether it wants bytes passed that nobody reads."""
+        return self.method == "CONNECT"
+
+
+class Decision(NamedTuple):
+    """A verdict, and the rule behind it where there is one."""
+
+    verdict: Verdict
+    rule: Rule | None = None
+    host: str = ""
+    """Canonical, if it is a name."""
+
+
+def canonical(host: str) -> str | None:
+    """The one spelling of a host's name; None for what is no name, addresses above all."""
+    name = host.lower().removesuffix(".")
+    if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
+        return None
+    return None if _NUMERIC.fullmatch(name.rpartition(".")[2]) else name
+
+
+def decide(rules: Sequence[Rule], attempt: Attempt) -> Decision:
+    """What to do with an attempt. The first rule that allows it counts; without one, none does."""
+    host = canonical(attempt.host)
+    if host is None or not 0 < attempt.port <= _MAX_PORT:
+        return Decision(Verdict.ADDRESS)
+    if host in METADATA_NAMES:
+        return Decision(Verdict.ADDRESS, None, host)
+    nearest = Decision(Verdict.NOT_LISTED, None, host)
+    for rule in rules:
+        if not _names(rule, host, attempt):
+            continue
+        verdict = _verdict(rule, attempt)
+        nearest = Decision(verdict, rule, host)
+        if verdict is Verdict.ALLOWED:
+            break
+    return nearest
+
+
+def _names(rule: Rule, host: str, attempt: Attempt) -> bool:
+    ports = {rule.port}
+    if rule.mode is Mode.HTTPS and not attempt.is_tunnel:
+        # http://host/ is what a client writes when the node speaks TLS on its behalf.
+        ports.add(80)
+    if attempt.port not in ports:
+        return False
+    if rule.host == "*":
+        return True
+    if rule.host.startswith("*."):
+        return host.endswith(rule.host[1:]) and len(host) > len(rule.host) - 1
+    return host == rule.host
+
+
+def _verdict(rule: Rule, attempt: Attempt) -> Verdict:
+    if attempt.is_tunnel is not (rule.mode is Mode.TUNNEL):
+        return Verdict.WRONG_MODE
+    if rule.methods and attempt.method not in rule.methods:
+        return Verdict.METHOD
+    if rule.paths and not _is_below(rule.paths, attempt.path):
+        return Verdict.PATH
+    return Verdict.ALLOWED
+
+
+def _is_below(prefixes: Sequence[str], path: str) -> bool:
+    plain = path.partition("?")[0]
+    if _DOUBTFUL.search(plain):
+        return False
+    return any(
+        plain == prefix or plain.startswith(prefix if prefix.endswith("/") else f"{prefix}/")
+        for prefix in prefixes
+    )

@@ -1,0 +1,155 @@
+"""Carries one request to a server, and its answer back."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import h11
+
+from etude.envserver.egress import asking
+from etude.envserver.egress.asking import Headers
+from etude.envserver.egress.gate import Gate, Trip
+from etude.envserver.egress.secrets import EchoedError, EchoGuard, watched
+from etude.envserver.egress.wires import Wire
+
+IDLE_S = 60.0
+"""Between two pieces of a body, or from a request to its answer."""
+_MAX_HEAD_BYTES = 64 << 10
+_SPENT = "this environment has used up its bytes"
+
+
+async def answer(client: Wire, connection: h11.Connection, status: int, body: bytes) -> None:
+    """A short answer of the proxy itself."""
+    headers = [
+        ("content-type", "text/plain; charset=utf-8"),
+        ("content-length", str(len(body))),
+        ("connection", "close"),
+    ]
+    head = h11.Response(status_code=status, headers=headers, reason=b"Refused")
+    parts = (head, h11.Data(data=body), h11.EndOfMessage())
+    await client.write(b"".join(connection.send(part) or b"" for part in parts))
+    await client.finish()
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request and its answer."""
+
+    client: Wire
+    inward: h11.Connection
+    server: Wire
+    gate: Gate
+    trip: Trip
+    _outward: h11.Connection = field(init=False)
+    _guard: EchoGuard = field(default_factory=lambda: EchoGuard(frozenset()))
+
+    def __post_init__(self) -> None:
+        self._outward = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
+
+    async def run(
+        self, request: h11.Request, target: str, host: str, secret: tuple[bytes, bytes] | None
+    ) -> None:
+        """Send it and pass the answer on.
+
+        Args:
+            request: as the client sent it.
+            target: path and query.
+            host: what the server is told that it is.
+            secret: a header that the node adds.
+
+        Raises:
+            EchoedError: the server sends the secret back.
+            OSError: either side has gone, or the bytes are used up.
+            ProtocolError: either side says what no server or client says.
+        """
+        if secret is not None:
+            self._guard = EchoGuard(watched(secret[1]))
+        headers = _outgoing(request.headers, host, secret)
+        await self._send(
+            h11.Request(method=request.method, target=target.encode("ascii"), headers=headers)
+        )
+        async for event in self._events(self.inward, self.client):
+            if isinstance(event, h11.Data):
+                await self._send(h11.Data(data=bytes(event.data)))
+            elif isinstance(event, h11.EndOfMessage):
+                await self._send(h11.EndOfMessage())
+                break
+        await self._answer()
+
+    async def _send(self, event: h11.Event) -> None:
+        data = self._outward.send(event) or b""
+        if not self.gate.count(self.trip, sent=len(data)):
+            raise ConnectionAbortedError(_SPENT)
+        if data:
+            async with asyncio.timeout(IDLE_S):
+                await self.server.write(data)
+
+    async def _answer(self) -> None:
+        async for event in self._events(self._outward, self.server):
+            if isinstance(event, h11.Response):
+                await self._reply(self._head(event))
+            elif isinstance(event, h11.Data):
+                data = self._guard.passed(bytes(event.data))
+                if data:
+                    await self._reply(h11.Data(data=data))
+            elif isinstance(event, h11.EndOfMessage):
+                rest = self._guard.rest()
+                if rest:
+                    await self._reply(h11.Data(data=rest))
+                await self._reply(h11.EndOfMessage())
+                await self.client.finish()
+                return
+
+    def _head(self, response: h11.Response) -> h11.Response:
+        if self._guard.secrets:
+            self._guard.check([response.reason, *(value for _, value in response.headers)])
+            self._guard.check([name for name, _ in response.headers])
+            if any(
+                name == b"content-encoding" and value.strip().lower() != b"identity"
+                for name, value in response.headers
+            ):
+                raise EchoedError(
+                    "the answer is compressed, so nobody can watch for the credential"
+                )
+        headers = [*asking.forwarded(response.headers), (b"connection", b"close")]
+        return h11.Response(
+            status_code=response.status_code, headers=headers, reason=response.reason
+        )
+
+    async def _reply(self, event: h11.Event) -> None:
+        data = self.inward.send(event) or b""
+        if not self.gate.count(self.trip, received=len(data)):
+            raise ConnectionAbortedError(_SPENT)
+        if data:
+            async with asyncio.timeout(IDLE_S):
+                await self.client.write(data)
+
+    async def _events(self, connection: h11.Connection, wire: Wire) -> AsyncIterator[h11.Event]:
+        """What one side says, until it has nothing more to say."""
+        while True:
+            event = connection.next_event()
+            if event is h11.NEED_DATA:
+                if connection.they_are_waiting_for_100_continue:
+                    await self._reply(h11.InformationalResponse(status_code=100, headers=[]))
+                async with asyncio.timeout(IDLE_S):
+                    connection.receive_data(await wire.read())
+            elif isinstance(event, h11.Event):
+                yield event
+            else:
+                return
+
+
+def _outgoing(
+    given: Headers, host: str, secret: tuple[bytes, bytes] | None
+) -> list[tuple[bytes, bytes]]:
+    headers = asking.forwarded(given)
+    if asking.is_chunked(given):
+        # Two lengths are one too many: a server might believe the other.
+        headers = [each for each in headers if each[0] != b"content-length"]
+        headers.append((b"transfer-encoding", b"chunked"))
+    if secret is not None:
+        # What it might say of itself under the same name, or have packed so that nobody can watch.
+        replaced = {secret[0], b"accept-encoding", b"range"}
+        headers = [each for each in headers if each[0] not in replaced]
+        headers += [secret, (b"accept-encoding", b"identity")]
+    return [(b"host", host.encode("ascii")), *headers, (b"connection", b"close")]

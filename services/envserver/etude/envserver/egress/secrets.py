@@ -1,0 +1,108 @@
+"""Credentials that the node adds to requests, and a watch that none comes back."""
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from etude.common.errors import EtudeError
+from etude.envserver.egress.policy import Credential
+
+_MAX_BYTES = 8 << 10
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+_VALUE = re.compile(rb"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
+_MIN_WATCHED = 8
+"""Shorter parts of a credential, such as its scheme, are in every answer."""
+
+
+class CredentialError(EtudeError):
+    """A credential cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """A folder with one folder for each Secret, and a file for each of its keys."""
+
+    folder: Path | None = None
+
+    def value(self, wanted: Credential) -> bytes:
+        """The header's value, read anew each time: a Secret that is changed is changed here.
+
+        Raises:
+            CredentialError: it is not there, or is no value of a header.
+        """
+        where = f"Secret {wanted.secret!r} key {wanted.key!r}"
+        if self.folder is None:
+            raise CredentialError(f"{where}: this node has no secrets (ETUDE_EGRESS_SECRETS)")
+        if not all(map(_NAME.fullmatch, (wanted.secret, wanted.key))):
+            raise CredentialError(f"{where}: not a name")
+        try:
+            with (self.folder / wanted.secret / wanted.key).open("rb") as file:
+                data = file.read(_MAX_BYTES + 1).strip()
+        except OSError as error:
+            raise CredentialError(f"{where} cannot be read: {error.strerror}") from error
+        if len(data) > _MAX_BYTES or not _VALUE.fullmatch(data):
+            raise CredentialError(f"{where} is no value of a header: one line of ASCII")
+        return data
+
+
+class EchoedError(EtudeError):
+    """A server sends the credential back that it was given."""
+
+
+def watched(value: bytes) -> frozenset[bytes]:
+    """What of a header's value must not come back: all of it, its token, a password in it."""
+    parts = {value, *value.split()}
+    scheme, _, rest = value.partition(b" ")
+    if scheme.lower() == b"basic":
+        try:
+            pair = base64.b64decode(rest, validate=True)
+        except binascii.Error:
+            pair = b""
+        parts |= {pair, pair.partition(b":")[2]}
+    return frozenset(part for part in parts if len(part) >= _MIN_WATCHED) | {value}
+
+
+@dataclass(slots=True)
+class EchoGuard:
+    """Passes a stream on, except for a beginning of a secret that may yet become all of it."""
+
+    secrets: frozenset[bytes]
+    _held: bytes = field(default=b"")
+
+    def check(self, parts: Iterable[bytes]) -> None:
+        """Refuse a secret in any of these.
+
+        Raises:
+            EchoedError: there is one.
+        """
+        for part in parts:
+            if any(secret in part for secret in self.secrets):
+                raise EchoedError("the server sends the credential back")
+
+    def passed(self, data: bytes) -> bytes:
+        """What may go on of it and of what was held.
+
+        Raises:
+            EchoedError: a secret is in it.
+        """
+        data = self._held + data
+        self.check([data])
+        held = max((_overlap(data, secret) for secret in self.secrets), default=0)
+        self._held = data[len(data) - held :]
+        return data[: len(data) - held]
+
+    def rest(self) -> bytes:
+        """What was held, once nothing follows it."""
+        held, self._held = self._held, b""
+        return held
+
+
+def _overlap(data: bytes, secret: bytes) -> int:
+    """How long an end of the data is the beginning of a secret."""
+    for size in range(min(len(data), len(secret) - 1), 0, -1):
+        if data.endswith(secret[:size]):
+            return size
+    return 0

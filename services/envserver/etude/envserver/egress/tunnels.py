@@ -1,0 +1,111 @@
+"""Carries bytes between a client and a server that speak TLS with each other."""
+
+import asyncio
+
+import h11
+
+from etude.envserver.egress import hello, policy
+from etude.envserver.egress.gate import Gate, Trip
+from etude.envserver.egress.wires import Wire
+
+IDLE_S = 120.0
+"""Without a byte in either direction: kept-open connections of clients that are done."""
+HELLO_S = 20.0
+
+
+class TunnelRefusedError(Exception):
+    """What begins in a tunnel is not what it was opened for."""
+
+
+async def tunnel(
+    client: Wire, connection: h11.Connection, server: Wire, host: str, gate: Gate, trip: Trip
+) -> None:
+    """Open it, look at its first message, and carry bytes until both sides are done.
+
+    Raises:
+        TunnelRefusedError: it does not begin with TLS for this host.
+        OSError: either side has gone, or the bytes are used up.
+    """
+    await client.write(connection.send(h11.Response(status_code=200, headers=[])) or b"")
+    first = await _first(client, connection.trailing_data[0], host)
+    up = _Way(client, server, gate, trip, is_sent=True)
+    down = _Way(server, client, gate, trip, is_sent=False)
+    await up.put(first)
+    ways = {
+        asyncio.create_task(up.run(), name="tunnel up"),
+        asyncio.create_task(down.run(), name="tunnel down"),
+    }
+    try:
+        await _ended(ways, up, down)
+    finally:
+        for way in ways:
+            way.cancel()
+        await asyncio.wait(ways)
+
+
+async def _first(client: Wire, seen: bytes, host: str) -> bytes:
+    """The client's first message.
+
+    Raises:
+        TunnelRefusedError: it is for another host, or none that TLS has.
+    """
+    data = bytes(seen)
+    try:
+        async with asyncio.timeout(HELLO_S):
+            while not (found := hello.read(data)).is_complete:
+                more = await client.read()
+                if not more:
+                    raise TunnelRefusedError("the client said nothing")
+                data += more
+    except hello.NotTlsError as error:
+        raise TunnelRefusedError(str(error)) from error
+    if policy.canonical(found.server_name) != host:
+        raise TunnelRefusedError(f"it is meant for {found.server_name[:255]!r}")
+    return data
+
+
+async def _ended(ways: set[asyncio.Task[None]], *both: "_Way") -> None:
+    """Wait until both directions are done.
+
+    Raises:
+        OSError: one has failed.
+        TimeoutError: neither moves.
+    """
+    pending = set(ways)
+    while pending:
+        before = [way.num_bytes for way in both]
+        done, pending = await asyncio.wait(
+            pending, timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        for way in done:
+            way.result()
+        if not done and before == [way.num_bytes for way in both]:
+            raise TimeoutError("nothing moves in the tunnel")
+
+
+class _Way:
+    """One direction of a tunnel."""
+
+    def __init__(self, source: Wire, sink: Wire, gate: Gate, trip: Trip, *, is_sent: bool) -> None:
+        self.num_bytes = 0
+        self._source, self._sink = source, sink
+        self._gate, self._trip, self._is_sent = gate, trip, is_sent
+
+    async def run(self) -> None:
+        """Carry everything, and then the end."""
+        while data := await self._source.read():
+            await self.put(data)
+        await self._sink.finish()
+
+    async def put(self, data: bytes) -> None:
+        """Carry some bytes.
+
+        Raises:
+            OSError: the other side has gone.
+            ConnectionAbortedError: the bytes are used up.
+        """
+        sent, received = (len(data), 0) if self._is_sent else (0, len(data))
+        if not self._gate.count(self._trip, sent=sent, received=received):
+            raise ConnectionAbortedError("this environment has used up its bytes")
+        await self._sink.write(data)
+        self.num_bytes += len(data)

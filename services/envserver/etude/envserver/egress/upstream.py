@@ -1,0 +1,161 @@
+"""How the node reaches the public network for an environment: names first, then addresses.
+
+A name is looked up once, every address is checked, and the connection goes to an address that was
+checked, never to the name again: a name server that changes its mind in between changes nothing.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from typing_extensions import override
+
+from etude.common.errors import EtudeError
+from etude.envserver.egress import addresses
+from etude.envserver.egress.wires import SocketWire, Wire
+
+LOOKUP_S = 10.0
+CONNECT_S = 15.0
+_MAX_ADDRESSES = 4
+
+
+class UnreachableError(EtudeError):
+    """A host that may be reached does not answer."""
+
+
+class NotPublicError(EtudeError):
+    """A name leads to an address that no environment may reach."""
+
+
+class Resolver(Protocol):
+    """Looks names up."""
+
+    async def addresses(self, host: str) -> Sequence[str]:
+        """Where a host is, in order of preference.
+
+        Raises:
+            OSError: there is no such host, or nobody who would know.
+        """
+        ...
+
+
+class Connector(Protocol):
+    """Opens connections to addresses."""
+
+    async def connect(self, address: str, port: int, *, tls_name: str | None) -> Wire:
+        """A connection, with TLS to a server that proves this name if there is one.
+
+        Raises:
+            OSError: nobody answers, or somebody else does.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class SystemResolver(Resolver):
+    """Asks the node's own name servers."""
+
+    @override
+    async def addresses(self, host: str) -> Sequence[str]:
+        # With the dot at its end a name is complete: no search list makes it another one.
+        found = await asyncio.get_running_loop().getaddrinfo(
+            f"{host}.", None, type=socket.SOCK_STREAM
+        )
+        return list(dict.fromkeys(str(each[4][0]) for each in found))
+
+
+@dataclass(slots=True)
+class KnownNames(Resolver):
+    """Knows the hosts that it is given; of several answers, each look-up takes the next."""
+
+    names: Mapping[str, Sequence[Sequence[str]]]
+    asked: list[str] = field(default_factory=list)
+    """Every name that was looked up."""
+
+    @override
+    async def addresses(self, host: str) -> Sequence[str]:
+        answers = self.names.get(host)
+        if not answers:
+            raise socket.gaierror(socket.EAI_NONAME, "there is no such host")
+        turn = self.asked.count(host)
+        self.asked.append(host)
+        return answers[min(turn, len(answers) - 1)]
+
+
+@dataclass(slots=True)
+class SocketConnector(Connector):
+    """Opens sockets of the node."""
+
+    context: ssl.SSLContext = field(default_factory=ssl.create_default_context)
+    """Whom a TLS server must be vouched for by."""
+
+    @override
+    async def connect(self, address: str, port: int, *, tls_name: str | None) -> Wire:
+        secured = {} if tls_name is None else {"ssl": self.context, "server_hostname": tls_name}
+        reader, writer = await asyncio.open_connection(address, port, **secured)  # type: ignore[arg-type] # the two belong together
+        return SocketWire(reader, writer)
+
+
+@dataclass(slots=True)
+class Detours(Connector):
+    """Leads each address that it is given to a port of this machine, and knows no other."""
+
+    ports: Mapping[tuple[str, int], int]
+    """By address and port."""
+    by: Connector = field(default_factory=SocketConnector)
+    reached: list[tuple[str, int]] = field(default_factory=list)
+
+    @override
+    async def connect(self, address: str, port: int, *, tls_name: str | None) -> Wire:
+        there = self.ports.get((address, port))
+        if there is None:
+            raise ConnectionRefusedError(f"nobody listens at {address} port {port}")
+        self.reached.append((address, port))
+        return await self.by.connect("127.0.0.1", there, tls_name=tls_name)
+
+
+class Target(NamedTuple):
+    """Where to."""
+
+    host: str
+    port: int
+    is_tls: bool
+
+
+@dataclass(slots=True)
+class Upstream:
+    """The public network, and nothing else."""
+
+    resolver: Resolver = field(default_factory=SystemResolver)
+    connector: Connector = field(default_factory=SocketConnector)
+
+    async def connect(self, target: Target) -> Wire:
+        """A connection to a host by its canonical name.
+
+        Raises:
+            NotPublicError: it is not on the public network.
+            UnreachableError: it does not answer.
+        """
+        try:
+            async with asyncio.timeout(LOOKUP_S):
+                found = await self.resolver.addresses(target.host)
+        except (OSError, UnicodeError, TimeoutError) as error:
+            raise UnreachableError(f"{target.host} cannot be looked up: {error}") from error
+        checked = addresses.public(found)
+        if not checked:
+            raise NotPublicError(f"{target.host} is not on the public network")
+        return await self._first(checked[:_MAX_ADDRESSES], target)
+
+    async def _first(self, checked: Sequence[str], target: Target) -> Wire:
+        why = "nobody answers"
+        tls_name = target.host if target.is_tls else None
+        for address in checked:
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    return await self.connector.connect(address, target.port, tls_name=tls_name)
+            except (OSError, TimeoutError) as error:
+                why = str(error) or type(error).__name__
+        raise UnreachableError(f"{target.host} port {target.port} cannot be reached: {why}")
