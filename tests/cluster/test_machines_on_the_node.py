@@ -1,6 +1,7 @@
-"""A pool of microVMs as pods of the restricted standard: image from the store, tools, a grade."""
+"""A pool of microVMs as pods of the restricted standard: brokers, node and edge, image to grade."""
 
 import asyncio
+import http.client
 import json
 import os
 import shutil
@@ -11,17 +12,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from tests.support import microvms
 from tests.support.pool_client import Pool
 
 from etude.common import channels
+from etude.common.sharding import shard_of
 from etude.envserver.drivers.qemu.machine import PROGRAM
+from etude.envserver.edges.keys import Role, made
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 300
 """Seconds on an idle machine: QEMU translates the boot."""
+
+WITHOUT_EDGE = json.dumps([{"op": "remove", "path": "/spec/edge"}])
 
 Kubectl = Callable[..., str]
 Store = Mapping[str, str]
@@ -59,6 +65,9 @@ def pool_of(image: str, store: Store) -> dict[str, Any]:
             "isolation": {"minimum": "Process", "driver": "QemuMicroVM"},
             "replicas": 1,
             "slotsPerReplica": 4,
+            "brokers": 2,
+            "placement": {"nodeSelector": {"kubernetes.io/os": "linux"}, "onePerMachine": True},
+            "edge": {"keysRef": {"name": "edge-keys"}},
             "store": {
                 "endpoint": store["endpoint"],
                 "region": "us-east-1",
@@ -100,6 +109,27 @@ async def work(broker: str) -> None:
         assert (await pool.grade(lease, job)).reward_file == b"1"
 
 
+def request(ip: str, key: str, method: str, path: str, body: object = None) -> dict[str, Any]:
+    connection = http.client.HTTPConnection(ip, 7050, timeout=60)
+    try:
+        connection.request(method, path, json.dumps(body), {"X-API-KEY": key})
+        answer = connection.getresponse()
+        text = answer.read()
+        assert answer.status < http.HTTPStatus.BAD_REQUEST, (answer.status, text)
+        return dict(json.loads(text)) if text else {}
+    finally:
+        connection.close()
+
+
+def pod_ip(kubectl: Kubectl, namespace: str, name: str) -> str:
+    kubectl(
+        "-n", namespace, "wait", "--for=condition=Ready", f"pod/{name}", f"--timeout={LIMIT_S}s"
+    )
+    found = json.loads(kubectl("-n", namespace, "get", "pod", name, "-o", "json"))
+    ip: str = found["status"]["podIP"]
+    return ip
+
+
 def test_a_restricted_pod_boots_machines_from_the_store_and_says_so(
     kubectl: Kubectl,
     namespace: str,
@@ -110,11 +140,27 @@ def test_a_restricted_pod_boots_machines_from_the_store_and_says_so(
     keys = {"AWS_ACCESS_KEY_ID": store["access_key"], "AWS_SECRET_ACCESS_KEY": store["secret_key"]}
     literals = [f"--from-literal={name}={value}" for name, value in keys.items()]
     kubectl("-n", namespace, "create", "secret", "generic", "s3", *literals)
+    key, line = made("somebody", Role.FULL)
+    of_edge = f"--from-literal=keys={line}"
+    kubectl("-n", namespace, "create", "secret", "generic", "edge-keys", of_edge)
     start_operator("operator")
     kubectl("-n", namespace, "apply", "-f", "-", text=json.dumps(pool_of(image, store)))
 
     status = wait_until_ready(kubectl, namespace)
 
     assert (status["driver"], status["isolation"]) == ("qemu-microvm", "Weak")
-    pod = json.loads(kubectl("-n", namespace, "get", "pod", "machines-broker-0", "-o", "json"))
-    asyncio.run(work(f"{pod['status']['podIP']}:7020"))
+    place = shard_of("run", 2)
+    mine, other = f"machines-broker-{place}", f"machines-broker-{1 - place}"
+    asyncio.run(work(f"{pod_ip(kubectl, namespace, mine)}:7020"))
+    with pytest.raises(grpc.aio.AioRpcError, match="clients and nodes need all brokers"):
+        asyncio.run(work(f"{pod_ip(kubectl, namespace, other)}:7020"))
+
+    edge = pod_ip(kubectl, namespace, "machines-edge-0")
+    sandbox = request(edge, key, "POST", "/v2/sandboxes", {"templateID": "python"})
+    request(edge, key, "DELETE", f"/sandboxes/{sandbox['sandboxID']}")
+
+    refused = json.dumps({"spec": {"brokers": 3}})
+    patch = ("patch", "envp", "machines", "--type=merge", "-p", refused)
+    assert "immutable while the pool has nodes" in kubectl("-n", namespace, *patch, fails=True)
+    kubectl("-n", namespace, "patch", "envp", "machines", "--type=json", "-p", WITHOUT_EDGE)
+    kubectl("-n", namespace, "wait", "--for=delete", "pod/machines-edge-0", f"--timeout={LIMIT_S}s")

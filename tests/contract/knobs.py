@@ -50,6 +50,16 @@ POOL = {
     "search.models": f"{NODE}.searching",
     "replicas": f"{OPERATOR}.pools spec",
     "slotsPerReplica": f"{NODE}.serve spec",
+    "brokers": f"{OPERATOR}.desired_pools spec",
+    "placement.nodeSelector": f"{OPERATOR}.desired_pools",
+    **{
+        f"placement.tolerations[].{name}": f"{OPERATOR}.desired_pools"
+        for name in ("key", "operator", "value", "effect")
+    },
+    "placement.onePerMachine": f"{OPERATOR}.desired_pools",
+    "edge.keysRef.name": f"{OPERATOR}.desired_edge keys_ref",
+    "edge.workspace": f"{OPERATOR}.desired_edge",
+    "edge.maxSandboxes": f"{OPERATOR}.desired_edge",
     "network.egress": "etude.envserver.drivers.selection network",
     "network.maxMib": f"{EGRESS} network",
     **dict(under("network.rules[]", EGRESS_RULE)),

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from etude.common.serving import Server
 from etude.operator.clock import SystemClock
-from etude.operator.followers import Followers
+from etude.operator.followers import Followers, Peer
 from etude.operator.manifests import Ref
 from etude.operator.memory import MemoryCluster
 from etude.operator.peers import GrpcPeers, MemoryPeers, PeerError, Peers
@@ -152,9 +152,9 @@ async def test_followers_write_into_the_book_and_notice_a_controller_of_another_
     ):
         followers = Followers(MemoryCluster(), book, GrpcPeers(), tell, tasks)
         target = f"127.0.0.1:{server.port}"
-        followers.follow(Ref("RLRun", "lab", "other"), "other", target, pod_uid="1")
-        followers.follow(pool, "pool", target, pod_uid="1")
-        followers.follow(run, "uid", target, pod_uid="1")
+        followers.follow(Ref("RLRun", "lab", "other"), Peer("other"), target, pod_uid="1")
+        followers.follow(pool, Peer("pool"), target, pod_uid="1")
+        followers.follow(run, Peer("uid"), target, pod_uid="1")
         await complete.wait()
         assert book.run("uid").is_connected
         assert not book.run("other").is_connected

@@ -35,6 +35,12 @@ def pool_problem(pool: EnvPool, platform: Platform) -> Fact | None:
             " install the chart with isolation.allowProcess=true, or ask for a stronger minimum"
         )
         return no(ACCEPTED, Reason.WEAK_ISOLATION_NOT_ALLOWED, message)
+    if pool.spec.edge is not None and platform.has_shared_files:
+        message = (
+            "spec.edge: there are no Secrets on one machine; remove it, and start"
+            " `etude-envserver edge` with a file of keys"
+        )
+        return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
     return None
 
 

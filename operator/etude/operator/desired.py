@@ -18,6 +18,7 @@ PORTS: Mapping[str, Mapping[str, int]] = {
     names.INFERENCE: {"grpc": 7010, "http": 7011},
     names.BROKER: {"grpc": 7020},
     names.NODE: {"grpc": 7030},
+    names.EDGE: {"http": 7050},
     names.REWARDS: {"grpc": 7040},
 }
 COMMANDS: Mapping[str, tuple[str, ...]] = {
@@ -26,6 +27,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     names.REWARDS: ("etude-rewards",),
     names.BROKER: ("etude-envserver", "broker"),
     names.NODE: ("etude-envserver", "node"),
+    names.EDGE: ("etude-envserver", "edge"),
 }
 SAVING_MARGIN_S = 30
 """A trainer that saves on its way out has its time-out and this much to end in order."""
@@ -58,6 +60,8 @@ class RunShape:
     """Default images, as they were when the run was accepted."""
     attempts: Mapping[str, int] = field(default_factory=dict)
     """By role; 0 unless the role was restarted."""
+    brokers: Mapping[str, int] = field(default_factory=dict)
+    """How many each pool of somebody else has, by the environment that it serves."""
     is_running: bool = True
     """False keeps the objects and releases the pods."""
 
@@ -179,7 +183,7 @@ def _run_plan(run: RLRun, role: str, shape: RunShape, platform: Platform) -> Pla
             *base_env(PORTS[role], attempt=shape.attempts.get(role, 0)),
             env("ETUDE_RUN_FILE", f"{SPEC_FOLDER}/run.json"),
             *traces(platform),
-            *_peers(run, role),
+            *_peers(run, role, shape),
             *(env(item.name, item.value) for item in spec.env),
         ],
         cpu=spec.cpu,
@@ -201,15 +205,15 @@ def _grace_s(run: RLRun, role: str) -> int:
     return spec.grace_s
 
 
-def _peers(run: RLRun, role: str) -> list[Manifest]:
+def _peers(run: RLRun, role: str, shape: RunShape) -> list[Manifest]:
     """Where one role finds the others."""
     match role:
         case names.TRAINER:
-            return [*_engines(run), *_brokers(run), *_rewards(run)]
+            return [*_engines(run), *_brokers(run, shape), *_rewards(run)]
         case names.INFERENCE:
             return [env("ETUDE_HTTP_PORT", str(PORTS[names.INFERENCE]["http"]))]
         case _:
-            return _brokers(run)
+            return _brokers(run, shape)
 
 
 def _engines(run: RLRun) -> list[Manifest]:
@@ -228,13 +232,20 @@ def _rewards(run: RLRun) -> list[Manifest]:
     return [env("ETUDE_REWARDS_TARGET", names.address(workload, port))]
 
 
-def _brokers(run: RLRun) -> list[Manifest]:
-    """Where the leases of each environment come from, by the environment's name."""
+def brokers(pool: str, count: int) -> list[str]:
+    """Where the brokers of a pool are, in the order that chooses among them."""
+    workload = names.child(pool, names.BROKER)
     port = PORTS[names.BROKER]["grpc"]
-    targets = {
-        role.name: names.address(names.child(pool_name(run, role), names.BROKER), port)
-        for role in run.spec.roles.environments
-    }
+    return [names.address(workload, port, place) for place in range(count)]
+
+
+def _brokers(run: RLRun, shape: RunShape) -> list[Manifest]:
+    """Where the leases of each environment come from, by the environment's name."""
+    targets = {}
+    for role in run.spec.roles.environments:
+        template = role.pool_template
+        count = shape.brokers.get(role.name, 1) if template is None else template.brokers
+        targets[role.name] = ",".join(brokers(pool_name(run, role), count))
     return [env("ETUDE_BROKERS", json_text(targets))] if targets else []
 
 

@@ -1,14 +1,17 @@
 """What should exist for a pool: a pure function from it to its children."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from etude.common.api.kinds import EnvPool
+from etude.common.api.placement import Toleration
 from etude.common.api.pool import DriverName
 from etude.common.files import ResolvedPool
 from etude.operator import names
-from etude.operator.desired import COMMANDS, PORTS, Platform, json_text, traces
+from etude.operator.desired import COMMANDS, PORTS, Platform, brokers, json_text, traces
+from etude.operator.desired_edge import edge_children
 from etude.operator.manifests import Manifest, stamped
-from etude.operator.pods import SPEC_FOLDER, Plan, base_env, env, field_env, pod_spec
+from etude.operator.pods import POD_INDEX, SPEC_FOLDER, Plan, base_env, env, field_env, pod_spec
 from etude.operator.workloads import head, service, stateful_set
 
 ENVSERVER = "envserver"
@@ -29,11 +32,12 @@ def pool_children(
     name = names.child(pool.metadata.name, names.BROKER)
     broker_labels = {**labels, names.ROLE: names.BROKER}
     plan = _pool_plan(pool, names.BROKER, images, platform)
-    brokers = 1 if pool.spec.replicas else 0
+    num_brokers = pool.spec.brokers if pool.spec.replicas else 0
     children = [
         _pool_map(pool),
         service(pool, name, broker_labels, PORTS[names.BROKER]),
-        stateful_set(pool, name, broker_labels, plan, replicas=brokers, attempt=0),
+        stateful_set(pool, name, broker_labels, plan, replicas=num_brokers, attempt=0),
+        *edge_children(pool, labels, images[ENVSERVER]),
         *(_node(pool, ordinal, images, platform) for ordinal in ordinals),
     ]
     return [stamped(child) for child in children]
@@ -74,11 +78,15 @@ def _pool_plan(pool: EnvPool, role: str, images: Mapping[str, str], platform: Pl
         *_collector(pool),
     ]
     if role == names.NODE:
-        broker = names.child(pool.metadata.name, names.BROKER)
         variables += [
             field_env("ETUDE_POD_IP", "status.podIP"),
             env("ETUDE_ADVERTISE", f"$(ETUDE_POD_IP):{PORTS[names.NODE]['grpc']}"),
-            env("ETUDE_BROKER_TARGET", names.address(broker, PORTS[names.BROKER]["grpc"])),
+            _broker_target(pool),
+        ]
+    elif pool.spec.brokers > 1:
+        variables += [
+            field_env("ETUDE_POD_INDEX", POD_INDEX),
+            env("ETUDE_SHARD", f"$(ETUDE_POD_INDEX)/{pool.spec.brokers}"),
         ]
     return Plan(
         role=role,
@@ -94,9 +102,37 @@ def _pool_plan(pool: EnvPool, role: str, images: Mapping[str, str], platform: Pl
     )
 
 
+def _placed(plan: Plan, pool: EnvPool) -> Plan:
+    """The plan of a node, on the machines that the pool asks for."""
+    placement = pool.spec.placement
+    siblings = {names.POOL: pool.metadata.name, names.ROLE: names.NODE}
+    return replace(
+        plan,
+        node_selector=placement.node_selector,
+        tolerations=[_toleration(each) for each in placement.tolerations],
+        apart_from=siblings if placement.one_per_machine else None,
+    )
+
+
+def _toleration(toleration: Toleration) -> Manifest:
+    found = {
+        "key": toleration.key,
+        "operator": toleration.operator,
+        "value": toleration.value,
+        "effect": toleration.effect,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _broker_target(pool: EnvPool) -> Manifest:
+    """All brokers in their order: the run chooses among them."""
+    targets = brokers(pool.metadata.name, pool.spec.brokers)
+    return env("ETUDE_BROKER_TARGET", ",".join(targets))
+
+
 def _node(pool: EnvPool, ordinal: int, images: Mapping[str, str], platform: Platform) -> Manifest:
     labels = {**pool_labels(pool), names.ROLE: names.NODE}
-    plan = _pool_plan(pool, names.NODE, images, platform)
+    plan = _placed(_pool_plan(pool, names.NODE, images, platform), pool)
     name = node_name(pool.metadata.name, ordinal)
     return {**head(pool, "v1", "Pod", name, labels), "spec": pod_spec(plan)}
 

@@ -22,6 +22,7 @@ INFERENCE = "inference"
 REWARDS = "rewards"
 BROKER = "broker"
 NODE = "node"
+EDGE = "edge"
 JANITOR = "janitor"
 
 RUN_FIELD_MANAGER = "etude/rlrun"
@@ -39,6 +40,11 @@ def child(owner: str, role: str) -> str:
 def pod(workload: str, ordinal: int) -> str:
     """A pod as a StatefulSet names it."""
     return f"{workload}-{ordinal}"
+
+
+def ordinal(pod: str) -> int:
+    """The place of a pod in its workload, as its name says."""
+    return int(pod.rpartition("-")[2])
 
 
 def address(workload: str, port: int, ordinal: int = 0) -> str:

@@ -9,7 +9,10 @@ from etude.operator.names import ROLE
 PROBE_PORT = 8080
 SPEC_FOLDER = "/etc/etude"
 SCRATCH_FOLDER = "/scratch"
+KEYS_FOLDER = "/etc/etude-keys"
 USER_ID = 10_001
+POD_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
+"""Where Kubernetes says which pod of its StatefulSet one is."""
 
 START_LIMIT_S = 600
 """Importing a training stack or an engine on a busy machine may take minutes."""
@@ -41,6 +44,11 @@ class Plan:
     """Whether its processes exchange data through /dev/shm."""
     devices: Sequence[str] = ()
     """Resources of device plugins, one of each."""
+    keys_secret: str | None = None
+    """Secret whose entry `keys` is a file in KEYS_FOLDER."""
+    tolerations: Sequence[Manifest] = ()
+    apart_from: Mapping[str, str] | None = None
+    """Labels of pods that it shares no machine with."""
     seccomp_profile: str | None = None
     """Profile among the node's own, where the runtime's default forbids what the role is for."""
 
@@ -59,7 +67,7 @@ def base_env(ports: Mapping[str, int], *, attempt: int) -> list[Manifest]:
     """What every role is told about itself."""
     return [
         env("ETUDE_HOST", "0.0.0.0"),  # noqa: S104 - inside the pod's own network namespace
-        env("ETUDE_PORT", str(ports["grpc"])),
+        env("ETUDE_PORT", str(next(iter(ports.values())))),
         env("ETUDE_PROBE_PORT", str(PROBE_PORT)),
         field_env("ETUDE_POD", "metadata.name"),
         env("ETUDE_ATTEMPT", str(attempt)),
@@ -91,7 +99,16 @@ def pod_spec(plan: Plan) -> Manifest:
     }
     if plan.node_selector:
         spec["nodeSelector"] = dict(plan.node_selector)
+    if plan.tolerations:
+        spec["tolerations"] = list(plan.tolerations)
+    if plan.apart_from is not None:
+        spec["affinity"] = _apart_from(plan.apart_from)
     return spec
+
+
+def _apart_from(labels: Mapping[str, str]) -> Manifest:
+    term = {"labelSelector": {"matchLabels": dict(labels)}, "topologyKey": "kubernetes.io/hostname"}
+    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
 
 
 def job_spec(plan: Plan, labels: Mapping[str, str]) -> Manifest:
@@ -179,6 +196,8 @@ def _mounts(plan: Plan) -> dict[str, str]:
     mounts = {"scratch": SCRATCH_FOLDER, "tmp": "/tmp"}  # noqa: S108 - its own
     if plan.spec_map is not None:
         mounts["spec"] = SPEC_FOLDER
+    if plan.keys_secret is not None:
+        mounts["keys"] = KEYS_FOLDER
     if plan.shared_memory:
         mounts["shm"] = "/dev/shm"  # noqa: S108 - its own
     return mounts
@@ -186,13 +205,16 @@ def _mounts(plan: Plan) -> dict[str, str]:
 
 def _mount(name: str, path: str) -> Manifest:
     mount: Manifest = {"name": name, "mountPath": path}
-    return mount | {"readOnly": True} if name == "spec" else mount
+    return mount | {"readOnly": True} if name in {"spec", "keys"} else mount
 
 
 def _volume(name: str, plan: Plan) -> Manifest:
     match name:
         case "spec":
             return {"name": name, "configMap": {"name": plan.spec_map}}
+        case "keys":
+            items = [{"key": "keys", "path": "keys"}]
+            return {"name": name, "secret": {"secretName": plan.keys_secret, "items": items}}
         case "shm":
             return {"name": name, "emptyDir": {"medium": "Memory"}}
         case _:

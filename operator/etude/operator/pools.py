@@ -49,6 +49,7 @@ class SeenPool:
     children: Mapping[Ref, Manifest] = field(default_factory=dict)
     nodes: Sequence[Manifest] = ()
     brokers: Sequence[Manifest] = ()
+    edges: Sequence[Manifest] = ()
     report: PoolReport = field(default_factory=PoolReport)
     problem: Fact | None = None
 
@@ -56,11 +57,16 @@ class SeenPool:
 def gather(cluster: Cluster, book: ReportBook, pool: EnvPool, problem: Fact | None) -> SeenPool:
     """Everything that a decision about this pool depends on."""
     children = {ref(m): m for m in cluster.owned(pool.metadata.uid)}
-    sets = [m for m in children.values() if m["kind"] == "StatefulSet"]
+    sets = {
+        labels(m).get(names.ROLE, ""): cluster.owned(uid(m))
+        for m in children.values()
+        if m["kind"] == "StatefulSet"
+    }
     return SeenPool(
         children=children,
         nodes=[m for m in children.values() if labels(m).get(names.ROLE) == names.NODE],
-        brokers=[p for m in sets for p in cluster.owned(uid(m)) if p["kind"] == "Pod"],
+        brokers=[p for p in sets.get(names.BROKER, ()) if p["kind"] == "Pod"],
+        edges=[p for p in sets.get(names.EDGE, ()) if p["kind"] == "Pod"],
         report=book.pool(pool.metadata.uid),
         problem=problem,
     )
@@ -96,7 +102,7 @@ def ordinals(pool: EnvPool, nodes: Sequence[Manifest]) -> tuple[int, ...]:
 
 
 def _ordinal(node: Manifest) -> int:
-    return int(node["metadata"]["name"].rpartition("-")[2])
+    return names.ordinal(node["metadata"]["name"])
 
 
 def _actions(pool: EnvPool, seen: SeenPool, platform: Platform) -> Iterator[Action]:
@@ -106,14 +112,23 @@ def _actions(pool: EnvPool, seen: SeenPool, platform: Platform) -> Iterator[Acti
         is_over = node.get("status", {}).get("phase") in _OVER
         if (_ordinal(node) not in wanted or is_over) and not is_deleting(node):
             yield Delete(ref(node), uid(node))
-    for manifest in desired_pools.pool_children(
-        pool, wanted, pool.status.resolved.images, platform
-    ):
+    children = desired_pools.pool_children(pool, wanted, pool.status.resolved.images, platform)
+    for manifest in children:
         live = seen.children.get(ref(manifest))
         # A pod's template is fixed when it is made: what runs is left as it is.
         is_stale = live is not None and live["kind"] != "Pod" and not is_applied(live, manifest)
         if live is None or is_stale:
             yield Apply(manifest, names.POOL_FIELD_MANAGER)
+    yield from _prunings(pool, seen, {ref(manifest) for manifest in children})
+
+
+def _prunings(pool: EnvPool, seen: SeenPool, wanted: set[Ref]) -> Iterator[Delete]:
+    """Children of parts that left the spec; what others gave the pool as an owner is theirs."""
+    ours = desired_pools.pool_labels(pool).items()
+    for key, live in seen.children.items():
+        is_part = key.kind in {"Service", "StatefulSet"} and ours <= labels(live).items()
+        if is_part and key not in wanted and not is_deleting(live):
+            yield Delete(key, uid(live))
 
 
 def _status(pool: EnvPool, seen: SeenPool, now: Moment, problem: Fact | None) -> EnvPoolStatus:
@@ -166,8 +181,11 @@ def _available(pool: EnvPool, seen: SeenPool, ready: int, problem: Fact | None) 
         return no("Available", problem.reason, problem.message)
     if not pool.spec.replicas:
         return no("Available", Reason.SCALED_TO_ZERO, "spec.replicas is 0")
-    if not _is_served(seen):
-        return no("Available", Reason.BROKER_NOT_READY, "the broker is not ready")
+    count = pool.spec.brokers
+    up = sum(is_true(pod, "Ready") for pod in seen.brokers)
+    if up < count:
+        words = "the broker is not ready" if count == 1 else f"{up} of {count} brokers are ready"
+        return no("Available", Reason.BROKER_NOT_READY, words)
     if not ready:
         words = failures.unschedulable(seen.nodes) or "no node is ready"
         return no("Available", Reason.POOL_WARMING, words)
@@ -175,7 +193,7 @@ def _available(pool: EnvPool, seen: SeenPool, ready: int, problem: Fact | None) 
 
 
 def _degraded(seen: SeenPool) -> Fact:
-    pods = [*seen.brokers, *seen.nodes]
+    pods = [*seen.brokers, *seen.edges, *seen.nodes]
     words = failures.trouble(pods, failures.PULL_FAILURES)
     if words:
         return yes("Degraded", Reason.IMAGE_PULL_FAILED, words)

@@ -10,7 +10,17 @@ from pydantic import ValidationError
 from etude.common.api.kinds import Checkpoint, EnvPool, Resource, RLRun
 from etude.common.api.meta import ObjectMeta
 from etude.common.api.status import CheckpointStatus, EnvPoolStatus, RLRunStatus, Slots, Status
-from etude.operator import checkpoints, failures, intents, metrics, names, pools, runs, seen
+from etude.operator import (
+    checkpoints,
+    desired,
+    failures,
+    intents,
+    metrics,
+    names,
+    pools,
+    runs,
+    seen,
+)
 from etude.operator.acceptance import ACCEPTED
 from etude.operator.actions import (
     Action,
@@ -27,7 +37,7 @@ from etude.operator.clock import Clock, rfc3339
 from etude.operator.cluster.api import Cluster, NamespaceClosingError, NameTakenError, RefusedError
 from etude.operator.conditions import conditions, no
 from etude.operator.desired import PORTS, Platform
-from etude.operator.followers import Followers
+from etude.operator.followers import Followers, Peer
 from etude.operator.manifests import Manifest, Ref, is_deleting, is_true, ref, uid
 from etude.operator.peers import PeerError, Peers
 from etude.operator.reasons import Reason
@@ -107,7 +117,8 @@ class Reconciler:
         pods = seen.role_pods(self.cluster, run).get(names.TRAINER, ())
         workload = names.child(run.metadata.name, names.TRAINER)
         target = names.address(workload, PORTS[names.TRAINER]["grpc"])
-        self._follow(manifest, target, failures.of_attempt(pods, attempt))
+        peer = Peer(uid(manifest))
+        self._follow(manifest, peer, target, failures.of_attempt(pods, attempt))
         found = seen.gather(self.cluster, self.book, run, self._refusals.fact(run.metadata.uid))
         if run.spec.suspend and run.status.intent is None and found.is_gone:
             self.book.ended(run.metadata.uid)
@@ -117,9 +128,9 @@ class Reconciler:
     def _pool(self, pool: EnvPool, manifest: Manifest) -> Decision[EnvPoolStatus]:
         problem = self._refusals.fact(pool.metadata.uid)
         found = pools.gather(self.cluster, self.book, pool, problem)
-        workload = names.child(pool.metadata.name, names.BROKER)
-        target = names.address(workload, PORTS[names.BROKER]["grpc"])
-        self._follow(manifest, target, found.brokers)
+        for place, target in enumerate(desired.brokers(pool.metadata.name, pool.spec.brokers)):
+            pods = [pod for pod in found.brokers if names.ordinal(pod["metadata"]["name"]) == place]
+            self._follow(manifest, Peer(uid(manifest), place), target, pods)
         _measure_pool(pool)
         return pools.decide(pool, found, self._now(), self.platform)
 
@@ -190,16 +201,18 @@ class Reconciler:
         except PeerError as error:
             log.warning("order %s was not taken: %s", order.request.command_id, error)
 
-    def _follow(self, manifest: Manifest, target: str, pods: Sequence[Manifest]) -> None:
+    def _follow(
+        self, manifest: Manifest, peer: Peer, target: str, pods: Sequence[Manifest]
+    ) -> None:
         """Listen to the pod that is up, if one is."""
         up = [pod for pod in pods if is_true(pod, "Ready") and not is_deleting(pod)]
         if up:
-            self.followers.follow(ref(manifest), uid(manifest), target, pod_uid=uid(up[0]))
+            self.followers.follow(ref(manifest), peer, target, pod_uid=uid(up[0]))
         else:
-            self.followers.leave(uid(manifest))
+            self.followers.leave(peer)
 
     def _forget(self, key: Ref, gone_uid: str) -> None:
-        self.followers.leave(gone_uid)
+        self.followers.leave_object(gone_uid)
         self.book.forget(gone_uid)
         self.writer.forget(gone_uid)
         self._refusals.end(gone_uid)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from etude.operator import pool_figures
 from etude.operator.clock import Clock
 from etude.v1 import environments_pb2, run_pb2
 
@@ -57,9 +58,15 @@ class RunReport:
 
 @dataclass(slots=True)
 class PoolReport:
-    """What one pool's broker has said."""
+    """What one pool's brokers have said."""
 
-    newest: environments_pb2.WatchPoolResponse | None = None
+    said: dict[int, environments_pb2.WatchPoolResponse] = field(default_factory=dict)
+    """The newest words of each, by its place among them."""
+
+    @property
+    def newest(self) -> environments_pb2.WatchPoolResponse | None:
+        """All of it as one report."""
+        return pool_figures.combined([self.said[place] for place in sorted(self.said)])
 
 
 @dataclass(slots=True)

@@ -158,7 +158,10 @@ def _children(course: Course) -> Iterator[Action]:
     if resolved is None:
         return
     shape = RunShape(
-        images=resolved.images, attempts=intents.attempts_of(run), is_running=course.is_running
+        images=resolved.images,
+        attempts=intents.attempts_of(run),
+        brokers={name: pool.spec.brokers for name, pool in course.seen.pools.items()},
+        is_running=course.is_running,
     )
     wanted = desired.run_children(run, shape, course.platform)
     for manifest in wanted:

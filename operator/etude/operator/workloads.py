@@ -10,14 +10,19 @@ from etude.operator.pods import Plan, pod_spec
 
 
 def service(
-    owner: RLRun | EnvPool, name: str, labels: Mapping[str, str], ports: Mapping[str, int]
+    owner: RLRun | EnvPool,
+    name: str,
+    labels: Mapping[str, str],
+    ports: Mapping[str, int],
+    *,
+    is_headless: bool = True,
 ) -> Manifest:
-    """A headless Service: one name per pod, no balancing in between."""
+    """A Service; a headless one has one name per pod, and no balancing in between."""
+    # Peers dial each other while they start: an engine gets its weights before it is ready.
+    headless = {"clusterIP": "None", "publishNotReadyAddresses": True} if is_headless else {}
     spec = {
-        "clusterIP": "None",
+        **headless,
         "selector": dict(labels),
-        # Peers dial each other while they start: an engine gets its weights before it is ready.
-        "publishNotReadyAddresses": True,
         "ports": [
             {"name": port, "port": number, "targetPort": number, "protocol": "TCP"}
             for port, number in ports.items()

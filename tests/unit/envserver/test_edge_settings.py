@@ -2,6 +2,7 @@
 
 import pytest
 
+from etude.common.sharding import shard_of
 from etude.envserver.edges.settings import EdgeSettings
 
 NEEDED = {"ETUDE_BROKER_TARGET": "127.0.0.1:7020", "ETUDE_EDGE_KEYS": "keys"}
@@ -25,3 +26,12 @@ def test_what_is_needed_is_named(name: str) -> None:
 def test_what_cannot_be_read_is_named(name: str, text: str) -> None:
     with pytest.raises(ValueError, match=name):
         EdgeSettings.from_env({**NEEDED, name: text})
+
+
+def test_of_several_brokers_an_edge_asks_the_one_that_serves_it() -> None:
+    brokers = [f"broker-{place}:7020" for place in range(3)]
+    told = {**NEEDED, "ETUDE_BROKER_TARGET": ",".join(brokers)}
+    found = EdgeSettings.from_env(told).broker_target
+    assert found == brokers[shard_of("edge", 3)]
+    with pytest.raises(ValueError, match="ETUDE_BROKER_TARGET"):
+        EdgeSettings.from_env({**NEEDED, "ETUDE_BROKER_TARGET": "a:1,,"})

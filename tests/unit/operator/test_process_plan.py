@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from etude.common.api.kinds import EnvPool, RLRun
-from etude.operator import desired
+from etude.operator import desired, desired_pools
 from etude.operator.desired import Platform, RunShape
 from etude.operator.manifests import Manifest
 from etude.operator.processes.plan import Machine, process
@@ -144,3 +144,18 @@ def test_names_behind_addresses() -> None:
     assert pod_behind("x", is_service=is_service) == "x-0"
     assert pod_behind("x-2.y", is_service=is_service) is None
     assert pod_behind("localhost", is_service=is_service) is None
+
+
+def test_brokers_of_one_machine_know_their_places_and_their_siblings(
+    pool: EnvPool, platform: Platform, machine: Machine
+) -> None:
+    several = pool.model_copy(update={"spec": pool.spec.model_copy(update={"brokers": 2})})
+    made = desired_pools.pool_children(several, (0,), platform.images, platform)
+    brokers = next(m for m in made if m["kind"] == "StatefulSet")
+    template = {"spec": brokers["spec"]["template"]["spec"]}
+    pods = [{"metadata": {"name": f"repos-broker-{place}"}, **template} for place in (0, 1)]
+    env = [process(each, machine).env for each in pods]
+    assert [each["ETUDE_SHARD"] for each in env] == ["0/2", "1/2"]
+    node = process(next(m for m in made if m["kind"] == "Pod"), machine)
+    ports = [each["ETUDE_PORT"] for each in env]
+    assert node.env["ETUDE_BROKER_TARGET"] == ",".join(f"127.0.0.1:{port}" for port in ports)

@@ -9,6 +9,7 @@ from typing import Any
 
 from etude.operator.manifests import Manifest, labels
 from etude.operator.names import ATTEMPT
+from etude.operator.pods import POD_INDEX
 from etude.operator.processes.ports import LOOPBACK, PortBook, pod_behind, rewritten
 
 OF_THE_MACHINE = {"/tmp", "/dev/shm"}  # noqa: S108 - mount points, not files of ours
@@ -135,6 +136,7 @@ def _value(item: Mapping[str, Any], pod: Manifest) -> str:
         "metadata.namespace": pod["metadata"].get("namespace", "default"),
         "metadata.uid": pod["metadata"].get("uid", ""),
         "status.podIP": LOOPBACK,
+        POD_INDEX: pod["metadata"]["name"].rpartition("-")[2],
     }
     return str(facts[source] if source else item.get("value", ""))
 

@@ -145,7 +145,15 @@ ENV_POOL = Kind(
     about="Environments of one kind, handed out as leases.",
     spec=EnvPoolSpec,
     status=EnvPoolStatus,
-    rules=(NAME_RULE,),
+    rules=(
+        NAME_RULE,
+        RootRule(
+            cel="oldSelf.spec.replicas == 0 || self.spec.brokers == oldSelf.spec.brokers",
+            message="spec.brokers is immutable while the pool has nodes, which know its brokers:"
+            " set spec.replicas=0 first",
+            field_path=".spec.brokers",
+        ),
+    ),
     scales=True,
     columns=(
         Column("Ready", ".status.readyReplicas", "integer"),

@@ -6,9 +6,12 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from etude.common.addresses import ENDPOINT, REGION
+from etude.common.api.edge import Edge
 from etude.common.api.meta import NAMED, Model, Name, NameRef, Rule
 from etude.common.api.network import Network
 from etude.common.api.observability import Observability
+from etude.common.api.placement import Placement
+from etude.common.sharding import MAX_SHARDS
 
 IMAGE = r"^(file:///[^\s]+|s3://[^\s]+/[0-9a-f]{32}|[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)$"
 
@@ -144,6 +147,13 @@ class EnvPoolSpec(Model):
     """Environment nodes."""
     slots_per_replica: Annotated[int, Field(ge=1, le=1_024)] = 64
     """Environments that one node runs at once."""
+    brokers: Annotated[int, Field(ge=1, le=MAX_SHARDS)] = 1
+    """Processes that grant leases: one grants some 3,500 environments a second, and several share
+    the runs by the hash of their ids. Fixed while the pool has nodes."""
+    placement: Placement = Field(default_factory=Placement)
+    """Which machines its nodes run on."""
+    edge: Edge | None = None
+    """Serves sandboxes over HTTP as well."""
     slot: Slot = Field(default_factory=Slot)
     """What one environment may use."""
     search: SearchSettings = Field(default_factory=SearchSettings)

@@ -9,6 +9,7 @@ import grpc
 
 from etude.common import channels
 from etude.common.errors import EtudeError, UnavailableError
+from etude.envserver.edges.settings import RUN_ID
 from etude.v1 import (
     environment_access_pb2_grpc,
     environment_state_pb2_grpc,
@@ -36,7 +37,7 @@ class Pool:
     """One broker, and the nodes that its leases lead to."""
 
     target: str
-    run_id: str = "edge"
+    run_id: str = RUN_ID
     _leases: dict[str, environments_pb2.Lease] = field(default_factory=dict)
     _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
 

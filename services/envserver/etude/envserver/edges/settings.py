@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from etude.common import sharding
 from etude.envserver.node.sources import EMPTY
+
+RUN_ID = "edge"
+"""What brokers know an edge's leases by, and share among themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +21,7 @@ class EdgeSettings:
     port: int
     probe_port: int
     broker_target: str
+    """host:port of the broker that serves this process."""
     keys_file: Path
     """One `name role digest` a line."""
     workspace: str
@@ -36,11 +41,18 @@ class EdgeSettings:
             host=env.get("ETUDE_HOST", "127.0.0.1"),
             port=_number(env, "ETUDE_PORT", "7050", most=65_535),
             probe_port=_number(env, "ETUDE_PROBE_PORT", "8080", most=65_535),
-            broker_target=env["ETUDE_BROKER_TARGET"],
+            broker_target=_broker(env["ETUDE_BROKER_TARGET"]),
             keys_file=Path(env["ETUDE_EDGE_KEYS"]),
             workspace=env.get("ETUDE_EDGE_WORKSPACE", EMPTY),
             max_sandboxes=_number(env, "ETUDE_EDGE_MAX_SANDBOXES", "100", most=10_000),
         )
+
+
+def _broker(text: str) -> str:
+    try:
+        return sharding.target_of(RUN_ID, text)
+    except ValueError as error:
+        raise ValueError(f"ETUDE_BROKER_TARGET: {error}") from error
 
 
 def _number(env: Mapping[str, str], name: str, default: str, *, most: int) -> int:

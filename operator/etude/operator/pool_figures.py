@@ -1,0 +1,50 @@
+"""The figures of one pool, from what each of its brokers says of its own runs."""
+
+from collections.abc import Sequence
+
+from etude.v1 import environments_pb2
+
+Said = environments_pb2.WatchPoolResponse
+
+
+def combined(said: Sequence[Said]) -> Said | None:
+    """One report for the whole pool; None while no broker has said anything.
+
+    Brokers share the nodes: each counts the slots that the others have left it. Runs, leases and
+    waiting environments are told by one broker only.
+    """
+    if len(said) < 2:
+        return next(iter(said), None)
+    leased = sum(each.leased for each in said)
+    return Said(
+        sequence=sum(each.sequence for each in said),
+        nodes=max(each.nodes for each in said),
+        slots=max(each.slots + leased - each.leased for each in said),
+        leased=leased,
+        waiting=sum(each.waiting for each in said),
+        granted_total=sum(each.granted_total for each in said),
+        expired_total=sum(each.expired_total for each in said),
+        driver=next((each.driver for each in said if each.driver), ""),
+        isolation=min(
+            (each.isolation for each in said if each.isolation),
+            default=environments_pb2.ISOLATION_UNSPECIFIED,
+        ),
+        opening=sum(each.opening for each in said),
+        ready=max(each.ready for each in said),
+        planned=sum(each.planned for each in said),
+        warm_percent=_warm_percent(said),
+        # Of quantiles there is no sum: the worst broker's, since its runs wait so long.
+        acquire_p50_ms=max(each.acquire_p50_ms for each in said),
+        acquire_p99_ms=max(each.acquire_p99_ms for each in said),
+        start_p50_ms=max(each.start_p50_ms for each in said),
+        start_p95_ms=max(each.start_p95_ms for each in said),
+        lease_p50_seconds=max(each.lease_p50_seconds for each in said),
+        lease_p95_seconds=max(each.lease_p95_seconds for each in said),
+    )
+
+
+def _warm_percent(said: Sequence[Said]) -> int:
+    """The mean, by how much each broker has granted."""
+    granted = sum(each.granted_total for each in said)
+    warm = sum(each.warm_percent * each.granted_total for each in said)
+    return round(warm / granted) if granted else 0

@@ -1,0 +1,18 @@
+"""HTTP in front of a pool, for people and programs that are no training run."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from etude.common.api.meta import Model, NameRef, Uri
+
+
+class Edge(Model):
+    """OpenEnv, MCP and sandboxes over HTTP, from one process; its sandboxes end with it."""
+
+    keys_ref: NameRef
+    """Secret whose entry `keys` has a line for each API key, as `etude-envserver key` prints it."""
+    workspace: Uri | None = None
+    """First files of a sandbox that somebody asks for; none unless set."""
+    max_sandboxes: Annotated[int, Field(ge=1, le=10_000)] = 100
+    """Sandboxes at a time, over all keys."""

@@ -1,0 +1,249 @@
+"""What a pool may have beside one broker and its nodes: more brokers, chosen machines, an edge."""
+
+import json
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.common.api.kinds import EnvPool, RLRun
+from etude.common.api.pool import EnvPoolSpec
+from etude.operator import desired, desired_pools
+from etude.operator.desired import Platform, RunShape
+from etude.operator.manifests import Manifest, Ref
+from etude.operator.pool_figures import combined
+from etude.v1 import environments_pb2
+
+KEY = Ref("EnvPool", "lab", "repos")
+TARGETS = [f"repos-broker-{place}.repos-broker:7020" for place in range(3)]
+EDGE = {"keysRef": {"name": "keys"}, "maxSandboxes": 7, "workspace": "s3://inputs/empty"}
+
+
+def body(**spec: Any) -> Manifest:
+    return {
+        "apiVersion": "etude.dev/v1alpha1",
+        "kind": "EnvPool",
+        "metadata": {"name": "repos", "namespace": "lab"},
+        "spec": {"templates": [{"name": "python"}], "replicas": 2, **spec},
+    }
+
+
+def children(pool: EnvPool, platform: Platform, **spec: Any) -> dict[tuple[str, str], Manifest]:
+    changed = EnvPoolSpec.model_validate({**pool.spec.to_json(), **spec})
+    made = desired_pools.pool_children(
+        pool.model_copy(update={"spec": changed}), (0,), platform.images, platform
+    )
+    for manifest in made:
+        version = kubernetes_validate.latest_version()
+        kubernetes_validate.validate(manifest, version, strict=True)
+    return {(m["kind"], m["metadata"]["name"]): m for m in made}
+
+
+def pod(workload: Manifest) -> Manifest:
+    spec: Manifest = workload["spec"].get("template", workload)["spec"]
+    return spec
+
+
+def variables(workload: Manifest) -> dict[str, str]:
+    (container,) = pod(workload)["containers"]
+    return {item["name"]: item.get("value", "") for item in container["env"]}
+
+
+def test_each_of_several_brokers_knows_its_place_and_nodes_know_all_in_order(
+    pool: EnvPool, platform: Platform
+) -> None:
+    made = children(pool, platform, brokers=3)
+    brokers = made["StatefulSet", "repos-broker"]
+    assert brokers["spec"]["replicas"] == 3
+    assert variables(brokers)["ETUDE_SHARD"] == "$(ETUDE_POD_INDEX)/3"
+    (index,) = [
+        item["valueFrom"]["fieldRef"]["fieldPath"]
+        for item in pod(brokers)["containers"][0]["env"]
+        if item["name"] == "ETUDE_POD_INDEX"
+    ]
+    assert index == "metadata.labels['apps.kubernetes.io/pod-index']"
+    assert variables(made["Pod", "repos-node-0"])["ETUDE_BROKER_TARGET"] == ",".join(TARGETS)
+
+
+def test_a_single_broker_is_told_nothing_of_places(pool: EnvPool, platform: Platform) -> None:
+    made = children(pool, platform)
+    assert "ETUDE_SHARD" not in variables(made["StatefulSet", "repos-broker"])
+
+
+def test_runs_know_all_brokers_of_their_own_and_of_others_pools(
+    run_body: Any, platform: Platform
+) -> None:
+    manifest = run_body()
+    (own,) = manifest["spec"]["roles"]["environments"]
+    own["poolTemplate"]["brokers"] = 2
+    shared = {"name": "shared", "template": "python", "poolRef": {"name": "repos"}}
+    manifest["spec"]["roles"]["environments"].append(shared)
+    shape = RunShape(images=platform.images, brokers={"shared": 3})
+    made = desired.run_children(RLRun.model_validate(manifest), shape, platform)
+    trainer = next(
+        m for m in made if m["metadata"]["name"] == "demo-trainer" and "template" in m["spec"]
+    )
+    brokers = json.loads(variables(trainer)["ETUDE_BROKERS"])
+    assert brokers["shared"] == ",".join(TARGETS)
+    assert brokers["repos"].count(",") == 1
+
+
+async def test_a_run_finds_out_how_many_brokers_a_pool_of_others_has(
+    lab: Any, run_body: Any
+) -> None:
+    lab.cluster.put(body(brokers=3))
+    manifest = run_body()
+    role = {"name": "repos", "template": "python", "poolRef": {"name": "repos"}}
+    manifest["spec"]["roles"]["environments"] = [role]
+    lab.cluster.put(manifest)
+    await lab.settle()
+    found = lab.cluster.objects()[Ref("StatefulSet", "lab", "demo-trainer")]
+    assert json.loads(variables(found)["ETUDE_BROKERS"]) == {"repos": ",".join(TARGETS)}
+
+
+async def test_the_figures_of_all_brokers_reach_the_status_until_one_is_gone(lab: Any) -> None:
+    lab.cluster.put(body(brokers=3))
+    await lab.settle()
+    for place, target in enumerate(TARGETS):
+        told = environments_pb2.WatchPoolResponse(
+            sequence=1, slots=128 - 10 * (3 - place), leased=10 * place, driver="memory"
+        )
+        lab.peers.pools[target].say(told)
+    await lab.settle()
+    await lab.advance(5)
+    found = EnvPool.model_validate(lab.cluster.objects()[KEY]).status
+    assert found.slots is not None
+    assert found.slots.leased == 30
+
+    lab.end("repos-broker-2", exit_code=1)
+    await lab.settle()
+    await lab.advance(5)
+    found = EnvPool.model_validate(lab.cluster.objects()[KEY]).status
+    assert found.slots is not None
+    assert found.slots.leased == 10
+    available = next(c for c in found.conditions if c.type == "Available")
+    assert (available.reason, available.message) == ("BrokerNotReady", "2 of 3 brokers are ready")
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=4), st.integers(0, 20))
+def test_slots_are_counted_once_however_many_brokers_share_them(
+    leased: list[int], free: int
+) -> None:
+    slots = sum(leased) + free
+    said = [
+        environments_pb2.WatchPoolResponse(slots=slots - (sum(leased) - own), leased=own)
+        for own in leased
+    ]
+    found = combined(said)
+    assert found is not None
+    assert (found.slots, found.leased) == (slots, sum(leased))
+
+
+def test_warm_starts_count_by_how_many_a_broker_granted() -> None:
+    said = [
+        environments_pb2.WatchPoolResponse(warm_percent=90, granted_total=9),
+        environments_pb2.WatchPoolResponse(warm_percent=0, granted_total=1),
+    ]
+    found = combined(said)
+    assert found is not None
+    assert found.warm_percent == 81
+    assert combined([]) is None
+
+
+def test_nodes_run_where_their_pool_says_and_brokers_anywhere(
+    pool: EnvPool, platform: Platform
+) -> None:
+    placement = {
+        "nodeSelector": {"disk": "fast"},
+        "tolerations": [{"key": "environments", "operator": "Exists", "effect": "NoSchedule"}],
+        "onePerMachine": True,
+    }
+    made = children(pool, platform, placement=placement)
+    node = pod(made["Pod", "repos-node-0"])
+    assert node["nodeSelector"] == {"disk": "fast"}
+    assert node["tolerations"] == placement["tolerations"]
+    (term,) = node["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    labels = made["Pod", "repos-node-0"]["metadata"]["labels"]
+    assert term["labelSelector"]["matchLabels"].items() <= labels.items()
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    assert not {"nodeSelector", "affinity"} & pod(made["StatefulSet", "repos-broker"]).keys()
+
+
+def test_an_edge_is_one_pod_behind_a_service_and_reads_its_keys_from_a_secret(
+    pool: EnvPool, platform: Platform
+) -> None:
+    made = children(pool, platform, edge=EDGE, brokers=3)
+    edge, service = made["StatefulSet", "repos-edge"], made["Service", "repos-edge"]
+    assert edge["spec"]["replicas"] == 1
+    assert "clusterIP" not in service["spec"]
+    assert [port["port"] for port in service["spec"]["ports"]] == [7050]
+    assert (
+        service["spec"]["selector"].items()
+        <= edge["spec"]["template"]["metadata"]["labels"].items()
+    )
+    told = variables(edge)
+    assert told["ETUDE_BROKER_TARGET"] == ",".join(TARGETS)
+    assert (told["ETUDE_PORT"], told["ETUDE_EDGE_MAX_SANDBOXES"]) == ("7050", "7")
+    assert told["ETUDE_EDGE_WORKSPACE"] == "s3://inputs/empty"
+    (container,) = pod(edge)["containers"]
+    assert container["command"] == ["etude-envserver", "edge"]
+    mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
+    assert mounts["keys"]["readOnly"] is True
+    assert told["ETUDE_EDGE_KEYS"] == f"{mounts['keys']['mountPath']}/keys"
+    (volume,) = [v for v in pod(edge)["volumes"] if v["name"] == "keys"]
+    assert volume["secret"] == {"secretName": "keys", "items": [{"key": "keys", "path": "keys"}]}
+    assert "envFrom" not in container
+
+
+async def test_an_edge_comes_with_its_field_and_goes_with_it(lab: Any) -> None:
+    lab.cluster.put(body(edge=EDGE))
+    await lab.settle()
+    assert "repos-edge-0" in lab.names("Pod")
+    lab.cluster.put(body())
+    await lab.settle()
+    assert [name for kind in ("Pod", "Service", "StatefulSet") for name in lab.names(kind)] == [
+        "repos-broker-0",
+        "repos-node-0",
+        "repos-node-1",
+        "repos-broker",
+        "repos-broker",
+    ]
+
+
+async def test_an_edge_that_cannot_start_shows_in_its_pool(lab: Any) -> None:
+    lab.cluster.put(body(edge=EDGE))
+    await lab.settle()
+    lab.end("repos-edge-0", exit_code=78, message="keys: holds no key, or two of one name")
+    await lab.settle()
+    found = EnvPool.model_validate(lab.cluster.objects()[KEY]).status
+    degraded = next(c for c in found.conditions if c.type == "Degraded")
+    assert degraded.status == "True"
+    assert "holds no key" in degraded.message
+
+
+async def test_an_edge_on_one_machine_is_refused_with_what_to_do(
+    lab: Any, platform: Platform
+) -> None:
+    lab.reconciler.platform = Platform(
+        images=platform.images, has_shared_files=True, allows_weak_isolation=True
+    )
+    lab.cluster.put(body(edge=EDGE))
+    await lab.settle()
+    found = EnvPool.model_validate(lab.cluster.objects()[KEY]).status
+    assert found.conditions[0].reason == "InvalidParameters"
+    assert "etude-envserver edge" in found.conditions[0].message
+    assert lab.names("Pod") == []
+
+
+@pytest.mark.parametrize(
+    "toleration",
+    [{"value": "x", "operator": "Exists"}, {"value": "x"}, {"key": "a b", "operator": "Exists"}],
+)
+def test_a_toleration_that_kubernetes_would_refuse_is_refused_first(
+    pool: EnvPool, toleration: dict[str, str]
+) -> None:
+    spec = {**pool.spec.to_json(), "placement": {"tolerations": [toleration]}}
+    with pytest.raises(ValueError, match="toleration"):
+        EnvPoolSpec.model_validate(spec)
