@@ -52,7 +52,12 @@ def _processor(machine: Machine) -> list[str]:
         case Accelerator.TCG:
             return [str(machine.tsc_khz)]
         case Accelerator.KVM:
-            text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
-            lines = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
-            found = {name.strip(): value.strip() for name, _, value in lines}
-            return [found.get(name, "") for name in _CPU_FIELDS]
+            return host_processor()
+
+
+def host_processor() -> list[str]:
+    """What of the host's processor a snapshot of a guest depends on that it runs."""
+    text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    lines = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
+    found = {name.strip(): value.strip() for name, _, value in lines}
+    return [found.get(name, "") for name in _CPU_FIELDS]

@@ -1,218 +1,83 @@
-"""Sandboxes as microVMs: clones of one template, each in a jail of its own.
+"""Sandboxes as machines of QEMU.
 
 STRONG where the processor runs the guest (KVM). Where QEMU translates its instructions (TCG), QEMU
 claims no wall, the jail is one, and the level is WEAK: one tenant, trusted templates.
 """
 
-import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 from typing_extensions import override
 
-from etude.agent.workspace.protocol import Runner
-from etude.envserver import folders
-from etude.envserver.drivers import guest_grades
-from etude.envserver.drivers.base import (
-    Caps,
-    Driver,
-    DriverUnavailableError,
-    Outcome,
-    Readiness,
-    Sandbox,
-    SandboxError,
-    Start,
-    Strength,
-    Verification,
-    Warmth,
-)
-from etude.envserver.drivers.qemu import guests, lanes, warming
-from etude.envserver.drivers.qemu.census import MACHINE
+from etude.envserver.drivers.base import Strength
+from etude.envserver.drivers.machine_driver import STOCK, MachineDriver
+from etude.envserver.drivers.machines import Base
+from etude.envserver.drivers.qemu import guests, stemlibrary
 from etude.envserver.drivers.qemu.errors import VmmError
-from etude.envserver.drivers.qemu.estate import Estate
-from etude.envserver.drivers.qemu.guests import Guest
-from etude.envserver.drivers.qemu.idle import Patience
-from etude.envserver.drivers.qemu.jail import Jail
-from etude.envserver.drivers.qemu.lanes import Lanes
 from etude.envserver.drivers.qemu.machine import Accelerator, Machine
 from etude.envserver.drivers.qemu.pace import Work
-from etude.envserver.drivers.qemu.pages import PageBuffer
-from etude.envserver.drivers.qemu.quarantine import Quarantine
-from etude.envserver.drivers.qemu.sandbox import VmSandbox
-from etude.envserver.drivers.qemu.sleeping import TOUCHED_BYTES, Bed, Home, asleep
-from etude.envserver.drivers.qemu.starts import Started, Starter
-from etude.envserver.drivers.qemu.stock import Stock
+from etude.envserver.drivers.qemu.starts import Starter
+from etude.envserver.drivers.qemu.stemkeeper import StemKeeper
 from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.drivers.qemu.warmup import warm_up
-from etude.envserver.drivers.sandbox import layout
 from etude.envserver.guest.channel import GuestLostError
 from etude.envserver.images.build import Image
 
-STOCK = "stock"
-"""Folder of machines that are nobody's yet, beside that of the leases."""
 
-_CAPS = Caps(files=True, memory=True, freeze=True)
+@dataclass(slots=True, kw_only=True)
+class QemuDriver(MachineDriver):
+    """Its templates are sealed in memory, and kept on the disk for the next process."""
 
-_numbers = itertools.count()
-
-
-@dataclass(slots=True)
-class QemuDriver(Driver):
-    """One sealed template for each image of the pool's templates."""
-
-    scratch: Path
-    """Private folder of the node."""
-    images: Mapping[str, Image]
-    """What each template of the pool boots, by the template's name."""
     machine: Machine
-    jail: Jail = field(default_factory=Jail)
     name: str = "qemu-microvm"
-    caps: Caps = _CAPS
-    begins: Start | None = None
-    leases: Path = field(init=False)
     strength: Strength = field(init=False)
-    lanes: Lanes = field(
-        default_factory=lambda: Lanes(cores=lanes.host_cores(), room=lanes.host_room())
-    )
-    """How fast this node starts machines."""
-    quarantine: Quarantine = field(default_factory=Quarantine)
-    """Of templates whose machines crash as they start."""
-    patience: Patience = field(default_factory=Patience)
-    """How long a machine that nobody calls is left as it is."""
-    _buffer: PageBuffer = field(default_factory=lambda: PageBuffer(TOUCHED_BYTES))
-    _starters: dict[str, Starter] = field(default_factory=dict)
-    """By the image's address."""
-    _estate: Estate = field(init=False)
+    _stems: list[StemKeeper] = field(default_factory=list)
 
+    @override
     def __post_init__(self) -> None:
-        self._estate = Estate(self.scratch)
-        self.leases = self.scratch / "leases"
+        MachineDriver.__post_init__(self)
         is_kvm = self.machine.accelerator is Accelerator.KVM
         self.strength = Strength.STRONG if is_kvm else Strength.WEAK
 
     @override
     async def start(self) -> None:
-        await self._estate.open()
-        for image in self.images.values():
-            if image.address not in self._starters:
-                boot = partial(self._booted, image)
-                base = await self._estate.template(image, self.machine, boot)
-                self._starters[image.address] = self._starter(base)
-        for machine in await self._estate.adopt(each.base for each in self._starters.values()):
-            self.lanes.watch(machine)
+        await MachineDriver.start(self)
+        # After machines were taken up, for which somebody may wait.
+        for keeper in self._stems:
+            keeper.tend()
 
     @override
     async def stop(self) -> None:
-        while self._starters:
-            _, starter = self._starters.popitem()
-            await starter.stock.close()
-            starter.base.close()
-        await self._estate.close()
+        while self._stems:
+            await self._stems.pop().close()
+        await MachineDriver.stop(self)
 
     @override
-    def readiness(self) -> Readiness:
-        return Readiness(
-            templates=[self._warmth(name) for name in self.images],
-            # Of nothing left it says one byte: 0 stands for no limit.
-            free_memory_bytes=max(1, self.lanes.free_bytes),
-            queue_ms=self.lanes.queue_ms,
+    async def base(self, image: Image) -> Template:
+        return await self._estate.template(image, self.machine, partial(self._booted, image))
+
+    @override
+    def _starter(self, base: Base) -> Starter:
+        starter = MachineDriver._starter(self, base)
+        if self.machine.accelerator is not Accelerator.TCG or self.machine.has_disk:
+            return starter
+        assert isinstance(base, Template), base
+        keeper = StemKeeper(
+            base,
+            library=partial(stemlibrary.library, self.scratch),
+            folder=self.scratch / STOCK / f"{base.address[:12]}-stem",
+            jail=self.jail,
+            lanes=self.lanes,
         )
-
-    @override
-    def keep_warm(self, wanted: Sequence[Warmth]) -> None:
-        for starter, target in warming.targets(self._of, self.images, wanted):
-            starter.stock.set_target(target)
-
-    @override
-    def check(self, template: str) -> None:
-        self.quarantine.check(template)
-
-    @override
-    def sandbox(self, folder: Path, runner: Runner, *, template: str) -> Sandbox:
-        home = Home(
-            lease=folder,
-            start=partial(self._launch, template, folder.name),
-            starter=partial(self._of, template),
-            bed=self._bed,
-            places=self.lanes.places,
-            patience=self.patience,
-        )
-        return VmSandbox(folder, runner, home, home.find(self._found(folder)))
-
-    @override
-    async def verify(self, work: Verification) -> Outcome:
-        # No state file in it: a successor sweeps what a dead node left here.
-        folder = self.leases / f"grade-{next(_numbers)}"
-        folder.mkdir()
-        try:
-            (folder / MACHINE).mkdir(mode=0o700)
-            await self.lanes.places.take()
-            try:
-                guest, _ = await self._launch(work.template, folder.name, folder / MACHINE)
-                try:
-                    return await guest_grades.fresh(guest.channel, work)
-                finally:
-                    await guest.destroy()
-            finally:
-                self.lanes.places.give()
-        finally:
-            folders.remove(folder)
-
-    @override
-    def has_services(self, template: str) -> bool:
-        image = self.images.get(template)
-        return image is not None and image.has_services
-
-    @override
-    def is_repeatable(self, command: str) -> bool:
-        return layout.warm(command) is not None
-
-    def _found(self, lease: Path) -> Guest | None:
-        try:
-            return self._estate.take(lease)
-        except SandboxError:
-            if asleep(lease) is None:
-                raise
-            # What is on the disk is what it was when no call came any more.
-            folders.remove(lease / MACHINE)
-            return None
-
-    def _warmth(self, template: str) -> Warmth:
-        return warming.warmth(template, self._of(template), self.quarantine.why(template))
-
-    @property
-    def _bed(self) -> Bed:
-        return Bed(key=self._estate.key, buffer=self._buffer)
-
-    async def _launch(self, template: str, name: str, folder: Path) -> Started:
-        starter = self._of(template)
-        with self.quarantine.start(template):
-            return await starter.start(name, folder)
-
-    def _of(self, template: str) -> Starter:
-        image = self.images.get(template)
-        found = self._starters.get(image.address) if image is not None else None
-        if found is None:
-            raise VmmError(f"template {template!r} was not booted")
-        return found
-
-    def _starter(self, base: Template) -> Starter:
-        stock = Stock(base, folder=self.scratch / STOCK, jail=self.jail, lanes=self.lanes)
-        return Starter(base=base, jail=self.jail, lanes=self.lanes, stock=stock)
+        self._stems.append(keeper)
+        return replace(starter, stems=keeper)
 
     async def _booted(self, image: Image) -> Template:
-        folder = self.scratch / f"boot-{next(_numbers)}"
-        folder.mkdir(mode=0o700)
+        folder = self._boot_folder()
         try:
             async with self.lanes.turn(Work.BOOT):
                 return await guests.booted(
                     image, self.machine, folder=folder, jail=self.jail, warm_up=warm_up
                 )
         except (VmmError, GuestLostError) as error:
-            raise DriverUnavailableError(
-                f"image {image.name} does not boot: {error}",
-                where=f"driver {self.name}",
-                fix="look at the console's last words, build the image again",
-            ) from error
+            raise self._unbootable(image, error) from error
