@@ -80,7 +80,7 @@ class Caps(_message.Message):
     def __init__(self, files: _Optional[bool] = ..., memory: _Optional[bool] = ..., freeze: _Optional[bool] = ...) -> None: ...
 
 class LaunchBatchRequest(_message.Message):
-    __slots__ = ("run_id", "idempotency_key", "template", "workspace", "count", "toolset", "ttl_seconds", "queue_timeout_seconds", "group_id", "snapshot_id", "deadline_unix_ms", "on_expiry")
+    __slots__ = ("run_id", "idempotency_key", "template", "workspace", "count", "toolset", "ttl_seconds", "queue_timeout_seconds", "group_id", "snapshot_id", "deadline_unix_ms", "on_expiry", "image")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,7 @@ class LaunchBatchRequest(_message.Message):
     SNAPSHOT_ID_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     ON_EXPIRY_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     idempotency_key: str
     template: str
@@ -105,7 +106,8 @@ class LaunchBatchRequest(_message.Message):
     snapshot_id: str
     deadline_unix_ms: int
     on_expiry: OnExpiry
-    def __init__(self, run_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., template: _Optional[str] = ..., workspace: _Optional[_Union[WorkspaceSource, _Mapping]] = ..., count: _Optional[int] = ..., toolset: _Optional[str] = ..., ttl_seconds: _Optional[int] = ..., queue_timeout_seconds: _Optional[int] = ..., group_id: _Optional[str] = ..., snapshot_id: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., on_expiry: _Optional[_Union[OnExpiry, str]] = ...) -> None: ...
+    image: str
+    def __init__(self, run_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., template: _Optional[str] = ..., workspace: _Optional[_Union[WorkspaceSource, _Mapping]] = ..., count: _Optional[int] = ..., toolset: _Optional[str] = ..., ttl_seconds: _Optional[int] = ..., queue_timeout_seconds: _Optional[int] = ..., group_id: _Optional[str] = ..., snapshot_id: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., on_expiry: _Optional[_Union[OnExpiry, str]] = ..., image: _Optional[str] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("lease_id", "endpoint", "agent_token", "control_token", "expires_unix_ms", "isolation", "driver", "queued_ms", "start_ms", "start", "caps")

@@ -52,6 +52,7 @@ def trained(duration: Callable[[Random], float], *, is_planned: bool) -> Outcome
         node.levels["python"].paused_clones -= found
         warming.came(
             environments_pb2.LaunchBatchRequest(run_id="r", group_id="g", template="python"),
+            "python",
             SIBLINGS,
         )
         forecast.started(float(clock))

@@ -21,6 +21,7 @@ from etude.common.sharding import ONLY, Shard
 from etude.envserver import metrics
 from etude.envserver.broker.carrier import Carrier
 from etude.envserver.broker.figures import Figures
+from etude.envserver.broker.images import for_image
 from etude.envserver.broker.intake import (
     MAX_TTL_S,
     Drain,
@@ -105,10 +106,11 @@ class Broker:
             FullError: too many wait already.
         """
         check(request, self._templates, self.spec.lease)
+        asked, request = request.template, for_image(request, self.spec.templates)
         check_shard(request.run_id, self.shard)
         if request.snapshot_id:
             await self._find_snapshot(request)
-        stream = self._submit(request)
+        stream = self._submit(request, asked)
         stream.readers += 1
         try:
             async for outcome in stream.follow():
@@ -238,7 +240,7 @@ class Broker:
         if template != request.template:
             raise InvalidFieldError("template", f"snapshot {name!r} was made from {template!r}")
 
-    def _submit(self, request: environments_pb2.LaunchBatchRequest) -> Stream:
+    def _submit(self, request: environments_pb2.LaunchBatchRequest, asked: str) -> Stream:
         key = BatchKey(request.run_id, request.idempotency_key)
         digest = blake3(request.SerializeToString(deterministic=True)).hexdigest(length=16)
         living = self.ledger.of_batch(key)
@@ -262,7 +264,8 @@ class Broker:
             batch.outcomes[index] = success(index, granted.lease)
         stream = self.streams.open(batch)
         self.queue.add(batch)
-        self.warming.came(request, len(wanted))
+        # Plans speak of the template that the run names, whatever image a task needs.
+        self.warming.came(request, asked, len(wanted))
         self._dispatch()
         return stream
 

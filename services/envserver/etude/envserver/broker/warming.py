@@ -73,10 +73,10 @@ class Warming:
     _watermarks: dict[str, Watermark] = field(default_factory=dict)
     _pins: dict[tuple[str, str], Pin] = field(default_factory=dict)
 
-    def came(self, request: environments_pb2.LaunchBatchRequest, count: int) -> None:
+    def came(self, request: environments_pb2.LaunchBatchRequest, template: str, count: int) -> None:
         """A launch arrived. Plans are about groups: other launches say nothing of them."""
         if request.group_id:
-            self.plans.came(request.run_id, request.template, count)
+            self.plans.came(request.run_id, template, count)
             self._pins.pop((request.run_id, request.group_id), None)
 
     def started(

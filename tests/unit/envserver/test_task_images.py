@@ -1,0 +1,71 @@
+"""A task that names an image is leased on a template that boots it, or refused."""
+
+import pytest
+from tests.support.brokers import launched, request
+
+from etude.common.api.pool import EnvPoolSpec, Template
+from etude.common.errors import InvalidFieldError
+from etude.envserver.broker.broker import REBUILD_S, Broker
+from etude.envserver.broker.images import for_image, has_image
+from etude.envserver.broker.nodes import MemoryNodes
+
+ADDRESS = "ca441c013a87f678296e771e0cde09ea"
+TEMPLATES = (
+    Template(name="python"),
+    Template(name="django-4", image=f"s3://runs/images/{ADDRESS}"),
+    Template(name="local", image="sympy-1"),
+    Template(name="again", image="sympy-1"),
+    Template(name="folder", image="file:///images/flask-2"),
+)
+
+
+@pytest.mark.parametrize(
+    ("image", "template"),
+    [
+        ("", "python"),
+        ("django-4", "django-4"),
+        (ADDRESS, "django-4"),
+        (f"s3://runs/images/{ADDRESS}", "django-4"),
+        ("sympy-1", "local"),
+        ("flask-2", "folder"),
+    ],
+)
+def test_an_image_is_known_by_name_by_address_and_by_its_templates_name(
+    image: str, template: str
+) -> None:
+    assert for_image(request(image=image), TEMPLATES).template == template
+
+
+def test_the_template_that_a_run_names_stays_where_it_has_the_image() -> None:
+    asked = request(image="sympy-1", template="again")
+    assert for_image(asked, TEMPLATES) is asked
+
+
+def test_a_template_without_an_image_boots_none_whatever_its_name_is() -> None:
+    assert not has_image(Template(name="python"), "python")
+
+
+def test_a_pool_without_the_image_says_which_task_needs_what_and_what_to_do() -> None:
+    with pytest.raises(InvalidFieldError) as caught:
+        for_image(request(image="flask-3"), TEMPLATES)
+    words = str(caught.value)
+    assert "task file:///tasks/1 needs image 'flask-3'" in words
+    assert "django-4 (s3://runs/images/" in words
+    assert "add a template {name: flask-3, image: s3://…} to spec.templates" in words
+
+
+async def test_an_environment_is_opened_from_the_template_with_the_image() -> None:
+    nodes = MemoryNodes()
+    broker = Broker(EnvPoolSpec(templates=TEMPLATES), nodes, started_s=-REBUILD_S)
+    told = nodes.heartbeat("n1")
+    told.levels.add(template="local", paused_clones=1)
+    broker.heartbeat(told)
+
+    (outcome,) = await launched(broker, request(image="sympy-1"))
+    (again,) = await launched(broker, request(image="sympy-1"))
+
+    assert outcome.lease.lease_id == again.lease.lease_id
+    level = next(iter(broker.ledger.nodes)).level("local")
+    assert level.paused_clones == 0  # it was taken from this template's stock
+    with pytest.raises(InvalidFieldError, match="needs image 'nowhere'"):
+        await launched(broker, request("other", image="nowhere"))
