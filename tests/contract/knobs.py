@@ -46,6 +46,7 @@ POOL = {
     "isolation.minimum": f"{NODE}.admission",
     "isolation.driver": "etude.envserver.drivers.selection isolation",
     "slot.memoryMib": "etude.envserver.drivers.selection slot",
+    "snapshotsUri": f"{NODE}.serve spec",
     "search.backend": f"{NODE}.searching",
     "search.models": f"{NODE}.searching",
     "replicas": f"{OPERATOR}.pools spec",

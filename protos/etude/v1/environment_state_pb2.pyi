@@ -89,3 +89,39 @@ class DropSnapshotsResponse(_message.Message):
     MISSING_SNAPSHOT_IDS_FIELD_NUMBER: _ClassVar[int]
     missing_snapshot_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, missing_snapshot_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ShareRequest(_message.Message):
+    __slots__ = ("lease_id", "control_token", "snapshot_id")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_ID_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    control_token: str
+    snapshot_id: str
+    def __init__(self, lease_id: _Optional[str] = ..., control_token: _Optional[str] = ..., snapshot_id: _Optional[str] = ...) -> None: ...
+
+class ShareResponse(_message.Message):
+    __slots__ = ("digest", "size_bytes")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    size_bytes: int
+    def __init__(self, digest: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("lease_id", "control_token", "snapshot_id", "shared_snapshot_id", "digest")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_ID_FIELD_NUMBER: _ClassVar[int]
+    SHARED_SNAPSHOT_ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    control_token: str
+    snapshot_id: str
+    shared_snapshot_id: str
+    digest: str
+    def __init__(self, lease_id: _Optional[str] = ..., control_token: _Optional[str] = ..., snapshot_id: _Optional[str] = ..., shared_snapshot_id: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class FetchResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

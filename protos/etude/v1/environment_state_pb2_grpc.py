@@ -62,6 +62,16 @@ class EnvStateServiceStub:
                 request_serializer=etude_dot_v1_dot_environment__state__pb2.DropSnapshotsRequest.SerializeToString,
                 response_deserializer=etude_dot_v1_dot_environment__state__pb2.DropSnapshotsResponse.FromString,
                 _registered_method=True)
+        self.Share = channel.unary_unary(
+                '/etude.v1.EnvStateService/Share',
+                request_serializer=etude_dot_v1_dot_environment__state__pb2.ShareRequest.SerializeToString,
+                response_deserializer=etude_dot_v1_dot_environment__state__pb2.ShareResponse.FromString,
+                _registered_method=True)
+        self.Fetch = channel.unary_unary(
+                '/etude.v1.EnvStateService/Fetch',
+                request_serializer=etude_dot_v1_dot_environment__state__pb2.FetchRequest.SerializeToString,
+                response_deserializer=etude_dot_v1_dot_environment__state__pb2.FetchResponse.FromString,
+                _registered_method=True)
 
 
 class EnvStateServiceServicer:
@@ -105,6 +115,20 @@ class EnvStateServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Share(self, request, context):
+        """Share puts a snapshot into the pool's object store; call it again while the store is away.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fetch(self, request, context):
+        """Fetch brings a shared snapshot to the node of a lease, which Rollback then puts it back to.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EnvStateServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -132,6 +156,16 @@ def add_EnvStateServiceServicer_to_server(servicer, server):
                     servicer.DropSnapshots,
                     request_deserializer=etude_dot_v1_dot_environment__state__pb2.DropSnapshotsRequest.FromString,
                     response_serializer=etude_dot_v1_dot_environment__state__pb2.DropSnapshotsResponse.SerializeToString,
+            ),
+            'Share': grpc.unary_unary_rpc_method_handler(
+                    servicer.Share,
+                    request_deserializer=etude_dot_v1_dot_environment__state__pb2.ShareRequest.FromString,
+                    response_serializer=etude_dot_v1_dot_environment__state__pb2.ShareResponse.SerializeToString,
+            ),
+            'Fetch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=etude_dot_v1_dot_environment__state__pb2.FetchRequest.FromString,
+                    response_serializer=etude_dot_v1_dot_environment__state__pb2.FetchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -272,6 +306,60 @@ class EnvStateService:
             '/etude.v1.EnvStateService/DropSnapshots',
             etude_dot_v1_dot_environment__state__pb2.DropSnapshotsRequest.SerializeToString,
             etude_dot_v1_dot_environment__state__pb2.DropSnapshotsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Share(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etude.v1.EnvStateService/Share',
+            etude_dot_v1_dot_environment__state__pb2.ShareRequest.SerializeToString,
+            etude_dot_v1_dot_environment__state__pb2.ShareResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etude.v1.EnvStateService/Fetch',
+            etude_dot_v1_dot_environment__state__pb2.FetchRequest.SerializeToString,
+            etude_dot_v1_dot_environment__state__pb2.FetchResponse.FromString,
             options,
             channel_credentials,
             insecure,

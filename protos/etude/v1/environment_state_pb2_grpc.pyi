@@ -46,6 +46,10 @@ class EnvStateServiceStub:
     """Resume lets a paused environment go on, also one whose lease expired with ON_EXPIRY_PAUSE."""
     DropSnapshots: _grpc.UnaryUnaryMultiCallable[_environment_state_pb2.DropSnapshotsRequest, _environment_state_pb2.DropSnapshotsResponse]
     """DropSnapshots frees the space of snapshots before their time."""
+    Share: _grpc.UnaryUnaryMultiCallable[_environment_state_pb2.ShareRequest, _environment_state_pb2.ShareResponse]
+    """Share puts a snapshot into the pool's object store; call it again while the store is away."""
+    Fetch: _grpc.UnaryUnaryMultiCallable[_environment_state_pb2.FetchRequest, _environment_state_pb2.FetchResponse]
+    """Fetch brings a shared snapshot to the node of a lease, which Rollback then puts it back to."""
 
 @_typing.type_check_only
 class EnvStateServiceAsyncStub(EnvStateServiceStub):
@@ -65,6 +69,10 @@ class EnvStateServiceAsyncStub(EnvStateServiceStub):
     """Resume lets a paused environment go on, also one whose lease expired with ON_EXPIRY_PAUSE."""
     DropSnapshots: _aio.UnaryUnaryMultiCallable[_environment_state_pb2.DropSnapshotsRequest, _environment_state_pb2.DropSnapshotsResponse]  # type: ignore[assignment]
     """DropSnapshots frees the space of snapshots before their time."""
+    Share: _aio.UnaryUnaryMultiCallable[_environment_state_pb2.ShareRequest, _environment_state_pb2.ShareResponse]  # type: ignore[assignment]
+    """Share puts a snapshot into the pool's object store; call it again while the store is away."""
+    Fetch: _aio.UnaryUnaryMultiCallable[_environment_state_pb2.FetchRequest, _environment_state_pb2.FetchResponse]  # type: ignore[assignment]
+    """Fetch brings a shared snapshot to the node of a lease, which Rollback then puts it back to."""
 
 class EnvStateServiceServicer(metaclass=_abc_1.ABCMeta):
     """EnvStateService saves, forks, rolls back and pauses the environments of one node. Each call
@@ -111,5 +119,21 @@ class EnvStateServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_environment_state_pb2.DropSnapshotsResponse, _abc.Awaitable[_environment_state_pb2.DropSnapshotsResponse]]:
         """DropSnapshots frees the space of snapshots before their time."""
+
+    @_abc_1.abstractmethod
+    def Share(
+        self,
+        request: _environment_state_pb2.ShareRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_environment_state_pb2.ShareResponse, _abc.Awaitable[_environment_state_pb2.ShareResponse]]:
+        """Share puts a snapshot into the pool's object store; call it again while the store is away."""
+
+    @_abc_1.abstractmethod
+    def Fetch(
+        self,
+        request: _environment_state_pb2.FetchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_environment_state_pb2.FetchResponse, _abc.Awaitable[_environment_state_pb2.FetchResponse]]:
+        """Fetch brings a shared snapshot to the node of a lease, which Rollback then puts it back to."""
 
 def add_EnvStateServiceServicer_to_server(servicer: EnvStateServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

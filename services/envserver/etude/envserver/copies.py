@@ -58,7 +58,7 @@ def copy(source: Path, target: Path, *, limits: Limits, owner: Owner) -> Copied:
     target.mkdir(mode=0o700)
     here = os.open(target, _FOLDER)
     try:
-        with _readable(source, None, _FOLDER) as there:
+        with readable(source, None, _FOLDER) as there:
             copier.folder(there, here, "")
         copier.finish(here, source.lstat())
     finally:
@@ -121,7 +121,7 @@ class _Copier:
         os.mkdir(name, 0o700, dir_fd=target)
         here = os.open(name, _FOLDER, dir_fd=target)
         try:
-            with _readable(name, source, _FOLDER) as there:
+            with readable(name, source, _FOLDER) as there:
                 self.folder(there, here, path)
             self.finish(here, os.stat(name, dir_fd=source, follow_symlinks=False))
         finally:
@@ -145,7 +145,7 @@ class _Copier:
     def _file(self, source: int, target: int, name: str) -> None:
         here = os.open(name, _CREATE, 0o600, dir_fd=target)
         try:
-            with _readable(name, source, _READ) as there:
+            with readable(name, source, _READ) as there:
                 self._content(there, here)
             self.finish(here, os.stat(name, dir_fd=source, follow_symlinks=False))
         finally:
@@ -164,12 +164,12 @@ class _Copier:
         is_cloned = self._cloned(source, target)
         os.ftruncate(target, status.st_size)
         # What was cloned is the node's own by now, and is what the digest has to be of.
-        for offset, block in _blocks(target if is_cloned else source, status.st_size):
+        for offset, block in blocks(target if is_cloned else source, status.st_size):
             self.num_bytes += len(block)
             self._check()
             self._say(b"%d" % offset, block)
             if not is_cloned:
-                _write_all(target, block, offset)
+                write_all(target, block, offset)
 
     def _cloned(self, source: int, target: int) -> bool:
         """Whether the file system shares the file's blocks between both."""
@@ -197,7 +197,7 @@ class _Copier:
             )
 
 
-def _blocks(descriptor: int, size: int) -> Iterator[tuple[int, bytes]]:
+def blocks(descriptor: int, size: int) -> Iterator[tuple[int, bytes]]:
     """The blocks of a file that are not all zeros, by offset.
 
     Raises:
@@ -223,7 +223,8 @@ def _blocks(descriptor: int, size: int) -> Iterator[tuple[int, bytes]]:
         end = max(end, hole)
 
 
-def _write_all(descriptor: int, block: bytes, offset: int) -> None:
+def write_all(descriptor: int, block: bytes, offset: int) -> None:
+    """Write a block at its place, in as many pieces as it takes."""
     view = memoryview(block)
     while view:
         done = os.pwrite(descriptor, view, offset)
@@ -231,8 +232,14 @@ def _write_all(descriptor: int, block: bytes, offset: int) -> None:
 
 
 @contextlib.contextmanager
-def _readable(name: str | Path, parent: int | None, flags: int) -> Iterator[int]:
-    """A file or folder opened for reading, whose owner may have forbidden that to himself."""
+def readable(name: str | Path, parent: int | None, flags: int) -> Iterator[int]:
+    """A file or folder opened for reading, whose owner may have forbidden that to himself.
+
+    Args:
+        name: a path, or a name in the parent.
+        parent: descriptor of a folder.
+        flags: as os.open takes them.
+    """
     try:
         descriptor = os.open(name, flags, dir_fd=parent)
     except PermissionError:

@@ -16,7 +16,7 @@ from etude.common.sharding import MAX_SHARDS
 IMAGE = r"^(file:///[^\s]+|s3://[^\s]+/[0-9a-f]{32}|[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)$"
 
 BACKEND = r"^(hashed-1|minilm-l6-v2|trained-[0-9a-f]{16})$"
-MODELS = r"^(file:///|s3://)[^\s]+$"
+MODELS = PREFIX = r"^(file:///|s3://)[^\s]+$"
 
 
 class Trust(StrEnum):
@@ -137,6 +137,16 @@ class EnvPoolSpec(Model):
             fix="name an entry of network.rules, or add one of that name",
             field_path=".templates",
         ),
+        Rule(
+            cel="!has(self.snapshotsUri) || !has(self.isolation) || !has(self.isolation.driver)"
+            " || self.isolation.driver != 'QemuMicroVM'",
+            holds=lambda s: (
+                s.snapshots_uri is None or s.isolation.driver is not DriverName.QEMU_MICRO_VM
+            ),
+            message="snapshots of QemuMicroVM hold memory that is of use on their own node only",
+            fix="remove snapshotsUri, or take isolation.driver: Process",
+            field_path=".snapshotsUri",
+        ),
     )
 
     templates: Annotated[tuple[Template, ...], Field(min_length=1, max_length=64), NAMED]
@@ -164,5 +174,8 @@ class EnvPoolSpec(Model):
     """How environments are handed out."""
     store: StoreAccess | None = None
     """How nodes reach tasks behind s3://; a run's own pool takes the run's storage unless set."""
+    snapshots_uri: Annotated[str, Field(max_length=512, pattern=PREFIX)] | None = None
+    """Where nodes share snapshots, so that they outlive them: a prefix of the store, or a folder
+    that all nodes see, for this pool alone. Without it none are shared."""
     observability: Observability = Field(default_factory=Observability)
     """Where signals go; a run's own pool takes the run's unless set."""

@@ -17,6 +17,7 @@ from etude.envserver.node.heartbeat import MAX_BACKOFF_MS, Heartbeat
 from etude.envserver.node.node import Node
 from etude.envserver.node.searching import embedder
 from etude.envserver.node.service import NodeService
+from etude.envserver.node.shelf import Shelf
 from etude.envserver.node.sources import Sources
 from etude.envserver.node.state_service import StateService
 from etude.envserver.settings import NodeSettings
@@ -51,7 +52,7 @@ async def serve(settings: NodeSettings) -> None:
     held, removed = await node.take_over()
     log.info("took over %d leases, removed %d folders", held, removed)
     try:
-        await _serve(node, driver, settings)
+        await _serve(node, driver, settings, _shelf(pool, driver))
     finally:
         await driver.stop()
         provider.shutdown()
@@ -79,7 +80,14 @@ def _node(pool: ResolvedPool, driver: Driver, settings: NodeSettings) -> Node:
     )
 
 
-async def _serve(node: Node, driver: Driver, settings: NodeSettings) -> None:
+def _shelf(pool: ResolvedPool, driver: Driver) -> Shelf | None:
+    uri = pool.spec.snapshots_uri
+    if uri is None:
+        return None
+    return Shelf(files.store_for(uri, pool.spec.store or StoreAccess()), driver)
+
+
+async def _serve(node: Node, driver: Driver, settings: NodeSettings, shelf: Shelf | None) -> None:
     names = (
         environments_pb2.DESCRIPTOR.services_by_name["EnvNodeService"].full_name,
         environment_access_pb2.DESCRIPTOR.services_by_name["EnvAccessService"].full_name,
@@ -92,11 +100,13 @@ async def _serve(node: Node, driver: Driver, settings: NodeSettings) -> None:
         AccessService(node), server.grpc_server
     )
     environment_state_pb2_grpc.add_EnvStateServiceServicer_to_server(
-        StateService(node), server.grpc_server
+        StateService(node, shelf), server.grpc_server
     )
     probes = Probes(settings.server.probe_port, settings.server.host)
     stop = asyncio.Event()
     async with AsyncExitStack() as stack:
+        if shelf is not None:
+            await stack.enter_async_context(shelf.swept(node.states.snapshots.quota.ttl_s))
         brokers = []
         for target in settings.broker_targets:
             channel = channels.dial(target, max_backoff_ms=MAX_BACKOFF_MS)

@@ -8,6 +8,8 @@ from typing_extensions import override
 from etude.common.errors import InvalidFieldError, UnknownIdError
 from etude.envserver.node.environment import Environment
 from etude.envserver.node.node import Node
+from etude.envserver.node.shelf import NoShelfError, Shelf, Wanted
+from etude.envserver.node.states import origin_of
 from etude.v1 import environment_state_pb2, environment_state_pb2_grpc
 
 RESUMED_S = 120
@@ -21,6 +23,8 @@ class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
     """Translates between the wire and the node."""
 
     node: Node
+    shelf: Shelf | None = None
+    """Where snapshots are shared, if anywhere."""
 
     @override
     async def Snapshot(
@@ -97,7 +101,49 @@ class StateService(environment_state_pb2_grpc.EnvStateServiceServicer):
                 await self.node.states.drop(environment, snapshot_id)
             except UnknownIdError:
                 missing.append(snapshot_id)
+            if self.shelf is not None:
+                await self.shelf.remove(environment.record.held.run_id, snapshot_id)
         return environment_state_pb2.DropSnapshotsResponse(missing_snapshot_ids=missing)
+
+    @override
+    async def Share(
+        self,
+        request: environment_state_pb2.ShareRequest,
+        context: grpc.aio.ServicerContext[
+            environment_state_pb2.ShareRequest, environment_state_pb2.ShareResponse
+        ],
+    ) -> environment_state_pb2.ShareResponse:
+        whose = origin_of(self._controlled(request.lease_id, request.control_token))
+        snapshots = self.node.states.snapshots
+        found = snapshots.find(whose.run_id, request.snapshot_id, lease_id=whose.lease_id)
+        shared = await self._shelf().share(snapshots, found)
+        return environment_state_pb2.ShareResponse(
+            digest=shared.digest, size_bytes=shared.num_bytes
+        )
+
+    @override
+    async def Fetch(
+        self,
+        request: environment_state_pb2.FetchRequest,
+        context: grpc.aio.ServicerContext[
+            environment_state_pb2.FetchRequest, environment_state_pb2.FetchResponse
+        ],
+    ) -> environment_state_pb2.FetchResponse:
+        whose = origin_of(self._controlled(request.lease_id, request.control_token))
+        wanted = Wanted(request.shared_snapshot_id, request.digest)
+        snapshots = self.node.states.snapshots
+        await self._shelf().fetch(snapshots, whose, wanted, request.snapshot_id)
+        return environment_state_pb2.FetchResponse()
+
+    def _shelf(self) -> Shelf:
+        """Where snapshots are shared.
+
+        Raises:
+            NoShelfError: nowhere.
+        """
+        if self.shelf is None:
+            raise NoShelfError("this pool shares no snapshots: give it a place for them")
+        return self.shelf
 
     def _controlled(self, lease_id: str, token: str) -> Environment:
         environment = self.node.find(lease_id)

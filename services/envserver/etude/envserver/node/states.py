@@ -59,7 +59,7 @@ class States:
             with metrics.snapshot_seconds.time():
                 return await self.snapshots.take(
                     snapshot_id,
-                    _origin(environment),
+                    origin_of(environment),
                     write,
                     has_memory=self.driver.caps.memory,
                 )
@@ -73,7 +73,7 @@ class States:
             UnknownIdError: it has taken no such snapshot, or has ended.
             EtudeError: the driver failed, and nothing has changed.
         """
-        origin = _origin(environment)
+        origin = origin_of(environment)
 
         async def work() -> None:
             environment.check_ready()
@@ -112,7 +112,7 @@ class States:
         Raises:
             UnknownIdError: it has taken no such snapshot, or none that is still there.
         """
-        origin = _origin(environment)
+        origin = origin_of(environment)
 
         async def work() -> None:
             found = self.snapshots.find(origin.run_id, snapshot_id, lease_id=origin.lease_id)
@@ -230,7 +230,8 @@ class States:
         return await asyncio.shield(task)
 
 
-def _origin(environment: Environment) -> Origin:
+def origin_of(environment: Environment) -> Origin:
+    """Whose state an environment's snapshots are."""
     record = environment.record
     return Origin(
         run_id=record.held.run_id,

@@ -1,0 +1,294 @@
+"""Snapshots in an object store, where they outlive their node and other nodes find them.
+
+<run>/<snapshot>/part-000000 …   what the node has in the snapshot's folder, as one stream, cut
+                /manifest        written last: whose it is, and the digest of every part
+
+Both names are digests, so that whatever a client calls its run leads nowhere else. The client gets
+the manifest's digest, and has to bring it to the node that shall take the snapshot up: whoever can
+write into the store cannot make a node believe anything.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from blake3 import blake3
+from typing_extensions import override
+
+from etude.common.blobs import MissingError, Store
+from etude.common.errors import CorruptError, StoreError, UnknownIdError, WrongStateError, crossing
+from etude.envserver import packing
+from etude.envserver.drivers.base import CapMissingError, Driver, SandboxError, Saved
+from etude.envserver.folders import Limits
+from etude.envserver.node.records import CALLS
+from etude.envserver.node.snapshots import SAVED, Origin, Snapshot, Snapshots
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+PART_BYTES = 8 << 20
+MAX_MANIFEST_BYTES = 1 << 20
+"""16 GiB are 2,048 parts, of 80 bytes each."""
+MANIFEST = "manifest"
+SWEEP_EVERY_S = 3_600.0
+SLACK_S = 3_600.0
+"""How much longer than on its node a snapshot stays in the store: clocks differ."""
+
+
+class Shared(NamedTuple):
+    """A snapshot in the store."""
+
+    digest: str
+    num_bytes: int
+
+
+class Wanted(NamedTuple):
+    """A snapshot of a run, as its client asks for it."""
+
+    snapshot_id: str
+    digest: str
+    """Of the manifest, as share() told it."""
+
+
+class NoShelfError(WrongStateError):
+    """This node was not told where snapshots can be shared."""
+
+    reason = "NoSnapshotStore"
+
+
+@dataclass(slots=True)
+class Shelf:
+    """The snapshots of a pool's nodes in one store."""
+
+    store: Store
+    driver: Driver
+
+    async def share(self, snapshots: Snapshots, snapshot: Snapshot) -> Shared:
+        """Put a snapshot into the store; the same one again changes nothing.
+
+        Raises:
+            CapMissingError: it can be of use on its own node only.
+            SandboxError: it cannot be read.
+            StoreError: the store is away. The snapshot stays where it is.
+        """
+        if snapshot.has_memory:
+            raise CapMissingError(
+                self.driver.name,
+                "portable",
+                "its snapshots hold memory that is of use beside the template of this node only",
+            )
+        what = f"sharing snapshot {snapshot.snapshot_id}"
+        with crossing(SandboxError, what), snapshots.using(snapshot) as saved:
+            return await asyncio.to_thread(self._put, snapshot, saved.parent)
+
+    async def fetch(
+        self, snapshots: Snapshots, origin: Origin, wanted: Wanted, snapshot_id: str
+    ) -> Snapshot:
+        """Make a shared snapshot one of this node's.
+
+        Args:
+            snapshots: of this node.
+            origin: the lease that it shall be of.
+            wanted: the id that it was shared under, in the same run, and its digest.
+            snapshot_id: what it shall be called here.
+
+        Raises:
+            UnknownIdError: the run has shared no such snapshot, or it is there no more.
+            CorruptError: it is not what was shared, or of other first files.
+            StoreError: the store is away.
+            EtudeError: of Snapshots.take().
+        """
+
+        async def write(folder: Path, limits: Limits) -> Saved:
+            return await asyncio.to_thread(self._get, folder, limits, origin, wanted)
+
+        return await snapshots.take(snapshot_id, origin, write, has_memory=False)
+
+    async def remove(self, run_id: str, snapshot_id: str) -> None:
+        """Take a snapshot out of the store; what cannot be removed now is swept later."""
+        try:
+            await asyncio.to_thread(self._remove, place(run_id, snapshot_id))
+        except StoreError as error:
+            log.warning("shared snapshot %s stays for now: %s", snapshot_id, error)
+
+    @contextlib.asynccontextmanager
+    async def swept(self, ttl_s: float) -> AsyncIterator[None]:
+        """While the block runs, what is older than any snapshot may get is removed now and then."""
+        sweeping = asyncio.create_task(self._keep_swept(ttl_s + SLACK_S), name="sweep snapshots")
+        try:
+            yield
+        finally:
+            sweeping.cancel()
+            await asyncio.wait([sweeping])
+
+    async def _keep_swept(self, older_than_s: float) -> None:
+        while True:
+            try:
+                removed = await asyncio.to_thread(self.sweep, older_than_s)
+            except StoreError as error:
+                log.warning("shared snapshots are not swept: %s", error)
+            else:
+                log.log(logging.INFO if removed else logging.DEBUG, "swept %d objects", removed)
+            await asyncio.sleep(SWEEP_EVERY_S)
+
+    def sweep(self, older_than_s: float) -> int:
+        """Remove the objects that are so much older than the newest; returns how many.
+
+        So no clock but the store's counts.
+        """
+        infos = list(self.store.list(""))
+        newest_s = max((info.modified_s for info in infos), default=0.0)
+        old = [info.key for info in infos if info.modified_s + older_than_s < newest_s]
+        self.store.delete(old)
+        return len(old)
+
+    def _put(self, snapshot: Snapshot, folder: Path) -> Shared:
+        prefix = place(*snapshot.key)
+        parts: list[tuple[int, str]] = []
+        for number, part in enumerate(_cut(_stream(folder))):
+            self.store.put(f"{prefix}/part-{number:06d}", part)
+            parts.append((len(part), blake3(part).hexdigest()))
+        said = {
+            "version": VERSION,
+            "driver": self.driver.name,
+            "snapshot_id": snapshot.snapshot_id,
+            "origin": snapshot.origin._asdict(),
+            "saved": asdict(snapshot.saved),
+            "parts": parts,
+        }
+        manifest = json.dumps(said, sort_keys=True).encode()
+        self.store.put(f"{prefix}/{MANIFEST}", manifest)
+        return Shared(blake3(manifest).hexdigest(), sum(size for size, _ in parts))
+
+    def _get(self, folder: Path, limits: Limits, origin: Origin, wanted: Wanted) -> Saved:
+        prefix = place(origin.run_id, wanted.snapshot_id)
+        try:
+            said = self._manifest(prefix, wanted.digest)
+            self._check(said, origin)
+            parts = [(int(size), str(digest)) for size, digest in said["parts"]]
+            saved = Saved(**said["saved"])
+        except (KeyError, TypeError, ValueError) as cause:
+            raise CorruptError(
+                f"the manifest of {wanted.snapshot_id!r} is none: {cause!r}"
+            ) from cause
+        (folder / SAVED).rmdir()
+        packing.unpack(_Parts(self.store, prefix, iter(parts)), folder, limits)
+        if not (folder / SAVED).is_dir() or not (folder / CALLS).is_file():
+            raise CorruptError(f"shared snapshot {wanted.snapshot_id!r} lacks files or calls")
+        return saved
+
+    def _manifest(self, prefix: str, digest: str) -> dict[str, Any]:
+        """What was said of a snapshot when it was shared.
+
+        Raises:
+            UnknownIdError: there is none.
+            CorruptError: it is something else.
+        """
+        key = f"{prefix}/{MANIFEST}"
+        info = self.store.head(key)
+        if info is None:
+            raise UnknownIdError("this run has shared no such snapshot, or it is there no more")
+        if info.size > MAX_MANIFEST_BYTES:
+            raise CorruptError(f"{key}: {info.size} bytes are no manifest")
+        data = self.store.get_range(key, 0, info.size)
+        if blake3(data).hexdigest() != digest:
+            raise CorruptError(f"{key}: is not what was shared under this digest")
+        said = json.loads(data)
+        if not isinstance(said, dict) or said["version"] != VERSION:
+            raise CorruptError(f"{key}: is of another version")
+        return said
+
+    def _check(self, said: dict[str, Any], origin: Origin) -> None:
+        """See that a snapshot can be taken up by a lease.
+
+        Raises:
+            CorruptError: it is of another driver, template or first files.
+        """
+        was = Origin(**said["origin"])
+        pairs = (
+            ("driver", said["driver"], self.driver.name),
+            ("run", was.run_id, origin.run_id),
+            ("template", was.template, origin.template),
+            ("first files", was.source_key, origin.source_key),
+        )
+        for what, one, other in pairs:
+            if one != other:
+                raise CorruptError(f"the shared snapshot is of another {what}: {one!r}")
+
+    def _remove(self, prefix: str) -> None:
+        keys = [info.key for info in self.store.list(f"{prefix}/")]
+        # Without its manifest it is none, whatever else stays.
+        self.store.delete(sorted(keys, key=lambda key: not key.endswith(f"/{MANIFEST}")))
+
+
+def place(run_id: str, snapshot_id: str) -> str:
+    """Where a run's snapshot lies."""
+    run, snapshot = (blake3(name.encode()).hexdigest(length=16) for name in (run_id, snapshot_id))
+    return f"{run}/{snapshot}"
+
+
+def _stream(folder: Path) -> Iterator[bytes]:
+    """A snapshot's folder but for what is said about it, which the manifest says anew."""
+    for entry in (SAVED, CALLS):
+        yield from packing.pack(folder, entry)
+
+
+def _cut(stream: Iterator[bytes]) -> Iterator[bytes]:
+    """The stream in parts of one size; one part at least."""
+    part = bytearray()
+    for piece in stream:
+        part += piece
+        while len(part) >= PART_BYTES:
+            yield bytes(part[:PART_BYTES])
+            del part[:PART_BYTES]
+    yield bytes(part)
+
+
+@dataclass(slots=True)
+class _Parts(packing.Reader):
+    """The stream that was cut."""
+
+    store: Store
+    prefix: str
+    left: Iterator[tuple[int, str]]
+    _part: bytes = b""
+    _position: int = 0
+    _number: int = 0
+
+    @override
+    def read(self, size: int, /) -> bytes:
+        found = bytearray()
+        while len(found) < size:
+            if self._position == len(self._part) and not self._next():
+                break
+            piece = self._part[self._position : self._position + size - len(found)]
+            self._position += len(piece)
+            found += piece
+        return bytes(found)
+
+    def _next(self) -> bool:
+        """Take the next part.
+
+        Raises:
+            CorruptError: it is not the one that was shared, or is gone.
+        """
+        following = next(self.left, None)
+        if following is None:
+            return False
+        size, digest = following
+        key = f"{self.prefix}/part-{self._number:06d}"
+        if not 0 <= size <= PART_BYTES:
+            raise CorruptError(f"{key}: {size} bytes are no part")
+        try:
+            data = self.store.get_range(key, 0, size)
+        except MissingError as cause:
+            raise CorruptError(f"{key}: is gone") from cause
+        if blake3(data).hexdigest() != digest:
+            raise CorruptError(f"{key}: is damaged")
+        self._part, self._position, self._number = data, 0, self._number + 1
+        return True

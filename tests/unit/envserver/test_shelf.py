@@ -1,0 +1,184 @@
+"""Snapshots in a store: taken up by another node, and by nobody who may not."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+from tests.unit.envserver.test_node_states import FIX, SPOIL, call, content, opened, said
+
+from etude.common.blobs import MemoryStore
+from etude.common.errors import CorruptError, EtudeError, UnknownIdError
+from etude.envserver.drivers.base import CapMissingError
+from etude.envserver.node.environment import Environment
+from etude.envserver.node.node import Node
+from etude.envserver.node.shelf import MANIFEST, Shared, Shelf, Wanted, place
+from etude.envserver.node.snapshots import NoRoomError, Quota, Snapshot
+from etude.envserver.node.states import origin_of
+from etude.v1 import environments_pb2
+
+MakeNode = Callable[..., Node]
+Order = Callable[..., environments_pb2.OpenEnvironmentsRequest]
+
+
+class Pair:
+    """A lease with a snapshot on a node that will be lost, and a lease on one that goes on."""
+
+    def __init__(self, first: Node, second: Node) -> None:
+        self.store = MemoryStore()
+        self.first, self.second = first, second
+        self.here, self.there = (Shelf(self.store, node.driver) for node in (first, second))
+
+    async def begin(self, order: Order) -> Environment:
+        environment = await opened(self.first, order)
+        await said(environment, call("1", "search_replace", **FIX))
+        self.snapshot = await self.first.states.snapshot(environment, "good", with_memory=False)
+        await said(environment, call("2", "search_replace", **SPOIL))
+        self.other = await opened(self.second, order, "b")
+        return environment
+
+    async def share(self) -> Shared:
+        return await self.here.share(self.first.states.snapshots, self.snapshot)
+
+    async def fetch(self, digest: str, name: str = "good") -> Snapshot:
+        wanted, origin = Wanted(name, digest), origin_of(self.other)
+        return await self.there.fetch(self.second.states.snapshots, origin, wanted, "mine")
+
+
+@pytest.fixture
+def pair(make_node: MakeNode) -> Pair:
+    return Pair(make_node(), make_node())
+
+
+async def test_another_node_takes_up_files_and_results(pair: Pair, order: Order) -> None:
+    await pair.begin(order)
+    shared = await pair.share()
+    assert shared.num_bytes > 0
+
+    await pair.fetch(shared.digest)
+    await pair.second.states.rollback(pair.other, "mine")
+
+    assert b"a + b" in await content(pair.other)
+    # The call has its result, and is not run again: it would find nothing to replace.
+    assert await said(pair.other, call("1", "search_replace", **FIX)) == ["ok"]
+    assert await said(pair.other, call("2", "search_replace", **SPOIL)) == ["ok"]
+
+
+async def test_sharing_again_changes_nothing(pair: Pair, order: Order) -> None:
+    await pair.begin(order)
+    first = await pair.share()
+    objects = dict(pair.store.objects)
+    assert await pair.share() == first
+    assert pair.store.objects == objects
+
+
+async def test_a_snapshot_of_another_run_is_not_found(pair: Pair, order: Order) -> None:
+    await pair.begin(order)
+    shared = await pair.share()
+    pair.other.record.held.run_id = "foreign"
+    with pytest.raises(UnknownIdError):
+        await pair.fetch(shared.digest)
+
+
+async def test_a_manifest_of_another_run_in_the_right_place_is_refused(
+    pair: Pair, order: Order
+) -> None:
+    await pair.begin(order)
+    shared = await pair.share()
+    mine = place(pair.snapshot.origin.run_id, "good")
+    for key in list(pair.store.objects):
+        moved = key.replace(mine, place("foreign", "good"))
+        pair.store.put(moved, pair.store.objects[key])
+    pair.other.record.held.run_id = "foreign"
+    with pytest.raises(CorruptError, match="another run"):
+        await pair.fetch(shared.digest)
+
+
+async def test_nothing_is_taken_up_without_its_digest(pair: Pair, order: Order) -> None:
+    await pair.begin(order)
+    await pair.share()
+    for digest in ("", "0" * 64):
+        with pytest.raises(CorruptError, match="not what was shared"):
+            await pair.fetch(digest)
+    with pytest.raises(UnknownIdError):
+        await pair.fetch("0" * 64, "better")
+
+
+async def test_every_damaged_object_is_refused_and_the_lease_goes_on_as_it_was(
+    pair: Pair, order: Order
+) -> None:
+    await pair.begin(order)
+    shared = await pair.share()
+    whole = dict(pair.store.objects)
+    assert len(whole) >= 2
+    for key, data in whole.items():
+        for damaged in (data[:-1], data[:-1] + bytes([data[-1] ^ 1]), None):
+            pair.store.objects = {**whole, key: damaged or b""}
+            if damaged is None:
+                del pair.store.objects[key]
+            with pytest.raises(EtudeError):
+                await pair.fetch(shared.digest)
+    assert pair.second.states.snapshots.held() == []
+    assert await said(pair.other, call("1", "search_replace", **FIX)) == ["ok"]
+
+    pair.store.objects = whole
+    await pair.fetch(shared.digest)
+
+
+@pytest.mark.parametrize("part", ["template", "source_key"])
+async def test_a_snapshot_of_something_else_is_refused(pair: Pair, order: Order, part: str) -> None:
+    await pair.begin(order)
+    shared = await pair.share()
+    fields = origin_of(pair.other)._replace(**{part: "other"})
+    wanted = Wanted("good", shared.digest)
+    with pytest.raises(CorruptError, match="is of another"):
+        await pair.there.fetch(pair.second.states.snapshots, fields, wanted, "mine")
+
+
+async def test_a_snapshot_that_does_not_fit_leaves_nothing_behind(pair: Pair, order: Order) -> None:
+    await pair.begin(order)
+    shared = await pair.share()
+    pair.second.states.snapshots.quota = Quota(max_bytes=10)
+    with pytest.raises(NoRoomError):
+        await pair.fetch(shared.digest)
+    # Both nodes of this test have one folder.
+    assert list(pair.second.states.snapshots.folder.iterdir()) == [pair.snapshot.folder]
+
+
+async def test_a_driver_whose_snapshots_hold_memory_shares_none(pair: Pair, order: Order) -> None:
+    await pair.begin(order)
+    object.__setattr__(pair.snapshot, "has_memory", True)
+    with pytest.raises(CapMissingError, match="portable"):
+        await pair.share()
+    assert pair.store.objects == {}
+
+
+async def test_what_is_too_old_is_swept_by_the_stores_own_clock(pair: Pair, order: Order) -> None:
+    clock = [100.0]
+    pair.store.clock = lambda: clock[0]
+    await pair.begin(order)
+    await pair.share()
+    assert pair.here.sweep(50) == 0
+    clock[0] = 151.0
+    pair.store.put("new/part", b"x")
+    assert pair.here.sweep(51) == 0
+    assert pair.here.sweep(50) == 2
+    assert list(pair.store.objects) == ["new/part"]
+
+
+async def test_a_snapshot_that_is_removed_is_found_no_more(pair: Pair, order: Order) -> None:
+    await pair.begin(order)
+    shared = await pair.share()
+    await pair.here.remove(pair.snapshot.origin.run_id, "good")
+    assert pair.store.objects == {}
+    with pytest.raises(UnknownIdError):
+        await pair.fetch(shared.digest)
+
+
+async def test_a_manifest_says_nothing_secret(pair: Pair, order: Order) -> None:
+    environment = await pair.begin(order)
+    await pair.share()
+    (key,) = (key for key in pair.store.objects if key.endswith(MANIFEST))
+    said_there = json.loads(pair.store.objects[key])
+    lease = environment.record.held.lease
+    assert lease.control_token not in json.dumps(said_there)
+    assert not any(lease.control_token.encode() in data for data in pair.store.objects.values())
