@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.fuzz import mutator
 from tests.fuzz.counts import Counts
@@ -13,15 +13,17 @@ from tests.fuzz.mutator import Mutator
 from typing_extensions import override
 
 from etude.agent.patterns import GrepQuery
+from etude.agent.workspace import JobError, WorkspaceError, WorkspaceLostError
 from etude.common.errors import EtudeError
 from etude.envserver.drivers.qemu.livejobs import LiveJobs
-from etude.envserver.folders import Limits
-from etude.envserver.guest import contents, frames
+from etude.envserver.folders import Limits, TooLargeError
+from etude.envserver.guest import contents, frames, placing
 from etude.envserver.guest.channel import GuestChannel, Identity
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.frames import BadFrameError, Frame, Kind, Parser
 from etude.envserver.guest.jobs import GuestJobs
 from etude.envserver.guest.workspace import GuestWorkspace
+from etude.envserver.trees import File
 from etude.v1 import guest_pb2
 
 PATIENCE_S = 120.0
@@ -29,8 +31,16 @@ PATIENCE_S = 120.0
 _ROUND = 60
 _LIMITS = Limits(max_files=100, max_bytes=1 << 20)
 _IDENTITY = Identity(env_id="fuzz", token=b"t", generation=1)
-NUM_CALLS = 17
-"""What asks() asks for at once."""
+NUM_CALLS = 18
+"""What is asked for at once."""
+
+
+class Ask(NamedTuple):
+    """A call that waits for the guest."""
+
+    answer: Coroutine[None, None, object]
+    expected: tuple[type[EtudeError], ...]
+    """What it may raise."""
 
 
 class Counting(Parser):
@@ -113,11 +123,13 @@ class Round:
         except EtudeError:
             await _hung_up(guest, theirs)
             return
-        asked = await asyncio.gather(*asks(channel), return_exceptions=True)
+        asks = _asks(channel)
+        waiting = (each.answer for each in asks)
+        answers = await asyncio.gather(*waiting, return_exceptions=True)
         await _hung_up(guest, theirs)
-        for answer in asked:
-            if isinstance(answer, BaseException) and not isinstance(answer, EtudeError):
-                self.counts.crash(f"a call raises {answer!r}", self.said)
+        for ask, answer in zip(asks, answers, strict=True):
+            if isinstance(answer, BaseException) and not isinstance(answer, ask.expected):
+                self.counts.crash(f"{ask.answer} raises {answer!r}", self.said)
 
     async def _guest(self, theirs: socket.socket) -> None:
         loop, parser, num_calls, has_spoken = asyncio.get_running_loop(), _begun(), 0, False
@@ -137,30 +149,33 @@ class Round:
         self.counts.crash(f"nobody handles {why!r}", self.said)
 
 
-def asks(channel: GuestChannel) -> list["asyncio.Task[object]"]:
-    """One call of every kind that a node makes; NUM_CALLS of them send a CALL at once."""
+def _asks(channel: GuestChannel) -> list[Ask]:
+    """One of every kind that a node makes, and the errors that it understands."""
     commands, jobs = GuestCommands(channel=channel), GuestJobs(channel=channel)
     workspace = GuestWorkspace(channel, commands.run, jobs=jobs)
-    made = [
-        workspace.read("a.py"),
-        workspace.write("b.py", b"x" * 100),
-        workspace.stat("a.py"),
-        workspace.list(""),
-        workspace.glob("**/*.py"),
-        workspace.grep(GrepQuery(pattern="a+")),
-        workspace.hashes(),
-        workspace.delete("c"),
-        commands.run("true", 60.0),
-        jobs.start("sleep 1", timeout_s=None),
-        jobs.state(1),
-        jobs.output(1, offset=0, size=1000),
-        jobs.send(1, b"x", end=False),
-        jobs.kill(1),
-        contents.mark(channel, "m"),
-        contents.changes(channel, "m", _LIMITS),
-        contents.content(channel, _LIMITS),
+    by_policy = (WorkspaceError, WorkspaceLostError)
+    by_guest = (WorkspaceLostError, TooLargeError)
+    of_jobs = (*by_policy, JobError)
+    return [
+        Ask(workspace.read("a.py"), by_policy),
+        Ask(workspace.write("b.py", b"x" * 100), by_policy),
+        Ask(workspace.stat("a.py"), by_policy),
+        Ask(workspace.list(""), by_policy),
+        Ask(workspace.glob("**/*.py"), by_policy),
+        Ask(workspace.grep(GrepQuery(pattern="a+")), by_policy),
+        Ask(workspace.hashes(), by_policy),
+        Ask(workspace.delete("c"), by_policy),
+        Ask(commands.run("true", 60.0), by_policy),
+        Ask(jobs.start("sleep 1", timeout_s=None), of_jobs),
+        Ask(jobs.state(1), of_jobs),
+        Ask(jobs.output(1, offset=0, size=1000), of_jobs),
+        Ask(jobs.send(1, b"x", end=False), of_jobs),
+        Ask(jobs.kill(1), of_jobs),
+        Ask(contents.mark(channel, "m"), by_guest),
+        Ask(contents.changes(channel, "m", _LIMITS), by_guest),
+        Ask(contents.content(channel, _LIMITS), by_guest),
+        Ask(placing.place(channel, {"a": File(b"a")}, root="/r"), by_guest),
     ]
-    return [asyncio.ensure_future(each) for each in made]
 
 
 async def _hung_up(guest: "asyncio.Task[None]", theirs: socket.socket) -> None:

@@ -53,6 +53,18 @@ def check(reply: Reply, path: str) -> Reply:
     raise WorkspaceError(fault, result.path if result.HasField("path") else named)
 
 
+def sure(reply: Reply, path: str) -> Reply:
+    """The reply to what the policy has no part in, if the guest did it.
+
+    Raises:
+        WorkspaceLostError: it did not, whatever it says of the reason.
+    """
+    try:
+        return check(reply, path)
+    except WorkspaceError as error:
+        raise WorkspaceLostError(f"the guest failed: {error}") from error
+
+
 def body(reply: Reply, channel: int, message: _M) -> _M:
     """The message that came as DATA.
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from etude.common.errors import EtudeError
+from etude.agent.workspace import WorkspaceLostError
 from etude.envserver.guest import frames
 from etude.envserver.guest.frames import Flag, Frame, Kind
 from etude.v1 import guest_pb2
@@ -18,7 +18,7 @@ MAX_REPLY_BYTES = 16 << 20
 _MAX_DEADLINE_MS = (1 << 32) - 1
 
 
-class ReplyTooLargeError(EtudeError):
+class ReplyTooLargeError(WorkspaceLostError):
     """A guest had more to say than the caller wants to hold."""
 
 

@@ -22,7 +22,7 @@ async def mark(channel: Caller, name: str) -> None:
         WorkspaceLostError: the guest failed.
     """
     call = guest_pb2.GuestCall(mark=guest_pb2.GuestMark(name=name))
-    answers.check(await channel.call(Request(operation=call, deadline_s=_DEADLINE_S)), "")
+    answers.sure(await channel.call(Request(operation=call, deadline_s=_DEADLINE_S)), "")
 
 
 async def changes(channel: Caller, name: str, limits: Limits) -> environments_pb2.WorkspaceDiff:
@@ -67,7 +67,7 @@ async def _diff(channel: Caller, name: str, limits: Limits) -> Reply:
         raise TooLargeError(too_large) from error
     if reply.result.fault == guest_pb2.GUEST_FAULT_TOO_MANY:
         raise TooLargeError(too_large)
-    return answers.check(reply, "")
+    return answers.sure(reply, "")
 
 
 def _decoded(reply: Reply) -> environments_pb2.WorkspaceDiff:

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 
+from etude.agent.workspace import WorkspaceLostError
 from etude.envserver.guest import answers
 from etude.envserver.guest.calls import Caller, Request
 from etude.envserver.trees import File, Tree
@@ -21,13 +22,19 @@ async def place(channel: Caller, tree: Tree, *, root: str, uid: int | None = Non
         uid: whose they are; None is the sandbox's user.
 
     Raises:
-        WorkspaceError: a path is no possible one there.
-        WorkspaceLostError: the guest failed.
+        WorkspaceLostError: the guest failed, or has no room for one of them.
     """
-    async with asyncio.TaskGroup() as group:
-        for path, file in tree.items():
-            call = guest_pb2.GuestCall(write=_write(path, file), cwd=root, uid=uid)
-            group.create_task(_ask(channel, call, file), name=f"place {path[:80]}")
+    try:
+        async with asyncio.TaskGroup() as group:
+            for path, file in tree.items():
+                call = guest_pb2.GuestCall(write=_write(path, file), cwd=root, uid=uid)
+                group.create_task(_ask(channel, call, file), name=f"place {path[:80]}")
+    except ExceptionGroup as errors:
+        others = errors.split(WorkspaceLostError)[1]
+        if others is not None:
+            raise
+        # One is enough, and what it says is what a client is told.
+        raise errors.exceptions[0] from None
 
 
 def _write(path: str, file: File) -> guest_pb2.GuestWrite:
@@ -41,4 +48,4 @@ def _write(path: str, file: File) -> guest_pb2.GuestWrite:
 
 async def _ask(channel: Caller, call: guest_pb2.GuestCall, file: File) -> None:
     reply = await channel.call(Request(operation=call, data=file.content, deadline_s=_DEADLINE_S))
-    answers.check(reply, call.write.path)
+    answers.sure(reply, call.write.path)

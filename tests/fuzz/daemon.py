@@ -1,0 +1,180 @@
+"""python -m tests.fuzz.daemon SEED: a node as `etude-envserver node`, whose guests are hostile.
+
+All of it is the real one, but for what starts a machine: a process stands for it that serves a
+monitor's and an agent's socket and says what it likes.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Never
+
+from tests.fuzz.channels import Counting
+from tests.fuzz.hostile import HONEST
+from typing_extensions import override
+
+from etude.agent.workspace.protocol import Runner
+from etude.common.api.pool import EnvPoolSpec
+from etude.envserver.drivers.base import (
+    Caps,
+    Driver,
+    Outcome,
+    Sandbox,
+    SandboxError,
+    Start,
+    Strength,
+    Verification,
+)
+from etude.envserver.drivers.qemu import vm
+from etude.envserver.drivers.qemu.guests import Guest
+from etude.envserver.drivers.qemu.idle import Patience
+from etude.envserver.drivers.qemu.jail import Jail
+from etude.envserver.drivers.qemu.lanes import Places
+from etude.envserver.drivers.qemu.machine import Machine
+from etude.envserver.drivers.qemu.pages import PageBuffer
+from etude.envserver.drivers.qemu.sandbox import VmSandbox
+from etude.envserver.drivers.qemu.sleeping import Bed, Home
+from etude.envserver.drivers.qemu.starts import Started
+from etude.envserver.drivers.selection import Place
+from etude.envserver.guest import frames
+from etude.envserver.guest.channel import GuestChannel, Identity
+from etude.envserver.node import serve
+from etude.envserver.settings import NodeSettings
+
+TAKEN = "taken"
+"""File in the node's folder: the frames that its channels have parsed or refused."""
+GOOD = "good"
+"""While it is there, guests are honest."""
+
+
+_CAPS = Caps(files=False, memory=False, freeze=True)
+
+
+def _no_starter() -> Never:
+    raise SandboxError("these machines cannot be saved")
+
+
+@dataclass(slots=True)
+class HostileDriver(Driver):
+    """Machines of the real driver's make around processes that are none."""
+
+    scratch: Path
+    seed: str
+    name: str = "hostile"
+    strength: Strength = Strength.STRONG
+    caps: Caps = _CAPS
+    begins: Start | None = None
+    leases: Path = field(init=False)
+    _maker: Process | None = None
+    _making: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
+    _parsers: list[Counting] = field(default_factory=list)
+    _bed: Bed = field(default_factory=lambda: Bed(key=b"k", buffer=PageBuffer(4096)))
+    _places: Places = field(default_factory=lambda: Places(4, 1.0))
+    _telling: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self.leases = self.scratch / "leases"
+
+    @override
+    async def start(self) -> None:
+        command = (sys.executable, "-m", "tests.fuzz.hostile")
+        with (self.scratch / "guests.log").open("ab") as log:
+            self._maker = await asyncio.create_subprocess_exec(
+                *command, stdin=PIPE, stdout=PIPE, stderr=log
+            )
+        self._telling = asyncio.create_task(self._tell(), name="count frames")
+
+    @override
+    async def stop(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+        self._write()
+        if self._maker is not None:
+            with contextlib.suppress(ProcessLookupError):  # it had the same signal
+                self._maker.kill()
+            await self._maker.wait()
+
+    @override
+    def sandbox(self, folder: Path, runner: Runner, *, template: str) -> Sandbox:
+        home = Home(
+            lease=folder,
+            start=self._begun,
+            starter=_no_starter,
+            bed=self._bed,
+            places=self._places,
+            patience=Patience(linger_s=0.02, frozen_s=3600.0),
+        )
+        return VmSandbox(folder, runner, home)
+
+    @override
+    async def verify(self, work: Verification) -> Outcome:
+        raise SandboxError("nothing is graded here")
+
+    @override
+    def is_repeatable(self, command: str) -> bool:
+        return False
+
+    async def _begun(self, folder: Path) -> Started:
+        pid = await self._made(folder)
+        machine = vm._watched(Machine(tsc_khz=1), folder, pid, os.pidfd_open(pid), lambda: None)
+        vm._note(machine, Jail(), "")
+        try:
+            await machine.connect()
+            reader, writer = await asyncio.open_unix_connection(sock=machine.dial_agent())
+            parser = Counting(frames.FROM_GUEST)
+            self._parsers.append(parser)
+            channel = GuestChannel(reader, writer, ack_timeout_s=60, _parser=parser)
+            await channel.reset()
+            identity = Identity(env_id=folder.parent.name, token=b"t", generation=1)
+            await channel.sync(identity)
+        except BaseException:
+            await machine.destroy()
+            raise
+        return Started(Guest(machine, channel, identity), Start.SPAWN)
+
+    async def _made(self, folder: Path) -> int:
+        is_good = (self.scratch / GOOD).exists()
+        seed = HONEST if is_good else f"{self.seed} {next(self._numbers)}"
+        async with self._making:
+            assert self._maker is not None
+            assert self._maker.stdin is not None
+            assert self._maker.stdout is not None
+            self._maker.stdin.write(f"{folder}\t{seed}\n".encode())
+            return int(await self._maker.stdout.readline())
+
+    async def _tell(self) -> None:
+        while True:
+            await asyncio.sleep(0.2)
+            self._write()
+
+    def _write(self) -> None:
+        taken = sum(parser.num_taken + parser.num_refused for parser in self._parsers)
+        refused = sum(parser.num_refused for parser in self._parsers)
+        partial = self.scratch / f".{TAKEN}"
+        partial.write_text(f"{taken} {refused}")
+        partial.rename(self.scratch / TAKEN)
+
+
+def main() -> None:
+    """Serve until told to stop."""
+    logging.basicConfig(level=logging.INFO)
+    settings = NodeSettings.from_env()
+
+    async def hostile(spec: EnvPoolSpec, place: Place) -> Driver:
+        return HostileDriver(place.scratch, f"{sys.argv[1]} {spec.slots_per_replica}")
+
+    vars(serve)["selected"] = hostile
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    asyncio.run(serve.serve(settings))
+
+
+if __name__ == "__main__":
+    main()
