@@ -349,8 +349,14 @@ class GuestThaw(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class GuestAccept(_message.Message):
+    __slots__ = ("port",)
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    def __init__(self, port: _Optional[int] = ...) -> None: ...
+
 class GuestCall(_message.Message):
-    __slots__ = ("id", "token", "deadline_ms", "uid", "cwd", "read", "write", "list", "glob", "stat", "delete", "grep", "hashes", "exec", "job", "session", "mark", "diff", "freeze_fs", "thaw_fs", "walk")
+    __slots__ = ("id", "token", "deadline_ms", "uid", "cwd", "read", "write", "list", "glob", "stat", "delete", "grep", "hashes", "exec", "job", "session", "mark", "diff", "freeze_fs", "thaw_fs", "walk", "accept")
     ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
@@ -372,6 +378,7 @@ class GuestCall(_message.Message):
     FREEZE_FS_FIELD_NUMBER: _ClassVar[int]
     THAW_FS_FIELD_NUMBER: _ClassVar[int]
     WALK_FIELD_NUMBER: _ClassVar[int]
+    ACCEPT_FIELD_NUMBER: _ClassVar[int]
     id: bytes
     token: bytes
     deadline_ms: int
@@ -393,7 +400,8 @@ class GuestCall(_message.Message):
     freeze_fs: GuestFreeze
     thaw_fs: GuestThaw
     walk: GuestWalk
-    def __init__(self, id: _Optional[bytes] = ..., token: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., uid: _Optional[int] = ..., cwd: _Optional[str] = ..., read: _Optional[_Union[GuestRead, _Mapping]] = ..., write: _Optional[_Union[GuestWrite, _Mapping]] = ..., list: _Optional[_Union[GuestList, _Mapping]] = ..., glob: _Optional[_Union[GuestGlob, _Mapping]] = ..., stat: _Optional[_Union[GuestStat, _Mapping]] = ..., delete: _Optional[_Union[GuestDelete, _Mapping]] = ..., grep: _Optional[_Union[GuestGrep, _Mapping]] = ..., hashes: _Optional[_Union[GuestHashes, _Mapping]] = ..., exec: _Optional[_Union[GuestExec, _Mapping]] = ..., job: _Optional[_Union[GuestJob, _Mapping]] = ..., session: _Optional[_Union[GuestSession, _Mapping]] = ..., mark: _Optional[_Union[GuestMark, _Mapping]] = ..., diff: _Optional[_Union[GuestDiff, _Mapping]] = ..., freeze_fs: _Optional[_Union[GuestFreeze, _Mapping]] = ..., thaw_fs: _Optional[_Union[GuestThaw, _Mapping]] = ..., walk: _Optional[_Union[GuestWalk, _Mapping]] = ...) -> None: ...
+    accept: GuestAccept
+    def __init__(self, id: _Optional[bytes] = ..., token: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., uid: _Optional[int] = ..., cwd: _Optional[str] = ..., read: _Optional[_Union[GuestRead, _Mapping]] = ..., write: _Optional[_Union[GuestWrite, _Mapping]] = ..., list: _Optional[_Union[GuestList, _Mapping]] = ..., glob: _Optional[_Union[GuestGlob, _Mapping]] = ..., stat: _Optional[_Union[GuestStat, _Mapping]] = ..., delete: _Optional[_Union[GuestDelete, _Mapping]] = ..., grep: _Optional[_Union[GuestGrep, _Mapping]] = ..., hashes: _Optional[_Union[GuestHashes, _Mapping]] = ..., exec: _Optional[_Union[GuestExec, _Mapping]] = ..., job: _Optional[_Union[GuestJob, _Mapping]] = ..., session: _Optional[_Union[GuestSession, _Mapping]] = ..., mark: _Optional[_Union[GuestMark, _Mapping]] = ..., diff: _Optional[_Union[GuestDiff, _Mapping]] = ..., freeze_fs: _Optional[_Union[GuestFreeze, _Mapping]] = ..., thaw_fs: _Optional[_Union[GuestThaw, _Mapping]] = ..., walk: _Optional[_Union[GuestWalk, _Mapping]] = ..., accept: _Optional[_Union[GuestAccept, _Mapping]] = ...) -> None: ...
 
 class GuestInfo(_message.Message):
     __slots__ = ("size", "sha256", "mode", "mtime_ns", "kind")

@@ -28,6 +28,7 @@ type agent struct {
 	workers workers
 	jobs    jobs
 	marks   marks
+	door    door
 
 	// Below: guarded by mu.
 	mu         sync.Mutex

@@ -128,6 +128,8 @@ func (m *diffMessage) fields(v *visitor) {
 	integer(v, 3, &m.maxBytes)
 }
 
+func (m *acceptMessage) fields(v *visitor) { integer(v, 1, &m.port) }
+
 func (m *emptyMessage) fields(*visitor) {}
 
 func (m *callMessage) fields(v *visitor) {
@@ -152,6 +154,7 @@ func (m *callMessage) fields(v *visitor) {
 	one(v, 24, &m.freeze)
 	one(v, 25, &m.thaw)
 	one(v, 26, &m.walk)
+	one(v, 27, &m.accept)
 }
 
 func (m *infoMessage) fields(v *visitor) {

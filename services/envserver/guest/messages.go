@@ -120,8 +120,9 @@ type (
 		maxFiles uint32
 		maxBytes uint64
 	}
-	emptyMessage struct{}
-	callMessage  struct {
+	acceptMessage struct{ port uint32 }
+	emptyMessage  struct{}
+	callMessage   struct {
 		id, token    []byte
 		deadlineMs   uint32
 		uid          *uint32
@@ -140,6 +141,7 @@ type (
 		diff         *diffMessage
 		freeze, thaw *emptyMessage
 		walk         *walkMessage
+		accept       *acceptMessage
 	}
 	infoMessage struct {
 		size    uint64

@@ -60,6 +60,8 @@ func (c *call) command(at place, m *callMessage) (*resultMessage, error) {
 		return c.job(m.job)
 	case m.session != nil:
 		return nil, c.session(at, m.session)
+	case m.accept != nil:
+		return nil, c.accept(m.accept)
 	case m.freeze != nil:
 		return nil, c.agent.freeze(true)
 	case m.thaw != nil:

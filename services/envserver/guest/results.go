@@ -104,7 +104,12 @@ func (c *call) finish(result *resultMessage) {
 	}
 	a := c.agent
 	a.mu.Lock()
-	a.results.keep([idBytes]byte(c.id()), c.kept)
+	if c.request.accept == nil {
+		a.results.keep([idBytes]byte(c.id()), c.kept)
+	} else {
+		// Nobody can have a connection twice, and what calls were told is worth more.
+		delete(a.results.answers, [idBytes]byte(c.id()))
+	}
 	a.mu.Unlock()
 	c.close(c.out)
 }

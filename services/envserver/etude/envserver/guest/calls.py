@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from typing_extensions import override
+
 from etude.agent.workspace import WorkspaceLostError
 from etude.envserver.guest import frames
 from etude.envserver.guest.frames import Flag, Frame, Kind
@@ -63,6 +65,25 @@ class Caller(Protocol):
         ...
 
 
+class OnStream(Protocol):
+    """What a channel knows of one of its open streams."""
+
+    call_id: bytes
+    stream: int
+
+    def take(self, frame: Frame) -> int:
+        """Take one frame of this stream and answer how much credit to give back at once.
+
+        Raises:
+            BadFrameError: no guest of ours sends it.
+        """
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """Nothing will come any more."""
+        ...
+
+
 def encoded(stream: int, request: Request, token: bytes) -> Iterator[bytes]:
     """The CALL, in as many frames as it needs.
 
@@ -92,7 +113,7 @@ def sync_message(token: bytes, wall_ns: int) -> guest_pb2.GuestSync:
 
 
 @dataclass(slots=True)
-class OpenCall:
+class OpenCall(OnStream):
     """The state of one stream until its result."""
 
     stream: int
@@ -106,11 +127,9 @@ class OpenCall:
     """What the host may still send."""
     _credited: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @override
     def take(self, frame: Frame) -> int:
-        """Take one frame of this stream and answer how much credit to give back.
-
-        What is held is bounded by max_bytes, whatever credit a guest believes to have.
-        """
+        # What is held is bounded by max_bytes, whatever credit a guest believes to have.
         if frame.kind is Kind.CREDIT:
             self._credit = min(self._credit + frames.number(frame), frames.MAX_CREDIT)
             self._credited.set()
@@ -120,8 +139,8 @@ class OpenCall:
         self._take_result(frame)
         return 0
 
+    @override
     def fail(self, error: Exception) -> None:
-        """Nothing will come any more."""
         if not self.future.done():
             self.future.set_exception(error)
             self.future.exception()  # whoever waits still gets it; nobody may wait any more

@@ -18,7 +18,8 @@ from typing_extensions import override
 
 from etude.agent.workspace import WorkspaceLostError
 from etude.envserver.guest import calls, frames
-from etude.envserver.guest.calls import Caller, OpenCall, Reply, Request
+from etude.envserver.guest.calls import Caller, OnStream, OpenCall, Reply, Request
+from etude.envserver.guest.connections import GuestConnection
 from etude.envserver.guest.frames import BadFrameError, Frame, Kind
 from etude.v1 import guest_pb2
 
@@ -80,9 +81,11 @@ class GuestChannel(Caller):
     _epoch: int = 0
     _nonce: bytes = b""
     _last_stream: int = 0
-    _open: dict[int, OpenCall] = field(default_factory=dict)
+    _open: dict[int, OnStream] = field(default_factory=dict)
     _awaited: dict[tuple[Kind, bytes], asyncio.Future[Frame]] = field(default_factory=dict)
     _places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CALLS))
+    _bulk: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the one connection that writes: all of them together may not fill the port."""
     _task: asyncio.Task[None] | None = None
     _lost: str = ""
 
@@ -156,7 +159,8 @@ class GuestChannel(Caller):
             self._last_stream += 1
             stream = self._last_stream
             future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-            call = self._open[stream] = OpenCall(stream, request.max_bytes, future, request.call_id)
+            call = OpenCall(stream, request.max_bytes, future, request.call_id)
+            self._open[stream] = call
             try:
                 self._write(b"".join(calls.encoded(stream, request, self.token)))
                 return await self._result(call, request)
@@ -166,6 +170,36 @@ class GuestChannel(Caller):
                 raise
             finally:
                 self._open.pop(stream, None)
+
+    async def accept(self, port: int) -> GuestConnection:
+        """The next connection of a program in the guest to this port of its own localhost.
+
+        It takes no place from calls, and waits for as long as nobody connects.
+
+        Raises:
+            GuestLostError: the guest is gone, or was reset.
+            PortTakenError: the guest does not listen there.
+            CancelledError: the caller has gone; so has the connection, if there was one.
+        """
+        self._check()
+        self._last_stream += 1
+        made = GuestConnection(self._last_stream, self._write, self.writer.drain, self._bulk)
+        self._open[made.stream] = made
+        made.on_end = lambda: self._forget(made)
+        operation = guest_pb2.GuestCall(accept=guest_pb2.GuestAccept(port=port))
+        request = Request(operation=operation, call_id=made.call_id)
+        try:
+            self._write(b"".join(calls.encoded(made.stream, request, self.token)))
+            await made.accepted
+        except BaseException:
+            await made.close()
+            raise
+        return made
+
+    def _forget(self, made: GuestConnection) -> None:
+        # After a reset the number is another stream's.
+        if self._open.get(made.stream) is made:
+            del self._open[made.stream]
 
     def signal(self, call_id: bytes, number: int) -> None:
         """Send a signal to the process group of the call with this id, if it still runs."""
@@ -300,5 +334,5 @@ class GuestChannel(Caller):
         self.writer.close()
 
     def _end_calls(self, why: str) -> None:
-        for call in self._open.values():
+        for call in list(self._open.values()):
             call.fail(GuestLostError(why))

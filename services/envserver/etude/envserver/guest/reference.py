@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from etude.envserver.guest import frames
 from etude.envserver.guest.frames import BadFrameError, Flag, Frame, Kind
+from etude.envserver.guest.reference_accept import Door, accept
 from etude.envserver.guest.reference_calls import Call, RefusedError, Writer
 from etude.envserver.guest.reference_files import FILES, Marks
 from etude.envserver.guest.reference_jobs import Jobs
@@ -28,7 +29,7 @@ _READ_BYTES = 256 << 10
 _MAX_OPEN_CALLS = 64
 _MAX_RESULTS = 256
 _ID_BYTES = 16
-_OPERATIONS = {**FILES, **PROCESSES}
+_OPERATIONS = {**FILES, **PROCESSES, "accept": accept}
 
 
 @dataclass(slots=True)
@@ -43,6 +44,7 @@ class Agent:
     jobs: Jobs = field(init=False)
     sessions: Sessions = field(default_factory=Sessions)
     marks: Marks = field(default_factory=dict)
+    door: Door = field(default_factory=Door)
     _parser: frames.Parser = field(default_factory=lambda: frames.Parser(frames.FROM_HOST))
     _calls: dict[int, Call] = field(default_factory=dict)
     _parts: dict[int, bytes] = field(default_factory=dict)
@@ -156,8 +158,12 @@ class Agent:
     async def _run(self, call: Call) -> None:
         operation = call.request.WhichOneof("operation") or ""
         answer = await call.run(_OPERATIONS.get(operation, _unknown), self)
-        self._results[call.request.id] = answer
-        self._results.move_to_end(call.request.id)
+        if operation == "accept":
+            # Nobody can have a connection twice.
+            self._results.pop(call.request.id, None)
+        else:
+            self._results[call.request.id] = answer
+            self._results.move_to_end(call.request.id)
         while len(self._results) > _MAX_RESULTS and None is not next(iter(self._results.values())):
             self._results.popitem(last=False)
         if self._calls.get(call.stream) is call:

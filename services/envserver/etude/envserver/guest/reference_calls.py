@@ -112,6 +112,10 @@ class Call:
                 self._take_data(frame)
         self._stirred.set()
 
+    def tell(self, channel: int) -> None:
+        """Send a frame without data: there is something to have."""
+        self._send(Frame(self.stream, Kind.DATA, channel << 1))
+
     def _take_data(self, frame: Frame) -> None:
         if frame.channel:
             raise BadFrameError("data for an output")
@@ -144,6 +148,15 @@ class Call:
 
     async def data(self, channel: int, data: bytes) -> None:
         """Send all the bytes of a channel, as the host's credit allows."""
+        await self.piece(channel, data)
+        self.end_data(channel)
+
+    def end_data(self, channel: int) -> None:
+        """Say that a channel has no more."""
+        self._send(Frame(self.stream, Kind.DATA, channel << 1 | Flag.END))
+
+    async def piece(self, channel: int, data: bytes) -> None:
+        """Send some bytes of a channel, as the host's credit allows."""
         view = memoryview(data)
         while view:
             while self._credit <= 0:
@@ -154,7 +167,6 @@ class Call:
             self._credit -= len(piece)
             self._send(Frame(self.stream, Kind.DATA, channel << 1, piece))
             await self.writer.drain()
-        self._send(Frame(self.stream, Kind.DATA, channel << 1 | Flag.END))
 
     async def run(self, operation: Operation, agent: object) -> list[Frame]:
         """Do what is asked, answer, and return the frames to keep for a retry."""
