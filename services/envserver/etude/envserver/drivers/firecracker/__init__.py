@@ -1,0 +1,1 @@
+"""Machines of Firecracker, each in a jail that its jailer builds."""

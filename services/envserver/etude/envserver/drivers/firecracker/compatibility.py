@@ -1,0 +1,51 @@
+"""Where a snapshot of Firecracker can be restored: only where all it was made with is the same."""
+
+import hashlib
+import json
+import re
+import subprocess
+from pathlib import Path
+
+from etude.envserver.drivers.firecracker import bodies
+from etude.envserver.drivers.firecracker.bodies import FireMachine
+from etude.envserver.drivers.qemu.compatibility import host_processor
+from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.images.build import Image
+
+OLDEST = (1, 13)
+"""Since then a load can be told to track what the guest writes, by the name used here."""
+_LIMIT_S = 30.0
+
+
+def compat_key(program: Path, machine: FireMachine, image: Image) -> str:
+    """Digest of driver, monitor, machine, processor, kernel and initramfs.
+
+    Raises:
+        VmmError: there is no monitor.
+    """
+    puts = [[path, dict(body)] for path, body in bodies.boot(machine)]
+    files = [image.files[name] for name in ("vmlinuz", "initramfs.gz", "root.sqsh")]
+    parts = ["firecracker", version(program), puts, host_processor(), files]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def version(program: Path) -> str:
+    """What a program of Firecracker's calls itself.
+
+    Raises:
+        VmmError: it does not say, or is too old.
+    """
+    try:
+        done = subprocess.run(
+            (program, "--version"), capture_output=True, check=True, timeout=_LIMIT_S
+        )
+    except (OSError, subprocess.SubprocessError) as cause:
+        raise VmmError(f"{program}: {cause}") from cause
+    first = done.stdout.decode(errors="replace").partition("\n")[0].strip()
+    found = re.search(r" v(\d{1,4})\.(\d{1,4})\.", f"{first}.")
+    if found is None:
+        raise VmmError(f"{program} --version says {first[:100]!r}")
+    if (int(found[1]), int(found[2])) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise VmmError(f"{program} is {first[:100]!r}; this driver needs {oldest} or later")
+    return first

@@ -1,0 +1,154 @@
+"""Files of a guest's memory: full ones, sparse ones with what changed, and what they are together.
+
+A diff has bytes where the guest wrote, zeros among them, and holes elsewhere. Its file system must
+have holes as small as a page, else what was never written would look like zeros.
+"""
+
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from etude.common.errors import CorruptError
+from etude.envserver.drivers.qemu import sealed
+from etude.envserver.drivers.qemu.machine import PAGE_BYTES
+
+_PART_BYTES = 4 << 20
+_FICLONE = 0x40049409
+_MAGIC = b"ETUDEFC1"
+_HEAD = struct.Struct(">Q")
+"""Bytes of the device state."""
+_SEGMENT = struct.Struct(">QQ")
+"""Where in the memory, and how many bytes."""
+_MAX_STATE_BYTES = 16 << 20
+
+
+class Part(NamedTuple):
+    """A piece of a memory."""
+
+    offset: int
+    data: bytes
+
+
+def has_small_holes(folder: Path) -> bool:
+    """Whether files there can have holes of one page."""
+    return os.statvfs(folder).f_bsize <= PAGE_BYTES
+
+
+def written(descriptor: int) -> Iterator[Part]:
+    """What a sparse file holds, in the order in which it stands there.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    end = 0
+    while True:
+        try:
+            start = os.lseek(descriptor, end, os.SEEK_DATA)
+        except OSError as cause:
+            if cause.errno != errno.ENXIO:
+                raise
+            return
+        end = os.lseek(descriptor, start, os.SEEK_HOLE)
+        for offset in range(start, end, _PART_BYTES):
+            yield Part(offset, os.pread(descriptor, min(_PART_BYTES, end - offset), offset))
+
+
+def merge(target: int, parts: Iterator[Part]) -> None:
+    """Write parts over what a file holds.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    for offset, data in parts:
+        view, at = memoryview(data), offset
+        while view:
+            done = os.pwrite(target, view, at)
+            view, at = view[done:], at + done
+
+
+def sparse(source: int, target: Path) -> None:
+    """A copy without the pages of zeros, which nobody changes any more.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with target.open("xb") as file:
+        file.truncate(os.fstat(source).st_size)
+        for offset, data in sealed.pages(source):
+            file.seek(offset)
+            file.write(data)
+    target.chmod(0o444)
+
+
+def cloned(source: Path, target: Path, parts: Iterator[Part]) -> None:
+    """A memory with parts in it that are different, sharing its blocks where the disk can.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with source.open("rb") as base, target.open("xb") as file:
+        try:
+            fcntl.ioctl(file.fileno(), _FICLONE, base.fileno())
+        except OSError:
+            file.truncate(os.fstat(base.fileno()).st_size)
+            merge(file.fileno(), written(base.fileno()))
+        merge(file.fileno(), parts)
+    target.chmod(0o444)
+
+
+def packed(state: bytes, changed: int | None) -> Iterator[bytes]:
+    """A device state and a sparse file of changes as one stream; unset changes are none."""
+    yield _MAGIC + _HEAD.pack(len(state))
+    yield state
+    if changed is not None:
+        for offset, data in written(changed):
+            yield _SEGMENT.pack(offset, len(data))
+            yield data
+
+
+class Unpacked(NamedTuple):
+    """A stream taken apart."""
+
+    state: bytes
+    parts: Iterator[Part]
+
+
+def unpacked(stream: int, offset: int, *, memory_bytes: int) -> Unpacked:
+    """The device state and the changes of a stream.
+
+    Args:
+        stream: a file that nobody changes.
+        offset: where in it the stream begins.
+        memory_bytes: size of the memory that it belongs to.
+
+    Raises:
+        CorruptError: it is none; of the parts when they are read.
+    """
+    head = os.pread(stream, len(_MAGIC) + _HEAD.size, offset)
+    if len(head) != len(_MAGIC) + _HEAD.size or not head.startswith(_MAGIC):
+        raise CorruptError("the delta is none of this driver's")
+    (size,) = _HEAD.unpack(head[len(_MAGIC) :])
+    if size > _MAX_STATE_BYTES:
+        raise CorruptError(f"the delta's device state has {size} bytes")
+    state = os.pread(stream, size, offset + len(head))
+    if len(state) != size:
+        raise CorruptError("the delta is cut off")
+    return Unpacked(state, _parts(stream, offset + len(head) + size, memory_bytes))
+
+
+def _parts(stream: int, at: int, memory_bytes: int) -> Iterator[Part]:
+    while head := os.pread(stream, _SEGMENT.size, at):
+        if len(head) != _SEGMENT.size:
+            raise CorruptError("the delta is cut off")
+        offset, size = _SEGMENT.unpack(head)
+        if size > _PART_BYTES or offset + size > memory_bytes:
+            raise CorruptError("the delta has a part outside the memory")
+        data = os.pread(stream, size, at + _SEGMENT.size)
+        if len(data) != size:
+            raise CorruptError("the delta is cut off")
+        yield Part(offset, data)
+        at += _SEGMENT.size + size

@@ -1,0 +1,64 @@
+"""Which Firecracker processes run for a node.
+
+The jailer takes the environment of what it starts, and gives it mounts of its own: what tells a
+process apart is its id, which the jailer puts on its command line.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+from typing_extensions import override
+
+from etude.envserver.drivers.qemu import identity
+from etude.envserver.drivers.qemu.census import Places
+from etude.envserver.drivers.qemu.identity import ProcessId
+
+_PREFIX_DIGITS = 16
+_MAX_BYTES = 4096
+
+
+def prefix(scratch: Path) -> str:
+    """How the ids of a node's machines begin: no other scratch folder's do, wherever it is."""
+    found = scratch.stat()
+    made_of = f"{scratch.resolve()} {found.st_dev} {found.st_ino}"
+    return blake3(made_of.encode()).hexdigest()[:_PREFIX_DIGITS]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirePlaces(Places):
+    """Where a node keeps the folders of its machines, and how their processes are found."""
+
+    @override
+    def seen(self) -> dict[ProcessId, Path]:
+        beginning = f"{prefix(self.scratch)}-"
+        folders = {_vm_id(folder): folder for folder in self.folders()}
+        found = {}
+        for entry in os.scandir("/proc"):
+            vm_id = _said(entry.name, beginning) if entry.name.isdecimal() else None
+            process = identity.identify(int(entry.name)) if vm_id else None
+            if process is not None and vm_id is not None:
+                # A folder that is gone has no record, by which it would be somebody's.
+                found[process] = folders.get(vm_id, self.scratch / vm_id)
+        return found
+
+
+def _vm_id(folder: Path) -> str:
+    """Of the machine in a folder; empty if none was started there."""
+    return next((path.name for path in folder.glob("jail/*/*") if path.is_dir()), "")
+
+
+def _said(pid: str, beginning: str) -> str | None:
+    """The id on a process's command line, if it is one of this node's."""
+    try:
+        with Path(f"/proc/{pid}/cmdline").open("rb") as file:
+            words = file.read(_MAX_BYTES).decode(errors="replace").split("\0")
+    except OSError:
+        return None  # it has ended, or is none of ours to look at
+    for flag, value in zip(words, [*words[1:], ""], strict=True):
+        name, _, behind = flag.partition("=")
+        vm_id = behind or value
+        if name == "--id" and vm_id.startswith(beginning):
+            return vm_id
+    return None

@@ -1,0 +1,301 @@
+"""One Firecracker process: its jail, its API, the socket of its guest's agent."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+from etude.envserver.drivers.firecracker import bodies, jail
+from etude.envserver.drivers.firecracker.api import Api
+from etude.envserver.drivers.firecracker.bodies import FireMachine
+from etude.envserver.drivers.firecracker.jail import Cell, Programs
+from etude.envserver.drivers.qemu import record
+from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.qemu.identity import ProcessId, handle, identify
+from etude.envserver.drivers.qemu.record import VmRecord
+from etude.envserver.drivers.qemu.vm import EXIT_LIMIT_S
+
+START_LIMIT_S = 30.0
+_LOOK_S = 0.005
+_STDERR_BYTES = 2_000
+_HANDSHAKE_LIMIT_S = 30.0
+_HANDSHAKE_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """What all machines of a node stand on."""
+
+    programs: Programs
+    prefix: str
+    """Of the ids of its machines: no other node's begin so."""
+    netns: int
+    """An open network namespace with nothing in it."""
+
+
+@dataclass(slots=True)
+class FireVm:
+    """A running monitor. Its folder is private to the node and goes with it."""
+
+    keeps_channel: ClassVar[bool] = False
+    machine: FireMachine
+    programs: Programs
+    folder: Path
+    pid: int
+    pidfd: int
+    exited: "asyncio.Future[int | None]"
+    """Done when it has ended; nobody's child tells no code."""
+    taking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One snapshot at a time."""
+
+    @property
+    def cell(self) -> Cell:
+        """Its place in the machine's folder, which moves when the machine is somebody's."""
+        return jail.cell_of(self.folder, self.programs)
+
+    @property
+    def api(self) -> Api:
+        """The monitor's API."""
+        return Api(partial(jail.dial, self.cell, jail.API))
+
+    async def agent(self) -> socket.socket:
+        """A connection to the guest's agent; there can be one at a time.
+
+        Raises:
+            VmmError: the agent does not listen, or the monitor says something else than it should.
+        """
+        connection = jail.dial(self.cell, bodies.CHANNEL)
+        try:
+            async with asyncio.timeout(_HANDSHAKE_LIMIT_S):
+                await _greet(connection)
+        except (OSError, TimeoutError) as cause:
+            connection.close()
+            raise VmmError(f"the agent of machine {self.pid} is not there: {cause}") from cause
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    async def is_stopped(self) -> bool:
+        """Whether the machine stands still.
+
+        Raises:
+            VmmError: it is in a state from which it does not go on.
+        """
+        match await self.api.get("/"):
+            case {"state": "Running" | "Paused" as state}:
+                return bool(state == "Paused")
+            case other:
+                raise VmmError(f"the machine is {str(other)[:100]}, from where it does not go on")
+
+    async def freeze(self) -> None:
+        """Stop the guest's processor: from here on the machine uses no CPU time."""
+        await self.api.patch("/vm", bodies.PAUSE)
+
+    async def thaw(self) -> None:
+        """Let the guest run, also for the first time."""
+        await self.api.patch("/vm", bodies.RESUME)
+
+    async def console(self) -> str:
+        """Nothing: the guest has no serial line, on which it could write to the host."""
+        return ""
+
+    async def kill(self) -> None:
+        """Kill the monitor; its folder stays. Safe to repeat."""
+        with contextlib.suppress(ProcessLookupError):
+            if not self.exited.done():
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        await asyncio.wait([self.exited], timeout=EXIT_LIMIT_S)
+
+    async def destroy(self) -> None:
+        """Kill the monitor and remove its folder; safe to repeat."""
+        await self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+async def start(
+    machine: FireMachine,
+    ground: Ground,
+    *,
+    folder: Path,
+    uid: int,
+    template: str = "",
+) -> FireVm:
+    """Start a monitor in a jail; it has no guest yet.
+
+    Args:
+        machine: what it will run.
+        ground: what it stands on.
+        folder: an empty folder of its own.
+        uid: whom it runs as.
+        template: address of what it will be a clone of.
+
+    Raises:
+        VmmError: it did not start; the message has its last words.
+    """
+    cell = Cell(
+        programs=ground.programs,
+        folder=folder,
+        vm_id=f"{ground.prefix}-{secrets.token_hex(8)}",
+    )
+    (folder / "jail").mkdir(mode=0o700)
+    netns = f"/proc/{os.getpid()}/fd/{ground.netns}"
+    words = jail.command(cell, machine, uid=uid, gid=uid, netns=netns)
+    process = await asyncio.to_thread(_jailed, words, cell, uid)
+    pidfd = handle(process)
+    if pidfd is None:
+        raise VmmError(f"the monitor ended: {_last_words(folder)}")
+    vm = _watched(machine, ground.programs, folder, process.pid, pidfd)
+    try:
+        noted = VmRecord(process=process, uid=uid, template=template)
+        await asyncio.to_thread(record.save, folder, noted, is_durable=False)
+        await _answering(vm)
+    except OSError as cause:
+        await vm.destroy()
+        raise VmmError(f"machine {vm.pid} cannot be written down: {cause}") from cause
+    except BaseException:
+        await vm.destroy()
+        raise
+    return vm
+
+
+async def adopt(
+    machine: FireMachine, programs: Programs, folder: Path, process: ProcessId
+) -> FireVm:
+    """Take up a monitor that an earlier process of this node started.
+
+    Raises:
+        VmmError: it has ended, or does not answer; then it is killed, and its folder stays.
+    """
+    pidfd = handle(process)
+    if pidfd is None:
+        raise VmmError(f"machine {process.pid} has ended")
+    vm = _watched(machine, programs, folder, process.pid, pidfd)
+    try:
+        await vm.is_stopped()
+    except BaseException:
+        await vm.kill()
+        raise
+    return vm
+
+
+def _jailed(words: tuple[str, ...], cell: Cell, uid: int) -> ProcessId:
+    """Have the jailer make the monitor, and answer which process that is. Blocks.
+
+    Raises:
+        VmmError: it does not.
+    """
+    try:
+        with (cell.folder / "stderr").open("wb") as told:
+            # What the monitor says on its output, its guest may have made it say.
+            done = subprocess.run(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=told,
+                cwd="/",
+                env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
+                start_new_session=True,
+                timeout=START_LIMIT_S,
+                check=False,
+            )
+    except (OSError, subprocess.TimeoutExpired) as cause:
+        raise VmmError(f"the jailer failed: {cause}") from cause
+    if done.returncode:
+        words_said = _last_words(cell.folder)
+        raise VmmError(f"the jailer ended with {done.returncode}: {words_said}")
+    return _found(cell, uid)
+
+
+def _found(cell: Cell, uid: int) -> ProcessId:
+    """The process that the jailer wrote down; no guest has run in it yet.
+
+    Raises:
+        VmmError: it has ended.
+    """
+    try:
+        text = cell.pid_file.read_text(encoding="ascii").strip()
+        process = identify(int(text))
+        owner = Path(f"/proc/{int(text)}").stat().st_uid
+    except (OSError, ValueError) as cause:
+        raise VmmError(f"the monitor ended: {_last_words(cell.folder) or cause}") from cause
+    if process is None or owner not in {uid, 0}:
+        raise VmmError(f"the monitor ended: {_last_words(cell.folder)}")
+    return process
+
+
+async def _answering(vm: FireVm) -> None:
+    """Wait for the monitor's API.
+
+    Raises:
+        VmmError: it ended instead, or does not answer.
+    """
+    limit_s = time.monotonic() + START_LIMIT_S
+    while True:
+        try:
+            await vm.api.get("/")
+        except VmmError as error:
+            if vm.exited.done():
+                raise VmmError(f"the monitor ended: {_last_words(vm.folder) or error}") from error
+            if time.monotonic() > limit_s:
+                raise
+            await asyncio.sleep(_LOOK_S)
+        else:
+            return
+
+
+def _watched(
+    machine: FireMachine, programs: Programs, folder: Path, pid: int, pidfd: int
+) -> FireVm:
+    loop = asyncio.get_running_loop()
+    exited: asyncio.Future[int | None] = loop.create_future()
+
+    def ended() -> None:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+        exited.set_result(None)
+
+    loop.add_reader(pidfd, ended)
+    return FireVm(machine, programs, folder, pid, pidfd, exited)
+
+
+def when_ended(vm: FireVm, tell: Callable[[], None]) -> None:
+    """Have this called once the monitor has ended."""
+    vm.exited.add_done_callback(lambda _: tell())
+
+
+async def _greet(connection: socket.socket) -> None:
+    """Ask for the agent's port. Nothing is read that comes after the answer's line.
+
+    Raises:
+        VmmError: nobody listens there.
+        OSError: the connection broke.
+    """
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(connection, f"CONNECT {bodies.AGENT_PORT}\n".encode())
+    said = b""
+    while not said.endswith(b"\n") and len(said) < _HANDSHAKE_BYTES:
+        byte = await loop.sock_recv(connection, 1)
+        if not byte:
+            raise VmmError(f"nobody listens on port {bodies.AGENT_PORT} of the guest")
+        said += byte
+    if not (said.startswith(b"OK ") and said.endswith(b"\n") and said[3:-1].isdigit()):
+        raise VmmError(f"the monitor answers CONNECT with {said!r}")
+
+
+def _last_words(folder: Path) -> str:
+    try:
+        with (folder / "stderr").open("rb") as file:
+            return file.read(_STDERR_BYTES).decode(errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,21 @@
+"""Programs of the names that the driver looks for."""
+
+import sys
+from pathlib import Path
+
+from etude.envserver.drivers.firecracker.jail import Programs
+
+ROOT = Path(__file__).parents[3]
+
+
+def install(folder: Path) -> Programs:
+    """Write both fakes into a folder, where every user may run them."""
+    folder.mkdir(exist_ok=True)
+    for name, module in {"firecracker": "monitor", "jailer": "jailer"}.items():
+        path = folder / name
+        path.write_text(
+            f"#!/bin/sh\nPATH=/usr/bin:/bin PYTHONPATH={ROOT} PYTHONDONTWRITEBYTECODE=1"
+            f' exec {sys.executable} -m tests.support.firecracker.{module} "$@"\n'
+        )
+        path.chmod(0o755)
+    return Programs(firecracker=folder / "firecracker", jailer=folder / "jailer")
