@@ -5,7 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from etude.common import channels
-from etude.v1 import environments_pb2, environments_pb2_grpc
+from etude.v1 import (
+    environment_state_pb2_grpc,
+    environments_pb2,
+    environments_pb2_grpc,
+)
 
 DEADLINE_S = 30
 """Generous: neighbours may hold both cores."""
@@ -52,6 +56,11 @@ class Pool:
             channel = channels.dial(lease.endpoint)
             self._channels[lease.endpoint] = environments_pb2_grpc.EnvNodeServiceStub(channel)
         return self._channels[lease.endpoint]
+
+    def states(
+        self, lease: environments_pb2.Lease
+    ) -> "environment_state_pb2_grpc.EnvStateServiceAsyncStub":
+        return environment_state_pb2_grpc.EnvStateServiceStub(channels.dial(lease.endpoint))
 
     async def turn(
         self, lease: environments_pb2.Lease, *calls: tuple[str, str, Mapping[str, str]]

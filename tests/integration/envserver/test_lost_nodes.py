@@ -19,6 +19,7 @@ from etude.common.errors import UnavailableError
 from etude.trainer.leases import Leases
 from etude.trainer.partners import LeasedEnvironment, Outage
 from etude.trainer.recovering import RecoveringEnvironment, Replacing
+from etude.trainer.states import LeaseStates
 from etude.v1 import environments_pb2
 
 OUTAGE_S = 60.0
@@ -66,16 +67,18 @@ class Episodes(Replacing):
         return RecoveringEnvironment(self.leases, self, log, self.outage, present)
 
     @override
-    def request(self, number: int, snapshot_id: str) -> environments_pb2.LaunchBatchRequest:
-        made = self.pool.request(f"{self.key}/{number}")
-        made.snapshot_id = snapshot_id
-        return made
+    def request(self, number: int) -> environments_pb2.LaunchBatchRequest:
+        return self.pool.request(f"{self.key}/{number}")
 
     @override
     def environment(self, lease: environments_pb2.Lease) -> LeasedEnvironment:
         return LeasedEnvironment(
             self.pool.node(lease), lease, self.leases, self.outage, timeout_s=DEADLINE_S
         )
+
+    @override
+    def states(self, lease: environments_pb2.Lease) -> LeaseStates:
+        return LeaseStates(self.pool.states(lease), lease, self.outage, DEADLINE_S)
 
 
 def calls(turn: int) -> list[ToolCall]:
@@ -97,6 +100,9 @@ async def played(
 def processes(tmp_path: Path) -> Iterator[Processes]:
     made = Processes(tmp_path)
     made.add_node("other")
+    pool = json.loads(made.pool_file.read_text())
+    pool["spec"]["snapshotsUri"] = (tmp_path / "shared").as_uri()
+    made.pool_file.write_text(json.dumps(pool))
     yield made
     for process in made.running.values():
         process.kill()
@@ -161,6 +167,39 @@ async def test_an_episode_whose_node_is_killed_ends_like_one_that_nobody_disturb
     assert (tally.lost, tally.recovered) == (1, 1)
     # Two tests, one edit, one command: what only reads was answered from the log.
     assert tally.replayed == 3
+
+
+async def test_what_was_called_before_a_shared_snapshot_is_not_run_again(
+    processes: Processes, episodes: Episodes
+) -> None:
+    every = range(len(EPISODE))
+    wanted = await played(await episodes.begin("calm"), every, [])
+    environment = await episodes.begin("disturbed")
+    told = await played(environment, every[:4], [])
+    # This one could not be run again.
+    await environment.run([ToolCall("draw", "run_terminal", '{"command": "date +%N | tee drawn"}')])
+    await environment.snapshot("good")
+    await played(environment, every[4:5], told)
+    kill_node_of(processes, environment)
+
+    assert await played(environment, every[5:], told) == wanted
+    tally = environment.tally
+    assert (tally.lost, tally.recovered, tally.replayed) == (1, 1, 1)
+
+
+async def test_without_a_sound_snapshot_everything_is_run_again(
+    processes: Processes, episodes: Episodes
+) -> None:
+    environment = await episodes.begin("disturbed")
+    told = await played(environment, range(3), [])
+    await environment.snapshot("good")
+    (part,) = (processes.folder / "shared").rglob("part-*")
+    part.write_bytes(bytes(part.stat().st_size))
+    kill_node_of(processes, environment)
+
+    await played(environment, range(3, len(EPISODE)), told)
+    assert told[-2] == "1 passed"
+    assert (environment.tally.recovered, environment.tally.replayed) == (1, 2)
 
 
 async def test_an_episode_that_cannot_be_made_again_the_same_is_a_fault_of_the_platform(

@@ -9,7 +9,12 @@ from etude.common import channels
 from etude.common.sharding import target_of
 from etude.trainer.leases import Leases
 from etude.trainer.work import WorkerConfig
-from etude.v1 import environments_pb2_grpc, inference_pb2_grpc, rewards_pb2_grpc
+from etude.v1 import (
+    environment_state_pb2_grpc,
+    environments_pb2_grpc,
+    inference_pb2_grpc,
+    rewards_pb2_grpc,
+)
 
 
 @dataclass(slots=True)
@@ -28,6 +33,10 @@ class Peers:
     def node(self, target: str) -> "environments_pb2_grpc.EnvNodeServiceAsyncStub":
         """A node that holds environments."""
         return environments_pb2_grpc.EnvNodeServiceStub(self._channel(target))
+
+    def states(self, target: str) -> "environment_state_pb2_grpc.EnvStateServiceAsyncStub":
+        """The same node, for what concerns the state of environments."""
+        return environment_state_pb2_grpc.EnvStateServiceStub(self._channel(target))
 
     def rewards(self) -> "rewards_pb2_grpc.RewardServiceAsyncStub":
         """The reward service."""

@@ -2,7 +2,7 @@
 
 The log of its calls lies with whoever holds the lease, which outlives the node: a worker that dies
 takes its rollout's tokens along, and the rollout is begun again anyway. A new lease starts from the
-nearest snapshot that another node can take up, else from the first files. What may have changed
+newest snapshot that was shared, else from the first files. What may have changed
 something since is run again, turn by turn, and must have the results that it had; what only reads
 is answered from the log.
 """
@@ -15,6 +15,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+import grpc
 from opentelemetry import trace
 from typing_extensions import override
 
@@ -25,6 +26,7 @@ from etude.agent.turns import Environment, ToolCall
 from etude.common.errors import UnavailableError
 from etude.trainer.leases import Leases
 from etude.trainer.partners import EnvironmentLostError, LeasedEnvironment, Outage
+from etude.trainer.states import LeaseStates
 from etude.v1 import environments_pb2
 
 log = logging.getLogger(__name__)
@@ -41,12 +43,16 @@ _T = TypeVar("_T")
 class Replacing(Protocol):
     """Where new environments for a rollout come from."""
 
-    def request(self, number: int, snapshot_id: str) -> environments_pb2.LaunchBatchRequest:
+    def request(self, number: int) -> environments_pb2.LaunchBatchRequest:
         """The order for the rollout's environment of this number, from 1 on."""
         ...
 
     def environment(self, lease: environments_pb2.Lease) -> LeasedEnvironment:
         """What runs calls on a lease."""
+        ...
+
+    def states(self, lease: environments_pb2.Lease) -> LeaseStates:
+        """What saves and restores it."""
         ...
 
 
@@ -76,6 +82,8 @@ class RecoveringEnvironment(Environment):
     present: LeasedEnvironment
     tally: Tally = field(default_factory=Tally)
     _number: int = 0
+    _digests: dict[str, str] = field(default_factory=dict)
+    """Of shared snapshots, by id."""
     _lost: EnvironmentLostError | None = None
     """Why it has to be made again before anything else."""
     _unanswered: Seq[ToolCall] = ()
@@ -107,6 +115,22 @@ class RecoveringEnvironment(Environment):
             return await self.present.diff()
 
         return await self._surviving(work)
+
+    async def snapshot(self, snapshot_id: str) -> None:
+        """Save it where it outlives its node: what was called by now is not run again after a loss.
+
+        Args:
+            snapshot_id: unique within the run.
+
+        Raises:
+            AioRpcError: the node refuses, or nobody shares snapshots in this pool.
+            UnavailableError: node or store stayed away; nothing is changed by that.
+        """
+        states = self.replacing.states(self.lease)
+        await states.snapshot(snapshot_id)
+        shared = await states.share(snapshot_id)
+        self._digests[snapshot_id] = shared.digest
+        self.log.mark(snapshot_id)
 
     async def _surviving(self, work: Callable[[], Awaitable[_T]]) -> _T:
         """The result of work on the environment, which is made again each time that it is lost.
@@ -140,39 +164,42 @@ class RecoveringEnvironment(Environment):
         """
         if not self.log.is_whole:
             raise UnavailableError(f"{cause}; it was called too much to be made again") from cause
-        self.leases.release([self.lease.lease_id])
         until_s = time.monotonic() + PLACEMENT_S
-        failure = ""
         for plan in self.log.plans():
+            self.leases.release([self.lease.lease_id])
+            await self._start(cause, until_s)
             try:
-                await self._start(plan.snapshot_id, until_s)
-            except UnplacedError as error:
-                failure = str(error)
+                await self._take_up(plan.snapshot_id)
+            except (grpc.aio.AioRpcError, UnavailableError) as error:
+                log.warning("snapshot %s is of no use: %s", plan.snapshot_id, error)
                 continue
             await self._replay(plan)
             self._tell(cause, plan)
             return
-        raise UnavailableError(f"{cause}; no other could be had: {failure}") from cause
 
-    async def _start(self, snapshot_id: str, until_s: float) -> None:
-        """Lease an environment that starts from a snapshot, or from the first files.
+    async def _start(self, cause: EnvironmentLostError, until_s: float) -> None:
+        """Lease an environment with the first files.
 
         Raises:
-            UnplacedError: there is none.
+            UnavailableError: there is none.
         """
         self._number += 1
-        request = self.replacing.request(self._number, snapshot_id)
+        request = self.replacing.request(self._number)
         request.queue_timeout_seconds = max(1, math.ceil(until_s - time.monotonic()))
         lease, failure = None, "the broker gave no answer"
-        try:
-            async for launch in self.leases.launch(request):
-                lease, failure = launch.lease, launch.failure
-                if lease is not None:
-                    self.present = self.replacing.environment(lease)
-        except UnavailableError as error:
-            raise UnplacedError(str(error)) from error
+        async for launch in self.leases.launch(request):
+            lease, failure = launch.lease, launch.failure
+            if lease is not None:
+                self.present = self.replacing.environment(lease)
         if lease is None:
-            raise UnplacedError(failure)
+            raise UnavailableError(f"{cause}; no other could be had: {failure}") from cause
+
+    async def _take_up(self, snapshot_id: str) -> None:
+        """Make it what was shared; "" is what it is already."""
+        if snapshot_id:
+            states, mine = self.replacing.states(self.lease), f"{snapshot_id}.{self._number}"
+            await states.fetch(mine, shared=snapshot_id, digest=self._digests[snapshot_id])
+            await states.rollback(mine)
 
     async def _replay(self, plan: Plan) -> None:
         for turn in plan.turns:
@@ -190,9 +217,3 @@ class RecoveringEnvironment(Environment):
             "etude.replayed_calls": plan.num_calls,
         }
         trace.get_current_span().add_event("environment.recovered", about)
-
-
-class UnplacedError(UnavailableError):
-    """No environment could be had to go on in."""
-
-    reason = "Unplaced"

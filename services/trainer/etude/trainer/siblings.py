@@ -27,6 +27,7 @@ from etude.trainer.partners import (
 )
 from etude.trainer.peers import Peers
 from etude.trainer.recovering import RecoveringEnvironment, Replacing, Tally
+from etude.trainer.states import LeaseStates
 from etude.trainer.work import GroupOrder, WorkerConfig
 from etude.v1 import environments_pb2, rollout_pb2
 
@@ -251,9 +252,10 @@ class _Replacing(Replacing):
     outage: Outage
 
     @override
-    def request(self, number: int, snapshot_id: str) -> environments_pb2.LaunchBatchRequest:
+    def request(self, number: int) -> environments_pb2.LaunchBatchRequest:
         made = self.siblings.request([self.index], f"{self.attempt}/{number}")
-        made.group_id, made.snapshot_id = "", snapshot_id
+        # Its siblings run elsewhere for long.
+        made.group_id = ""
         return made
 
     @override
@@ -265,6 +267,11 @@ class _Replacing(Replacing):
             self.outage,
             timeout_s=self.siblings.call_s,
         )
+
+    @override
+    def states(self, lease: environments_pb2.Lease) -> LeaseStates:
+        node = self.siblings.peers.states(lease.endpoint)
+        return LeaseStates(node, lease, self.outage, self.siblings.call_s)
 
 
 def _was_stopped_by_us(trajectory: Trajectory, *, is_late: bool) -> bool:
