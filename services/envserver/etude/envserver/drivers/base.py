@@ -79,6 +79,12 @@ class SandboxError(UnavailableError):
     reason = "SandboxFailed"
 
 
+class HalfRestoredError(SandboxError):
+    """It is neither what it was nor what was saved: only restoring it again helps."""
+
+    reason = "HalfRestored"
+
+
 class DriverUnavailableError(UserError):
     """This machine cannot run the driver, or the driver may not run this pool."""
 
@@ -226,10 +232,12 @@ class Sandbox(Protocol):
     async def restore(self, folder: Path, saved: Saved) -> None:
         """Become what was saved there, whatever the sandbox was before, if it was anything.
 
-        After an error it is what it was. If this process dies meanwhile, the next has to repeat it.
+        After any other error it is what it was. If this process dies meanwhile, the next has to
+        repeat it.
 
         Raises:
             CorruptError: it is not what was saved.
+            HalfRestoredError: the disk failed when there was no way back.
         """
         ...
 

@@ -21,6 +21,7 @@ from etude.envserver.drivers.base import (
     TAIL_BYTES,
     Caps,
     Driver,
+    HalfRestoredError,
     Outcome,
     Sandbox,
     SandboxError,
@@ -151,7 +152,8 @@ class FolderSandbox(Sandbox):
             await asyncio.to_thread(saving.prepare, folder, parts, lease, saved)
             # Only now can nothing be wrong any more with what was saved.
             await self.close()
-            await asyncio.to_thread(saving.replace, parts, lease)
+            with crossing(HalfRestoredError, f"restoring {self._root}"):
+                await asyncio.to_thread(saving.replace, parts, lease)
         # What it remembered of files and jobs is not so any more.
         self._jobs = self._found_jobs()
         if self._jobs is not None:

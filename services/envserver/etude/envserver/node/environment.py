@@ -58,6 +58,8 @@ class Environment:
     """On the monotonic clock."""
     is_paused: bool = False
     """Whether it waits on the disk: nothing can be done with it before it is resumed."""
+    is_torn: bool = False
+    """Whether a rollback has stopped where only another one leads anywhere."""
     _sandbox: Sandbox = field(init=False)
     _log: CallLog = field(init=False)
     _codebase: Codebase = field(init=False)
@@ -120,11 +122,13 @@ class Environment:
         """Refuse what needs a sandbox that goes on.
 
         Raises:
-            WrongStateError: it is paused.
+            WrongStateError: it is paused, or half rolled back.
         """
         self.check_open()
         if self.is_paused:
             raise WrongStateError(f"lease {self.lease_id} is paused: resume it first")
+        if self.is_torn:
+            raise WrongStateError(f"lease {self.lease_id} is half rolled back: roll it back again")
 
     def spend(self) -> None:
         """Refuse whatever comes from now on; the turn is held."""
@@ -191,8 +195,7 @@ class Environment:
             raise InvalidFieldError("calls", "each call needs an id of its own")
         if len(calls) > MAX_CALLS:
             raise InvalidFieldError("calls", f"{len(calls)} in one turn, more than {MAX_CALLS}")
-        if self._closed:
-            raise self._ended()
+        self.check_open()
         # The turn runs to its end, whether or not somebody still waits: a retry finds its results.
         task = asyncio.create_task(self._run_turn(calls, digests), name=f"turn {self.lease_id}")
         self._running.add(task)
@@ -213,8 +216,7 @@ class Environment:
         Raises:
             UnknownIdError: the lease has ended.
         """
-        if self._closed:
-            raise self._ended()
+        self.check_open()
         async with self._turn:
             self.check_ready()
             if not self.is_used:

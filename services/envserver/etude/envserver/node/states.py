@@ -14,7 +14,13 @@ from typing import Any, TypeVar
 
 from etude.common.errors import CorruptError, EtudeError, crossing
 from etude.envserver import metrics
-from etude.envserver.drivers.base import CapMissingError, Driver, SandboxError, Saved
+from etude.envserver.drivers.base import (
+    CapMissingError,
+    Driver,
+    HalfRestoredError,
+    SandboxError,
+    Saved,
+)
 from etude.envserver.folders import Limits
 from etude.envserver.node import records
 from etude.envserver.node.environment import Environment
@@ -71,12 +77,14 @@ class States:
 
         Raises:
             UnknownIdError: it has taken no such snapshot, or has ended.
+            HalfRestoredError: the disk failed in the middle of it: only a rollback is left.
             EtudeError: the driver failed, and nothing has changed.
         """
         origin = origin_of(environment)
 
         async def work() -> None:
-            environment.check_ready()
+            if not environment.is_torn:
+                environment.check_ready()
             snapshot = self.snapshots.find(
                 origin.run_id, snapshot_id, lease_id=environment.lease_id
             )
@@ -87,8 +95,13 @@ class States:
                 try:
                     with crossing(SandboxError, what):
                         await self._put_back(environment, snapshot)
+                except HalfRestoredError:
+                    # This process may do it again, and the next one has to.
+                    environment.is_torn = True
+                    raise
                 except EtudeError:
-                    intent.unlink()
+                    if not environment.is_torn:
+                        intent.unlink()
                     raise
 
         await self._between_turns(environment, work)
@@ -203,7 +216,11 @@ class States:
             raise CapMissingError(self.driver.name, "files", why)
 
     async def _put_back(self, environment: Environment, snapshot: Snapshot) -> None:
-        """Files and calls as they were; after an error both are as they are now."""
+        """Files and calls as they were; after an error both are as they are now.
+
+        Raises:
+            HalfRestoredError: they are not; the files may be, or the calls.
+        """
         calls = environment.folder / CALLS
         partial = calls.with_name(f"{CALLS}.partial")
         with self.snapshots.using(snapshot) as folder:
@@ -212,9 +229,11 @@ class States:
             found = records.history(partial)
             await environment.end_programs()
             await environment.sandbox.restore(folder, snapshot.saved)
-            partial.rename(calls)
-            environment.recall(found)
-            (environment.folder / ROLLBACK).unlink()
+            with crossing(HalfRestoredError, f"the calls of lease {environment.lease_id}"):
+                partial.rename(calls)
+                environment.recall(found)
+                (environment.folder / ROLLBACK).unlink()
+            environment.is_torn = False
 
     async def _between_turns(
         self, environment: Environment, work: Callable[[], Awaitable[_T]]

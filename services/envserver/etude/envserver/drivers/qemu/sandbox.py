@@ -9,7 +9,15 @@ from etude.agent.workspace import FolderNotes, Workspace, notes
 from etude.agent.workspace.protocol import HOME, Runner
 from etude.common.errors import crossing
 from etude.envserver.drivers import by_jobs, guest_grades
-from etude.envserver.drivers.base import Begun, Outcome, Sandbox, SandboxError, Saved, Verification
+from etude.envserver.drivers.base import (
+    Begun,
+    HalfRestoredError,
+    Outcome,
+    Sandbox,
+    SandboxError,
+    Saved,
+    Verification,
+)
 from etude.envserver.drivers.programs import Program, RunningProgram
 from etude.envserver.drivers.qemu import snapshots
 from etude.envserver.drivers.qemu.census import MACHINE
@@ -120,11 +128,14 @@ class VmSandbox(Sandbox):
                     pass
             # What is on the disk is what the machine is from here on.
             snapshots.put(lease, 0 if guest is None else guest.machine.generation)
-            await self.close()
-            await asyncio.to_thread(snapshots.replace_notes, lease)
-        self._guest = home.find(None)
-        # What it remembered of files and commands is not so any more.
-        self._jobs = None
+            try:
+                await self.close()
+                with crossing(HalfRestoredError, f"restoring {self._folder}"):
+                    await asyncio.to_thread(snapshots.replace_notes, lease)
+            finally:
+                self._guest = home.find(None)
+                # What it remembered of files and commands is not so any more.
+                self._jobs = None
 
     @override
     async def start(self, program: Program) -> RunningProgram:

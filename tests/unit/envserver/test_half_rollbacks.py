@@ -1,0 +1,156 @@
+"""A disk that fails in the middle of a rollback: nothing pretends that it came to its end."""
+
+import errno
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+
+from etude.agent.workspace import ExecResult
+from etude.common.errors import WrongStateError
+from etude.envserver.drivers import saving
+from etude.envserver.drivers.base import HalfRestoredError, Saved
+from etude.envserver.drivers.qemu import sealed, snapshots, stored
+from etude.envserver.drivers.qemu.delta import Delta
+from etude.envserver.drivers.qemu.idle import Patience
+from etude.envserver.drivers.qemu.lanes import Places
+from etude.envserver.drivers.qemu.pages import PageBuffer
+from etude.envserver.drivers.qemu.sandbox import VmSandbox
+from etude.envserver.drivers.qemu.sleeping import Bed, Home, asleep
+from etude.envserver.folders import Limits
+from etude.envserver.node.environment import Environment
+from etude.envserver.node.node import Node
+from etude.envserver.node.records import ROLLBACK
+from etude.v1 import environments_pb2
+
+MakeNode = Callable[..., Node]
+Order = Callable[..., environments_pb2.OpenEnvironmentsRequest]
+KEY, TEMPLATE = b"k" * stored.KEY_BYTES, "ab" * 32
+
+
+class Half(NamedTuple):
+    """An environment with a snapshot that says good, and now says bad."""
+
+    node: Node
+    environment: Environment
+
+
+def broken(*_arguments: object) -> None:
+    raise OSError(errno.EIO, "the disk failed")
+
+
+async def write(environment: Environment, number: str, old: str, new: str) -> None:
+    arguments = json.dumps({"path": "shop/core.py", "old_string": old, "new_string": new})
+    name = "search_replace"
+    call = environments_pb2.ToolCall(call_id=number, name=name, arguments_json=arguments)
+    await environment.run_turn([call])
+
+
+async def content(environment: Environment) -> bytes:
+    (written,) = (await environment.diff()).written
+    return written.content.splitlines()[-1].strip()
+
+
+@pytest.fixture
+async def half(make_node: MakeNode, order: Order) -> Half:
+    node = make_node()
+    await node.open(order("a"))
+    environment = node.find("a")
+    await write(environment, "1", "a - b", "good")
+    await node.states.snapshot(environment, "s", with_memory=False)
+    await write(environment, "2", "good", "bad")
+    return Half(node, environment)
+
+
+def files_moved_away(_parts: saving.Parts, lease: Path) -> None:
+    (lease / "workspace").rename(lease / "workspace.former")
+    broken()
+
+
+async def test_between_two_states_nothing_runs_but_another_rollback(
+    half: Half, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as disk:
+        disk.setattr(saving, "replace", files_moved_away)
+        with pytest.raises(HalfRestoredError, match="the disk failed"):
+            await half.node.states.rollback(half.environment, "s")
+    with pytest.raises(WrongStateError, match="roll it back again"):
+        await write(half.environment, "3", "bad", "worse")
+
+    await half.node.states.rollback(half.environment, "s")
+
+    assert await content(half.environment) == b"return good"
+    assert not (half.environment.folder / ROLLBACK).exists()
+
+
+async def test_calls_that_could_not_be_put_back_are_put_back_by_the_next_process(
+    half: Half, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as disk:
+        disk.setattr(Environment, "recall", broken)
+        with pytest.raises(HalfRestoredError):
+            await half.node.states.rollback(half.environment, "s")
+
+    next_node = make_node()
+    assert await next_node.take_over() == (1, 0)
+
+    found = next_node.find("a")
+    assert await content(found) == b"return good"
+    await write(found, "2", "good", "again")
+    assert await content(found) == b"return again"
+
+
+async def test_a_failure_before_anything_was_touched_changes_nothing(
+    half: Half, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as disk:
+        disk.setattr(saving, "prepare", broken)
+        with pytest.raises(Exception, match="the disk failed") as failed:
+            await half.node.states.rollback(half.environment, "s")
+    assert not isinstance(failed.value, HalfRestoredError)
+    assert not (half.environment.folder / ROLLBACK).exists()
+    assert await content(half.environment) == b"return bad"
+
+
+async def never(command: str, timeout_s: float) -> ExecResult:
+    raise AssertionError((command, timeout_s))
+
+
+async def test_a_machine_whose_notes_were_not_replaced_is_the_saved_one_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved, lease = tmp_path / "saved", tmp_path / "lease"
+    saved.mkdir()
+    lease.mkdir()
+    delta = Delta(
+        template=TEMPLATE, is_full=False, stream=sealed.filled("t", [b"x" * 99]), changed_bytes=1
+    )
+    stored.save(delta, saved / snapshots.DELTA, key=KEY)
+    delta.close()
+    what = Saved(
+        num_bytes=1,
+        digest=stored.digest(saved / snapshots.DELTA)
+        + saving.save(lease, {}, saved, Limits(1, 1)).digest,
+    )
+    starter = SimpleNamespace(base=SimpleNamespace(address=TEMPLATE))
+    home = Home(
+        lease=lease,
+        start=never,  # type: ignore[arg-type] # no machine is made here
+        starter=lambda: starter,  # type: ignore[arg-type,return-value] # nor started
+        bed=Bed(key=KEY, buffer=PageBuffer(4096)),
+        places=Places(1, 1.0),
+        patience=Patience(),
+    )
+    sandbox = VmSandbox(lease, never, home)
+    monkeypatch.setattr(snapshots, "replace_notes", broken)
+
+    with pytest.raises(HalfRestoredError, match="the disk failed"):
+        await sandbox.restore(saved, what)
+
+    assert asleep(lease) is not None
+    assert sandbox.is_whole
+    assert sandbox.workspace is not None
+    await sandbox.close()
