@@ -109,6 +109,25 @@ async def test_the_agents_token_cannot_diff_or_grade(pool: Pool) -> None:
         assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
 
 
+async def test_a_grade_says_how_it_came_about_and_no_fork_is_graded_without_services(
+    pool: Pool,
+) -> None:
+    (lease,) = await pool.launch("a")
+    graded = await pool.grade(lease, job())
+    assert graded.evidence == environments_pb2.GradeEvidence(
+        mode=environments_pb2.GRADE_MODE_CLEAN,
+        driver="process",
+        isolation=environments_pb2.ISOLATION_WEAK,
+    )
+
+    forked = job()
+    forked.mode = environments_pb2.GRADE_MODE_FORK
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await pool.grade(lease, forked)
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert "driver process has no cap 'memory'" in str(caught.value.details())
+
+
 async def test_another_leases_token_opens_nothing(pool: Pool) -> None:
     one, other = await pool.launch("a", 2)
     one.agent_token = other.agent_token

@@ -24,6 +24,7 @@ def task_uri(tmp_path: Path) -> str:
     folder = tmp_path / "tasks" / "fix-add"
     folder.mkdir(parents=True)
     (folder / "instruction.md").write_text("Fix add.\n")
+    (folder / "task.toml").write_text("")
     return folder.as_uri()
 
 

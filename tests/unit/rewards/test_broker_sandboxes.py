@@ -1,14 +1,15 @@
 """Grading in leased environments, with a broker and nodes that answer from a script."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from typing_extensions import override
 
 from etude.common import serving
-from etude.rewards.sandboxes import BrokerSandboxes, Job, Lost
+from etude.rewards.sandboxes import BrokerSandboxes, Handed, Job, Lost
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 
@@ -52,17 +53,26 @@ class Node(environments_pb2_grpc.EnvNodeServiceServicer):
         self.jobs.append(job)
         if job.diff.deleted:
             await asyncio.Event().wait()
-        return environments_pb2.GradeResponse(reward_file=b"1")
+        evidence = environments_pb2.GradeEvidence(mode=job.mode, driver="scripted")
+        return environments_pb2.GradeResponse(reward_file=b"1", evidence=evidence)
 
 
-async def test_a_grade_that_does_not_come_takes_none_of_its_siblings_along(job: Job) -> None:
-    broker, node = Broker(), Node()  # type: ignore[abstract]  # the other calls never come
+@contextlib.asynccontextmanager
+async def serving_of(broker: Broker, node: Node) -> AsyncIterator[BrokerSandboxes]:
+    """Sandboxes of these two."""
     server = serving.Server(["etude.v1.EnvBrokerService"])
     environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(broker, server.grpc_server)
     environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(node, server.grpc_server)
     await server.start()
     broker.endpoint = f"127.0.0.1:{server.port}"
     sandboxes = BrokerSandboxes({"repos": broker.endpoint}, {"repos": "python"}, "run")
+    yield sandboxes
+    await sandboxes.close()
+    await server.stop(0)
+
+
+async def test_a_grade_that_does_not_come_takes_none_of_its_siblings_along(job: Job) -> None:
+    broker, node = Broker(), Node()  # type: ignore[abstract]  # the other calls never come
     diffs = [
         environments_pb2.WorkspaceDiff(),
         environments_pb2.WorkspaceDiff(deleted=["hangs"]),
@@ -70,11 +80,28 @@ async def test_a_grade_that_does_not_come_takes_none_of_its_siblings_along(job: 
     ]
 
     hurried = job._replace(limit_s=0.5, deadline_s=time.monotonic() + 2.0)
-    answers = await sandboxes.grade(hurried, diffs)
+    async with serving_of(broker, node) as sandboxes:
+        answers = await sandboxes.grade(hurried, [Handed(diff) for diff in diffs])
 
     assert [isinstance(answer, Lost) for answer in answers] == [False, True, False]
     assert sorted(broker.released) == ["lease-0", "lease-1", "lease-2"]
     assert {job.timeout_seconds for job in node.jobs} == {1}
     assert broker.asked[0].queue_timeout_seconds == 0, "the pool's own"
-    await sandboxes.close()
-    await server.stop(0)
+    assert {job.mode for job in node.jobs} == {environments_pb2.GRADE_MODE_CLEAN}
+
+
+async def test_what_is_graded_in_a_fork_starts_from_its_own_snapshot(job: Job) -> None:
+    broker, node = Broker(), Node()  # type: ignore[abstract]  # the other calls never come
+    nothing = environments_pb2.WorkspaceDiff()
+    task = replace(job.task, is_graded_in_fork=True)
+
+    async with serving_of(broker, node) as sandboxes:
+        answers = await sandboxes.grade(
+            job._replace(task=task, deadline_s=time.monotonic() + 30.0),
+            [Handed(nothing, "end-1"), Handed(nothing), Handed(nothing, "end-2")],
+        )
+
+    assert not any(isinstance(answer, Lost) for answer in answers)
+    asked = sorted((each.snapshot_id, each.count) for each in broker.asked)
+    assert asked == [("", 1), ("end-1", 1), ("end-2", 1)]
+    assert {job.mode for job in node.jobs} == {environments_pb2.GRADE_MODE_FORK}

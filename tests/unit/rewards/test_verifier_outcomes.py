@@ -1,13 +1,16 @@
 """Hidden tests: what counts as a reward, whose fault it is when there is none."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
 from etude.common.api.rewards import VerifierParameters
 from etude.rewards.faults import Fault, FaultReason
-from etude.rewards.functions.verifier import Broken, Verifier, result
+from etude.rewards.functions.verifier import Broken, Grade, Verifier, result
+from etude.rewards.rubric import RewardValue
 from etude.rewards.sandboxes import Answer, Job, Lost, MemorySandboxes
+from etude.rewards.service import record
 from etude.v1 import environments_pb2, rollout_pb2
 
 Make = Callable[..., rollout_pb2.Rollout]
@@ -174,3 +177,46 @@ async def test_a_diff_that_cannot_be_read_is_masked(job: Job) -> None:
     broken = rollout_pb2.Rollout(diff=b"\xff\xff", ending=rollout_pb2.ENDING_STOPPED)
     outcomes = await _verifier(MemorySandboxes(_by_content)).outcomes(job, "t", [broken])
     assert isinstance(outcomes[0], Fault)
+
+
+async def test_a_reward_says_how_it_was_found_out(job: Job, rollout: Make) -> None:
+    evidence = environments_pb2.GradeEvidence(
+        mode=environments_pb2.GRADE_MODE_CLEAN,
+        driver="process",
+        isolation=environments_pb2.ISOLATION_WEAK,
+    )
+
+    def answered(diff: environments_pb2.WorkspaceDiff) -> Answer:
+        answer = _by_content(diff)
+        if isinstance(answer, environments_pb2.GradeResponse):
+            answer.evidence.CopyFrom(evidence)
+        return answer
+
+    outcomes = await _verifier(MemorySandboxes(answered)).outcomes(
+        job, "t", [rollout("right"), rollout("silent")]
+    )
+
+    assert outcomes == [1.0, 0.0]
+    for outcome in outcomes:
+        assert isinstance(outcome, Grade)
+        assert outcome.evidence == evidence
+        value = RewardValue(1.0, outcome, ())
+        assert record(rollout_pb2.Rollout(), value).evidence == evidence
+    assert not record(rollout_pb2.Rollout(), RewardValue(0.0, 0.0, ())).HasField("evidence")
+
+
+async def test_a_fork_is_graded_once_and_one_that_was_not_saved_is_masked(
+    job: Job, rollout: Make
+) -> None:
+    forked = job._replace(task=replace(job.task, is_graded_in_fork=True))
+    sandboxes = MemorySandboxes(_by_content)
+    rollouts = [rollout("right"), rollout("right"), rollout("right")]
+    for each, snapshot_id in zip(rollouts, ("end-1", "end-2", ""), strict=True):
+        each.snapshot_id = snapshot_id
+    verifier = _verifier(sandboxes)
+
+    for _ in range(2):
+        outcomes = await verifier.outcomes(forked, "t", rollouts)
+        assert outcomes[:2] == [1.0, 1.0]
+        assert isinstance(outcomes[2], Fault)
+        assert len(sandboxes.graded) == 2, "equal diffs, but what services hold may differ"

@@ -110,6 +110,10 @@ BAD = {
         _write("task.toml", b"[environment]\nnetwork_mode='allowlist'"),
         r"environment\.network_mode",
     ),
+    "a fork without services": (
+        _write("task.toml", b"[metadata]\netude_grade='fork'"),
+        r"metadata.*needs etude_image",
+    ),
     "no instruction": (_remove("instruction.md"), r"instruction\.md.*is missing"),
     "empty instruction": (_write("instruction.md", b" \n"), r"instruction\.md.*is empty"),
     "binary instruction": (_write("instruction.md", b"\xff\xfe"), r"instruction\.md.*not UTF-8"),

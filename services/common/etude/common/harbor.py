@@ -59,6 +59,8 @@ class HarborTask:
     """Whether its repository may hold more than one commit."""
     image: str = ""
     """Name of the image that it needs; empty where any will do."""
+    is_graded_in_fork: bool = False
+    """Whether hidden tests run in a fork of the agent's sandbox, whose services they look at."""
     solution_env: str = ""
     """The beginning of the shell command that runs solve.sh."""
 
@@ -79,6 +81,8 @@ class HarborTask:
     def digest(self) -> str:
         """Identity of everything that decides a grade: first files, tests, command, time limit."""
         hasher = blake3(f"{self.command}\0{self.verifier_timeout_s}\0{self.artefacts}".encode())
+        if self.is_graded_in_fork:
+            hasher.update(b"\0fork")
         for part in ("environment", "tests"):
             for path, data in read_files(self.folder / part).items():
                 hasher.update(f"\0{part}/{path}\0{len(data)}\0".encode())
@@ -129,6 +133,7 @@ def read_task(folder: Path) -> HarborTask:
         unknown_keys=tuple(sorted(found.unknown())),
         keeps_history=own.etude_keeps_history,
         image=own.etude_image or "",
+        is_graded_in_fork=own.etude_grade == "fork",
         solution_env=harbor_settings.exports(found.solution.env),
     )
 

@@ -85,7 +85,7 @@ class Section(BaseModel):
 
 
 class Metadata(Section):
-    """Free for authors; four keys of it are read here."""
+    """Free for authors; five keys of it are read here."""
 
     etude_verifier: str | None = Field(default=None, min_length=1, max_length=4096)
     """Runs the verifier in place of tests/test.sh."""
@@ -95,6 +95,15 @@ class Metadata(Section):
     """Whether the workspace's repository may hold commits before the one that is checked out."""
     etude_image: str | None = Field(default=None, min_length=1, max_length=256)
     """Name of the image that the task needs; `image.yaml` beside task.toml makes it."""
+    etude_grade: Literal["clean", "fork"] = "clean"
+    """Where hidden tests run: in a fresh sandbox, or in a fork of the agent's with its image's
+    services, which proves less."""
+
+    @model_validator(mode="after")
+    def _has_services(self) -> Self:
+        if self.etude_grade == "fork" and self.etude_image is None:
+            raise ValueError("etude_grade = 'fork' needs etude_image: a fork keeps its services")
+        return self
 
 
 class Package(Section):

@@ -43,6 +43,14 @@ class Job(NamedTuple):
         return self.deadline_s - time.monotonic()
 
 
+class Handed(NamedTuple):
+    """What of one rollout is graded."""
+
+    diff: environments_pb2.WorkspaceDiff
+    snapshot_id: str = ""
+    """Of its environment, where the task is graded in a fork; empty: nothing was done in it."""
+
+
 class Lost(NamedTuple):
     """The platform gave no answer."""
 
@@ -53,11 +61,9 @@ Answer = environments_pb2.GradeResponse | Lost
 
 
 class Sandboxes(Protocol):
-    """Grades diffs, each in an environment that no agent has touched; answers in order."""
+    """Grades what is handed in, each in an environment without an agent; answers in order."""
 
-    async def grade(
-        self, job: Job, diffs: Sequence[environments_pb2.WorkspaceDiff]
-    ) -> list[Answer]: ...
+    async def grade(self, job: Job, handed: Sequence[Handed]) -> list[Answer]: ...
 
 
 @dataclass(slots=True)
@@ -68,16 +74,15 @@ class MemorySandboxes(Sandboxes):
     graded: list[environments_pb2.WorkspaceDiff] = field(default_factory=list)
 
     @override
-    async def grade(
-        self, job: Job, diffs: Sequence[environments_pb2.WorkspaceDiff]
-    ) -> list[Answer]:
+    async def grade(self, job: Job, handed: Sequence[Handed]) -> list[Answer]:
+        diffs = [each.diff for each in handed]
         self.graded += diffs
         return [self.answer(diff) for diff in diffs]
 
 
 @dataclass(slots=True)
 class BrokerSandboxes(Sandboxes):
-    """Leases environments of the run's pools: one queue entry for all diffs of a group."""
+    """Leases environments of the run's pools: one queue entry for all diffs, or for a snapshot."""
 
     brokers: Mapping[str, str]
     """host:port by pool."""
@@ -87,21 +92,22 @@ class BrokerSandboxes(Sandboxes):
     _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
 
     @override
-    async def grade(
-        self, job: Job, diffs: Sequence[environments_pb2.WorkspaceDiff]
-    ) -> list[Answer]:
+    async def grade(self, job: Job, handed: Sequence[Handed]) -> list[Answer]:
         target = target_of(self.run_id, self.brokers[job.pool])
         broker = environments_pb2_grpc.EnvBrokerServiceStub(self.channel(target))
-        batch = _Batch(self, broker, job, diffs)
-        missing = _NO_LEASE
-        try:
-            async with asyncio.timeout(job.left_s):
-                await batch.run()
-        except TimeoutError:
-            missing = _LATE
-        finally:
-            await batch.release()
-        return [batch.answers.get(index, missing) for index in range(len(diffs))]
+        places: dict[str, list[int]] = {}
+        for place, each in enumerate(handed):
+            places.setdefault(each.snapshot_id, []).append(place)
+        answers: dict[int, Answer] = {}
+
+        async def grade(snapshot_id: str, mine: list[int]) -> None:
+            batch = _Batch(self, broker, job, snapshot_id, [handed[place].diff for place in mine])
+            answers.update(zip(mine, await batch.graded(), strict=True))
+
+        async with asyncio.TaskGroup() as group:
+            for snapshot_id, mine in places.items():
+                group.create_task(grade(snapshot_id, mine), name=f"grade {snapshot_id}")
+        return [answers[place] for place in range(len(handed))]
 
     def channel(self, target: str) -> grpc.aio.Channel:
         """The one channel to this broker or node."""
@@ -114,7 +120,7 @@ class BrokerSandboxes(Sandboxes):
         for channel in self._channels.values():
             await channel.close()
 
-    def launch(self, job: Job, count: int) -> environments_pb2.LaunchBatchRequest:
+    def launch(self, job: Job, count: int, snapshot_id: str) -> environments_pb2.LaunchBatchRequest:
         """The queue entry for so many environments."""
         return environments_pb2.LaunchBatchRequest(
             run_id=self.run_id,
@@ -125,6 +131,7 @@ class BrokerSandboxes(Sandboxes):
             count=count,
             toolset="Standard",
             ttl_seconds=math.ceil(max(0, job.left_s) + LEASE_MARGIN_S),
+            snapshot_id=snapshot_id,
         )
 
 
@@ -134,18 +141,32 @@ _LATE = Lost("not graded within the deadline of its group")
 
 @dataclass(slots=True)
 class _Batch:
-    """One group's leases, from the queue to their release."""
+    """The leases of one queue entry, from the queue to their release."""
 
     sandboxes: BrokerSandboxes
     broker: "environments_pb2_grpc.EnvBrokerServiceAsyncStub"
     job: Job
+    snapshot_id: str
     diffs: Sequence[environments_pb2.WorkspaceDiff]
     answers: dict[int, Answer] = field(default_factory=dict)
     _held: set[str] = field(default_factory=set)
     _waiting: int = 0
     """Diffs whose lease has not come yet."""
 
+    async def graded(self) -> list[Answer]:
+        """One answer for each diff, in order, by the deadline."""
+        missing = _NO_LEASE
+        try:
+            async with asyncio.timeout(self.job.left_s):
+                await self.run()
+        except TimeoutError:
+            missing = _LATE
+        finally:
+            await self.release()
+        return [self.answers.get(index, missing) for index in range(len(self.diffs))]
+
     async def run(self) -> None:
+        """Lease an environment for each, and grade there."""
         self._waiting = len(self.diffs)
         async with asyncio.TaskGroup() as group:
             try:
@@ -155,7 +176,7 @@ class _Batch:
                     self.answers.setdefault(index, Lost(f"the broker failed: {error.details()}"))
 
     async def _receive(self, group: asyncio.TaskGroup) -> None:
-        request = self.sandboxes.launch(self.job, len(self.diffs))
+        request = self.sandboxes.launch(self.job, len(self.diffs), self.snapshot_id)
         while True:
             try:
                 return await self._launch(request, group)
@@ -235,6 +256,11 @@ def _requests(
         command=job.task.command,
         timeout_seconds=math.ceil(job.limit_s),
         reward_path=REWARD_PATH,
+        mode=(
+            environments_pb2.GRADE_MODE_FORK
+            if job.task.is_graded_in_fork
+            else environments_pb2.GRADE_MODE_CLEAN
+        ),
     ).SerializeToString()
     for chunk in channels.chunks(encoded):
         yield environments_pb2.GradeRequest(

@@ -12,6 +12,7 @@ from etude.common import telemetry
 from etude.common.errors import InvalidFieldError
 from etude.rewards import metrics, tracing
 from etude.rewards.faults import Fault
+from etude.rewards.functions.verifier import Grade
 from etude.rewards.rubric import RewardValue
 from etude.rewards.scoring import Scorer
 from etude.v1 import rewards_pb2, rewards_pb2_grpc, rollout_pb2
@@ -101,10 +102,12 @@ def record(rollout: rollout_pb2.Rollout, outcome: RewardValue | Fault) -> reward
         metrics.REWARD_FAULTS.labels(kind=outcome.reason, blame="platform").inc()
         fault = rewards_pb2.RewardFault(reason=outcome.reason, message=outcome.message)
         return rewards_pb2.RewardRecord(rollout_id=rollout.rollout_id, fault=fault)
+    success = outcome.success
     return rewards_pb2.RewardRecord(
         rollout_id=rollout.rollout_id,
         reward=outcome.reward,
-        success=outcome.success,
+        success=success,
+        evidence=success.evidence if isinstance(success, Grade) else None,
         parts=[
             rewards_pb2.RewardPart(name=part.name, value=part.value, weight=part.weight)
             for part in outcome.parts

@@ -6,7 +6,7 @@ import uuid
 from etude.agent.chat import ChatFormat
 from etude.agent.toolsets import toolset
 from etude.agent.turns import first_prompt
-from etude.common import telemetry
+from etude.common import harbor_settings, telemetry
 from etude.common.blobs import MissingError
 from etude.common.errors import CorruptError, StoreError, UserError
 from etude.common.files import store_for
@@ -52,6 +52,7 @@ class RolloutWorker:
         )
         try:
             instruction = await self._instruction(order)
+            siblings.keeps_ends = await self._is_graded_in_fork(order)
         except (MissingError, StoreError, CorruptError, UserError) as error:
             rollouts = siblings.masked(f"{order.task_uri}: {error}")
         else:
@@ -74,7 +75,7 @@ class RolloutWorker:
         Raises:
             CorruptError: it is no text.
         """
-        data = await self._patiently(order.task_uri)
+        data = await self._patiently(order.task_uri, "instruction.md")
         try:
             instruction = data.decode().strip()
         except UnicodeDecodeError as cause:
@@ -83,12 +84,25 @@ class RolloutWorker:
         first_prompt(self._chat, toolset(limits.toolset), instruction, max_tokens=limits.max_tokens)
         return instruction
 
-    async def _patiently(self, task_uri: str) -> bytes:
+    async def _is_graded_in_fork(self, order: GroupOrder) -> bool:
+        """Whether the environments are needed as they are at the end.
+
+        Raises:
+            CorruptError: the task's settings cannot be read.
+        """
+        data = await self._patiently(order.task_uri, "task.toml")
+        try:
+            settings = harbor_settings.parsed(data.decode())
+        except ValueError as cause:
+            raise CorruptError(f"task.toml: {cause}") from cause
+        return settings.metadata.etude_grade == "fork"
+
+    async def _patiently(self, task_uri: str, name: str) -> bytes:
         store = store_for(task_uri, self.config.storage)
         waited_s = 0.0
         while True:
             try:
-                return await asyncio.to_thread(store.get, "instruction.md")
+                return await asyncio.to_thread(store.get, name)
             except StoreError:
                 if waited_s > self.config.outage_s:
                     raise

@@ -45,6 +45,7 @@ class Scorer:
             pending = [r for r in pending if not _has_reward(records.get(r.rollout_id))]
         for rollout in rollouts:
             rollout.ClearField("diff")  # only scoring reads it, and it would fill the journal
+            rollout.ClearField("snapshot_id")
         return [
             journal_pb2.JournalRollout(rollout=rollout, reward=records[rollout.rollout_id])
             for rollout in rollouts

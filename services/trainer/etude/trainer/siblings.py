@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -60,6 +61,8 @@ class Siblings:
     nonce: str
     """Part of every key: no attempt finds an environment that another one, or another worker
     before it, has used."""
+    keeps_ends: bool = False
+    """Whether environments are saved as they are at the end, for a grade in a fork."""
     retried: int = 0
     tally: Tally = field(default_factory=Tally)
     """Environments that were lost, and what became of their rollouts."""
@@ -239,7 +242,18 @@ class Siblings:
             return lost(f"stopped after waiting {outage.lost_s:.0f} s for partners")
         rollout = wire.to_rollout_message(trajectory)
         rollout.diff = await environment.diff()
+        if self.keeps_ends:
+            rollout.snapshot_id = await self._end_of(environment)
         return rollout
+
+    async def _end_of(self, environment: RecoveringEnvironment) -> str:
+        """The id of a snapshot of what the policy has left, processes included."""
+        lease = environment.lease
+        states = LeaseStates(
+            self.peers.states(lease.endpoint), lease, environment.outage, self.call_s
+        )
+        made = await states.snapshot(f"end-{uuid.uuid4().hex}", with_memory=True)
+        return made.snapshot_id
 
 
 @dataclass(slots=True)

@@ -326,6 +326,7 @@ class Node:
             toolset=request.toolset,
             source_key=source.key,
             on_expiry=request.on_expiry,
+            snapshot_id=request.snapshot_id,
         )
 
     async def _make(

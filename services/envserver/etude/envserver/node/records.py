@@ -39,6 +39,8 @@ class Record:
     """Identity of the first files: a source that has changed since cannot be compared with."""
     on_expiry: int = environments_pb2.ON_EXPIRY_KILL
     """What becomes of the environment when nobody renews the lease."""
+    snapshot_id: str = ""
+    """What it was begun from, if that was a snapshot of its run."""
 
     @property
     def lease_id(self) -> str:
@@ -69,6 +71,7 @@ def save(folder: Path, record: Record) -> None:
             "toolset": record.toolset,
             "source_key": record.source_key,
             "on_expiry": record.on_expiry,
+            "snapshot_id": record.snapshot_id,
         },
     )
 

@@ -104,6 +104,8 @@ class NodeService(environments_pb2_grpc.EnvNodeServiceServicer):
                 template=environment.record.template,
                 fork=environment,
             )
+        if job.mode == environments_pb2.GRADE_MODE_FORK:
+            await self.node.states.drop_graded(environment)
         metrics.grade_seconds.observe(time.monotonic() - started_s)
         return response
 

@@ -6,13 +6,14 @@ does it again from the beginning; a pause is one as soon as it is written down.
 """
 
 import asyncio
+import contextlib
 import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from etude.common.errors import CorruptError, EtudeError, crossing
+from etude.common.errors import CorruptError, EtudeError, UnknownIdError, crossing
 from etude.envserver import metrics
 from etude.envserver.drivers.base import (
     CapMissingError,
@@ -132,6 +133,12 @@ class States:
             await self.snapshots.drop(found)
 
         await self._between_turns(environment, work)
+
+    async def drop_graded(self, environment: Environment) -> None:
+        """Remove the snapshot of which an environment was the fork to grade: it has served."""
+        key = environment.record.held.run_id, environment.record.snapshot_id
+        with contextlib.suppress(UnknownIdError):  # begun from none, or from one that is gone
+            await self.snapshots.drop(self.snapshots.find(*key))
 
     async def start_from(self, environment: Environment, snapshot: Snapshot) -> None:
         """Give a new environment the state of a snapshot, and none of its calls.

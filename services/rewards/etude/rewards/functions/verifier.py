@@ -4,7 +4,7 @@ import operator
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from blake3 import blake3
 from google.protobuf.message import DecodeError
@@ -13,34 +13,50 @@ from etude.common import harbor
 from etude.common.api.rewards import VerifierParameters
 from etude.rewards.faults import Fault, FaultReason
 from etude.rewards.functions import unfinished
-from etude.rewards.sandboxes import Answer, Job, Lost, Sandboxes
+from etude.rewards.sandboxes import Answer, Handed, Job, Lost, Sandboxes
 from etude.v1 import environments_pb2, rollout_pb2
 
 VERSION = "1"
 CACHED_RESULTS = 65_536
 
 
+class Grade(float):
+    """A reward from hidden tests, with how they came to it."""
+
+    __slots__ = ("evidence",)
+    evidence: environments_pb2.GradeEvidence
+
+    def __new__(cls, value: float, evidence: environments_pb2.GradeEvidence) -> Self:
+        """A number that knows where it comes from."""
+        made = super().__new__(cls, value)
+        made.evidence = evidence
+        return made
+
+
 class Broken(NamedTuple):
     """The verifier ran and left no valid reward."""
 
     what: str
+    evidence: environments_pb2.GradeEvidence = environments_pb2.GradeEvidence()
 
 
-Result = float | Broken | Lost
+Result = Grade | Broken | Lost
 
 
 def result(answer: Answer) -> Result:
     """The reward file as data: one finite number from 0 to 1, or what is wrong with it."""
     if isinstance(answer, Lost):
         return answer
+    evidence = answer.evidence
     if answer.timed_out:
-        return Broken("the hidden tests did not end within their limit")
+        return Broken("the hidden tests did not end within their limit", evidence)
     if not answer.HasField("reward_file"):
-        return Broken(f"no reward file was left: {answer.output[-200:].decode(errors='replace')!r}")
+        output = answer.output[-200:].decode(errors="replace")
+        return Broken(f"no reward file was left: {output!r}", evidence)
     try:
-        return harbor.reward(answer.reward_file)
+        return Grade(harbor.reward(answer.reward_file), evidence)
     except ValueError as error:
-        return Broken(str(error))
+        return Broken(str(error), evidence)
 
 
 class _Key(NamedTuple):
@@ -55,15 +71,20 @@ class _Submission(NamedTuple):
     """What is graded of one rollout."""
 
     digest: str
-    diff: environments_pb2.WorkspaceDiff
+    handed: Handed
 
 
-def submission(diff: environments_pb2.WorkspaceDiff) -> _Submission:
-    """A diff in canonical order with its digest, so that equal changes are recognised."""
+def submission(diff: environments_pb2.WorkspaceDiff, snapshot_id: str = "") -> _Submission:
+    """A diff in canonical order with its digest, so that equal changes are recognised.
+
+    What is graded in a fork is equal to itself only: nobody compares what services hold.
+    """
     ordered = environments_pb2.WorkspaceDiff()
     ordered.written.extend(sorted(diff.written, key=operator.attrgetter("path")))
     ordered.deleted.extend(sorted(diff.deleted))
-    return _Submission(blake3(ordered.SerializeToString(deterministic=True)).hexdigest(), ordered)
+    digest = blake3(ordered.SerializeToString(deterministic=True))
+    digest.update(snapshot_id.encode())
+    return _Submission(digest.hexdigest(), Handed(ordered, snapshot_id))
 
 
 BASE = submission(environments_pb2.WorkspaceDiff())
@@ -76,7 +97,7 @@ class Verifier:
 
     parameters: VerifierParameters
     sandboxes: Sandboxes
-    _known: OrderedDict[_Key, float] = field(default_factory=OrderedDict)
+    _known: OrderedDict[_Key, Grade] = field(default_factory=OrderedDict)
 
     async def outcomes(
         self, job: Job, task_digest: str, rollouts: Sequence[rollout_pb2.Rollout]
@@ -87,7 +108,7 @@ class Verifier:
         it breaks there too the fault is the platform's, else the changes broke it, which is 0.
         Otherwise a policy could learn to have its failures masked.
         """
-        settled = [self._settled(rollout) for rollout in rollouts]
+        settled = [self._settled(job, rollout) for rollout in rollouts]
         diffs = dict(found for found in settled if isinstance(found, _Submission))
         results = await self._results(job, task_digest, diffs)
         if any(isinstance(found, Broken) for found in results.values()):
@@ -97,35 +118,38 @@ class Verifier:
             for found in settled
         ]
 
-    def _settled(self, rollout: rollout_pb2.Rollout) -> float | Fault | _Submission:
+    def _settled(self, job: Job, rollout: rollout_pb2.Rollout) -> float | Fault | _Submission:
         """The outcome where no test is needed, else what to test."""
         if rollout.ending == rollout_pb2.ENDING_PLATFORM_FAULT:
             return Fault(FaultReason.ROLLOUT_FAULT, rollout.fault)
         if self.parameters.only_when_finished and not unfinished.is_finished(rollout):
             return 0.0
         try:
-            return submission(environments_pb2.WorkspaceDiff.FromString(rollout.diff))
+            diff = environments_pb2.WorkspaceDiff.FromString(rollout.diff)
         except DecodeError as error:
             return Fault(FaultReason.ROLLOUT_FAULT, f"its diff cannot be read: {error}")
+        if job.task.is_graded_in_fork and not rollout.snapshot_id:
+            return Fault(FaultReason.ROLLOUT_FAULT, "its environment was not saved for a fork")
+        return submission(diff, rollout.snapshot_id if job.task.is_graded_in_fork else "")
 
     async def _results(
-        self, job: Job, task_digest: str, diffs: dict[str, environments_pb2.WorkspaceDiff]
+        self, job: Job, task_digest: str, handed: dict[str, Handed]
     ) -> dict[str, Result]:
         """Results by the diff's digest, from memory where it was graded before."""
-        keys = {digest: _Key(task_digest, digest, VERSION) for digest in diffs}
-        results: dict[str, Result] = {d: self._known.get(keys[d], _NOT_YET) for d in diffs}
+        keys = {digest: _Key(task_digest, digest, VERSION) for digest in handed}
+        results: dict[str, Result] = {d: self._known.get(keys[d], _NOT_YET) for d in handed}
         for _ in range(1 + self.parameters.retries):
             missing = [digest for digest, found in results.items() if isinstance(found, Lost)]
             if not missing or job.left_s <= 0:
                 break
-            answers = await self.sandboxes.grade(job, [diffs[digest] for digest in missing])
+            answers = await self.sandboxes.grade(job, [handed[digest] for digest in missing])
             for digest, answer in zip(missing, answers, strict=True):
                 results[digest] = self._remember(keys[digest], result(answer))
         return results
 
     def _remember(self, key: _Key, found: Result) -> Result:
         # A verifier that broke may have had a busy machine; the next group asks again.
-        if isinstance(found, float):
+        if isinstance(found, Grade):
             self._known[key] = found
             if len(self._known) > CACHED_RESULTS:
                 self._known.popitem(last=False)
@@ -137,18 +161,18 @@ _NOT_YET = Lost("its group's deadline passed before it was graded")
 
 def _outcome(found: _Submission, results: Mapping[str, Result]) -> float | Fault:
     match results[found.digest]:
-        case float(value):
-            return value
+        case Grade() as grade:
+            return grade
         case Lost(message):
             return Fault(FaultReason.ENVIRONMENT_LOST, message)
-        case Broken():
-            return _blame(results[BASE.digest])
+        case Broken(_, evidence):
+            return _blame(results[BASE.digest], evidence)
 
 
-def _blame(base: Result) -> float | Fault:
+def _blame(base: Result, evidence: environments_pb2.GradeEvidence) -> float | Fault:
     match base:
-        case float():
-            return 0.0
+        case Grade():
+            return Grade(0.0, evidence)
         case Broken(what):
             return Fault(FaultReason.GRADER_ERROR, f"the unmodified repository too: {what}")
         case Lost(message):

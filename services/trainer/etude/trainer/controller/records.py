@@ -12,7 +12,7 @@ from etude.common.weights import VersionId
 from etude.trainer.batches import StepResult
 from etude.trainer.controller.behaviour import behaviour
 from etude.trainer.work import Published
-from etude.v1 import journal_pb2, rollout_pb2
+from etude.v1 import environments_pb2, journal_pb2, rollout_pb2
 
 Row = dict[str, Any]
 
@@ -185,10 +185,18 @@ def rollout_row(record: journal_pb2.JournalRollout, chat: ChatFormat) -> Row:
     if reward.WhichOneof("result") == "reward":
         row["reward"] = reward.reward
         row["success"] = reward.success
+        row["evidence"] = _evidence(reward.evidence) if reward.HasField("evidence") else None
         row["parts"] = {part.name: part.value for part in reward.parts}
     else:
         row["fault"] = rollout.fault or f"{reward.fault.reason}: {reward.fault.message}"
     return row
+
+
+def _evidence(found: environments_pb2.GradeEvidence) -> Row:
+    """How hidden tests came to a grade: a fork proves less than a fresh sandbox."""
+    mode = environments_pb2.GradeMode.Name(found.mode).removeprefix("GRADE_MODE_")
+    isolation = environments_pb2.Isolation.Name(found.isolation).removeprefix("ISOLATION_")
+    return {"mode": mode.lower(), "driver": found.driver, "isolation": isolation.lower()}
 
 
 _ROLES: Mapping[str, str] = {
