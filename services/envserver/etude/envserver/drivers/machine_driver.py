@@ -40,12 +40,13 @@ from etude.envserver.drivers.qemu.sleeping import TOUCHED_BYTES, Bed, Home, asle
 from etude.envserver.drivers.qemu.starts import Started, Starter
 from etude.envserver.drivers.qemu.stock import Stock
 from etude.envserver.drivers.sandbox import layout
+from etude.envserver.egress.gate import Egress
 from etude.envserver.images.build import Image
 
 STOCK = "stock"
 """Folder of machines that are nobody's yet, beside that of the leases."""
 
-CAPS = Caps(files=True, memory=True, freeze=True)
+CAPS = Caps(files=True, memory=True, freeze=True, egress=True)
 
 _numbers = itertools.count()
 
@@ -59,6 +60,8 @@ class MachineDriver(Driver):
     images: Mapping[str, Image]
     """What each template of the pool boots, by the template's name."""
     jail: Jail = field(default_factory=Jail)
+    egress: Egress | None = None
+    """What environments may reach; None is nothing."""
     caps: Caps = CAPS
     begins: Start | None = None
     leases: Path = field(init=False)
@@ -135,6 +138,7 @@ class MachineDriver(Driver):
             bed=self._bed,
             places=self.lanes.places,
             patience=self.patience,
+            gate=self.egress.gate(template, folder.name) if self.egress is not None else None,
         )
         return VmSandbox(folder, runner, home, home.find(self._found(folder)))
 
@@ -164,7 +168,8 @@ class MachineDriver(Driver):
 
     @override
     def is_repeatable(self, command: str) -> bool:
-        return layout.warm(command) is not None
+        # What another host answers is nothing that the same files decide.
+        return self.egress is None and layout.warm(command) is not None
 
     def _found(self, lease: Path) -> Guest | None:
         try:

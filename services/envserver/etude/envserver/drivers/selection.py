@@ -24,7 +24,7 @@ from etude.envserver.egress.secrets import Secrets
 from etude.envserver.images import build as builder
 from etude.envserver.images import shipping
 from etude.envserver.images.build import Image
-from etude.envserver.images.cache import Cache
+from etude.envserver.images.cache import Cache, hold
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ async def _machines(spec: EnvPoolSpec, place: Place) -> QemuDriver:
     place.scratch.mkdir(parents=True, exist_ok=True)
     try:
         qemu_version()
-        return await _accelerated(images, machine, place)
+        return await _accelerated(images, machine, place, _egress(spec, place))
     except VmmError as error:
         raise DriverUnavailableError(
             str(error),
@@ -122,14 +122,18 @@ async def _machines(spec: EnvPoolSpec, place: Place) -> QemuDriver:
         ) from error
 
 
-async def _accelerated(images: Mapping[str, Image], machine: Machine, place: Place) -> QemuDriver:
+async def _accelerated(
+    images: Mapping[str, Image], machine: Machine, place: Place, egress: Egress | None
+) -> QemuDriver:
     first, jail = next(iter(images.values())), jail_with_kvm()
     verdict = await probe.kvm(first, machine, jail=jail, scratch=place.scratch)
     if verdict.works:
         machine = replace(machine, accelerator=Accelerator.KVM)
-        return QemuDriver(scratch=place.scratch, images=images, machine=machine, jail=jail)
+        return QemuDriver(
+            scratch=place.scratch, images=images, machine=machine, jail=jail, egress=egress
+        )
     log.warning("QEMU translates the guests' instructions, 10 to 30 times slower: %s", verdict.why)
-    return QemuDriver(scratch=place.scratch, images=images, machine=machine)
+    return QemuDriver(scratch=place.scratch, images=images, machine=machine, egress=egress)
 
 
 def _image(template: Template, index: int, access: StoreAccess | None, place: Place) -> Image:
@@ -163,6 +167,12 @@ def _image(template: Template, index: int, access: StoreAccess | None, place: Pl
 
 
 def _found(name: str, cache: Cache, access: StoreAccess) -> Image | None:
+    """The image, which nobody removes for as long as this process lives."""
+    found = _image_of(name, cache, access)
+    return found if found is not None and hold(found.folder) is not None else None
+
+
+def _image_of(name: str, cache: Cache, access: StoreAccess) -> Image | None:
     """The image in a store or a folder, or the newest one here of this name or address."""
     if name.startswith("s3://"):
         prefix, _, reference = name.rpartition("/")

@@ -69,6 +69,10 @@ class Sleeper(Caller, Protocol):
         """Make it again from the disk, running; after an error it is still saved."""
         ...
 
+    def shut(self) -> None:
+        """Leave it no way out any more; safe to repeat."""
+        return
+
     async def destroy(self) -> None:
         """End it, whatever state it is in, also in the middle of a step."""
         ...

@@ -1,6 +1,7 @@
 """The sandbox of one lease as a virtual machine of its own."""
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
 from typing_extensions import override
@@ -24,6 +25,8 @@ from etude.envserver.drivers.qemu.census import MACHINE
 from etude.envserver.drivers.qemu.idle import MOVING
 from etude.envserver.drivers.qemu.resting import RestingGuest
 from etude.envserver.drivers.qemu.sleeping import Home, asleep
+from etude.envserver.drivers.sandbox import layout
+from etude.envserver.egress import inside
 from etude.envserver.folders import FolderContent, Limits
 from etude.envserver.guest import contents
 from etude.envserver.guest.commands import GuestCommands
@@ -60,7 +63,11 @@ class VmSandbox(Sandbox):
     def workspace(self) -> Workspace:  # type: ignore[override] # read only, and once there is one
         guest = self._running
         if self._jobs is None or self._jobs.channel is not guest:
-            self._jobs = GuestJobs(channel=guest, has_others=lambda: guest.has_jobs)
+            self._jobs = GuestJobs(
+                channel=guest,
+                environment=self._environment,
+                has_others=lambda: guest.has_jobs,
+            )
         return GuestWorkspace(
             guest,
             self._runner,
@@ -98,9 +105,8 @@ class VmSandbox(Sandbox):
 
     @override
     async def run(self, command: str, timeout_s: float) -> Outcome:
-        return guest_grades.outcome(
-            await GuestCommands(channel=self._running).run(command, timeout_s)
-        )
+        commands = GuestCommands(channel=self._running, environment=self._environment)
+        return guest_grades.outcome(await commands.run(command, timeout_s))
 
     @override
     async def content(self, limits: Limits) -> FolderContent:
@@ -108,6 +114,7 @@ class VmSandbox(Sandbox):
 
     @override
     async def verify(self, work: Verification) -> Outcome:
+        self._running.machine.shut()
         return await guest_grades.forked(self._running, work)
 
     @override
@@ -157,6 +164,11 @@ class VmSandbox(Sandbox):
         guest, self._guest = self._guest, None
         if guest is not None:
             await guest.destroy()
+
+    @property
+    def _environment(self) -> Mapping[str, str]:
+        egress = inside.VARIABLES if self._home.gate is not None else {}
+        return {**layout.ENVIRONMENT, **egress}
 
     @property
     def _running(self) -> RestingGuest:

@@ -29,6 +29,8 @@ from etude.envserver.drivers.qemu.livejobs import LiveJobs
 from etude.envserver.drivers.qemu.pages import PageBuffer
 from etude.envserver.drivers.qemu.resting import RestingGuest, Sleeper
 from etude.envserver.drivers.qemu.starts import Started, Starter
+from etude.envserver.egress.gate import Gate
+from etude.envserver.egress.guests import GuestDoor
 from etude.envserver.folders import TooLargeError
 from etude.envserver.guest.calls import Reply, Request
 from etude.v1 import guest_pb2
@@ -66,7 +68,12 @@ class Clone(Sleeper):
     on_jobs: Callable[[int], None]
 
     def __init__(
-        self, lease: Path, starter: Callable[[], Starter], bed: Bed, guest: Guest | None
+        self,
+        lease: Path,
+        starter: Callable[[], Starter],
+        bed: Bed,
+        guest: Guest | None,
+        gate: Gate | None = None,
     ) -> None:
         """A machine that runs, or one that sleeps.
 
@@ -75,7 +82,10 @@ class Clone(Sleeper):
             starter: of its template.
             bed: where it sleeps.
             guest: the machine; unset if it sleeps.
+            gate: its way out, if it has one.
         """
+        self._gate = gate
+        self._door: GuestDoor | None = None
         self._lease, self._starter, self._bed = lease, starter, bed
         self._guest = guest
         self._jobs = LiveJobs(guest.jobs if guest is not None else ())
@@ -83,6 +93,8 @@ class Clone(Sleeper):
         self.on_jobs = lambda _: None
         if guest is not None:
             guest.channel.on_event = self._told
+            if guest.is_met:
+                self._open_door(guest)
 
     @override
     async def keep(self) -> None:
@@ -183,7 +195,14 @@ class Clone(Sleeper):
         self._take(started.guest)
 
     @override
+    def shut(self) -> None:
+        self._gate = None
+        if self._door is not None:
+            self._door.close()
+
+    @override
     async def destroy(self) -> None:
+        self.shut()
         guest, self._guest = self._guest, None
         if guest is not None:
             await guest.destroy()
@@ -199,7 +218,14 @@ class Clone(Sleeper):
         self._guest = guest
         self._jobs = LiveJobs(guest.jobs)
         guest.channel.on_event = self._told
+        self._open_door(guest)
         self.on_jobs(len(self._jobs.running))
+
+    def _open_door(self, guest: Guest) -> None:
+        """Serve its connections; those of before its last RESET have ended with that."""
+        if self._door is not None:
+            self._door.close()
+        self._door = GuestDoor(guest.channel, self._gate) if self._gate is not None else None
 
     def _told(self, event: guest_pb2.GuestEvent) -> None:
         self._jobs.told(event)
@@ -227,6 +253,8 @@ class Home:
     places: Places
     """Of the node, for machines that run."""
     patience: Patience
+    gate: Gate | None = None
+    """Its way out, if it has one."""
 
     async def launch(self, folder: Path) -> Launched:
         """A machine that runs and answers, in an empty folder."""
@@ -257,7 +285,7 @@ class Home:
         return self._resting(None) if path is not None else None
 
     def _resting(self, guest: Guest | None) -> RestingGuest:
-        machine = Clone(self.lease, self.starter, self.bed, guest)
+        machine = Clone(self.lease, self.starter, self.bed, guest, self.gate)
         state = State.SAVED
         if guest is not None:
             state = State.RUNNING if guest.is_met else State.FROZEN
