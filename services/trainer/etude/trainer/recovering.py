@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 MAX_TRIES = 3
 """Environments that may be lost one after the other before the rollout is."""
 PLACEMENT_S = 20.0
-"""How long all of them together may wait for a slot: the rollout that is begun again waits in its
-turn."""
+"""How long the next environment may wait for a slot. A rollout that is begun again waits in its
+turn, for minutes."""
 
 _T = TypeVar("_T")
 
