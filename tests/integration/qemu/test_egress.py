@@ -150,7 +150,7 @@ async def test_a_fork_has_a_way_out_of_its_own(
 
     both = await asyncio.gather(sh(source, FETCH), sh(fork, FETCH))
 
-    assert both == [HELLO, HELLO]
+    assert list(both) == [HELLO, HELLO]
     for sandbox in (source, fork):
         await sandbox.close()
     assert len(world.seen) == 3

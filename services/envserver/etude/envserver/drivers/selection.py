@@ -24,7 +24,7 @@ from etude.envserver.egress.secrets import Secrets
 from etude.envserver.images import build as builder
 from etude.envserver.images import shipping
 from etude.envserver.images.build import Image
-from etude.envserver.images.cache import Cache, hold
+from etude.envserver.images.cache import Cache
 
 log = logging.getLogger(__name__)
 
@@ -167,12 +167,6 @@ def _image(template: Template, index: int, access: StoreAccess | None, place: Pl
 
 
 def _found(name: str, cache: Cache, access: StoreAccess) -> Image | None:
-    """The image, which nobody removes for as long as this process lives."""
-    found = _image_of(name, cache, access)
-    return found if found is not None and hold(found.folder) is not None else None
-
-
-def _image_of(name: str, cache: Cache, access: StoreAccess) -> Image | None:
     """The image in a store or a folder, or the newest one here of this name or address."""
     if name.startswith("s3://"):
         prefix, _, reference = name.rpartition("/")

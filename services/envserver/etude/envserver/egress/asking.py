@@ -11,7 +11,8 @@ from etude.envserver.egress.policy import Attempt
 _HOST = r"(?P<host>[^\s/?#@:\[\]\\%]{1,255}|\[[0-9A-Fa-f:.%a-z]{1,80}\])"
 _AUTHORITY = re.compile(rf"{_HOST}:(?P<port>\d{{1,5}})")
 _ABSOLUTE = re.compile(
-    rf"http://{_HOST}(:(?P<port>\d{{1,5}}))?(?P<path>/[!-~]*)?(?P<query>\?[!-~]*)?", re.IGNORECASE
+    rf"http://{_HOST}(:(?P<port>\d{{1,5}}))?(?P<path>/[!-\"$->@-~]*)?(?P<query>\?[!-\"$-~]*)?",
+    re.IGNORECASE,
 )
 _HOP_BY_HOP = frozenset(
     {
