@@ -180,3 +180,33 @@ async def test_jobs_of_a_folder_are_known_to_a_successor(tmp_path: Path) -> None
         assert FolderJobs(made.folder, made.launch).is_whole
         assert await successor.start("true", timeout_s=None) == cut_off + 1
         await successor.close()
+
+
+@pytest.mark.parametrize("agent", guests.AGENTS)
+async def test_the_controllers_jobs_are_numbered_apart_and_out_of_the_policys_reach(
+    agent: str, tmp_path: Path
+) -> None:
+    (tmp_path / "root").mkdir()
+    async with guests.guest(agent, tmp_path / "root") as guest:
+        policys = GuestJobs(channel=guest.channel)
+        controllers = GuestJobs(channel=guest.channel, is_controllers=True)
+        graded = [await controllers.start("sleep 600", timeout_s=None) for _ in range(MAX_RUNNING)]
+
+        started = [await policys.start("sleep 600", timeout_s=None) for _ in range(MAX_RUNNING)]
+
+        assert started == list(range(1, MAX_RUNNING + 1))
+        for number in graded:
+            for refused in (
+                policys.state(number),
+                policys.kill(number),
+                policys.output(number, offset=0, size=9),
+                policys.send(number, b"", end=True),
+            ):
+                with pytest.raises(JobError, match="there is no such job"):
+                    await refused
+            assert (await controllers.state(number)).is_running
+        with pytest.raises(JobError):
+            await controllers.kill(started[0])
+        for number in graded:
+            await controllers.kill(number)
+        assert (await policys.state(started[0])).is_running

@@ -258,7 +258,7 @@ class GuestLimits(_message.Message):
     def __init__(self, processes: _Optional[int] = ..., open_files: _Optional[int] = ..., file_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., flood_bytes: _Optional[int] = ..., min_free_bytes: _Optional[int] = ...) -> None: ...
 
 class GuestExec(_message.Message):
-    __slots__ = ("argv", "shell", "env", "session", "background", "timeout_ms", "head_bytes", "tail_bytes", "merged", "limits", "has_input")
+    __slots__ = ("argv", "shell", "env", "session", "background", "timeout_ms", "head_bytes", "tail_bytes", "merged", "limits", "has_input", "is_controllers")
     class EnvEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -277,6 +277,7 @@ class GuestExec(_message.Message):
     MERGED_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     HAS_INPUT_FIELD_NUMBER: _ClassVar[int]
+    IS_CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
     argv: _containers.RepeatedScalarFieldContainer[bytes]
     shell: bytes
     env: _containers.ScalarMap[str, str]
@@ -288,7 +289,8 @@ class GuestExec(_message.Message):
     merged: bool
     limits: GuestLimits
     has_input: bool
-    def __init__(self, argv: _Optional[_Iterable[bytes]] = ..., shell: _Optional[bytes] = ..., env: _Optional[_Mapping[str, str]] = ..., session: _Optional[str] = ..., background: _Optional[bool] = ..., timeout_ms: _Optional[int] = ..., head_bytes: _Optional[int] = ..., tail_bytes: _Optional[int] = ..., merged: _Optional[bool] = ..., limits: _Optional[_Union[GuestLimits, _Mapping]] = ..., has_input: _Optional[bool] = ...) -> None: ...
+    is_controllers: bool
+    def __init__(self, argv: _Optional[_Iterable[bytes]] = ..., shell: _Optional[bytes] = ..., env: _Optional[_Mapping[str, str]] = ..., session: _Optional[str] = ..., background: _Optional[bool] = ..., timeout_ms: _Optional[int] = ..., head_bytes: _Optional[int] = ..., tail_bytes: _Optional[int] = ..., merged: _Optional[bool] = ..., limits: _Optional[_Union[GuestLimits, _Mapping]] = ..., has_input: _Optional[bool] = ..., is_controllers: _Optional[bool] = ...) -> None: ...
 
 class GuestJob(_message.Message):
     __slots__ = ("job", "operation", "offset", "limit", "wait_ms", "input", "end_input")

@@ -102,6 +102,7 @@ func (m *execMessage) fields(v *visitor) {
 	v.truth(9, &m.merged)
 	one(v, 10, &m.limits)
 	v.truth(11, &m.hasInput)
+	v.truth(12, &m.isControllers)
 }
 
 func (m *jobMessage) fields(v *visitor) {

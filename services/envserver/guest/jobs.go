@@ -9,6 +9,10 @@ import (
 )
 
 const (
+	// Numbers of the controller's jobs begin behind this one, and no tool of the policy says them.
+	controllersJobs = 1 << 31
+
+	// Of each table.
 	maxRunningJobs = 8
 	// Of those that have ended, the oldest is forgotten first.
 	maxJobs        = 64
@@ -33,15 +37,18 @@ type job struct {
 	ended chan struct{}
 }
 
-// jobs are those of this sandbox, oldest first.
+// jobs are those of this sandbox, oldest first, in two tables: the policy's and the controller's.
 type jobs struct {
 	folder string
 	ended  func(*jobExitMessage)
 
-	mu   sync.Mutex
-	last uint32
-	all  []*job
+	mu sync.Mutex
+	// How many the policy has started, and the controller.
+	started, controllers uint32
+	all                  []*job
 }
+
+func (j *job) isControllers() bool { return j.number > controllersJobs }
 
 // open are the jobs that run.
 func (j *jobs) open() []openMessage {
@@ -65,12 +72,16 @@ func (j *job) isRunning() bool {
 	}
 }
 
-// add makes room for a new job, or refuses it.
-func (j *jobs) add(callID []byte) (*job, error) {
+// add makes room for a new job in its table, or refuses it.
+func (j *jobs) add(callID []byte, isControllers bool) (*job, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	numRunning, oldest := 0, -1
+	numRunning, numKnown, oldest := 0, 0, -1
 	for i, each := range j.all {
+		if each.isControllers() != isControllers {
+			continue
+		}
+		numKnown++
 		if each.isRunning() {
 			numRunning++
 		} else if oldest < 0 {
@@ -80,18 +91,26 @@ func (j *jobs) add(callID []byte) (*job, error) {
 	if numRunning >= maxRunningJobs {
 		return nil, refusal{statusBusy, "too many background jobs"}
 	}
-	if len(j.all) >= maxJobs && oldest >= 0 {
+	if numKnown >= maxJobs && oldest >= 0 {
 		_ = os.Remove(j.all[oldest].log)
 		j.all = append(j.all[:oldest], j.all[oldest+1:]...)
 	}
-	j.last++
 	made := &job{
-		number: j.last, callID: callID, input: &jobInput{feed: -1},
+		number: j.next(isControllers), callID: callID, input: &jobInput{feed: -1},
 		killed: make(chan struct{}, 1), ended: make(chan struct{}),
 	}
 	made.log = j.folder + "/job-" + strconv.FormatUint(uint64(made.number), 10) + ".log"
 	j.all = append(j.all, made)
 	return made, nil
+}
+
+func (j *jobs) next(isControllers bool) uint32 {
+	if isControllers {
+		j.controllers++
+		return controllersJobs + j.controllers
+	}
+	j.started++
+	return j.started
 }
 
 func (j *jobs) find(number uint32) (*job, error) {
@@ -111,7 +130,7 @@ func (c *call) execInBackground(at place, m *execMessage) (*resultMessage, error
 		return nil, err
 	}
 	all := &c.agent.jobs
-	made, err := all.add(c.id())
+	made, err := all.add(c.id(), m.isControllers)
 	if err != nil {
 		return nil, err
 	}

@@ -100,6 +100,7 @@ type (
 		merged               bool
 		limits               *limitsMessage
 		hasInput             bool
+		isControllers        bool
 	}
 	jobMessage struct {
 		job           uint32

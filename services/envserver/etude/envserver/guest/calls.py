@@ -17,6 +17,8 @@ from etude.v1 import guest_pb2
 
 MAX_REPLY_BYTES = 16 << 20
 """DATA of one call unless it asks for more: twice the largest file."""
+CONTROLLERS_JOBS = 1 << 31
+"""Numbers of the controller's jobs begin behind this one, and no tool of the policy says them."""
 _MAX_DEADLINE_MS = (1 << 32) - 1
 
 

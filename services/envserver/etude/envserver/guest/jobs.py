@@ -9,7 +9,7 @@ from etude.agent.workspace import JobError, JobFault, Jobs, JobState
 from etude.agent.workspace.jobs import LOG_BYTES, TERM_GRACE_S
 from etude.envserver.drivers.sandbox import layout
 from etude.envserver.guest import answers
-from etude.envserver.guest.calls import Caller, Reply, Request
+from etude.envserver.guest.calls import CONTROLLERS_JOBS, Caller, Reply, Request
 from etude.envserver.guest.commands import DEFAULT_LIMITS
 from etude.v1 import guest_pb2
 
@@ -31,6 +31,8 @@ class GuestJobs(Jobs):
     limits: guest_pb2.GuestLimits = field(default_factory=lambda: DEFAULT_LIMITS)
     cwd: str = ""
     """Absolute folder in the guest that they start in; empty is the workspace."""
+    is_controllers: bool = False
+    """Whether they are the controller's; the policy's have numbers of their own."""
     has_others: Callable[[], bool] = lambda: False
     """Whether some run that were not started here: the guest was taken over with them."""
     _running: set[int] = field(default_factory=set)
@@ -57,6 +59,7 @@ class GuestJobs(Jobs):
                 background=True,
                 has_input=True,
                 limits=limits,
+                is_controllers=self.is_controllers,
             ),
             cwd=self.cwd,
         )
@@ -101,6 +104,8 @@ class GuestJobs(Jobs):
         self._state(await self._ask(asked, wait_s=TERM_GRACE_S))
 
     async def _ask(self, asked: guest_pb2.GuestJob, *, wait_s: float = 0) -> Reply:
+        if self.is_controllers is not (asked.job > CONTROLLERS_JOBS):
+            raise JobError(JobFault.NO_SUCH_JOB, asked.job)
         call = guest_pb2.GuestCall(job=asked)
         request = Request(operation=call, deadline_s=_DEADLINE_S + wait_s)
         reply = await self.channel.call(request)

@@ -5,12 +5,13 @@ import contextlib
 import os
 import signal
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from etude.agent.workspace.jobs import INPUT_BYTES, MAX_KNOWN, MAX_RUNNING, TERM_GRACE_S
+from etude.envserver.guest.calls import CONTROLLERS_JOBS
 from etude.envserver.guest.reference_calls import Call, RefusedError
 from etude.envserver.guest.reference_processes import (
     arguments,
@@ -43,6 +44,11 @@ class _Job:
     status: int = 0
     ended_for: str = ""
     watch: asyncio.Task[None] | None = None
+
+    @property
+    def is_controllers(self) -> bool:
+        """Whether the policy has no part in it."""
+        return self.number > CONTROLLERS_JOBS
 
     def write(self, data: bytes, *, is_last: bool) -> None:
         """Give it all of the input.
@@ -79,12 +85,16 @@ class _Job:
 
 @dataclass(slots=True)
 class Jobs:
-    """Commands that nobody waits for; their output is in files."""
+    """Commands that nobody waits for; their output is in files.
+
+    They are in two tables, the policy's and the controller's: neither counts for the other.
+    """
 
     folder: Path
     on_end: Callable[[guest_pb2.GuestJobExit], None]
     _all: dict[int, _Job] = field(default_factory=dict)
-    _last: int = 0
+    _last: dict[bool, int] = field(default_factory=lambda: {False: 0, True: CONTROLLERS_JOBS})
+    """By whether it is the controller's."""
 
     def open(self) -> list[guest_pb2.GuestOpen]:
         """Those that run."""
@@ -106,12 +116,13 @@ class Jobs:
         Raises:
             RefusedError: too many run already.
         """
-        if len(self.open()) >= MAX_RUNNING:
-            raise RefusedError(guest_pb2.GUEST_STATUS_BUSY, "too many background jobs")
-        self._forget()
         asked = call.request.exec
-        self._last += 1
-        number = self._last
+        table = [job for job in self._all.values() if job.is_controllers is asked.is_controllers]
+        if sum(not job.ended.is_set() for job in table) >= MAX_RUNNING:
+            raise RefusedError(guest_pb2.GUEST_STATUS_BUSY, "too many background jobs")
+        self._forget(table)
+        self._last[asked.is_controllers] += 1
+        number = self._last[asked.is_controllers]
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.folder / f"job-{number}.log"
         stdin, feed = _pipe() if asked.has_input else (DEVNULL, -1)
@@ -130,9 +141,9 @@ class Jobs:
         job.watch = asyncio.create_task(self._watch(job, call.folder, asked), name=path.name)
         return number
 
-    def _forget(self) -> None:
-        if len(self._all) >= MAX_KNOWN:
-            oldest = next(job for job in self._all.values() if job.ended.is_set())
+    def _forget(self, table: Sequence[_Job]) -> None:
+        if len(table) >= MAX_KNOWN:
+            oldest = next(job for job in table if job.ended.is_set())
             oldest.log.unlink()
             del self._all[oldest.number]
 

@@ -146,7 +146,10 @@ class VmSandbox(Sandbox):
 
     @override
     async def start(self, program: Program) -> RunningProgram:
-        return await by_jobs.started(self.workspace.jobs, program)
+        jobs = GuestJobs(
+            channel=self._running, environment=self._environment, is_controllers=True
+        )
+        return await by_jobs.started(jobs, program)
 
     @override
     async def pause(self) -> None:
