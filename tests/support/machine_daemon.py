@@ -87,6 +87,14 @@ class Daemon:
             await self.sandboxes.pop(name).close()
         return _num_open()
 
+    async def grow(self) -> bool:
+        """Wait until machines can be split off; whether they can."""
+        for keeper in self.driver._stems:
+            keeper.tend()
+            if keeper._growing is not None:
+                await keeper._growing
+        return all(keeper.is_ready for keeper in self.driver._stems)
+
     async def sweep(self) -> int:
         return await self.driver._estate.sweep(least_age_s=0)
 

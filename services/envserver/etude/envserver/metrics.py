@@ -17,6 +17,9 @@ start_cpu_seconds = Histogram(
 )
 stock = Gauge("etude_env_stock", "Machines started ahead, by how warm they are.", ["start"])
 stock_failures = Counter("etude_env_stock_failures", "Machines that could not be started ahead.")
+stem_failures = Counter(
+    "etude_env_stem_failures", "Machines that could not be split off from one that ran before."
+)
 pause_seconds = Histogram(
     "etude_env_pause_seconds",
     "Time that a machine stood still to be saved while it goes on.",

@@ -37,6 +37,8 @@ class Start(StrEnum):
     """A machine monitor was started and took up the template."""
     SHELL = "shell"
     """A monitor that waited took up the template."""
+    SPLIT = "split"
+    """A machine was split off from a stopped clone, and let run."""
     PAUSED_CLONE = "paused_clone"
     """A stopped clone was let run."""
     DELTA = "delta"

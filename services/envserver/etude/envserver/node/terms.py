@@ -15,6 +15,8 @@ STARTS: Mapping[Start, environments_pb2.Start] = {
     Start.COPY: environments_pb2.START_COPY,
     Start.SPAWN: environments_pb2.START_SPAWN,
     Start.SHELL: environments_pb2.START_SHELL,
+    # For whoever waits it is the same: nothing has to be kept ready for the next.
+    Start.SPLIT: environments_pb2.START_PAUSED_CLONE,
     Start.PAUSED_CLONE: environments_pb2.START_PAUSED_CLONE,
     Start.DELTA: environments_pb2.START_DELTA,
 }

@@ -15,7 +15,12 @@ if TYPE_CHECKING:  # a template makes its clones with this
 
 
 async def spawn_shell(
-    template: "Template", *, folder: Path, jail: Jail, disk: Sequence[int] = ()
+    template: "Template",
+    *,
+    folder: Path,
+    jail: Jail,
+    disk: Sequence[int] = (),
+    preload: vm.Preload | None = None,
 ) -> vm.Vm:
     """Start a monitor that waits for the template's state or for a delta of it.
 
@@ -24,6 +29,7 @@ async def spawn_shell(
         folder: an empty folder of its own.
         jail: whom it runs as.
         disk: files of its disk, where the machine has one.
+        preload: makes it one that can be forked.
 
     Raises:
         VmmError: it did not start.
@@ -47,6 +53,7 @@ async def spawn_shell(
         folder=folder,
         jail=jail,
         template=template.address,
+        preload=preload,
     )
 
 

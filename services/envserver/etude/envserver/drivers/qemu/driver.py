@@ -59,9 +59,10 @@ class QemuDriver(MachineDriver):
     @override
     def _starter(self, base: Base) -> Starter:
         starter = MachineDriver._starter(self, base)
-        if self.machine.accelerator is not Accelerator.TCG or self.machine.has_disk:
+        # Of a processor that runs guests itself nothing can be forked, and a disk has one writer.
+        can_split = self.machine.accelerator is Accelerator.TCG and not self.machine.has_disk
+        if not can_split or not isinstance(base, Template):
             return starter
-        assert isinstance(base, Template), base
         keeper = StemKeeper(
             base,
             library=partial(stemlibrary.library, self.scratch),

@@ -12,6 +12,7 @@ from etude.envserver.drivers.qemu.delta import Delta
 from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.machine import Machine
 from etude.envserver.drivers.qemu.template import Template
+from etude.envserver.drivers.qemu.warmup import rehearse
 from etude.envserver.guest.calls import Request
 from etude.envserver.guest.channel import GuestChannel, GuestLostError, Identity
 from etude.envserver.images.build import Image
@@ -78,9 +79,7 @@ async def booted(
     return await template.seal(booting)
 
 
-async def warmed(
-    channel: GuestChannel, warm_up: Callable[[GuestChannel], Awaitable[None]]
-) -> None:
+async def warmed(channel: GuestChannel, warm_up: Callable[[GuestChannel], Awaitable[None]]) -> None:
     """Bring a machine that boots to where its clones begin; it is nobody's, its channel closed.
 
     Raises:
@@ -148,6 +147,42 @@ async def paused(shell: Monitor, base: Base) -> Guest:
         await shell.destroy()
         raise
     return found
+
+
+async def rehearsed(shell: Monitor, base: Base) -> Guest:
+    """A clone that has done what environments do first; it is nobody's, and stands still.
+
+    Raises:
+        GuestLostError: the agent does not answer.
+        VmmError: the monitor failed.
+    """
+    try:
+        found = await _awake(shell, base, None)
+        await found.channel.sync(_identity("rehearsal", generation=0))
+        await rehearse(found.channel)
+        await found.channel.sync(_NOBODYS)
+        await shell.freeze()
+    except BaseException:
+        await shell.destroy()
+        raise
+    return found
+
+
+async def split_off(part: Monitor, *, name: str) -> Guest:
+    """A part of a stem that runs as an environment of its own; the machine goes on failure.
+
+    Raises:
+        GuestLostError: the agent does not answer.
+        VmmError: the monitor failed.
+    """
+    identity = _identity(name, generation=1)
+    try:
+        found = await _running(part)
+        await found.channel.sync(identity)
+    except BaseException:
+        await part.destroy()
+        raise
+    return replace(found, identity=identity)
 
 
 async def handed_out(waiting: Guest, *, name: str) -> Guest:
@@ -219,10 +254,14 @@ async def met_again(guest: Guest) -> Guest:
 
 async def _awake(shell: Monitor, base: Base, saved: Delta | None) -> Guest:
     await base.restore(shell, saved)
-    await shell.thaw()
-    channel = await _connected(shell)
+    return await _running(shell)
+
+
+async def _running(stopped: Monitor) -> Guest:
+    await stopped.thaw()
+    channel = await _connected(stopped)
     state = await channel.reset()
-    return Guest(shell, channel, _NOBODYS, frozenset(state.jobs))
+    return Guest(stopped, channel, _NOBODYS, frozenset(state.jobs))
 
 
 async def _connected(vm: Monitor) -> GuestChannel:

@@ -19,6 +19,7 @@ from etude.envserver.drivers.qemu.guests import Guest
 from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.lanes import Lanes
 from etude.envserver.drivers.qemu.pace import Work
+from etude.envserver.drivers.qemu.stemkeeper import StemKeeper
 from etude.envserver.drivers.qemu.stock import Stock
 from etude.envserver.guest.channel import GuestLostError
 
@@ -42,6 +43,8 @@ class Starter:
     jail: Jail
     lanes: Lanes
     stock: Stock
+    stems: StemKeeper | None = None
+    """What splits machines off, where that can be done."""
     recent_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
     """How long the newest starts took for which nothing was ready."""
 
@@ -62,7 +65,7 @@ class Starter:
         """
         began_s = time.monotonic()
         while True:
-            found = self.stock.take(only_shell=saved is not None)
+            found = self._found(only_shell=saved is not None)
             begin = partial(
                 self._begun, found, folder, name=name, saved=saved, generation=generation
             )
@@ -79,6 +82,12 @@ class Starter:
                 metrics.start_seconds.labels(started.start.value).observe(took_s)
                 return started
 
+    def _found(self, *, only_shell: bool) -> Guest | Monitor | None:
+        if not only_shell and self.stems is not None and self.stems.is_ready:
+            # To split a machine off costs less than a shell does from here on.
+            return self.stock.take_paused()
+        return self.stock.take(only_shell=only_shell)
+
     async def _from(
         self, found: Guest | Monitor | None, begin: Callable[[], Awaitable[Started]]
     ) -> Started:
@@ -88,7 +97,7 @@ class Starter:
                 before_s = 0.0 if vm is None else cpu_s(vm.pid)
                 began_s = time.monotonic()
                 started = await begin()
-                if started.start is Start.SPAWN:
+                if started.start in {Start.SPAWN, Start.SPLIT}:
                     # Without the time in line, which the node tells apart.
                     self.recent_ms.append(1000 * (time.monotonic() - began_s))
                 used_s = cpu_s(started.guest.vm.pid) - before_s
@@ -112,6 +121,10 @@ class Starter:
         if isinstance(found, Guest):
             _move(found.vm, folder)
             return Started(await guests.handed_out(found, name=name), Start.PAUSED_CLONE)
+        if found is None and saved is None and self.stems is not None:
+            part = await self.stems.split(folder)
+            if part is not None:
+                return Started(await guests.split_off(part, name=name), Start.SPLIT)
         start = Start.SPAWN if found is None else Start.SHELL
         if found is None:
             found = await self.base.spawn(folder, self.jail)

@@ -74,6 +74,15 @@ class Stock:
         self._watermark = self._watermark.rested(target, now_s=time.monotonic())
         self._nudge()
 
+    def take_paused(self) -> Guest | None:
+        """A paused clone, where there is one; it is the caller's from now on."""
+        while self._paused:
+            found = self._living(self._paused.popleft())
+            self._nudge()
+            if isinstance(found, Guest):
+                return found
+        return None
+
     def take(self, *, only_shell: bool = False) -> Guest | Monitor | None:
         """The warmest machine there is; it is the caller's from now on.
 

@@ -15,7 +15,7 @@ from typing import ClassVar
 from etude.envserver.drivers.qemu import record
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.identity import ProcessId, handle, identify
-from etude.envserver.drivers.qemu.jail import SANDBOX, Jail
+from etude.envserver.drivers.qemu.jail import SANDBOX, STEM_SANDBOX, Jail
 from etude.envserver.drivers.qemu.machine import CONSOLE, CONSOLE_BYTES, PROGRAM, Machine
 from etude.envserver.drivers.qemu.qmp import Qmp
 from etude.envserver.drivers.qemu.record import VmRecord
@@ -25,6 +25,8 @@ MARK = "ETUDE_MACHINE"
 """In a monitor's environment: its folder, by which one that was never written down is found."""
 EXIT_LIMIT_S = 10.0
 _STDERR_BYTES = 2_000
+_NAME_BYTES = 1024
+"""Room for the folder of a child, whose name is written over that of its parent."""
 _DISK_BYTES = 64 << 30
 """More than any guest's disk may grow to; the node's own quota is lower."""
 
@@ -101,6 +103,12 @@ class Vm:
         except VmmError:
             return ""
 
+    async def disconnect(self) -> None:
+        """End the connection; the monitor goes on and takes another."""
+        qmp, self._qmp = self._qmp, None
+        if qmp is not None:
+            await qmp.close()
+
     async def destroy(self) -> None:
         """Kill the monitor and remove its folder; safe to repeat."""
         await self.kill()
@@ -112,9 +120,7 @@ class Vm:
             if not self.exited.done():
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         await asyncio.wait([self.exited], timeout=EXIT_LIMIT_S)
-        if self._qmp is not None:
-            await self._qmp.close()
-            self._qmp = None
+        await self.disconnect()
 
     async def explained(self, error: VmmError) -> VmmError:
         """The error with the monitor's last words, if it ended."""
@@ -136,7 +142,17 @@ class Sockets:
     agent: int
 
 
-async def start(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preload:
+    """What makes a monitor one that can be forked."""
+
+    library: int
+    """Descriptor of the library."""
+    control: int
+    """Of the socket over which it is asked to."""
+
+
+async def start(  # noqa: PLR0913 - what it starts is five things
     machine: Machine,
     arguments: Callable[[Sockets], Sequence[str]],
     *,
@@ -144,6 +160,7 @@ async def start(
     folder: Path,
     jail: Jail,
     template: str = "",
+    preload: Preload | None = None,
 ) -> Vm:
     """Start a monitor in a jail and connect to it.
 
@@ -154,20 +171,47 @@ async def start(
         folder: an empty folder of its own.
         jail: whom it runs as.
         template: address of what it will be a clone of.
+        preload: makes it one that can be forked.
 
     Raises:
         VmmError: it did not start; the message has its last words.
     """
-    with _listening(folder, "qmp") as qmp, _listening(folder, "agent") as agent:
+    name = name_of(folder)
+    with listening(folder, "qmp") as qmp, listening(folder, "agent") as agent:
         sockets = Sockets(qmp=qmp.fileno(), agent=agent.fileno())
+        program = (PROGRAM, *arguments(sockets), *SANDBOX)
+        inherited = (*descriptors, sockets.qmp, sockets.agent)
+        if preload is not None:
+            program = (*_preloaded(preload, sockets), PROGRAM, *arguments(sockets), *STEM_SANDBOX)
+            inherited = (*inherited, preload.library, preload.control)
+            name = name.ljust(_NAME_BYTES, os.sep)
         command = jail.command(
-            (PROGRAM, *arguments(sockets), *SANDBOX),
+            program,
             memory_bytes=machine.memory_bytes,
             file_bytes=2 * machine.memory_bytes + (_DISK_BYTES if machine.has_disk else 0),
         )
-        inherited = (*descriptors, sockets.qmp, sockets.agent)
-        process = _spawned(command, inherited, folder)
+        process = _spawned(command, inherited, folder, name)
     vm = _watched(machine, folder, process.pid, os.pidfd_open(process.pid), process.wait)
+    try:
+        _note(vm, jail, template)
+        await vm.connect()
+    except BaseException:
+        await vm.destroy()
+        raise
+    return vm
+
+
+async def taken(machine: Machine, folder: Path, pid: int, *, jail: Jail, template: str) -> Vm:
+    """Connect to a monitor that another one has forked as a child of this process.
+
+    Raises:
+        VmmError: it has ended, or does not answer.
+    """
+
+    def reap() -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    vm = _watched(machine, folder, pid, os.pidfd_open(pid), reap)
     try:
         _note(vm, jail, template)
         await vm.connect()
@@ -212,8 +256,19 @@ def _note(vm: Vm, jail: Jail, template: str) -> None:
         raise VmmError(f"machine {vm.pid} cannot be written down: {cause}") from cause
 
 
+def name_of(folder: Path) -> str:
+    """What a monitor's environment calls its folder."""
+    return str(folder.resolve())
+
+
+def _preloaded(preload: Preload, sockets: Sockets) -> Sequence[str]:
+    """Words before a monitor's: no program before it is to be one that can be forked."""
+    library = f"LD_PRELOAD=/proc/self/fd/{preload.library}"
+    return ("/usr/bin/env", library, f"ETUDE_FORK={preload.control} {sockets.qmp} {sockets.agent}")
+
+
 def _spawned(
-    command: Sequence[str], inherited: Sequence[int], folder: Path
+    command: Sequence[str], inherited: Sequence[int], folder: Path, name: str
 ) -> "subprocess.Popen[bytes]":
     """A process of a session of its own. Blocks for the milliseconds of a vfork.
 
@@ -230,7 +285,7 @@ def _spawned(
                 stdout=subprocess.DEVNULL,
                 stderr=words,
                 cwd="/",
-                env={"PATH": "/usr/bin:/bin", "LC_ALL": "C", MARK: str(folder.resolve())},
+                env={"PATH": "/usr/bin:/bin", "LC_ALL": "C", MARK: name},
                 # A terminal's Ctrl-C is for the node, and machines outlive its restart.
                 start_new_session=True,
             )
@@ -254,7 +309,8 @@ def _watched(
 
 
 @contextlib.contextmanager
-def _listening(folder: Path, name: str) -> Iterator[socket.socket]:
+def listening(folder: Path, name: str) -> Iterator[socket.socket]:
+    """A socket of a machine's folder, for its monitor."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, _opened(folder) as at:
         listener.bind(f"{at}/{name}")
         listener.listen(1)

@@ -1,11 +1,13 @@
-"""What a template does before it is sealed, so that its clones find it done."""
+"""What a template does before its clones are made, so that they find it done."""
 
 from etude.agent.workspace.protocol import HOME
 from etude.envserver.drivers.sandbox import layout
 from etude.envserver.drivers.sandbox.layout import LOGS, TESTS
 from etude.envserver.guest.channel import GuestChannel
 from etude.envserver.guest.commands import GuestCommands
+from etude.envserver.guest.placing import place
 from etude.envserver.guest.workspace import GuestWorkspace
+from etude.envserver.trees import File
 
 _LINE = (
     f"mkdir -p {TESTS} {LOGS} && chown {layout.INSIDE_UID}:{layout.INSIDE_UID} {HOME} {LOGS}"
@@ -14,6 +16,8 @@ _LINE = (
 """Folders that every environment has, and what the first command of a clone would wait for."""
 _LIMIT_S = 120.0
 _SCRATCH = "warm-up"
+_REHEARSALS = 2
+"""The second time takes other ways through the kernel: what the first made is there by then."""
 
 
 async def warm_up(channel: GuestChannel) -> None:
@@ -28,3 +32,22 @@ async def warm_up(channel: GuestChannel) -> None:
     await files.write(_SCRATCH, bytes(4096))
     await files.read(_SCRATCH)
     await files.delete(_SCRATCH)
+
+
+async def rehearse(channel: GuestChannel) -> None:
+    """Do what environments do first, and take it away again: what is left is translated code.
+
+    Raises:
+        GuestLostError: the guest failed.
+        WorkspaceError: it could not write.
+    """
+    run = GuestCommands(channel=channel).run
+    files = GuestWorkspace(channel, run, cwd=HOME)
+    for _ in range(_REHEARSALS):
+        # Two at a time, for the second worker of the agent.
+        tree = {f"{_SCRATCH}-{number}": File(bytes(4096 * number)) for number in range(2)}
+        await place(channel, tree, root=HOME)
+        for path in tree:
+            await files.read(path)
+            await files.delete(path)
+        await run("echo $HOME; ls / >/dev/null", _LIMIT_S)

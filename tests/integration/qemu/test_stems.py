@@ -1,0 +1,154 @@
+"""Machines that are split off from one that ran before."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tests.support.microvms import Guest, Lab
+
+from etude.envserver.drivers.qemu import census, guests, stem, stemlibrary
+from etude.envserver.drivers.qemu.census import Places
+from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.qemu.guests import Guest as Machine
+from etude.envserver.drivers.qemu.jail import NOBODY, Jail
+from etude.envserver.drivers.qemu.lanes import Lanes
+from etude.envserver.drivers.qemu.stem import Stem
+from etude.envserver.drivers.qemu.stemkeeper import StemKeeper
+
+_DENIED = 3
+"""Filters of a part: its stem's, QEMU's, and the one that takes its stem's last right from it."""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    found = stemlibrary.library(tmp_path_factory.mktemp("library"))
+    assert found is not None
+    return found
+
+
+def status(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (each.partition(":") for each in lines)}
+
+
+def files_of(pid: int) -> list[str]:
+    return [str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()]
+
+
+@asynccontextmanager
+async def grown(lab: Lab, library: Path) -> AsyncIterator[Stem]:
+    made = await stem.grown(lab.template, library, folder=lab.new_folder(), jail=Jail())
+    try:
+        yield made
+    finally:
+        await made.destroy()
+
+
+@asynccontextmanager
+async def part(lab: Lab, of: Stem) -> AsyncIterator[Guest]:
+    vm = await of.split(lab.new_folder())
+    try:
+        found: Machine = await guests.split_off(vm, name=f"part-{vm.pid}")
+        yield Guest(vm, found.channel)
+        await found.channel.close()
+    finally:
+        await vm.destroy()
+
+
+async def test_parts_of_a_stem_are_machines_of_their_own(lab: Lab, library: Path) -> None:
+    async with grown(lab, library) as one, part(lab, one) as a, part(lab, one) as b:
+        await a.sh("echo a > /tmp/name; (sleep 600 &) >/dev/null 2>&1")
+        assert await b.sh("ls /tmp/name 2>/dev/null || echo none; pidof sleep || echo idle") == (
+            "none\nidle"
+        )
+        assert await a.sh("cat /tmp/name; hostname") == f"a\npart-{a.vm.pid}"
+        assert await a.sh("cat /etc/machine-id") != await b.sh("cat /etc/machine-id")
+        random = "head -c 16 /dev/urandom | od -An -tx1"
+        assert await a.sh(random) != await b.sh(random)
+        async with part(lab, one) as c:
+            assert await c.sh("ls /tmp/name 2>/dev/null || echo none") == "none"
+            assert await c.sh("ls -A /workspace") == ""
+
+
+async def test_a_part_outlives_its_stem_and_can_be_saved(lab: Lab, library: Path) -> None:
+    async with grown(lab, library) as one:
+        whole = part(lab, one)
+        found = await whole.__aenter__()
+    assert one.vm.exited.done()
+    await found.sh("echo kept > /tmp/name; dd if=/dev/urandom of=/tmp/noise bs=1M count=2")
+    wanted = await found.sh("md5sum < /tmp/noise; cat /tmp/name")
+    saved = await lab.save(found)
+    again = await lab.guest(saved)
+    assert await again.sh("md5sum < /tmp/noise; cat /tmp/name") == wanted
+    assert await found.sh("md5sum < /tmp/noise; cat /tmp/name") == wanted
+    saved.close()
+    await whole.__aexit__(None, None, None)
+
+
+async def test_a_part_has_the_jail_of_every_monitor(lab: Lab, library: Path) -> None:
+    async with grown(lab, library) as one, part(lab, one) as found:
+        seen = status(found.vm.pid)
+        assert seen["Uid"].split() == [str(NOBODY)] * 4
+        assert int(seen["CapEff"], 16) == 0
+        assert (seen["NoNewPrivs"], seen["Seccomp"]) == ("1", "2")
+        assert int(seen["Seccomp_filters"]) == _DENIED
+        assert int(seen["PPid"]) == os.getpid()
+        # No socket of another's: two that listen, and the two connections of this test.
+        assert sum(name.startswith("socket:") for name in files_of(found.vm.pid)) == 4
+
+
+async def test_a_part_is_found_by_its_own_folder(lab: Lab, library: Path) -> None:
+    async with grown(lab, library) as one, part(lab, one) as found:
+        seen = {each.pid: folder for each, folder in census.marked(lab.folder).items()}
+        assert seen[found.vm.pid] == found.vm.folder
+        assert seen[one.vm.pid] == one.vm.folder
+        assert Places(scratch=lab.folder).folders() == []
+
+
+async def test_a_stem_without_its_node_ends(lab: Lab, library: Path) -> None:
+    async with grown(lab, library) as one:
+        one._control.close()  # what the kernel does when the node is killed
+        await asyncio.wait_for(asyncio.shield(one.vm.exited), 30)
+        with pytest.raises(VmmError, match="not forked"):
+            await one.split(lab.new_folder())
+
+
+async def test_where_no_library_can_be_built_nothing_is_split_off(lab: Lab) -> None:
+    keeper = StemKeeper(
+        lab.template,
+        library=lambda: None,
+        folder=lab.folder / "stem",
+        jail=Jail(),
+        lanes=Lanes(cores=1, room=8),
+    )
+    keeper.tend()
+    await asyncio.sleep(0)
+    assert await keeper.split(lab.new_folder()) is None
+    assert not keeper.is_ready
+    await keeper.close()
+
+
+async def test_a_keeper_grows_another_stem_when_one_has_ended(lab: Lab, library: Path) -> None:
+    lanes = Lanes(cores=1, room=8)
+    keeper = StemKeeper(
+        lab.template, library=lambda: library, folder=lab.folder / "stem", jail=Jail(), lanes=lanes
+    )
+    try:
+        for _ in range(2):
+            keeper.tend()
+            assert keeper._growing is not None
+            await keeper._growing
+            vm = await keeper.split(lab.new_folder())
+            assert vm is not None
+            await vm.destroy()
+            assert keeper._stem is not None
+            await keeper._stem.vm.kill()
+            assert await keeper.split(lab.new_folder()) is None
+    finally:
+        await keeper.close()
