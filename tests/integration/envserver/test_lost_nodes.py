@@ -3,27 +3,18 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.pool_client import Pool
+from tests.support.lost_environments import Episodes, episodes_of
 from tests.support.pool_processes import Processes
-from typing_extensions import override
 
-from etude.agent.replay import CallLog, DivergedError
-from etude.agent.toolsets import toolset
+from etude.agent.replay import DivergedError
 from etude.agent.turns import ToolCall
 from etude.common.errors import UnavailableError
-from etude.trainer.leases import Leases
-from etude.trainer.partners import LeasedEnvironment, Outage
-from etude.trainer.recovering import RecoveringEnvironment, Replacing
-from etude.trainer.states import LeaseStates
+from etude.trainer.recovering import RecoveringEnvironment
 from etude.v1 import environments_pb2
-
-OUTAGE_S = 60.0
-DEADLINE_S = 60.0
 
 Call = tuple[str, Mapping[str, str]]
 
@@ -47,38 +38,6 @@ JOB = environments_pb2.GradeJob(
     timeout_seconds=30,
     reward_path="/logs/reward",
 )
-
-
-@dataclass
-class Episodes(Replacing):
-    """Episodes of one client of a pool."""
-
-    pool: Pool
-    leases: Leases
-    outage: Outage = field(default_factory=lambda: Outage(OUTAGE_S))
-
-    async def begin(self, key: str) -> RecoveringEnvironment:
-        self.key = key
-        request = self.pool.request(key)
-        [launch] = [each async for each in self.leases.launch(request)]
-        assert launch.lease is not None, launch.failure
-        log = CallLog(toolset(self.pool.toolset).tools)
-        present = self.environment(launch.lease)
-        return RecoveringEnvironment(self.leases, self, log, self.outage, present)
-
-    @override
-    def request(self, number: int) -> environments_pb2.LaunchBatchRequest:
-        return self.pool.request(f"{self.key}/{number}")
-
-    @override
-    def environment(self, lease: environments_pb2.Lease) -> LeasedEnvironment:
-        return LeasedEnvironment(
-            self.pool.node(lease), lease, self.leases, self.outage, timeout_s=DEADLINE_S
-        )
-
-    @override
-    def states(self, lease: environments_pb2.Lease) -> LeaseStates:
-        return LeaseStates(self.pool.states(lease), lease, self.outage, DEADLINE_S)
 
 
 def calls(turn: int) -> list[ToolCall]:
@@ -119,12 +78,8 @@ async def episodes(
     for role in roles:
         await processes.ready(role)
     pool = connect(f"127.0.0.1:{processes.ports['broker']}", source)
-    leases = Leases(pool.broker, OUTAGE_S)
-    keeper = asyncio.create_task(leases.keep(), name="keep leases")
-    yield Episodes(pool, leases)
-    keeper.cancel()
-    await asyncio.gather(keeper, return_exceptions=True)
-    await leases.close()
+    async with episodes_of(pool) as made:
+        yield made
 
 
 def kill_node_of(processes: Processes, environment: RecoveringEnvironment) -> None:

@@ -1,0 +1,69 @@
+"""A machine that is killed in the middle of an episode is made again by the calls of it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from tests.support.lost_environments import Episodes, episodes_of
+from tests.support.pool_client import Pool
+from tests.support.pool_processes import Processes
+
+from etude.agent.turns import ToolCall
+from etude.common import channels
+from etude.envserver.images.build import Image
+from etude.v1 import environments_pb2_grpc
+
+EDIT = {"path": "greet.sh", "old_string": "helo", "new_string": "hello"}
+COMMANDS = ("sh greet.sh > said; cat said", "sleep 2; cat said said > twice; cat twice")
+
+
+@pytest.fixture
+def processes(image: Image, tmp_path: Path) -> Iterator[Processes]:
+    made = Processes(tmp_path)
+    made.write_pool("Process", "Trusted", driver="QemuMicroVM", image=image.folder.as_uri())
+    yield made
+    for role in made.running:
+        made.stop(role)
+    made.end_machines()
+
+
+@pytest.fixture
+async def episodes(processes: Processes, tmp_path: Path) -> AsyncIterator[Episodes]:
+    source = tmp_path / "task" / "environment"
+    source.mkdir(parents=True)
+    (source / "greet.sh").write_text("echo helo\n")
+    for role in ("broker", "node"):
+        processes.start(role)
+    for role in ("broker", "node"):
+        await processes.ready(role)
+    async with channels.dial(f"127.0.0.1:{processes.ports['broker']}") as channel:
+        broker = environments_pb2_grpc.EnvBrokerServiceStub(channel)
+        watch = environments_pb2_grpc.PoolServiceStub(channel)
+        async with episodes_of(Pool(broker, watch, source.as_uri())) as made:
+            yield made
+
+
+def call(call_id: str, name: str, **arguments: str) -> Sequence[ToolCall]:
+    return [ToolCall(call_id, name, json.dumps(arguments))]
+
+
+async def test_an_episode_whose_machine_is_killed_goes_on_in_another(
+    processes: Processes, episodes: Episodes
+) -> None:
+    environment = await episodes.begin("a")
+    await environment.run(call("1", "search_replace", **EDIT))
+    await environment.run(call("2", "read_file", path="greet.sh"))
+    (said,) = await environment.run(call("3", "run_terminal", command=COMMANDS[0]))
+    assert said.content == "hello"
+    first = environment.lease.lease_id
+
+    working = asyncio.create_task(environment.run(call("4", "run_terminal", command=COMMANDS[1])))
+    await asyncio.sleep(1)
+    processes.end_machines()
+
+    assert [outcome.content for outcome in await working] == ["hello\nhello"]
+    assert environment.lease.lease_id != first
+    tally = environment.tally
+    assert (tally.recovered, tally.replayed) == (1, 2)
