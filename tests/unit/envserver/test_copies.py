@@ -5,8 +5,10 @@ import os
 import socket
 import stat
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -222,3 +224,85 @@ def test_an_owner_can_copy_what_he_has_shut_from_himself() -> None:
         gc.enable()
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
+
+
+@pytest.mark.parametrize("becomes", ["nothing", "link", "folder", "pipe"])
+def test_what_changes_before_it_is_opened_is_left_out_or_copied_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, becomes: str
+) -> None:
+    source, target, again = tmp_path / "source", tmp_path / "target", tmp_path / "again"
+    (source / "b").mkdir(parents=True)
+    for name in ("a", "b/c", "d"):
+        (source / name).write_bytes(name.encode())
+    stat_of, victims = os.stat, {"a", "b"}
+
+    def then(name: str, **options: Any) -> os.stat_result:
+        status = stat_of(name, **options)
+        if name in victims:
+            victims.remove(name)
+            (source / name).rename(tmp_path / f"moved-{name}")
+            if becomes == "link":
+                (source / name).symlink_to("/etc")
+            elif becomes == "folder":
+                (source / name).mkdir()
+            elif becomes == "pipe":
+                os.mkfifo(source / name)
+        return status
+
+    monkeypatch.setattr(os, "stat", then)
+
+    made = copies.copy(source, target, limits=LIMITS, owner=folders.current_owner())
+
+    kinds = {path.name: stat.S_IFMT(path.lstat().st_mode) for path in target.iterdir()}
+    other = {"link": stat.S_IFLNK, "folder": stat.S_IFDIR, "pipe": stat.S_IFIFO}.get(becomes)
+    assert kinds == {"d": stat.S_IFREG, **({"a": other, "b": other} if other else {})}
+    assert (
+        made.digest
+        == copies.copy(target, again, limits=LIMITS, owner=folders.current_owner()).digest
+    )
+
+
+def test_a_folder_of_a_command_that_comes_and_goes_can_be_copied(tmp_path: Path) -> None:
+    source, stop = tmp_path / "source", threading.Event()
+    (source / "deep").mkdir(parents=True)
+
+    def churn() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            path = source / "deep" / f"f{number % 50}"
+            path.write_bytes(b"x" * 100)
+            (source / "deep" / f"f{(number + 25) % 50}").unlink(missing_ok=True)
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        for number in range(50):
+            copies.copy(
+                source, tmp_path / str(number), limits=LIMITS, owner=folders.current_owner()
+            )
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_names_beyond_the_limit_are_not_even_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(200):
+        (tmp_path / "source" / str(number)).mkdir(parents=True)
+    seen = 0
+    check = copies._Copier._check
+
+    def counted(copier: copies._Copier) -> None:
+        nonlocal seen
+        seen += 1
+        check(copier)
+
+    monkeypatch.setattr(copies._Copier, "_check", counted)
+    limits = Limits(max_files=10, max_bytes=99)
+    with pytest.raises(TooLargeError):
+        copies.copy(
+            tmp_path / "source", tmp_path / "t", limits=limits, owner=folders.current_owner()
+        )
+    assert seen == 11

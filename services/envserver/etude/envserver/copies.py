@@ -3,7 +3,8 @@
 Kept: regular files with their holes, folders, links as links, pipes; modes of owner, group and
 others; times of last change. Left out: sockets and devices, owners, setuid and sticky bits. Names
 that share a file get a copy each. What stands in the source is opened without following links. If
-somebody changes it meanwhile the copy is of several moments, or fails; its digest is the copy's.
+somebody changes it meanwhile the copy is of several moments; what goes before it is opened is left
+out, as tar does. Its digest is the copy's.
 """
 
 import contextlib
@@ -30,6 +31,10 @@ _BLOCK_BYTES = 1 << 16
 _ZEROS = bytes(_BLOCK_BYTES)
 _PERMISSIONS = 0o777
 _KEPT = frozenset({stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFIFO})
+_CHANGED = frozenset({errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EINVAL, errno.ENXIO})
+"""Of a name that is gone, or stands for something of another kind by now."""
+_LOOKS = 3
+"""At a name that is exchanged all the time; then it is left out."""
 
 
 class Copied(NamedTuple):
@@ -66,6 +71,10 @@ def copy(source: Path, target: Path, *, limits: Limits, owner: Owner) -> Copied:
     return Copied(copier.num_bytes, copier.digest.hexdigest())
 
 
+class _ChangedError(Exception):
+    """A name does not stand for what it stood for a moment ago; nothing of it was copied."""
+
+
 class _Copier:
     def __init__(self, limits: Limits, owner: Owner) -> None:
         self.num_bytes = 0
@@ -83,17 +92,18 @@ class _Copier:
         """
         if path.count("/") > MAX_DEPTH:
             raise TooLargeError(f"the workspace has folders more than {MAX_DEPTH} deep")
+        for name in sorted(self._names(source)):
+            for _ in range(_LOOKS):
+                with contextlib.suppress(_ChangedError):
+                    self._entry(source, target, name, path)
+                    break
+
+    def _names(self, source: int) -> Iterator[str]:
         with os.scandir(source) as entries:
-            names = sorted(entry.name for entry in entries)
-        self._entries += len(names)
-        self._check()
-        for name in names:
-            try:
-                status = os.stat(name, dir_fd=source, follow_symlinks=False)
-            except FileNotFoundError:
-                continue  # a command in the background has just removed it
-            if stat.S_IFMT(status.st_mode) in _KEPT:
-                self._entry(source, target, name, status, path)
+            for entry in entries:
+                self._entries += 1
+                self._check()
+                yield entry.name
 
     def finish(self, target: int, status: os.stat_result) -> None:
         """Give a file or folder the owner, mode and time that it shall have."""
@@ -102,36 +112,44 @@ class _Copier:
         os.fchmod(target, status.st_mode & _PERMISSIONS)
         os.utime(target, ns=(status.st_mtime_ns, status.st_mtime_ns))
 
-    def _entry(
-        self, source: int, target: int, name: str, status: os.stat_result, path: str
-    ) -> None:
+    def _entry(self, source: int, target: int, name: str, path: str) -> None:
+        with _unchanged():
+            status = os.stat(name, dir_fd=source, follow_symlinks=False)
         kind = stat.S_IFMT(status.st_mode)
-        self._say(os.fsencode(path + name), b"%o %o" % (kind, status.st_mode & _PERMISSIONS))
-        match kind:
-            case stat.S_IFREG:
-                self._file(source, target, name)
-            case stat.S_IFDIR:
-                self._inside(source, target, name, f"{path}{name}/")
-            case stat.S_IFLNK:
-                self._link(source, target, name)
-            case _:
-                self._pipe(target, name, status)
+        if kind not in _KEPT:
+            return
+        # Nothing is said or made of a name before what it stands for is at hand.
+        said = os.fsencode(path + name), b"%o %o" % (kind, status.st_mode & _PERMISSIONS)
+        with contextlib.ExitStack() as opened:
+            match kind:
+                case stat.S_IFREG:
+                    there = opened.enter_context(_source(name, source, _READ))
+                    self._say(*said)
+                    self._file(there, target, name, status)
+                case stat.S_IFDIR:
+                    there = opened.enter_context(_source(name, source, _FOLDER))
+                    self._say(*said)
+                    self._inside(there, target, name, status, f"{path}{name}/")
+                case stat.S_IFLNK:
+                    with _unchanged():
+                        leads_to = os.readlink(name, dir_fd=source)
+                    self._say(*said, os.fsencode(leads_to))
+                    os.symlink(leads_to, name, dir_fd=target)
+                    self._give_away(target, name)
+                case _:
+                    self._say(*said)
+                    self._pipe(target, name, status)
 
-    def _inside(self, source: int, target: int, name: str, path: str) -> None:
+    def _inside(
+        self, there: int, target: int, name: str, status: os.stat_result, path: str
+    ) -> None:
         os.mkdir(name, 0o700, dir_fd=target)
         here = os.open(name, _FOLDER, dir_fd=target)
         try:
-            with readable(name, source, _FOLDER) as there:
-                self.folder(there, here, path)
-            self.finish(here, os.stat(name, dir_fd=source, follow_symlinks=False))
+            self.folder(there, here, path)
+            self.finish(here, status)
         finally:
             os.close(here)
-
-    def _link(self, source: int, target: int, name: str) -> None:
-        leads_to = os.readlink(name, dir_fd=source)
-        self._say(os.fsencode(leads_to))
-        os.symlink(leads_to, name, dir_fd=target)
-        self._give_away(target, name)
 
     def _pipe(self, target: int, name: str, status: os.stat_result) -> None:
         os.mkfifo(name, dir_fd=target)
@@ -142,24 +160,16 @@ class _Copier:
         finally:
             os.close(handle)
 
-    def _file(self, source: int, target: int, name: str) -> None:
+    def _file(self, there: int, target: int, name: str, status: os.stat_result) -> None:
         here = os.open(name, _CREATE, 0o600, dir_fd=target)
         try:
-            with readable(name, source, _READ) as there:
-                self._content(there, here)
-            self.finish(here, os.stat(name, dir_fd=source, follow_symlinks=False))
+            self._content(there, here)
+            self.finish(here, status)
         finally:
             os.close(here)
 
     def _content(self, source: int, target: int) -> None:
-        """Copy a file.
-
-        Raises:
-            OSError: it is no regular file any more.
-        """
         status = os.fstat(source)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.ESTALE, "a file was replaced while it was copied")
         self._say(b"%d" % status.st_size)
         is_cloned = self._cloned(source, target)
         os.ftruncate(target, status.st_size)
@@ -195,6 +205,38 @@ class _Copier:
                 f"the workspace holds more than {self._limits.max_files} entries"
                 f" or {self._limits.max_bytes} bytes"
             )
+
+
+@contextlib.contextmanager
+def _unchanged() -> Iterator[None]:
+    """Tell errors of a name that has changed from those of a disk.
+
+    Raises:
+        _ChangedError: it has.
+        OSError: it cannot be read.
+    """
+    try:
+        yield
+    except OSError as cause:
+        if cause.errno not in _CHANGED:
+            raise
+        raise _ChangedError from cause
+
+
+@contextlib.contextmanager
+def _source(name: str, parent: int, flags: int) -> Iterator[int]:
+    """A file or folder to copy, once it is one.
+
+    Raises:
+        _ChangedError: it is none any more.
+    """
+    with contextlib.ExitStack() as opened:
+        with _unchanged():
+            descriptor = opened.enter_context(readable(name, parent, flags))
+        kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+        if kind != (stat.S_IFDIR if flags == _FOLDER else stat.S_IFREG):
+            raise _ChangedError
+        yield descriptor
 
 
 def blocks(descriptor: int, size: int) -> Iterator[tuple[int, bytes]]:

@@ -1,5 +1,6 @@
 """Workspaces on disk: written, read back and removed without following anybody's links."""
 
+import itertools
 import os
 import stat
 import uuid
@@ -13,6 +14,8 @@ from etude.envserver.trees import File, Tree
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_AT_ONCE = 10_000
+"""Names of a folder that are held at a time when it is removed."""
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -117,10 +120,7 @@ class _Reader:
         self._bytes = 0
 
     def folder(self, descriptor: int, prefix: str) -> None:
-        with os.scandir(descriptor) as entries:
-            found = list(entries)
-        self._entries += len(found)
-        self._check()
+        found = list(self._found(descriptor))
         if prefix and not found:
             self.is_plain = False
         for entry in found:
@@ -131,6 +131,13 @@ class _Reader:
                 self._inside(descriptor, entry.name, path)
             else:
                 self.is_plain = False
+
+    def _found(self, descriptor: int) -> Iterator["os.DirEntry[str]"]:
+        with os.scandir(descriptor) as entries:
+            for entry in entries:
+                self._entries += 1
+                self._check()
+                yield entry
 
     def _inside(self, folder: int, name: str, path: str) -> None:
         if path.count("/") >= MAX_DEPTH:
@@ -189,36 +196,38 @@ def remove(folder: Path) -> None:
         folder.unlink()
         return
     try:
-        left = _emptied(top, top)
-        while left:
-            name = left.pop()
-            inner = _opened(name, top)
-            try:
-                left += _emptied(inner, top)
-            finally:
-                os.close(inner)
-            os.rmdir(name, dir_fd=top)
+        while found := _some(top):
+            for entry in found:
+                if entry.is_dir(follow_symlinks=False):
+                    _emptied(entry.name, top)
+                    os.rmdir(entry.name, dir_fd=top)
+                else:
+                    os.unlink(entry.name, dir_fd=top)
     finally:
         os.close(top)
     folder.rmdir()
 
 
-def _emptied(folder: int, top: int) -> list[str]:
-    """Names in the top folder of the folders that stood in this one; all else in it is gone."""
+def _some(folder: int) -> list["os.DirEntry[str]"]:
+    """Some of what stands there, and nothing if nothing does; nobody lists millions at once."""
     with os.scandir(folder) as entries:
-        found = list(entries)
-    lifted = []
-    for entry in found:
-        if not entry.is_dir(follow_symlinks=False):
-            os.unlink(entry.name, dir_fd=folder)
-        elif folder == top:
-            lifted.append(entry.name)
-        else:
-            # Moving a folder writes to it, so its modes come first.
-            os.close(_opened(entry.name, folder))
-            lifted.append(uuid.uuid4().hex)
-            os.rename(entry.name, lifted[-1], src_dir_fd=folder, dst_dir_fd=top)
-    return lifted
+        return list(itertools.islice(entries, _AT_ONCE))
+
+
+def _emptied(name: str, top: int) -> None:
+    """Lift the folders inside a folder of the top one to there, and remove all else in it."""
+    inner = _opened(name, top)
+    try:
+        while found := _some(inner):
+            for entry in found:
+                if entry.is_dir(follow_symlinks=False):
+                    # Moving a folder writes to it, so its modes come first.
+                    os.close(_opened(entry.name, inner))
+                    os.rename(entry.name, uuid.uuid4().hex, src_dir_fd=inner, dst_dir_fd=top)
+                else:
+                    os.unlink(entry.name, dir_fd=inner)
+    finally:
+        os.close(inner)
 
 
 def _opened(name: str | Path, parent: int | None = None) -> int:
