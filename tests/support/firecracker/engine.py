@@ -7,6 +7,7 @@ reads it, its diff may have more pages than the guest has changed, its full memo
 import json
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,7 +184,7 @@ class Engine:
 
     def _dirty(self) -> list[tuple[int, bytes]]:
         found = []
-        for offset in range(0, os.fstat(self._memory).st_size, _PART):
+        for offset in _touched(self._memory):
             now, then = (os.pread(each, _PART, offset) for each in (self._memory, self._clean))
             if now != then:
                 rows = [np.frombuffer(each, np.uint8).reshape(-1, _PAGE) for each in (now, then)]
@@ -201,3 +202,15 @@ class Engine:
 
 def _machine(config: dict[str, Any]) -> Machine:
     return Machine(memory_mib=config["mem_size_mib"], tsc_khz=tsc.host_tsc_khz())
+
+
+def _touched(memory: int) -> Iterator[int]:
+    """Where the parts begin in which there is anything."""
+    offset, size = 0, os.fstat(memory).st_size
+    while offset < size:
+        try:
+            found = os.lseek(memory, offset, os.SEEK_DATA)
+        except OSError:  # nothing is left
+            return
+        yield found - found % _PART
+        offset = found - found % _PART + _PART

@@ -1,6 +1,7 @@
 """Which driver a pool gets: the one it names, or the best that can run its templates."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 
 from etude.common.api.pool import EnvPoolSpec
 from etude.envserver.drivers.base import DriverUnavailableError
+from etude.envserver.drivers.firecracker import probe
+from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.selection import Place, selected
 
 
@@ -100,3 +103,52 @@ async def test_a_damaged_image_is_no_image(place: Place) -> None:
     (image(place) / "manifest.json").write_text("{")
     error = await refused(spec({"image": "python"}, isolation={"driver": "QemuMicroVM"}), place)
     assert error.problem.fix == "build it again"
+
+
+def programs(place: Place, versions: dict[str, str]) -> Path:
+    """Programs that say a version, and a device; where they are found."""
+    folder = place.scratch.parent
+    for name, version in versions.items():
+        (folder / name).write_text(f"#!/bin/sh\necho '{name} v{version}'\n")
+        (folder / name).chmod(0o755)
+    device = folder / "kvm"
+    device.touch()
+    return device
+
+
+async def test_firecracker_is_taken_by_name_and_says_what_is_missing(place: Place) -> None:
+    image(place)
+    pool = spec({"image": "python"}, isolation={"driver": "Firecracker"})
+    error = await refused(pool, place)
+    assert error.problem.where == "spec.isolation.driver"
+    assert "firecracker and jailer: not on PATH" in error.problem.what
+
+
+@pytest.mark.parametrize(
+    ("versions", "what"),
+    [
+        ({"firecracker": "1.13.1"}, "jailer: not on PATH"),
+        ({"firecracker": "1.12.0", "jailer": "1.12.0"}, "needs 1.13 or later"),
+        ({"firecracker": "1.13.0", "jailer": "1.13.1"}, "not of the same release"),
+        ({"firecracker": "one", "jailer": "1.13.1"}, "says"),
+    ],
+)
+def test_programs_that_do_not_fit_are_named(
+    place: Place, versions: dict[str, str], what: str
+) -> None:
+    device = programs(place, versions)
+    with pytest.raises(VmmError, match=what):
+        probe.programs(place.scratch.parent, kvm=device)
+
+
+def test_firecracker_runs_nothing_without_the_processors_machines(place: Place) -> None:
+    device = programs(place, {"firecracker": "1.14.0", "jailer": "1.14.0"})
+    with pytest.raises(VmmError, match=r"no-kvm cannot be opened"):
+        probe.programs(place.scratch.parent, kvm=device.with_name("no-kvm"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the jailer needs root")
+def test_programs_of_one_release_on_a_host_with_kvm_are_taken(place: Place) -> None:
+    device = programs(place, {"firecracker": "1.14.0", "jailer": "1.14.0"})
+    found = probe.programs(place.scratch.parent, kvm=device)
+    assert found.jailer == (place.scratch.parent / "jailer").resolve()

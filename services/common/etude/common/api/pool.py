@@ -39,6 +39,7 @@ class DriverName(StrEnum):
 
     AUTO = "Auto"
     QEMU_MICRO_VM = "QemuMicroVM"
+    FIRECRACKER = "Firecracker"
     PROCESS = "Process"
 
 
@@ -65,7 +66,7 @@ class Isolation(Model):
     """Weakest acceptable wall; a pool never silently gets less."""
     driver: DriverName = DriverName.AUTO
     """Auto takes QemuMicroVM where every template has an image and the node can boot it, and
-    Process otherwise."""
+    Process otherwise. Firecracker needs KVM, and is taken by name only."""
 
 
 class Slot(Model):

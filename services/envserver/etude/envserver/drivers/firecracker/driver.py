@@ -45,6 +45,19 @@ class FirecrackerDriver(MachineDriver):
 
     @override
     async def base(self, image: Image) -> FireTemplate:
+        try:
+            return await self._template(image)
+        except (VmmError, GuestLostError, CorruptError, OSError) as error:
+            raise self._unbootable(image, error) from error
+
+    @override
+    async def stop(self) -> None:
+        await MachineDriver.stop(self)
+        if self._ground is not None:
+            os.close(self._ground.netns)
+            self._ground = None
+
+    async def _template(self, image: Image) -> FireTemplate:
         kept = Kept(folder=self.scratch / "templates", key=self._estate.key)
         ground, users = self._standing(), self._known_users()
         key = await asyncio.to_thread(compat_key, self.programs.firecracker, self.machine, image)
@@ -53,7 +66,7 @@ class FirecrackerDriver(MachineDriver):
             await self._boot(image, kept, key, ground, users)
             address = await asyncio.to_thread(kept.find, key)
         if address is None:
-            raise self._unbootable(image, VmmError("its files are not what was written"))
+            raise VmmError("its files are not what was written")
         return FireTemplate(
             address=address,
             compat_key=key,
@@ -62,13 +75,6 @@ class FirecrackerDriver(MachineDriver):
             ground=ground,
             users=users,
         )
-
-    @override
-    async def stop(self) -> None:
-        await MachineDriver.stop(self)
-        if self._ground is not None:
-            os.close(self._ground.netns)
-            self._ground = None
 
     async def _boot(self, image: Image, kept: Kept, key: str, ground: Ground, users: Users) -> None:
         folder = self._boot_folder()
@@ -79,8 +85,6 @@ class FirecrackerDriver(MachineDriver):
                 running = await template.spawned(self.machine, ground, users, folder=folder)
                 with kept.making(key) as target:
                     await template.booted(image, kernel, running, target=target, warm_up=warm_up)
-        except (VmmError, GuestLostError, CorruptError, OSError) as error:
-            raise self._unbootable(image, error) from error
         finally:
             kernel.unlink(missing_ok=True)
 

@@ -101,8 +101,15 @@ class FireTemplate:
             return await asyncio.to_thread(self._packed, found, pause_s)
 
     async def adopt(self, folder: Path, process: ProcessId) -> FireVm:
-        """Take up a monitor that an earlier process of this node started."""
-        return await vm.adopt(self.machine, self.ground.programs, folder, process)
+        """Take up a monitor that an earlier process of this node started; its guest runs."""
+        found = await vm.adopt(self.machine, self.ground.programs, folder, process)
+        try:
+            # To a guest that stands still nothing can be connected.
+            await found.thaw()
+        except BaseException:
+            await found.kill()
+            raise
+        return found
 
     def close(self) -> None:
         """Nothing: its files stay for the next process."""
