@@ -40,6 +40,14 @@ EXAMPLES = {
         "etude images build my-image.yaml --cache /srv/images",
     ),
     "images ls": ("etude images ls", "etude images ls --json"),
+    "images rm": (
+        "etude images rm python --dry-run",
+        "etude images rm s3://runs/images/4d38fd4e901842fb10783039fde92798 --pools pools.yaml",
+    ),
+    "images prune": (
+        "etude images prune --older-than 30",
+        "etude images prune s3://runs/images --pools pools.yaml --dry-run",
+    ),
     "images push": (
         "etude images push python s3://runs/images --endpoint http://127.0.0.1:9000",
         "etude images push 4d38fd4e901842fb10783039fde92798 s3://my-runs/images",

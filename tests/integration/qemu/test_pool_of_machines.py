@@ -1,6 +1,8 @@
 """A pool whose node is a process and whose environments are machines: leases, tools, grades."""
 
 import asyncio
+import fcntl
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -69,6 +71,18 @@ async def test_tools_and_verifiers_run_in_machines_and_the_lease_says_so(pool: P
         )
         graded = await pool.grade(lease, job)
         assert (graded.reward_file if graded.HasField("reward_file") else None) == reward
+
+
+async def test_a_node_holds_the_image_that_it_boots_until_it_ends(
+    pool: Pool, processes: Processes, image: Image
+) -> None:
+    await pool.launch("a")
+    descriptor = os.open(image.folder, os.O_RDONLY | os.O_DIRECTORY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    processes.stop("node")
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(descriptor)
 
 
 async def test_a_group_that_was_announced_finds_a_machine_ready(

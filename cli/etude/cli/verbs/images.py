@@ -1,4 +1,4 @@
-"""`etude images`: build what microVMs boot, list it, push it to a store."""
+"""`etude images`: build what microVMs boot, list it, push it to a store, remove it."""
 
 import subprocess
 import sys
@@ -9,11 +9,21 @@ import typer
 
 from etude.cli.examples import epilog
 
-app = typer.Typer(no_args_is_help=True, help="Build, list and push images of microVMs.")
+app = typer.Typer(no_args_is_help=True, help="Build, list, push and remove images of microVMs.")
 
 Cache = Annotated[
     Path | None, typer.Option(help="Folder of images; $ETUDE_IMAGES or ~/.cache/etude/images.")
 ]
+
+Pools = Annotated[
+    list[Path] | None,
+    typer.Option(help="Manifests whose images stay: kubectl get envp,rlr -A -o yaml. Repeatable."),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")]
+Endpoint = Annotated[
+    str | None, typer.Option(help="S3 endpoint, for stores other than AWS: http://host:port.")
+]
+Region = Annotated[str | None, typer.Option(help="S3 region; us-east-1 unless given.")]
 
 
 def _run(verb: str, *arguments: str, cache: Path | None) -> None:
@@ -59,10 +69,8 @@ def push(
     ],
     url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix")],
     *,
-    endpoint: Annotated[
-        str | None, typer.Option(help="S3 endpoint, for stores other than AWS: http://host:port.")
-    ] = None,
-    region: Annotated[str | None, typer.Option(help="S3 region; us-east-1 unless given.")] = None,
+    endpoint: Endpoint = None,
+    region: Region = None,
     cache: Cache = None,
 ) -> None:
     """Copy an image to an object store, and print what a pool's template names it by.
@@ -70,6 +78,61 @@ def push(
     S3 credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. What is there already is
     not sent again.
     """
-    options = [*(("--endpoint", endpoint) if endpoint else ())]
-    options += [*(("--region", region) if region else ())]
-    _run("push", image, url, *options, cache=cache)
+    _run("push", image, url, *_store(endpoint, region), cache=cache)
+
+
+@app.command(epilog=epilog("images rm"))
+def rm(
+    image: Annotated[
+        str,
+        typer.Argument(metavar="IMAGE", help="Name, address, or s3://bucket/prefix/ADDRESS."),
+    ],
+    *,
+    pools: Pools = None,
+    dry_run: DryRun = False,
+    endpoint: Endpoint = None,
+    region: Region = None,
+    cache: Cache = None,
+) -> None:
+    """Remove an image here, or from a store.
+
+    Refused while a node of this machine boots it, or a manifest of --pools names it.
+    """
+    words = [image, *_given(pools, dry_run=dry_run), *_store(endpoint, region)]
+    _run("rm", *words, cache=cache)
+
+
+@app.command(epilog=epilog("images prune"))
+def prune(  # noqa: PLR0913 - a verb has as many parameters as it has options
+    url: Annotated[
+        str | None,
+        typer.Argument(metavar="[URL]", help="s3://bucket/prefix; images here unless given."),
+    ] = None,
+    *,
+    pools: Pools = None,
+    older_than: Annotated[
+        float, typer.Option(min=0, metavar="DAYS", help="What is younger stays.")
+    ] = 7,
+    dry_run: DryRun = False,
+    endpoint: Endpoint = None,
+    region: Region = None,
+    cache: Cache = None,
+) -> None:
+    """Remove the images that nothing needs, here or in a store.
+
+    Here the newest of each name stays, and what a node boots or a manifest of --pools names. In a
+    store the manifests say all: --pools is needed.
+    """
+    words = [*((url,) if url else ()), "--older-than", str(older_than)]
+    words += [*_given(pools, dry_run=dry_run), *_store(endpoint, region)]
+    _run("prune", *words, cache=cache)
+
+
+def _given(pools: list[Path] | None, *, dry_run: bool) -> list[str]:
+    files = [word for path in pools or () for word in ("--pools", str(path))]
+    return [*files, *(("--dry-run",) if dry_run else ())]
+
+
+def _store(endpoint: str | None, region: str | None) -> list[str]:
+    words = [*(("--endpoint", endpoint) if endpoint else ())]
+    return [*words, *(("--region", region) if region else ())]

@@ -12,9 +12,6 @@ from etude.common.api.pool import DriverName, EnvPoolSpec, IsolationLevel, Store
 from etude.common.errors import CorruptError, StoreError
 from etude.common.files import source_for
 from etude.envserver.drivers.base import Driver, DriverUnavailableError
-from etude.envserver.drivers.firecracker import probe as fire_probe
-from etude.envserver.drivers.firecracker.bodies import FireMachine
-from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
 from etude.envserver.drivers.process import ProcessDriver
 from etude.envserver.drivers.qemu import probe, tsc
 from etude.envserver.drivers.qemu.compatibility import qemu_version
@@ -27,7 +24,7 @@ from etude.envserver.egress.secrets import Secrets
 from etude.envserver.images import build as builder
 from etude.envserver.images import shipping
 from etude.envserver.images.build import Image
-from etude.envserver.images.cache import Cache
+from etude.envserver.images.cache import Cache, hold
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +65,6 @@ async def _selected(spec: EnvPoolSpec, place: Place) -> Driver:
             return _process(spec, place)
         case DriverName.QEMU_MICRO_VM:
             return await _machines(spec, place)
-        case DriverName.FIRECRACKER:
-            return await _firecracker(spec, place)
         case DriverName.AUTO:
             return await _best(spec, place)
 
@@ -109,7 +104,10 @@ def _process(spec: EnvPoolSpec, place: Place) -> ProcessDriver:
 
 
 async def _machines(spec: EnvPoolSpec, place: Place) -> QemuDriver:
-    images = await _images(spec, place)
+    images = {
+        template.name: await asyncio.to_thread(_image, template, index, spec.store, place)
+        for index, template in enumerate(spec.templates)
+    }
     memory_mib = spec.slot.memory_mib or DEFAULT_MEMORY_MIB
     machine = Machine(memory_mib=memory_mib, tsc_khz=tsc.host_tsc_khz())
     place.scratch.mkdir(parents=True, exist_ok=True)
@@ -122,33 +120,6 @@ async def _machines(spec: EnvPoolSpec, place: Place) -> QemuDriver:
             where="spec.isolation.driver",
             fix="install QEMU on the node (make system-deps), or set it to Process",
         ) from error
-
-
-async def _firecracker(spec: EnvPoolSpec, place: Place) -> FirecrackerDriver:
-    images = await _images(spec, place)
-    place.scratch.mkdir(parents=True, exist_ok=True)
-    try:
-        programs = await asyncio.to_thread(fire_probe.programs, place.scratch)
-    except VmmError as error:
-        raise DriverUnavailableError(
-            str(error),
-            where="spec.isolation.driver",
-            fix="install Firecracker and its jailer on a node with KVM, or set it to QemuMicroVM",
-        ) from error
-    return FirecrackerDriver(
-        scratch=place.scratch,
-        images=images,
-        machine=FireMachine(memory_mib=spec.slot.memory_mib or DEFAULT_MEMORY_MIB),
-        programs=programs,
-        egress=_egress(spec, place),
-    )
-
-
-async def _images(spec: EnvPoolSpec, place: Place) -> dict[str, Image]:
-    return {
-        template.name: await asyncio.to_thread(_image, template, index, spec.store, place)
-        for index, template in enumerate(spec.templates)
-    }
 
 
 async def _accelerated(
@@ -196,6 +167,12 @@ def _image(template: Template, index: int, access: StoreAccess | None, place: Pl
 
 
 def _found(name: str, cache: Cache, access: StoreAccess) -> Image | None:
+    """The image, which nobody removes for as long as this process lives."""
+    found = _image_of(name, cache, access)
+    return found if found is not None and hold(found.folder) is not None else None
+
+
+def _image_of(name: str, cache: Cache, access: StoreAccess) -> Image | None:
     """The image in a store or a folder, or the newest one here of this name or address."""
     if name.startswith("s3://"):
         prefix, _, reference = name.rpartition("/")

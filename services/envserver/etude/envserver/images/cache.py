@@ -41,6 +41,20 @@ class Cache:
                 return found
             return self._build(kind, address, build)
 
+    def remove(self, kind: str, address: str) -> bool:
+        """Take an entry away, all at once; False if somebody holds it. One that is gone is gone."""
+        with self._lock(f"{kind}-{address}"):
+            entry = self.find(kind, address)
+            if entry is None:
+                return True
+            if not _is_free(entry):
+                return False
+            going = self._private_folder(_PARTIAL) / f"gone-{kind}-{address}"
+            shutil.rmtree(going, ignore_errors=True)
+            entry.rename(going)
+            shutil.rmtree(going)
+            return True
+
     def _build(self, kind: str, address: str, build: Callable[[Path], None]) -> Path:
         target = self.root / kind / address
         self._private_folder(kind)
@@ -77,6 +91,34 @@ class Cache:
         folder = self._private_folder(_PARTIAL)
         with tempfile.TemporaryDirectory(dir=folder, prefix="scratch-") as name:
             yield Path(name)
+
+
+def hold(entry: Path) -> int | None:
+    """Keep an entry from being removed until the file descriptor is closed, or its process ends.
+
+    Returns:
+        None if it was removed meanwhile.
+    """
+    try:
+        descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return None
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    if entry.is_dir() and os.path.samestat(os.fstat(descriptor), entry.stat()):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _is_free(entry: Path) -> bool:
+    descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def _flush(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The programs behind `etude images`: build one, list all, push one to a store.
+"""The programs behind `etude images`: build one, list all, push one to a store, remove some.
 
 python -m etude.envserver.images.command build SPEC
 """
@@ -15,7 +15,7 @@ from etude.common.blobs import open_store
 from etude.common.errors import CorruptError, Problem, StoreError, UserError
 from etude.common.local import images_folder
 from etude.envserver.images import build as builder
-from etude.envserver.images import shipping
+from etude.envserver.images import command_removal, shipping
 from etude.envserver.images.build import Image
 from etude.envserver.images.cache import Cache
 from etude.envserver.images.spec import read_spec
@@ -39,7 +39,7 @@ def agent_of(given: Path | None, environment: Mapping[str, str], home: Path) -> 
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Build an image, list what was built, or push one."""
+    """Build an image, list what was built, push one, or remove some."""
     given = _parser().parse_args(arguments)
     cache = Cache(given.cache or images_folder())
     try:
@@ -48,13 +48,16 @@ def main(arguments: Sequence[str]) -> int:
                 _build(given, cache)
             case "push":
                 _push(given, cache)
+            case "rm" | "prune":
+                return command_removal.run(given, cache)
             case _:
                 _list(cache, as_json=given.json)
     except (UserError, OSError) as error:
         return exits.explain(error)
     except StoreError as error:
         fix = "check the URL, --endpoint and the AWS_… variables: etude storage check URL"
-        return exits.explain(UserError(Problem("Unreachable", str(error), given.url, fix)))
+        where = getattr(given, "url", None) or given.image
+        return exits.explain(UserError(Problem("Unreachable", str(error), where, fix)))
     except CorruptError as error:
         sys.stderr.write(f"{error}\n")
         return exits.NO
@@ -74,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     push.add_argument("url", help="s3://bucket/prefix")
     push.add_argument("--endpoint", help="S3 endpoint, for stores other than AWS")
     push.add_argument("--region", help="S3 region")
-    for verb in (build, ls, push):
+    for verb in (build, ls, push, *command_removal.add_verbs(verbs)):
         verb.add_argument("--cache", type=Path, help="folder of images")
     return parser
 

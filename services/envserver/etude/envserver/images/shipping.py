@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import mmap
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from etude.envserver.images.cache import Cache
 
 KIND = "fetched"
 """Folder of fetched images in the cache."""
+_REFERENCE = re.compile(r"[0-9a-f]{32}")
 _CHUNK_BYTES = 16 << 20
 _MAX_FILE_BYTES = 64 << 30
 _KNOWN = frozenset({*FILES, UPPER})
@@ -27,6 +29,11 @@ def reference(image: Image) -> str:
     The manifest has the SHA-256 of every file, so whoever knows the name knows the content.
     """
     return _digest((image.folder / MANIFEST).read_bytes())
+
+
+def is_reference(name: str) -> bool:
+    """Whether an image can be called so in a store."""
+    return _REFERENCE.fullmatch(name) is not None
 
 
 def push(image: Image, store: Store, say: Callable[[str], None]) -> str:

@@ -1,0 +1,101 @@
+"""The verbs rm and prune of `etude images`."""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from etude.common.blobs import Store, open_store
+from etude.common.errors import Problem, UserError
+from etude.envserver.images import references, removal
+from etude.envserver.images.cache import Cache
+from etude.envserver.images.removal import Kept
+
+VERBS = ("rm", "prune")
+DAY_S = 86_400.0
+OLD_DAYS = 7
+_UNKNOWN_USE = Problem(
+    "Usage",
+    what="is needed for a store: nothing else says which images its pools boot",
+    where="--pools",
+    fix="kubectl get envp,rlr -A -o yaml > pools.yaml, and give --pools pools.yaml",
+)
+
+
+class Verbs(Protocol):
+    """What argparse adds verbs to."""
+
+    def add_parser(self, name: str) -> argparse.ArgumentParser: ...
+
+
+def add_verbs(verbs: Verbs) -> list[argparse.ArgumentParser]:
+    """Describe both verbs."""
+    rm, prune = (verbs.add_parser(name) for name in VERBS)
+    rm.add_argument("image", help="name or address, or s3://bucket/prefix/address")
+    prune.add_argument("url", nargs="?", help="s3://bucket/prefix; the images here unless given")
+    prune.add_argument("--older-than", type=float, default=OLD_DAYS, metavar="DAYS")
+    for verb in (rm, prune):
+        verb.add_argument("--pools", type=Path, action="append", default=[], metavar="FILE")
+        verb.add_argument("--dry-run", action="store_true")
+        verb.add_argument("--endpoint", help="S3 endpoint, for stores other than AWS")
+        verb.add_argument("--region", help="S3 region")
+    return [rm, prune]
+
+
+def run(given: argparse.Namespace, cache: Cache) -> int:
+    """Remove what may go, and say of each image what became of it.
+
+    Raises:
+        UserError: what was asked for cannot go, and why.
+        StoreError: the store failed.
+    """
+    image, url = _wanted(given)
+    if url is not None and not given.pools:
+        raise UserError(_UNKNOWN_USE)
+    named = references.named(given.pools)
+    store = None if url is None else open_store(url, endpoint=given.endpoint, region=given.region)
+    kept = removal.here(cache) if store is None else removal.there(store)
+    if image is None:
+        before_s = time.time() - DAY_S * given.older_than
+        going = removal.prunable(kept, named, before_s=before_s)
+    else:
+        going = removal.chosen(kept, image, named)
+    if given.dry_run:
+        sys.stdout.write("".join(f"would remove {_row(each)}\n" for each in going))
+        return 0
+    is_held = False
+    for each, is_gone in _removed(cache, store, going):
+        is_held = is_held or not is_gone
+        sys.stdout.write(f"{'removed' if is_gone else 'in use, kept'} {_row(each)}\n")
+    if is_held and image is not None:
+        what, fix = "is booted by a node of this machine", "end the run or pool that uses it first"
+        raise UserError(Problem("Conflict", what, image, fix))
+    return 0
+
+
+class _Wanted(NamedTuple):
+    image: str | None
+    """None: all that may go."""
+    url: str | None
+    """Of a store's folder; None: images here."""
+
+
+def _wanted(given: argparse.Namespace) -> _Wanted:
+    if given.verb == "prune":
+        return _Wanted(None, given.url)
+    prefix, _, image = given.image.rpartition("/")
+    return _Wanted(image, prefix) if given.image.startswith("s3://") else _Wanted(given.image, None)
+
+
+def _removed(
+    cache: Cache, store: Store | None, going: Sequence[Kept]
+) -> Iterator[tuple[Kept, bool]]:
+    if store is None:
+        return removal.remove_here(cache, going)
+    return removal.remove_there(store, going)
+
+
+def _row(each: Kept) -> str:
+    return f"{each.name or '-':24} {each.address}  {each.num_bytes / 2**20:6.0f} MiB"

@@ -1,0 +1,120 @@
+"""Which images may go: none that a pool names, and none that a node boots."""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from etude.common.blobs import Store
+from etude.common.errors import Problem, UserError
+from etude.envserver.images import build, shipping
+from etude.envserver.images.build import MANIFEST
+from etude.envserver.images.cache import Cache
+
+KINDS = ("images", shipping.KIND)
+"""Folders of the cache: what was built here, and what came from a store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """One image, wherever it is kept."""
+
+    kind: str
+    """Its folder in the cache; empty in a store."""
+    name: str
+    """What its recipe calls it; a store knows addresses alone."""
+    address: str
+    num_bytes: int
+    changed_s: float
+    is_newest: bool = False
+    """Whether its name means it."""
+
+    def is_named(self, references: Collection[str]) -> bool:
+        """Whether a template that says one of these boots it."""
+        found = {each.rstrip("/").rpartition("/")[2] for each in references}
+        return self.address in found or (self.is_newest and self.name in found)
+
+
+def here(cache: Cache) -> list[Kept]:
+    """The images of a cache, oldest first in each folder of it."""
+    found = []
+    newest = {image.name: image.address for image in build.images(cache)}
+    for kind in KINDS:
+        for folder in cache.entries(kind):
+            image = build.read(folder)
+            is_newest = kind == "images" and newest[image.name] == image.address
+            found.append(
+                Kept(
+                    kind=kind,
+                    name=image.name,
+                    address=image.address,
+                    num_bytes=_size(folder),
+                    changed_s=folder.stat().st_mtime,
+                    is_newest=is_newest,
+                )
+            )
+    return found
+
+
+def there(store: Store) -> list[Kept]:
+    """The images of a store's folder; parts of one that was cut off are one too."""
+    sizes: dict[str, int] = {}
+    changed_s: dict[str, float] = {}
+    for info in store.list(""):
+        address, _, file = info.key.partition("/")
+        if file and "/" not in file and shipping.is_reference(address):
+            sizes[address] = sizes.get(address, 0) + info.size
+            changed_s[address] = max(changed_s.get(address, 0.0), info.modified_s)
+    return [
+        Kept(kind="", name="", address=each, num_bytes=size, changed_s=changed_s[each])
+        for each, size in sorted(sizes.items())
+    ]
+
+
+def prunable(kept: Iterable[Kept], references: Collection[str], *, before_s: float) -> list[Kept]:
+    """Those that no template names, by address or as the newest of a name, and that are old.
+
+    The newest image of each name stays, named or not: it is what a build would make again.
+    """
+    return [
+        each
+        for each in kept
+        if not each.is_newest and each.changed_s < before_s and not each.is_named(references)
+    ]
+
+
+def chosen(kept: Sequence[Kept], image: str, references: Collection[str]) -> list[Kept]:
+    """All of the name or address that somebody wants to be rid of.
+
+    Raises:
+        UserError: there is none, or a template names one of them.
+    """
+    found = [each for each in kept if image in {each.address, each.name} - {""}]
+    if not found:
+        fix = "see what there is: etude images ls"
+        raise UserError(Problem("NotFound", "is no image here", image, fix))
+    for each in found:
+        if each.is_named(references):
+            what = f"a template boots {each.address}"
+            fix = "take it out of spec.templates first, then run this again"
+            raise UserError(Problem("Conflict", what, image, fix))
+    return found
+
+
+def remove_here(cache: Cache, going: Iterable[Kept]) -> Iterator[tuple[Kept, bool]]:
+    """Remove images; with each, whether it went: one that a node boots stays."""
+    for each in going:
+        yield each, cache.remove(each.kind, each.address)
+
+
+def remove_there(store: Store, going: Iterable[Kept]) -> Iterator[tuple[Kept, bool]]:
+    """Remove images from a store: first the manifests, without which the rest is no image."""
+    for each in going:
+        keys = [info.key for info in store.list(f"{each.address}/")]
+        store.delete([f"{each.address}/{MANIFEST}"])
+        store.delete(keys)
+        yield each, True
+
+
+def _size(folder: Path) -> int:
+    """What a folder takes of the disk."""
+    return sum(512 * path.stat().st_blocks for path in folder.iterdir())

@@ -1,0 +1,172 @@
+"""Images that go: never one that a pool names, and never one that a node boots."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.common.blobs import MemoryStore
+from etude.common.errors import UserError
+from etude.envserver.images import build, references, removal, shipping
+from etude.envserver.images.build import FILES, MANIFEST, Image
+from etude.envserver.images.cache import Cache, hold
+from etude.envserver.images.command import main
+from etude.envserver.images.removal import KINDS, Kept
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cache")
+
+
+def made(cache: Cache, name: str, address: str, *, kind: str = "images", built_s: int = 0) -> Image:
+    def fill(folder: Path) -> None:
+        for file in FILES:
+            (folder / file).write_bytes(f"{address} {file}".encode())
+        files = dict.fromkeys(FILES, "digest")
+        (folder / MANIFEST).write_text(json.dumps({"name": name, "files": files}))
+
+    folder = cache.entry(kind, address, fill)
+    os.utime(folder, (built_s, built_s))
+    return build.read(folder)
+
+
+def manifests(path: Path, *images: str) -> Path:
+    templates = [{"name": f"t{n}", "image": image} for n, image in enumerate(images)]
+    pool = {"kind": "EnvPool", "spec": {"templates": templates}}
+    items = [pool, {"kind": "EnvPool", "spec": {"templates": [{"name": "bare"}]}}]
+    path.write_text(json.dumps({"kind": "List", "items": items}))
+    return path
+
+
+def addresses(cache: Cache) -> set[str]:
+    return {each.address for each in removal.here(cache)}
+
+
+def test_what_pools_and_runs_name_is_found_wherever_it_stands(tmp_path: Path) -> None:
+    run = {
+        "kind": "RLRun",
+        "spec": {
+            "roles": {
+                "environments": [
+                    {"name": "e", "poolTemplate": {"templates": [{"name": "t", "image": "mine"}]}}
+                ]
+            }
+        },
+    }
+    of_run = tmp_path / "run.yaml"
+    of_run.write_text(json.dumps(run))
+    of_pools = manifests(tmp_path / "pools.yaml", "s3://b/images/" + 32 * "a", "python")
+    found = references.named([of_run, of_pools])
+    assert found == {"mine", "python", "s3://b/images/" + 32 * "a"}
+
+
+def test_a_file_that_cannot_be_read_removes_nothing(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.yaml", tmp_path / "bad.yaml"):
+        (tmp_path / "bad.yaml").write_text("a: [")
+        with pytest.raises(UserError, match=path.name):
+            references.named([path])
+
+
+KEPT = st.builds(
+    Kept,
+    kind=st.sampled_from(KINDS),
+    name=st.sampled_from(["a", "b"]),
+    address=st.sampled_from(["1", "2", "3"]),
+    num_bytes=st.just(1),
+    changed_s=st.sampled_from([1.0, 9.0]),
+    is_newest=st.booleans(),
+)
+NAMES = st.sets(st.sampled_from(["a", "b", "s3://x/y/1", "file:///i/2"]))
+
+
+@given(st.lists(KEPT), NAMES)
+def test_pruning_keeps_what_is_named_newest_or_young(kept: list[Kept], named: set[str]) -> None:
+    going = removal.prunable(kept, named, before_s=5.0)
+    for each in kept:
+        stays = each.is_newest or each.changed_s > 5.0 or each.is_named(named)
+        assert (each in going) is not stays
+
+
+def test_pruning_takes_older_images_of_a_name_and_leaves_the_newest(cache: Cache) -> None:
+    for place, address in enumerate(("old", "named", "new")):
+        made(cache, "python", address, built_s=place)
+    made(cache, "other", "fetched", kind="fetched")
+    named = frozenset({"file:///somewhere/named"})
+    going = removal.prunable(removal.here(cache), named, before_s=100.0)
+    assert [(each.address, is_gone) for each, is_gone in removal.remove_here(cache, going)] == [
+        ("old", True),
+        ("fetched", True),
+    ]
+    assert addresses(cache) == {"named", "new"}
+
+
+def test_an_image_that_a_node_boots_stays_until_the_node_has_ended(cache: Cache) -> None:
+    image = made(cache, "python", "one")
+    descriptor = hold(image.folder)
+    assert descriptor is not None
+    assert not cache.remove("images", "one")
+    assert image.root.exists()
+    os.close(descriptor)
+    assert cache.remove("images", "one")
+    assert not image.folder.exists()
+    assert cache.remove("images", "one")
+    assert hold(image.folder) is None
+
+
+def test_a_store_loses_whole_images_and_what_was_cut_off(
+    cache: Cache, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = MemoryStore()
+    first, second = (
+        shipping.push(made(cache, name, name), store, lambda _: None) for name in ("a", "b")
+    )
+    store.put(f"{32 * 'c'}/root.sqsh", b"cut off")
+    store.put("notes/of/somebody.txt", b"else's")
+    going = removal.prunable(removal.there(store), {f"s3://x/{second}"}, before_s=2e10)
+    assert {each.address for each in going} == {first, 32 * "c"}
+    assert all(is_gone for _, is_gone in removal.remove_there(store, going))
+    assert {key.key.partition("/")[0] for key in store.list("")} == {second, "notes"}
+
+
+def ran(cache: Cache, *words: str) -> int:
+    return main([*words, "--cache", str(cache.root)])
+
+
+def test_rm_says_what_it_does_and_a_dry_run_does_nothing(
+    cache: Cache, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(cache, "python", "one")
+    assert ran(cache, "rm", "python", "--dry-run") == 0
+    assert "would remove python" in capsys.readouterr().out
+    assert addresses(cache) == {"one"}
+    assert ran(cache, "rm", "python") == 0
+    assert "removed python" in capsys.readouterr().out
+    assert addresses(cache) == set()
+    assert ran(cache, "rm", "python") == 3
+
+
+def test_rm_refuses_what_a_pool_names_or_a_node_boots(
+    cache: Cache, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = made(cache, "python", "one")
+    pools = manifests(tmp_path / "pools.yaml", "python")
+    assert ran(cache, "rm", "one", "--pools", str(pools)) == 8
+    assert "a template boots one" in capsys.readouterr().err
+    descriptor = hold(image.folder)
+    assert descriptor is not None
+    assert ran(cache, "rm", "one") == 8
+    assert "in use, kept" in capsys.readouterr().out
+    os.close(descriptor)
+    assert addresses(cache) == {"one"}
+
+
+def test_a_store_is_touched_only_with_word_of_its_pools(
+    cache: Cache, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (("prune", "s3://b/images"), ("rm", f"s3://b/images/{32 * 'a'}")):
+        assert ran(cache, *words) == 2
+        assert "kubectl get envp,rlr" in capsys.readouterr().err
