@@ -1,0 +1,279 @@
+"""The proxy against clients that say whatever they like, and the way to the servers behind it."""
+
+import asyncio
+import hashlib
+import socket
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import pytest
+from tests.support import upstreams
+from tests.support.upstreams import SHOP, World
+
+from etude.envserver.egress import limits
+from etude.envserver.egress.gate import Gate
+from etude.envserver.egress.proxy import serve
+from etude.envserver.egress.upstream import (
+    Connector,
+    Detours,
+    KnownNames,
+    Resolver,
+    SocketConnector,
+    SystemResolver,
+)
+from etude.envserver.egress.wires import SocketWire, Wire
+
+LIMIT_S = 60.0
+RULES: Mapping[str, object] = {
+    "egress": "Custom",
+    "rules": [
+        {"name": "shop", "host": "shop.example.com", "port": 80, "mode": "Http"},
+        {"name": "files", "host": "files.example.org"},
+        {"name": "api", "host": "api.example.com", "mode": "Https"},
+    ],
+}
+CONNECT = b"CONNECT files.example.org:443 HTTP/1.1\r\nHost: files.example.org:443\r\n\r\n"
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with upstreams.world(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def gate(world: World) -> Gate:
+    made = world.egress(RULES).gate("t", "a")
+    assert made is not None
+    return made
+
+
+class Client:
+    """A connection to the proxy, and the proxy's end of it."""
+
+    def __init__(self, mine: socket.socket, serving: "asyncio.Task[None]") -> None:
+        self.socket, self.serving = mine, serving
+
+    async def ask(self, data: bytes) -> bytes:
+        """Say this, and everything that comes back until the proxy is done."""
+        loop = asyncio.get_running_loop()
+        sending = asyncio.create_task(self._send(data))
+        found = b""
+        async with asyncio.timeout(LIMIT_S):
+            while more := await loop.sock_recv(self.socket, 65536):
+                found += more
+            await asyncio.wait([sending])
+        self.socket.close()
+        await self.serving
+        return found
+
+    async def _send(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self.socket, data)
+        self.socket.shutdown(socket.SHUT_WR)
+
+
+async def client(gate: Gate) -> Client:
+    mine, theirs = socket.socketpair()
+    mine.setblocking(False)  # noqa: FBT003 - the only way to say it
+    reader, writer = await asyncio.open_connection(sock=theirs)
+    return Client(mine, asyncio.create_task(serve(SocketWire(reader, writer), gate)))
+
+
+async def asked(gate: Gate, data: bytes) -> bytes:
+    return await (await client(gate)).ask(data)
+
+
+def tls(world: World, name: str) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = ssl.create_default_context(cafile=str(world.ca))
+    made = context.wrap_bio(incoming, outgoing, server_hostname=name)
+    with pytest.raises(ssl.SSLWantReadError):
+        made.do_handshake()
+    return made, incoming, outgoing
+
+
+async def test_a_first_message_in_the_same_packet_is_part_of_the_tunnel(
+    gate: Gate, world: World
+) -> None:
+    _, _, outgoing = tls(world, "files.example.org")
+    mine = await client(gate)
+    loop = asyncio.get_running_loop()
+
+    await loop.sock_sendall(mine.socket, CONNECT + outgoing.read())
+
+    found = b""
+    async with asyncio.timeout(LIMIT_S):
+        while b"\x16\x03" not in found:  # the server's handshake
+            found += await loop.sock_recv(mine.socket, 65536)
+    assert found.startswith(b"HTTP/1.1 200")
+    mine.socket.close()
+    await mine.serving
+
+
+@pytest.mark.parametrize("name", ["evil.example.net", "shop.example.com"])
+async def test_a_tunnel_is_for_no_other_host_behind_the_same_address(
+    gate: Gate, world: World, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    _, _, outgoing = tls(world, name)
+    with caplog.at_level("INFO"):
+        said = await asked(gate, CONNECT + outgoing.read())
+    assert b"\x16\x03" not in said
+    assert "verdict=not_tls rule=files" in caplog.text
+    assert "sent=0 received=0" in caplog.text
+
+
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"SSH-2.0-OpenSSH\r\n", b"\0" * 100])
+async def test_a_tunnel_carries_nothing_but_tls(
+    gate: Gate, caplog: pytest.LogCaptureFixture, data: bytes
+) -> None:
+    with caplog.at_level("INFO"):
+        await asked(gate, CONNECT + data)
+    assert "verdict=not_tls" in caplog.text
+    assert "sent=0" in caplog.text
+
+
+GET = b"GET http://shop.example.com/one HTTP/1.1\r\nHost: shop.example.com\r\n"
+SECOND = b"GET http://evil.example.net/two HTTP/1.1\r\nHost: evil.example.net\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        GET + b"\r\n" + SECOND,
+        GET + b"Content-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + SECOND,
+        GET + b"Content-Length: 0\r\nContent-Length: 60\r\n\r\n" + SECOND,
+        GET + b"Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n" + SECOND,
+        GET + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n" + SECOND,
+        GET + b"Transfer-Encoding:\x0bchunked\r\n\r\n0\r\n\r\n" + SECOND,
+        GET + b"X: a\r\n Content-Length: 80\r\n\r\n" + SECOND,
+        GET + b"Host: evil.example.net\r\n\r\n",
+        GET + b"X: a\nHost: evil.example.net\r\n\r\n",
+        GET + b"X: a\rHost: evil.example.net\r\n\r\n",
+        GET + b"Connection: content-length\r\nContent-Length: 3\r\n\r\nabc" + SECOND,
+        b"GET http://shop.example.com/one HTTP/1.1\r\nHost: evil.example.net\r\n\r\n",
+        b"GET http://shop.example.com/one HTTP/1.0\r\nConnection: keep-alive\r\n\r\n" + SECOND,
+        b"GET  http://shop.example.com/one HTTP/1.1\r\n\r\n",
+        b"\r\n\r\n" + GET + b"\r\n" + SECOND,
+    ],
+)
+async def test_nothing_is_smuggled_behind_a_request(gate: Gate, world: World, data: bytes) -> None:
+    await asked(gate, data)
+
+    assert len(world.seen) <= 1
+    for seen in world.seen:
+        assert (seen.target, seen.headers["host"]) == ("/one", "shop.example.com")
+        assert b"evil" not in seen.body
+
+
+async def test_bodies_arrive_as_they_were_sent(gate: Gate, world: World) -> None:
+    body = bytes(range(256)) * 1000
+    head = b"POST http://shop.example.com/upload HTTP/1.1\r\nHost: a\r\n"
+    chunked = b"".join(
+        b"%x\r\n%s\r\n" % (len(piece), piece)
+        for piece in (body[at : at + 9999] for at in range(0, len(body), 9999))
+    )
+
+    first = await asked(gate, head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    second = await asked(
+        gate, head + b"Transfer-Encoding: chunked\r\n\r\n" + chunked + b"0\r\n\r\n"
+    )
+
+    assert first.endswith(b"\r\n\r\n256000\n")
+    assert second.endswith(b"256000\n")
+    assert [hashlib.sha256(seen.body).digest() for seen in world.seen] == [
+        hashlib.sha256(body).digest()
+    ] * 2
+
+
+async def test_answers_of_every_kind_come_back(gate: Gate) -> None:
+    head = await asked(gate, b"HEAD http://shop.example.com/x HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert b"content-length: 20" in head
+    assert head.endswith(b"\r\n\r\n")
+    chunked = await asked(gate, b"GET http://shop.example.com/chunked HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert b"transfer-encoding: chunked" in chunked.lower()
+    assert b"hello from the shop" in chunked
+    old = await asked(gate, b"GET http://shop.example.com/chunked HTTP/1.0\r\n\r\n")
+    assert old.endswith(b"\r\n\r\nhello from the shop\n")
+    waits = b"POST http://shop.example.com/upload HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\n"
+    said = await asked(gate, waits + b"Content-Length: 2\r\n\r\nab")
+    assert said.endswith(b"2\n")
+
+
+async def test_a_name_behind_which_another_server_is_gets_no_request(
+    gate: Gate, world: World
+) -> None:
+    """A server that does not prove the rule's name never sees the credential's request."""
+    stranger = SocketConnector()  # believes no test CA
+    gate.upstream.connector = Detours({(SHOP, 443): world.https_port}, stranger)
+
+    said = await asked(gate, b"GET http://api.example.com/v1 HTTP/1.1\r\nHost: a\r\n\r\n")
+
+    assert said.startswith(b"HTTP/1.1 502")
+    assert world.seen == []
+
+
+async def test_an_environment_that_asks_without_pause_is_slowed(gate: Gate) -> None:
+    for _ in range(int(limits.BURST) + 20):
+        gate.account.may_try(0.0)
+    gate.account._filled_s = None  # what was taken stays taken
+    gate.account._left = 0.0
+
+    said = await asked(gate, b"GET http://shop.example.com/x HTTP/1.1\r\nHost: a\r\n\r\n")
+
+    assert said.startswith(b"HTTP/1.1 429")
+
+
+async def test_a_log_line_is_one_line(gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        await asked(gate, b"GET http://a/verdict=allowed HTTP/1.1\r\nHost: a\r\n\r\n")
+        await asked(gate, b"X=Y CONNECT HTTP/1.1\r\nHost: a\r\n\r\n")
+        await asked(gate, b"GET http://a\xff/ HTTP/1.1\r\nHost: a\r\n\r\n")
+    lines = [record.getMessage() for record in caplog.records if "egress lease" in record.msg]
+    assert len(lines) == 3
+    assert all("\n" not in line and line.count("verdict=") == 1 for line in lines)
+
+
+@pytest.mark.parametrize("resolver", [SystemResolver(), KnownNames({"localhost": [["127.0.0.1"]]})])
+async def test_resolvers_fail_for_hosts_that_there_are_not(resolver: Resolver) -> None:
+    with pytest.raises(socket.gaierror):
+        await resolver.addresses("no-such-host.invalid")
+
+
+@pytest.mark.parametrize("resolver", [SystemResolver(), KnownNames({"localhost": [["127.0.0.1"]]})])
+async def test_resolvers_answer_with_addresses(resolver: Resolver) -> None:
+    try:
+        found = await resolver.addresses("localhost")
+    except socket.gaierror:
+        pytest.skip("this machine looks complete names up in its network only, and has none")
+    assert set(found) <= {"127.0.0.1", "::1"}
+    assert found
+
+
+@pytest.mark.parametrize("is_detour", [False, True])
+async def test_connectors_reach_servers_that_prove_their_name(
+    world: World, *, is_detour: bool
+) -> None:
+    direct = SocketConnector(ssl.create_default_context(cafile=str(world.ca)))
+    ports = {("127.0.0.1", port): port for port in (world.http_port, world.https_port)}
+    connector: Connector = Detours(ports, direct) if is_detour else direct
+
+    plain = await connector.connect("127.0.0.1", world.http_port, tls_name=None)
+    assert b"hello" in await _exchanged(plain)
+    secured = await connector.connect("127.0.0.1", world.https_port, tls_name="api.example.com")
+    assert b"hello" in await _exchanged(secured)
+    with pytest.raises(OSError, match=r"other\.example\.com"):
+        await connector.connect("127.0.0.1", world.https_port, tls_name="other.example.com")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        with pytest.raises(ConnectionRefusedError):
+            await connector.connect("127.0.0.1", closed.getsockname()[1], tls_name=None)
+
+
+async def _exchanged(wire: Wire) -> bytes:
+    await wire.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+    found = b""
+    while data := await wire.read():
+        found += data
+    await wire.close()
+    return found
