@@ -12,6 +12,9 @@ from etude.common.api.pool import DriverName, EnvPoolSpec, IsolationLevel, Store
 from etude.common.errors import CorruptError, StoreError
 from etude.common.files import source_for
 from etude.envserver.drivers.base import Driver, DriverUnavailableError
+from etude.envserver.drivers.firecracker import probe as fire_probe
+from etude.envserver.drivers.firecracker.bodies import FireMachine
+from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
 from etude.envserver.drivers.process import ProcessDriver
 from etude.envserver.drivers.qemu import probe, tsc
 from etude.envserver.drivers.qemu.compatibility import qemu_version
@@ -65,6 +68,8 @@ async def _selected(spec: EnvPoolSpec, place: Place) -> Driver:
             return _process(spec, place)
         case DriverName.QEMU_MICRO_VM:
             return await _machines(spec, place)
+        case DriverName.FIRECRACKER:
+            return await _firecracker(spec, place)
         case DriverName.AUTO:
             return await _best(spec, place)
 
@@ -104,10 +109,7 @@ def _process(spec: EnvPoolSpec, place: Place) -> ProcessDriver:
 
 
 async def _machines(spec: EnvPoolSpec, place: Place) -> QemuDriver:
-    images = {
-        template.name: await asyncio.to_thread(_image, template, index, spec.store, place)
-        for index, template in enumerate(spec.templates)
-    }
+    images = await _images(spec, place)
     memory_mib = spec.slot.memory_mib or DEFAULT_MEMORY_MIB
     machine = Machine(memory_mib=memory_mib, tsc_khz=tsc.host_tsc_khz())
     place.scratch.mkdir(parents=True, exist_ok=True)
@@ -120,6 +122,33 @@ async def _machines(spec: EnvPoolSpec, place: Place) -> QemuDriver:
             where="spec.isolation.driver",
             fix="install QEMU on the node (make system-deps), or set it to Process",
         ) from error
+
+
+async def _firecracker(spec: EnvPoolSpec, place: Place) -> FirecrackerDriver:
+    images = await _images(spec, place)
+    place.scratch.mkdir(parents=True, exist_ok=True)
+    try:
+        programs = await asyncio.to_thread(fire_probe.programs, place.scratch)
+    except VmmError as error:
+        raise DriverUnavailableError(
+            str(error),
+            where="spec.isolation.driver",
+            fix="install Firecracker and its jailer on a node with KVM, or set it to QemuMicroVM",
+        ) from error
+    return FirecrackerDriver(
+        scratch=place.scratch,
+        images=images,
+        machine=FireMachine(memory_mib=spec.slot.memory_mib or DEFAULT_MEMORY_MIB),
+        programs=programs,
+        egress=_egress(spec, place),
+    )
+
+
+async def _images(spec: EnvPoolSpec, place: Place) -> dict[str, Image]:
+    return {
+        template.name: await asyncio.to_thread(_image, template, index, spec.store, place)
+        for index, template in enumerate(spec.templates)
+    }
 
 
 async def _accelerated(
