@@ -32,6 +32,8 @@ class QemuDriver(MachineDriver):
     name: str = "qemu-microvm"
     strength: Strength = field(init=False)
     _stems: list[StemKeeper] = field(default_factory=list)
+    _fresh: set[str] = field(default_factory=set)
+    """Addresses of templates that this process booted."""
 
     @override
     def __post_init__(self) -> None:
@@ -42,9 +44,12 @@ class QemuDriver(MachineDriver):
     @override
     async def start(self) -> None:
         await MachineDriver.start(self)
-        # After machines were taken up, for which somebody may wait.
+        # After machines were taken up, for which somebody may wait. A template that has just been
+        # booted has none yet, and its first burst is worth half a second more.
         for keeper in self._stems:
-            keeper.tend()
+            growing = keeper.tend()
+            if growing is not None and keeper.address in self._fresh:
+                await growing
 
     @override
     async def stop(self) -> None:
@@ -77,8 +82,10 @@ class QemuDriver(MachineDriver):
         folder = self._boot_folder()
         try:
             async with self.lanes.turn(Work.BOOT):
-                return await guests.booted(
+                made = await guests.booted(
                     image, self.machine, folder=folder, jail=self.jail, warm_up=warm_up
                 )
         except (VmmError, GuestLostError) as error:
             raise self._unbootable(image, error) from error
+        self._fresh.add(made.address)
+        return made

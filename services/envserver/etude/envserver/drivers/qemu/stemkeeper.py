@@ -55,12 +55,19 @@ class StemKeeper:
         """Whether a machine can be split off now."""
         return self._stem is not None and self._stem.is_alive
 
-    def tend(self) -> None:
-        """Grow a stem if there is none and none is on its way."""
+    @property
+    def address(self) -> str:
+        """Of the template."""
+        return self._base.address
+
+    def tend(self) -> "asyncio.Task[None] | None":
+        """Grow a stem if there is none and none is on its way; answers what does, if anything."""
         is_busy = self._growing is not None and not self._growing.done()
         if not self.is_ready and not is_busy and time.monotonic() >= self._backoff.until_s:
             name = f"grow a stem of {self._base.address[:12]}"
             self._growing = asyncio.create_task(self._grow(), name=name)
+            return self._growing
+        return None
 
     async def split(self, folder: Path) -> Vm | None:
         """A stopped machine in an empty folder of its own; None where none can be split off.
