@@ -134,6 +134,14 @@ async def test_the_group_is_leased_together_and_every_lease_is_released(
     assert set(partners.broker.released) == held
 
 
+async def test_environments_are_asked_for_in_the_image_that_the_task_names(
+    worker: RolloutWorker, partners: Any, task_uri: str, tmp_path: Path
+) -> None:
+    (tmp_path / "tasks/fix-add/task.toml").write_text('[metadata]\netude_image = "django-4"\n')
+    await run(worker, order(task_uri, partners.target))
+    assert [launch.image for launch in partners.broker.launches] == ["django-4"]
+
+
 async def test_closing_in_the_middle_of_a_group_gives_its_environments_back(
     worker: RolloutWorker, partners: Any, task_uri: str
 ) -> None:

@@ -90,6 +90,15 @@ async def test_a_grade_that_does_not_come_takes_none_of_its_siblings_along(job: 
     assert {job.mode for job in node.jobs} == {environments_pb2.GRADE_MODE_CLEAN}
 
 
+async def test_a_grade_runs_in_the_image_that_its_task_names(job: Job) -> None:
+    broker, node = Broker(), Node()  # type: ignore[abstract]  # the other calls never come
+    task = replace(job.task, image="django-4")
+    async with serving_of(broker, node) as sandboxes:
+        timely = job._replace(task=task, deadline_s=time.monotonic() + 30.0)
+        await sandboxes.grade(timely, [Handed(environments_pb2.WorkspaceDiff())])
+    assert [each.image for each in broker.asked] == ["django-4"]
+
+
 async def test_what_is_graded_in_a_fork_starts_from_its_own_snapshot(job: Job) -> None:
     broker, node = Broker(), Node()  # type: ignore[abstract]  # the other calls never come
     nothing = environments_pb2.WorkspaceDiff()

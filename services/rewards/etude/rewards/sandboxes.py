@@ -130,6 +130,7 @@ class BrokerSandboxes(Sandboxes):
             workspace=environments_pb2.WorkspaceSource(uri=f"{job.task_uri}/environment"),
             count=count,
             toolset="Standard",
+            image=job.task.image,
             ttl_seconds=math.ceil(max(0, job.left_s) + LEASE_MARGIN_S),
             snapshot_id=snapshot_id,
         )

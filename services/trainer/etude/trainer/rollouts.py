@@ -52,7 +52,9 @@ class RolloutWorker:
         )
         try:
             instruction = await self._instruction(order)
-            siblings.keeps_ends = await self._is_graded_in_fork(order)
+            wanted = await self._wanted(order)
+            siblings.image = wanted.etude_image or ""
+            siblings.keeps_ends = wanted.etude_grade == "fork"
         except (MissingError, StoreError, CorruptError, UserError) as error:
             rollouts = siblings.masked(f"{order.task_uri}: {error}")
         else:
@@ -84,8 +86,8 @@ class RolloutWorker:
         first_prompt(self._chat, toolset(limits.toolset), instruction, max_tokens=limits.max_tokens)
         return instruction
 
-    async def _is_graded_in_fork(self, order: GroupOrder) -> bool:
-        """Whether the environments are needed as they are at the end.
+    async def _wanted(self, order: GroupOrder) -> harbor_settings.Metadata:
+        """What the task says of its environments.
 
         Raises:
             CorruptError: the task's settings cannot be read.
@@ -95,7 +97,7 @@ class RolloutWorker:
             settings = harbor_settings.parsed(data.decode())
         except ValueError as cause:
             raise CorruptError(f"task.toml: {cause}") from cause
-        return settings.metadata.etude_grade == "fork"
+        return settings.metadata
 
     async def _patiently(self, task_uri: str, name: str) -> bytes:
         store = store_for(task_uri, self.config.storage)

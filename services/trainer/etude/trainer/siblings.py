@@ -61,6 +61,8 @@ class Siblings:
     nonce: str
     """Part of every key: no attempt finds an environment that another one, or another worker
     before it, has used."""
+    image: str = ""
+    """What environments must boot; empty where any will do."""
     keeps_ends: bool = False
     """Whether environments are saved as they are at the end, for a grade in a fork."""
     retried: int = 0
@@ -129,6 +131,7 @@ class Siblings:
             workspace=environments_pb2.WorkspaceSource(uri=f"{order.task_uri}/environment"),
             count=len(indices),
             toolset=order.limits.toolset,
+            image=self.image,
             # One alone has no siblings to share a node with.
             group_id=order.group_id if len(order.indices) > 1 else "",
             queue_timeout_seconds=max(MIN_QUEUE_S, 4 * order.limits.timeout_seconds),
