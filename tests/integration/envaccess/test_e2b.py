@@ -126,6 +126,16 @@ def test_files_are_made_moved_found_and_removed(sandbox: e2b.Sandbox) -> None:
     assert not files.exists("x")
 
 
+def test_a_listing_stops_at_its_limit_whatever_folders_the_entries_are_in(
+    sandbox: e2b.Sandbox,
+) -> None:
+    sandbox.commands.run("for n in d e; do mkdir $n; (cd $n; seq 6000 | xargs touch); done")
+
+    assert len(sandbox.files.list("d", depth=1)) == 6000
+    with pytest.raises(e2b.SandboxException, match="holds more than"):
+        sandbox.files.list("/home/user", depth=2)
+
+
 def test_a_file_can_be_sent_as_a_stream(sandbox: e2b.Sandbox, tmp_path: Path) -> None:
     (tmp_path / "big").write_bytes(b"x" * 3_000_000)
 

@@ -1,7 +1,8 @@
 """Files of a sandbox, as envd's clients list, move, send and fetch them."""
 
+import contextlib
 import zlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.datastructures import UploadFile
@@ -22,6 +23,7 @@ MAX_FILES = 100
 """In one upload."""
 _MAX_DEPTH = 20
 _MAX_LISTED = 10_000
+"""Entries of one listing, of any depth."""
 _DEADLINE_S = 90.0
 _KINDS = {
     pb2.FILE_KIND_FILE: "FILE_TYPE_FILE",
@@ -117,18 +119,26 @@ class Files:
         entries: list[Json] = []
         level = [inside(path)]
         while level and depth:
-            found = [entry for folder in level for entry in await self._folder(folder)]
-            entries += [_entry(entry, like=path) for entry in found]
-            if len(entries) > _MAX_LISTED:
-                raise WorkspaceError(PathFault.TOO_MANY, path)
-            level = [entry.path for entry in found if entry.kind == pb2.FILE_KIND_FOLDER]
+            folders, level = level, []
+            for folder in folders:
+                async with contextlib.aclosing(self._folder(folder)) as found:
+                    async for entry in found:
+                        if len(entries) >= _MAX_LISTED:
+                            raise WorkspaceError(PathFault.TOO_MANY, path)
+                        entries.append(_entry(entry, like=path))
+                        level += [entry.path] if entry.kind == pb2.FILE_KIND_FOLDER else []
             depth -= 1
         return {"entries": sorted(entries, key=lambda entry: str(entry["path"]))}
 
-    async def _folder(self, path: str) -> list[pb2.FileEntry]:
+    async def _folder(self, path: str) -> AsyncGenerator[pb2.FileEntry, None]:
         request = pb2.ListFilesRequest(**self._key, path=path)
-        pages = [page async for page in self._access.ListFiles(request, timeout=_DEADLINE_S)]
-        return [entry for page in pages for entry in page.entries]
+        call = self._access.ListFiles(request, timeout=_DEADLINE_S)
+        try:
+            async for page in call:
+                for entry in page.entries:
+                    yield entry
+        finally:
+            call.cancel()
 
     async def _make(self, content: Json) -> Json:
         path = connect.text(content, "path")

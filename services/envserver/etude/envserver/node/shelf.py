@@ -83,8 +83,9 @@ class Shelf:
                 "its snapshots hold memory that is of use beside the template of this node only",
             )
         what = f"sharing snapshot {snapshot.snapshot_id}"
-        with crossing(SandboxError, what), snapshots.using(snapshot) as saved:
-            return await asyncio.to_thread(self._put, snapshot, saved.parent)
+        with crossing(SandboxError, what):
+            async with snapshots.using(snapshot) as saved:
+                return await asyncio.to_thread(self._put, snapshot, saved.parent)
 
     async def fetch(
         self, snapshots: Snapshots, origin: Origin, wanted: Wanted, snapshot_id: str

@@ -13,7 +13,7 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -111,6 +111,8 @@ class Snapshots:
     _making: Counter[str] = field(default_factory=Counter)
     """Snapshots under way, by run."""
     _making_keys: set[tuple[str, str]] = field(default_factory=set)
+    _granted_bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """What each of them may still write."""
     _uses: Counter[Path] = field(default_factory=Counter)
     _doomed: set[Path] = field(default_factory=set)
     """Dropped while somebody read them."""
@@ -150,8 +152,8 @@ class Snapshots:
                 return snapshot
         raise UnknownIdError(f"this node holds no snapshot in {name}")
 
-    @contextlib.contextmanager
-    def using(self, snapshot: Snapshot) -> Iterator[Path]:
+    @contextlib.asynccontextmanager
+    async def using(self, snapshot: Snapshot) -> AsyncIterator[Path]:
         """What the driver saved; it stays for as long as the block runs."""
         self._uses[snapshot.folder] += 1
         try:
@@ -162,7 +164,7 @@ class Snapshots:
                 del self._uses[snapshot.folder]
                 if snapshot.folder in self._doomed:
                     self._doomed.discard(snapshot.folder)
-                    _remove_or_say(snapshot.folder)
+                    await asyncio.to_thread(_remove_or_say, snapshot.folder)
 
     async def take(
         self, snapshot_id: str, origin: Origin, write: Write, *, has_memory: bool
@@ -186,11 +188,13 @@ class Snapshots:
         limits = self._room(origin.run_id)
         self._making[origin.run_id] += 1
         self._making_keys.add(key)
+        self._granted_bytes[key] = limits.max_bytes
         try:
             made = await self._make(snapshot_id, origin, write, limits, has_memory=has_memory)
         finally:
             self._making[origin.run_id] -= 1
             self._making_keys.discard(key)
+            del self._granted_bytes[key]
         self._kept[key] = made
         self._count()
         return made
@@ -286,6 +290,9 @@ class Snapshots:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         disk = os.statvfs(self.folder)
         free = disk.f_bavail * disk.f_frsize - self.quota.reserve_bytes
+        # Half of what nobody else may write: so there is some for whoever comes meanwhile, and all
+        # of them together leave the reserve alone.
+        free = (free - self._granted_bytes.total()) // 2
         if free <= 0:
             raise NoRoomError(
                 f"the disk keeps its last {self.quota.reserve_bytes >> 20} MiB for leases"

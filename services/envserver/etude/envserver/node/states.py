@@ -146,7 +146,7 @@ class States:
         Raises:
             EtudeError: the driver failed.
         """
-        with self.snapshots.using(snapshot) as folder:
+        async with self.snapshots.using(snapshot) as folder:
             await environment.sandbox.restore(folder, snapshot.saved)
 
     async def pause(self, environment: Environment, *, until_unix_ms: int = 0) -> None:
@@ -230,7 +230,7 @@ class States:
         """
         calls = environment.folder / CALLS
         partial = calls.with_name(f"{CALLS}.partial")
-        with self.snapshots.using(snapshot) as folder:
+        async with self.snapshots.using(snapshot) as folder:
             # What can fail for want of space comes first.
             await asyncio.to_thread(shutil.copyfile, snapshot.folder / CALLS, partial)
             found = records.history(partial)
