@@ -1,0 +1,77 @@
+"""Machines of Firecracker, over the fake of it: one template for all tests here."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.support import microvms
+from tests.support.firecracker.install import install
+
+from etude.common.errors import UserError
+from etude.envserver.drivers.firecracker.bodies import FireMachine
+from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
+from etude.envserver.drivers.firecracker.jail import Programs
+from etude.envserver.drivers.firecracker.places import FirePlaces
+from etude.envserver.drivers.qemu import census
+from etude.envserver.drivers.qemu.machine import PROGRAM
+from etude.envserver.images.build import Image
+
+Make = Callable[[Path], FirecrackerDriver]
+
+
+def skip(why: str) -> None:
+    if os.environ.get("ETUDE_REQUIRE") == "qemu":
+        pytest.fail(why, pytrace=False)
+    pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
+def image() -> Image:
+    if shutil.which(PROGRAM) is None:
+        skip(f"{PROGRAM} is not installed, on which the fake runs its guests: `make system-deps`")
+    if os.geteuid() != 0:
+        skip("jails of machines and roots of images need root")
+    try:
+        return microvms.small_image()
+    except (RuntimeError, UserError) as error:
+        skip(f"no image: {error}")
+        raise
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
+    return install(tmp_path_factory.mktemp("programs"))
+
+
+@pytest.fixture(scope="session")
+def make(image: Image, programs: Programs) -> Make:
+    def driver(scratch: Path) -> FirecrackerDriver:
+        return FirecrackerDriver(
+            scratch=scratch, images={"python": image}, machine=FireMachine(), programs=programs
+        )
+
+    return driver
+
+
+@pytest.fixture(scope="session")
+def booted(make: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a node left that had nothing but its template."""
+    scratch = tmp_path_factory.mktemp("booted")
+
+    async def boot() -> None:
+        driver = make(scratch)
+        await driver.start()
+        await driver.stop()
+
+    asyncio.run(boot())
+    return scratch
+
+
+@pytest.fixture
+def scratch(booted: Path, tmp_path: Path) -> Iterator[Path]:
+    made = shutil.copytree(booted, tmp_path / "scratch")
+    yield made
+    census.end(FirePlaces(scratch=made).seen())

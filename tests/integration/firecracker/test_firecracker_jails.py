@@ -1,0 +1,121 @@
+"""How machines of Firecracker are kept apart: from the node, each other, and the template."""
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.integration.firecracker.conftest import Make
+from tests.support.sandbox_states import States
+
+from etude.agent.workspace import WorkspaceLostError
+from etude.envserver.drivers.base import DriverUnavailableError, Sandbox, SandboxError
+from etude.envserver.drivers.firecracker import bodies, jail
+from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
+from etude.envserver.drivers.firecracker.places import FirePlaces
+from etude.envserver.drivers.firecracker.vm import FireVm
+from etude.envserver.drivers.qemu.errors import VmmError
+
+LIMIT_S = 60
+
+
+@pytest.fixture
+async def driver(make: Make, scratch: Path) -> AsyncIterator[FirecrackerDriver]:
+    made = make(scratch)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+async def states(driver: FirecrackerDriver, tmp_path: Path) -> AsyncIterator[States]:
+    made = States(driver, "python", tmp_path)
+    yield made
+    await made.close()
+
+
+def monitor(sandbox: Sandbox) -> FireVm:
+    found = sandbox._running.machine._guest.vm  # type: ignore[attr-defined]
+    assert isinstance(found, FireVm)
+    return found
+
+
+def owner(pid: int) -> tuple[int, int]:
+    """The real user and group of a process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    fields = {line.split(":")[0]: line.split()[1:] for line in lines}
+    return int(fields["Uid"][0]), int(fields["Gid"][0])
+
+
+def network(pid: int | str) -> str:
+    return str(Path(f"/proc/{pid}/ns/net").readlink())
+
+
+async def test_each_machine_is_a_user_of_its_own_without_a_network(states: States) -> None:
+    one, other = monitor(await states.begun("one")), monitor(await states.begun("other"))
+    assert owner(one.pid) != owner(other.pid)
+    assert 0 not in (*owner(one.pid), *owner(other.pid))
+    assert network(one.pid) == network(other.pid) != network("self")
+    root = one.cell.root.stat()
+    assert (root.st_uid, root.st_gid) == owner(one.pid)
+    assert one.folder.stat().st_mode & 0o077 == 0
+
+
+async def test_what_machines_share_none_of_them_can_change(states: States) -> None:
+    vm = monitor(await states.begun("one"))
+    for name in (bodies.MEMORY, bodies.STATE, bodies.ROOT):
+        found = (vm.cell.root / name).stat()
+        assert (found.st_uid, found.st_mode & 0o777) == (0, 0o444)
+    await vm.freeze()
+    with pytest.raises(VmmError, match="Permission denied"):
+        await vm.api.put(*bodies.create("Full", state="saved", memory=bodies.MEMORY))
+
+
+async def test_a_name_in_the_jail_that_leads_out_of_it_is_not_followed(states: States) -> None:
+    vm = monitor(await states.begun("one"))
+    for name, target in {"file": "/etc/passwd", "socket": str(vm.cell.root / jail.API)}.items():
+        (vm.cell.root / name).symlink_to(target)
+    with pytest.raises(VmmError):
+        jail.opened(vm.cell, "file")
+    with pytest.raises(VmmError):
+        jail.dial(vm.cell, "socket")
+    with pytest.raises(VmmError, match="size"):
+        jail.opened(vm.cell, bodies.MEMORY, size_bytes=1)
+
+
+async def test_a_machine_that_dies_is_a_fault_of_the_platform(states: States) -> None:
+    sandbox = await states.begun("one")
+    vm = monitor(sandbox)
+    os.kill(vm.pid, signal.SIGKILL)
+    await vm.exited
+    assert not sandbox.is_whole
+    with pytest.raises((WorkspaceLostError, SandboxError)):
+        await sandbox.run("true", LIMIT_S)
+
+
+async def test_what_ended_leaves_no_process_no_folder_and_no_user(
+    driver: FirecrackerDriver, states: States
+) -> None:
+    for name in ("one", "other"):
+        sandbox = await states.begun(name)
+        vm = monitor(sandbox)
+        assert len(FirePlaces(scratch=driver.scratch).seen()) == 1
+        await sandbox.close()
+        assert not vm.folder.exists()
+    assert FirePlaces(scratch=driver.scratch).seen() == {}
+    assert driver._users is not None
+    assert driver._users._taken == set()
+
+
+async def test_a_jailer_that_fails_is_heard(make: Make, tmp_path: Path) -> None:
+    driver = make(tmp_path)
+    # The original takes such a name for a mistake.
+    programs = driver.programs
+    other = programs.firecracker.with_name("monitor")
+    other.write_text(programs.firecracker.read_text())
+    other.chmod(0o755)
+    driver.programs = jail.Programs(firecracker=other, jailer=programs.jailer)
+    with pytest.raises(DriverUnavailableError, match="must include firecracker"):
+        await driver.start()
+    await driver.stop()

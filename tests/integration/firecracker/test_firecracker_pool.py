@@ -1,0 +1,64 @@
+"""A pool that names Firecracker, whose broker and node are processes: leases, tools, snapshots."""
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.pool_client import Pool
+from tests.support.pool_processes import Processes
+
+from etude.common import channels
+from etude.envserver.drivers.firecracker.jail import Programs
+from etude.envserver.drivers.firecracker.places import FirePlaces
+from etude.envserver.drivers.qemu import census
+from etude.envserver.drivers.qemu.jail import KVM
+from etude.envserver.images.build import Image
+from etude.v1 import environments_pb2, environments_pb2_grpc
+
+pytestmark = pytest.mark.skipif(
+    not os.access(KVM, os.R_OK | os.W_OK), reason=f"a node without {KVM} takes no such pool"
+)
+
+
+@pytest.fixture
+def processes(
+    image: Image, programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Processes]:
+    monkeypatch.setenv("PATH", f"{programs.jailer.parent}:{os.environ['PATH']}")
+    made = Processes(tmp_path)
+    made.write_pool("MicroVM", "Untrusted", driver="Firecracker", image=image.folder.as_uri())
+    yield made
+    for role in made.running:
+        made.stop(role)
+    census.end(FirePlaces(scratch=tmp_path / "scratch").seen())
+
+
+@pytest.fixture
+async def pool(processes: Processes, tmp_path: Path) -> AsyncIterator[Pool]:
+    source = tmp_path / "task" / "environment"
+    source.mkdir(parents=True)
+    (source / "greet.sh").write_text("echo helo\n")
+    for role in ("broker", "node"):
+        processes.start(role)
+    for role in ("broker", "node"):
+        await processes.ready(role)
+    async with channels.dial(f"127.0.0.1:{processes.ports['broker']}") as channel:
+        broker = environments_pb2_grpc.EnvBrokerServiceStub(channel)
+        yield Pool(broker, environments_pb2_grpc.PoolServiceStub(channel), source.as_uri())
+
+
+async def test_a_lease_says_that_its_wall_is_strong_and_its_machine_outlives_the_node(
+    pool: Pool, processes: Processes
+) -> None:
+    (lease,) = await pool.launch("a", 1)
+    assert (lease.driver, lease.isolation) == ("firecracker", environments_pb2.ISOLATION_STRONG)
+    command = {"command": "sh greet.sh; uname -n; echo here > /tmp/memory"}
+    assert await pool.turn(lease, ("1", "run_terminal", command)) == [f"helo\n{lease.lease_id}"]
+
+    processes.kill("node")
+    processes.start("node")
+    await processes.ready("node")
+
+    found = await pool.turn(lease, ("2", "run_terminal", {"command": "cat /tmp/memory"}))
+    assert found == ["here"]

@@ -1,0 +1,114 @@
+"""A node of Firecracker's machines is killed, and the one after it goes on with them."""
+
+import asyncio
+import gc
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from tests.integration.firecracker.conftest import Make
+from tests.integration.qemu.test_states_killed import WRITE, looked, order, sh
+from tests.support.sandbox_states import LIMITS, nothing
+
+from etude.envserver.drivers.firecracker import template
+from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
+from etude.envserver.drivers.firecracker.places import FirePlaces
+from etude.envserver.node.node import Node
+from etude.envserver.node.sources import Sources
+
+
+def node_of(driver: FirecrackerDriver) -> Node:
+    return Node(driver=driver, sources=Sources(driver.scratch), slots=8, templates={"python"})
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed(work: Callable[[], Awaitable[None]]) -> None:
+    """Do it in a process that kills itself."""
+    gc.disable()
+    child = os.fork()
+    if child == 0:
+        try:
+            asyncio.run(work())  # type: ignore[arg-type]
+        except BaseException as error:  # noqa: BLE001 - the child must not return into pytest
+            os.write(2, repr(error).encode())
+        os._exit(1)
+    gc.enable()
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+
+
+async def work_and_die(driver: FirecrackerDriver, when: str) -> None:
+    node = node_of(driver)
+    await node.driver.start()
+    await node.take_over()
+    await node.open(order(driver.scratch, "a"))
+    await sh(node, "a", "1", WRITE.format("one", "one"))
+    if when == "before a diff is put together":
+        # From here on the pages of "one" are in no later diff.
+        template._put_together = die  # type: ignore[assignment]
+        await node.states.snapshot(node.find("a"), "s", with_memory=True)
+    die()
+
+
+async def succeed(driver: FirecrackerDriver) -> None:
+    node = node_of(driver)
+    await node.driver.start()
+    try:
+        assert await node.take_over() == (1, 0)
+        assert await looked(node, "a", "2") == "one one"
+        await node.states.snapshot(node.find("a"), "t", with_memory=True)
+        await sh(node, "a", "3", WRITE.format("two", "two"))
+        await node.open(order(driver.scratch, "fork", snapshot_id="t"))
+        assert await looked(node, "fork", "1") == "one one"
+        await node.states.rollback(node.find("a"), "t")
+        assert await looked(node, "a", "4") == "one one"
+        await node.close(["a", "fork"])
+    finally:
+        await node.driver.stop()
+
+
+@pytest.mark.parametrize("when", ["between calls", "before a diff is put together"])
+def test_machines_and_all_of_their_memory_outlive_the_node(
+    make: Make, scratch: Path, tmp_path: Path, when: str
+) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "README").write_text("read me\n")
+    killed(lambda: work_and_die(make(scratch), when))
+    assert len(FirePlaces(scratch=scratch).seen()) == 1
+    asyncio.run(succeed(make(scratch)))
+    assert FirePlaces(scratch=scratch).seen() == {}
+
+
+def test_what_nobody_wrote_down_is_ended_at_the_next_start(make: Make, scratch: Path) -> None:
+    async def begin_and_die() -> None:
+        driver = make(scratch)
+        await driver.start()
+        for name in ("kept", "lost"):
+            (driver.leases / name).mkdir()
+            sandbox = driver.sandbox(driver.leases / name, nothing, template="python")
+            await sandbox.begin({})
+        (driver.leases / "lost" / "machine" / "vm.json").unlink()
+        die()
+
+    async def go_on() -> None:
+        driver = make(scratch)
+        await driver.start()
+        try:
+            assert len(FirePlaces(scratch=scratch).seen()) == 1
+            assert not (driver.leases / "lost" / "machine").exists()
+            found = driver.sandbox(driver.leases / "kept", nothing, template="python")
+            assert found.has_begun
+            (scratch / "saved").mkdir()
+            assert (await found.save(scratch / "saved", LIMITS)).num_bytes > 0
+            await found.close()
+        finally:
+            await driver.stop()
+
+    killed(begin_and_die)
+    assert len(FirePlaces(scratch=scratch).seen()) == 2
+    asyncio.run(go_on())
