@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.attacks.arena import Arena
+from tests.attacks.proxied import PROXIED
 from tests.support import microvms
 from tests.support.pool_client import Pool
 from tests.support.pool_processes import Processes
@@ -54,6 +55,8 @@ def processes(
 ) -> Iterator[Processes]:
     """A pool whose environments are made by one driver."""
     made = Processes(tmp_path_factory.mktemp(request.param))
+    made.network = PROXIED
+    made.write_pool("Process", "Trusted")
     if request.param == "qemu-microvm":
         if shutil.which(PROGRAM) is None or os.geteuid() != 0:
             if os.environ.get("ETUDE_REQUIRE") == "qemu":

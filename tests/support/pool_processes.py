@@ -25,6 +25,7 @@ class Processes:
             name: free_port() for name in ("broker", "node", "probe-broker", "probe-node")
         }
         self.pool_file = folder / "pool.json"
+        self.network: Mapping[str, object] = {"egress": "None"}
         self.write_pool("Process", "Trusted")
 
     def add_node(self, name: str) -> str:
@@ -38,6 +39,7 @@ class Processes:
             "templates": [{"name": "python", "trust": trust, **template}],
             "isolation": {"minimum": minimum, "driver": driver},
             "slotsPerReplica": 4,
+            "network": self.network,
         }
         self.pool_file.write_text(json.dumps({"name": "demo-repos", "uid": "u", "spec": spec}))
 

@@ -12,6 +12,7 @@ from etude.agent.workspace import WorkspaceLostError
 from etude.envserver.guest import frames
 from etude.envserver.guest.calls import ReplyTooLargeError, Request
 from etude.envserver.guest.channel import GuestChannel, GuestLostError, Identity
+from etude.envserver.guest.connections import PortTakenError
 from etude.envserver.guest.frames import Flag, Frame, Kind, Parser
 from etude.v1 import guest_pb2
 
@@ -294,3 +295,55 @@ async def test_a_reset_ends_what_is_open_and_the_channel_goes_on(tmp_path: Path)
         await channel.reset()
         assert "was reset" in await lost(task)
         assert (await channel.call(STAT)).result.status == guest_pb2.GUEST_STATUS_OK
+
+
+def data(frame: Frame, size: int, *, channel: int = 1, flags: int = 0) -> bytes:
+    return Frame(frame.stream, Kind.DATA, channel << 1 | flags, b"x" * size).encoded()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        lambda call: data(call, 1, channel=0),
+        lambda call: data(call, 0, flags=Flag.END) + data(call, 1),
+        lambda call: b"".join(data(call, 60_000) for _ in range(5)),
+        lambda call: Frame(call.stream, Kind.RESULT, 0, b"\xff").encoded(),
+    ],
+    ids=["another channel", "after the end", "more than its credit", "no result"],
+)
+async def test_a_guest_that_breaks_the_rules_of_a_connection_is_lost(
+    tmp_path: Path, said: Callable[[Frame], bytes]
+) -> None:
+    async with scripted(tmp_path, answering(Kind.CALL, said)) as channel:
+        await channel.reset()
+        with contextlib.suppress(GuestLostError):
+            connection = await channel.accept(3128)
+            with contextlib.suppress(ConnectionResetError):
+                for _ in range(9):
+                    await connection.read()
+                    await asyncio.sleep(0.01)
+        await guests.until(lambda: channel.is_lost)
+
+
+async def test_no_credit_makes_the_host_hold_more_than_it_has(tmp_path: Path) -> None:
+    credit = (1 << 32) - 1
+
+    def said(call: Frame) -> bytes:
+        return data(call, 0) + b"".join(
+            frames.credit(call.stream, credit).encoded() * 3 for _ in "a"
+        )
+
+    async with scripted(tmp_path, answering(Kind.CALL, said)) as channel:
+        await channel.reset()
+        connection = await channel.accept(3128)
+        await connection.write(b"x" * 1_000_000)
+        await connection.close()
+        assert not channel.is_lost
+
+
+async def test_a_guest_may_end_a_connection_that_it_never_had(tmp_path: Path) -> None:
+    async with scripted(tmp_path, honest) as channel:
+        await channel.reset()
+        with pytest.raises(PortTakenError):
+            await channel.accept(3128)
+        assert not channel.is_lost
