@@ -94,7 +94,7 @@ bench-weights: $(READY) ## what a policy version costs to move, against what oth
 search-model: $(READY) ## train a table of word vectors for code search on the Python code at hand (four CPU minutes)
 	PYTHONPATH=bench $(RUN) python -m search_bench.train --seed $(SEED)
 
-system-deps: ## Debian packages for the cluster and microVM tests (as root)
+system-deps: ## Debian packages for the cluster and microVM tests, and gVisor (as root)
 	bash hack/system-deps.sh
 
 buf: ## lint the wire and look for breaking changes (needs Node)

@@ -170,7 +170,7 @@ func (d *differ) inside(folder int, name, path string) error {
 	if strings.Count(path, "/") >= maxDepth {
 		return fault{kind: faultTooMany}
 	}
-	inner, err := openAt(folder, name, openFolder, 0)
+	inner, err := openFolderAt(folder, name)
 	if err != nil {
 		d.isPlain = false
 		return nil

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"unicode/utf8"
 )
@@ -16,6 +17,8 @@ const (
 	openRead   = syscall.O_RDONLY | syscall.O_NOFOLLOW | syscall.O_NONBLOCK | syscall.O_NOCTTY | syscall.O_CLOEXEC
 	openNew    = syscall.O_WRONLY | syscall.O_CREAT | syscall.O_EXCL | syscall.O_NOFOLLOW | syscall.O_CLOEXEC
 
+	openPath = 0x200000 | syscall.O_NOFOLLOW | syscall.O_CLOEXEC
+
 	maxFileBytes = 8 << 20
 	maxFiles     = 100_000
 	maxDepth     = 64
@@ -24,6 +27,36 @@ const (
 
 	noFollow = 0x100
 )
+
+// followsLinks is whether the kernel follows a link to a folder that it is told not to follow: gVisor
+// does where it is also told that it shall be a folder.
+var followsLinks = sync.OnceValue(func() bool {
+	folder, err := openAt(-100, "/proc/self/root", openFolder, 0)
+	if err == nil {
+		closeFd(folder)
+	}
+	return err == nil
+})
+
+// openFolderAt opens a folder in an open folder, and no link to one.
+func openFolderAt(folder int, name string) (int, error) {
+	if !followsLinks() {
+		return openAt(folder, name, openFolder, 0)
+	}
+	found, err := openAt(folder, name, openPath, 0)
+	if err != nil {
+		return -1, err
+	}
+	defer closeFd(found)
+	var what syscall.Stat_t
+	if err := syscall.Fstat(found, &what); err != nil {
+		return -1, err
+	}
+	if what.Mode&syscall.S_IFMT != syscall.S_IFDIR {
+		return -1, syscall.ENOTDIR
+	}
+	return openAt(found, ".", openFolder, 0)
+}
 
 // isPossible is whether the host's own check of a path would have let it pass.
 func isPossible(path string) bool {
@@ -77,7 +110,7 @@ func (p place) folder(path string, create bool) (int, error) {
 
 // enter opens a folder in an open folder; a link in its place is a fault of the given path.
 func (p place) enter(folder int, name, path string, create bool) (int, error) {
-	inner, err := openAt(folder, name, openFolder, 0)
+	inner, err := openFolderAt(folder, name)
 	switch {
 	case err == syscall.ENOENT && create:
 		made := syscall.Mkdirat(folder, name, 0o755)
@@ -89,7 +122,7 @@ func (p place) enter(folder int, name, path string, create bool) (int, error) {
 				return -1, err
 			}
 		}
-		return openAt(folder, name, openFolder, 0)
+		return openFolderAt(folder, name)
 	case err == syscall.ENOTDIR:
 		// The kernel answers alike for a link and for a file in the place of a folder.
 		found, failed := statAt(folder, name)

@@ -10,6 +10,7 @@ import pytest
 from etude.common.api.pool import EnvPoolSpec
 from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.drivers.firecracker import probe
+from etude.envserver.drivers.gvisor import runsc
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.selection import Place, selected
 
@@ -103,6 +104,29 @@ async def test_a_damaged_image_is_no_image(place: Place) -> None:
     (image(place) / "manifest.json").write_text("{")
     error = await refused(spec({"image": "python"}, isolation={"driver": "QemuMicroVM"}), place)
     assert error.problem.fix == "build it again"
+
+
+async def test_gvisor_is_taken_by_name_or_where_a_pool_accepts_no_less(place: Place) -> None:
+    image(place)
+    for isolation in ({"driver": "GVisor"}, {"minimum": "Sandbox"}):
+        error = await refused(spec({"image": "python"}, isolation=isolation), place)
+        wanted = "runsc is not installed" if os.geteuid() == 0 else "made by root"
+        assert wanted in error.problem.what
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("runsc version release-20250505.0\nspec: 1.1.0-rc.1\n", ""),
+        ("runsc version 20250503.0\nspec: 1.1.0-rc.1\n", ""),
+        ("runsc version 0.0~20221219.0\nspec: 1.0.2-dev\n", "release of 20221219 refuses calls"),
+        ("runsc version VERSION_MISSING\n", "no date"),
+        ("", "no date"),
+    ],
+)
+def test_a_release_of_gvisor_that_breaks_programs_is_not_used(said: str, why: str) -> None:
+    found = runsc.refused(said)
+    assert (why in found) if why else not found
 
 
 def programs(place: Place, versions: dict[str, str]) -> Path:

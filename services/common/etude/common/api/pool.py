@@ -11,10 +11,12 @@ from etude.common.api.meta import NAMED, Model, Name, NameRef, Rule
 from etude.common.api.network import Network
 from etude.common.api.observability import Observability
 from etude.common.api.placement import Placement
+from etude.common.api.warm import Warm
 from etude.common.sharding import MAX_SHARDS
 
 IMAGE = r"^(file:///[^\s]+|s3://[^\s]+/[0-9a-f]{32}|[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)$"
 
+CPU = r"^[0-9]+(\.[0-9]+)?m?$"
 BACKEND = r"^(hashed-1|minilm-l6-v2|trained-[0-9a-f]{16})$"
 MODELS = PREFIX = r"^(file:///|s3://)[^\s]+$"
 
@@ -40,6 +42,7 @@ class DriverName(StrEnum):
     AUTO = "Auto"
     QEMU_MICRO_VM = "QemuMicroVM"
     FIRECRACKER = "Firecracker"
+    GVISOR = "GVisor"
     PROCESS = "Process"
 
 
@@ -57,6 +60,8 @@ class Template(Model):
     egress: Annotated[tuple[Name, ...], Field(max_length=6)] | None = None
     """Names of the pool's network rules that its environments may use: all unless set, and with an
     empty list none."""
+    warm_per_replica: Annotated[int, Field(ge=0, le=64)] = 0
+    """Environments that each node keeps ready, whatever is planned; each takes about 17 MiB."""
 
 
 class Isolation(Model):
@@ -65,13 +70,17 @@ class Isolation(Model):
     minimum: IsolationLevel = IsolationLevel.MICRO_VM
     """Weakest acceptable wall; a pool never silently gets less."""
     driver: DriverName = DriverName.AUTO
-    """Auto takes QemuMicroVM where every template has an image and the node can boot it, and
-    Process otherwise. Firecracker needs KVM, and is taken by name only."""
+    """Auto takes QemuMicroVM where every template has an image and the node can boot it, GVisor
+    where that cannot be had or is a weaker wall than the pool accepts, and Process otherwise.
+    Firecracker needs KVM, and is taken by name only."""
 
 
 class Slot(Model):
     """What one environment may use."""
 
+    cpu: Annotated[str, Field(max_length=32, pattern=CPU)] | None = None
+    """CPU that a node's pod requests for each of its slots, a Kubernetes quantity; it requests
+    none unless set. Environments rest between calls, so a slot needs a fraction of one."""
     memory_mib: Annotated[int, Field(ge=64, le=65_536)] | None = None
     """Memory of a microVM, 256 unless set. Process has a fixed limit and refuses it."""
 
@@ -158,6 +167,8 @@ class EnvPoolSpec(Model):
     """Environment nodes."""
     slots_per_replica: Annotated[int, Field(ge=1, le=1_024)] = 64
     """Environments that one node runs at once."""
+    warm: Warm = Field(default_factory=Warm)
+    """What each node keeps half started; plans and shortages ask for more."""
     brokers: Annotated[int, Field(ge=1, le=MAX_SHARDS)] = 1
     """Processes that grant leases: one grants some 3,500 environments a second, and several share
     the runs by the hash of their ids. Fixed while the pool has nodes."""

@@ -11,10 +11,13 @@ from etude.common.api.network import EgressPolicy
 from etude.common.api.pool import DriverName, EnvPoolSpec, IsolationLevel, StoreAccess, Template
 from etude.common.errors import CorruptError, StoreError
 from etude.common.files import source_for
-from etude.envserver.drivers.base import Driver, DriverUnavailableError
+from etude.envserver.drivers.base import Driver, DriverUnavailableError, Strength
 from etude.envserver.drivers.firecracker import probe as fire_probe
 from etude.envserver.drivers.firecracker.bodies import FireMachine
 from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
+from etude.envserver.drivers.gvisor import runsc
+from etude.envserver.drivers.gvisor.driver import GvisorDriver
+from etude.envserver.drivers.gvisor.runsc import RunscError
 from etude.envserver.drivers.process import ProcessDriver
 from etude.envserver.drivers.qemu import probe, tsc
 from etude.envserver.drivers.qemu.compatibility import qemu_version
@@ -70,6 +73,8 @@ async def _selected(spec: EnvPoolSpec, place: Place) -> Driver:
             return await _machines(spec, place)
         case DriverName.FIRECRACKER:
             return await _firecracker(spec, place)
+        case DriverName.GVISOR:
+            return await _gvisor(spec, place)
         case DriverName.AUTO:
             return await _best(spec, place)
 
@@ -82,16 +87,52 @@ def _egress(spec: EnvPoolSpec, place: Place) -> Egress | None:
 
 
 async def _best(spec: EnvPoolSpec, place: Place) -> Driver:
-    accepts_process = spec.isolation.minimum is IsolationLevel.PROCESS
+    """The first of machines, gVisor and processes that is here and strong enough.
+
+    Raises:
+        DriverUnavailableError: none is.
+    """
+    minimum = spec.isolation.minimum
+    accepts_process = minimum is IsolationLevel.PROCESS
     if accepts_process and not any(template.image for template in spec.templates):
         return _process(spec, place)
     try:
-        return await _machines(spec, place)
-    except DriverUnavailableError as error:
+        machines = await _machines(spec, place)
+        if minimum is not IsolationLevel.SANDBOX or machines.strength is not Strength.WEAK:
+            return machines
+        error = DriverUnavailableError(
+            "QEMU without KVM claims no wall", where="spec.isolation.minimum", fix="give it KVM"
+        )
+    except DriverUnavailableError as refused:
+        error = refused
+    if minimum is IsolationLevel.MICRO_VM:
+        raise error
+    try:
+        return await _gvisor(spec, place)
+    except DriverUnavailableError as refused:
         if not accepts_process:
-            raise
-        log.warning("environments are processes that see this node's programs: %s", error)
-        return ProcessDriver(place.scratch, egress=_egress(spec, place))
+            raise refused from error
+        log.warning("there is no gVisor here either: %s", refused)
+    log.warning("environments are processes that see this node's programs: %s", error)
+    return ProcessDriver(place.scratch, egress=_egress(spec, place))
+
+
+async def _gvisor(spec: EnvPoolSpec, place: Place) -> GvisorDriver:
+    images = await _images(spec, place)
+    for index, template in enumerate(spec.templates):
+        if images[template.name].has_services:
+            raise DriverUnavailableError(
+                f"image {images[template.name].name!r} has services, which gVisor does not begin",
+                where=f"spec.templates[{index}].image",
+                fix="set spec.isolation.driver to QemuMicroVM",
+            )
+    try:
+        await runsc.version()
+    except RunscError as error:
+        where = "spec.isolation.driver"
+        raise DriverUnavailableError(str(error), where=where, fix=runsc.FIX) from error
+    memory_mib = spec.slot.memory_mib or DEFAULT_MEMORY_MIB
+    return GvisorDriver(scratch=place.scratch, images=images, memory_mib=memory_mib)
 
 
 def _process(spec: EnvPoolSpec, place: Place) -> ProcessDriver:

@@ -15,6 +15,7 @@ _PACKAGES = {
     "dpkg-deb": "dpkg",
     "mke2fs": "e2fsprogs",
     "mksquashfs": "squashfs-tools",
+    "unsquashfs": "squashfs-tools",
 }
 """Which Debian package has a program."""
 

@@ -1,0 +1,74 @@
+"""What a container of gVisor is made of, in the words of the OCI runtime specification. Pure."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from etude.envserver.drivers.sandbox.layout import INSIDE_UID, LOGS, WORKSPACE
+from etude.envserver.images.initramfs import AGENT
+
+OCI_VERSION = "1.0.2"
+STATE = "/run/guestagent"
+_CAPABILITIES = (
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FOWNER",
+    "CAP_KILL",
+    "CAP_SETGID",
+    "CAP_SETUID",
+    "CAP_SYS_RESOURCE",
+)
+"""Of our agent, in the kernel in user space only: it makes commands another user, sets their limits
+and ends them. On the host the sandbox has none, and commands have none anywhere."""
+_SMALL_SHARE = 4
+"""Folders for logs and temporary files get this part of what the workspace gets."""
+
+
+def spec(root: Path, *, hostname: str, memory_mib: int) -> Mapping[str, Any]:
+    """A bundle's config.json.
+
+    Args:
+        root: the image's files, which nobody writes to: changes stay in the sandbox's memory.
+        hostname: how the environment calls itself.
+        memory_mib: how much its files may take, all folders together at most twice.
+    """
+    capabilities = dict.fromkeys(("bounding", "effective", "permitted"), _CAPABILITIES)
+    kinds = ("pid", "network", "ipc", "uts", "mount")
+    return {
+        "ociVersion": OCI_VERSION,
+        "hostname": hostname,
+        "root": {"path": str(root), "readonly": False},
+        "process": {
+            "terminal": False,
+            "user": {"uid": 0, "gid": 0},
+            "args": [AGENT, "--stdio", "--uid", str(INSIDE_UID), "--state", STATE],
+            "env": ["PATH=/usr/local/bin:/usr/bin:/bin"],
+            "cwd": "/",
+            "noNewPrivileges": True,
+            "capabilities": capabilities,
+        },
+        "mounts": _mounts(memory_mib),
+        "linux": {"namespaces": [{"type": kind} for kind in kinds]},
+    }
+
+
+def _mounts(memory_mib: int) -> list[Mapping[str, Any]]:
+    small_mib = max(1, memory_mib // _SMALL_SHARE)
+    mine = f"mode=0755,uid={INSIDE_UID},gid={INSIDE_UID}"
+    return [
+        {"destination": "/proc", "type": "proc", "source": "proc"},
+        {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
+        _memory(WORKSPACE, memory_mib, mine),
+        _memory(LOGS, small_mib, mine),
+        *(_memory(path, small_mib, "mode=1777") for path in ("/tmp", "/var/tmp", "/dev/shm")),  # noqa: S108
+        _memory("/run", small_mib, "mode=0755"),
+    ]
+
+
+def _memory(path: str, size_mib: int, options: str) -> Mapping[str, Any]:
+    return {
+        "destination": path,
+        "type": "tmpfs",
+        "source": "tmpfs",
+        "options": ["nosuid", "nodev", f"size={size_mib}m", *options.split(",")],
+    }

@@ -1,0 +1,204 @@
+"""One container: begun or restored, talked to, saved, ended; found again by a later process."""
+
+import asyncio
+import json
+import os
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from typing_extensions import override
+
+from etude.common.errors import CorruptError
+from etude.envserver.drivers.gvisor import bundle, pipes
+from etude.envserver.drivers.gvisor.runsc import Runsc, RunscError, tail
+from etude.envserver.drivers.qemu import identity
+from etude.envserver.drivers.qemu.identity import ProcessId
+from etude.envserver.drivers.qemu.livejobs import LiveJobs
+from etude.envserver.guest.calls import Caller, Reply, Request
+from etude.envserver.guest.channel import GuestChannel, GuestLostError, Identity
+from etude.v1 import guest_pb2
+
+RECORD = "container.json"
+CONFIG = "config.json"
+HELLO_S = 60.0
+_TOKEN_BYTES = 32
+_NAME = "etude-"
+
+
+@dataclass(slots=True, eq=False)
+class Container(Caller):
+    """A container in a folder of its own, which is also its bundle."""
+
+    runsc: Runsc
+    folder: Path
+    name: str
+    process: ProcessId
+    """Its kernel."""
+    generation: int
+    _channel: GuestChannel | None = None
+    _jobs: LiveJobs = field(default_factory=LiveJobs)
+    _is_met: bool = False
+    _dialling: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @classmethod
+    async def begun(cls, runsc: Runsc, folder: Path, root: Path, *, memory_mib: int) -> Self:
+        """A container of an image's root, in an empty folder; its agent answers.
+
+        Raises:
+            RunscError: it does not start.
+            GuestLostError: its agent does not answer.
+        """
+        spec = bundle.spec(root, hostname="environment", memory_mib=memory_mib)
+        (folder / CONFIG).write_text(json.dumps(spec))
+        made = await cls._started(runsc, folder, ("run",), generation=1)
+        try:
+            channel = made._channel = await pipes.dial(folder)
+            await channel.hello(timeout_s=HELLO_S)
+            await made._meet(channel)
+        except BaseException:
+            await made.destroy()
+            raise
+        return made
+
+    @classmethod
+    async def restored(
+        cls, runsc: Runsc, folder: Path, image: Path, *, config: bytes, generation: int
+    ) -> Self:
+        """A container that goes on from a checkpoint, in an empty folder; its agent answers.
+
+        Raises:
+            RunscError: it is not restored.
+            GuestLostError: its agent does not answer.
+        """
+        (folder / CONFIG).write_bytes(config)
+        words = ("restore", "-image-path", str(image))
+        made = await cls._started(runsc, folder, words, generation=generation)
+        try:
+            await made._connected()
+        except BaseException:
+            await made.destroy()
+            raise
+        return made
+
+    @classmethod
+    def found(cls, runsc: Runsc, folder: Path) -> Self | None:
+        """What an earlier process wrote down, whether or not it still runs; None if nothing.
+
+        Raises:
+            CorruptError: it cannot be read.
+        """
+        try:
+            said = json.loads((folder / RECORD).read_bytes())
+            process = ProcessId(**said["process"])
+            return cls(runsc, folder, str(said["name"]), process, int(said["generation"]))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as cause:
+            raise CorruptError(f"{folder / RECORD}: {cause}") from cause
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing can be done with it any more."""
+        if self._channel is not None and self._channel.is_lost:
+            return True
+        return identity.identify(self.process.pid) != self.process
+
+    @property
+    def has_jobs(self) -> bool:
+        """Whether commands may run in its background."""
+        return not self._is_met or bool(self._jobs.running)
+
+    @property
+    def config(self) -> bytes:
+        """The bundle's, which a checkpoint is restored with."""
+        return (self.folder / CONFIG).read_bytes()
+
+    @override
+    async def call(self, request: Request) -> Reply:
+        channel = await self._connected()
+        with self._jobs.watching(request.operation):
+            reply = await channel.call(request)
+            self._jobs.answered(request.operation, reply.result)
+        return reply
+
+    async def checkpoint(self, image: Path) -> None:
+        """Write memory, processes and files into a folder; it goes on.
+
+        Raises:
+            RunscError: it could not be written.
+        """
+        await self.runsc.call("checkpoint", "-leave-running", "-image-path", str(image), self.name)
+
+    async def destroy(self) -> None:
+        """End it; safe to repeat."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+        if self.name in await self.runsc.containers():
+            await self.runsc.end(self.name)
+        (self.folder / RECORD).unlink(missing_ok=True)
+
+    @classmethod
+    async def _started(
+        cls, runsc: Runsc, folder: Path, words: Iterable[str], *, generation: int
+    ) -> Self:
+        name = f"{_NAME}{secrets.token_hex(12)}"
+        pid_file = folder / "pid"
+        ends = pipes.make(folder)
+        options = ("-detach", "-bundle", str(folder), "-pid-file", str(pid_file), name)
+        try:
+            await runsc.start((*words, *options), ends=ends, log=folder / "log")
+        except BaseException:
+            await asyncio.shield(_swept(runsc, name))
+            raise
+        finally:
+            for end in ends:
+                os.close(end)
+        process = identity.identify(int(pid_file.read_text()))
+        if process is None:
+            await _swept(runsc, name)
+            raise RunscError(f"container {name} ended at once: {tail(folder / 'log')}")
+        made = cls(runsc, folder, name, process, generation)
+        made._write_down()
+        return made
+
+    def _write_down(self) -> None:
+        facts = {"pid": self.process.pid, "started": self.process.started}
+        said = {
+            "name": self.name,
+            "generation": self.generation,
+            "process": {**facts, "boot": self.process.boot},
+        }
+        partial = self.folder / f"{RECORD}.partial"
+        partial.write_text(json.dumps(said))
+        partial.rename(self.folder / RECORD)
+
+    async def _connected(self) -> GuestChannel:
+        async with self._dialling:
+            if self._channel is None:
+                try:
+                    channel = self._channel = await pipes.dial(self.folder)
+                except OSError as cause:
+                    raise GuestLostError(f"container {self.name} has ended: {cause}") from cause
+                await self._meet(channel)
+            return self._channel
+
+    async def _meet(self, channel: GuestChannel) -> None:
+        state = await channel.reset()
+        self._jobs = LiveJobs(state.jobs)
+        self._is_met = True
+        channel.on_event = self._told
+        token = secrets.token_bytes(_TOKEN_BYTES)
+        named = Identity(env_id=self.name, token=token, generation=self.generation)
+        await channel.sync(named)
+
+    def _told(self, event: guest_pb2.GuestEvent) -> None:
+        self._jobs.told(event)
+
+
+async def _swept(runsc: Runsc, name: str) -> None:
+    if name in await runsc.containers():
+        await runsc.end(name)

@@ -1,0 +1,174 @@
+"""Sandboxes as containers of gVisor, whose kernel in user space answers what they ask of one.
+
+Covered: no system call of an environment reaches the host's kernel; that kernel in user space has
+no network, no capability, no file but what a second process hands it, read only, and a filter on
+its own calls. Not covered: bugs that lead through both, CPU caches, neighbours' share of CPU, and
+memory, of which the commands of one environment together may take more than its slot says. So it is
+MODERATE: for templates that nobody vouches for, where no processor gives machines.
+"""
+
+import asyncio
+import fcntl
+import itertools
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from typing_extensions import override
+
+from etude.agent.workspace.protocol import Runner
+from etude.common.errors import UserError
+from etude.envserver import folders
+from etude.envserver.drivers import guest_grades
+from etude.envserver.drivers.base import (
+    Caps,
+    Driver,
+    DriverUnavailableError,
+    Outcome,
+    Sandbox,
+    SandboxError,
+    Start,
+    Strength,
+    Verification,
+)
+from etude.envserver.drivers.gvisor import roots, runsc
+from etude.envserver.drivers.gvisor.container import Container
+from etude.envserver.drivers.gvisor.runsc import Runsc, RunscError
+from etude.envserver.drivers.gvisor.sandbox import FOLDER, GvisorSandbox, Making, current
+from etude.envserver.drivers.sandbox import layout
+from etude.envserver.images.build import Image
+
+log = logging.getLogger(__name__)
+
+_CAPS = Caps(files=True, memory=True, freeze=False)
+_numbers = itertools.count()
+
+
+@dataclass(slots=True)
+class GvisorDriver(Driver):
+    """One unpacked root for each image of the pool's templates."""
+
+    scratch: Path
+    """Private folder of the node."""
+    images: Mapping[str, Image]
+    """What each template of the pool is made of, by the template's name."""
+    memory_mib: int
+    """How much the files of one environment may take."""
+    name: str = "gvisor"
+    strength: Strength = Strength.MODERATE
+    caps: Caps = _CAPS
+    begins: Start | None = None
+    leases: Path = field(init=False)
+    _runsc: Runsc = field(init=False)
+    _roots: dict[str, Path] = field(default_factory=dict)
+    """By the template's name."""
+    _places: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(2 * (os.cpu_count() or 1))
+    )
+    _lock: int = -1
+
+    def __post_init__(self) -> None:
+        self.leases = self.scratch / "leases"
+        self._runsc = Runsc(state=self.scratch / "runsc")
+
+    @override
+    async def start(self) -> None:
+        if self._lock >= 0:
+            return
+        self.leases.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(self.scratch / "lock")
+        try:
+            await self._end_orphans()
+            for name, image in self.images.items():
+                self._roots[name] = await roots.unpacked(image, self.scratch)
+            used = {image.address for image in self.images.values()}
+            await asyncio.to_thread(roots.prune, self.scratch, used)
+            await self._try_out()
+        except (SandboxError, UserError, OSError) as error:
+            await self.stop()
+            raise DriverUnavailableError(
+                f"gVisor does not run here: {error}", where=f"driver {self.name}", fix=runsc.FIX
+            ) from error
+
+    @override
+    async def stop(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    @override
+    def sandbox(self, folder: Path, runner: Runner, *, template: str) -> Sandbox:
+        begin = partial(self._begin, template)
+        making = Making(runsc=self._runsc, begin=begin, places=self._places)
+        return GvisorSandbox(folder, runner, making)
+
+    @override
+    async def verify(self, work: Verification) -> Outcome:
+        # No state file in it: a successor sweeps what a dead node left here.
+        folder = self.leases / f"grade-{next(_numbers)}"
+        folder.mkdir(mode=0o700)
+        try:
+            container = await self._begin(work.template, folder)
+            try:
+                return await guest_grades.fresh(container, work)
+            finally:
+                await container.destroy()
+        finally:
+            await asyncio.to_thread(folders.remove, folder)
+
+    @override
+    def is_repeatable(self, command: str) -> bool:
+        return layout.warm(command) is not None
+
+    async def _begin(self, template: str, folder: Path) -> Container:
+        root = self._roots.get(template)
+        if root is None:
+            raise RunscError(f"template {template!r} was not unpacked")
+        async with self._places:
+            return await Container.begun(self._runsc, folder, root, memory_mib=self.memory_mib)
+
+    async def _try_out(self) -> None:
+        """See that a container of the first image answers: that runsc is there proves nothing."""
+        folder = self.scratch / f"try-{next(_numbers)}"
+        folders.remove(folder)
+        folder.mkdir(mode=0o700)
+        try:
+            container = await self._begin(next(iter(self._roots)), folder)
+            await container.destroy()
+        finally:
+            await asyncio.to_thread(folders.remove, folder)
+
+    async def _end_orphans(self) -> None:
+        """End the containers that no lease knows, of an earlier process that died meanwhile."""
+        known = set[str]()
+        for lease in self.leases.iterdir():
+            if name := current(lease):
+                found = Container.found(self._runsc, lease / FOLDER / name)
+                known |= {found.name} if found is not None else set()
+        orphans = [name for name in await self._runsc.containers() if name not in known]
+        for name in orphans:
+            await self._runsc.end(name)
+        if orphans:
+            log.warning("ended %d containers that were nobody's", len(orphans))
+
+
+def _locked(path: Path) -> int:
+    """A lock on the folder that ends with this process.
+
+    Raises:
+        DriverUnavailableError: another process has it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as cause:
+        os.close(descriptor)
+        raise DriverUnavailableError(
+            "another node daemon uses this scratch folder",
+            where=str(path.parent),
+            fix="give each node a folder of its own (ETUDE_SCRATCH), or end the other one",
+        ) from cause
+    return descriptor

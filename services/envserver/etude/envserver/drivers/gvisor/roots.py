@@ -1,0 +1,40 @@
+"""Roots of images as folders of the host, unpacked once."""
+
+import asyncio
+import functools
+import shutil
+from pathlib import Path
+
+from etude.envserver.images import programs
+from etude.envserver.images.build import Image
+from etude.envserver.images.cache import Cache
+
+_LIMIT_S = 900.0
+
+
+async def unpacked(image: Image, scratch: Path) -> Path:
+    """The folder of an image's root; nobody may write to it.
+
+    Raises:
+        UserError: unsquashfs is missing or failed.
+    """
+    cache = Cache(scratch / "roots")
+    build = functools.partial(_unpack, image)
+    entry = await asyncio.to_thread(cache.entry, "root", image.address, build)
+    return entry / "root"
+
+
+def prune(scratch: Path, used: set[str]) -> None:
+    """Remove the roots of images that no template names any more."""
+    for entry in Cache(scratch / "roots").entries("root"):
+        if entry.name not in used:
+            shutil.rmtree(entry)
+
+
+def _unpack(image: Image, folder: Path) -> None:
+    words = ("unsquashfs", "-no-progress", "-quiet", "-dest", str(folder / "root"), str(image.root))
+    programs.run(words, what="root", cwd=folder, timeout_s=_LIMIT_S)
+    for name in ("tests", "logs", "var/tmp"):
+        (folder / "root" / name).mkdir(parents=True, exist_ok=True)
+    # Also where the umask says otherwise; the folders above it are root's alone.
+    (folder / "root").chmod(0o755)

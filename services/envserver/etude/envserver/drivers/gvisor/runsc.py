@@ -1,0 +1,165 @@
+"""The program runsc: which one it is, and its commands."""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from etude.envserver.drivers.base import SandboxError
+
+PROGRAM = "runsc"
+OLDEST = 20240101
+"""Releases before it refuse statx with AT_NO_AUTOMOUNT: ls and stat of GNU coreutils 9 fail."""
+LIMIT_S = 120.0
+"""A command takes 0.1 s, and 0.5 to 2 s where gigabytes are saved or the host is busy."""
+FIX = "install gVisor of 2024 or newer on the node (make system-deps), or set another driver"
+_DATE = re.compile(r"^runsc version \D*(?:\d\.\d~)?(\d{8})", re.MULTILINE)
+_MAX_TOLD = 2_000
+
+
+class RunscError(SandboxError):
+    """runsc did not do what it was told."""
+
+    reason = "SandboxFailed"
+
+
+def refused(said: str) -> str:
+    """Why a program that says this of its version is not used; empty if it is. Pure."""
+    found = _DATE.search(said)
+    if found is None:
+        return f"it says {said[:100]!r} of its version, and no date"
+    if int(found[1]) < OLDEST:
+        return (
+            f"its release of {found[1]} refuses calls that ls and stat of GNU coreutils 9 make;"
+            f" {OLDEST} or newer is needed (make system-deps)"
+        )
+    return ""
+
+
+async def version() -> str:
+    """What the installed program says.
+
+    Raises:
+        RunscError: there is none, it is too old, or this process may not use it.
+    """
+    if os.geteuid() != 0:
+        raise RunscError("containers of gVisor are made by root only")
+    if shutil.which(PROGRAM) is None:
+        raise RunscError(f"{PROGRAM} is not installed")
+    said = await _output((PROGRAM, "--version"))
+    if why := refused(said):
+        raise RunscError(f"{PROGRAM} is not used: {why}")
+    return said.partition("\n")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runsc:
+    """Commands to the containers of one state folder."""
+
+    state: Path
+    _flags: tuple[str, ...] = field(
+        default=(
+            "--platform=systrap",
+            "--network=none",
+            # The image is read only; what changes is in memory, and so in checkpoints.
+            "--overlay2=root:memory",
+            # The kernel in user space opens no file of the host itself: it asks a second process.
+            "--directfs=false",
+            "--host-uds=none",
+            "--host-fifo=none",
+            # A node in a Pod has no say over them.
+            "--ignore-cgroups",
+        )
+    )
+
+    async def start(self, words: Sequence[str], *, ends: tuple[int, int], log: Path) -> None:
+        """Run or restore a container, which outlives the command and this process.
+
+        Args:
+            words: the command.
+            ends: standard input and output of the container's first process.
+            log: gets what the command and the container's standard error say.
+
+        Raises:
+            RunscError: it failed; the message has the last words.
+        """
+        with log.open("wb") as file:
+            process = await asyncio.create_subprocess_exec(
+                *self._words(words),
+                stdin=ends[0],
+                stdout=ends[1],
+                stderr=file,
+                start_new_session=True,
+            )
+            code = await _ended(process, words[0])
+        if code != 0:
+            raise RunscError(f"runsc {words[0]} failed: {tail(log)}")
+
+    async def call(self, *words: str) -> str:
+        """Run a command and answer what it prints.
+
+        Raises:
+            RunscError: it failed.
+        """
+        return await _output(self._words(words))
+
+    async def containers(self) -> list[str]:
+        """The ids of all that there are.
+
+        Raises:
+            RunscError: it cannot tell.
+        """
+        if not self.state.is_dir():
+            return []
+        said = await self.call("list", "-format=json")
+        return [str(each["id"]) for each in json.loads(said or "null") or ()]
+
+    async def end(self, container: str) -> None:
+        """End a container; safe to repeat.
+
+        Raises:
+            RunscError: it stays.
+        """
+        await self.call("delete", "--force", container)
+
+    def _words(self, words: Sequence[str]) -> tuple[str, ...]:
+        return (PROGRAM, "--root", str(self.state), *self._flags, *words)
+
+
+def tail(log: Path) -> str:
+    """The last words in a log."""
+    return log.read_bytes()[-_MAX_TOLD:].decode(errors="replace").strip()
+
+
+async def _output(words: Sequence[str]) -> str:
+    process = await asyncio.create_subprocess_exec(
+        *words,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            out, err = await process.communicate()
+    except TimeoutError as cause:
+        process.kill()
+        await process.wait()
+        raise RunscError(f"{words[0]} did not end in {LIMIT_S:.0f} s") from cause
+    if process.returncode != 0:
+        told = err[-_MAX_TOLD:].decode(errors="replace").strip()
+        raise RunscError(f"{' '.join(words[-2:])} failed: {told}")
+    return out.decode(errors="replace")
+
+
+async def _ended(process: asyncio.subprocess.Process, what: str) -> int:
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            return await process.wait()
+    except TimeoutError as cause:
+        process.kill()
+        await process.wait()
+        raise RunscError(f"runsc {what} did not end in {LIMIT_S:.0f} s") from cause

@@ -1,0 +1,214 @@
+"""The sandbox of one lease as a container of gVisor.
+
+lease/gvisor/current        names the container's folder, and is written once it runs
+            /<name>/        a container: its bundle, its pipes, its record
+            /paused/        a checkpoint, while the lease waits on the disk
+"""
+
+import asyncio
+import secrets
+import shutil
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from typing_extensions import override
+
+from etude.agent.workspace import FolderNotes, Workspace, notes
+from etude.agent.workspace.protocol import HOME, Runner
+from etude.common.errors import crossing
+from etude.envserver.drivers import by_jobs, guest_grades
+from etude.envserver.drivers.base import Begun, Outcome, Sandbox, SandboxError, Saved, Start
+from etude.envserver.drivers.gvisor import checkpoints
+from etude.envserver.drivers.gvisor.container import CONFIG, Container
+from etude.envserver.drivers.gvisor.runsc import Runsc
+from etude.envserver.drivers.programs import Program, RunningProgram
+from etude.envserver.folders import FolderContent, Limits
+from etude.envserver.guest import contents
+from etude.envserver.guest.commands import GuestCommands
+from etude.envserver.guest.jobs import GuestJobs
+from etude.envserver.guest.placing import place
+from etude.envserver.guest.workspace import GuestWorkspace
+from etude.envserver.trees import Tree
+
+FOLDER, CURRENT, PAUSED = "gvisor", "current", "paused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Making:
+    """How containers of one template come to be."""
+
+    runsc: Runsc
+    begin: Callable[[Path], Awaitable[Container]]
+    """In an empty folder."""
+    places: asyncio.Semaphore
+    """Of the node, for what takes a core."""
+
+
+class GvisorSandbox(Sandbox):
+    """A container that is made when the first call comes."""
+
+    def __init__(self, lease: Path, runner: Runner, making: Making) -> None:
+        """Nothing is started; what an earlier process began is found.
+
+        Raises:
+            SandboxError: it has ended.
+        """
+        self._lease, self._folder = lease, lease / FOLDER
+        self._runner, self._making = runner, making
+        self._notes = FolderNotes(lease / notes.FOLDER)
+        self._jobs: GuestJobs | None = None
+        self._begun: Begun | None = None
+        self._generation = 1
+        self._container = self._found()
+
+    def _found(self) -> Container | None:
+        name = current(self._lease)
+        found = name and Container.found(self._making.runsc, self._folder / name)
+        if found and found.is_lost:
+            if not (self._folder / PAUSED).exists():
+                raise SandboxError(f"the container of lease {self._lease.name} has ended")
+            return None
+        return found or None
+
+    @property
+    @override
+    def workspace(self) -> Workspace:  # type: ignore[override] # read only, and once there is one
+        container = self._running
+        if self._jobs is None or self._jobs.channel is not container:
+            self._jobs = GuestJobs(channel=container, has_others=lambda: container.has_jobs)
+        return GuestWorkspace(container, self._runner, notes=self._notes, jobs=self._jobs)
+
+    @property
+    @override
+    def has_begun(self) -> bool:
+        return bool(current(self._lease)) or (self._folder / PAUSED).exists()
+
+    @property
+    @override
+    def begun(self) -> Begun | None:
+        return self._begun
+
+    @property
+    @override
+    def is_whole(self) -> bool:
+        return self._container is None or not self._container.is_lost
+
+    @override
+    async def begin(self, tree: Tree) -> None:
+        asked_s = time.monotonic()
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        container = await self._making.begin(self._new_folder())
+        try:
+            await place(container, tree, root=HOME)
+        except BaseException:
+            await container.destroy()
+            raise
+        await self._become(container)
+        self._begun = Begun(Start.SPAWN, time.monotonic() - asked_s)
+
+    @override
+    async def run(self, command: str, timeout_s: float) -> Outcome:
+        done = await GuestCommands(channel=self._running).run(command, timeout_s)
+        return guest_grades.outcome(done)
+
+    @override
+    async def content(self, limits: Limits) -> FolderContent:
+        return await contents.content(self._running, limits)
+
+    @override
+    async def start(self, program: Program) -> RunningProgram:
+        return await by_jobs.started(self.workspace.jobs, program)
+
+    @override
+    async def save(self, folder: Path, limits: Limits) -> Saved:
+        container = self._running
+        with crossing(SandboxError, f"saving {self._folder}"):
+            async with self._making.places:
+                await container.checkpoint(folder / checkpoints.IMAGE)
+            config = container.config
+            return await asyncio.to_thread(checkpoints.sealed, folder, config, self._lease, limits)
+
+    @override
+    async def restore(self, folder: Path, saved: Saved) -> None:
+        with crossing(SandboxError, f"restoring {self._folder}"):
+            await asyncio.to_thread(checkpoints.prepare, folder, self._lease, saved)
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            container = await self._restored(folder)
+            # Only now can nothing be wrong any more with what was saved.
+            await self._become(container)
+            await asyncio.to_thread(checkpoints.replace_notes, self._lease)
+
+    @override
+    async def pause(self) -> None:
+        container = self._container
+        if container is None:
+            return
+        partial, paused = self._folder / "paused.partial", self._folder / PAUSED
+        with crossing(SandboxError, f"pausing {self._folder}"):
+            for each in (partial, paused):
+                checkpoints.remove(each)
+            partial.mkdir(mode=0o700)
+            async with self._making.places:
+                await container.checkpoint(partial / checkpoints.IMAGE)
+            (partial / CONFIG).write_bytes(container.config)
+            partial.rename(paused)
+            self._container, self._jobs = None, None
+            await container.destroy()
+
+    @override
+    async def resume(self) -> None:
+        paused = self._folder / PAUSED
+        if self._container is not None or not paused.exists():
+            return
+        with crossing(SandboxError, f"resuming {self._folder}"):
+            await self._become(await self._restored(paused))
+            checkpoints.remove(paused)
+
+    @override
+    async def close(self) -> None:
+        container, self._container, self._jobs = self._container, None, None
+        if container is not None:
+            await container.destroy()
+
+    async def _restored(self, saved: Path) -> Container:
+        self._generation += 1
+        config = (saved / CONFIG).read_bytes()
+        async with self._making.places:
+            return await Container.restored(
+                self._making.runsc,
+                self._new_folder(),
+                saved / checkpoints.IMAGE,
+                config=config,
+                generation=self._generation,
+            )
+
+    async def _become(self, container: Container) -> None:
+        """Let this be the lease's container, in place of the one that it had."""
+        former, self._container, self._jobs = self._container, container, None
+        partial = self._folder / f"{CURRENT}.partial"
+        partial.write_text(container.folder.name)
+        partial.rename(self._folder / CURRENT)
+        if former is not None:
+            await former.destroy()
+            await asyncio.to_thread(shutil.rmtree, former.folder)
+
+    def _new_folder(self) -> Path:
+        folder = self._folder / secrets.token_hex(4)
+        folder.mkdir(mode=0o700)
+        return folder
+
+    @property
+    def _running(self) -> Container:
+        if self._container is None:
+            raise SandboxError("the container of this lease has ended")
+        return self._container
+
+
+def current(lease: Path) -> str:
+    """The name of the folder of a lease's container; empty if it has none."""
+    try:
+        return (lease / FOLDER / CURRENT).read_text()
+    except FileNotFoundError:
+        return ""
