@@ -62,8 +62,15 @@ EXAMPLES = {
         "etude env exec --env COLOUR=blue cli-4f sh -c 'cat > notes.txt' < notes.txt",
     ),
     "env shell": ("etude env shell cli-4f", "etude env shell --cwd src cli-4f"),
-    "env snapshot": ("etude env snapshot cli-4f before", "etude env snapshot cli-4f step-2"),
+    "env snapshot": (
+        "etude env snapshot cli-4f before",
+        "etude env snapshot cli-4f step-2 --share",
+    ),
     "env rollback": ("etude env rollback cli-4f before", "etude env rollback cli-4f step-2"),
+    "env restore": (
+        "etude env restore cli-7a cli-4f-before@0a1b2c",
+        'etude env restore cli-7a "$(etude env snapshot cli-4f step-2 --share)"',
+    ),
     "env fork": ("etude env fork cli-4f", "etude env fork cli-4f --count 4"),
     "env rm": ("etude env rm cli-4f", "etude env rm cli-4f cli-7a"),
     "verify": (

@@ -239,6 +239,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
         "templates": [{"name": "python", "trust": "Trusted"}],
         "isolation": {"minimum": "Process"},
         "slotsPerReplica": 8,
+        "snapshotsUri": (made.folder / "shared").as_uri(),
     }
     pool = {"name": "demo-repos", "uid": "u", "spec": spec}
     (made.folder / "pool.json").write_text(json.dumps(pool))

@@ -173,6 +173,30 @@ def test_an_environment_goes_back_to_what_was_saved(etude: Etude, name: str) -> 
     assert (missing.returncode, "[NotFound]" in missing.stderr) == (3, True)
 
 
+def test_an_environment_becomes_what_was_shared_of_another_that_is_gone(
+    etude: Etude, processes: Processes, name: str
+) -> None:
+    place = ("create", processes.broker, "--template", "python")
+    lost = etude(*place).stdout.strip()
+    etude("exec", lost, "sh", "-c", "echo one > f")
+    saved = etude("snapshot", lost, "before", "--share")
+    assert saved.returncode == 0, saved.stderr
+    assert etude("rm", lost).returncode == 0
+
+    assert etude("restore", name, saved.stdout.strip()).returncode == 0
+
+    assert etude("exec", name, "cat", "f").stdout == "one\n"
+    others = {
+        saved.stdout.strip()[:-1] + "-": "[Corrupt]",
+        f"{lost}-other@00": "[NotFound]",
+        "before": "[Usage]",
+    }
+    for wrong, reason in others.items():
+        refused = etude("restore", name, wrong)
+        assert reason in refused.stderr
+        assert refused.returncode in {2, 3, 4}
+
+
 def test_forks_begin_as_their_parent_is_and_go_on_apart(etude: Etude, name: str) -> None:
     etude("exec", name, "sh", "-c", "echo parent > f")
 
@@ -297,7 +321,7 @@ def test_a_command_that_takes_too_long_is_ended_and_said_so(etude: Etude, name: 
 
 
 @pytest.mark.parametrize(
-    "verb", ["create", "ls", "exec", "shell", "snapshot", "rollback", "fork", "rm"]
+    "verb", ["create", "ls", "exec", "shell", "snapshot", "rollback", "restore", "fork", "rm"]
 )
 def test_every_verb_shows_two_examples(etude: Etude, verb: str) -> None:
     assert etude(verb, "--help").stdout.count(f"etude env {verb}") == 2

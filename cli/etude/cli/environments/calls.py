@@ -41,6 +41,7 @@ _REASONS = {
     ),
     grpc.StatusCode.FAILED_PRECONDITION: ("FailedPrecondition", "put right what it says"),
     grpc.StatusCode.ALREADY_EXISTS: ("Conflict", "take another name"),
+    grpc.StatusCode.DATA_LOSS: ("Corrupt", "take another snapshot, or begin anew"),
     grpc.StatusCode.INVALID_ARGUMENT: ("InvalidArgument", "put right what it says"),
 }
 
@@ -121,6 +122,43 @@ async def snapshot(environment: Environment, name: str) -> int:
         stub = environment_state_pb2_grpc.EnvStateServiceStub(channel)
         with explained(f"environment {environment.name}"):
             return (await stub.Snapshot(request, timeout=_STATE_S)).size_bytes
+
+
+async def share(environment: Environment, name: str) -> str:
+    """Put a snapshot where it outlives its node; what restore() takes for it."""
+    snapshot_id = saved_as(environment, name)
+    request = environment_state_pb2.ShareRequest(**_key(environment), snapshot_id=snapshot_id)
+    async with channels.dial(environment.lease.endpoint) as channel:
+        stub = environment_state_pb2_grpc.EnvStateServiceStub(channel)
+        with explained(f"environment {environment.name}"):
+            shared = await stub.Share(request, timeout=_STATE_S)
+    return f"{snapshot_id}@{shared.digest}"
+
+
+async def restore(environment: Environment, reference: str) -> None:
+    """Make an environment what was shared of one, which may be lost by now.
+
+    Raises:
+        UserError: nothing was shared under this name, or it is of something else.
+    """
+    shared, at, digest = reference.rpartition("@")
+    if not at:
+        fix = "give what etude env snapshot --share printed"
+        raise UserError(Problem("Usage", "is no shared snapshot", reference, fix))
+    request = environment_state_pb2.FetchRequest(
+        **_key(environment),
+        snapshot_id=saved_as(environment, f"from-{uuid.uuid4().hex[:12]}"),
+        shared_snapshot_id=shared,
+        digest=digest,
+    )
+    async with channels.dial(environment.lease.endpoint) as channel:
+        stub = environment_state_pb2_grpc.EnvStateServiceStub(channel)
+        with explained(f"environment {environment.name}"):
+            await stub.Fetch(request, timeout=_STATE_S)
+            back = environment_state_pb2.RollbackRequest(
+                **_key(environment), snapshot_id=request.snapshot_id
+            )
+            await stub.Rollback(back, timeout=_STATE_S)
 
 
 async def rollback(environment: Environment, name: str) -> None:

@@ -134,6 +134,13 @@ def snapshot(
     snapshot_id: Annotated[
         str, typer.Argument(metavar="SNAPSHOT", help="Its name: small letters, digits, dashes.")
     ],
+    *,
+    share: Annotated[
+        bool,
+        typer.Option(
+            "--share", help="Keep it in the pool's store too, and print what restore takes."
+        ),
+    ] = False,
 ) -> None:
     """Save an environment, which goes on; rollback puts it back."""
     from etude.cli.environments import calls
@@ -141,6 +148,8 @@ def snapshot(
     environment = _own(name)
     size = asyncio.run(calls.snapshot(environment, snapshot_id))
     say(f"saved {environment.name} as {snapshot_id}, {size} bytes")
+    if share:
+        console().print(asyncio.run(calls.share(environment, snapshot_id)), soft_wrap=True)
 
 
 @app.command(epilog=epilog("env rollback"))
@@ -154,6 +163,22 @@ def rollback(
     environment = _own(name)
     asyncio.run(calls.rollback(environment, snapshot_id))
     say(f"{environment.name} is as it was at {snapshot_id}")
+
+
+@app.command(epilog=epilog("env restore"))
+def restore(
+    name: Name,
+    shared: Annotated[str, typer.Argument(metavar="SHARED", help="What snapshot --share printed.")],
+) -> None:
+    """Make an environment what was shared of another, which may be gone with its node.
+
+    Both need the same template and first files.
+    """
+    from etude.cli.environments import calls
+
+    environment = _own(name)
+    asyncio.run(calls.restore(environment, shared))
+    say(f"{environment.name} is what was shared")
 
 
 @app.command(epilog=epilog("env fork"))
