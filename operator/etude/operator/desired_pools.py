@@ -1,7 +1,9 @@
 """What should exist for a pool: a pure function from it to its children."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
+from decimal import Decimal
 
 from etude.common.api.kinds import EnvPool
 from etude.common.api.placement import Toleration
@@ -10,7 +12,7 @@ from etude.common.files import ResolvedPool
 from etude.operator import names
 from etude.operator.desired import COMMANDS, PORTS, Platform, brokers, json_text, traces
 from etude.operator.desired_edge import edge_children
-from etude.operator.manifests import Manifest, stamped
+from etude.operator.manifests import Manifest, quantity, stamped
 from etude.operator.pods import POD_INDEX, SPEC_FOLDER, Plan, base_env, env, field_env, pod_spec
 from etude.operator.workloads import head, service, stateful_set
 
@@ -108,10 +110,21 @@ def _placed(plan: Plan, pool: EnvPool) -> Plan:
     siblings = {names.POOL: pool.metadata.name, names.ROLE: names.NODE}
     return replace(
         plan,
+        cpu=_cpu(pool),
         node_selector=placement.node_selector,
         tolerations=[_toleration(each) for each in placement.tolerations],
         apart_from=siblings if placement.one_per_machine else None,
     )
+
+
+def _cpu(pool: EnvPool) -> str | None:
+    """What a node requests for all of its slots."""
+    slot = pool.spec.slot
+    if slot.cpu is None:
+        return None
+    cores = quantity(slot.cpu)
+    assert isinstance(cores, Decimal), slot.cpu  # noqa: S101 - the schema admits nothing else
+    return f"{math.ceil(1000 * cores * pool.spec.slots_per_replica)}m"
 
 
 def _toleration(toleration: Toleration) -> Manifest:

@@ -171,6 +171,20 @@ def test_nodes_run_where_their_pool_says_and_brokers_anywhere(
     assert not {"nodeSelector", "affinity"} & pod(made["StatefulSet", "repos-broker"]).keys()
 
 
+@pytest.mark.parametrize(
+    ("cpu", "slots", "requested"),
+    [("50m", 64, "3200m"), ("0.25", 4, "1000m"), ("0.0001", 3, "1m"), ("2", 1, "2000m")],
+)
+def test_a_node_requests_the_cpu_of_all_its_slots(
+    pool: EnvPool, platform: Platform, cpu: str, slots: int, requested: str
+) -> None:
+    made = children(pool, platform, slot={"cpu": cpu}, slotsPerReplica=slots)
+    (container,) = pod(made["Pod", "repos-node-0"])["containers"]
+    assert container["resources"] == {"requests": {"cpu": requested}}
+    (container,) = pod(made["StatefulSet", "repos-broker"])["containers"]
+    assert "resources" not in container
+
+
 def test_an_edge_is_one_pod_behind_a_service_and_reads_its_keys_from_a_secret(
     pool: EnvPool, platform: Platform
 ) -> None:
@@ -247,3 +261,27 @@ def test_a_toleration_that_kubernetes_would_refuse_is_refused_first(
     spec = {**pool.spec.to_json(), "placement": {"tolerations": [toleration]}}
     with pytest.raises(ValueError, match="toleration"):
         EnvPoolSpec.model_validate(spec)
+
+
+def test_nodes_alone_have_the_credentials_that_egress_rules_name(
+    pool: EnvPool, platform: Platform
+) -> None:
+    credential = {"secretRef": {"name": "tokens"}, "key": "shop"}
+    rules = [
+        {"name": name, "host": f"{name}.example.com", "mode": "Https", "credential": credential}
+        for name in ("a", "b")
+    ]
+    made = children(pool, platform, network={"egress": "Custom", "rules": rules})
+    node, broker = made["Pod", "repos-node-0"], made["StatefulSet", "repos-broker"]
+
+    (volume,) = [each for each in pod(node)["volumes"] if each["name"] == "egress"]
+    items = [{"key": "shop", "path": "tokens/shop"}]
+    assert volume["projected"]["sources"] == [{"secret": {"name": "tokens", "items": items}}]
+    assert variables(node)["ETUDE_EGRESS_SECRETS"] == "/etc/etude-egress"
+    assert "ETUDE_EGRESS_SECRETS" not in variables(broker)
+    assert all(each["name"] != "egress" for each in pod(broker)["volumes"])
+
+
+def test_a_pool_without_credentials_mounts_none(pool: EnvPool, platform: Platform) -> None:
+    node = children(pool, platform)["Pod", "repos-node-0"]
+    assert all(each["name"] != "egress" for each in pod(node)["volumes"])

@@ -11,6 +11,7 @@ import grpc
 
 from etude.common import sharding
 from etude.envserver.node import warmth
+from etude.envserver.node.ahead import NOTHING, Ahead
 from etude.envserver.node.node import Node
 from etude.envserver.node.terms import ISOLATION
 from etude.v1 import environments_pb2, environments_pb2_grpc
@@ -37,6 +38,8 @@ class Heartbeat:
     """Of the pool, in their order."""
     node_id: str
     draining: bool = False
+    ahead: Ahead = NOTHING
+    """What its pool has it keep ready."""
     _warm: dict[int, Sequence[environments_pb2.WarmTarget]] = field(
         default_factory=dict, init=False
     )
@@ -75,7 +78,8 @@ class Heartbeat:
         beats = (self._beat(index, share, len(held)) for index, share in enumerate(shares))
         await asyncio.gather(*beats)
         ready, awaited = self.node.driver.readiness(), self.node.starts.awaited()
-        self.node.driver.keep_warm(warmth.wanted(self._warm.values(), ready, awaited))
+        wanted = warmth.wanted(self._warm.values(), ready, awaited, self.ahead)
+        self.node.driver.keep_warm(wanted)
 
     async def _beat(
         self, index: int, held: Sequence[environments_pb2.HeldLease], num_held: int

@@ -12,6 +12,7 @@ from etude.envserver.drivers.base import Driver, DriverUnavailableError
 from etude.envserver.drivers.selection import Place, selected
 from etude.envserver.node.access_service import AccessService
 from etude.envserver.node.admission import admission
+from etude.envserver.node.ahead import Ahead, ahead
 from etude.envserver.node.grading import Grader
 from etude.envserver.node.heartbeat import MAX_BACKOFF_MS, Heartbeat
 from etude.envserver.node.node import Node
@@ -52,7 +53,8 @@ async def serve(settings: NodeSettings) -> None:
     held, removed = await node.take_over()
     log.info("took over %d leases, removed %d folders", held, removed)
     try:
-        await _serve(node, driver, settings, _shelf(pool, driver))
+        kept = ahead(pool.spec, driver)
+        await _serve(node, settings, _shelf(pool, driver), kept)
     finally:
         await driver.stop()
         provider.shutdown()
@@ -87,14 +89,14 @@ def _shelf(pool: ResolvedPool, driver: Driver) -> Shelf | None:
     return Shelf(files.store_for(uri, pool.spec.store or StoreAccess()), driver)
 
 
-async def _serve(node: Node, driver: Driver, settings: NodeSettings, shelf: Shelf | None) -> None:
+async def _serve(node: Node, settings: NodeSettings, shelf: Shelf | None, kept: Ahead) -> None:
     names = (
         environments_pb2.DESCRIPTOR.services_by_name["EnvNodeService"].full_name,
         environment_access_pb2.DESCRIPTOR.services_by_name["EnvAccessService"].full_name,
         environment_state_pb2.DESCRIPTOR.services_by_name["EnvStateService"].full_name,
     )
     server = serving.Server(names, settings.server.host, settings.server.port)
-    service = NodeService(node, Grader(driver, node.cache))
+    service = NodeService(node, Grader(node.driver, node.cache))
     environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(service, server.grpc_server)
     environment_access_pb2_grpc.add_EnvAccessServiceServicer_to_server(
         AccessService(node), server.grpc_server
@@ -112,7 +114,7 @@ async def _serve(node: Node, driver: Driver, settings: NodeSettings, shelf: Shel
             channel = channels.dial(target, max_backoff_ms=MAX_BACKOFF_MS)
             await stack.enter_async_context(channel)
             brokers.append(environments_pb2_grpc.EnvBrokerServiceStub(channel))
-        heartbeat = Heartbeat(node, brokers, settings.server.pod)
+        heartbeat = Heartbeat(node, brokers, settings.server.pod, ahead=kept)
         with serving.shutdown_signals(stop):
             await probes.start()
             await server.start()

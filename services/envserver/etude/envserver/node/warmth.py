@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from etude.envserver.drivers.base import Readiness, Warmth
+from etude.envserver.node.ahead import NOTHING, Ahead
 from etude.v1 import environments_pb2
 
 
@@ -36,21 +37,30 @@ def wanted(
     orders: Iterable[Sequence[environments_pb2.WarmTarget]],
     readiness: Readiness,
     awaited: Mapping[str, int],
+    ahead: Ahead = NOTHING,
 ) -> list[Warmth]:
     """What all brokers together want, and what is kept for leases that they have granted.
 
     Each broker speaks for the runs of its own shard, and of environments that it has yet to grant:
-    those that were granted and are yet to begin find what was made ready for them.
+    those that were granted and are yet to begin find what was made ready for them. What the pool
+    keeps ready anyway is within what they want, or the rest of it comes on top.
     """
     paused, shells = Counter[str](), Counter[str]()
     for targets in orders:
         for target in targets:
             paused[target.template] += target.paused_clones
             shells[target.template] += target.shells
+    for template, least in ahead.paused.items():
+        paused[template] = max(paused[template], least)
     for each in readiness.templates:
+        shells[each.template] = max(shells[each.template], ahead.shells)
         paused[each.template] += min(each.paused_clones, awaited.get(each.template, 0))
     return [
-        Warmth(template=template, paused_clones=paused[template], shells=shells[template])
+        Warmth(
+            template=template,
+            paused_clones=paused[template],
+            shells=min(shells[template], ahead.max_shells),
+        )
         for template in sorted({*paused, *shells})
         if paused[template] or shells[template]
     ]

@@ -1,0 +1,28 @@
+"""How much of each template a node keeps half started."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from etude.common.api.meta import Model, Rule
+
+MAX_SHELLS = 64
+
+
+class Warm(Model):
+    """Machines that wait for a template to take up, of each template."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.shellsPerReplica <= self.maxShellsPerReplica",
+            holds=lambda s: s.shells_per_replica <= s.max_shells_per_replica,
+            message="shellsPerReplica must be at most maxShellsPerReplica",
+            fix="raise maxShellsPerReplica, or lower shellsPerReplica",
+            field_path=".shellsPerReplica",
+        ),
+    )
+
+    shells_per_replica: Annotated[int, Field(ge=0, le=MAX_SHELLS)] = 0
+    """What a node keeps also when nobody asked for long; each takes about 15 MiB."""
+    max_shells_per_replica: Annotated[int, Field(ge=0, le=MAX_SHELLS)] = MAX_SHELLS
+    """How far starts that found nothing ready may raise that."""
