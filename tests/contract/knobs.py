@@ -35,7 +35,7 @@ EGRESS_RULE = {
     "methods": f"{EGRESS} each",
     "paths": f"{EGRESS} each",
     "credential.header": f"{EGRESS} given",
-    "credential.secretRef.name": f"{EGRESS} secret_ref",
+    "credential.secretRef.name": f"{OPERATOR}.desired_pools secret_ref",
     "credential.key": f"{EGRESS} given",
 }
 POOL = {

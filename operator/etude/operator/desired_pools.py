@@ -13,7 +13,16 @@ from etude.operator import names
 from etude.operator.desired import COMMANDS, PORTS, Platform, brokers, json_text, traces
 from etude.operator.desired_edge import edge_children
 from etude.operator.manifests import Manifest, quantity, stamped
-from etude.operator.pods import POD_INDEX, SPEC_FOLDER, Plan, base_env, env, field_env, pod_spec
+from etude.operator.pods import (
+    EGRESS_FOLDER,
+    POD_INDEX,
+    SPEC_FOLDER,
+    Plan,
+    base_env,
+    env,
+    field_env,
+    pod_spec,
+)
 from etude.operator.workloads import head, service, stateful_set
 
 ENVSERVER = "envserver"
@@ -84,6 +93,7 @@ def _pool_plan(pool: EnvPool, role: str, images: Mapping[str, str], platform: Pl
             field_env("ETUDE_POD_IP", "status.podIP"),
             env("ETUDE_ADVERTISE", f"$(ETUDE_POD_IP):{PORTS[names.NODE]['grpc']}"),
             _broker_target(pool),
+            *_egress_folder(pool),
         ]
     elif pool.spec.brokers > 1:
         variables += [
@@ -101,7 +111,18 @@ def _pool_plan(pool: EnvPool, role: str, images: Mapping[str, str], platform: Pl
         secret=secret.name if secret is not None else None,
         seccomp_profile=platform.node_seccomp_profile if role == names.NODE else None,
         devices=_devices(pool, role, platform),
+        egress_secrets=_egress_secrets(pool) if role == names.NODE else (),
     )
+
+
+def _egress_secrets(pool: EnvPool) -> list[tuple[str, str]]:
+    """What nodes add to requests of environments: names and keys of Secrets, each once."""
+    given = [rule.credential for rule in pool.spec.network.listed if rule.credential is not None]
+    return sorted({(each.secret_ref.name, each.key) for each in given})
+
+
+def _egress_folder(pool: EnvPool) -> list[Manifest]:
+    return [env("ETUDE_EGRESS_SECRETS", EGRESS_FOLDER)] if _egress_secrets(pool) else []
 
 
 def _placed(plan: Plan, pool: EnvPool) -> Plan:

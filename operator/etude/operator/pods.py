@@ -10,6 +10,7 @@ PROBE_PORT = 8080
 SPEC_FOLDER = "/etc/etude"
 SCRATCH_FOLDER = "/scratch"
 KEYS_FOLDER = "/etc/etude-keys"
+EGRESS_FOLDER = "/etc/etude-egress"
 USER_ID = 10_001
 POD_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 """Where Kubernetes says which pod of its StatefulSet one is."""
@@ -46,6 +47,8 @@ class Plan:
     """Resources of device plugins, one of each."""
     keys_secret: str | None = None
     """Secret whose entry `keys` is a file in KEYS_FOLDER."""
+    egress_secrets: Sequence[tuple[str, str]] = ()
+    """Names and keys of Secrets, each a file NAME/KEY in EGRESS_FOLDER."""
     tolerations: Sequence[Manifest] = ()
     apart_from: Mapping[str, str] | None = None
     """Labels of pods that it shares no machine with."""
@@ -198,6 +201,8 @@ def _mounts(plan: Plan) -> dict[str, str]:
         mounts["spec"] = SPEC_FOLDER
     if plan.keys_secret is not None:
         mounts["keys"] = KEYS_FOLDER
+    if plan.egress_secrets:
+        mounts["egress"] = EGRESS_FOLDER
     if plan.shared_memory:
         mounts["shm"] = "/dev/shm"  # noqa: S108 - its own
     return mounts
@@ -205,7 +210,7 @@ def _mounts(plan: Plan) -> dict[str, str]:
 
 def _mount(name: str, path: str) -> Manifest:
     mount: Manifest = {"name": name, "mountPath": path}
-    return mount | {"readOnly": True} if name in {"spec", "keys"} else mount
+    return mount | {"readOnly": True} if name in {"spec", "keys", "egress"} else mount
 
 
 def _volume(name: str, plan: Plan) -> Manifest:
@@ -215,6 +220,12 @@ def _volume(name: str, plan: Plan) -> Manifest:
         case "keys":
             items = [{"key": "keys", "path": "keys"}]
             return {"name": name, "secret": {"secretName": plan.keys_secret, "items": items}}
+        case "egress":
+            sources = [
+                {"secret": {"name": secret, "items": [{"key": key, "path": f"{secret}/{key}"}]}}
+                for secret, key in plan.egress_secrets
+            ]
+            return {"name": name, "projected": {"sources": sources}}
         case "shm":
             return {"name": name, "emptyDir": {"medium": "Memory"}}
         case _:

@@ -154,7 +154,7 @@ def test_a_watched_stream_is_passed_unchanged(pieces: list[bytes]) -> None:
 def test_no_byte_of_a_secrets_end_is_passed(
     before: bytes, secret: bytes, after: bytes, size: int
 ) -> None:
-    guard, passed = EchoGuard(watched(SECRET)), []
+    guard, passed = EchoGuard(watched(SECRET)), list[bytes]()
     data = before + secret + after
 
     def stream() -> None:
