@@ -1,0 +1,125 @@
+"""A node's sandboxes as containers of gVisor, also when the node or a container dies."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.support.sandbox_states import TREE, nothing
+
+from etude.agent.workspace import WorkspaceLostError
+from etude.envserver import folders, trees
+from etude.envserver.drivers.base import DriverUnavailableError, SandboxError, Verification
+from etude.envserver.drivers.gvisor.driver import GvisorDriver
+from etude.envserver.drivers.gvisor.sandbox import GvisorSandbox
+from etude.envserver.images.build import Image
+from etude.envserver.trees import File
+
+LIMIT_S = 60
+
+
+async def begun(driver: GvisorDriver, name: str) -> GvisorSandbox:
+    folder = driver.leases / name
+    folder.mkdir()
+    found = driver.sandbox(folder, nothing, template="small")
+    assert isinstance(found, GvisorSandbox)
+    assert not found.has_begun
+    await found.begin(TREE)
+    assert found.has_begun
+    return found
+
+
+async def test_commands_are_a_user_without_rights_a_network_or_the_hosts_files(
+    driver: GvisorDriver, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("the host's")
+    sandbox = await begun(driver, "a")
+
+    async def says(command: str) -> str:
+        return (await sandbox.run(command, LIMIT_S)).output.decode().strip()
+
+    assert await says("id -u; uname -r") == "1000\n4.4.0", "a kernel of its own"
+    rights = await says("grep -E 'Cap(Eff|Prm)' /proc/self/status")
+    assert {line.split()[-1] for line in rights.splitlines()} == {"0000000000000000"}
+    hosts = await says(f"ls -d {tmp_path}/secret {driver.scratch} 2>&1")
+    assert hosts.count("No such file") == 2
+    assert "eth" not in await says("cat /proc/net/dev")
+    assert await says("{ mount -t tmpfs x /tmp || mkdir /x; } 2>/dev/null || echo refused") == "refused"
+    # No file is larger than a command may make it, and no workspace than its slot.
+    assert (await sandbox.run("head -c 100000000 /dev/zero > big", LIMIT_S)).exit_code != 0
+    filling = "for n in $(seq 5); do head -c 60000000 /dev/zero > big-$n || exit 1; done"
+    assert (await sandbox.run(filling, LIMIT_S)).exit_code != 0
+    await sandbox.close()
+    assert await driver._runsc.containers() == []
+
+
+async def test_a_successor_goes_on_with_containers_and_ends_those_of_nobody(
+    driver: GvisorDriver,
+) -> None:
+    kept, lost = await begun(driver, "kept"), await begun(driver, "lost")
+    count = "i=0; while :; do i=$((i+1)); echo $i > count; sleep 0.2; done"
+    job = await kept.workspace.jobs.start(count, timeout_s=None)
+    await driver.stop()  # what was begun is not told: a node that is killed tells nobody
+    folders.remove(driver.leases / "lost")
+
+    successor = GvisorDriver(scratch=driver.scratch, images=driver.images, memory_mib=256)
+    try:
+        await successor.start()
+        assert len(await successor._runsc.containers()) == 1
+        taken = successor.sandbox(driver.leases / "kept", nothing, template="small")
+        assert taken.has_begun
+        assert taken.workspace.jobs.may_run
+        assert (await taken.workspace.jobs.state(job)).is_running
+        await taken.workspace.jobs.kill(job)
+        content = await taken.content(folders.SMALL)
+        assert {**TREE}.items() <= dict(content.tree).items()
+        await taken.close()
+    finally:
+        await successor.stop()
+        await driver.start()
+    assert not lost.is_whole
+
+
+async def test_a_container_that_dies_is_a_fault_of_the_platform(driver: GvisorDriver) -> None:
+    sandbox = await begun(driver, "a")
+    call = asyncio.create_task(sandbox.run("sleep 1000", 10 * LIMIT_S))
+    await asyncio.sleep(0.5)
+    os.kill(sandbox._running.process.pid, signal.SIGKILL)
+    async with asyncio.timeout(LIMIT_S):
+        with pytest.raises(WorkspaceLostError):
+            await call
+    assert not sandbox.is_whole
+    with pytest.raises(SandboxError, match="has ended"):
+        driver.sandbox(driver.leases / "a", nothing, template="small")
+    await sandbox.close()
+
+
+async def test_a_verifier_runs_in_a_container_where_nobody_was(driver: GvisorDriver) -> None:
+    work = Verification(
+        template="small",
+        workspace={"answer": File(b"42")},
+        tests={"test.sh": File(b"cat /workspace/answer; printf 1 > /logs/reward.txt")},
+        command="sh /tests/test.sh",
+        timeout_s=LIMIT_S,
+        reward_path="/logs/reward.txt",
+    )
+    done = await driver.verify(work)
+    assert (done.output, done.exit_code, done.collected) == (b"42", 0, b"1")
+    assert list(driver.leases.iterdir()) == []
+    assert not driver.has_services("small")
+
+
+async def test_a_folder_has_one_daemon(driver: GvisorDriver, image: Image) -> None:
+    other = GvisorDriver(scratch=driver.scratch, images={"small": image}, memory_mib=256)
+    with pytest.raises(DriverUnavailableError, match="another node daemon"):
+        await other.start()
+
+
+async def test_a_sandbox_keeps_its_files(driver: GvisorDriver) -> None:
+    sandbox = await begun(driver, "a")
+    whole = await sandbox.content(folders.SMALL)
+    assert trees.identity(whole.tree) == trees.identity(TREE)
+    assert whole.is_plain
+    assert sandbox.begun is not None
+    await sandbox.close()
