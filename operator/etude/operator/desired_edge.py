@@ -38,6 +38,8 @@ def _plan(pool: EnvPool, edge: Edge, image: str) -> Plan:
         env("ETUDE_EDGE_KEYS", f"{KEYS_FOLDER}/keys"),
         env("ETUDE_EDGE_MAX_SANDBOXES", str(edge.max_sandboxes)),
     ]
+    if pool.spec.slot.memory_mib is not None:
+        variables.append(env("ETUDE_EDGE_MEMORY_MIB", str(pool.spec.slot.memory_mib)))
     if edge.workspace is not None:
         variables.append(env("ETUDE_EDGE_WORKSPACE", edge.workspace))
     return Plan(

@@ -284,6 +284,7 @@ def edge(processes: Processes) -> Edge:
         "ETUDE_BROKER_TARGET": processes.broker,
         "ETUDE_EDGE_KEYS": str(keys),
         "ETUDE_EDGE_MAX_SANDBOXES": "4",
+        "ETUDE_EDGE_MEMORY_MIB": "512",
     }
     address = processes.start("edge", env=env)
     return Edge(

@@ -170,6 +170,7 @@ def test_sandboxes_are_listed_by_what_their_maker_noted(sandbox: e2b.Sandbox) ->
     ids += [s.sandbox_id for s in first.next_items()]
     assert set(ids) == {sandbox.sandbox_id, noted.sandbox_id}
     assert noted.get_info().metadata == {"job": "a b&c"}
+    assert (noted.get_info().cpu_count, noted.get_info().memory_mb) == (1, 512)
     noted.kill()
 
 

@@ -89,7 +89,7 @@ def test_production_exposes_no_reset_step_or_state(edge: Edge) -> None:
         assert json.loads(answer.read()) == {"status": "healthy"}
 
 
-async def talk(url: str, *messages: str) -> list[Any]:
+async def talk(url: str, *messages: str | bytes) -> list[Any]:
     async with websockets.connect(url.replace("http://", "ws://") + "/ws") as socket:
         answers = []
         for message in messages:
@@ -128,6 +128,13 @@ async def test_a_message_that_makes_no_sense_gets_its_code(
     (answer,) = await talk(base(edge, edge.key), message)
 
     assert (answer["type"], answer["data"]["code"]) == ("error", code)
+
+
+async def test_a_binary_message_is_refused_and_the_next_one_answered(edge: Edge) -> None:
+    refused, answered = await talk(base(edge, edge.key), b'{"type": "state"}', '{"type": "state"}')
+
+    assert (refused["data"]["code"], answered["type"]) == ("INVALID_JSON", "state")
+    assert "binary" in refused["data"]["message"]
 
 
 async def test_a_fifth_session_is_told_that_there_is_no_room(edge: Edge) -> None:
@@ -188,3 +195,18 @@ def test_one_call_over_http_has_an_environment_of_its_own(edge: Edge) -> None:
     assert ask(f"{url}/state")[1] == {"episode_id": None, "step_count": 0}
     assert ask(f"{url}/step", b'{"action": 1}')[0] == 422
     assert ask(f"{url}/step", b"{")[0] == 400
+
+
+def test_a_step_over_http_may_be_given_a_time_and_a_name(edge: Edge) -> None:
+    slow = {"tool": "run_terminal", "arguments": {"command": "sleep 600"}}
+    late = {"action": slow, "timeout_s": 5}
+    named = {"action": {"tool": "list_dir"}, "request_id": "é 1", "timeout_s": 600}
+    url = f"{base(edge, edge.key)}/step"
+
+    status, answer = ask(url, json.dumps(late).encode())
+    request = urllib.request.Request(url, json.dumps(named).encode(), method="POST")
+    with urllib.request.urlopen(request, timeout=LIMIT_S) as answered:
+        assert answered.headers["x-request-id"] == "%C3%A9%201"
+
+    assert (status, answer["detail"]["code"]) == (500, "EXECUTION_ERROR")
+    assert answer["detail"]["message"] == "no answer in 5 s"

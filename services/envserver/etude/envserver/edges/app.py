@@ -68,12 +68,14 @@ class Envd:
         return found
 
 
-def application(keys: Keys, pool: Pool, sandboxes: Sandboxes, mcp: McpEdge) -> ASGIApp:
+def application(
+    keys: Keys, pool: Pool, sandboxes: Sandboxes, mcp: McpEdge, *, memory_mib: int
+) -> ASGIApp:
     """Everything that the edge serves."""
     routes = [
         *mcp.routes(),
         *OpenEnvEdge(keys, pool, sandboxes).routes(),
-        *E2bApi(keys, sandboxes).routes(),
+        *E2bApi(keys, sandboxes, memory_mib).routes(),
         *Envd(pool, sandboxes).routes(),
     ]
     return Guard(Starlette(routes=routes, exception_handlers=handlers()))

@@ -23,6 +23,8 @@ ENVD_VERSION = "0.5.7"
 """What its clients may expect of files and programs: uploads as they are, and input that ends."""
 _DEFAULT_LIFE_S = 300
 _PAGE = 100
+_CPUS = 1
+"""A machine has one, and no pool gives more."""
 _MAX_METADATA = 16 << 10
 _REFUSED = ("network", "mcp", "iam", "volumeMounts", "autoResume")
 """What a sandbox here cannot have; said rather than passed over."""
@@ -34,6 +36,8 @@ class E2bApi:
 
     keys: Keys
     sandboxes: Sandboxes
+    memory_mib: int
+    """Of each sandbox."""
 
     def routes(self) -> list[Route]:
         """All of them."""
@@ -93,14 +97,14 @@ class E2bApi:
         ]
         start = connect.number(request.query_params, "nextToken", most=1 << 20)
         limit = connect.number(request.query_params, "limit", most=_PAGE) or _PAGE
-        page = [_shown(sandbox) for sandbox in found[start : start + limit]]
+        page = [_shown(sandbox, self.memory_mib) for sandbox in found[start : start + limit]]
         more = {"x-next-token": str(start + limit)} if len(found) > start + limit else {}
         return JSONResponse(page, headers=more)
 
     async def _get(self, request: Request) -> Response:
         sandbox = self._found(request)
         token = {"envdAccessToken": sandbox.token, "domain": None}
-        return JSONResponse(_shown(sandbox) | token)
+        return JSONResponse(_shown(sandbox, self.memory_mib) | token)
 
     async def _kill(self, request: Request) -> Response:
         await self.sandboxes.end(self._found(request))
@@ -161,16 +165,17 @@ def _created(sandbox: Sandbox) -> dict[str, Any]:
     }
 
 
-def _shown(sandbox: Sandbox) -> dict[str, Any]:
+def _shown(sandbox: Sandbox, memory_mib: int) -> dict[str, Any]:
     return {
         "templateID": sandbox.wish.template,
         "sandboxID": sandbox.name,
         "clientID": "etude",
         "startedAt": _time(sandbox.started_s),
         "endAt": _time(math.ceil(sandbox.ends_s)),
-        "cpuCount": 1,
-        "memoryMB": 1024,
-        "diskSizeMB": 1024,
+        "cpuCount": _CPUS,
+        "memoryMB": memory_mib,
+        # Files are in memory, or share a node's disk without a part of their own.
+        "diskSizeMB": memory_mib,
         "state": _state(sandbox),
         "envdVersion": ENVD_VERSION,
         "metadata": dict(sandbox.wish.metadata),

@@ -9,6 +9,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from pydantic import BaseModel
 from starlette.requests import HTTPConnection, Request
@@ -126,14 +127,24 @@ class OpenEnvEdge:
 
 
 async def _received(socket: WebSocket) -> object:
-    """The next message; what is no JSON is answered and passed over."""
+    """The next message; what is no JSON is answered and passed over.
+
+    Raises:
+        WebSocketDisconnect: the client has gone.
+    """
     while True:
-        text = await socket.receive_text()
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
-            error = SessionError(ErrorCode.INVALID_JSON, "Invalid JSON")
-            await socket.send_json({"type": "error", "data": _told(error)})
+        message = await socket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message.get("code", 1000))
+        text = message.get("text")
+        why = "Invalid JSON"
+        if text is None:
+            why = "Messages are text: a binary one is not read"
+        else:
+            with contextlib.suppress(ValueError, RecursionError):
+                return json.loads(text)
+        error = SessionError(ErrorCode.INVALID_JSON, why)
+        await socket.send_json({"type": "error", "data": _told(error)})
 
 
 async def _answered(session: Session, message: object) -> Json:
@@ -223,7 +234,9 @@ async def _reset(session: Session, request: Request) -> Response:
 async def _step(session: Session, request: Request) -> Response:
     _require_simulation(session)
     step = parsed(StepRequest, await _body(request))
-    return JSONResponse(await session.step(step.action.model_dump()))
+    answer = await session.step(step.action.model_dump(), timeout_s=step.timeout_s)
+    headers = {"X-Request-ID": quote(step.request_id)} if step.request_id else None
+    return JSONResponse(answer, headers=headers)
 
 
 async def _state(session: Session, _: Request) -> Response:

@@ -1,5 +1,6 @@
 """One environment as OpenEnv's clients drive it: reset, step, state; and its tools as JSON-RPC."""
 
+import asyncio
 import json
 import secrets
 from collections.abc import Mapping
@@ -81,7 +82,9 @@ class StepRequest(_Model):
 
     action: Action
     timeout_s: Annotated[float | None, Field(gt=0)] = None
+    """Longest wait for the answer; then the step is an error, and its environment ends with it."""
     request_id: Annotated[str | None, Field(max_length=255)] = None
+    """Comes back in the answer's X-Request-ID, percent-encoded."""
 
 
 class SessionError(EtudeError):
@@ -133,10 +136,19 @@ class Session:
         ]
         return _result(Observation(text="", tools=tools), done=False)
 
-    async def step(self, content: object) -> dict[str, Any]:
-        """Call one tool."""
+    async def step(self, content: object, *, timeout_s: float | None = None) -> dict[str, Any]:
+        """Call one tool.
+
+        Raises:
+            SessionError: it makes no sense, the platform failed, or it took longer than it may.
+        """
         action = parsed(Action, content)
-        answer = await self.call(action.tool, action.arguments)
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self.call(action.tool, action.arguments)
+        except TimeoutError as error:
+            what = f"no answer in {timeout_s:g} s"
+            raise SessionError(ErrorCode.EXECUTION_ERROR, what) from error
         self.state = State(episode_id=self.state.episode_id, step_count=self.state.step_count + 1)
         is_done = action.tool == _FINISH and not answer.is_error
         return _result(Observation(text=answer.text, is_error=answer.is_error), done=is_done)

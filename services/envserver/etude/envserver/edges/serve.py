@@ -41,7 +41,7 @@ async def serve(settings: EdgeSettings) -> None:
     sandboxes = Sandboxes(pool, settings.workspace, settings.max_sandboxes)
     known = keys.load(settings.keys_file)
     mcp = McpEdge(known, pool, sandboxes)
-    app = application(known, pool, sandboxes, mcp)
+    app = application(known, pool, sandboxes, mcp, memory_mib=settings.memory_mib)
     probes = Probes(settings.probe_port, settings.host)
     stop, left = asyncio.Event(), asyncio.Event()
     with listening(settings.host, settings.port) as listener:

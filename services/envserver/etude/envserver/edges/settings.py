@@ -28,6 +28,8 @@ class EdgeSettings:
     """URI of the first files of a sandbox that somebody asks for."""
     max_sandboxes: int
     """At a time, over all keys."""
+    memory_mib: int
+    """Of each sandbox, as the pool's slot has it: what clients are told. 1,024 is Process's."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
@@ -45,6 +47,7 @@ class EdgeSettings:
             keys_file=Path(env["ETUDE_EDGE_KEYS"]),
             workspace=env.get("ETUDE_EDGE_WORKSPACE", EMPTY),
             max_sandboxes=_number(env, "ETUDE_EDGE_MAX_SANDBOXES", "100", most=10_000),
+            memory_mib=_number(env, "ETUDE_EDGE_MEMORY_MIB", "1024", most=65_536),
         )
 
 
