@@ -29,6 +29,16 @@ async def test_a_file_comes_back_as_it_was_written(door: Door) -> None:
     assert (await door.run("id -u; stat -c %u deep/er/file.bin")).out == b"1000\n1000\n"
 
 
+async def test_a_chunk_of_a_file_that_is_larger_than_the_wire_has_is_refused(
+    door: Door, refusal: Refusal
+) -> None:
+    request = pb2.WriteFileRequest(**door.key, path="big", chunk=b"x" * ((1 << 20) + 1))
+
+    refused = door.access.WriteFile(iter([request]))
+
+    assert await refusal(refused) is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_an_empty_file_is_a_file(door: Door) -> None:
     await door.write("empty", b"")
 

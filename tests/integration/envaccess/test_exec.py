@@ -8,6 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
+from etude.envserver.drivers.programs import Piece, Stream
+from etude.envserver.node.access_service import _pieces
 from etude.v1 import environment_access_pb2 as pb2
 
 Door = Any  # the fixture's class lives in conftest, which test modules cannot import
@@ -259,3 +261,21 @@ async def test_a_program_sees_nothing_of_the_host(door: Door) -> None:
 
     assert b"work" not in said.out.replace(b"workspace", b"")
     assert said.out.split()[-1] == b"1000"
+
+
+async def test_more_input_in_a_message_than_the_wire_has_ends_the_program(
+    door: Door, refusal: Refusal
+) -> None:
+    most = 1 << 20
+
+    assert (await door.run("wc -c", stdin(b"x" * most))).out.strip() == b"%d" % most
+    refused = door.run("sleep 600", stdin(b"x" * (most + 1)))
+    assert await refusal(refused) is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_output_is_cut_for_the_wire_whatever_a_driver_reads_at_once() -> None:
+    piece = Piece(Stream.ERR, b"x" * (5 << 19))
+
+    sent = list(_pieces(piece))
+
+    assert [len(each.stderr) for each in sent] == [1 << 20, 1 << 20, 1 << 19]

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import grpc
 from typing_extensions import override
@@ -20,6 +20,7 @@ from etude.agent.workspace import (
 from etude.common import channels
 from etude.common.errors import InvalidFieldError, UnknownIdError
 from etude.envserver.drivers import programs
+from etude.envserver.drivers.base import Sandbox
 from etude.envserver.drivers.programs import Program, RunningProgram, Size, Stream
 from etude.envserver.node import access
 from etude.envserver.node.environment import Environment
@@ -41,6 +42,13 @@ _Response = TypeVar("_Response")
 Context = grpc.aio.ServicerContext[_Request, _Response]
 
 
+class _OfLease(Protocol):
+    """A request about one lease."""
+
+    lease_id: str
+    control_token: str
+
+
 @dataclass(slots=True)
 class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
     """Translates between the wire and an environment."""
@@ -56,14 +64,15 @@ class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
         request = await anext(aiter(request_iterator), pb2.ExecRequest())
         if not request.HasField("open"):
             raise InvalidFieldError("open", "the first message says what to run")
-        environment = self._find(request.open.lease_id, request.open.control_token)
+        environment = self._find(request.open)
         async with environment.running(program_of(request.open)) as running:
             started = pb2.ExecStarted(number=running.number)
             yield pb2.ExecResponse(started=started)
             feeder = asyncio.create_task(_feed(request_iterator, running), name="exec input")
             try:
                 async for piece in running.output():
-                    yield _piece(piece)
+                    for response in _pieces(piece):
+                        yield response
                 ending = await running.ending()
             finally:
                 feeder.cancel()
@@ -78,10 +87,8 @@ class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
         request: pb2.ReadFileRequest,
         context: Context[pb2.ReadFileRequest, pb2.ReadFileResponse],
     ) -> AsyncIterator[pb2.ReadFileResponse]:
-        environment = self._find(request.lease_id, request.control_token)
-        async with environment.visited() as sandbox:
-            with _missing():
-                data = await sandbox.workspace.read(request.path)
+        async with self._files(request) as sandbox:
+            data = await sandbox.workspace.read(request.path)
         for chunk in channels.chunks(data):
             yield pb2.ReadFileResponse(chunk=chunk)
 
@@ -92,16 +99,15 @@ class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
         context: Context[pb2.WriteFileRequest, pb2.WriteFileResponse],
     ) -> pb2.WriteFileResponse:
         first = await anext(aiter(request_iterator), pb2.WriteFileRequest())
-        environment = self._find(first.lease_id, first.control_token)
-        data = bytearray(first.chunk)
+        self._find(first)
+        data = bytearray(_checked("chunk", first.chunk))
         async for request in request_iterator:
-            data += request.chunk
+            data += _checked("chunk", request.chunk)
             if len(data) > MAX_FILE_BYTES:
                 raise WorkspaceError(PathFault.TOO_LARGE, first.path)
-        async with environment.visited() as sandbox:
-            with _missing():
-                await sandbox.workspace.write(first.path, bytes(data))
-                info = await sandbox.workspace.stat(first.path)
+        async with self._files(first) as sandbox:
+            await sandbox.workspace.write(first.path, bytes(data))
+            info = await sandbox.workspace.stat(first.path)
         return pb2.WriteFileResponse(entry=_entry(info))
 
     @override
@@ -110,10 +116,8 @@ class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
         request: pb2.StatFileRequest,
         context: Context[pb2.StatFileRequest, pb2.StatFileResponse],
     ) -> pb2.StatFileResponse:
-        environment = self._find(request.lease_id, request.control_token)
-        async with environment.visited() as sandbox:
-            with _missing():
-                info = await sandbox.workspace.stat(request.path)
+        async with self._files(request) as sandbox:
+            info = await sandbox.workspace.stat(request.path)
         return pb2.StatFileResponse(entry=_entry(info))
 
     @override
@@ -122,10 +126,8 @@ class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
         request: pb2.ListFilesRequest,
         context: Context[pb2.ListFilesRequest, pb2.ListFilesResponse],
     ) -> AsyncIterator[pb2.ListFilesResponse]:
-        environment = self._find(request.lease_id, request.control_token)
-        async with environment.visited() as sandbox:
-            with _missing():
-                infos = await sandbox.workspace.list(request.path)
+        async with self._files(request) as sandbox:
+            infos = await sandbox.workspace.list(request.path)
         for page in _pages(infos):
             yield pb2.ListFilesResponse(entries=[_entry(info) for info in page])
 
@@ -135,8 +137,7 @@ class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
         request: pb2.MakeFolderRequest,
         context: Context[pb2.MakeFolderRequest, pb2.MakeFolderResponse],
     ) -> pb2.MakeFolderResponse:
-        environment = self._find(request.lease_id, request.control_token)
-        async with environment.visited() as sandbox:
+        async with self._files(request) as sandbox:
             is_new = await access.make_folder(sandbox, request.path)
         return pb2.MakeFolderResponse(is_new=is_new)
 
@@ -146,10 +147,8 @@ class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
         request: pb2.MoveFileRequest,
         context: Context[pb2.MoveFileRequest, pb2.MoveFileResponse],
     ) -> pb2.MoveFileResponse:
-        environment = self._find(request.lease_id, request.control_token)
-        async with environment.visited() as sandbox:
-            with _missing():
-                info = await access.move(sandbox, request.path, request.new_path)
+        async with self._files(request) as sandbox:
+            info = await access.move(sandbox, request.path, request.new_path)
         return pb2.MoveFileResponse(entry=_entry(info))
 
     @override
@@ -158,16 +157,25 @@ class AccessService(environment_access_pb2_grpc.EnvAccessServiceServicer):
         request: pb2.RemoveFileRequest,
         context: Context[pb2.RemoveFileRequest, pb2.RemoveFileResponse],
     ) -> pb2.RemoveFileResponse:
-        environment = self._find(request.lease_id, request.control_token)
-        async with environment.visited() as sandbox:
-            with _missing():
-                await access.remove(sandbox, request.path)
+        async with self._files(request) as sandbox:
+            await access.remove(sandbox, request.path)
         return pb2.RemoveFileResponse()
 
-    def _find(self, lease_id: str, control_token: str) -> Environment:
-        environment = self.node.find(lease_id)
-        environment.check_control(control_token)
+    def _find(self, request: _OfLease) -> Environment:
+        environment = self.node.find(request.lease_id)
+        environment.check_control(request.control_token)
         return environment
+
+    @contextlib.asynccontextmanager
+    async def _files(self, request: _OfLease) -> AsyncIterator[Sandbox]:
+        """The files of a lease, between two turns.
+
+        Raises:
+            UnknownIdError: the lease is not here, or a name is not there.
+        """
+        async with self._find(request).visited() as sandbox:
+            with _missing():
+                yield sandbox
 
 
 def program_of(request: pb2.ExecOpen) -> Program:
@@ -229,7 +237,7 @@ async def _feed(requests: AsyncIterator[pb2.ExecRequest], running: RunningProgra
 async def _step(request: pb2.ExecRequest, running: RunningProgram) -> None:
     match request.WhichOneof("step"):
         case "stdin":
-            await running.write(request.stdin)
+            await running.write(_checked("stdin", request.stdin))
         case "close_stdin":
             running.close_input()
         case "signal" if 0 < request.signal <= _MAX_SIGNAL:
@@ -240,10 +248,23 @@ async def _step(request: pb2.ExecRequest, running: RunningProgram) -> None:
             raise InvalidFieldError(str(other or "step"), "is no step of a program that runs")
 
 
-def _piece(piece: programs.Piece) -> pb2.ExecResponse:
-    if piece.stream is Stream.OUT:
-        return pb2.ExecResponse(stdout=piece.data)
-    return pb2.ExecResponse(stderr=piece.data)
+def _checked(field: str, data: bytes) -> bytes:
+    """A piece of a stream, if it is as small as the wire has it.
+
+    Raises:
+        InvalidFieldError: it is larger.
+    """
+    if len(data) > channels.CHUNK_BYTES:
+        raise InvalidFieldError(field, f"{len(data)} bytes in one message, more than 1 MiB")
+    return data
+
+
+def _pieces(piece: programs.Piece) -> Iterator[pb2.ExecResponse]:
+    for chunk in channels.chunks(piece.data):
+        if piece.stream is Stream.OUT:
+            yield pb2.ExecResponse(stdout=chunk)
+        else:
+            yield pb2.ExecResponse(stderr=chunk)
 
 
 def _entry(info: FileInfo) -> pb2.FileEntry:
