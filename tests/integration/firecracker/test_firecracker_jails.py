@@ -1,5 +1,6 @@
 """How machines of Firecracker are kept apart: from the node, each other, and the template."""
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -10,7 +11,13 @@ from tests.integration.firecracker.conftest import Make
 from tests.support.sandbox_states import States
 
 from etude.agent.workspace import WorkspaceLostError
-from etude.envserver.drivers.base import DriverUnavailableError, Sandbox, SandboxError
+from etude.envserver.drivers.base import (
+    DriverUnavailableError,
+    Sandbox,
+    SandboxError,
+    Start,
+    Warmth,
+)
 from etude.envserver.drivers.firecracker import bodies, jail
 from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
 from etude.envserver.drivers.firecracker.places import FirePlaces
@@ -119,3 +126,43 @@ async def test_a_jailer_that_fails_is_heard(make: Make, tmp_path: Path) -> None:
     with pytest.raises(DriverUnavailableError, match="must include firecracker"):
         await driver.start()
     await driver.stop()
+
+
+def stock(driver: FirecrackerDriver) -> tuple[int, int]:
+    (found,) = driver.readiness().templates
+    return found.paused_clones, found.shells
+
+
+async def test_machines_that_are_ready_become_leases(
+    driver: FirecrackerDriver, states: States
+) -> None:
+    driver.keep_warm([Warmth(template="python", paused_clones=1, shells=1)])
+    async with asyncio.timeout(10 * LIMIT_S):
+        while stock(driver) != (1, 1):  # noqa: ASYNC110 - there is no event for tests alone
+            await asyncio.sleep(0.05)
+    starts = []
+    for name in ("one", "other"):
+        sandbox = await states.begun(name)
+        assert sandbox.begun is not None
+        starts.append(sandbox.begun.start)
+        assert (await sandbox.run("hostname", LIMIT_S)).output == f"{name}\n".encode()
+        assert monitor(sandbox).folder == driver.leases / name / "machine"
+    assert starts[0] is Start.PAUSED_CLONE
+
+
+async def test_who_is_cancelled_while_a_machine_starts_leaves_no_process(
+    driver: FirecrackerDriver, tmp_path: Path
+) -> None:
+    (starter,) = driver._starters.values()
+    for delay_s in (0.0, 0.02, 0.3):
+        folder = tmp_path / f"cancelled-{delay_s}"
+        folder.mkdir()
+        task = asyncio.create_task(starter.base.spawn(folder, driver.jail))
+        await asyncio.sleep(delay_s)
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            await task.result().destroy()
+    assert FirePlaces(scratch=driver.scratch).seen() == {}
+    assert driver._users is not None
+    assert driver._users._taken == set()

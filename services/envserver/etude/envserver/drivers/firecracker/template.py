@@ -17,16 +17,15 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from etude.common.errors import CorruptError
-from etude.envserver.drivers.firecracker import bodies, jail, memory, vm
+from etude.envserver.drivers.firecracker import bodies, cgroups, jail, memory, vm
 from etude.envserver.drivers.firecracker.bodies import MEMORY, ROOT, STATE, FireMachine
 from etude.envserver.drivers.firecracker.owners import Users
 from etude.envserver.drivers.firecracker.vm import FireVm, Ground
 from etude.envserver.drivers.machines import Monitor
-from etude.envserver.drivers.qemu import sealed
+from etude.envserver.drivers.qemu import record, sealed
 from etude.envserver.drivers.qemu.delta import Delta
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.guests import BOOT_LIMIT_S, warmed
@@ -103,6 +102,9 @@ class FireTemplate:
     async def adopt(self, folder: Path, process: ProcessId) -> FireVm:
         """Take up a monitor that an earlier process of this node started; its guest runs."""
         found = await vm.adopt(self.machine, self.ground.programs, folder, process)
+        noted = record.load(folder)
+        if noted is not None:
+            _watch(found, self.users, noted.uid)
         try:
             # To a guest that stands still nothing can be connected.
             await found.thaw()
@@ -173,8 +175,19 @@ async def spawned(
     except BaseException:
         users.give(uid)
         raise
-    vm.when_ended(made, partial(users.give, uid))
+    _watch(made, users, uid)
     return made
+
+
+def _watch(found: FireVm, users: Users, uid: int) -> None:
+    """Once it has ended, let its user be another's, and remove its control group."""
+    group, vm_id = found.programs.firecracker.name, found.cell.vm_id
+
+    def ended() -> None:
+        users.give(uid)
+        cgroups.remove(group, vm_id)
+
+    vm.when_ended(found, ended)
 
 
 async def booted(

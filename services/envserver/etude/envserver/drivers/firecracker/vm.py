@@ -19,7 +19,7 @@ from etude.envserver.drivers.firecracker import bodies, jail
 from etude.envserver.drivers.firecracker.api import Api
 from etude.envserver.drivers.firecracker.bodies import FireMachine
 from etude.envserver.drivers.firecracker.jail import Cell, Programs
-from etude.envserver.drivers.qemu import record
+from etude.envserver.drivers.qemu import census, record
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.identity import ProcessId, handle, identify
 from etude.envserver.drivers.qemu.record import VmRecord
@@ -151,7 +151,7 @@ async def start(
     (folder / "jail").mkdir(mode=0o700)
     netns = f"/proc/{os.getpid()}/fd/{ground.netns}"
     words = jail.command(cell, machine, uid=uid, gid=uid, netns=netns)
-    process = await asyncio.to_thread(_jailed, words, cell, uid)
+    process = await _made(words, cell, uid)
     pidfd = handle(process)
     if pidfd is None:
         raise VmmError(f"the monitor ended: {_last_words(folder)}")
@@ -187,6 +187,23 @@ async def adopt(
         await vm.kill()
         raise
     return vm
+
+
+async def _made(words: tuple[str, ...], cell: Cell, uid: int) -> ProcessId:
+    """The monitor's process; whoever is cancelled leaves none.
+
+    Raises:
+        VmmError: the jailer made none.
+        CancelledError: nobody waits for it any more.
+    """
+    making = asyncio.create_task(asyncio.to_thread(_jailed, words, cell, uid), name="jailer")
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        await asyncio.wait([making])
+        if making.exception() is None:
+            await asyncio.to_thread(census.end, [making.result()])
+        raise
 
 
 def _jailed(words: tuple[str, ...], cell: Cell, uid: int) -> ProcessId:
