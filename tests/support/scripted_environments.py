@@ -18,6 +18,8 @@ class Broker(environments_pb2_grpc.EnvBrokerServiceServicer):
     launches: list[environments_pb2.LaunchBatchRequest] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
     renewed: set[str] = field(default_factory=set)
+    missing: set[str] = field(default_factory=set)
+    """Leases that are gone."""
     plans: list[environments_pb2.ReportPlanRequest] = field(default_factory=list)
     breaks: int = 0
     """Streams that break after their first answer."""
@@ -87,7 +89,8 @@ class Broker(environments_pb2_grpc.EnvBrokerServiceServicer):
         ],
     ) -> environments_pb2.RenewLeasesResponse:
         self.renewed.update(request.lease_ids)
-        return environments_pb2.RenewLeasesResponse()
+        gone = self.missing.intersection(request.lease_ids)
+        return environments_pb2.RenewLeasesResponse(missing_lease_ids=gone)
 
     @override
     async def ReleaseLeases(
@@ -122,6 +125,8 @@ class Node(environments_pb2_grpc.EnvNodeServiceServicer):
     """Turns that are answered with UNAVAILABLE before any works."""
     diff: Sequence[bytes] = (b"the ", b"diff")
     """In chunks."""
+    ran: list[tuple[str, str]] = field(default_factory=list)
+    """Lease and id of each call that was answered."""
 
     @override
     async def RunTurn(
@@ -137,6 +142,7 @@ class Node(environments_pb2_grpc.EnvNodeServiceServicer):
         if self.losses:
             self.losses -= 1
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such lease")
+        self.ran += [(request.lease_id, call.call_id) for call in request.calls]
         return environments_pb2.RunTurnResponse(
             results=[
                 environments_pb2.ToolResult(call_id=call.call_id, content=b"x = 1")
