@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 import pytest
 from tests.unit.envserver.test_node_states import FIX, SPOIL, call, content, opened, said
+from typing_extensions import Buffer, override
 
 from etude.common.blobs import MemoryStore
-from etude.common.errors import CorruptError, EtudeError, UnknownIdError
+from etude.common.errors import CorruptError, EtudeError, StoreError, UnknownIdError
 from etude.envserver.drivers.base import CapMissingError
 from etude.envserver.node.environment import Environment
 from etude.envserver.node.node import Node
@@ -69,6 +70,34 @@ async def test_sharing_again_changes_nothing(pair: Pair, order: Order) -> None:
     objects = dict(pair.store.objects)
     assert await pair.share() == first
     assert pair.store.objects == objects
+
+
+class Flaky(MemoryStore):
+    """Fails after so many objects."""
+
+    left: int
+
+    @override
+    def put(self, key: str, data: Buffer) -> None:
+        if not self.left:
+            raise StoreError("the store is away")
+        self.left -= 1
+        super().put(key, data)
+
+
+async def test_a_store_that_goes_away_leaves_nothing_to_take_up_and_is_asked_again(
+    pair: Pair, order: Order
+) -> None:
+    await pair.begin(order)
+    pair.store = pair.here.store = pair.there.store = store = Flaky()
+    store.left = 1
+    with pytest.raises(StoreError):
+        await pair.share()
+    with pytest.raises(UnknownIdError):
+        await pair.fetch("0" * 64)
+
+    store.left = 10
+    await pair.fetch((await pair.share()).digest)
 
 
 async def test_a_snapshot_of_another_run_is_not_found(pair: Pair, order: Order) -> None:
