@@ -6,6 +6,7 @@ import hmac
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from etude.agent import wire
@@ -16,7 +17,6 @@ from etude.agent.toolsets import Toolset, run_calls
 from etude.agent.workspace import ExecResult
 from etude.common.errors import (
     ForbiddenError,
-    FullError,
     InvalidFieldError,
     UnavailableError,
     UnknownIdError,
@@ -27,6 +27,7 @@ from etude.envserver import folders, metrics, trees
 from etude.envserver.drivers.base import Driver, Outcome, Sandbox, SandboxError
 from etude.envserver.drivers.programs import Program, RunningProgram
 from etude.envserver.node.cache import ResultCache
+from etude.envserver.node.programs import Programs
 from etude.envserver.node.records import CALLS, CallLog, History, Record
 from etude.envserver.node.results import Results, digest, exec_result, fitting
 from etude.envserver.node.sources import Source
@@ -35,10 +36,6 @@ from etude.v1 import environments_pb2
 log = logging.getLogger(__name__)
 
 MAX_CALLS = 256
-MAX_PROGRAMS = 16
-"""Of the controller at a time, in one lease."""
-END_S = 5.0
-"""For programs that are killed; they take milliseconds."""
 
 _CHANGES = frozenset({Access.WRITE, Access.ALL})
 
@@ -68,8 +65,7 @@ class Environment:
     """Of the workspace, where it is known; empty where it cannot be told."""
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _running: set[asyncio.Task[list[environments_pb2.ToolResult]]] = field(default_factory=set)
-    _programs: set[RunningProgram] = field(default_factory=set)
-    """What the controller runs beside the turns."""
+    _programs: Programs = field(default_factory=Programs)
     _num_visits: int = 0
     """Changes from outside so far."""
     _closed: bool = False
@@ -253,18 +249,17 @@ class Environment:
             FullError: there are too many.
         """
         async with self._turn:
-            if len(self._programs) >= MAX_PROGRAMS:
-                raise FullError(f"{MAX_PROGRAMS} programs run in this lease", retry_after_s=5)
-            await self._open_for_visit()
-            running = await self._sandbox.start(program)
-            self._programs.add(running)
+            running = await self._programs.start(partial(self._begun, program))
         try:
             yield running
         finally:
-            await running.close()
-            self._programs.discard(running)
+            await self._programs.close(running)
             self._num_visits += 1
             self._identity = None
+
+    async def _begun(self, program: Program) -> RunningProgram:
+        await self._open_for_visit()
+        return await self._sandbox.start(program)
 
     async def _open_for_visit(self) -> None:
         self.check_ready()
@@ -292,14 +287,7 @@ class Environment:
 
     async def end_programs(self) -> None:
         """End what the controller runs beside the turns."""
-        programs = set(self._programs)
-        for program in programs:
-            program.kill()
-        if programs:
-            endings = [asyncio.ensure_future(program.ending()) for program in programs]
-            await asyncio.wait(endings, timeout=END_S)
-            for ending in endings:
-                ending.cancel()
+        await self._programs.end()
 
     def _ended(self) -> UnknownIdError:
         return UnknownIdError(f"lease {self.lease_id} has ended")

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,6 @@ from etude.common.errors import (
     CorruptError,
     EtudeError,
     FullError,
-    InvalidFieldError,
     UnknownIdError,
     UserError,
     WrongStateError,
@@ -25,6 +23,7 @@ from etude.envserver.drivers.base import Driver, SandboxError, Start
 from etude.envserver.node import kept, records, terms
 from etude.envserver.node.cache import ResultCache
 from etude.envserver.node.environment import Environment
+from etude.envserver.node.grounds import Grounds
 from etude.envserver.node.kept import Kept
 from etude.envserver.node.records import LEASE_ID, Record
 from etude.envserver.node.snapshots import Snapshot, Snapshots
@@ -37,16 +36,7 @@ log = logging.getLogger(__name__)
 
 TAKE_OVER_S = 60.0
 """Shortest life of a lease that was taken over: its broker has yet to say how long it really is."""
-RESERVE_BYTES = 256 << 20
-"""No environment is opened when the disk has less than this left."""
 RETRY_AFTER_S = 2.0
-_ON_EXPIRY = frozenset(
-    {
-        environments_pb2.ON_EXPIRY_UNSPECIFIED,
-        environments_pb2.ON_EXPIRY_KILL,
-        environments_pb2.ON_EXPIRY_PAUSE,
-    }
-)
 
 
 @dataclass(slots=True)
@@ -101,8 +91,7 @@ class Node:
     ) -> Sequence[environments_pb2.LaunchBatchResponse]:
         """One outcome per lease, in order. A lease that is held already stays as it is."""
         try:
-            snapshot = self._snapshot(request)
-            source = await self._admit(request, snapshot)
+            source, snapshot = await self._grounds.of(request)
         except EtudeError as error:
             return [_failure(held.index, _reason(error), str(error)) for held in request.leases]
         opening = (self._open(held, request, source, snapshot) for held in request.leases)
@@ -227,55 +216,6 @@ class Node:
         if not await environment.take_over(records.history(folder / records.CALLS)):
             raise SandboxError("a turn was cut off after it had changed the workspace")
 
-    def _snapshot(self, request: environments_pb2.OpenEnvironmentsRequest) -> Snapshot | None:
-        """What the environments start from, in place of their first files.
-
-        Raises:
-            UnknownIdError: their run has no such snapshot here.
-            InvalidFieldError: it is of something else.
-        """
-        if not request.snapshot_id:
-            return None
-        found = None
-        for run_id in {held.run_id for held in request.leases}:
-            found = self.states.snapshots.find(run_id, request.snapshot_id)
-        if found is None:
-            return None
-        for field_name, asked, was in (
-            ("template", request.template, found.origin.template),
-            ("workspace.uri", request.workspace.uri or found.origin.uri, found.origin.uri),
-        ):
-            if asked != was:
-                raise InvalidFieldError(field_name, f"the snapshot is of {was!r}, not {asked!r}")
-        return found
-
-    async def _admit(
-        self, request: environments_pb2.OpenEnvironmentsRequest, snapshot: Snapshot | None
-    ) -> Source:
-        if request.template in self.refused:
-            raise WeakWallError(self.refused[request.template])
-        if request.template not in self.templates:
-            raise UnknownIdError(f"this pool has no template {request.template!r}")
-        self.driver.check(request.template)
-        toolset(request.toolset)
-        if request.on_expiry not in _ON_EXPIRY:
-            raise InvalidFieldError("on_expiry", f"{request.on_expiry} is none that is known")
-        if request.on_expiry == environments_pb2.ON_EXPIRY_PAUSE:
-            self.states.require_files("a lease that expires cannot be paused")
-        free = _free_bytes(self.driver.leases)
-        metrics.free_bytes.set(free)
-        if free < RESERVE_BYTES:
-            raise SandboxError(
-                f"{self.driver.leases} has {free >> 20} MiB left, less than {RESERVE_BYTES >> 20}:"
-                " free some space or give the node a larger scratch volume"
-            )
-        if snapshot is None:
-            return await self.sources.get(request.workspace.uri)
-        source = await self.sources.get(snapshot.origin.uri)
-        if source.key != snapshot.origin.source_key:
-            raise CorruptError(f"{source.uri} is no longer what the snapshot's lease started from")
-        return source
-
     async def _open(
         self,
         held: environments_pb2.HeldLease,
@@ -355,6 +295,16 @@ class Node:
             deadline_s=time.monotonic() + max(least_s, terms.seconds_left(record.held.lease)),
         )
 
+    @property
+    def _grounds(self) -> Grounds:
+        return Grounds(
+            driver=self.driver,
+            sources=self.sources,
+            states=self.states,
+            templates=self.templates,
+            refused=self.refused,
+        )
+
     def _is_full(self) -> bool:
         return len(self._held) + len(self._opening) >= self.slots
 
@@ -366,12 +316,6 @@ class Node:
         metrics.environments.labels("kept").set(len(self.kept))
 
 
-class WeakWallError(EtudeError):
-    """The template is not trusted enough for this driver."""
-
-    reason = "WeakIsolation"
-
-
 def _remove_or_say(folder: Path) -> bool:
     try:
         folders.remove(folder)
@@ -379,11 +323,6 @@ def _remove_or_say(folder: Path) -> bool:
         log.exception("%s stays on the disk", folder)
         return False
     return True
-
-
-def _free_bytes(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
 
 
 def _reason(error: EtudeError) -> str:

@@ -1,0 +1,112 @@
+"""What environments are to start from, or why they cannot."""
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from etude.agent.toolsets import toolset
+from etude.common.errors import CorruptError, EtudeError, InvalidFieldError, UnknownIdError
+from etude.envserver import metrics
+from etude.envserver.drivers.base import Driver, SandboxError
+from etude.envserver.node.snapshots import Snapshot
+from etude.envserver.node.sources import Source, Sources
+from etude.envserver.node.states import States
+from etude.v1 import environments_pb2
+
+RESERVE_BYTES = 256 << 20
+"""No environment is opened when the disk has less than this left."""
+_ON_EXPIRY = frozenset(
+    {
+        environments_pb2.ON_EXPIRY_UNSPECIFIED,
+        environments_pb2.ON_EXPIRY_KILL,
+        environments_pb2.ON_EXPIRY_PAUSE,
+    }
+)
+
+
+class WeakWallError(EtudeError):
+    """The template is not trusted enough for this driver."""
+
+    reason = "WeakIsolation"
+
+
+class Ground(NamedTuple):
+    """First files, and the snapshot that takes their place if there is one."""
+
+    source: Source
+    snapshot: Snapshot | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grounds:
+    """Looks at orders before anything is made."""
+
+    driver: Driver
+    sources: Sources
+    states: States
+    templates: Collection[str]
+    refused: Mapping[str, str]
+
+    async def of(self, request: environments_pb2.OpenEnvironmentsRequest) -> Ground:
+        """What the environments of an order start from.
+
+        Raises:
+            CorruptError: its first files are no longer what a snapshot was made from.
+            EtudeError: they cannot be opened for another reason, which it says.
+        """
+        snapshot = self._snapshot(request)
+        self._check(request)
+        if snapshot is None:
+            return Ground(await self.sources.get(request.workspace.uri), None)
+        source = await self.sources.get(snapshot.origin.uri)
+        if source.key != snapshot.origin.source_key:
+            raise CorruptError(f"{source.uri} is no longer what the snapshot's lease started from")
+        return Ground(source, snapshot)
+
+    def _check(self, request: environments_pb2.OpenEnvironmentsRequest) -> None:
+        if request.template in self.refused:
+            raise WeakWallError(self.refused[request.template])
+        if request.template not in self.templates:
+            raise UnknownIdError(f"this pool has no template {request.template!r}")
+        self.driver.check(request.template)
+        toolset(request.toolset)
+        if request.on_expiry not in _ON_EXPIRY:
+            raise InvalidFieldError("on_expiry", f"{request.on_expiry} is none that is known")
+        if request.on_expiry == environments_pb2.ON_EXPIRY_PAUSE:
+            self.states.require_files("a lease that expires cannot be paused")
+        free = _free_bytes(self.driver.leases)
+        metrics.free_bytes.set(free)
+        if free < RESERVE_BYTES:
+            raise SandboxError(
+                f"{self.driver.leases} has {free >> 20} MiB left, less than {RESERVE_BYTES >> 20}:"
+                " free some space or give the node a larger scratch volume"
+            )
+
+    def _snapshot(self, request: environments_pb2.OpenEnvironmentsRequest) -> Snapshot | None:
+        """What the environments start from, in place of their first files.
+
+        Raises:
+            UnknownIdError: their run has no such snapshot here.
+            InvalidFieldError: it is of something else.
+        """
+        if not request.snapshot_id:
+            return None
+        found = None
+        for run_id in {held.run_id for held in request.leases}:
+            found = self.states.snapshots.find(run_id, request.snapshot_id)
+        if found is None:
+            return None
+        for field_name, asked, was in (
+            ("template", request.template, found.origin.template),
+            ("workspace.uri", request.workspace.uri or found.origin.uri, found.origin.uri),
+        ):
+            if asked != was:
+                raise InvalidFieldError(field_name, f"the snapshot is of {was!r}, not {asked!r}")
+        return found
+
+
+def _free_bytes(folder: Path) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
