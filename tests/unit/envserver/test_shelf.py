@@ -187,11 +187,15 @@ async def test_what_is_too_old_is_swept_by_the_stores_own_clock(pair: Pair, orde
     await pair.begin(order)
     await pair.share()
     assert pair.here.sweep(50) == 0
+    foreign = ("weights/manifest", f"runs/{place('a', 'b')}/manifest", f"{place('a', 'b')}/note")
+    for key in foreign:
+        pair.store.put(key, b"somebody else's")
     clock[0] = 151.0
-    pair.store.put("new/part", b"x")
+    new = f"{place('new', 'one')}/{MANIFEST}"
+    pair.store.put(new, b"x")
     assert pair.here.sweep(51) == 0
     assert pair.here.sweep(50) == 2
-    assert list(pair.store.objects) == ["new/part"]
+    assert set(pair.store.objects) == {new, *foreign}
 
 
 async def test_a_snapshot_that_is_removed_is_found_no_more(pair: Pair, order: Order) -> None:

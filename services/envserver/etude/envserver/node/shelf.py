@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ PART_BYTES = 8 << 20
 MAX_MANIFEST_BYTES = 1 << 20
 """16 GiB are 2,048 parts, of 80 bytes each."""
 MANIFEST = "manifest"
+_OURS = re.compile(r"^[0-9a-f]{32}/[0-9a-f]{32}/(manifest|part-[0-9]{6})$")
 SWEEP_EVERY_S = 3_600.0
 SLACK_S = 3_600.0
 """How much longer than on its node a snapshot stays in the store: clocks differ."""
@@ -140,9 +142,9 @@ class Shelf:
     def sweep(self, older_than_s: float) -> int:
         """Remove the objects that are so much older than the newest; returns how many.
 
-        So no clock but the store's counts.
+        So no clock but the store's counts. What else lies below the prefix is none of our business.
         """
-        infos = list(self.store.list(""))
+        infos = [info for info in self.store.list("") if _OURS.match(info.key)]
         newest_s = max((info.modified_s for info in infos), default=0.0)
         old = [info.key for info in infos if info.modified_s + older_than_s < newest_s]
         self.store.delete(old)
