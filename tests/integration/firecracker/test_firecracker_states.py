@@ -64,6 +64,7 @@ async def test_memory_and_commands_of_forks_of_forks_are_saved(states: States) -
     assert len({words[-2] for words in seen}) == 3
 
 
+@pytest.mark.long
 async def test_a_machine_that_slept_goes_on_with_what_it_was(states: States) -> None:
     one = await states.begun("one")
     await one.run("echo here > /tmp/memory", LIMIT_S)

@@ -72,7 +72,10 @@ async def succeed(driver: FirecrackerDriver) -> None:
         await node.driver.stop()
 
 
-@pytest.mark.parametrize("when", ["between calls", "before a diff is put together"])
+@pytest.mark.parametrize(
+    "when",
+    [pytest.param("between calls", marks=pytest.mark.long), "before a diff is put together"],
+)
 def test_machines_and_all_of_their_memory_outlive_the_node(
     make: Make, scratch: Path, tmp_path: Path, when: str
 ) -> None:

@@ -109,7 +109,8 @@ class Engine:
 
         def arguments(sockets: vm.Sockets) -> tuple[str, ...]:
             wiring = Wiring(memory=self._memory, qmp=sockets.qmp, agent=sockets.agent, root=root)
-            return machines.boot_arguments(machine, wiring, files)
+            ours = machines.boot_arguments(machine, wiring, files)
+            return _with_words(ours, f"{boot['boot_args']} tsc_early_khz={machine.tsc_khz}")
 
         await self._start(machine, arguments, (self._memory, root, kernel, initramfs, console))
         self._config = {"machine": rules.machine, "drive": drive, "vsock": rules.vsock}
@@ -198,6 +199,13 @@ class Engine:
         self._vm = await vm.start(
             machine, arguments, descriptors=inherited, folder=folder, jail=Ends()
         )
+
+
+def _with_words(arguments: tuple[str, ...], words: str) -> tuple[str, ...]:
+    """The guest's kernel is told what the driver tells it, but where the agent really is."""
+    at = arguments.index("-append") + 1
+    words = words.replace("envchannel=vsock", "").replace("reboot=k", "reboot=t")
+    return (*arguments[:at], words, *arguments[at + 1 :])
 
 
 def _machine(config: dict[str, Any]) -> Machine:

@@ -100,9 +100,8 @@ class Monitor:
 
 
 def _response(status: int, body: object) -> bytes:
-    reason = {200: "OK", 204: "No Content", 400: "Bad Request"}[status]
     data = b"" if body is None else json.dumps(body).encode()
-    head = f"HTTP/1.1 {status} {reason}\r\nServer: Firecracker API\r\nConnection: keep-alive\r\n"
+    head = f"HTTP/1.1 {status} \r\nServer: Firecracker API\r\nConnection: keep-alive\r\n"
     if data:
         head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n"
     return f"{head}\r\n".encode() + data

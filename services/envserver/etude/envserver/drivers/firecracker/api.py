@@ -74,12 +74,10 @@ class Api:
 
 def _request(method: str, path: str, body: Body | None) -> bytes:
     data = b"" if body is None else json.dumps(body).encode()
-    kind = "" if body is None else "Content-Type: application/json\r\n"
-    head = (
-        f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\n{kind}"
-        f"Content-Length: {len(data)}\r\n\r\n"
-    )
-    return head.encode() + data
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\n"
+    if data:
+        head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+    return f"{head}\r\n".encode() + data
 
 
 async def _response(reader: asyncio.StreamReader, what: str) -> Mapping[str, Any]:

@@ -15,9 +15,10 @@ from etude.envserver.drivers.firecracker.bodies import FireMachine
 from etude.envserver.drivers.qemu.errors import VmmError
 
 API = "api.sock"
-_MAX_FILES = 64
+_MAX_FILES = 256
+"""Of one process: files, sockets, and some descriptors for every device."""
 _MAX_TASKS = 32
-"""Of one process: it has a thread for the API, one for devices, one for each processor."""
+"""The same process has a thread for the API, one for devices, one for each processor."""
 _OWN_BYTES = 64 << 20
 """Beside the guest's memory."""
 
