@@ -198,11 +198,11 @@ def test_without_a_folder_there_are_no_secrets() -> None:
 
 def test_attempts_come_back_with_time() -> None:
     account = Account(max_bytes=10)
-    taken = sum(account.may_try(1.0) for _ in range(1000))
-    assert taken == limits.BURST
-    assert not account.may_try(1.01)
-    assert account.may_try(1.2)
-    assert sum(account.may_try(1e6) for _ in range(1000)) == limits.BURST
+    waits = [account.wait_s(1.0) for _ in range(int(limits.BURST) + 40)]
+    assert waits[: int(limits.BURST)] == [0.0] * int(limits.BURST)
+    assert waits[-40:] == sorted(waits[-40:])
+    assert waits[-1] == pytest.approx(40 / limits.ATTEMPTS_PER_S)
+    assert account.wait_s(100.0) == 0.0
 
 
 def test_names_are_counted_once() -> None:

@@ -10,6 +10,8 @@ from etude.envserver.egress.gate import Gate
 from etude.envserver.egress.proxy import serve
 from etude.envserver.egress.wires import CHUNK_BYTES, SocketWire
 
+_AGAIN_S = 1.0
+
 
 class Door:
     """One listening socket of an environment, until it is closed."""
@@ -36,6 +38,10 @@ class Door:
             await places.acquire()
             try:
                 connection, _ = await loop.sock_accept(self._listener)
+            except OSError:  # no descriptor is free
+                places.release()
+                await asyncio.sleep(_AGAIN_S)
+                continue
             except BaseException:
                 places.release()
                 raise

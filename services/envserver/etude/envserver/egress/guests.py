@@ -1,12 +1,15 @@
 """Connections that a guest's agent hands over its channel, each served by the proxy."""
 
 import asyncio
+import logging
 
 from etude.envserver.egress.gate import Gate
 from etude.envserver.egress.inside import PORT
 from etude.envserver.egress.proxy import serve
 from etude.envserver.guest.channel import GuestChannel, GuestLostError
 from etude.envserver.guest.connections import GuestConnection, PortTakenError
+
+log = logging.getLogger(__name__)
 
 _AGAIN_S = 1.0
 """Until a guest is asked again whose port somebody else has."""
@@ -35,12 +38,21 @@ class GuestDoor:
 
     async def _accept(self) -> None:
         places = self._gate.places
+        told = False
         while True:
             await places.acquire()
             try:
                 connection = await self._channel.accept(PORT)
-            except PortTakenError:
+            except PortTakenError as error:
                 places.release()
+                if not told:
+                    log.warning(
+                        "environment %s has no way out: %r; if its image is older than this node,"
+                        " build it again",
+                        self._gate.lease_id,
+                        str(error),
+                    )
+                told = True
                 await asyncio.sleep(_AGAIN_S)
                 continue
             except GuestLostError:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 MAX_CONNECTIONS = 16
 """At a time; further ones wait to be accepted."""
 ATTEMPTS_PER_S = 20.0
+"""Beyond a burst; faster ones wait, so that no environment fills the log."""
 BURST = 200.0
 """pip and npm ask for a hundred packages in a row."""
 MAX_NAMES = 256
@@ -27,15 +28,12 @@ class Account:
         """Whether it may send and receive no more."""
         return self.num_bytes >= self.max_bytes
 
-    def may_try(self, now_s: float) -> bool:
-        """Take one attempt from the bucket, if there is one."""
+    def wait_s(self, now_s: float) -> float:
+        """How long the next attempt has to wait; it is taken from the bucket now."""
         passed_s = 0.0 if self._filled_s is None else max(0.0, now_s - self._filled_s)
         self._filled_s = now_s
-        self._left = min(BURST, self._left + passed_s * ATTEMPTS_PER_S)
-        if self._left < 1.0:
-            return False
-        self._left -= 1.0
-        return True
+        self._left = min(BURST, self._left + passed_s * ATTEMPTS_PER_S) - 1.0
+        return max(0.0, -self._left / ATTEMPTS_PER_S)
 
     def may_name(self, host: str) -> bool:
         """Whether one more host may be looked up; one that was is no further one."""

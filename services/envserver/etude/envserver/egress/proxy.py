@@ -62,10 +62,9 @@ async def serve(client: Wire, gate: Gate) -> None:
 
 
 async def _serve(client: Wire, connection: h11.Connection, gate: Gate, trip: Trip) -> None:
+    await asyncio.sleep(gate.account.wait_s(time.monotonic()))
     request = await _head(client, connection)
     wanted = _asked(request, trip)
-    if not gate.account.may_try(time.monotonic()):
-        raise RefusedError(Verdict.LIMIT, "too many attempts: wait a second")
     if gate.account.is_spent:
         raise RefusedError(Verdict.LIMIT, "this environment has used up its bytes")
     decision = policy.decide(gate.rules, wanted.attempt)

@@ -8,7 +8,9 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from typing_extensions import override
@@ -20,6 +22,8 @@ from etude.envserver.egress.wires import SocketWire, Wire
 LOOKUP_S = 10.0
 CONNECT_S = 15.0
 _MAX_ADDRESSES = 4
+_MAX_LOOKUPS = 16
+"""At a time, of all environments of a node."""
 
 
 class UnreachableError(EtudeError):
@@ -56,14 +60,17 @@ class Connector(Protocol):
 
 @dataclass(slots=True)
 class SystemResolver(Resolver):
-    """Asks the node's own name servers."""
+    """Asks the node's own name servers, in threads that nothing else of the node waits for."""
+
+    threads: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(_MAX_LOOKUPS, thread_name_prefix="lookup")
+    )
 
     @override
     async def addresses(self, host: str) -> Sequence[str]:
         # With the dot at its end a name is complete: no search list makes it another one.
-        found = await asyncio.get_running_loop().getaddrinfo(
-            f"{host}.", None, type=socket.SOCK_STREAM
-        )
+        ask = partial(socket.getaddrinfo, f"{host}.", None, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(self.threads, ask)
         return list(dict.fromkeys(str(each[4][0]) for each in found))
 
 
