@@ -48,6 +48,7 @@ POOL = {
     "warm.maxShellsPerReplica": f"{NODE}.ahead",
     "isolation.minimum": f"{NODE}.admission",
     "isolation.driver": "etude.envserver.drivers.selection isolation",
+    "health.crashLoopThreshold": "etude.envserver.drivers.selection health",
     "slot.cpu": f"{OPERATOR}.desired_pools",
     "slot.memoryMib": "etude.envserver.drivers.selection slot",
     "snapshotsUri": f"{NODE}.serve spec",

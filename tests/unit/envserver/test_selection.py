@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from etude.common.api.pool import EnvPoolSpec
+from etude.envserver.drivers import selection
 from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.drivers.firecracker import probe
 from etude.envserver.drivers.gvisor import runsc
+from etude.envserver.drivers.qemu.driver import QemuDriver
 from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.qemu.machine import Machine
 from etude.envserver.drivers.selection import Place, selected
 
 
@@ -61,6 +64,26 @@ async def test_a_pool_that_accepts_processes_gets_them_where_no_machine_can_be(
     image(place)
     assert (await selected(spec({"image": "python"}), place)).name == "process"
     assert "qemu-system-x86_64" in caplog.text
+
+
+async def test_machines_that_crash_are_counted_to_the_pools_threshold(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = QemuDriver(scratch=place.scratch, images={}, machine=Machine(tsc_khz=1))
+
+    async def machines(_spec: EnvPoolSpec, _place: Place) -> QemuDriver:
+        return made
+
+    monkeypatch.setitem(vars(selection), "_machines", machines)
+    fields = {"isolation": {"driver": "QemuMicroVM"}}
+    assert await selected(spec(**fields), place) is made
+    assert made.quarantine.threshold == 5
+
+    await selected(spec(health={"crashLoopThreshold": 2}, **fields), place)
+
+    assert made.quarantine.threshold == 2
+    error = await refused(spec(health={"crashLoopThreshold": 2}), place)
+    assert error.problem.where == "spec.health.crashLoopThreshold"
 
 
 async def test_a_named_driver_is_that_driver_or_an_error(place: Place) -> None:

@@ -85,6 +85,14 @@ class Slot(Model):
     """Memory of a microVM, 256 unless set. Process has a fixed limit and refuses it."""
 
 
+class Health(Model):
+    """When a node gives something up."""
+
+    crash_loop_threshold: Annotated[int, Field(ge=1, le=100)] | None = None
+    """Machines of a template that crash one after the other as they start, before the node leaves
+    it alone for a while: 5 unless set. Process starts no machines and refuses it."""
+
+
 class LeasePolicy(Model):
     """How environments are handed out."""
 
@@ -182,6 +190,8 @@ class EnvPoolSpec(Model):
     """How environments search code."""
     network: Network = Field(default_factory=Network)
     """What environments may reach."""
+    health: Health = Field(default_factory=Health)
+    """When a node gives something up."""
     lease: LeasePolicy = Field(default_factory=LeasePolicy)
     """How environments are handed out."""
     store: StoreAccess | None = None

@@ -18,6 +18,7 @@ from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
 from etude.envserver.drivers.gvisor import runsc
 from etude.envserver.drivers.gvisor.driver import GvisorDriver
 from etude.envserver.drivers.gvisor.runsc import RunscError
+from etude.envserver.drivers.machine_driver import MachineDriver
 from etude.envserver.drivers.process import ProcessDriver
 from etude.envserver.drivers.qemu import probe, tsc
 from etude.envserver.drivers.qemu.compatibility import qemu_version
@@ -25,6 +26,7 @@ from etude.envserver.drivers.qemu.driver import QemuDriver
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.jail import jail_with_kvm
 from etude.envserver.drivers.qemu.machine import Accelerator, Machine
+from etude.envserver.drivers.qemu.quarantine import Quarantine
 from etude.envserver.egress.gate import Egress
 from etude.envserver.egress.secrets import Secrets
 from etude.envserver.images import build as builder
@@ -56,6 +58,15 @@ async def selected(spec: EnvPoolSpec, place: Place) -> Driver:
         DriverUnavailableError: this machine cannot give what the pool demands.
     """
     driver = await _selected(spec, place)
+    threshold = spec.health.crash_loop_threshold
+    if threshold is not None and not isinstance(driver, MachineDriver):
+        raise DriverUnavailableError(
+            f"driver {driver.name} starts no machines that could crash one after the other",
+            where="spec.health.crashLoopThreshold",
+            fix="remove the field, or set spec.isolation.driver to QemuMicroVM",
+        )
+    if threshold is not None and isinstance(driver, MachineDriver):
+        driver.quarantine = Quarantine(threshold=threshold)
     if spec.network.egress is not EgressPolicy.NONE and not driver.caps.egress:
         raise DriverUnavailableError(
             f"environments of driver {driver.name} have no way out",
