@@ -5,7 +5,6 @@ import contextlib
 import itertools
 import json
 import os
-import signal
 import subprocess
 import sys
 import urllib.request
@@ -15,6 +14,7 @@ from pathlib import Path
 from socket import socket
 
 from etude.common import channels
+from etude.envserver.drivers.qemu import census
 from etude.v1 import (
     environment_state_pb2,
     environment_state_pb2_grpc,
@@ -100,9 +100,7 @@ class Pool:
                 process.terminate()
                 process.wait(60)
         # The node leaves them for its successor, which will not come.
-        for pid in self.machines():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        census.end(census.marked(self.folder))
 
     def cpu_ms(self) -> float:
         """CPU time of broker and node, and of the node's machines that have ended."""
@@ -111,8 +109,7 @@ class Pool:
 
     def machines(self) -> list[int]:
         """Processes of the monitors that live, whoever started them."""
-        running = (each for each in Path("/proc").iterdir() if each.name.isdecimal())
-        return [int(each.name) for each in running if _is_monitor(each, self.folder)]
+        return [process.pid for process in census.marked(self.folder)]
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator["Client"]:
@@ -224,16 +221,6 @@ async def running(folder: Path, image: Path, *, slots: int) -> AsyncIterator[tup
             yield pool, client
     finally:
         pool.stop()
-
-
-def _is_monitor(process: Path, folder: Path) -> bool:
-    """Whether a process of /proc is a monitor that writes its last words below a folder."""
-    try:
-        if not (process / "cmdline").read_bytes().startswith(b"qemu-system"):
-            return False
-        return (process / "fd" / "2").readlink().is_relative_to(folder)
-    except OSError:
-        return False
 
 
 def free_port() -> int:

@@ -1,16 +1,16 @@
 """Broker and node as processes, by their command line."""
 
 import asyncio
-import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+
+from etude.envserver.drivers.qemu import census
 
 START_TIMEOUT_S = 60.0
 
@@ -82,10 +82,7 @@ class Processes:
 
     def end_machines(self) -> None:
         """End what a node leaves for its successor, which will not come."""
-        for process in Path("/proc").iterdir():
-            if process.name.isdecimal() and _is_monitor(process, self.folder):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(process.name), signal.SIGKILL)
+        census.end(census.marked(self.folder))
 
     def log(self, role: str) -> str:
         return (self.folder / f"{role}.log").read_text()
@@ -95,16 +92,6 @@ class Processes:
         with urllib.request.urlopen(url, timeout=10) as answer:
             text: str = answer.read().decode()
             return text
-
-
-def _is_monitor(process: Path, folder: Path) -> bool:
-    """Whether a process of /proc is a monitor that writes its last words below a folder."""
-    try:
-        if not (process / "cmdline").read_bytes().startswith(b"qemu-system"):
-            return False
-        return (process / "fd" / "2").readlink().is_relative_to(folder)
-    except OSError:
-        return False
 
 
 def free_port() -> int:
