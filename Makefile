@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo test test-gpu test-long check fix protos docs bench bench-weights search-model chaos-weights minio testbed microvms test-env bench-env system-deps buf
+.PHONY: help demo test test-gpu test-long fuzz-frames check fix protos docs bench bench-weights search-model chaos-weights minio testbed microvms test-env bench-env system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -47,6 +47,9 @@ test-long: $(READY) ## what takes longer: tests marked so, the demo on three see
 	$(RUN) pytest -m long tests/unit tests/contract tests/integration tests/attacks tests/cluster
 	$(RUN) pytest tests/e2e --timeout=3600
 	$(RUN) python -m tests.chaos
+
+fuzz-frames: $(READY) ## 1,000,000 hostile frames at a node's parser, its channels and a live node, and more at the guest's agent (SEED=0)
+	$(RUN) python -m tests.fuzz --seed $(SEED)
 
 chaos-weights: $(READY) ## 1,000 versions under faults on a folder and on MinIO, 100 on real engines; each check broken once
 	$(RUN) python hack/minio.py --if-possible
