@@ -29,6 +29,8 @@ LIMIT_S = 300
 
 WITHOUT_EDGE = json.dumps([{"op": "remove", "path": "/spec/edge"}])
 
+WARM = {"warmPerReplica": 1}
+
 Kubectl = Callable[..., str]
 Store = Mapping[str, str]
 
@@ -61,10 +63,12 @@ def pool_of(image: str, store: Store) -> dict[str, Any]:
         "kind": "EnvPool",
         "metadata": {"name": "machines"},
         "spec": {
-            "templates": [{"name": "python", "trust": "Trusted", "image": image}],
+            "templates": [{"name": "python", "trust": "Trusted", "image": image} | WARM],
             "isolation": {"minimum": "Process", "driver": "QemuMicroVM"},
             "replicas": 1,
             "slotsPerReplica": 4,
+            "slot": {"cpu": "10m"},
+            "warm": {"shellsPerReplica": 1, "maxShellsPerReplica": 2},
             "brokers": 2,
             "placement": {"nodeSelector": {"kubernetes.io/os": "linux"}, "onePerMachine": True},
             "edge": {"keysRef": {"name": "edge-keys"}},
@@ -97,6 +101,9 @@ async def work(broker: str) -> None:
     async with channels.dial(broker) as channel:
         stub = environments_pb2_grpc.EnvBrokerServiceStub(channel)
         pool = Pool(stub, environments_pb2_grpc.PoolServiceStub(channel), "empty:")
+        async for told in pool.watch.WatchPool(environments_pb2.WatchPoolRequest()):
+            if told.ready:
+                break
         (lease,) = await pool.launch("a")
         assert lease.driver == "qemu-microvm"
         said = await pool.turn(lease, ("1", "run_terminal", {"command": "uname -n; id -u"}))
