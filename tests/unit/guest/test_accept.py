@@ -187,3 +187,16 @@ async def test_nobody_is_accepted_without_the_token(guest: Guest) -> None:
 
     with pytest.raises(PortTakenError, match="token"):
         await guest.channel.accept(free_port())
+
+
+async def test_connections_leave_what_calls_were_told(guest: Guest) -> None:
+    call = guest_pb2.GuestCall(exec=guest_pb2.GuestExec(shell=b"echo >> ran", timeout_ms=60_000))
+    request = Request(operation=call, deadline_s=LIMIT_S)
+    await guest.channel.call(request)
+    port = free_port()
+    for _ in range(300):
+        pair = await paired(guest, port)
+        pair.writer.close()
+        await pair.host.close()
+
+    assert (await guest.channel.call(request)).is_replayed
