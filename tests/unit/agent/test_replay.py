@@ -115,6 +115,16 @@ def test_what_happened_after_a_snapshot_is_forgotten_with_a_rollback() -> None:
     assert [plan.snapshot_id for plan in log.plans()] == ["good", ""]
 
 
+def test_a_snapshot_that_was_shared_late_holds_no_turn_that_came_after_it() -> None:
+    log = CallLog(TOOLS)
+    log.add([ToolCall("1", "write_file", "{}")], [ToolOutcome(content="one")])
+    saved = log.num_turns
+    log.add([ToolCall("2", "write_file", "{}")], [ToolOutcome(content="two")])
+    log.mark("late", saved)
+
+    assert [(plan.snapshot_id, plan.num_calls) for plan in log.plans()] == [("late", 1), ("", 2)]
+
+
 @pytest.mark.parametrize(
     "now", [ToolOutcome(content="2 passed"), ToolOutcome(content="1 passed", kind=ErrorKind.TOOL)]
 )

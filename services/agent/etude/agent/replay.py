@@ -55,7 +55,7 @@ class CallLog:
     _turns: list[Sequence[Logged]] = field(default_factory=list)
     _by_id: dict[str, Logged] = field(default_factory=dict)
     _marks: dict[str, int] = field(default_factory=dict)
-    """Turns that each snapshot holds; the newest is last."""
+    """Turns that each snapshot holds."""
     _num_bytes: int = 0
 
     @property
@@ -82,10 +82,14 @@ class CallLog:
         self._by_id |= {logged.call.call_id: logged for logged in turn}
         self._num_bytes += sum(map(_size, turn))
 
-    def mark(self, snapshot_id: str) -> None:
-        """A snapshot holds what was called by now."""
-        self._marks.pop(snapshot_id, None)
-        self._marks[snapshot_id] = len(self._turns)
+    @property
+    def num_turns(self) -> int:
+        """Turns that were answered."""
+        return len(self._turns)
+
+    def mark(self, snapshot_id: str, num_turns: int | None = None) -> None:
+        """A snapshot holds the first so many turns; all that were answered by now, unless given."""
+        self._marks[snapshot_id] = self.num_turns if num_turns is None else num_turns
 
     def back_to(self, snapshot_id: str) -> None:
         """The environment was put back: what was called since never happened.

@@ -128,9 +128,11 @@ class RecoveringEnvironment(Environment):
         """
         states = self.replacing.states(self.lease)
         await states.snapshot(snapshot_id)
+        # The policy may go on while the store takes its time.
+        num_turns = self.log.num_turns
         shared = await states.share(snapshot_id)
         self._digests[snapshot_id] = shared.digest
-        self.log.mark(snapshot_id)
+        self.log.mark(snapshot_id, num_turns)
 
     async def _surviving(self, work: Callable[[], Awaitable[_T]]) -> _T:
         """The result of work on the environment, which is made again each time that it is lost.
