@@ -67,7 +67,8 @@ def living(mark: str, program: str) -> list[int]:
 
 
 def machines(processes: Processes) -> list[int]:
-    return living(f"{MARK}={processes.folder / 'scratch'}", "qemu-system-x86_64")
+    """Those of leases, without the one that others are split off from."""
+    return living(f"{MARK}={processes.folder / 'scratch' / 'leases'}", "qemu-system-x86_64")
 
 
 async def answered(work: Callable[[], Awaitable[_T]]) -> _T:

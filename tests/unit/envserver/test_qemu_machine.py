@@ -32,6 +32,15 @@ def test_a_clone_waits_stopped_and_cannot_reach_the_templates_memory() -> None:
     assert "-kernel" not in cloned
 
 
+def test_a_stems_translations_have_more_room_and_its_guest_sees_nothing_of_it() -> None:
+    one = machines.clone_arguments(MACHINE, WIRING)
+    shared = machines.clone_arguments(
+        MACHINE, WIRING, translation_mib=machines.SHARED_TRANSLATION_MIB
+    )
+    differing = {(a, b) for a, b in zip(one, shared, strict=True) if a != b}
+    assert differing == {("tcg,tb-size=32", "tcg,tb-size=64")}
+
+
 def test_a_boot_is_told_the_counters_rate() -> None:
     booted = machines.boot_arguments(MACHINE, WIRING, BOOT)
     assert "tsc_early_khz=2000000" in booted[booted.index("-append") + 1]

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 from etude.envserver.drivers.qemu import machine as machines
 from etude.envserver.drivers.qemu import sealed, vm
 from etude.envserver.drivers.qemu.jail import Jail
-from etude.envserver.drivers.qemu.machine import Wiring
+from etude.envserver.drivers.qemu.machine import (
+    SHARED_TRANSLATION_MIB,
+    TRANSLATION_MIB,
+    Wiring,
+)
 from etude.envserver.drivers.qemu.migration import receive
 
 if TYPE_CHECKING:  # a template makes its clones with this
@@ -43,7 +47,8 @@ async def spawn_shell(
             root=template.root,
             disk=disk,
         )
-        return machines.clone_arguments(template.machine, wiring)
+        room_mib = TRANSLATION_MIB if preload is None else SHARED_TRANSLATION_MIB
+        return machines.clone_arguments(template.machine, wiring, translation_mib=room_mib)
 
     inherited = (template.memory, template.root, *disk)
     return await vm.start(

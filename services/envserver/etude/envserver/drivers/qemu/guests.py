@@ -6,9 +6,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from etude.agent.workspace import WorkspaceError
 from etude.envserver.drivers.machines import Base, Monitor
 from etude.envserver.drivers.qemu import template
 from etude.envserver.drivers.qemu.delta import Delta
+from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.machine import Machine
 from etude.envserver.drivers.qemu.template import Template
@@ -159,7 +161,10 @@ async def rehearsed(shell: Monitor, base: Base) -> Guest:
     try:
         found = await _awake(shell, base, None)
         await found.channel.sync(_identity("rehearsal", generation=0))
-        await rehearse(found.channel)
+        try:
+            await rehearse(found.channel)
+        except WorkspaceError as error:
+            raise VmmError(f"what environments do first cannot be done: {error}") from error
         await found.channel.sync(_NOBODYS)
         await shell.freeze()
     except BaseException:
@@ -249,7 +254,7 @@ async def met_again(guest: Guest) -> Guest:
     channel = await _connected(guest.vm)
     state = await channel.reset()
     await channel.sync(replace(guest.identity, hostname="", machine_id=b""))
-    return replace(guest, channel=channel, jobs=frozenset(state.jobs))
+    return replace(guest, channel=channel, jobs=frozenset(state.jobs), is_met=True)
 
 
 async def _awake(shell: Monitor, base: Base, saved: Delta | None) -> Guest:

@@ -6,8 +6,10 @@ from enum import StrEnum
 
 PROGRAM = "qemu-system-x86_64"
 PAGE_BYTES = 4096
-_TRANSLATION_MIB = 32
+TRANSLATION_MIB = 32
 """The knee: the default takes 480 MiB a machine, 8 makes the first command four times as slow."""
+SHARED_TRANSLATION_MIB = 64
+"""Where many share it: what a start of Python is translated to fits beside all else."""
 CONSOLE = "con"
 """What the monitor calls the guest's serial console."""
 CONSOLE_BYTES = 4096
@@ -88,10 +90,12 @@ def boot_arguments(machine: Machine, wiring: Wiring, boot: Boot) -> tuple[str, .
     )
 
 
-def clone_arguments(machine: Machine, wiring: Wiring) -> tuple[str, ...]:
+def clone_arguments(
+    machine: Machine, wiring: Wiring, *, translation_mib: int = TRANSLATION_MIB
+) -> tuple[str, ...]:
     """How QEMU waits, paused, for the state of a machine whose memory it copies on write."""
     return (
-        *_board(machine, wiring, is_shared=False),
+        *_board(machine, wiring, is_shared=False, translation_mib=translation_mib),
         # A delta records the state "running": only -S keeps it from starting before it is told.
         *("-S", "-incoming", "defer"),
         *("-chardev", f"ringbuf,id={CONSOLE},size={CONSOLE_BYTES}"),
@@ -99,22 +103,28 @@ def clone_arguments(machine: Machine, wiring: Wiring) -> tuple[str, ...]:
     )
 
 
-def _board(machine: Machine, wiring: Wiring, *, is_shared: bool) -> tuple[str, ...]:
+def _board(
+    machine: Machine, wiring: Wiring, *, is_shared: bool, translation_mib: int = TRANSLATION_MIB
+) -> tuple[str, ...]:
     share = "on" if is_shared else "off"
     memory = f"size={machine.memory_mib}M,mem-path={_path(wiring.memory)},share={share}"
     return (
         # ACPI stays on: Debian's kernel finds virtio devices of this board by no other way.
-        *("-M", "microvm,memory-backend=m0,suppress-vmdesc=on", *_processor(machine.accelerator)),
+        *(
+            "-M",
+            "microvm,memory-backend=m0,suppress-vmdesc=on",
+            *_processor(machine.accelerator, translation_mib),
+        ),
         *("-m", str(machine.memory_mib), "-nodefaults", "-no-user-config"),
         *("-display", "none", "-no-reboot"),
         *("-object", f"memory-backend-file,id=m0,{memory}"),
     )
 
 
-def _processor(accelerator: Accelerator) -> tuple[str, ...]:
+def _processor(accelerator: Accelerator, translation_mib: int) -> tuple[str, ...]:
     match accelerator:
         case Accelerator.TCG:
-            return ("-accel", f"tcg,tb-size={_TRANSLATION_MIB}", "-cpu", "max")
+            return ("-accel", f"tcg,tb-size={translation_mib}", "-cpu", "max")
         case Accelerator.KVM:
             return ("-accel", "kvm", "-cpu", "host")
 

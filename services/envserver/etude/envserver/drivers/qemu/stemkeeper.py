@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from etude.common.errors import UnavailableError
 from etude.envserver import metrics
 from etude.envserver.drivers.qemu import stem as stems
 from etude.envserver.drivers.qemu.errors import VmmError
@@ -18,7 +19,6 @@ from etude.envserver.drivers.qemu.pace import Work
 from etude.envserver.drivers.qemu.stem import Stem
 from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.drivers.qemu.vm import Vm
-from etude.envserver.guest.channel import GuestLostError
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class StemKeeper:
                     self._base, library, folder=self._folder, jail=self._jail
                 )
                 self._lanes.watch(self._stem.vm)
-        except (VmmError, GuestLostError, OSError) as error:
+        except (UnavailableError, OSError) as error:
             await self._failed(error, None)
         else:
             self._backoff = Backoff()
