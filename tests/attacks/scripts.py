@@ -59,9 +59,12 @@ KERNEL: Mapping[str, str] = {
     "becoming root": f"(su -c id || sudo -n id) </dev/null 2>/dev/null | grep -q uid=0 && {_SAY};"
     " true",
     "memory of process 1": f"(exec 3</proc/1/mem) 2>/dev/null && {_SAY}; true",
-    "environment of process 1": f"cat /proc/1/environ 2>/dev/null | grep -q . && {_SAY}; true",
-    "files of process 1": "for d in fd root cwd; do ls /proc/1/$d/ 2>/dev/null | grep -q ."
-    f" && {_SAY} $d; done; true",
+    # gVisor adds a home to it, and shows it to everybody.
+    "environment of process 1": "tr '\\0' '\\n' 2>/dev/null < /proc/1/environ | grep -v ^HOME="
+    f" | grep -q . && {_SAY}; true",
+    "files of process 1": "for d in root cwd; do ls /proc/1/$d/ 2>/dev/null | grep -q ."
+    f" && {_SAY} $d; done; for f in /proc/1/fd/*; do (: <> $f) 2>/dev/null && {_SAY} $f;"
+    f" (: > $f) 2>/dev/null && {_SAY} $f; done; true",
     "kernel settings": f"echo x > /proc/sys/kernel/hostname 2>/dev/null && {_SAY};"
     f" echo '|/bin/sh' > /proc/sys/kernel/core_pattern 2>/dev/null && {_SAY}; true",
     "control groups": "for f in $(find /sys/fs/cgroup -name cgroup.procs -o -name release_agent"

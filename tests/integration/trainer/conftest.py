@@ -14,6 +14,8 @@ from typing_extensions import override
 from etude.agent.chat import LAYOUT_TOKENS, ChatFormat
 from etude.common.serving import Server
 from etude.v1 import (
+    environment_state_pb2,
+    environment_state_pb2_grpc,
     environments_pb2_grpc,
     inference_pb2_grpc,
     rewards_pb2,
@@ -76,6 +78,27 @@ class Rewards(rewards_pb2_grpc.RewardServiceServicer):
 
 
 @dataclass(slots=True)
+class States(environment_state_pb2_grpc.EnvStateServiceServicer):
+    """Saves every environment that it is told to, or none."""
+
+    can_save: bool = True
+    saved: list[environment_state_pb2.SnapshotRequest] = field(default_factory=list)
+
+    @override
+    async def Snapshot(
+        self,
+        request: environment_state_pb2.SnapshotRequest,
+        context: grpc.aio.ServicerContext[
+            environment_state_pb2.SnapshotRequest, environment_state_pb2.SnapshotResponse
+        ],
+    ) -> environment_state_pb2.SnapshotResponse:
+        if not self.can_save:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no cap 'memory'")
+        self.saved.append(request)
+        return environment_state_pb2.SnapshotResponse(snapshot_id=request.snapshot_id)
+
+
+@dataclass(slots=True)
 class Partners:
     """All of them behind one port."""
 
@@ -83,19 +106,21 @@ class Partners:
     broker: Broker
     node: Node
     rewards: Rewards
+    states: States
     target: str = ""
 
 
 @pytest.fixture
 async def partners(model_folder: Path) -> AsyncIterator[Partners]:
     """A world for one rollout worker."""
-    made = Partners(Engine(ChatFormat.load(model_folder)), Broker(), Node(), Rewards())
+    made = Partners(Engine(ChatFormat.load(model_folder)), Broker(), Node(), Rewards(), States())  # type: ignore[abstract] # the other calls never come
     server = Server(["scripted"])
     grpc_server = server.grpc_server
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(made.engine, grpc_server)
     weights_pb2_grpc.add_WeightServiceServicer_to_server(Weights(made.engine), grpc_server)
     environments_pb2_grpc.add_EnvBrokerServiceServicer_to_server(made.broker, grpc_server)
     environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(made.node, grpc_server)
+    environment_state_pb2_grpc.add_EnvStateServiceServicer_to_server(made.states, grpc_server)
     rewards_pb2_grpc.add_RewardServiceServicer_to_server(made.rewards, grpc_server)
     await server.start()
     made.target = made.broker.endpoint = f"127.0.0.1:{server.port}"

@@ -97,6 +97,28 @@ async def test_scoring_gets_diffs_and_calls_and_no_tokens(
     assert all(r.diff == b"the diff" and r.calls and not r.links for r in request.rollouts)
 
 
+async def test_what_is_graded_in_a_fork_is_saved_as_it_ends_with_its_processes(
+    worker: RolloutWorker, partners: Any, task_uri: str
+) -> None:
+    settings = Path(task_uri.removeprefix("file://")) / "task.toml"
+    await run(worker, order(task_uri, partners.target))
+    assert not partners.states.saved
+
+    settings.write_text('[metadata]\netude_image = "shop"\netude_grade = "fork"\n')
+    records = await run(worker, order(task_uri, partners.target))
+    saved = partners.states.saved
+    assert all(request.with_memory for request in saved)
+    handed = [r.snapshot_id for r in partners.rewards.requests[-1].rollouts]
+    assert sorted(handed) == sorted(request.snapshot_id for request in saved)
+    assert len({*handed}) == 3
+    assert not any(record.rollout.snapshot_id for record in records)
+
+    partners.states.can_save = False
+    records = await run(worker, order(task_uri, partners.target, retries=0))
+    assert all(r.rollout.ending == rollout_pb2.ENDING_PLATFORM_FAULT for r in records)
+    assert all("no cap 'memory'" in r.rollout.fault for r in records)
+
+
 async def test_the_journal_gets_no_diff(
     worker: RolloutWorker, partners: Any, task_uri: str
 ) -> None:

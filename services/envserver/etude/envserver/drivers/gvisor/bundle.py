@@ -1,5 +1,7 @@
 """What a container of gVisor is made of, in the words of the OCI runtime specification. Pure."""
 
+import errno
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ _CAPABILITIES = (
 )
 """Of our agent, in the kernel in user space only: it makes commands another user, sets their limits
 and ends them. On the host the sandbox has none, and commands have none anywhere."""
+_KIND_OF_FILE = 0o170000
+"""Of a mode: stat(2)."""
 _SMALL_SHARE = 4
 """Folders for logs and temporary files get this part of what the workspace gets."""
 
@@ -42,14 +46,39 @@ def spec(root: Path, *, hostname: str, memory_mib: int) -> Mapping[str, Any]:
             "terminal": False,
             "user": {"uid": 0, "gid": 0},
             "args": [AGENT, "--stdio", "--uid", str(INSIDE_UID), "--state", STATE],
-            "env": ["PATH=/usr/local/bin:/usr/bin:/bin"],
+            # Everybody may read it there, unlike on Linux.
+            "env": [],
             "cwd": "/",
             "noNewPrivileges": True,
             "capabilities": capabilities,
         },
         "mounts": _mounts(memory_mib),
-        "linux": {"namespaces": [{"type": kind} for kind in kinds]},
+        "linux": {
+            "namespaces": [{"type": kind} for kind in kinds],
+            "seccomp": {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": _no_devices()},
+        },
     }
+
+
+def _no_devices() -> list[Mapping[str, Any]]:
+    """A filter inside: that kernel lets everybody make device nodes, which open nothing."""
+    return [
+        {
+            "names": [name],
+            "action": "SCMP_ACT_ERRNO",
+            "errnoRet": errno.EPERM,
+            "args": [
+                {
+                    "index": place,
+                    "value": _KIND_OF_FILE,
+                    "valueTwo": kind,
+                    "op": "SCMP_CMP_MASKED_EQ",
+                }
+            ],
+        }
+        for name, place in (("mknod", 1), ("mknodat", 2))
+        for kind in (stat.S_IFCHR, stat.S_IFBLK)
+    ]
 
 
 def _mounts(memory_mib: int) -> list[Mapping[str, Any]]:

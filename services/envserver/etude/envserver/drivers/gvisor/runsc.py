@@ -71,6 +71,7 @@ class Runsc:
             "--directfs=false",
             "--host-uds=none",
             "--host-fifo=none",
+            "--oci-seccomp",
             # A node in a Pod has no say over them.
             "--ignore-cgroups",
         )
