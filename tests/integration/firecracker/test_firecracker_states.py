@@ -1,5 +1,6 @@
 """What the driver of Firecracker does with its sandboxes, over the fake: the common contract."""
 
+import errno
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from tests.golden.tree import TREE
 from tests.integration.firecracker.conftest import Make
 from tests.support.sandbox_states import CHECKS, States
 
-from etude.envserver.drivers.base import Verification
+from etude.envserver.drivers.base import SandboxError, Verification
+from etude.envserver.drivers.firecracker import memory
 from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
+from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.trees import File
 
 Check = Callable[[States], Awaitable[None]]
@@ -72,6 +75,31 @@ async def test_a_machine_that_slept_goes_on_with_what_it_was(states: States) -> 
         await one.pause()
         assert not (Path(states.driver.leases) / "one" / "machine").exists()
         assert (await one.run("cat /tmp/memory; hostname", LIMIT_S)).output == b"here\none\n"
+
+
+async def test_a_machine_that_cannot_be_saved_goes_on(
+    states: States, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = await states.begun("one")
+    await one.run("echo here > /tmp/memory", LIMIT_S)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "packed", full)
+        with pytest.raises(VmmError, match="full"):
+            await one.pause()
+        assert one.is_whole
+        with pytest.raises(SandboxError, match="full"):
+            await states.saved(one, "s")
+        assert one.is_whole
+
+    assert (await one.run("cat /tmp/memory", LIMIT_S)).output == b"here\n"
+    folder, saved = await states.saved(one, "t")
+    other = states.new("other")
+    await other.restore(folder, saved)
+    assert (await other.run("cat /tmp/memory", LIMIT_S)).output == b"here\n"
 
 
 async def test_a_verifier_runs_in_a_machine_where_nobody_was(driver: FirecrackerDriver) -> None:

@@ -122,7 +122,9 @@ class Clone(Sleeper):
     @override
     def is_lost(self) -> bool:
         guest = self._guest
-        return guest is not None and (guest.vm.exited.done() or guest.channel.is_lost)
+        if guest is None:
+            return False
+        return guest.vm.exited.done() or (guest.is_met and guest.channel.is_lost)
 
     @override
     async def freeze(self) -> None:
@@ -133,7 +135,8 @@ class Clone(Sleeper):
         guest = self._awake
         await guest.vm.thaw()
         if not guest.is_met:
-            self._take(await guests.met(guest))
+            meet = guests.met if guest.vm.keeps_channel else guests.met_again
+            self._take(await meet(guest))
         elif sets_clock:
             # Its names are what they were, and are not written again.
             await guest.channel.sync(replace(guest.identity, hostname="", machine_id=b""))
@@ -144,11 +147,13 @@ class Clone(Sleeper):
         # From the answer on the guest stands between two frames.
         if not await guest.channel.ping(timeout_s=_PING_LIMIT_S):
             raise VmmError(f"the guest of machine {guest.vm.pid} does not answer")
-        saved = await base.take(guest.vm, self._bed.buffer, keep_running=True)
+        try:
+            saved = await base.take(guest.vm, self._bed.buffer, keep_running=True)
+        finally:
+            if not guest.vm.keeps_channel:  # whether it was written or not
+                self._take(await guests.met_again(guest))
         try:
             metrics.pause_seconds.observe(saved.pause_s)
-            if not guest.vm.keeps_channel:
-                self._take(await guests.met_again(guest))
             size = os.fstat(saved.stream).st_size
             if size > max_bytes:
                 raise TooLargeError(f"the machine has changed {size} bytes")
@@ -159,6 +164,10 @@ class Clone(Sleeper):
     @override
     async def save(self) -> None:
         guest, base = self._awake, self._starter().base
+        if not guest.vm.keeps_channel:
+            # If it cannot be written, it goes on, and is met once more.
+            await guest.channel.close()
+            guest = self._guest = replace(guest, is_met=False)
         saved = await base.take(guest.vm, self._bed.buffer, keep_running=False)
         path = self._lease / f"asleep.{self.generation}"
         try:
