@@ -10,6 +10,7 @@ from tests.support import s3_servers
 
 from etude.common.blobs import MemoryStore, Store, open_store
 from etude.common.blobs.buckets import make_bucket
+from etude.envserver.drivers.qemu import census
 
 # Else Ray, when it is imported below `uv run`, starts each worker through uv in a copied folder.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
@@ -18,6 +19,13 @@ os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 # same examples; at a desk they are new ones.
 settings.register_profile("etude", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("etude")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ends_machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Machines outlive the node that made them, so a test that fails half-way leaves some."""
+    yield
+    census.end(census.marked(tmp_path_factory.getbasetemp()))
 
 
 @pytest.fixture
