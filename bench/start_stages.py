@@ -1,0 +1,137 @@
+"""Where the CPU-ms of a start go: one machine started alone beside one that is split off.
+
+python bench/start_stages.py [--count N]
+
+Of the driver alone, without broker, node and gRPC. CPU time is of the monitors and of this process.
+"""
+
+import argparse
+import asyncio
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from environment_bench.machines import Machines
+from rich.console import Console
+from rich.table import Table
+
+from etude.agent.workspace.protocol import HOME
+from etude.common.local import images_folder
+from etude.envserver.drivers.qemu import clone, guests, stem, stemlibrary
+from etude.envserver.drivers.qemu.guests import Guest
+from etude.envserver.drivers.qemu.jail import Jail
+from etude.envserver.drivers.qemu.starts import cpu_s
+from etude.envserver.drivers.qemu.stem import Stem
+from etude.envserver.guest.commands import GuestCommands
+from etude.envserver.guest.placing import place
+from etude.envserver.guest.workspace import GuestWorkspace
+from etude.envserver.images import demo
+from etude.envserver.images.build import build
+from etude.envserver.images.cache import Cache
+from etude.envserver.images.command import agent_of
+from etude.envserver.trees import File
+
+TREE = {"notes.txt": File(b"0123456789abcdef" * 256), "run.sh": File(b"echo ran\n")}
+COMMANDS = ("echo benchmark", "echo benchmark", "python3 -c pass")
+LIMIT_S = 120.0
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class Clock:
+    """CPU-ms of each stage of one kind of start, as often as it was done."""
+
+    pids: list[int] = field(default_factory=list)
+    stages: dict[str, list[float]] = field(default_factory=dict)
+
+    async def of(self, stage: str, work: Awaitable[_T], *, started: bool = False) -> _T:
+        """Do it and measure it; `started`: by it a monitor comes to be, whose pid is added."""
+        before_ms = self._used_ms()
+        result = await work
+        if started:
+            self.pids.append(result.pid)  # type: ignore[attr-defined] # a monitor
+        self.stages.setdefault(stage, []).append(self._used_ms() - before_ms)
+        return result
+
+    def _used_ms(self) -> float:
+        return 1000 * (time.process_time() + sum(cpu_s(pid) for pid in self.pids))
+
+
+async def alone(machines: Machines, folder: Path, clock: Clock) -> Guest:
+    """As a machine starts for which nothing is ready."""
+    spawning = clone.spawn_shell(machines.template, folder=folder, jail=Jail())
+    shell = await clock.of("monitor", spawning, started=True)
+    begun = guests.begun(shell, machines.template, name="alone")
+    return await clock.of("names and first answer", begun)
+
+
+async def split(parent: Stem, folder: Path, clock: Clock) -> Guest:
+    """As a machine starts where there is a stem."""
+    part = await clock.of("monitor", parent.split(folder), started=True)
+    return await clock.of("names and first answer", guests.split_off(part, name="split"))
+
+
+async def use(guest: Guest, clock: Clock) -> None:
+    """What environments do first."""
+    await clock.of("two files written", place(guest.channel, TREE, root=HOME))
+    run = GuestCommands(channel=guest.channel).run
+    await clock.of("a file read", GuestWorkspace(guest.channel, run, cwd=HOME).read("notes.txt"))
+    for number, command in enumerate(COMMANDS, start=1):
+        await clock.of(f"{number}. {command}", run(command, LIMIT_S))
+
+
+async def measured(image: Path, count: int) -> tuple[Clock, Clock]:
+    """Both kinds in turn, so that neighbours disturb both alike.
+
+    Raises:
+        RuntimeError: there is no C compiler.
+    """
+    with tempfile.TemporaryDirectory(prefix="etude-bench-") as name:
+        folder = Path(name)
+        library = stemlibrary.library(folder)
+        if library is None:
+            raise RuntimeError("nothing can be split off without a C compiler (cc)")
+        machines = await Machines.of(folder, image)
+        (folder / "stem").mkdir()
+        parent = await stem.grown(machines.template, library, folder=folder / "stem", jail=Jail())
+        one, other = Clock(), Clock()
+        for number in range(count):
+            for kind, clock in (("alone", one), ("split", other)):
+                clock.pids = [parent.vm.pid] if kind == "split" else []
+                place_of = folder / f"{kind}-{number}"
+                place_of.mkdir()
+                if kind == "split":
+                    guest = await split(parent, place_of, clock)
+                else:
+                    guest = await alone(machines, place_of, clock)
+                await use(guest, clock)
+                await guest.destroy()
+        await parent.destroy()
+        await machines.close()
+    return one, other
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=20)
+    given = parser.parse_args()
+    agent = agent_of(None, {}, Path.home())
+    console = Console()
+    image = build(demo.spec(), agent=agent, cache=Cache(images_folder()), say=console.log)
+    one, other = asyncio.run(measured(image.folder, given.count))
+    load = os.getloadavg()[0]
+    table = Table(f"CPU-ms, median of {given.count}, load {load:.1f}", "alone", "split", box=None)
+    for stage, values in one.stages.items():
+        both = [statistics.median(each) for each in (values, other.stages[stage])]
+        table.add_row(stage, *(f"{each:.1f}" for each in both))
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
