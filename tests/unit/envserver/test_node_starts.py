@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +14,18 @@ from etude.common import channels, serving
 from etude.envserver.broker.broker import Broker
 from etude.envserver.broker.nodes import MemoryNodes
 from etude.envserver.broker.service import BrokerService, report
-from etude.envserver.drivers.base import Begun, Readiness, Sandbox, Start, Warmth
+from etude.envserver.drivers.base import (
+    Begun,
+    Outcome,
+    Readiness,
+    Sandbox,
+    Start,
+    Verification,
+    Warmth,
+)
 from etude.envserver.drivers.in_folders import FolderSandbox
 from etude.envserver.drivers.memory import MemoryDriver
+from etude.envserver.node.grading import Grader
 from etude.envserver.node.heartbeat import Heartbeat
 from etude.envserver.node.node import Node
 from etude.envserver.trees import Tree
@@ -65,6 +74,11 @@ class LateDriver(MemoryDriver):
     def keep_warm(self, wanted: Sequence[Warmth]) -> None:
         self.kept = wanted
         self.paused = sum(each.paused_clones for each in wanted)
+
+    @override
+    async def verify(self, work: Verification) -> Outcome:
+        outcome = await super(LateDriver, self).verify(work)
+        return replace(outcome, begun=Begun(Start.SHELL, 0.025))
 
     def _start(self) -> Start:
         if not self.paused:
@@ -123,6 +137,23 @@ async def test_a_lease_that_ended_between_two_heartbeats_is_told_too(
     await called(node, "a")
     await node.close(["a", "b"])
     assert len(node.starts.news()) == 1
+    assert node.starts.awaited() == {}
+
+
+async def test_a_grade_counts_as_a_start_of_its_leases_run(
+    node: Node, order: Order, driver: LateDriver
+) -> None:
+    await node.open(order("a"))
+    lease = node.find("a")
+    job = environments_pb2.GradeJob(
+        command="pytest -q", timeout_seconds=5, reward_path="/logs/reward.txt"
+    )
+    grader = Grader(driver, node.cache, node.starts)
+    for _ in range(2):  # the second time memory knows it
+        await grader.grade(lease.source.tree, job, template="python", fork=lease)
+
+    (news,) = node.starts.news()
+    assert news.beginning.start == environments_pb2.START_SHELL
     assert node.starts.awaited() == {}
 
 

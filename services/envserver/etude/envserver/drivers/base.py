@@ -109,6 +109,8 @@ class Outcome:
     cpu_ms: int = 0
     wall_ms: int = 0
     collected: bytes | None = None
+    begun: Begun | None = None
+    """How the sandbox of a verification came to be, where that may differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,10 @@
 """Sandboxes as virtual machines: clones of a template, each in a jail of its own."""
 
 import itertools
+import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from etude.agent.workspace.protocol import Runner
 from etude.envserver import folders
 from etude.envserver.drivers import guest_grades
 from etude.envserver.drivers.base import (
+    Begun,
     Caps,
     Driver,
     DriverUnavailableError,
@@ -149,11 +151,14 @@ class MachineDriver(Driver):
         folder.mkdir()
         try:
             (folder / MACHINE).mkdir(mode=0o700)
+            asked_s = time.monotonic()
             await self.lanes.places.take()
             try:
-                guest, _ = await self._launch(work.template, folder.name, folder / MACHINE)
+                guest, start = await self._launch(work.template, folder.name, folder / MACHINE)
+                begun = Begun(start, time.monotonic() - asked_s)
                 try:
-                    return await guest_grades.fresh(guest.channel, work)
+                    outcome = await guest_grades.fresh(guest.channel, work)
+                    return replace(outcome, begun=begun)
                 finally:
                     await guest.destroy()
             finally:

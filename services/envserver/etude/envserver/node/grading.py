@@ -1,6 +1,6 @@
 """Hidden tests without their agent: first files, the agent's artefacts, then the tests."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from etude.common.errors import InvalidFieldError, WrongStateError, crossing
 from etude.envserver import trees
@@ -14,6 +14,7 @@ from etude.envserver.drivers.base import (
 from etude.envserver.drivers.sandbox.layout import LOGS
 from etude.envserver.node.cache import ResultCache
 from etude.envserver.node.environment import Environment
+from etude.envserver.node.starts import Starts
 from etude.envserver.node.terms import ISOLATION
 from etude.envserver.trees import Tree
 from etude.v1 import environments_pb2
@@ -28,6 +29,8 @@ class Grader:
 
     driver: Driver
     cache: ResultCache
+    starts: Starts = field(default_factory=Starts)
+    """Told how sandboxes of grades came to be."""
 
     async def grade(
         self,
@@ -43,7 +46,7 @@ class Grader:
             source: the first files.
             job: what to run.
             template: what a fresh sandbox is made of.
-            fork: where the job is graded if it wants a fork.
+            fork: the lease that it is for, in which it is graded if it wants a fork.
 
         Raises:
             InvalidFieldError: the job cannot be run as it is.
@@ -63,7 +66,7 @@ class Grader:
         )
         mode = job.mode or environments_pb2.GRADE_MODE_CLEAN
         if mode == environments_pb2.GRADE_MODE_CLEAN:
-            outcome = await self._fresh(work)
+            outcome = await self._fresh(work, fork)
         else:
             outcome = await self._forked(fork, work)
         return environments_pb2.GradeResponse(
@@ -78,10 +81,13 @@ class Grader:
             ),
         )
 
-    async def _fresh(self, work: Verification) -> Outcome:
+    async def _fresh(self, work: Verification, lease: Environment | None) -> Outcome:
         async def compute() -> tuple[Outcome, bool]:
             with crossing(SandboxError, "grading"):
-                return await self.driver.verify(work), True
+                outcome = await self.driver.verify(work)
+            if lease is not None and outcome.begun is not None:
+                self.starts.graded(lease, outcome.begun)
+            return outcome, True
 
         if not self.driver.is_repeatable(work.command):
             outcome, _ = await compute()

@@ -96,7 +96,7 @@ async def _serve(node: Node, settings: NodeSettings, shelf: Shelf | None, kept: 
         environment_state_pb2.DESCRIPTOR.services_by_name["EnvStateService"].full_name,
     )
     server = serving.Server(names, settings.server.host, settings.server.port)
-    service = NodeService(node, Grader(node.driver, node.cache))
+    service = NodeService(node, Grader(node.driver, node.cache, node.starts))
     environments_pb2_grpc.add_EnvNodeServiceServicer_to_server(service, server.grpc_server)
     environment_access_pb2_grpc.add_EnvAccessServiceServicer_to_server(
         AccessService(node), server.grpc_server

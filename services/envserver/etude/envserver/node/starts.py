@@ -4,6 +4,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from etude.envserver.drivers.base import Begun
 from etude.envserver.node.environment import Environment
 from etude.envserver.node.terms import STARTS
 from etude.v1 import environments_pb2
@@ -37,6 +38,11 @@ class Starts:
         self._look(environment)
         self._awaited.pop(environment.lease_id, None)
 
+    def graded(self, environment: Environment, begun: Begun) -> None:
+        """A grade began in a sandbox of its own, in place of the one that its lease might have."""
+        self._awaited.pop(environment.lease_id, None)
+        self._tell(environment, begun)
+
     def awaited(self) -> Counter[str]:
         """Environments by template that are still to begin."""
         self._look_at_all()
@@ -60,12 +66,15 @@ class Starts:
         if begun is not None:
             held.lease.start = STARTS[begun.start]
             held.lease.start_ms = round(1000 * begun.took_s)
-            beginning = environments_pb2.Beginning(
-                template=environment.record.template,
-                start=held.lease.start,
-                start_ms=held.lease.start_ms,
-            )
-            self._news.append(News(held.run_id, beginning))
+            self._tell(environment, begun)
         # In a turn it may be about to begin, and what it begins from is not taken yet.
         if begun is not None or (environment.is_used and not environment.turn.locked()):
             del self._awaited[environment.lease_id]
+
+    def _tell(self, environment: Environment, begun: Begun) -> None:
+        beginning = environments_pb2.Beginning(
+            template=environment.record.template,
+            start=STARTS[begun.start],
+            start_ms=round(1000 * begun.took_s),
+        )
+        self._news.append(News(environment.record.held.run_id, beginning))
