@@ -54,6 +54,8 @@ class World:
     http_port: int = 0
     https_port: int = 0
     seen: list[Seen] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)
+    """What servers have beside their own pages, by path; a folder's is its index."""
     names: KnownNames = field(default_factory=lambda: KnownNames(NAMES))
 
     @property
@@ -121,14 +123,18 @@ async def _serve(
             headers = {name.decode(): value.decode() for name, value in request.headers}
             seen = Seen(request.method.decode(), request.target.decode(), headers, body, is_tls)
             made.seen.append(seen)
-            await _answer(connection, writer, seen)
+            await _answer(made, connection, writer, seen)
     writer.close()
 
 
-async def _answer(connection: h11.Connection, writer: asyncio.StreamWriter, seen: Seen) -> None:
+async def _answer(
+    made: World, connection: h11.Connection, writer: asyncio.StreamWriter, seen: Seen
+) -> None:
     path, _, query = seen.target.partition("?")
     headers = [("x-server", "test"), *_headers(path, query, seen)]
-    body = _body(path, query, seen)
+    body = made.files[path] if path in made.files else _body(path, query, seen)
+    if path.endswith("/"):
+        headers.append(("content-type", "text/html"))
     if path != "/chunked":
         headers.append(("content-length", str(len(body))))
     status = 302 if path == "/redirect" else 200
