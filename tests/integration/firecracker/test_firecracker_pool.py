@@ -10,8 +10,6 @@ from tests.support.pool_processes import Processes
 
 from etude.common import channels
 from etude.envserver.drivers.firecracker.jail import Programs
-from etude.envserver.drivers.firecracker.places import FirePlaces
-from etude.envserver.drivers.qemu import census
 from etude.envserver.drivers.qemu.jail import KVM
 from etude.envserver.images.build import Image
 from etude.v1 import environments_pb2, environments_pb2_grpc
@@ -23,15 +21,19 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def processes(
-    image: Image, programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    image: Image,
+    programs: Programs,
+    scratch: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Processes]:
     monkeypatch.setenv("PATH", f"{programs.jailer.parent}:{os.environ['PATH']}")
     made = Processes(tmp_path)
     made.write_pool("MicroVM", "Untrusted", driver="Firecracker", image=image.folder.as_uri())
     yield made
+    assert made.environment("node")["ETUDE_SCRATCH"] == str(scratch)
     for role in made.running:
         made.stop(role)
-    census.end(FirePlaces(scratch=tmp_path / "scratch").seen())
 
 
 @pytest.fixture
