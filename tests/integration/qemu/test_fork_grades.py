@@ -26,6 +26,7 @@ mkdir -p /srv/ledger && mkfifo -m 622 /run/ledger
 """
 """Keeps what anybody tells it; nobody else can write there."""
 VERIFIER = b"""cd /workspace
+find /workspace /tmp /dev/shm -type f | sort
 echo asked > /run/ledger
 for look in 1 2 3 4 5 6 7 8 9 10; do grep -q asked /srv/ledger/lines && break; sleep 1; done
 grep -qx forty-two /srv/ledger/lines && grep -qx asked /srv/ledger/lines || exit 1
@@ -33,7 +34,8 @@ grep -qx forty-two /srv/ledger/lines && grep -qx asked /srv/ledger/lines || exit
 sh cases.sh || exit 3
 mkdir -p /logs/verifier && printf 1 > /logs/verifier/reward.txt
 """
-CASES = b"echo as they were\n"
+CASES_SAY = "as they were\n"
+CASES = f"echo {CASES_SAY}".encode()
 PLANTS = f"""
 plant='printf 1 > /logs/verifier/reward.txt; echo {REACHED}'
 mkdir -p bin tests /tmp/bin /dev/shm/x
@@ -128,7 +130,7 @@ async def test_a_fork_is_graded_by_what_its_service_holds_and_by_no_plant(pool: 
     graded = await pool.grade(fork, job(diff))
 
     said = graded.output.decode()
-    assert REACHED not in said
+    assert said == f"/workspace/cases.sh\n/workspace/solution.sh\n{CASES_SAY}"
     assert (graded.reward_file, graded.exit_code) == (b"1", 0), said
     assert graded.evidence == environments_pb2.GradeEvidence(
         mode=environments_pb2.GRADE_MODE_FORK,
