@@ -68,6 +68,7 @@ microvms: $(READY) ## the tests of real microVMs, which nothing may skip (QEMU, 
 
 test-env: $(READY) ## environments on every driver, with the attacks on them; skips nothing (QEMU, Go, root)
 	ETUDE_REQUIRE=qemu $(RUN) pytest tests/unit/guest tests/contract/test_guest_agents.py tests/contract/test_workspaces.py tests/integration/envserver tests/integration/envaccess tests/integration/tasks tests/integration/qemu
+	ETUDE_REQUIRE=gvisor $(RUN) pytest tests/integration/gvisor
 	ETUDE_REQUIRE=qemu $(RUN) pytest tests/attacks
 
 protos: $(READY) ## regenerate the committed stubs

@@ -1,11 +1,14 @@
 """Specs of images as people write them."""
 
+import shlex
 from pathlib import Path
 
 import pytest
 
 from etude.common.errors import UserError
-from etude.envserver.images.spec import digest, read_spec
+from etude.envserver.images.build import _files
+from etude.envserver.images.initramfs import SERVICES
+from etude.envserver.images.spec import ImageSpec, digest, read_spec
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "images").glob("*.yaml"))
 SPEC = "name: tiny\nbase: {busybox: {}}\n"
@@ -94,3 +97,16 @@ def test_every_example_is_a_spec(path: Path) -> None:
 def test_an_address_depends_on_every_part_and_on_their_borders() -> None:
     assert digest("a", "bc") == digest("a", "bc")
     assert len({digest("a", "bc"), digest("ab", "c"), digest("abc"), digest("a", "bd")}) == 4
+
+
+def test_services_are_begun_in_order_by_a_file_that_only_root_reads() -> None:
+    services = [{"start": "it's one"}, {"start": "two\nlines"}]
+    given = {"name": "shop", "base": {"busybox": {}}, "services": services}
+    spec = ImageSpec.model_validate(given)
+    (file,) = _files(spec)
+    assert (file.path, file.mode) == (SERVICES, "0700")
+    assert shlex.split(file.text, posix=True) == [
+        *("/bin/sh", "-e", "-c", "it's one"),
+        *("/bin/sh", "-e", "-c", "two\nlines"),
+    ]
+    assert _files(ImageSpec.model_validate({**given, "services": []})) == []
