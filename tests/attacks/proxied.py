@@ -80,6 +80,6 @@ PROXY: Mapping[str, str] = {
     ),
     "garbage for the proxy": "for n in 1 2 3 4 5; do head -c 100000 /dev/urandom"
     f" | {TALK} | grep -q {_BAD} && echo {REACHED}; done; true",
-    "forty connections that say nothing": "for n in $(seq 40); do"
+    "two dozen connections that say nothing": "for n in $(seq 24); do"
     f" (printf 'GET http://'; sleep 2) | {TALK} >/dev/null & done; sleep 3; true",
 }

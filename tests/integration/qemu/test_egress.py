@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.integration.qemu.test_succession import Daemon
 from tests.support import guests, microvms, upstreams
 from tests.support.upstreams import World
 
@@ -90,6 +91,7 @@ async def test_a_listed_host_is_reached_and_nothing_else(driver: QemuDriver, wor
     await sandbox.close()
 
 
+@pytest.mark.long
 async def test_megabytes_go_through(driver: QemuDriver) -> None:
     sandbox = await begun(driver, "a")
 
@@ -165,3 +167,26 @@ async def test_closing_the_sandbox_ends_its_connections(
     with caplog.at_level("INFO"):
         await sandbox.close()
         await guests.until(lambda: "verdict=malformed" in caplog.text)
+
+
+@pytest.mark.long
+async def test_the_way_out_is_there_after_the_nodes_death(
+    image: Image, world: World, tmp_path: Path
+) -> None:
+    machine = microvms.small_machine()
+    first = Daemon(image, tmp_path / "scratch", tsc_khz=machine.tsc_khz, lines=0)
+    assert first.ask("begin", "a") == ["a"]
+    first.kill()
+
+    second = QemuDriver(
+        scratch=tmp_path / "scratch",
+        images={"python": image},
+        machine=machine,
+        egress=world.egress(RULES, python=None),
+    )
+    await second.start()
+    found = second.sandbox(second.leases / "a", nothing, template="python")
+    await found.workspace.write("ask", ASK)
+    assert await sh(found, FETCH) == HELLO
+    await found.close()
+    await second.stop()
