@@ -14,7 +14,7 @@ from tests.support.parallel_engine import options_of
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture(scope="module", params=["tensor", "pipeline"])
+@pytest.fixture(scope="module", params=["tensor", pytest.param("pipeline", marks=pytest.mark.long)])
 def seen(
     request: pytest.FixtureRequest,
     make_model: Callable[..., Path],

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 from tests.support.counting_store import CountingStore
 
 from etude.common import weights
@@ -132,6 +133,7 @@ def read_by_slice(store: Store, manifest: WeightManifest, folder: Path) -> list[
     return found
 
 
+@pytest.mark.long
 async def test_two_replicas_serve_what_two_learner_ranks_published_and_a_slice_reads_its_share(
     make_model: Callable[..., Path],
     make_role: Callable[..., Any],

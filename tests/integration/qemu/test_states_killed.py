@@ -126,6 +126,7 @@ async def succeed(scratch: Path, image: Image, *, was_put_back: bool) -> None:
         await node.driver.stop()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "when",
     [

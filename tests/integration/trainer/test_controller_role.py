@@ -235,6 +235,7 @@ def ways(store: Store, folder: Path) -> int:
     return len(verdicts)
 
 
+@pytest.mark.long
 async def test_a_rank_that_dies_in_its_upload_leaves_no_version_and_its_run_publishes_again(
     world: Path, start: Start, runs: Any
 ) -> None:

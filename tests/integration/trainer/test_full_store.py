@@ -106,6 +106,7 @@ async def publish_into_a_full_store(folder: Path, scratch: Path) -> None:
     sys.stdout.write(json.dumps([trouble, listed, files, chain, *after]))
 
 
+@pytest.mark.long
 def test_a_full_store_is_said_in_its_words_and_publishing_goes_on_when_there_is_room(
     tmp_path: Path,
 ) -> None:

@@ -10,6 +10,7 @@ from tests.chaos.mutations import MUTATIONS
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("check", MUTATIONS)
 def test_a_chain_without_one_of_its_checks_is_noticed(check: str) -> None:
     command = [sys.executable, "-m", "tests.chaos", "--mutation", check]

@@ -146,9 +146,7 @@ class VmSandbox(Sandbox):
 
     @override
     async def start(self, program: Program) -> RunningProgram:
-        jobs = GuestJobs(
-            channel=self._running, environment=self._environment, is_controllers=True
-        )
+        jobs = GuestJobs(channel=self._running, environment=self._environment, is_controllers=True)
         return await by_jobs.started(jobs, program)
 
     @override
