@@ -137,6 +137,32 @@ async def test_gvisor_is_taken_by_name_or_where_a_pool_accepts_no_less(place: Pl
         assert wanted in error.problem.what
 
 
+def with_gvisor(place: Place) -> None:
+    program = place.scratch.parent / "runsc"
+    program.write_text("#!/bin/sh\necho runsc version release-20250505.0\n")
+    program.chmod(0o755)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="containers of gVisor need root")
+async def test_a_pool_that_accepts_processes_is_not_refused_for_what_gvisor_has_not(
+    place: Place,
+) -> None:
+    image(place)
+    with_gvisor(place)
+    assert (await selected(spec({"image": "python"}), place)).name == "gvisor"
+    driver = await selected(spec({"image": "python"}, network={"egress": "Public"}), place)
+    assert (driver.name, driver.caps.egress) == ("process", True)
+
+
+async def test_a_pool_that_needs_a_way_out_of_a_sandbox_is_told_who_gives_one(place: Place) -> None:
+    image(place)
+    with_gvisor(place)
+    pool = spec({"image": "python"}, isolation={"minimum": "Sandbox"}, network={"egress": "Public"})
+    problem = (await refused(pool, place)).problem
+    assert problem.where == "spec.network.egress"
+    assert "QemuMicroVM" in problem.fix
+
+
 @pytest.mark.parametrize(
     ("said", "why"),
     [

@@ -67,12 +67,6 @@ async def selected(spec: EnvPoolSpec, place: Place) -> Driver:
         )
     if threshold is not None and isinstance(driver, MachineDriver):
         driver.quarantine = Quarantine(threshold=threshold)
-    if spec.network.egress is not EgressPolicy.NONE and not driver.caps.egress:
-        raise DriverUnavailableError(
-            f"environments of driver {driver.name} have no way out",
-            where="spec.network.egress",
-            fix="set it to None, or spec.isolation.driver to Process",
-        )
     return driver
 
 
@@ -129,6 +123,13 @@ async def _best(spec: EnvPoolSpec, place: Place) -> Driver:
 
 
 async def _gvisor(spec: EnvPoolSpec, place: Place) -> GvisorDriver:
+    # Here, so that a pool which accepts less is not refused for it.
+    if spec.network.egress is not EgressPolicy.NONE:
+        raise DriverUnavailableError(
+            "environments of driver gvisor have no way out",
+            where="spec.network.egress",
+            fix="set it to None, or spec.isolation.driver to QemuMicroVM",
+        )
     images = await _images(spec, place)
     for index, template in enumerate(spec.templates):
         if images[template.name].has_services:
