@@ -42,7 +42,7 @@ EXAMPLES = {
     "images ls": ("etude images ls", "etude images ls --json"),
     "images rm": (
         "etude images rm python --dry-run",
-        "etude images rm s3://runs/images/4d38fd4e901842fb10783039fde92798 --pools pools.yaml",
+        "etude images rm s3://runs/4d38fd4e901842fb10783039fde92798 --pools pools.yaml",
     ),
     "images prune": (
         "etude images prune --older-than 30",

@@ -65,10 +65,26 @@ def test_what_pools_and_runs_name_is_found_wherever_it_stands(tmp_path: Path) ->
 
 
 def test_a_file_that_cannot_be_read_removes_nothing(tmp_path: Path) -> None:
-    for path in (tmp_path / "none.yaml", tmp_path / "bad.yaml"):
-        (tmp_path / "bad.yaml").write_text("a: [")
-        with pytest.raises(UserError, match=path.name):
-            references.named([path])
+    (tmp_path / "bad.yaml").write_text("a: [")
+    for name, reason in (("none.yaml", "NotFound"), ("bad.yaml", "InvalidYaml")):
+        with pytest.raises(UserError, match=name) as refused:
+            references.named([tmp_path / name])
+        assert refused.value.problem.reason == reason
+        assert "Errno" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "---\n", '{"kind": "List", "items": []}', '{"kind": "Pod", "spec": {"image": "EnvPool"}}'],
+)
+def test_a_file_without_pools_removes_nothing(tmp_path: Path, text: str) -> None:
+    empty = tmp_path / "empty.yaml"
+    empty.write_text(text)
+    with pytest.raises(UserError, match=r"empty\.yaml"):
+        references.named([empty])
+    pools = manifests(tmp_path / "pools.yaml", "mine")
+    assert references.named([empty, pools]) == {"mine"}
+    assert references.named([]) == frozenset()
 
 
 KEPT = st.builds(
@@ -167,6 +183,31 @@ def test_rm_refuses_what_a_pool_names_or_a_node_boots(
 def test_a_store_is_touched_only_with_word_of_its_pools(
     cache: Cache, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for words in (("prune", "s3://b/images"), ("rm", f"s3://b/images/{32 * 'a'}")):
+    for words in (("prune", "s3://runs/images"), ("rm", f"s3://runs/images/{32 * 'a'}")):
         assert ran(cache, *words) == 2
         assert "kubectl get envp,rlr" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("verb", "given"),
+    [("prune", "file://{}"), ("prune", "{}"), ("rm", "file://{}/" + 32 * "a"), ("prune", "s3://")],
+)
+def test_only_a_folder_of_a_bucket_is_a_store_to_remove_from(
+    cache: Cache, tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, given: str
+) -> None:
+    address = tmp_path / "store" / (32 * "a")
+    address.mkdir(parents=True)
+    (address / MANIFEST).write_text("{}")
+    os.utime(address / MANIFEST, (0, 0))
+    pools = str(manifests(tmp_path / "pools.yaml", "python"))
+    assert ran(cache, verb, given.format(tmp_path / "store"), "--pools", pools) == 2
+    said = capsys.readouterr().err
+    assert "s3://bucket/prefix" in said
+    assert said.startswith("URL " if verb == "prune" else "IMAGE ")
+    assert (address / MANIFEST).exists()
+
+
+def test_who_names_no_image_is_told_where_to_look() -> None:
+    for url, fix in ((None, "etude images ls"), ("s3://b/images", "below s3://b/images")):
+        with pytest.raises(UserError, match=fix):
+            removal.chosen([], "python", frozenset(), url=url)

@@ -106,7 +106,7 @@ def rm(
 def prune(  # noqa: PLR0913 - a verb has as many parameters as it has options
     url: Annotated[
         str | None,
-        typer.Argument(metavar="[URL]", help="s3://bucket/prefix; images here unless given."),
+        typer.Argument(metavar="URL", help="s3://bucket/prefix; images here unless given."),
     ] = None,
     *,
     pools: Pools = None,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from etude.common.addresses import bucket_of
 from etude.common.blobs import Store, open_store
 from etude.common.errors import Problem, UserError
 from etude.envserver.images import references, removal
@@ -61,7 +62,7 @@ def run(given: argparse.Namespace, cache: Cache) -> int:
         before_s = time.time() - DAY_S * given.older_than
         going = removal.prunable(kept, named, before_s=before_s)
     else:
-        going = removal.chosen(kept, image, named)
+        going = removal.chosen(kept, image, named, url=url)
     if given.dry_run:
         sys.stdout.write("".join(f"would remove {_row(each)}\n" for each in going))
         return 0
@@ -83,10 +84,30 @@ class _Wanted(NamedTuple):
 
 
 def _wanted(given: argparse.Namespace) -> _Wanted:
+    """Which images, and where.
+
+    Raises:
+        UserError: they are in no bucket. A folder is walked whole, and may be anybody's.
+    """
     if given.verb == "prune":
-        return _Wanted(None, given.url)
+        return _Wanted(None, None if given.url is None else _bucket(given.url, "URL"))
     prefix, _, image = given.image.rpartition("/")
-    return _Wanted(image, prefix) if given.image.startswith("s3://") else _Wanted(given.image, None)
+    is_here = "://" not in given.image
+    return _Wanted(given.image, None) if is_here else _Wanted(image, _bucket(prefix, "IMAGE"))
+
+
+def _bucket(url: str, argument: str) -> str:
+    fix = "use s3://bucket/prefix, or none for the images here"
+    if argument == "IMAGE":
+        fix = "use a name or an address of etude images ls, or s3://bucket/prefix/ADDRESS"
+    try:
+        bucket = bucket_of(url)
+    except UserError as cause:
+        what, fix = f"{url!r} {cause.problem.what}", cause.problem.fix
+        raise UserError(Problem("Usage", what, argument, fix)) from cause
+    if bucket is None:
+        raise UserError(Problem("Usage", f"{url!r} is no folder of a bucket", argument, fix))
+    return url
 
 
 def _removed(

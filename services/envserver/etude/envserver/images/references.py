@@ -1,6 +1,6 @@
 """Which images the manifests of pools and runs name."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -9,26 +9,43 @@ from etude.common.api import documents
 from etude.common.api.documents import InvalidYamlError
 from etude.common.errors import Problem, UserError
 
+_KINDS = ("EnvPool", "RLRun")
+_FIX = "give manifests: kubectl get envp,rlr -A -o yaml > pools.yaml"
 
-def named(files: Iterable[Path]) -> frozenset[str]:
+
+def named(files: Sequence[Path]) -> frozenset[str]:
     """What templates of the pools and runs in some files call their images.
 
     Lists are taken as `kubectl get envp,rlr -A -o yaml` prints them.
 
     Raises:
-        UserError: a file cannot be read, so nobody knows what it names.
+        UserError: a file cannot be read, or none has a pool or a run, as after a command that
+            failed: nobody knows then what is in use.
     """
-    return frozenset(image for path in files for image in _in_file(path))
+    found = [value for path in files for value in _documents(path)]
+    if files and not any(map(_has_pool, found)):
+        where = ", ".join(map(str, files))
+        raise UserError(Problem("NoPools", "has no EnvPool and no RLRun", where, _FIX))
+    return frozenset(image for value in found for image in _in_value(value))
 
 
-def _in_file(path: Path) -> Iterator[str]:
+def _documents(path: Path) -> list[JsonValue]:
     try:
-        found = [document.value for document in documents.read(documents.content(path))]
-    except (OSError, InvalidYamlError) as cause:
-        fix = "give manifests: kubectl get envp,rlr -A -o yaml > pools.yaml"
-        raise UserError(Problem("InvalidYaml", str(cause), str(path), fix)) from cause
-    for value in found:
-        yield from _in_value(value)
+        return [document.value for document in documents.read(documents.content(path))]
+    except OSError as cause:
+        reason = "NotFound" if isinstance(cause, FileNotFoundError) else "Unreadable"
+        what = cause.strerror or str(cause)
+        raise UserError(Problem(reason, what, str(path), _FIX)) from cause
+    except InvalidYamlError as cause:
+        raise UserError(Problem("InvalidYaml", str(cause), str(path), _FIX)) from cause
+
+
+def _has_pool(value: JsonValue) -> bool:
+    if isinstance(value, list):
+        return any(map(_has_pool, value))
+    if not isinstance(value, dict):
+        return False
+    return value.get("kind") in _KINDS or _has_pool(value.get("items"))
 
 
 def _in_value(value: JsonValue) -> Iterator[str]:

@@ -82,16 +82,26 @@ def prunable(kept: Iterable[Kept], references: Collection[str], *, before_s: flo
     ]
 
 
-def chosen(kept: Sequence[Kept], image: str, references: Collection[str]) -> list[Kept]:
+def chosen(
+    kept: Sequence[Kept], image: str, references: Collection[str], *, url: str | None = None
+) -> list[Kept]:
     """All of the name or address that somebody wants to be rid of.
+
+    Args:
+        kept: what there is.
+        image: a name or an address.
+        references: what templates say.
+        url: where the store has them; None: they are here.
 
     Raises:
         UserError: there is none, or a template names one of them.
     """
     found = [each for each in kept if image in {each.address, each.name} - {""}]
     if not found:
-        fix = "see what there is: etude images ls"
-        raise UserError(Problem("NotFound", "is no image here", image, fix))
+        what, fix = "is no image here", "see what there is: etude images ls"
+        if url is not None:
+            what, fix = "is no image of this store", f"give the name of a folder below {url}"
+        raise UserError(Problem("NotFound", what, image, fix))
     for each in found:
         if each.is_named(references):
             what = f"a template boots {each.address}"
