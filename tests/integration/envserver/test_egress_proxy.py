@@ -222,6 +222,27 @@ async def test_every_attempt_is_taken_from_the_bucket(gate: Gate) -> None:
     assert gate.account._left < limits.BURST - 3
 
 
+async def test_bytes_that_are_used_up_end_an_exchange_wherever_it_stands(
+    gate: Gate, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = b"%s HTTP/1.1\r\nHost: a\r\n"
+    post = head % b"POST http://shop.example.com/upload" + b"Content-Length: 90000\r\n\r\n"
+    get = head % b"GET http://shop.example.com/big?1048576" + b"\r\n"
+    hello = tls(world, "files.example.org")[2].read()
+    gate.account.max_bytes = 50_000
+    ends = []
+    for data in (get, post + bytes(90_000), CONNECT + hello):
+        caplog.clear()
+        gate.account.num_bytes = 49_999 if data.startswith(CONNECT) else 0
+        with caplog.at_level("INFO"):
+            ends.append(await asked(gate, data))
+        assert "verdict=limit" in caplog.text
+        assert "used up its bytes" in caplog.text
+    assert ends[0].startswith(b"HTTP/1.1 200")
+    assert len(ends[0]) <= 50_000
+    assert ends[1].startswith(b"HTTP/1.1 429")
+
+
 async def test_a_log_line_is_one_line(gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         await asked(gate, b"GET http://a/verdict=allowed HTTP/1.1\r\nHost: a\r\n\r\n")

@@ -48,13 +48,17 @@ class Gate:
     account: Account
     places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONNECTIONS))
 
-    def count(self, trip: Trip, *, sent: int = 0, received: int = 0) -> bool:
-        """Enter bytes that are about to be passed on; False if the environment has used up its."""
+    def count(self, trip: Trip, *, sent: int = 0, received: int = 0) -> None:
+        """Enter bytes that are about to be passed on.
+
+        Raises:
+            OverLimitError: the environment has used up its.
+        """
         trip.sent_bytes += sent
         trip.received_bytes += received
         metrics.egress_bytes.labels("sent").inc(sent)
         metrics.egress_bytes.labels("received").inc(received)
-        return self.account.passed(sent + received)
+        self.account.passed(sent + received)
 
     def enter(self, trip: Trip) -> None:
         """Log an attempt that is over. The host was written by whoever is in the environment."""

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from etude.common.errors import EtudeError
+
 MAX_CONNECTIONS = 16
 """At a time; further ones wait to be accepted."""
 ATTEMPTS_PER_S = 20.0
@@ -10,6 +12,11 @@ BURST = 200.0
 """pip and npm ask for a hundred packages in a row."""
 MAX_NAMES = 256
 """Different hosts that one environment may have looked up: a name can carry data by itself."""
+SPENT = "this environment has used up its bytes"
+
+
+class OverLimitError(EtudeError):
+    """An environment wants more bytes than it may have, in the middle of something."""
 
 
 @dataclass(slots=True)
@@ -42,7 +49,12 @@ class Account:
         self._names.add(host)
         return True
 
-    def passed(self, size: int) -> bool:
-        """Count bytes before they are passed on; False if they are too many."""
+    def passed(self, size: int) -> None:
+        """Count bytes before they are passed on.
+
+        Raises:
+            OverLimitError: they are too many.
+        """
         self.num_bytes += size
-        return self.num_bytes <= self.max_bytes
+        if self.num_bytes > self.max_bytes:
+            raise OverLimitError(SPENT)

@@ -50,7 +50,7 @@ class Verdict(StrEnum):
     NOT_TLS = "not_tls"
     """A tunnel that does not begin with TLS for the host it was opened to."""
     LIMIT = "limit"
-    """Too many connections, names or bytes."""
+    """Too many names or bytes. Connections and attempts beyond theirs wait."""
     UNREACHABLE = "unreachable"
     CREDENTIAL = "credential"
     """The credential cannot be read, or the server sent it back."""

@@ -14,6 +14,7 @@ from etude.envserver import metrics
 from etude.envserver.egress import asking, policy
 from etude.envserver.egress.asking import Asked, MalformedError
 from etude.envserver.egress.gate import Gate, Trip
+from etude.envserver.egress.limits import SPENT, OverLimitError
 from etude.envserver.egress.policy import Decision, Mode, Rule, Verdict
 from etude.envserver.egress.requests import Exchange, answer
 from etude.envserver.egress.secrets import CredentialError, EchoedError
@@ -66,7 +67,7 @@ async def _serve(client: Wire, connection: h11.Connection, gate: Gate, trip: Tri
     request = await _head(client, connection)
     wanted = _asked(request, trip)
     if gate.account.is_spent:
-        raise RefusedError(Verdict.LIMIT, "this environment has used up its bytes")
+        raise RefusedError(Verdict.LIMIT, SPENT)
     decision = policy.decide(gate.rules, wanted.attempt)
     rule = _allowed(decision, wanted, trip)
     if not gate.account.may_name(decision.host):
@@ -84,6 +85,8 @@ async def _serve(client: Wire, connection: h11.Connection, gate: Gate, trip: Tri
     except TunnelRefusedError as refusal:
         # The client was told that the tunnel is open: there is nothing left to answer with.
         trip.verdict, trip.why = Verdict.NOT_TLS, str(refusal)
+    except OverLimitError as error:
+        raise RefusedError(Verdict.LIMIT, str(error)) from error
     except EchoedError as error:
         raise RefusedError(Verdict.CREDENTIAL, str(error)) from error
     finally:

@@ -15,7 +15,6 @@ from etude.envserver.egress.wires import Wire
 IDLE_S = 60.0
 """Between two pieces of a body, or from a request to its answer."""
 _MAX_HEAD_BYTES = 64 << 10
-_SPENT = "this environment has used up its bytes"
 
 
 async def answer(client: Wire, connection: h11.Connection, status: int, body: bytes) -> None:
@@ -59,7 +58,8 @@ class Exchange:
 
         Raises:
             EchoedError: the server sends the secret back.
-            OSError: either side has gone, or the bytes are used up.
+            OverLimitError: the bytes are used up.
+            OSError: either side has gone.
             ProtocolError: either side says what no server or client says.
         """
         if secret is not None:
@@ -78,8 +78,7 @@ class Exchange:
 
     async def _send(self, event: h11.Event) -> None:
         data = self._outward.send(event) or b""
-        if not self.gate.count(self.trip, sent=len(data)):
-            raise ConnectionAbortedError(_SPENT)
+        self.gate.count(self.trip, sent=len(data))
         if data:
             async with asyncio.timeout(IDLE_S):
                 await self.server.write(data)
@@ -118,8 +117,7 @@ class Exchange:
 
     async def _reply(self, event: h11.Event) -> None:
         data = self.inward.send(event) or b""
-        if not self.gate.count(self.trip, received=len(data)):
-            raise ConnectionAbortedError(_SPENT)
+        self.gate.count(self.trip, received=len(data))
         if data:
             async with asyncio.timeout(IDLE_S):
                 await self.client.write(data)

@@ -24,7 +24,8 @@ async def tunnel(
 
     Raises:
         TunnelRefusedError: it does not begin with TLS for this host.
-        OSError: either side has gone, or the bytes are used up.
+        OverLimitError: the bytes are used up.
+        OSError: either side has gone.
     """
     await client.write(connection.send(h11.Response(status_code=200, headers=[])) or b"")
     first = await _first(client, connection.trailing_data[0], host)
@@ -102,10 +103,9 @@ class _Way:
 
         Raises:
             OSError: the other side has gone.
-            ConnectionAbortedError: the bytes are used up.
+            OverLimitError: the bytes are used up.
         """
         sent, received = (len(data), 0) if self._is_sent else (0, len(data))
-        if not self._gate.count(self._trip, sent=sent, received=received):
-            raise ConnectionAbortedError("this environment has used up its bytes")
+        self._gate.count(self._trip, sent=sent, received=received)
         await self._sink.write(data)
         self.num_bytes += len(data)
