@@ -6,7 +6,7 @@ from pydantic import JsonValue
 
 from etude.common.api.algorithms import check_algorithm
 from etude.common.api.kinds import EnvPool, RLRun
-from etude.common.api.pool import IsolationLevel
+from etude.common.api.pool import DriverName, EnvPoolSpec, IsolationLevel
 from etude.common.api.rewards import check_function
 from etude.operator import desired
 from etude.operator.conditions import Fact, no
@@ -16,6 +16,8 @@ from etude.operator.reasons import Reason
 from etude.operator.seen import Seen
 
 ACCEPTED = "Accepted"
+_NEED_ROOT = (DriverName.FIRECRACKER, DriverName.GVISOR)
+"""Drivers for root, which no pod within the restricted Pod Security standard is."""
 
 Parameters = Mapping[str, JsonValue]
 
@@ -24,7 +26,7 @@ def run_problem(run: RLRun, seen: Seen, platform: Platform) -> Fact | None:
     """The first thing that keeps the run from being accepted."""
     for message in _wrong_parameters(run, platform):
         return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
-    return next(_wrong_pools(run, seen), None)
+    return next(_wrong_pools(run, seen, platform), None)
 
 
 def pool_problem(pool: EnvPool, platform: Platform) -> Fact | None:
@@ -41,7 +43,18 @@ def pool_problem(pool: EnvPool, platform: Platform) -> Fact | None:
             " `etude-envserver edge` with a file of keys"
         )
         return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
-    return None
+    return _wrong_driver(pool.spec, platform, at="spec")
+
+
+def _wrong_driver(spec: EnvPoolSpec, platform: Platform, *, at: str) -> Fact | None:
+    driver = spec.isolation.driver
+    if driver not in _NEED_ROOT or platform.has_shared_files:
+        return None
+    message = (
+        f"{at}.isolation.driver: {driver} needs root, which no pod of a pool is; take QemuMicroVM"
+        " or Auto, or start brokers and nodes of this driver yourself"
+    )
+    return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
 
 
 def _wrong_parameters(run: RLRun, platform: Platform) -> Iterator[str]:
@@ -76,7 +89,7 @@ def _reserved_names(run: RLRun) -> Iterator[str]:
                 yield f"spec.roles.{role}.env: {item.name} is set by the operator; remove it"
 
 
-def _wrong_pools(run: RLRun, seen: Seen) -> Iterator[Fact]:
+def _wrong_pools(run: RLRun, seen: Seen, platform: Platform) -> Iterator[Fact]:
     for index, role in enumerate(run.spec.roles.environments):
         at = f"spec.roles.environments[{index}]"
         template = role.pool_template
@@ -90,6 +103,10 @@ def _wrong_pools(run: RLRun, seen: Seen) -> Iterator[Fact]:
                 yield no(ACCEPTED, Reason.POOL_NOT_FOUND, message)
                 continue
             template = pool.spec
+        elif template is not None:
+            problem = _wrong_driver(template, platform, at=f"{at}.poolTemplate")
+            if problem is not None:
+                yield problem
         known = [t.name for t in template.templates] if template is not None else []
         if role.template not in known:
             message = f"{at}.template: {role.template} is none of the pool's: {', '.join(known)}"

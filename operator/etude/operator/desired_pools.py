@@ -103,7 +103,7 @@ def _pool_plan(pool: EnvPool, role: str, images: Mapping[str, str], platform: Pl
     return Plan(
         role=role,
         image=images[ENVSERVER],
-        command=SUPERVISED if role == names.NODE and _boots(pool) else COMMANDS[role],
+        command=SUPERVISED if role == names.NODE and _outlived(pool) else COMMANDS[role],
         ports=PORTS[role],
         spec_map=names.child(pool.metadata.name, "pool"),
         env=variables,
@@ -179,6 +179,11 @@ def _devices(pool: EnvPool, role: str, platform: Platform) -> tuple[str, ...]:
 
 def _boots(pool: EnvPool) -> bool:
     """Whether its nodes may run microVMs."""
+    return pool.spec.isolation.driver is not DriverName.GVISOR and _outlived(pool)
+
+
+def _outlived(pool: EnvPool) -> bool:
+    """Whether its environments may outlive a daemon that dies: machines and containers do."""
     return pool.spec.isolation.driver is not DriverName.PROCESS and any(
         template.image for template in pool.spec.templates
     )

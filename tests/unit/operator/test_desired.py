@@ -201,11 +201,16 @@ def test_no_pool_may_run_untrusted_templates_behind_a_weak_wall(
 
 
 @pytest.mark.parametrize(
-    ("image", "driver", "asks"),
-    [("python", "Auto", True), (None, "Auto", False), (None, "Process", False)],
+    ("image", "driver", "is_supervised", "asks"),
+    [
+        ("python", "Auto", True, True),
+        ("python", "GVisor", True, False),
+        (None, "Auto", False, False),
+        (None, "Process", False, False),
+    ],
 )
 def test_nodes_that_boot_images_are_supervised_and_ask_for_the_device_of_virtual_machines(
-    pool: EnvPool, image: str | None, driver: str, *, asks: bool
+    pool: EnvPool, image: str | None, driver: str, *, is_supervised: bool, asks: bool
 ) -> None:
     resource = "devices.kubevirt.io/kvm"
     platform = Platform(images={"envserver": "img"}, kvm_resource=resource)
@@ -219,8 +224,8 @@ def test_nodes_that_boot_images_are_supervised_and_ask_for_the_device_of_virtual
     limits = {resource: "1"} if asks else None
     (container,) = node["spec"]["containers"]
     assert container.get("resources", {}).get("limits") == limits
-    # Machines outlive a daemon that dies, and end with their pod.
-    assert container["command"] == ["etude-envserver", "supervise" if asks else "node"]
+    # Machines and containers outlive a daemon that dies, and end with their pod.
+    assert container["command"] == ["etude-envserver", "supervise" if is_supervised else "node"]
     assert "resources" not in broker["spec"]["template"]["spec"]["containers"][0]
 
 

@@ -1,10 +1,12 @@
 """A pool: its broker, its nodes, its figures."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from etude.common.api.kinds import EnvPool
+from etude.operator import acceptance
 from etude.operator.desired import Platform
 from etude.operator.manifests import Ref
 from etude.operator.pools import ordinals
@@ -130,6 +132,20 @@ async def test_weak_isolation_needs_the_platforms_consent(lab: Any, platform: Pl
     await lab.settle()
     assert status(lab).conditions[0].reason == "WeakIsolationNotAllowed"
     assert lab.names("Pod") == []
+
+
+@pytest.mark.parametrize("driver", ["Firecracker", "GVisor"])
+async def test_drivers_that_need_root_are_refused_where_nodes_are_pods(
+    lab: Any, platform: Platform, driver: str
+) -> None:
+    lab.cluster.put(body(isolation={"minimum": "Sandbox", "driver": driver}))
+    await lab.settle()
+    accepted = status(lab).conditions[0]
+    assert (accepted.status, accepted.reason) == ("False", "InvalidParameters")
+    assert f"spec.isolation.driver: {driver} needs root" in accepted.message
+    assert lab.names("Pod") == []
+    pool = EnvPool.model_validate(lab.cluster.objects()[KEY])
+    assert acceptance.pool_problem(pool, replace(platform, has_shared_files=True)) is None
 
 
 async def test_a_node_on_its_way_out_keeps_its_ordinal(pool: EnvPool) -> None:

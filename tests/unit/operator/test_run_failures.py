@@ -220,6 +220,7 @@ async def test_a_name_that_is_taken_is_reported_and_left_alone(lab: Any, run_bod
         ("home", "InvalidParameters", "spec.roles.rewards.env: HOME is set by the operator"),
         ("pool", "PoolNotFound", "spec.roles.environments[0].poolRef.name: no EnvPool shared"),
         ("template", "InvalidParameters", "spec.roles.environments[0].template: rust is none"),
+        ("root", "InvalidParameters", "[0].poolTemplate.isolation.driver: Firecracker needs root"),
     ],
 )
 async def test_what_no_schema_can_judge_is_refused_with_the_field(
@@ -239,6 +240,9 @@ async def test_what_no_schema_can_judge_is_refused_with_the_field(
             roles["environments"][0]["poolRef"] = {"name": "shared"}
         case "template":
             roles["environments"][0]["template"] = "rust"
+        case "root":
+            isolation = {"driver": "Firecracker"}
+            roles["environments"][0]["poolTemplate"]["isolation"] = isolation
         case _:
             assert isinstance(spec, dict)
     lab.cluster.put(body)
