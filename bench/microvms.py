@@ -10,9 +10,7 @@ import asyncio
 import json
 import os
 import secrets
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,13 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from environment_bench.needs import agent_here
 from rich.console import Console
 from rich.table import Table
 
 from etude.common.local import images_folder
 from etude.envserver.drivers.qemu import clone, delta, guests, template, tsc
 from etude.envserver.drivers.qemu.jail import Jail
-from etude.envserver.drivers.qemu.machine import PROGRAM, Machine
+from etude.envserver.drivers.qemu.machine import Machine
 from etude.envserver.drivers.qemu.pages import PageBuffer
 from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.drivers.qemu.vm import Vm
@@ -40,7 +39,6 @@ from etude.envserver.images.cache import Cache
 from etude.envserver.images.spec import Base, BusyboxBase, ImageSpec, read_spec
 
 OUT = Path(__file__).parent / "out" / "microvms.json"
-ROOT = Path(__file__).parents[1]
 LIMIT_S = 180.0
 REPEATS = 10
 FROZEN = 20
@@ -303,12 +301,9 @@ def main() -> int:
     parser.add_argument("--spec", type=Path, help="image to boot; a small one unless given")
     parser.add_argument("--clones", type=int, default=30)
     given = parser.parse_args()
-    if shutil.which(PROGRAM) is None or os.geteuid() != 0:
-        print(f"microVMs: skipped, they need {PROGRAM} and root")
+    agent = agent_here("microVMs")
+    if agent is None:
         return 0
-    words = (sys.executable, str(ROOT / "hack" / "guest.py"))
-    found = subprocess.run(words, check=True, capture_output=True, text=True).stdout
-    agent = Path(found.removeprefix("guest: ").strip())
     small = ImageSpec(name="small", base=Base(busybox=BusyboxBase()))
     spec = read_spec(given.spec) if given.spec else small
     bench = asyncio.run(measured(spec, agent, given.clones))

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from environment_bench.machines import Machines
+from environment_bench.needs import agent_here
 from rich.console import Console
 from rich.table import Table
 
@@ -33,7 +35,6 @@ from etude.envserver.guest.workspace import GuestWorkspace
 from etude.envserver.images import demo
 from etude.envserver.images.build import build
 from etude.envserver.images.cache import Cache
-from etude.envserver.images.command import agent_of
 from etude.envserver.trees import File
 
 TREE = {"notes.txt": File(b"0123456789abcdef" * 256), "run.sh": File(b"echo ran\n")}
@@ -116,12 +117,14 @@ async def measured(image: Path, count: int) -> tuple[Clock, Clock]:
     return one, other
 
 
-def main() -> None:
+def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=20)
     given = parser.parse_args()
-    agent = agent_of(None, {}, Path.home())
+    agent = agent_here("stages of a start", "cc")
+    if agent is None:
+        return 0
     console = Console()
     image = build(demo.spec(), agent=agent, cache=Cache(images_folder()), say=console.log)
     one, other = asyncio.run(measured(image.folder, given.count))
@@ -131,7 +134,8 @@ def main() -> None:
         both = [statistics.median(each) for each in (values, other.stages[stage])]
         table.add_row(stage, *(f"{each:.1f}" for each in both))
     console.print(table)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
