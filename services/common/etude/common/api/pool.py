@@ -8,10 +8,10 @@ from pydantic import Field
 from etude.common.addresses import ENDPOINT, REGION
 from etude.common.api.edge import Edge
 from etude.common.api.meta import NAMED, Model, Name, NameRef, Rule
-from etude.common.api.network import Network
+from etude.common.api.network import EgressPolicy, Network
 from etude.common.api.observability import Observability
 from etude.common.api.placement import Placement
-from etude.common.api.warm import Warm
+from etude.common.api.warm import MAX_SHELLS, Warm
 from etude.common.sharding import MAX_SHARDS
 
 IMAGE = r"^(file:///[^\s]+|s3://[^\s]+/[0-9a-f]{32}|[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)$"
@@ -46,6 +46,17 @@ class DriverName(StrEnum):
     PROCESS = "Process"
 
 
+def _unless(drivers: tuple[DriverName, ...], cel: str) -> str:
+    """CEL for: the pool names none of these drivers, or this holds."""
+    names = [str(driver) for driver in drivers]
+    driver = "self.isolation.driver"
+    return f"!has(self.isolation) || !has({driver}) || !({driver} in {names}) || ({cel})"
+
+
+_BOUND_TO_A_NODE = (DriverName.QEMU_MICRO_VM, DriverName.FIRECRACKER, DriverName.GVISOR)
+_PREPARE_NOTHING = (DriverName.GVISOR, DriverName.PROCESS)
+
+
 class Template(Model):
     """What an environment of this pool starts from."""
 
@@ -61,11 +72,33 @@ class Template(Model):
     """Names of the pool's network rules that its environments may use: all unless set, and with an
     empty list none."""
     warm_per_replica: Annotated[int, Field(ge=0, le=64)] = 0
-    """Environments that each node keeps ready, whatever is planned; each takes about 17 MiB."""
+    """Environments that each node keeps ready, whatever is planned; each takes about 17 MiB. GVisor
+    and Process prepare none and refuse it."""
 
 
 class Isolation(Model):
     """How environments are kept apart."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.driver != 'GVisor' || self.minimum != 'MicroVM'",
+            holds=lambda s: (
+                s.driver is not DriverName.GVISOR or s.minimum is not IsolationLevel.MICRO_VM
+            ),
+            message="a container of GVisor is a weaker wall than MicroVM",
+            fix="set minimum to Sandbox, or take driver: QemuMicroVM",
+            field_path=".minimum",
+        ),
+        Rule(
+            cel="self.driver != 'Process' || self.minimum == 'Process'",
+            holds=lambda s: (
+                s.driver is not DriverName.PROCESS or s.minimum is IsolationLevel.PROCESS
+            ),
+            message="driver Process is the weakest wall: it needs minimum Process",
+            fix="set minimum to Process for templates that you trust, or take another driver",
+            field_path=".minimum",
+        ),
+    )
 
     minimum: IsolationLevel = IsolationLevel.MICRO_VM
     """Weakest acceptable wall; a pool never silently gets less."""
@@ -82,7 +115,8 @@ class Slot(Model):
     """CPU that a node's pod requests for each of its slots, a Kubernetes quantity; it requests
     none unless set. Environments rest between calls, so a slot needs a fraction of one."""
     memory_mib: Annotated[int, Field(ge=64, le=65_536)] | None = None
-    """Memory of a microVM, 256 unless set. Process has a fixed limit and refuses it."""
+    """Memory of a microVM, 256 unless set; with GVisor what the files of its workspace may take.
+    Process has a fixed limit and refuses it."""
 
 
 class Health(Model):
@@ -90,7 +124,7 @@ class Health(Model):
 
     crash_loop_threshold: Annotated[int, Field(ge=1, le=100)] | None = None
     """Machines of a template that crash one after the other as they start, before the node leaves
-    it alone for a while: 5 unless set. Process starts no machines and refuses it."""
+    it alone for a while: 5 unless set. GVisor and Process start no machines and refuse it."""
 
 
 class LeasePolicy(Model):
@@ -156,14 +190,58 @@ class EnvPoolSpec(Model):
             field_path=".templates",
         ),
         Rule(
-            cel="!has(self.snapshotsUri) || !has(self.isolation) || !has(self.isolation.driver)"
-            " || self.isolation.driver != 'QemuMicroVM'",
-            holds=lambda s: (
-                s.snapshots_uri is None or s.isolation.driver is not DriverName.QEMU_MICRO_VM
-            ),
-            message="snapshots of QemuMicroVM hold memory that is of use on their own node only",
+            cel=_unless(_BOUND_TO_A_NODE, "!has(self.snapshotsUri)"),
+            holds=lambda s: s.snapshots_uri is None or s.isolation.driver not in _BOUND_TO_A_NODE,
+            message="snapshots of this driver hold memory that is of use on their own node only",
             fix="remove snapshotsUri, or take isolation.driver: Process",
             field_path=".snapshotsUri",
+        ),
+        Rule(
+            cel=_unless(
+                (DriverName.GVISOR,),
+                "!has(self.network) || !has(self.network.egress) || self.network.egress == 'None'",
+            ),
+            holds=lambda s: (
+                s.network.egress is EgressPolicy.NONE or s.isolation.driver is not DriverName.GVISOR
+            ),
+            message="environments of GVisor have no way out",
+            fix="set egress to None, or take isolation.driver: QemuMicroVM",
+            field_path=".network.egress",
+        ),
+        Rule(
+            cel=_unless(
+                _PREPARE_NOTHING, "!has(self.health) || !has(self.health.crashLoopThreshold)"
+            ),
+            holds=lambda s: (
+                s.health.crash_loop_threshold is None or s.isolation.driver not in _PREPARE_NOTHING
+            ),
+            message="this driver starts no machines that could crash one after the other",
+            fix="remove crashLoopThreshold, or take isolation.driver: QemuMicroVM",
+            field_path=".health.crashLoopThreshold",
+        ),
+        Rule(
+            cel=_unless(
+                _PREPARE_NOTHING,
+                "!has(self.warm) || (self.warm.shellsPerReplica == 0"
+                f" && self.warm.maxShellsPerReplica == {MAX_SHELLS})",
+            ),
+            holds=lambda s: s.warm == Warm() or s.isolation.driver not in _PREPARE_NOTHING,
+            message="this driver starts every environment anew and prepares none",
+            fix="remove warm, or take isolation.driver: QemuMicroVM",
+            field_path=".warm",
+        ),
+        Rule(
+            cel=_unless(
+                _PREPARE_NOTHING,
+                "self.templates.all(t, !has(t.warmPerReplica) || t.warmPerReplica == 0)",
+            ),
+            holds=lambda s: (
+                not any(template.warm_per_replica for template in s.templates)
+                or s.isolation.driver not in _PREPARE_NOTHING
+            ),
+            message="this driver starts every environment anew: it takes no warmPerReplica",
+            fix="remove warmPerReplica, or take isolation.driver: QemuMicroVM",
+            field_path=".templates",
         ),
     )
 
@@ -176,7 +254,8 @@ class EnvPoolSpec(Model):
     slots_per_replica: Annotated[int, Field(ge=1, le=1_024)] = 64
     """Environments that one node runs at once."""
     warm: Warm = Field(default_factory=Warm)
-    """What each node keeps half started; plans and shortages ask for more."""
+    """What each node keeps half started; plans and shortages ask for more. GVisor and Process
+    prepare nothing and refuse it."""
     brokers: Annotated[int, Field(ge=1, le=MAX_SHARDS)] = 1
     """Processes that grant leases: one grants some 3,500 environments a second, and several share
     the runs by the hash of their ids. Fixed while the pool has nodes."""
