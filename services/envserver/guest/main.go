@@ -60,7 +60,7 @@ func serve(root, state string, uid int, stdio bool, socket string, vsock uint32)
 	if _, _, errno := syscall.AllThreadsSyscall6(syscall.SYS_PRCTL, noNewPrivs, 1, 0, 0, 0, 0); errno != 0 {
 		return errno
 	}
-	go reap()
+	reap()
 	a := newAgent(root, state, uid, isInit)
 	switch {
 	case stdio:

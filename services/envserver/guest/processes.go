@@ -30,14 +30,17 @@ var children = struct {
 	known map[int]*process
 }{known: map[int]*process{}}
 
-// reap waits for every child of ours, adopted ones included, as long as the agent lives.
+// reap waits for every child of ours, adopted ones included, as long as the agent lives. Signals are
+// kept from its return on: one that came before would leave a child unnoticed until the next ends.
 func reap() {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGCHLD)
-	for range signals {
-		for reapOne() {
+	go func() {
+		for range signals {
+			for reapOne() {
+			}
 		}
-	}
+	}()
 }
 
 func reapOne() bool {
