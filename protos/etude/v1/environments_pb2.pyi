@@ -70,14 +70,18 @@ class WorkspaceSource(_message.Message):
     def __init__(self, uri: _Optional[str] = ...) -> None: ...
 
 class Caps(_message.Message):
-    __slots__ = ("files", "memory", "freeze")
+    __slots__ = ("files", "memory", "freeze", "portable", "egress")
     FILES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     FREEZE_FIELD_NUMBER: _ClassVar[int]
+    PORTABLE_FIELD_NUMBER: _ClassVar[int]
+    EGRESS_FIELD_NUMBER: _ClassVar[int]
     files: bool
     memory: bool
     freeze: bool
-    def __init__(self, files: _Optional[bool] = ..., memory: _Optional[bool] = ..., freeze: _Optional[bool] = ...) -> None: ...
+    portable: bool
+    egress: bool
+    def __init__(self, files: _Optional[bool] = ..., memory: _Optional[bool] = ..., freeze: _Optional[bool] = ..., portable: _Optional[bool] = ..., egress: _Optional[bool] = ...) -> None: ...
 
 class LaunchBatchRequest(_message.Message):
     __slots__ = ("run_id", "idempotency_key", "template", "workspace", "count", "toolset", "ttl_seconds", "queue_timeout_seconds", "group_id", "snapshot_id", "deadline_unix_ms", "on_expiry", "image")

@@ -65,7 +65,7 @@ async def launched(
 async def test_a_rollout_is_saved_put_back_and_forked(pool: Pool, states: States) -> None:
     request = pool.request("parent")
     (parent,) = await launched(pool, request)
-    assert parent.caps == environments_pb2.Caps(files=True, memory=False, freeze=True)
+    assert parent.caps == environments_pb2.Caps(files=True, freeze=True, portable=True, egress=True)
     assert parent.start == environments_pb2.START_COPY
     await pool.turn(parent, ("1", *FIX))
     saved = await states.of(parent).snapshot("good")

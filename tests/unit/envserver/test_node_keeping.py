@@ -92,7 +92,21 @@ async def test_a_lease_says_what_can_be_done_with_it(make_node: MakeNode, order:
     (outcome,) = await make_node().open(order("a"))
 
     assert outcome.lease.start == environments_pb2.START_COPY
-    assert outcome.lease.caps == environments_pb2.Caps(files=True, memory=False, freeze=True)
+    told = environments_pb2.Caps(files=True, memory=False, freeze=True, portable=True)
+    assert outcome.lease.caps == told
+
+
+async def test_a_lease_whose_snapshots_hold_memory_says_that_they_stay_on_their_node(
+    make_node: MakeNode, order: Order
+) -> None:
+    node = make_node()
+    assert isinstance(node.driver, MemoryDriver)
+    node.driver.caps = Caps(files=True, memory=True, freeze=True, egress=True)
+
+    (outcome,) = await node.open(order("a"))
+
+    caps = outcome.lease.caps
+    assert (caps.memory, caps.portable, caps.egress) == (True, False, True)
 
 
 async def fill(node: Node, environment: Environment) -> None:

@@ -65,6 +65,11 @@ class Caps:
     egress: bool = False
     """They may be given a way to the hosts that a pool lists."""
 
+    @property
+    def portable(self) -> bool:
+        """Whether snapshots are of use on other nodes: memory is beside its own template only."""
+        return self.files and not self.memory
+
 
 class CapMissingError(WrongStateError):
     """The driver cannot do what was asked of it."""

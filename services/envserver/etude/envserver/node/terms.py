@@ -35,5 +35,11 @@ def write(lease: environments_pb2.Lease, driver: Driver, start: Start | None) ->
         lease.start = STARTS[start]
     caps = driver.caps
     lease.caps.CopyFrom(
-        environments_pb2.Caps(files=caps.files, memory=caps.memory, freeze=caps.freeze)
+        environments_pb2.Caps(
+            files=caps.files,
+            memory=caps.memory,
+            freeze=caps.freeze,
+            portable=caps.portable,
+            egress=caps.egress,
+        )
     )
