@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.operator.manifests import Manifest, labels
-from etude.operator.names import ATTEMPT
+from etude.operator.names import ATTEMPT, ordinal
 from etude.operator.pods import POD_INDEX
 from etude.operator.processes.ports import LOOPBACK, PortBook, pod_behind, rewritten
 
@@ -131,12 +131,13 @@ def _environment(
 
 def _value(item: Mapping[str, Any], pod: Manifest) -> str:
     source = item.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
+    if source == POD_INDEX:
+        return str(ordinal(pod["metadata"]["name"]))
     facts = {
         "metadata.name": pod["metadata"]["name"],
         "metadata.namespace": pod["metadata"].get("namespace", "default"),
         "metadata.uid": pod["metadata"].get("uid", ""),
         "status.podIP": LOOPBACK,
-        POD_INDEX: pod["metadata"]["name"].rpartition("-")[2],
     }
     return str(facts[source] if source else item.get("value", ""))
 
