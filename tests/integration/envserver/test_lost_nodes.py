@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import guests
 from tests.support.lost_environments import Episodes, episodes_of
 from tests.support.pool_processes import Processes
 
@@ -29,7 +30,7 @@ EPISODE: Sequence[Sequence[Call]] = (
     (TEST,),
     (FIX, READ),
     (("run_terminal", {"command": "echo one >> notes && cat notes"}),),
-    (("run_terminal", {"command": "sleep 1; echo two >> notes && cat notes"}),),
+    (("run_terminal", {"command": "echo two >> notes; sleep 2; cat notes"}),),
     (TEST, ("grep", {"pattern": "return"})),
 )
 JOB = environments_pb2.GradeJob(
@@ -59,9 +60,6 @@ async def played(
 def processes(tmp_path: Path) -> Iterator[Processes]:
     made = Processes(tmp_path)
     made.add_node("other")
-    pool = json.loads(made.pool_file.read_text())
-    pool["spec"]["snapshotsUri"] = (tmp_path / "shared").as_uri()
-    made.pool_file.write_text(json.dumps(pool))
     yield made
     for process in made.running.values():
         process.kill()
@@ -88,6 +86,16 @@ def kill_node_of(processes: Processes, environment: RecoveringEnvironment) -> No
     processes.kill(role)
 
 
+async def begun_on_disk(processes: Processes, lease_id: str) -> None:
+    """Wait until the command of the fifth turn has had its first effect."""
+
+    def holds() -> bool:
+        found = processes.folder.rglob(f"{lease_id}/**/notes")
+        return any("two" in path.read_text() for path in found)
+
+    await guests.until(holds)
+
+
 async def graded(
     episodes: Episodes, environment: RecoveringEnvironment
 ) -> tuple[environments_pb2.WorkspaceDiff, bytes]:
@@ -111,7 +119,7 @@ async def test_an_episode_whose_node_is_killed_ends_like_one_that_nobody_disturb
     told = await played(environment, every[:4], [])
     first = environment.lease
     working = asyncio.create_task(played(environment, every[4:], told))
-    await asyncio.sleep(0.5)
+    await begun_on_disk(processes, first.lease_id)
     kill_node_of(processes, environment)
 
     assert await working == wanted
@@ -122,39 +130,6 @@ async def test_an_episode_whose_node_is_killed_ends_like_one_that_nobody_disturb
     assert (tally.lost, tally.recovered) == (1, 1)
     # Two tests, one edit, one command: what only reads was answered from the log.
     assert tally.replayed == 3
-
-
-async def test_what_was_called_before_a_shared_snapshot_is_not_run_again(
-    processes: Processes, episodes: Episodes
-) -> None:
-    every = range(len(EPISODE))
-    wanted = await played(await episodes.begin("calm"), every, [])
-    environment = await episodes.begin("disturbed")
-    told = await played(environment, every[:4], [])
-    # This one could not be run again.
-    await environment.run([ToolCall("draw", "run_terminal", '{"command": "date +%N | tee drawn"}')])
-    await environment.snapshot("good")
-    await played(environment, every[4:5], told)
-    kill_node_of(processes, environment)
-
-    assert await played(environment, every[5:], told) == wanted
-    tally = environment.tally
-    assert (tally.lost, tally.recovered, tally.replayed) == (1, 1, 1)
-
-
-async def test_without_a_sound_snapshot_everything_is_run_again(
-    processes: Processes, episodes: Episodes
-) -> None:
-    environment = await episodes.begin("disturbed")
-    told = await played(environment, range(3), [])
-    await environment.snapshot("good")
-    (part,) = (processes.folder / "shared").rglob("part-*")
-    part.write_bytes(bytes(part.stat().st_size))
-    kill_node_of(processes, environment)
-
-    await played(environment, range(3, len(EPISODE)), told)
-    assert told[-2] == "1 passed"
-    assert (environment.tally.recovered, environment.tally.replayed) == (1, 2)
 
 
 async def test_an_episode_that_cannot_be_made_again_the_same_is_a_fault_of_the_platform(

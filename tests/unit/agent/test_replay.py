@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -39,54 +38,39 @@ class Model:
         return ToolOutcome(content=f"{call.name} sees {self.state}")
 
 
-class Do(NamedTuple):
-    """One step of an episode: a turn, a snapshot, or a return to the newest one."""
-
-    what: str
-    calls: tuple[tuple[str, str], ...] = ()
-
-
-turns = st.lists(
-    st.tuples(st.sampled_from(KINDS), st.sampled_from(["{}", "wrong"])), min_size=1, max_size=3
-).map(lambda calls: Do("turn", tuple(calls)))
-steps = st.lists(st.one_of(turns, turns, st.just(Do("save")), st.just(Do("back"))), max_size=12)
+Turn = list[tuple[str, str]]
+TURNS = st.lists(
+    st.lists(
+        st.tuples(st.sampled_from(KINDS), st.sampled_from(["{}", "wrong"])), min_size=1, max_size=3
+    ),
+    max_size=8,
+)
 
 
-@given(steps=steps)
-def test_every_plan_leads_to_the_state_that_was_lost_and_reruns_nothing_that_only_reads(
-    steps: list[Do],
+@given(episode=TURNS)
+def test_what_is_repeated_leads_to_the_state_that_was_lost_and_only_reads_nothing(
+    episode: list[Turn],
 ) -> None:
     model, log = Model(), CallLog(TOOLS)
-    saved: dict[str, tuple[str, ...]] = {}
-    for number, step in enumerate(steps):
-        if step.what == "turn":
-            calls = [ToolCall(f"{number}.{i}", *call) for i, call in enumerate(step.calls)]
-            log.add(calls, model.run(calls))
-        elif step.what == "save":
-            saved[f"s{number}"] = model.state
-            log.mark(f"s{number}")
-        elif newest := next(iter(log.plans())).snapshot_id:
-            model.state = saved[newest]
-            log.back_to(newest)
+    for number, turn in enumerate(episode):
+        calls = [ToolCall(f"{number}.{i}", *call) for i, call in enumerate(turn)]
+        log.add(calls, model.run(calls))
 
-    costs = []
-    for plan in log.plans():
-        again = Model(saved[plan.snapshot_id] if plan.snapshot_id else ())
-        for turn in plan.turns:
-            replay.check(turn, again.run([logged.call for logged in turn]))
-        assert again.state == model.state
-        assert len(again.ran) == plan.num_calls
-        assert all(each.call.name not in READS for turn in plan.turns for each in turn)
-        costs.append(plan.num_calls)
-    assert costs == sorted(costs)
+    again, repeated = Model(), log.repeated()
+    for logged in repeated:
+        replay.check(logged, again.run([each.call for each in logged]))
+    assert again.state == model.state
+    assert all(each.call.name not in READS for logged in repeated for each in logged)
 
 
-@given(steps=st.lists(turns, max_size=8))
-def test_whatever_was_answered_is_answered_again_without_an_environment(steps: list[Do]) -> None:
+@given(episode=TURNS)
+def test_whatever_was_answered_is_answered_again_without_an_environment(
+    episode: list[Turn],
+) -> None:
     model, log = Model(), CallLog(TOOLS)
     told: dict[str, ToolOutcome] = {}
-    for number, step in enumerate(steps):
-        calls = [ToolCall(f"{number}.{i}", *call) for i, call in enumerate(step.calls)]
+    for number, turn in enumerate(episode):
+        calls = [ToolCall(f"{number}.{i}", *call) for i, call in enumerate(turn)]
         assert log.answered(calls) == {}
         outcomes = model.run(calls)
         log.add(calls, outcomes)
@@ -101,40 +85,16 @@ def test_a_call_with_the_id_of_another_is_refused() -> None:
         log.answered([ToolCall("1", "grep", "{}")])
 
 
-def test_what_happened_after_a_snapshot_is_forgotten_with_a_rollback() -> None:
-    log = CallLog(TOOLS)
-    first, second = ToolCall("1", "write_file", "{}"), ToolCall("2", "write_file", "{}")
-    log.add([first], [ToolOutcome(content="one")])
-    log.mark("good")
-    log.add([second], [ToolOutcome(content="two")])
-    log.mark("bad")
-
-    log.back_to("good")
-
-    assert log.answered([first, second]) == {"1": ToolOutcome(content="one")}
-    assert [plan.snapshot_id for plan in log.plans()] == ["good", ""]
-
-
-def test_a_snapshot_that_was_shared_late_holds_no_turn_that_came_after_it() -> None:
-    log = CallLog(TOOLS)
-    log.add([ToolCall("1", "write_file", "{}")], [ToolOutcome(content="one")])
-    saved = log.num_turns
-    log.add([ToolCall("2", "write_file", "{}")], [ToolOutcome(content="two")])
-    log.mark("late", saved)
-
-    assert [(plan.snapshot_id, plan.num_calls) for plan in log.plans()] == [("late", 1), ("", 2)]
-
-
 @pytest.mark.parametrize(
     "now", [ToolOutcome(content="2 passed"), ToolOutcome(content="1 passed", kind=ErrorKind.TOOL)]
 )
 def test_another_result_is_told_from_the_one_before(now: ToolOutcome) -> None:
     log = CallLog(TOOLS)
     log.add([ToolCall("1", "run_terminal", "{}")], [ToolOutcome(content="1 passed", wall_ms=7)])
-    (plan,) = log.plans()
-    replay.check(plan.turns[0], [ToolOutcome(content="1 passed", wall_ms=900, cpu_ms=3)])
+    (turn,) = log.repeated()
+    replay.check(turn, [ToolOutcome(content="1 passed", wall_ms=900, cpu_ms=3)])
     with pytest.raises(DivergedError, match=r"call 1 \(run_terminal\)"):
-        replay.check(plan.turns[0], [now])
+        replay.check(turn, [now])
 
 
 def test_a_log_that_grew_too_large_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,8 +102,5 @@ def test_a_log_that_grew_too_large_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     log = CallLog(TOOLS)
     log.add([ToolCall("1", "read_file", "{}")], [ToolOutcome(content="x" * 8)])
     assert log.is_whole
-    log.mark("before")
     log.add([ToolCall("2", "read_file", "{}")], [ToolOutcome(content="x")])
     assert not log.is_whole
-    log.back_to("before")
-    assert log.is_whole

@@ -1,6 +1,6 @@
 """What a rollout has called so far, and what of it brings a fresh environment to that state."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -32,20 +32,6 @@ class Logged(NamedTuple):
     """Whether it may have changed something, so that a fresh environment needs it again."""
 
 
-class Plan(NamedTuple):
-    """How to get to where a lost environment was."""
-
-    snapshot_id: str
-    """What to start from; empty: the first files."""
-    turns: Sequence[Sequence[Logged]]
-    """What to run there, turn by turn. All other calls are answered from the log."""
-
-    @property
-    def num_calls(self) -> int:
-        """Calls that are run again."""
-        return sum(map(len, self.turns))
-
-
 @dataclass(slots=True)
 class CallLog:
     """The calls of one environment in the order of their turns, with their results."""
@@ -54,8 +40,6 @@ class CallLog:
     """What is called by which name."""
     _turns: list[Sequence[Logged]] = field(default_factory=list)
     _by_id: dict[str, Logged] = field(default_factory=dict)
-    _marks: dict[str, int] = field(default_factory=dict)
-    """Turns that each snapshot holds."""
     _num_bytes: int = 0
 
     @property
@@ -82,33 +66,10 @@ class CallLog:
         self._by_id |= {logged.call.call_id: logged for logged in turn}
         self._num_bytes += sum(map(_size, turn))
 
-    @property
-    def num_turns(self) -> int:
-        """Turns that were answered."""
-        return len(self._turns)
-
-    def mark(self, snapshot_id: str, num_turns: int | None = None) -> None:
-        """A snapshot holds the first so many turns; all that were answered by now, unless given."""
-        self._marks[snapshot_id] = self.num_turns if num_turns is None else num_turns
-
-    def back_to(self, snapshot_id: str) -> None:
-        """The environment was put back: what was called since never happened.
-
-        Raises:
-            KeyError: it is no snapshot of this environment.
-        """
-        left = self._turns[: self._marks[snapshot_id]]
-        self._turns = left
-        self._by_id = {logged.call.call_id: logged for turn in left for logged in turn}
-        self._num_bytes = sum(_size(logged) for turn in left for logged in turn)
-        self._marks = {name: place for name, place in self._marks.items() if place <= len(left)}
-
-    def plans(self) -> Iterator[Plan]:
-        """Ways to make the environment again, the one with the least to run first."""
-        newest_first = sorted(self._marks.items(), key=lambda mark: mark[1], reverse=True)
-        for snapshot_id, place in [*newest_first, ("", 0)]:
-            again = ([each for each in turn if each.is_repeated] for turn in self._turns[place:])
-            yield Plan(snapshot_id, [turn for turn in again if turn])
+    def repeated(self) -> Sequence[Sequence[Logged]]:
+        """What a fresh environment needs again, turn by turn; the rest is answered from here."""
+        again = ([each for each in turn if each.is_repeated] for turn in self._turns)
+        return [turn for turn in again if turn]
 
     def _has(self, call: ToolCall) -> bool:
         logged = self._by_id.get(call.call_id)

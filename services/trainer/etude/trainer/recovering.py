@@ -1,10 +1,9 @@
 """An environment that goes on elsewhere when its node is lost.
 
 The log of its calls lies with whoever holds the lease, which outlives the node: a worker that dies
-takes its rollout's tokens along, and the rollout is begun again anyway. A new lease starts from the
-newest snapshot that was shared, else from the first files. What may have changed
-something since is run again, turn by turn, and must have the results that it had; what only reads
-is answered from the log.
+takes its rollout's tokens along, and the rollout is begun again anyway. A new lease starts from
+the first files. What may have changed something is run again, turn by turn, and must have the
+results that it had; what only reads is answered from the log.
 """
 
 import logging
@@ -15,12 +14,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-import grpc
 from opentelemetry import trace
 from typing_extensions import override
 
 from etude.agent import replay
-from etude.agent.replay import CallLog, Plan
+from etude.agent.replay import CallLog
 from etude.agent.tools.base import ToolOutcome
 from etude.agent.turns import Environment, ToolCall
 from etude.common.errors import UnavailableError
@@ -52,7 +50,7 @@ class Replacing(Protocol):
         ...
 
     def states(self, lease: environments_pb2.Lease) -> LeaseStates:
-        """What saves and restores it."""
+        """What saves it."""
         ...
 
 
@@ -82,8 +80,6 @@ class RecoveringEnvironment(Environment):
     present: LeasedEnvironment
     tally: Tally = field(default_factory=Tally)
     _number: int = 0
-    _digests: dict[str, str] = field(default_factory=dict)
-    """Of shared snapshots, by id."""
     _lost: EnvironmentLostError | None = None
     """Why it has to be made again before anything else."""
     _unanswered: Seq[ToolCall] = ()
@@ -115,24 +111,6 @@ class RecoveringEnvironment(Environment):
             return await self.present.diff()
 
         return await self._surviving(work)
-
-    async def snapshot(self, snapshot_id: str) -> None:
-        """Save it where it outlives its node: what was called by now is not run again after a loss.
-
-        Args:
-            snapshot_id: unique within the run.
-
-        Raises:
-            AioRpcError: the node refuses, or nobody shares snapshots in this pool.
-            UnavailableError: node or store stayed away; nothing is changed by that.
-        """
-        states = self.replacing.states(self.lease)
-        await states.snapshot(snapshot_id)
-        # The policy may go on while the store takes its time.
-        num_turns = self.log.num_turns
-        shared = await states.share(snapshot_id)
-        self._digests[snapshot_id] = shared.digest
-        self.log.mark(snapshot_id, num_turns)
 
     async def _surviving(self, work: Callable[[], Awaitable[_T]]) -> _T:
         """The result of work on the environment, which is made again each time that it is lost.
@@ -167,17 +145,9 @@ class RecoveringEnvironment(Environment):
         if not self.log.is_whole:
             raise UnavailableError(f"{cause}; it was called too much to be made again") from cause
         until_s = time.monotonic() + PLACEMENT_S
-        for plan in self.log.plans():
-            self.leases.release([self.lease.lease_id])
-            await self._start(cause, until_s)
-            try:
-                await self._take_up(plan.snapshot_id)
-            except (grpc.aio.AioRpcError, UnavailableError) as error:
-                log.warning("snapshot %s is of no use: %s", plan.snapshot_id, error)
-                continue
-            await self._replay(plan)
-            self._tell(cause, plan)
-            return
+        self.leases.release([self.lease.lease_id])
+        await self._start(cause, until_s)
+        self._tell(cause, await self._replayed())
 
     async def _start(self, cause: EnvironmentLostError, until_s: float) -> None:
         """Lease an environment with the first files.
@@ -196,26 +166,22 @@ class RecoveringEnvironment(Environment):
         if lease is None:
             raise UnavailableError(f"{cause}; no other could be had: {failure}") from cause
 
-    async def _take_up(self, snapshot_id: str) -> None:
-        """Make it what was shared; "" is what it is already."""
-        if snapshot_id:
-            states, mine = self.replacing.states(self.lease), f"{snapshot_id}.{self._number}"
-            await states.fetch(mine, shared=snapshot_id, digest=self._digests[snapshot_id])
-            await states.rollback(mine)
-
-    async def _replay(self, plan: Plan) -> None:
-        for turn in plan.turns:
+    async def _replayed(self) -> int:
+        """Run again what changed something; answers how many calls that were."""
+        turns = self.log.repeated()
+        for turn in turns:
             outcomes = await self.present.run([logged.call for logged in turn])
             replay.check(turn, outcomes)
+        num_calls = sum(map(len, turns))
         self.tally.recovered += 1
-        self.tally.replayed += plan.num_calls
+        self.tally.replayed += num_calls
+        return num_calls
 
-    def _tell(self, cause: EnvironmentLostError, plan: Plan) -> None:
-        log.info("lease %s goes on: %d calls run again", self.lease.lease_id, plan.num_calls)
+    def _tell(self, cause: EnvironmentLostError, num_calls: int) -> None:
+        log.info("lease %s goes on: %d calls run again", self.lease.lease_id, num_calls)
         about: dict[str, str | int] = {
             "etude.fault": str(cause)[:200],
             "etude.lease.id": self.lease.lease_id,
-            "etude.snapshot.id": plan.snapshot_id,
-            "etude.replayed_calls": plan.num_calls,
+            "etude.replayed_calls": num_calls,
         }
         trace.get_current_span().add_event("environment.recovered", about)

@@ -251,10 +251,7 @@ class Siblings:
 
     async def _end_of(self, environment: RecoveringEnvironment) -> str:
         """The id of a snapshot of what the policy has left, processes included."""
-        lease = environment.lease
-        states = LeaseStates(
-            self.peers.states(lease.endpoint), lease, environment.outage, self.call_s
-        )
+        states = environment.replacing.states(environment.lease)
         made = await states.snapshot(f"end-{uuid.uuid4().hex}", with_memory=True)
         return made.snapshot_id
 

@@ -83,32 +83,6 @@ class LeaseStates:
         answer = await self._asked(lambda: self.node.DropSnapshots(request, timeout=self.timeout_s))
         return list(answer.missing_snapshot_ids)
 
-    async def share(self, snapshot_id: str) -> environment_state_pb2.ShareResponse:
-        """Put a snapshot of the environment where it outlives its node."""
-        request = environment_state_pb2.ShareRequest(
-            lease_id=self.lease.lease_id,
-            control_token=self.lease.control_token,
-            snapshot_id=snapshot_id,
-        )
-        return await self._asked(lambda: self.node.Share(request, timeout=self.timeout_s))
-
-    async def fetch(self, snapshot_id: str, *, shared: str, digest: str) -> None:
-        """Bring a snapshot that another lease of the run has shared to this one's node.
-
-        Args:
-            snapshot_id: what it shall be called there, for rollback().
-            shared: the id that it was shared under.
-            digest: what share() answered.
-        """
-        request = environment_state_pb2.FetchRequest(
-            lease_id=self.lease.lease_id,
-            control_token=self.lease.control_token,
-            snapshot_id=snapshot_id,
-            shared_snapshot_id=shared,
-            digest=digest,
-        )
-        await self._asked(lambda: self.node.Fetch(request, timeout=self.timeout_s))
-
     async def _asked(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         while True:
             async with self.outage.waiting(f"node {self.lease.endpoint}"):
