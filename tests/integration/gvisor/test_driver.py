@@ -10,7 +10,7 @@ from tests.support.sandbox_states import TREE, nothing
 
 from etude.agent.workspace import WorkspaceLostError
 from etude.envserver import folders, trees
-from etude.envserver.drivers.base import DriverUnavailableError, SandboxError, Verification
+from etude.envserver.drivers.base import DriverUnavailableError, SandboxError, Start, Verification
 from etude.envserver.drivers.gvisor.driver import GvisorDriver
 from etude.envserver.drivers.gvisor.sandbox import GvisorSandbox
 from etude.envserver.images.build import Image
@@ -109,6 +109,8 @@ async def test_a_verifier_runs_in_a_container_where_nobody_was(driver: GvisorDri
     )
     done = await driver.verify(work)
     assert (done.output, done.exit_code, done.collected) == (b"42", 0, b"1")
+    assert done.begun is not None
+    assert done.begun.start is Start.SPAWN, "a grade is a start too"
     assert list(driver.leases.iterdir()) == []
     assert not driver.has_services("small")
 

@@ -28,19 +28,19 @@ _SMALL_SHARE = 4
 """Folders for logs and temporary files get this part of what the workspace gets."""
 
 
-def spec(root: Path, *, hostname: str, memory_mib: int) -> Mapping[str, Any]:
+def spec(root: Path, *, memory_mib: int) -> Mapping[str, Any]:
     """A bundle's config.json.
 
     Args:
         root: the image's files, which nobody writes to: changes stay in the sandbox's memory.
-        hostname: how the environment calls itself.
-        memory_mib: how much its files may take, all folders together at most twice.
+        memory_mib: how much its workspace may take. Each of five more folders may take a quarter of
+            it; what the image lets commands write elsewhere has no limit.
     """
     capabilities = dict.fromkeys(("bounding", "effective", "permitted"), _CAPABILITIES)
     kinds = ("pid", "network", "ipc", "uts", "mount")
     return {
         "ociVersion": OCI_VERSION,
-        "hostname": hostname,
+        "hostname": "environment",
         "root": {"path": str(root), "readonly": False},
         "process": {
             "terminal": False,
@@ -86,6 +86,7 @@ def _mounts(memory_mib: int) -> list[Mapping[str, Any]]:
     mine = f"mode=0755,uid={INSIDE_UID},gid={INSIDE_UID}"
     return [
         {"destination": "/proc", "type": "proc", "source": "proc"},
+        # runsc passes no size on for it; commands may not write there.
         {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
         _memory(WORKSPACE, memory_mib, mine),
         _memory(LOGS, small_mib, mine),

@@ -52,7 +52,7 @@ class Container(Caller):
             RunscError: it does not start.
             GuestLostError: its agent does not answer.
         """
-        spec = bundle.spec(root, hostname="environment", memory_mib=memory_mib)
+        spec = bundle.spec(root, memory_mib=memory_mib)
         (folder / CONFIG).write_text(json.dumps(spec))
         made = await cls._started(runsc, folder, ("run",), generation=1)
         try:

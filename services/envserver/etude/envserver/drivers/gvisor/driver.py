@@ -3,8 +3,10 @@
 Covered: no system call of an environment reaches the host's kernel; that kernel in user space has
 no network, no capability, no file but what a second process hands it, read only, and a filter on
 its own calls. Not covered: bugs that lead through both, CPU caches, neighbours' share of CPU, and
-memory, of which the commands of one environment together may take more than its slot says. So it is
-MODERATE: for templates that nobody vouches for, where no processor gives machines.
+memory, of which the commands of one environment together may take more than its slot says: running,
+and with files in folders of the image that anybody may write to, which are an overlay in memory
+without a limit. So it is MODERATE: for templates that nobody vouches for, where no processor gives
+machines.
 """
 
 import asyncio
@@ -12,8 +14,9 @@ import fcntl
 import itertools
 import logging
 import os
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +27,7 @@ from etude.common.errors import UserError
 from etude.envserver import folders
 from etude.envserver.drivers import guest_grades
 from etude.envserver.drivers.base import (
+    Begun,
     Caps,
     Driver,
     DriverUnavailableError,
@@ -56,7 +60,7 @@ class GvisorDriver(Driver):
     images: Mapping[str, Image]
     """What each template of the pool is made of, by the template's name."""
     memory_mib: int
-    """How much the files of one environment may take."""
+    """How much the workspace of one environment may take."""
     name: str = "gvisor"
     strength: Strength = Strength.MODERATE
     caps: Caps = _CAPS
@@ -111,9 +115,11 @@ class GvisorDriver(Driver):
         folder = self.leases / f"grade-{next(_numbers)}"
         folder.mkdir(mode=0o700)
         try:
+            asked_s = time.monotonic()
             container = await self._begin(work.template, folder)
+            begun = Begun(Start.SPAWN, time.monotonic() - asked_s)
             try:
-                return await guest_grades.fresh(container, work)
+                return replace(await guest_grades.fresh(container, work), begun=begun)
             finally:
                 await container.destroy()
         finally:
