@@ -119,6 +119,15 @@ def test_an_endpoint_that_no_role_could_use_is_found_before_a_run_starts(endpoin
     assert "scheme, host and port alone" in finding.fix
 
 
+@pytest.mark.parametrize("host", ["10.0.0.1", "'[::1]'", "'2606:4700::1'", "localhost"])
+def test_an_address_in_the_place_of_a_host_is_told_what_to_list(host: str) -> None:
+    rules = f"rules: [{{name: index, host: {host}}}]"
+    (finding,) = lint_text(f"{POOL}  network: {{egress: Custom, {rules}}}\n", name="pool.yaml")
+    assert finding.field == "spec.network.rules[0].host"
+    assert "a host's name, such as pypi.org" in finding.fix
+    assert "addresses are refused" in finding.fix
+
+
 def test_a_field_that_belongs_elsewhere_is_told_its_home() -> None:
     finding = only(changed(RUN, "maxSteps: 40", "maxSteps: 40\n    maxTurns: 3"))
     assert finding.fix == "it belongs at spec.phases[].rollout.maxTurns"

@@ -9,6 +9,7 @@ from pydantic_core import ErrorDetails
 from etude.common.addresses import ENDPOINT, REGION
 from etude.common.api.documents import FieldPath
 from etude.common.api.meta import DECIMAL, NAME, BrokenRulesError, RepeatedError, Rule
+from etude.common.api.network import HOST
 
 Schema = Mapping[str, Any]
 
@@ -22,6 +23,7 @@ PATTERNS: Mapping[str, str] = {
     r"^https?://": "an http:// or https:// URL",
     ENDPOINT: "scheme, host and port alone, such as http://127.0.0.1:9000",
     REGION: "letters, digits and hyphens, such as eu-central-1",
+    HOST: "a host's name, such as pypi.org or *.example.com: addresses are refused",
     r"^[0-9]+(\.[0-9]+)?m?$": 'a CPU quantity, such as "2" or 500m',
     r"^[0-9]+(Ki|Mi|Gi|Ti)?$": "a memory quantity, such as 512Mi or 4Gi",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "letters, digits and '_', beginning with no digit",
