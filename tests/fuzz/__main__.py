@@ -1,5 +1,8 @@
-"""python -m tests.fuzz: a million hostile frames, most of them at a node's parser and channels in
-this process, the others at a live node; bench/out/fuzz.json says what they came to."""
+"""A million hostile frames, from `python -m tests.fuzz`.
+
+Most of them go to a node's parser and channels in this process, the others to a live node.
+bench/out/fuzz.json says what they came to.
+"""
 
 import argparse
 import asyncio
