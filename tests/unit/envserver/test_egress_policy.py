@@ -158,6 +158,19 @@ def test_an_address_is_public_only_where_python_calls_it_global(
         assert not address.is_multicast
 
 
+@given(st.ip_addresses(v=6))
+def test_of_ipv6_only_what_is_handed_out_is_public(address: ipaddress.IPv6Address) -> None:
+    unicast, translated = map(ipaddress.IPv6Network, ("2000::/3", "64:ff9b::/96"))
+    if addresses.is_public(str(address)):
+        assert address in unicast or address in translated
+
+
+def test_an_ipv4_address_behind_a_gateway_is_as_public_as_it_is_itself() -> None:
+    assert addresses.is_public("64:ff9b::1.1.1.1")
+    assert not addresses.is_public("64:ff9b::169.254.169.254")
+    assert not addresses.is_public("64:ff9b::1.1.1.1%eth0")
+
+
 @given(st.ip_addresses(v=4))
 def test_a_private_address_stays_private_however_it_is_wrapped(
     address: ipaddress.IPv4Address,
@@ -186,6 +199,16 @@ def test_a_private_address_stays_private_however_it_is_wrapped(
             "fe80::1%eth0",
         ),
         *("224.0.0.1", "255.255.255.255", "nothing", "", "1.1.1.1/32"),
+        *(
+            "fec0::2",
+            "feff::1",
+            "3fff::1",
+            "2001:db8::1",
+            "2001:20::1",
+            "2001::1",
+            "2002:101:101::",
+        ),
+        *("4000::1", "5f00::1", "100::1", "::1.1.1.1", "::ffff:0:101:101", "64:ff9b:1::101:101"),
     ],
 )
 def test_these_are_never_public(address: str) -> None:
