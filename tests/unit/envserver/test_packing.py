@@ -4,9 +4,10 @@ import contextlib
 import io
 import json
 import os
+import stat
 import struct
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.envserver.test_copies import LIMITS, TREES, listing, make
 
+from etude.agent.workspace.protocol import MAX_DEPTH
 from etude.common.errors import CorruptError
 from etude.envserver import copies, folders, packing
 from etude.envserver.folders import Limits, TooLargeError
@@ -71,6 +73,44 @@ def test_holes_and_names_that_are_no_text_arrive(tmp_path: Path) -> None:
         assert file.read(6) == b"middle"
 
 
+@contextlib.contextmanager
+def nested(folder: Path, name: bytes, depth: int) -> Iterator[int]:
+    """A folder inside so many others, which no single path reaches."""
+    with contextlib.ExitStack() as opened:
+        there = os.open(folder, os.O_RDONLY)
+        opened.callback(os.close, there)
+        for _ in range(depth):
+            os.mkdir(name, dir_fd=there)
+            there = os.open(name, os.O_RDONLY, dir_fd=there)
+            opened.callback(os.close, there)
+        yield there
+
+
+def test_the_longest_paths_and_links_of_a_workspace_arrive(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    (here / "saved" / "files").mkdir(parents=True)
+    there.mkdir()
+    with nested(here / "saved" / "files", b"\xfe" * 255, MAX_DEPTH) as inner:
+        os.symlink(b"\xff" * 4095, b"\xfd" * 255, dir_fd=inner)
+        os.close(os.open(b"\xfd" * 254, os.O_CREAT | os.O_WRONLY, 0o400, dir_fd=inner))
+
+    unpacked(packed(here), there)
+
+    one, other = (digest(each / "saved" / "files", each / "copy") for each in (here, there))
+    assert one == other
+
+
+def test_what_could_not_be_unpacked_is_not_packed(tmp_path: Path) -> None:
+    (tmp_path / "saved").mkdir()
+    with nested(tmp_path / "saved", b"d", MAX_DEPTH + 9):
+        pass
+    with pytest.raises(TooLargeError, match="72 deep"):
+        packed(tmp_path)
+    os.mknod(tmp_path / "socket", 0o600 | stat.S_IFSOCK)
+    with pytest.raises(CorruptError, match="socket"):
+        packed(tmp_path, "socket")
+
+
 def entry(**head: object) -> bytes:
     text = json.dumps({"kind": "folder", "mode": 0o755, "mtime_ns": 0, **head}).encode()
     return struct.pack(">I", len(text)) + text
@@ -84,6 +124,8 @@ HOSTILE = {
     "a parent that nobody made": entry(name="saved/inner"),
     "a way through a link": entry(name="saved", kind="link", leads_to="/tmp")
     + entry(name="saved/etude-was-here"),
+    "a folder that others came after": entry(name="a") + entry(name="b") + entry(name="a/c"),
+    "a name of 256 bytes": entry(name="n" * 256),
     "the same name twice": entry(name="saved") * 2,
     "a link over a folder": entry(name="saved") + entry(name="saved", kind="link", leads_to="/"),
     "a device": entry(name="saved", kind="device"),

@@ -3,7 +3,8 @@
 An entry is the length of its head, the head in JSON, and for a file its blocks that are not all
 zeros, each behind its offset and its length; a block of no length ends the file. Kept is what
 copies keep. Nobody but the node writes the folder meanwhile. The stream may come from anywhere:
-what it says is checked before anything is made of it.
+what it says is checked before anything is made of it. Both ways go name by name, as no call takes
+a path longer than 4 KiB; what could not be unpacked is not packed.
 """
 
 import json
@@ -13,16 +14,22 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from etude.agent.workspace.protocol import MAX_DEPTH
 from etude.common.errors import CorruptError
 from etude.envserver import copies
 from etude.envserver.folders import Limits, TooLargeError
 
 _LENGTH = struct.Struct(">I")
 _BLOCK = struct.Struct(">QI")
-_MAX_HEAD_BYTES = 32 << 10
-"""A path and what a link leads to, 4 KiB each, every byte of them escaped."""
+_MAX_FOLDERS = MAX_DEPTH + 8
+"""In each other: those of a workspace, in those that a snapshot has around it."""
+_MAX_NAME_BYTES = 255
+_MAX_LINK_BYTES = 4 << 10
+_ESCAPED = 6
+"""Characters of JSON that a byte may take."""
+_MAX_HEAD_BYTES = _ESCAPED * ((_MAX_FOLDERS + 1) * (_MAX_NAME_BYTES + 1) + _MAX_LINK_BYTES) + 1024
 _MAX_BLOCK_BYTES = 1 << 20
 _PERMISSIONS = 0o777
 _FAR = 1 << 63
@@ -45,6 +52,8 @@ def pack(folder: Path, name: str) -> Iterator[bytes]:
     """An entry of a folder, and everything below it; each folder comes before what is in it.
 
     Raises:
+        TooLargeError: folders lie too deep in each other to be unpacked.
+        CorruptError: something is no file, folder, link or pipe.
         OSError: something cannot be read.
     """
     with copies.readable(folder, None, _FOLDER) as here:
@@ -53,7 +62,10 @@ def pack(folder: Path, name: str) -> Iterator[bytes]:
 
 def _packed(parent: int, name: str, path: str) -> Iterator[bytes]:
     status = os.stat(name, dir_fd=parent, follow_symlinks=False)
-    kind = _KINDS[stat.S_IFMT(status.st_mode)]
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode))
+    if kind is None:
+        raise CorruptError(f"{path[-200:]!r} is no file, folder, link or pipe")
+    _check_depth(path)
     head: dict[str, object] = {
         "name": path,
         "kind": kind,
@@ -88,22 +100,37 @@ def unpack(stream: Reader, folder: Path, limits: Limits) -> int:
         TooLargeError: it holds more than the limits allow.
         OSError: something cannot be written.
     """
-    unpacker = _Unpacker(stream, folder, limits)
-    while length := stream.read(_LENGTH.size):
-        unpacker.entry(length)
-    unpacker.finish()
+    with copies.readable(folder, None, _FOLDER) as here:
+        unpacker = _Unpacker(stream, here, limits)
+        try:
+            while length := stream.read(_LENGTH.size):
+                unpacker.entry(length)
+            unpacker.finish()
+        finally:
+            unpacker.close()
     return unpacker.num_bytes
+
+
+class _Open(NamedTuple):
+    """A folder that more may come into."""
+
+    name: str
+    """Of the whole path."""
+    descriptor: int
+    mode: int
+    time_ns: int
 
 
 @dataclass(slots=True)
 class _Unpacker:
     stream: Reader
-    folder: Path
+    folder: int
+    """A descriptor."""
     limits: Limits
     num_bytes: int = 0
     _entries: int = 0
-    _folders: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Mode and time of each folder, which are given when nothing comes into it any more."""
+    _folders: list[_Open] = field(default_factory=list)
+    """The one that was made last, behind those that it is in."""
 
     def entry(self, length: bytes) -> None:
         self._entries += 1
@@ -111,66 +138,85 @@ class _Unpacker:
         try:
             head = json.loads(self._exactly(self._length(length)))
             name, kind, mode = str(head["name"]), str(head["kind"]), int(head["mode"])
-            path, time_ns = self._place(name), int(head["mtime_ns"])
+            parent, time_ns = self._parent(name), int(head["mtime_ns"])
             if mode & ~_PERMISSIONS or kind not in _KINDS.values() or abs(time_ns) >= _FAR:
                 raise CorruptError(f"{name!r} has mode {mode}, kind {kind!r} and time {time_ns}")
-            self._make(path, name, kind, head)
+            self._make(parent, _Open(name, -1, mode, time_ns), kind, head)
         except (ValueError, KeyError, TypeError, RecursionError, FileExistsError) as cause:
             raise CorruptError(f"entry {self._entries}: {cause}") from cause
-        if kind == "folder":
-            self._folders[name] = (mode, time_ns)
-        elif kind != "link":
-            _dress(path, mode, time_ns)
 
     def finish(self) -> None:
-        """Give folders their modes, the inner ones first."""
-        for name, (mode, time_ns) in reversed(self._folders.items()):
-            _dress(self.folder / name, mode, time_ns)
+        """Give folders that nothing comes into any more their modes, the inner ones first."""
+        while self._folders:
+            self._leave()
 
-    def _make(self, path: Path, name: str, kind: str, head: dict[str, object]) -> None:
+    def close(self) -> None:
+        """Let go of all folders, whatever they are."""
+        while self._folders:
+            os.close(self._folders.pop().descriptor)
+
+    def _leave(self) -> None:
+        left = self._folders.pop()
+        try:
+            _dress(left.descriptor, left)
+        finally:
+            os.close(left.descriptor)
+
+    def _make(self, parent: int, made: _Open, kind: str, head: dict[str, object]) -> None:
+        last = made.name.rpartition("/")[2]
         match kind:
             case "folder":
-                path.mkdir(mode=0o700)
+                os.mkdir(last, 0o700, dir_fd=parent)
+                descriptor = os.open(last, _FOLDER, dir_fd=parent)
+                self._folders.append(made._replace(descriptor=descriptor))
             case "link":
-                path.symlink_to(str(head["leads_to"]))
+                os.symlink(str(head["leads_to"]), last, dir_fd=parent)
             case "pipe":
-                os.mkfifo(path)
+                os.mkfifo(last, dir_fd=parent)
+                os.utime(last, ns=(made.time_ns, made.time_ns), dir_fd=parent)
+                os.chmod(last, made.mode, dir_fd=parent)
             case _:
-                self._file(path, name, int(str(head["size"])))
+                size = int(str(head["size"]))
+                if not 0 <= size < _FAR:
+                    raise CorruptError(f"{made.name!r} has {size} bytes")
+                descriptor = os.open(last, _CREATE, 0o600, dir_fd=parent)
+                try:
+                    self._fill(descriptor, made.name, size)
+                    _dress(descriptor, made)
+                finally:
+                    os.close(descriptor)
 
-    def _file(self, path: Path, name: str, size: int) -> None:
+    def _fill(self, descriptor: int, name: str, size: int) -> None:
         """Write a file.
 
         Raises:
             CorruptError: its blocks are not inside it.
         """
-        if not 0 <= size < _FAR:
-            raise CorruptError(f"{name!r} has {size} bytes")
-        descriptor = os.open(path, _CREATE, 0o600)
-        try:
-            os.ftruncate(descriptor, size)
-            while True:
-                offset, length = _BLOCK.unpack(self._exactly(_BLOCK.size))
-                if not length:
-                    return
-                if length > _MAX_BLOCK_BYTES or offset + length > size:
-                    raise CorruptError(f"{name!r} has a block outside its {size} bytes")
-                self.num_bytes += length
-                self._check()
-                copies.write_all(descriptor, self._exactly(length), offset)
-        finally:
-            os.close(descriptor)
+        os.ftruncate(descriptor, size)
+        while True:
+            offset, length = _BLOCK.unpack(self._exactly(_BLOCK.size))
+            if not length:
+                return
+            if length > _MAX_BLOCK_BYTES or offset + length > size:
+                raise CorruptError(f"{name!r} has a block outside its {size} bytes")
+            self.num_bytes += length
+            self._check()
+            copies.write_all(descriptor, self._exactly(length), offset)
 
-    def _place(self, name: str) -> Path:
-        """Where an entry belongs.
+    def _parent(self, name: str) -> int:
+        """A descriptor of the folder that an entry belongs into.
 
         Raises:
-            CorruptError: not into a folder that this stream made.
+            CorruptError: none that it can come into any more.
         """
         parent, slash, last = name.rpartition("/")
-        if last in {"", ".", ".."} or "\0" in name or (slash and parent not in self._folders):
+        _check_depth(name)
+        is_name = last not in {"", ".", ".."} and len(os.fsencode(last)) <= _MAX_NAME_BYTES
+        while is_name and self._folders and (not slash or self._folders[-1].name != parent):
+            self._leave()
+        if not is_name or "\0" in name or bool(slash) != bool(self._folders):
             raise CorruptError(f"{name[:200]!r} is no place in this folder")
-        return self.folder / name
+        return self._folders[-1].descriptor if slash else self.folder
 
     def _length(self, packed: bytes) -> int:
         """How long a head is.
@@ -202,6 +248,16 @@ class _Unpacker:
             )
 
 
-def _dress(path: Path, mode: int, time_ns: int) -> None:
-    os.utime(path, ns=(time_ns, time_ns), follow_symlinks=False)
-    path.chmod(mode)
+def _check_depth(path: str) -> None:
+    """See that a path can be packed and unpacked.
+
+    Raises:
+        TooLargeError: it lies in too many folders.
+    """
+    if path.count("/") > _MAX_FOLDERS:
+        raise TooLargeError(f"it has folders more than {_MAX_FOLDERS} deep")
+
+
+def _dress(descriptor: int, wanted: _Open) -> None:
+    os.utime(descriptor, ns=(wanted.time_ns, wanted.time_ns))
+    os.fchmod(descriptor, wanted.mode)
