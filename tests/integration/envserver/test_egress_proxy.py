@@ -32,6 +32,10 @@ RULES: Mapping[str, object] = {
         {"name": "shop", "host": "shop.example.com", "port": 80, "mode": "Http"},
         {"name": "files", "host": "files.example.org"},
         {"name": "api", "host": "api.example.com", "mode": "Https"},
+        {
+            **{"name": "limited", "host": "shop.example.com", "port": 8080, "mode": "Http"},
+            "methods": ["GET"],
+        },
     ],
 }
 CONNECT = b"CONNECT files.example.org:443 HTTP/1.1\r\nHost: files.example.org:443\r\n\r\n"
@@ -165,6 +169,18 @@ async def test_nothing_is_smuggled_behind_a_request(gate: Gate, world: World, da
     for seen in world.seen:
         assert (seen.target, seen.headers["host"]) == ("/one", "shop.example.com")
         assert b"evil" not in seen.body
+
+
+async def test_only_a_rule_without_limits_lets_a_request_name_another_method(
+    gate: Gate, world: World
+) -> None:
+    for port in (80, 8080):
+        head = b"GET http://shop.example.com:%d/x HTTP/1.1\r\nHost: a\r\n" % port
+        await asked(gate, head + b"X-HTTP-Method-Override: DELETE\r\n\r\n")
+
+    first, second = world.seen
+    assert first.headers["x-http-method-override"] == "DELETE"
+    assert "x-http-method-override" not in second.headers
 
 
 async def test_bodies_arrive_as_they_were_sent(gate: Gate, world: World) -> None:

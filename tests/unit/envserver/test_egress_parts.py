@@ -2,6 +2,7 @@
 
 import base64
 import ssl
+from dataclasses import replace
 from pathlib import Path
 
 import h11
@@ -13,7 +14,7 @@ from etude.envserver.egress import asking, hello, limits
 from etude.envserver.egress.asking import MalformedError
 from etude.envserver.egress.hello import NotTlsError
 from etude.envserver.egress.limits import Account
-from etude.envserver.egress.policy import Credential
+from etude.envserver.egress.policy import Credential, Mode, Rule
 from etude.envserver.egress.secrets import (
     CredentialError,
     EchoedError,
@@ -134,6 +135,31 @@ def test_headers_of_one_connection_go_no_further() -> None:
         *((b"Upgrade", b"6"), (b"Via", b"7"), (b"X-Forwarded-For", b"8")),
     ]
     assert asking.forwarded(given_) == [(b"x-kept", b"2"), (b"content-length", b"4")]
+
+
+def test_a_server_is_told_no_other_path_or_method_where_a_rule_limits_them() -> None:
+    given_ = [
+        *((b"X-Original-URL", b"/admin"), (b"X-Rewrite-Url", b"/admin"), (b"X-Kept", b"1")),
+        *((b"X-HTTP-Method-Override", b"DELETE"), (b"X-HTTP-Method", b"DELETE")),
+        *((b"X-Method-Override", b"DELETE"), (b"X-Forwarded-Prefix", b"/admin")),
+    ]
+    assert asking.outgoing(given_, is_limited=True) == [(b"x-kept", b"1")]
+    assert len(asking.outgoing(given_, is_limited=False)) == len(given_)
+
+
+@pytest.mark.parametrize("is_limited", [False, True])
+def test_a_header_that_some_servers_take_for_another_is_dropped(*, is_limited: bool) -> None:
+    given_ = [(b"Content_Length", b"3"), (b"X_Api_Key", b"a"), (b"x-a", b"1"), (b"X_A", b"2")]
+    assert asking.outgoing(given_, is_limited=is_limited) == [(b"x-a", b"1")]
+
+
+def test_a_rule_is_limited_by_whatever_it_holds_requests_to() -> None:
+    free = Rule(name="a", host="a.example.com", mode=Mode.HTTPS)
+    credential = Credential(header="A", secret="s", key="k")
+    assert not free.is_limited
+    assert replace(free, paths=("/v1",)).is_limited
+    assert replace(free, methods=("GET",)).is_limited
+    assert replace(free, credential=credential).is_limited
 
 
 @given(st.lists(st.sampled_from([b"a", b"abc", b"x", SECRET[:9], SECRET[:-1], b"Bearer ab"])))

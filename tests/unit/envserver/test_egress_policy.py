@@ -121,7 +121,13 @@ def test_the_node_speaks_tls_for_clients_that_ask_in_plain_text() -> None:
         assert decide(RULES, get("/v1/x", port=port)).verdict is Verdict.ALLOWED
 
 
-@pytest.mark.parametrize("path", ["/v1", "/v1/", "/v1/a/b?c=/../d", "/public/", "/public/x"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/v1", "/v1/", "/v1/a/b?c=/../d", "/public/", "/public/x"),
+        *("/v1/a%20b", "/v1/.hidden", "/v1/a..b", "/v1/a;b", "/v1/%7Euser"),
+    ],
+)
 def test_a_path_below_a_listed_one_is_allowed(path: str) -> None:
     assert decide(RULES, get(path)).verdict is Verdict.ALLOWED
 
@@ -131,6 +137,8 @@ def test_a_path_below_a_listed_one_is_allowed(path: str) -> None:
     [
         *("/", "/v10", "/v1/../admin", "/v1/..", "/v1/%2e%2e/admin", "/v1/%2E./admin", "/v1//x"),
         *("/v1/..%2fadmin", "/v1\\..\\admin", "/v1/./x", "/public", "/V1/x", "/v1%00/x"),
+        *("/v1/..;/admin", "/v1/.;/x", "/v1/%252e%252e/admin", "/v1/..%3b/admin", "/v1/..x"),
+        *("/v1/%c0%ae%c0%ae/x", "/v1/..%09/admin", "/v1/%7f", "/v1/%u002e/", "/v1/%", "/v1/%2"),
     ],
 )
 def test_a_path_that_may_lead_elsewhere_is_not(path: str) -> None:

@@ -22,6 +22,13 @@ _HOP_BY_HOP = frozenset(
     }
 )
 """What says something about one connection only, or about who asks: the next one gets its own."""
+_OVERRIDES = frozenset(
+    {
+        *(b"x-original-url", b"x-original-uri", b"x-rewrite-url", b"x-forwarded-prefix"),
+        *(b"x-http-method-override", b"x-http-method", b"x-method-override"),
+    }
+)
+"""By what some servers are told of another path or method than those of the request."""
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -73,6 +80,21 @@ def forwarded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes
     # How long a body is belongs to its message, whatever its sender calls a matter of connections.
     dropped = _HOP_BY_HOP | (named - {b"content-length", b"content-encoding", b"content-type"})
     return [(name, value) for name, value in given if name not in dropped]
+
+
+def outgoing(
+    headers: Iterable[tuple[bytes, bytes]], *, is_limited: bool
+) -> list[tuple[bytes, bytes]]:
+    """The headers of a request that go on to the server.
+
+    Args:
+        headers: as the client sent them.
+        is_limited: whether a rule holds the request to more than its host.
+    """
+    dropped = _OVERRIDES if is_limited else frozenset()
+    # Behind CGI and its heirs X_A is X-A, which may be one that is dropped or replaced.
+    kept = [each for each in forwarded(headers) if b"_" not in each[0]]
+    return [each for each in kept if each[0] not in dropped]
 
 
 def is_chunked(headers: Iterable[tuple[bytes, bytes]]) -> bool:

@@ -12,8 +12,11 @@ _NUMERIC = re.compile(r"\d+|0x[0-9a-f]*")
 """A last label that system libraries take for part of an address: 127.1, 0x7f000001, 1.2.3.4."""
 _MAX_NAME = 253
 _MAX_PORT = 65_535
-_DOUBTFUL = re.compile(r"%(2e|2f|5c|00)|\\|//|/\.{1,2}(/|$)", re.IGNORECASE)
-"""What servers resolve to another path than it looks like."""
+_DOUBTFUL = re.compile(
+    r"%(?![2-7][0-9a-f])|%(25|2e|2f|3b|5c|7f)|\\|//|/\.\.|/\.(/|;|$)", re.IGNORECASE
+)
+"""What some server resolves to another path than it looks like: a second decoding, parameters of a
+segment (`..;`), long forms of a dot in UTF-8, and whatever else is no printable ASCII."""
 METADATA_NAMES = frozenset(
     {
         *("metadata.google.internal", "metadata.goog", "metadata.azure.internal"),
@@ -80,6 +83,11 @@ class Rule:
     paths: tuple[str, ...] = ()
     """Prefixes, whole segments of them; all, if there are none."""
     credential: Credential | None = None
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it holds requests to more than their host."""
+        return bool(self.methods or self.paths) or self.credential is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

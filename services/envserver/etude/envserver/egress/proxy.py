@@ -80,7 +80,7 @@ async def _serve(client: Wire, connection: h11.Connection, gate: Gate, trip: Tri
             await tunnel(client, connection, server, decision.host, gate, trip)
         else:
             host = decision.host if rule.port in {80, 443} else f"{decision.host}:{rule.port}"
-            exchange = Exchange(client, connection, server, gate, trip)
+            exchange = Exchange(client, connection, server, gate, trip, rule.is_limited)
             await exchange.run(request, wanted.target, host, secret)
     except TunnelRefusedError as refusal:
         # The client was told that the tunnel is open: there is nothing left to answer with.

@@ -39,6 +39,8 @@ class Exchange:
     server: Wire
     gate: Gate
     trip: Trip
+    is_limited: bool
+    """Whether a rule holds the request to more than its host."""
     _outward: h11.Connection = field(init=False)
     _guard: EchoGuard = field(default_factory=lambda: EchoGuard(frozenset()))
 
@@ -64,7 +66,9 @@ class Exchange:
         """
         if secret is not None:
             self._guard = EchoGuard(watched(secret[1]))
-        headers = _outgoing(request.headers, host, secret)
+        given = asking.outgoing(request.headers, is_limited=self.is_limited)
+        is_chunked = asking.is_chunked(request.headers)
+        headers = _outgoing(given, host, secret, is_chunked=is_chunked)
         await self._send(
             h11.Request(method=request.method, target=target.encode("ascii"), headers=headers)
         )
@@ -138,10 +142,10 @@ class Exchange:
 
 
 def _outgoing(
-    given: Headers, host: str, secret: tuple[bytes, bytes] | None
+    given: Headers, host: str, secret: tuple[bytes, bytes] | None, *, is_chunked: bool
 ) -> list[tuple[bytes, bytes]]:
-    headers = asking.forwarded(given)
-    if asking.is_chunked(given):
+    headers = list(given)
+    if is_chunked:
         # Two lengths are one too many: a server might believe the other.
         headers = [each for each in headers if each[0] != b"content-length"]
         headers.append((b"transfer-encoding", b"chunked"))
