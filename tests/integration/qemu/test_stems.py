@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.microvms import Guest, Lab
+from tests.support.random_program import random_command
 
 from etude.envserver.drivers.qemu import census, guests, stem, stemlibrary
 from etude.envserver.drivers.qemu.census import Places
@@ -71,6 +72,8 @@ async def test_parts_of_a_stem_are_machines_of_their_own(lab: Lab, library: Path
         assert await a.sh("cat /etc/machine-id") != await b.sh("cat /etc/machine-id")
         random = "head -c 16 /dev/urandom | od -An -tx1"
         assert await a.sh(random) != await b.sh(random)
+        numbers = [(await each.sh(random_command())).split() for each in (a, b)]
+        assert len({each for pair in numbers for each in pair}) == 4
         async with part(lab, one) as c:
             assert await c.sh("ls /tmp/name 2>/dev/null || echo none") == "none"
             assert await c.sh("ls -A /workspace") == ""
