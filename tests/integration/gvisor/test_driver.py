@@ -10,6 +10,7 @@ from tests.support.sandbox_states import TREE, nothing
 
 from etude.agent.workspace import WorkspaceLostError
 from etude.envserver import folders, trees
+from etude.envserver.drivers import claims
 from etude.envserver.drivers.base import DriverUnavailableError, SandboxError, Start, Verification
 from etude.envserver.drivers.gvisor.driver import GvisorDriver
 from etude.envserver.drivers.gvisor.sandbox import GvisorSandbox
@@ -115,7 +116,10 @@ async def test_a_verifier_runs_in_a_container_where_nobody_was(driver: GvisorDri
     assert not driver.has_services("small")
 
 
-async def test_a_folder_has_one_daemon(driver: GvisorDriver, image: Image) -> None:
+async def test_a_folder_has_one_daemon(
+    driver: GvisorDriver, image: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "PATIENCE_S", 0.0)
     other = GvisorDriver(scratch=driver.scratch, images={"small": image}, memory_mib=256)
     with pytest.raises(DriverUnavailableError, match="another node daemon"):
         await other.start()

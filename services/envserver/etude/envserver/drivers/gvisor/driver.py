@@ -10,7 +10,6 @@ machines.
 """
 
 import asyncio
-import fcntl
 import itertools
 import logging
 import os
@@ -25,7 +24,7 @@ from typing_extensions import override
 from etude.agent.workspace.protocol import Runner
 from etude.common.errors import UserError
 from etude.envserver import folders
-from etude.envserver.drivers import guest_grades
+from etude.envserver.drivers import claims, guest_grades
 from etude.envserver.drivers.base import (
     Begun,
     Caps,
@@ -83,7 +82,7 @@ class GvisorDriver(Driver):
         if self._lock >= 0:
             return
         self.leases.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(self.scratch / "lock")
+        self._lock = await claims.claimed(self.scratch)
         try:
             await self._end_orphans()
             for name, image in self.images.items():
@@ -159,22 +158,3 @@ class GvisorDriver(Driver):
             await self._runsc.end(name)
         if orphans:
             log.warning("ended %d containers that were nobody's", len(orphans))
-
-
-def _locked(path: Path) -> int:
-    """A lock on the folder that ends with this process.
-
-    Raises:
-        DriverUnavailableError: another process has it.
-    """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as cause:
-        os.close(descriptor)
-        raise DriverUnavailableError(
-            "another node daemon uses this scratch folder",
-            where=str(path.parent),
-            fix="give each node a folder of its own (ETUDE_SCRATCH), or end the other one",
-        ) from cause
-    return descriptor

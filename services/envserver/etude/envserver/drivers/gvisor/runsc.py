@@ -5,9 +5,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from etude.envserver.drivers.base import SandboxError
 
@@ -19,12 +20,11 @@ LIMIT_S = 120.0
 FIX = "install gVisor of 2024 or newer on the node (make system-deps), or set another driver"
 _DATE = re.compile(r"^runsc version \D*(?:\d\.\d~)?(\d{8})", re.MULTILINE)
 _MAX_TOLD = 2_000
+_T = TypeVar("_T")
 
 
 class RunscError(SandboxError):
     """runsc did not do what it was told."""
-
-    reason = "SandboxFailed"
 
 
 def refused(said: str) -> str:
@@ -96,7 +96,7 @@ class Runsc:
                 stderr=file,
                 start_new_session=True,
             )
-            code = await _ended(process, words[0])
+            code = await _ended(process, process.wait(), f"{PROGRAM} {words[0]}")
         if code != 0:
             raise RunscError(f"runsc {words[0]} failed: {tail(log)}")
 
@@ -143,24 +143,23 @@ async def _output(words: Sequence[str]) -> str:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    try:
-        async with asyncio.timeout(LIMIT_S):
-            out, err = await process.communicate()
-    except TimeoutError as cause:
-        process.kill()
-        await process.wait()
-        raise RunscError(f"{words[0]} did not end in {LIMIT_S:.0f} s") from cause
+    out, err = await _ended(process, process.communicate(), words[0])
     if process.returncode != 0:
         told = err[-_MAX_TOLD:].decode(errors="replace").strip()
         raise RunscError(f"{' '.join(words[-2:])} failed: {told}")
     return out.decode(errors="replace")
 
 
-async def _ended(process: asyncio.subprocess.Process, what: str) -> int:
+async def _ended(process: asyncio.subprocess.Process, end: Awaitable[_T], what: str) -> _T:
+    """What the process leaves; it is killed if that takes too long.
+
+    Raises:
+        RunscError: it does.
+    """
     try:
         async with asyncio.timeout(LIMIT_S):
-            return await process.wait()
+            return await end
     except TimeoutError as cause:
         process.kill()
         await process.wait()
-        raise RunscError(f"runsc {what} did not end in {LIMIT_S:.0f} s") from cause
+        raise RunscError(f"{what} did not end in {LIMIT_S:.0f} s") from cause

@@ -6,7 +6,6 @@ between any two lines: it finds machines to take up, or machines that are nobody
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import secrets
@@ -15,7 +14,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from etude.envserver.drivers.base import DriverUnavailableError, SandboxError
+from etude.envserver.drivers import claims
+from etude.envserver.drivers.base import SandboxError
 from etude.envserver.drivers.machines import Base, Monitor
 from etude.envserver.drivers.qemu import adopting, census
 from etude.envserver.drivers.qemu.census import MACHINE, Places
@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 SWEEP_S = 30.0
 YOUNG_S = 60.0
 """A monitor that runs for so long has been written down, or never will be."""
-LOCK_LIMIT_S = 10.0
-"""A process that was killed may need a moment to give its files back."""
 _KEY_BYTES = 32
 
 
@@ -76,7 +74,7 @@ class Estate:
         if self._lock >= 0:
             return
         self._places.leases.mkdir(parents=True, exist_ok=True)
-        self._lock = await _locked(self.scratch / "lock")
+        self._lock = await claims.claimed(self.scratch)
         self._kept = Kept(folder=self.scratch / "templates", key=_key(self.scratch / "key"))
         self._left = await asyncio.to_thread(census.clear, self._places)
 
@@ -188,30 +186,6 @@ def _orphans(places: Places, least_age_s: float) -> list[ProcessId]:
     seen = places.seen()
     known = {noted.process for noted in census.recorded(places).values()}
     return census.orphans(seen, known, least_age_s=least_age_s)
-
-
-async def _locked(path: Path) -> int:
-    """A lock on the folder that ends with this process.
-
-    Raises:
-        DriverUnavailableError: another process has it.
-    """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    limit_s = time.monotonic() + LOCK_LIMIT_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as cause:
-            if time.monotonic() > limit_s:
-                os.close(descriptor)
-                raise DriverUnavailableError(
-                    "another node daemon uses this scratch folder",
-                    where=str(path.parent),
-                    fix="give each node a folder of its own (ETUDE_SCRATCH), or end the other one",
-                ) from cause
-            await asyncio.sleep(0.05)
-        else:
-            return descriptor
 
 
 def _key(path: Path) -> bytes:
