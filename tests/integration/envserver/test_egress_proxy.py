@@ -5,11 +5,9 @@ import hashlib
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 import pytest
-from tests.support import upstreams
 from tests.support.upstreams import SHOP, World
 
 from etude.envserver.egress import limits
@@ -33,18 +31,15 @@ RULES: Mapping[str, object] = {
         {"name": "files", "host": "files.example.org"},
         {"name": "api", "host": "api.example.com", "mode": "Https"},
         {
-            **{"name": "limited", "host": "shop.example.com", "port": 8080, "mode": "Http"},
+            "name": "limited",
+            "host": "shop.example.com",
+            "port": 8080,
+            "mode": "Http",
             "methods": ["GET"],
         },
     ],
 }
 CONNECT = b"CONNECT files.example.org:443 HTTP/1.1\r\nHost: files.example.org:443\r\n\r\n"
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with upstreams.world(tmp_path) as made:
-        yield made
 
 
 @pytest.fixture
@@ -228,6 +223,35 @@ async def test_a_name_behind_which_another_server_is_gets_no_request(
 
     assert said.startswith(b"HTTP/1.1 502")
     assert world.seen == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"HTTP/1.1 200 OK\r\nX Echo: %s\r\n\r\n",
+        b"%s\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX: %s\0\r\n\r\n",
+    ],
+)
+async def test_no_word_of_a_server_that_speaks_no_http_is_logged(
+    gate: Gate, caplog: pytest.LogCaptureFixture, said: bytes
+) -> None:
+    """It may be the credential that it was sent."""
+
+    async def speak(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(said % b"s3cret-token-12345")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(speak, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        gate.upstream.connector = Detours({(SHOP, 80): port})
+        with caplog.at_level("INFO"):
+            found = await asked(gate, b"GET http://shop.example.com/x HTTP/1.1\r\nHost: a\r\n\r\n")
+
+    assert b"s3cret" not in found
+    assert "s3cret" not in caplog.text
+    assert "why='what was said is not HTTP: RemoteProtocolError'" in caplog.text
 
 
 async def test_every_attempt_is_taken_from_the_bucket(gate: Gate) -> None:

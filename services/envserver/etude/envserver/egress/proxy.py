@@ -53,8 +53,11 @@ async def serve(client: Wire, gate: Gate) -> None:
         trip.verdict, trip.why = refusal.verdict, str(refusal)
         status = _STATUS.get(refusal.verdict, 403)
         await _refuse(client, connection, status, f"{refusal.verdict.value}: {refusal}")
-    except (OSError, TimeoutError, h11.ProtocolError) as error:
-        # Whoever was in the middle of it has gone, or says what nobody of ours says.
+    except h11.ProtocolError as error:
+        # Its text quotes the line, in which a server may have sent a credential back.
+        trip.why = f"what was said is not HTTP: {type(error).__name__}"
+    except (OSError, TimeoutError) as error:
+        # Whoever was in the middle of it has gone.
         trip.why = str(error) or type(error).__name__
     finally:
         metrics.egress_connections.dec()
