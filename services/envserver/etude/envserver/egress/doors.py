@@ -33,17 +33,18 @@ class Door:
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
-        places = self._gate.places
         while True:
-            await places.acquire()
             try:
                 connection, _ = await loop.sock_accept(self._listener)
             except OSError:  # no descriptor is free
-                places.release()
                 await asyncio.sleep(_AGAIN_S)
                 continue
+            # Only now: a door at which nobody knocks would keep the place from another door. One
+            # connection of each door waits here, the others in the backlog of its listener.
+            try:
+                await self._gate.places.acquire()
             except BaseException:
-                places.release()
+                connection.close()
                 raise
             task = asyncio.create_task(self._serve(connection), name="egress connection")
             self._serving.add(task)
