@@ -2,11 +2,13 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from etude.common.blobs import MemoryStore
 from etude.common.errors import UserError
@@ -118,6 +120,36 @@ def test_pruning_takes_older_images_of_a_name_and_leaves_the_newest(cache: Cache
         ("fetched", True),
     ]
     assert addresses(cache) == {"named", "new"}
+
+
+class BusyCache(Cache):
+    """A cache in which others build or remove right after each listing."""
+
+    def __init__(self, root: Path, meanwhile: Callable[[Cache], object]) -> None:
+        super().__init__(root)
+        self.meanwhile = meanwhile
+
+    @override
+    def entries(self, kind: str) -> list[Path]:
+        found = super().entries(kind)
+        self.meanwhile(Cache(self.root))
+        return found
+
+
+def test_what_is_built_or_removed_between_two_looks_disturbs_no_listing(cache: Cache) -> None:
+    made(cache, "python", "one")
+    made(cache, "rust", "two")
+    builds = BusyCache(cache.root, lambda it: made(it, "new", "three"))
+    assert [each.address for each in removal.here(builds)] == ["one", "two"]
+    removes = BusyCache(cache.root, lambda it: it.remove("images", "two"))
+    assert [each.address for each in removal.here(removes)] == ["one", "three"]
+    assert addresses(cache) == {"one", "three"}
+
+
+def test_an_image_that_goes_before_it_is_measured_is_none(cache: Cache) -> None:
+    image = made(cache, "python", "one")
+    assert cache.remove("images", "one")
+    assert list(removal._kept([image], "images")) == []
 
 
 def test_an_image_that_a_node_boots_stays_until_the_node_has_ended(cache: Cache) -> None:

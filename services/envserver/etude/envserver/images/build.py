@@ -109,9 +109,20 @@ def read(folder: Path) -> Image:
     )
 
 
-def images(cache: Cache) -> list[Image]:
-    """Every image in the cache, oldest first."""
-    return [read(folder) for folder in cache.entries("images")]
+def images(cache: Cache, kind: str = "images") -> list[Image]:
+    """Every image of a kind in the cache, oldest first; one that is removed meanwhile is none.
+
+    Raises:
+        CorruptError: a manifest is damaged.
+    """
+    found = []
+    for folder in cache.entries(kind):
+        try:
+            found.append(read(folder))
+        except CorruptError:
+            if folder.is_dir():
+                raise
+    return found
 
 
 def newest(name: str, cache: Cache) -> Image | None:

@@ -24,10 +24,14 @@ class Cache:
         return entry if entry.is_dir() else None
 
     def entries(self, kind: str) -> list[Path]:
-        """Every entry of a kind, oldest first."""
+        """Every entry of a kind, oldest first; one that is removed meanwhile is none."""
         folder = self.root / kind
-        found = [each for each in folder.iterdir() if each.is_dir()] if folder.is_dir() else []
-        return sorted(found, key=lambda each: (each.stat().st_mtime_ns, each.name))
+        found = list[tuple[int, Path]]()
+        for each in folder.iterdir() if folder.is_dir() else ():
+            with contextlib.suppress(FileNotFoundError):
+                if each.is_dir():
+                    found.append((each.stat().st_mtime_ns, each))
+        return [each for _, each in sorted(found)]
 
     def entry(self, kind: str, address: str, build: Callable[[Path], None]) -> Path:
         """The entry, built if it is missing: `build` fills an empty folder beside it.

@@ -1,5 +1,6 @@
 """Which images may go: none that a pool names, and none that a node boots."""
 
+import contextlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 from etude.common.blobs import Store
 from etude.common.errors import Problem, UserError
 from etude.envserver.images import build, shipping
-from etude.envserver.images.build import MANIFEST
+from etude.envserver.images.build import MANIFEST, Image
 from etude.envserver.images.cache import Cache
 
 KINDS = ("images", shipping.KIND)
@@ -35,24 +36,23 @@ class Kept:
 
 
 def here(cache: Cache) -> list[Kept]:
-    """The images of a cache, oldest first in each folder of it."""
-    found = []
-    newest = {image.name: image.address for image in build.images(cache)}
-    for kind in KINDS:
-        for folder in cache.entries(kind):
-            image = build.read(folder)
-            is_newest = kind == "images" and newest[image.name] == image.address
-            found.append(
-                Kept(
-                    kind=kind,
-                    name=image.name,
-                    address=image.address,
-                    num_bytes=_size(folder),
-                    changed_s=folder.stat().st_mtime,
-                    is_newest=is_newest,
-                )
+    """The images of a cache, oldest first in each folder; others may come and go meanwhile."""
+    return [each for kind in KINDS for each in _kept(build.images(cache, kind), kind)]
+
+
+def _kept(found: Sequence[Image], kind: str) -> Iterator[Kept]:
+    """Those of one listing that are still there."""
+    newest = {image.name: image.address for image in found if kind == "images"}
+    for image in found:
+        with contextlib.suppress(FileNotFoundError):
+            yield Kept(
+                kind=kind,
+                name=image.name,
+                address=image.address,
+                num_bytes=_size(image.folder),
+                changed_s=image.folder.stat().st_mtime,
+                is_newest=newest.get(image.name) == image.address,
             )
-    return found
 
 
 def there(store: Store) -> list[Kept]:
