@@ -1,12 +1,13 @@
 """What holds for every test, and the object stores that several suites run on."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from tests.support import s3_servers
+from tests.support import s3_servers, upstreams
+from tests.support.upstreams import World
 
 from etude.common.blobs import MemoryStore, Store, open_store
 from etude.common.blobs.buckets import make_bucket
@@ -34,6 +35,13 @@ def _ends_machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Machines outlive the node that made them, so a test that fails half-way leaves some."""
     yield
     census.end(census.marked(tmp_path_factory.getbasetemp()))
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """The public network as proxies of environments see it, with real servers of this machine."""
+    async with upstreams.world(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture

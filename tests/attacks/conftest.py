@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +9,11 @@ from pathlib import Path
 import pytest
 from tests.attacks.arena import Arena
 from tests.attacks.proxied import PROXIED
-from tests.support import gvisors, microvms
+from tests.support import gvisors, needs
 from tests.support.pool_client import Pool
 from tests.support.pool_processes import Processes
 
 from etude.common import channels
-from etude.envserver.drivers.qemu.machine import PROGRAM
 from etude.v1 import environments_pb2_grpc
 
 OUT = Path(__file__).parents[2] / "bench" / "out" / "attacks.json"
@@ -54,19 +51,15 @@ def _processes(made: Processes) -> None:
 
 
 def _machines(made: Processes) -> None:
-    if shutil.which(PROGRAM) is None or os.geteuid() != 0:
-        if os.environ.get("ETUDE_REQUIRE") == "qemu":
-            pytest.fail(f"{PROGRAM} is not installed, or this is not root")
-        pytest.skip(f"{PROGRAM} is not installed, or this is not root: make system-deps")
-    image = microvms.small_image().folder.as_uri()
+    needs.machines()
+    image = needs.small_image("qemu").folder.as_uri()
     made.write_pool("Process", "Trusted", driver="QemuMicroVM", image=image)
 
 
 def _containers(made: Processes) -> None:
-    if why := gvisors.missing():
-        pytest.skip(f"{why}: make system-deps")
+    needs.containers()
     made.network = {"egress": "None"}
-    image = microvms.small_image().folder.as_uri()
+    image = needs.small_image("gvisor", "qemu").folder.as_uri()
     made.write_pool("Sandbox", "Untrusted", driver="GVisor", image=image)
 
 

@@ -3,14 +3,11 @@
 import ensurepip
 import hashlib
 import io
-import os
-import shutil
 import zipfile
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.support import microvms, upstreams
+from tests.support import microvms, needs, upstreams
 from tests.support.upstreams import World
 
 from etude.agent.workspace import ExecResult
@@ -19,7 +16,6 @@ from etude.common.local import images_folder
 from etude.envserver.drivers.base import Sandbox
 from etude.envserver.drivers.process import ProcessDriver
 from etude.envserver.drivers.qemu.driver import QemuDriver
-from etude.envserver.drivers.qemu.machine import PROGRAM
 from etude.envserver.images import demo
 from etude.envserver.images.build import Image, build
 from etude.envserver.images.cache import Cache
@@ -60,20 +56,13 @@ GREET = "python3 -c 'import etude_greeting; print(etude_greeting.SAYS)'"
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with upstreams.world(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
 def image() -> Image:
     """Debian's Python with the agent of this tree."""
-    if shutil.which(PROGRAM) is None or os.geteuid() != 0:
-        pytest.skip(f"{PROGRAM} is not installed, or this is not root: make system-deps")
+    needs.machines()
     try:
         return build(demo.spec(), agent=microvms.guest_agent(), cache=Cache(images_folder()))
     except (RuntimeError, UserError) as error:
-        pytest.skip(f"no image: {error}")
+        needs.skip(f"no image: {error}", "qemu")
 
 
 def pip() -> bytes:

@@ -18,7 +18,6 @@ def missing() -> str:
 
 def end_all(scratch: Path) -> None:
     """End what a node leaves for its successor, which will not come."""
-
     if not (scratch / "runsc").is_dir():
         return
 

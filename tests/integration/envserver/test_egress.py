@@ -37,12 +37,6 @@ NO_PROXY = "env -u http_proxy -u https_proxy -u all_proxy -u HTTP_PROXY -u HTTPS
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with upstreams.world(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
 async def driver(tmp_path: Path, world: World) -> AsyncIterator[ProcessDriver]:
     (tmp_path / "scratch").mkdir()
     made = ProcessDriver(tmp_path / "scratch", egress=world.egress(RULES, t=None, closed=()))

@@ -3,42 +3,25 @@
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support import microvms
-from tests.support.firecracker.install import install
+from tests.support import needs
+from tests.support.firecracker.install import Make, install
 
-from etude.common.errors import UserError
 from etude.envserver.drivers.firecracker.bodies import FireMachine
 from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
 from etude.envserver.drivers.firecracker.jail import Programs
 from etude.envserver.drivers.firecracker.places import FirePlaces
 from etude.envserver.drivers.qemu import census
-from etude.envserver.drivers.qemu.machine import PROGRAM
 from etude.envserver.images.build import Image
-
-Make = Callable[[Path], FirecrackerDriver]
-
-
-def skip(why: str) -> None:
-    if os.environ.get("ETUDE_REQUIRE") == "qemu":
-        pytest.fail(why, pytrace=False)
-    pytest.skip(why)
 
 
 @pytest.fixture(scope="session")
 def image() -> Image:
-    if shutil.which(PROGRAM) is None:
-        skip(f"{PROGRAM} is not installed, on which the fake runs its guests: `make system-deps`")
-    if os.geteuid() != 0:
-        skip("jails of machines and roots of images need root")
-    try:
-        return microvms.small_image()
-    except (RuntimeError, UserError) as error:
-        skip(f"no image: {error}")
-        raise
+    needs.machines()  # on QEMU the fake runs its guests
+    return needs.small_image("qemu")
 
 
 @pytest.fixture(scope="session")

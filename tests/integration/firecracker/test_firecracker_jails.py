@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.integration.firecracker.conftest import Make
+from tests.support.firecracker.install import Make
 from tests.support.sandbox_states import States
 
 from etude.agent.workspace import WorkspaceLostError

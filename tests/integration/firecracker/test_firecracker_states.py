@@ -9,7 +9,7 @@ from tests.golden.calls import ALL, Need
 from tests.golden.stages import leased
 from tests.golden.transcript import FILE, differences, paragraphs, play
 from tests.golden.tree import TREE
-from tests.integration.firecracker.conftest import Make
+from tests.support.firecracker.install import Make
 from tests.support.sandbox_states import CHECKS, States
 
 from etude.envserver.drivers.base import SandboxError, Verification

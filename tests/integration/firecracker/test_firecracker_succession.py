@@ -1,15 +1,11 @@
 """A node of Firecracker's machines is killed, and the one after it goes on with them."""
 
 import asyncio
-import gc
-import os
-import signal
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from tests.integration.firecracker.conftest import Make
-from tests.integration.qemu.test_states_killed import WRITE, looked, order, sh
+from tests.support.firecracker.install import Make
+from tests.support.killed_nodes import WRITE, die, killed, looked, order, sh
 from tests.support.sandbox_states import LIMITS, nothing
 
 from etude.envserver.drivers.firecracker import template
@@ -21,25 +17,6 @@ from etude.envserver.node.sources import Sources
 
 def node_of(driver: FirecrackerDriver) -> Node:
     return Node(driver=driver, sources=Sources(driver.scratch), slots=8, templates={"python"})
-
-
-def die(*_: object) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def killed(work: Callable[[], Awaitable[None]]) -> None:
-    """Do it in a process that kills itself."""
-    gc.disable()
-    child = os.fork()
-    if child == 0:
-        try:
-            asyncio.run(work())  # type: ignore[arg-type]
-        except BaseException as error:  # noqa: BLE001 - the child must not return into pytest
-            os.write(2, repr(error).encode())
-        os._exit(1)
-    gc.enable()
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
 
 
 async def work_and_die(driver: FirecrackerDriver, when: str) -> None:

@@ -1,37 +1,21 @@
 """A driver of gVisor for all tests here, or the reason why this machine has none."""
 
 import asyncio
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support import microvms
+from tests.support import gvisors, needs
 
-from etude.common.errors import UserError
 from etude.envserver import folders
-from etude.envserver.drivers.gvisor import runsc
 from etude.envserver.drivers.gvisor.driver import GvisorDriver
-from etude.envserver.drivers.gvisor.runsc import RunscError
 from etude.envserver.images.build import Image
-
-
-def skip(why: str) -> None:
-    if os.environ.get("ETUDE_REQUIRE") == "gvisor":
-        pytest.fail(why, pytrace=False)
-    pytest.skip(why)
 
 
 @pytest.fixture(scope="session")
 def image() -> Image:
-    if os.geteuid() != 0:
-        skip("containers of gVisor and roots of images need root")
-    try:
-        asyncio.run(runsc.version())
-        return microvms.small_image()
-    except (RunscError, RuntimeError, UserError) as error:
-        skip(str(error))
-        raise
+    needs.containers()
+    return needs.small_image("gvisor", "qemu")
 
 
 @pytest.fixture(scope="session")
@@ -40,14 +24,8 @@ def started(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     made = GvisorDriver(scratch=scratch, images={"small": image}, memory_mib=256)
     asyncio.run(made.start())
     yield made
-    asyncio.run(ended(made))
-
-
-async def ended(driver: GvisorDriver) -> None:
-    """Take every container along: a driver that stops leaves those of leases."""
-    await driver.stop()
-    for name in await driver._runsc.containers():
-        await driver._runsc.end(name)
+    asyncio.run(made.stop())
+    gvisors.end_all(scratch)
 
 
 @pytest.fixture

@@ -1,38 +1,21 @@
 """One sealed template for all tests here, or the reason why this machine makes none."""
 
 import asyncio
-import os
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from tests.support import microvms
+from tests.support import microvms, needs
 from tests.support.microvms import Lab
 
-from etude.common.errors import UserError
-from etude.envserver.drivers.qemu.machine import PROGRAM
 from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.images.build import Image
 
 
-def skip(why: str) -> None:
-    if os.environ.get("ETUDE_REQUIRE") == "qemu":
-        pytest.fail(why, pytrace=False)
-    pytest.skip(why)
-
-
 @pytest.fixture(scope="session")
 def image() -> Image:
-    if shutil.which(PROGRAM) is None:
-        skip(f"{PROGRAM} is not installed: `make system-deps` installs it")
-    if os.geteuid() != 0:
-        skip("jails of machines and roots of images need root")
-    try:
-        return microvms.small_image()
-    except (RuntimeError, UserError) as error:
-        skip(f"no image: {error}")
-        raise
+    needs.machines()
+    return needs.small_image("qemu")
 
 
 @pytest.fixture(scope="session")

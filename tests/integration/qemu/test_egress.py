@@ -1,13 +1,13 @@
 """What commands in a microVM reach through their proxy, across everything that befalls it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.integration.qemu.test_succession import Daemon
-from tests.support import guests, microvms, upstreams
+from tests.support import guests, microvms
+from tests.support.daemons import Daemon
 from tests.support.upstreams import World
 
 from etude.agent.workspace import ExecResult
@@ -45,12 +45,6 @@ def started(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         made._starters[address] = replace(starter, stems=None)
     yield made
     asyncio.run(made.stop())
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with upstreams.world(tmp_path) as made:
-        yield made
 
 
 @pytest.fixture

@@ -1,17 +1,11 @@
 """A node of microVMs is killed while it works on a state; another one goes on with all of them."""
 
 import asyncio
-import gc
-import json
-import os
-import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.support import microvms
+from tests.support.killed_nodes import WRITE, die, killed, looked, order, sh
 
 from etude.envserver.drivers.qemu import snapshots
 from etude.envserver.drivers.qemu.driver import QemuDriver
@@ -21,49 +15,10 @@ from etude.envserver.node.node import Node
 from etude.envserver.node.sources import Sources
 from etude.v1 import environments_pb2
 
-WRITE = "echo {} > state; echo {} > /tmp/memory"
-
 
 def node_on(scratch: Path, image: Image) -> Node:
     driver = QemuDriver(scratch=scratch, images={"python": image}, machine=microvms.small_machine())
     return Node(driver=driver, sources=Sources(scratch), slots=8, templates={"python"})
-
-
-def order(scratch: Path, *names: str, snapshot_id: str = "") -> Any:
-    leases = [
-        environments_pb2.HeldLease(
-            lease=environments_pb2.Lease(
-                lease_id=name,
-                control_token="control",
-                expires_unix_ms=round(1000 * (time.time() + 600)),
-            ),
-            run_id="run",
-        )
-        for name in names
-    ]
-    return environments_pb2.OpenEnvironmentsRequest(
-        leases=leases,
-        template="python",
-        workspace=environments_pb2.WorkspaceSource(uri=(scratch.parent / "source").as_uri()),
-        toolset="Standard",
-        snapshot_id=snapshot_id,
-    )
-
-
-async def sh(node: Node, name: str, call_id: str, command: str) -> str:
-    asked = environments_pb2.ToolCall(
-        call_id=call_id, name="run_terminal", arguments_json=json.dumps({"command": command})
-    )
-    (result,) = await node.find(name).run_turn([asked])
-    return result.content.decode().strip()
-
-
-async def looked(node: Node, name: str, call_id: str) -> str:
-    return await sh(node, name, call_id, "cat state /tmp/memory | tr '\\n' ' '")
-
-
-def die(*_: object) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def work_and_die(scratch: Path, image: Image, when: str) -> None:
@@ -89,21 +44,6 @@ async def work_and_die(scratch: Path, image: Image, when: str) -> None:
         case _:
             snapshots.replace_notes = die  # type: ignore[assignment]
     await node.states.rollback(node.find("a"), "s")
-
-
-def killed(work: Callable[[], Any]) -> None:
-    # What other tests left may wait in its destructor for threads that a child does not have.
-    gc.disable()
-    child = os.fork()
-    if child == 0:
-        try:
-            asyncio.run(work())
-        except BaseException as error:  # noqa: BLE001 - the child must not return into pytest
-            os.write(2, repr(error).encode())
-        os._exit(1)
-    gc.enable()
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
 
 
 async def succeed(scratch: Path, image: Image, *, was_put_back: bool) -> None:

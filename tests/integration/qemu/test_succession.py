@@ -1,61 +1,22 @@
 """A driver of microVMs that is killed, and the one after it: machines, templates, orphans."""
 
-import json
 import os
 import random
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.support import microvms
+from tests.support.daemons import Daemon
 
 from etude.envserver.drivers.qemu import census, identity
 from etude.envserver.drivers.qemu.census import MACHINE
 from etude.envserver.images.build import Image
 
-ROOT = Path(__file__).parents[3]
 LINES = (3, 90, 250, 500, 750, 950, 1_000, 5_000)
 """How many lines of the driver run before it dies; the last is more than there are."""
 TSC_KHZ = microvms.small_machine().tsc_khz
-
-
-class Daemon:
-    """A driver in another process, asked over pipes."""
-
-    def __init__(self, image: Image, scratch: Path, *, tsc_khz: int, lines: int) -> None:
-        arguments = [str(image.folder), str(scratch), str(tsc_khz), str(lines)]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.machine_daemon", *arguments],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.report: Mapping[str, Any] = self._answer() or {}
-
-    def ask(self, *words: object) -> Any:
-        """The answer, or None if it died."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(words) + "\n")
-        self.process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> Any:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        return json.loads(line) if line else None
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-    def stop(self) -> int:
-        self.process.communicate()
-        return self.process.returncode
 
 
 Start = Callable[..., Daemon]

@@ -1,11 +1,15 @@
 """Programs of the names that the driver looks for."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
 from etude.envserver.drivers.firecracker.jail import Programs
 
 ROOT = Path(__file__).parents[3]
+Make = Callable[[Path], FirecrackerDriver]
+"""Makes a driver over the fakes that works in this folder."""
 
 
 def install(folder: Path) -> Programs:

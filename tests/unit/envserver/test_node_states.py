@@ -1,10 +1,10 @@
 """What a node does with the state of its environments: saved, forked, put back."""
 
 import asyncio
-import json
 from collections.abc import Callable
 
 import pytest
+from tests.support.node_calls import FIX, SPOIL, Order, call, content, opened, said
 
 from etude.common.errors import (
     InvalidFieldError,
@@ -12,27 +12,10 @@ from etude.common.errors import (
     UnknownIdError,
 )
 from etude.envserver.drivers.memory import MemoryDriver
-from etude.envserver.node.environment import Environment
 from etude.envserver.node.node import Node
 from etude.v1 import environments_pb2
 
 MakeNode = Callable[..., Node]
-Order = Callable[..., environments_pb2.OpenEnvironmentsRequest]
-
-FIX = {"path": "shop/core.py", "old_string": "a - b", "new_string": "a + b"}
-SPOIL = {"path": "shop/core.py", "old_string": "a + b", "new_string": "a * b"}
-
-
-def call(call_id: str, name: str, **arguments: str) -> environments_pb2.ToolCall:
-    return environments_pb2.ToolCall(
-        call_id=call_id, name=name, arguments_json=json.dumps(arguments)
-    )
-
-
-async def opened(node: Node, order: Order, name: str = "a") -> Environment:
-    (outcome,) = await node.open(order(name))
-    assert outcome.HasField("lease"), outcome
-    return node.find(name)
 
 
 async def forked(
@@ -44,15 +27,6 @@ async def forked(
     )
     (outcome,) = await node.open(asked)
     return outcome
-
-
-async def said(environment: Environment, *calls: environments_pb2.ToolCall) -> list[str]:
-    return [result.content.decode() for result in await environment.run_turn(calls)]
-
-
-async def content(environment: Environment) -> bytes:
-    (written,) = (await environment.diff()).written
-    return written.content
 
 
 async def test_a_rollback_puts_files_back(make_node: MakeNode, order: Order) -> None:

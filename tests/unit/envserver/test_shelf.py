@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 
 import pytest
-from tests.unit.envserver.test_node_states import FIX, SPOIL, call, content, opened, said
+from tests.support.node_calls import FIX, SPOIL, Order, call, content, opened, said
 from typing_extensions import Buffer, override
 
 from etude.common.blobs import MemoryStore
@@ -15,10 +15,8 @@ from etude.envserver.node.node import Node
 from etude.envserver.node.shelf import MANIFEST, Shared, Shelf, Wanted, place
 from etude.envserver.node.snapshots import NoRoomError, Quota, Snapshot
 from etude.envserver.node.states import origin_of
-from etude.v1 import environments_pb2
 
 MakeNode = Callable[..., Node]
-Order = Callable[..., environments_pb2.OpenEnvironmentsRequest]
 
 
 class Pair:
