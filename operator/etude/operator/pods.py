@@ -225,7 +225,8 @@ def _volume(name: str, plan: Plan) -> Manifest:
                 {"secret": {"name": secret, "items": [{"key": key, "path": f"{secret}/{key}"}]}}
                 for secret, key in plan.egress_secrets
             ]
-            return {"name": name, "projected": {"sources": sources}}
+            # Else every user of the container reads them, that of a guest's monitor too.
+            return {"name": name, "projected": {"sources": sources, "defaultMode": 0o440}}
         case "shm":
             return {"name": name, "emptyDir": {"medium": "Memory"}}
         case _:

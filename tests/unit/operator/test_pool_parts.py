@@ -277,6 +277,9 @@ def test_nodes_alone_have_the_credentials_that_egress_rules_name(
     (volume,) = [each for each in pod(node)["volumes"] if each["name"] == "egress"]
     items = [{"key": "shop", "path": "tokens/shop"}]
     assert volume["projected"]["sources"] == [{"secret": {"name": "tokens", "items": items}}]
+    # Read by its group, and by no other user of the container: by default by everybody.
+    assert volume["projected"]["defaultMode"] == 0o440
+    assert pod(node)["securityContext"]["fsGroup"] == pod(node)["securityContext"]["runAsGroup"]
     assert variables(node)["ETUDE_EGRESS_SECRETS"] == "/etc/etude-egress"
     assert "ETUDE_EGRESS_SECRETS" not in variables(broker)
     assert all(each["name"] != "egress" for each in pod(broker)["volumes"])
