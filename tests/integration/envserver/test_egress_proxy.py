@@ -30,6 +30,7 @@ RULES: Mapping[str, object] = {
         {"name": "shop", "host": "shop.example.com", "port": 80, "mode": "Http"},
         {"name": "files", "host": "files.example.org"},
         {"name": "api", "host": "api.example.com", "mode": "Https"},
+        {"name": "rebinding", "host": "rebinding.example.com", "port": 80, "mode": "Http"},
         {
             "name": "limited",
             "host": "shop.example.com",
@@ -252,6 +253,16 @@ async def test_no_word_of_a_server_that_speaks_no_http_is_logged(
     assert b"s3cret" not in found
     assert "s3cret" not in caplog.text
     assert "why='what was said is not HTTP: RemoteProtocolError'" in caplog.text
+
+
+async def test_a_name_that_changes_its_mind_is_checked_anew(gate: Gate, world: World) -> None:
+    gate.lookups.kept_s = 0.0
+    ask = b"GET http://rebinding.example.com/ HTTP/1.1\r\nHost: a\r\n\r\n"
+
+    said = [(await asked(gate, ask)).split()[1] for _ in range(2)]
+
+    assert said == [b"200", b"403"]
+    assert world.names.asked == ["rebinding.example.com"] * 2
 
 
 async def test_every_attempt_is_taken_from_the_bucket(gate: Gate) -> None:

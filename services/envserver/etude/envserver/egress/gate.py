@@ -11,7 +11,7 @@ from etude.envserver import metrics
 from etude.envserver.egress.limits import MAX_CONNECTIONS, Account
 from etude.envserver.egress.policy import Credential, Mode, Rule, Verdict
 from etude.envserver.egress.secrets import Secrets
-from etude.envserver.egress.upstream import Upstream
+from etude.envserver.egress.upstream import Lookups, Upstream
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,7 @@ class Gate:
     secrets: Secrets
     account: Account
     places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONNECTIONS))
+    lookups: Lookups = field(default_factory=Lookups)
 
     def count(self, trip: Trip, *, sent: int = 0, received: int = 0) -> None:
         """Enter bytes that are about to be passed on.

@@ -155,7 +155,7 @@ def _secret(gate: Gate, rule: Rule) -> tuple[bytes, bytes] | None:
 
 async def _connected(gate: Gate, target: Target) -> Wire:
     try:
-        return await gate.upstream.connect(target)
+        return await gate.upstream.connect(target, gate.lookups)
     except NotPublicError as error:
         raise RefusedError(Verdict.ADDRESS, str(error)) from error
     except UnreachableError as error:

@@ -22,8 +22,12 @@ from etude.envserver.egress.wires import SocketWire, Wire
 LOOKUP_S = 10.0
 CONNECT_S = 15.0
 _MAX_ADDRESSES = 4
-_MAX_LOOKUPS = 16
-"""At a time, of all environments of a node."""
+_MAX_LOOKUPS = 128
+"""At a time, of all environments of a node. Idle threads are not started."""
+_MAX_OWN_LOOKUPS = 2
+"""At a time, of one environment: nobody can end a look-up, so a slow one keeps its thread."""
+_KEPT_S = 10.0
+"""An answer: a client that opens a dozen connections asks once."""
 
 
 class UnreachableError(EtudeError):
@@ -92,6 +96,49 @@ class KnownNames(Resolver):
         return answers[min(turn, len(answers) - 1)]
 
 
+@dataclass(slots=True, eq=False)
+class Lookups:
+    """Those of one environment: few at a time, each answer kept for a while."""
+
+    kept_s: float = _KEPT_S
+    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_OWN_LOOKUPS))
+    _answers: dict[str, tuple[float, tuple[str, ...]]] = field(default_factory=dict)
+    """By host, of which an environment has few: until when on the loop's clock, and what."""
+    _under_way: dict[str, asyncio.Task[tuple[str, ...]]] = field(default_factory=dict)
+
+    async def addresses(self, resolver: Resolver, host: str) -> Sequence[str]:
+        """Where a host is.
+
+        Raises:
+            OSError: there is no such host, or nobody who would know.
+        """
+        if not self._is_known(host):
+            await self.places.acquire()
+            if self._is_known(host):
+                self.places.release()
+            else:
+                asking = self._ask(resolver, host)
+                self._under_way[host] = asyncio.create_task(asking, name="egress look-up")
+        if host not in self._under_way:
+            return self._answers[host][1]
+        # Who waits for it may give up; the thread goes on, and so does what counts it.
+        return await asyncio.shield(self._under_way[host])
+
+    def _is_known(self, host: str) -> bool:
+        """Whether it needs no further look-up."""
+        until_s, _ = self._answers.get(host, (0.0, ()))
+        return host in self._under_way or asyncio.get_running_loop().time() < until_s
+
+    async def _ask(self, resolver: Resolver, host: str) -> tuple[str, ...]:
+        try:
+            found = tuple(await resolver.addresses(host))
+        finally:
+            del self._under_way[host]
+            self.places.release()
+        self._answers[host] = (asyncio.get_running_loop().time() + self.kept_s, found)
+        return found
+
+
 @dataclass(slots=True)
 class SocketConnector(Connector):
     """Opens sockets of the node."""
@@ -139,8 +186,12 @@ class Upstream:
     resolver: Resolver = field(default_factory=SystemResolver)
     connector: Connector = field(default_factory=SocketConnector)
 
-    async def connect(self, target: Target) -> Wire:
+    async def connect(self, target: Target, lookups: Lookups) -> Wire:
         """A connection to a host by its canonical name.
+
+        Args:
+            target: where to.
+            lookups: of the environment that asks.
 
         Raises:
             NotPublicError: it is not on the public network.
@@ -148,9 +199,10 @@ class Upstream:
         """
         try:
             async with asyncio.timeout(LOOKUP_S):
-                found = await self.resolver.addresses(target.host)
+                found = await lookups.addresses(self.resolver, target.host)
         except (OSError, UnicodeError, TimeoutError) as error:
-            raise UnreachableError(f"{target.host} cannot be looked up: {error}") from error
+            why = str(error) or type(error).__name__
+            raise UnreachableError(f"{target.host} cannot be looked up: {why}") from error
         checked = addresses.public(found)
         if not checked:
             raise NotPublicError(f"{target.host} is not on the public network")
