@@ -1,9 +1,10 @@
 """Machines that are split off from one that ran before."""
 
 import asyncio
+import contextlib
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from tests.support.microvms import Guest, Lab
 from tests.support.random_program import random_command
 
-from etude.envserver.drivers.qemu import census, guests, stem, stemlibrary
+from etude.envserver.drivers.qemu import census, children, guests, stem, stemlibrary
 from etude.envserver.drivers.qemu.census import Places
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.guests import Guest as Machine
@@ -112,6 +113,83 @@ async def test_a_part_is_found_by_its_own_folder(lab: Lab, library: Path) -> Non
         assert seen[found.vm.pid] == found.vm.folder
         assert seen[one.vm.pid] == one.vm.folder
         assert Places(scratch=lab.folder).folders() == []
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110 - of other processes
+            await asyncio.sleep(0)
+
+
+def children_of(one: Stem) -> set[int]:
+    found = set()
+    for each in census.marked(one.vm.folder.parent):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(each.pid) == one.vm.pid:
+                found.add(each.pid)
+    return found - {one.vm.pid}
+
+
+async def test_a_split_that_is_cancelled_leaves_no_child_and_no_answer(
+    lab: Lab, library: Path
+) -> None:
+    async with grown(lab, library) as one:
+        for num_cancelled in (1, 2):
+            splitting = asyncio.create_task(one.split(lab.new_folder()))
+            for _ in range(num_cancelled):
+                await asyncio.sleep(0)
+                splitting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await splitting
+        async with part(lab, one) as found:
+            seen = {each.pid: folder for each, folder in census.marked(lab.folder).items()}
+            assert seen[found.vm.pid] == found.vm.folder
+            # Who was cancelled twice did not wait; the turn of the split after it did.
+            await eventually(lambda: children_of(one) == {found.vm.pid})
+
+
+async def test_a_stem_whose_answer_is_not_waited_for_is_ended_with_its_child(
+    lab: Lab, library: Path
+) -> None:
+    async with grown(lab, library) as one, part(lab, one) as before:
+        folder = lab.new_folder()
+        splitting = asyncio.create_task(one._split(folder))
+        await eventually((folder / "agent").exists)
+        splitting.cancel()  # the order itself, as the end of the loop does
+        with pytest.raises(asyncio.CancelledError):
+            await splitting
+        assert not one.is_alive
+        assert one.vm.exited.done()
+        assert children_of(one) == {before.vm.pid}
+        with pytest.raises(VmmError, match="not forked"):
+            await one.split(lab.new_folder())
+        assert await before.sh("echo alive") == "alive"
+
+
+async def test_an_answer_with_another_machines_number_ends_the_stem_and_not_that_machine(
+    lab: Lab, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "_NAMED_LIMIT_S", 0.2)
+    async with grown(lab, library) as one, part(lab, one) as a, part(lab, one) as b:
+
+        async def shifted(_stem: Stem, _folder: Path) -> int:
+            return a.vm.pid
+
+        monkeypatch.setattr(Stem, "_forked", shifted)
+        with pytest.raises(VmmError, match="is not that of"):
+            await one.split(lab.new_folder())
+        assert not one.is_alive
+        assert await a.sh("echo a") + await b.sh("echo b") == "ab"
+
+
+async def test_a_library_that_the_loader_ignores_makes_no_stem(lab: Lab, tmp_path: Path) -> None:
+    broken = tmp_path / "stem.so"
+    broken.write_bytes(b"no library")
+    broken.chmod(0o644)
+    folder = lab.new_folder()
+    with pytest.raises(VmmError, match="has not loaded"):
+        await stem.grown(lab.template, broken, folder=folder, jail=Jail())
+    assert not census.marked(lab.folder)
 
 
 async def test_a_stem_without_its_node_ends(lab: Lab, library: Path) -> None:

@@ -5,12 +5,13 @@ most of what a start costs. A part has all of it from its stem, and shares it un
 """
 
 import asyncio
+import contextlib
 import os
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from etude.envserver.drivers.qemu import clone, guests, vm
+from etude.envserver.drivers.qemu import children, clone, guests, vm
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.template import Template
@@ -30,31 +31,76 @@ class Stem:
     _jail: Jail
     _template: str
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _parts: set[int] = field(default_factory=set)
+    """Processes that were split off and are somebody's."""
+    _is_over: bool = False
 
     @property
     def is_alive(self) -> bool:
         """Whether it can be asked."""
-        return not self.vm.exited.done()
+        return not self._is_over and not self.vm.exited.done()
 
     async def split(self, folder: Path) -> Vm:
         """A stopped machine of its own that is nobody's yet.
+
+        A stem that fails once is ended, with whatever it forked and nobody has.
 
         Args:
             folder: an empty folder of its own.
 
         Raises:
             VmmError: the process was not forked, or its child does not answer.
+            CancelledError: nobody waits for it any more; there is no child.
         """
-        async with self._turn:
-            pid = await self._forked(folder)
-        return await vm.taken(
-            self.vm.machine, folder, pid, jail=self._jail, template=self._template
-        )
+        splitting = asyncio.create_task(self._split(folder), name=f"split {self.vm.pid}")
+        try:
+            return await asyncio.shield(splitting)
+        except asyncio.CancelledError:
+            # An order cannot be taken back, and its answer is nobody else's. Shielded again: who
+            # is cancelled twice leaves no child either.
+            await asyncio.shield(asyncio.create_task(_given_up(splitting)))
+            raise
 
     async def destroy(self) -> None:
         """End it; its parts go on. Safe to repeat."""
-        self._control.close()
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)  # who waits for an answer gets none
+        await self.vm.kill()
+        async with self._turn:
+            await self._end()
+
+    async def _split(self, folder: Path) -> Vm:
+        async with self._turn:
+            if self._is_over:
+                raise VmmError(f"machine {self.vm.pid} was not forked: it has failed before")
+            try:
+                pid = await self._forked(folder)
+                await children.named(pid, folder)
+            except BaseException:
+                # An answer may be on its way that a later order would take for its own.
+                self._is_over = True
+                await self._end()
+                raise
+            self._parts.add(pid)
+        try:
+            found = await vm.taken(
+                self.vm.machine, folder, pid, jail=self._jail, template=self._template
+            )
+        except BaseException as cause:
+            self._parts.discard(pid)
+            if isinstance(cause, OSError):  # nobody can watch it: it ends with its stem
+                await self.destroy()
+                raise VmmError(f"machine {pid} cannot be taken over: {cause}") from cause
+            raise
+        found.exited.add_done_callback(lambda _: self._parts.discard(pid))
+        return found
+
+    async def _end(self) -> None:
+        self._is_over = True
         await self.vm.destroy()
+        self._control.close()
+        # It has ended, so that it forks no more.
+        await asyncio.to_thread(children.end, self.vm.pid, frozenset(self._parts))
 
     async def _forked(self, folder: Path) -> int:
         with (
@@ -78,6 +124,12 @@ class Stem:
         return outcome
 
 
+async def _given_up(splitting: "asyncio.Task[Vm]") -> None:
+    await asyncio.wait([splitting])
+    if not splitting.cancelled() and splitting.exception() is None:
+        await splitting.result().destroy()
+
+
 async def grown(base: Template, library: Path, *, folder: Path, jail: Jail) -> Stem:
     """A clone that has done once what environments do first, and that can be split.
 
@@ -97,6 +149,7 @@ async def grown(base: Template, library: Path, *, folder: Path, jail: Jail) -> S
         with theirs, library.open("rb") as file:
             preload = Preload(library=file.fileno(), control=theirs.fileno())
             shell = await clone.spawn_shell(base, folder=folder, jail=jail, preload=preload)
+        await _check_loaded(shell, library)
         found = await guests.rehearsed(shell, base)
         await found.channel.close()
         await shell.disconnect()
@@ -104,3 +157,22 @@ async def grown(base: Template, library: Path, *, folder: Path, jail: Jail) -> S
         ours.close()
         raise
     return Stem(shell, ours, jail, base.address)
+
+
+async def _check_loaded(shell: Vm, library: Path) -> None:
+    """The loader goes on without a library that it cannot load, and so without its filter.
+
+    Raises:
+        VmmError: the monitor has not loaded it, and is gone.
+    """
+    if not await asyncio.to_thread(_is_mapped, shell.pid, library):
+        await shell.destroy()
+        raise VmmError(f"machine {shell.pid} has not loaded {library}: it cannot be forked")
+
+
+def _is_mapped(pid: int, library: Path) -> bool:
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_bytes().splitlines()
+    except OSError:
+        return False  # it has ended
+    return any(line.endswith(b" " + os.fsencode(library.resolve())) for line in lines)

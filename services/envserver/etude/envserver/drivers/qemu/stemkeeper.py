@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import secrets
 import shutil
 import time
 from collections.abc import Callable
@@ -40,7 +41,7 @@ class StemKeeper:
         Args:
             base: whose clone the stem is.
             library: what makes it one that can be split; None where there is none. May block.
-            folder: of the stem alone.
+            folder: what the folders of its stems are called; each has another ending.
             jail: whom stem and parts run as.
             lanes: the pace of the node.
         """
@@ -73,6 +74,9 @@ class StemKeeper:
         """A stopped machine in an empty folder of its own; None where none can be split off.
 
         The folder stays, and is empty, if there is none.
+
+        Raises:
+            VmmError: the stem failed and cannot be ended, so that the folder is of no use.
         """
         stem = self._stem
         if stem is None or not stem.is_alive:
@@ -84,6 +88,9 @@ class StemKeeper:
             if self._stem is stem:
                 self._stem = None
             await self._failed(error, stem)
+            if not stem.vm.exited.done():
+                # It may fork yet, and its child would take this folder for its own.
+                raise
             _emptied(folder)
             return None
         self._lanes.watch(found)
@@ -105,10 +112,10 @@ class StemKeeper:
                 self._backoff = Backoff(until_s=float("inf"))
                 return
             async with self._lanes.turn(Work.RESTORE, is_urgent=False):
-                _emptied(self._folder)
-                self._stem = await stems.grown(
-                    self._base, library, folder=self._folder, jail=self._jail
-                )
+                # One before it may be on its way out of its own.
+                folder = self._folder.with_name(f"{self._folder.name}-{secrets.token_hex(4)}")
+                _emptied(folder)
+                self._stem = await stems.grown(self._base, library, folder=folder, jail=self._jail)
                 self._lanes.watch(self._stem.vm)
         except (UnavailableError, OSError) as error:
             await self._failed(error, None)

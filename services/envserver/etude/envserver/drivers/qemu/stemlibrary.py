@@ -5,7 +5,11 @@ import hashlib
 import logging
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+
+from etude.envserver.drivers.qemu.errors import VmmError
 
 log = logging.getLogger(__name__)
 
@@ -14,10 +18,13 @@ _BUILD = ("-O2", "-shared", "-fPIC")
 _LIMIT_S = 120.0
 
 
-def library(folder: Path) -> Path | None:
+def library(folder: Path, *, limit_s: float = _LIMIT_S) -> Path | None:
     """The library, in a folder of the node's own; None where it cannot be built, as the log tells.
 
-    Blocks for half a second when it was not built yet.
+    Blocks for half a second when it was not built yet. Several may ask for it at once.
+
+    Raises:
+        VmmError: the compiler takes longer than the limit.
     """
     found = folder / f"stem-{_digest()}.so"
     if found.exists():
@@ -26,16 +33,25 @@ def library(folder: Path) -> Path | None:
     if compiler is None:
         log.warning("no machine is split off from a running one: there is no C compiler (cc)")
         return None
-    partial = found.with_suffix(".partial")
-    words = (compiler, *_BUILD, "-o", str(partial), str(SOURCE))
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=_LIMIT_S)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="stem-") as name:
+        partial = Path(name) / found.name
+        words = (compiler, *_BUILD, "-o", str(partial), str(SOURCE))
+        if not _is_built(words, limit_s):
+            return None
+        # Its users are others than who builds it.
+        partial.chmod(0o644)
+        partial.rename(found)
+    return found
+
+
+def _is_built(words: Sequence[str], limit_s: float) -> bool:
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=limit_s)
+    except subprocess.TimeoutExpired as cause:
+        raise VmmError(f"{words[0]} takes longer than {limit_s:.0f} s for {SOURCE}") from cause
     if done.returncode != 0:
         log.warning("no machine is split off from a running one: %s", done.stderr[-500:].strip())
-        return None
-    # Its users are others than who builds it.
-    partial.chmod(0o644)
-    partial.rename(found)
-    return found
+    return done.returncode == 0
 
 
 @functools.cache

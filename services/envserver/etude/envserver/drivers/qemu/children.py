@@ -1,0 +1,75 @@
+"""Monitors that were forked from one that runs, as the kernel shows them."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from etude.envserver.drivers.qemu import vm
+from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.qemu.identity import identify
+
+_NAMED_LIMIT_S = 20.0
+"""A child does so first, as soon as it gets a core."""
+_LOOK_S = 0.001
+_PARENT, _GROUP = 1, 2
+"""Places in /proc/PID/stat behind the program's name."""
+
+
+async def named(pid: int, folder: Path) -> None:
+    """Wait until a child has written its own folder's name over that of its parent.
+
+    Raises:
+        VmmError: it has ended, or is the machine of another folder.
+    """
+    wanted = f"{vm.MARK}={vm.name_of(folder)}".encode()
+    limit_s = time.monotonic() + _NAMED_LIMIT_S
+    while wanted not in _environment(pid):
+        if identify(pid) is None:
+            raise VmmError(f"machine {pid} ended {_how(pid)}instead of becoming that of {folder}")
+        if time.monotonic() > limit_s:
+            raise VmmError(f"machine {pid} is not that of {folder}")
+        await asyncio.sleep(_LOOK_S)
+
+
+def end(group: int, spared: Collection[int]) -> None:
+    """Kill the children of this process that are in a process group, but for some. Blocks.
+
+    A monitor's group has its number, and what it forks stays in it.
+    """
+    for pid in [each for each in _children(group) if each not in spared]:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []  # it has ended
+
+
+def _how(pid: int) -> str:
+    try:
+        seen = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return ""
+    if seen is None:
+        return ""
+    return f"with {seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status} "
+
+
+def _children(group: int) -> Iterator[int]:
+    wanted = (os.getpid(), group)
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                text = Path(f"/proc/{entry.name}/stat").read_text(errors="replace")
+                # The program's name stands in brackets and may hold any.
+                fields = text.rpartition(")")[2].split()
+                if (int(fields[_PARENT]), int(fields[_GROUP])) == wanted:
+                    yield int(entry.name)
