@@ -66,10 +66,8 @@ testbed: $(READY) ## build and start a real control plane and node, and run the 
 microvms: $(READY) ## the tests of real microVMs, which nothing may skip (QEMU, Go, root)
 	ETUDE_REQUIRE=qemu $(RUN) pytest tests/integration/qemu
 
-test-env: $(READY) ## environments on every driver, with the attacks on them; skips nothing (QEMU, Go, root)
-	ETUDE_REQUIRE=qemu $(RUN) pytest tests/unit/guest tests/contract/test_guest_agents.py tests/contract/test_workspaces.py tests/integration/envserver tests/integration/envaccess tests/integration/tasks tests/integration/qemu
-	ETUDE_REQUIRE=gvisor $(RUN) pytest tests/integration/gvisor
-	ETUDE_REQUIRE=qemu $(RUN) pytest tests/attacks
+test-env: $(READY) ## environments on every driver, with the attacks on them; skips nothing of ours but Firecracker's pool without KVM (QEMU, runsc, Go, root)
+	ETUDE_REQUIRE=qemu $(RUN) pytest tests/unit/guest tests/contract/test_guest_agents.py tests/contract/test_workspaces.py tests/integration/envserver tests/integration/envaccess tests/integration/tasks tests/integration/qemu tests/integration/firecracker tests/integration/gvisor tests/attacks
 
 protos: $(READY) ## regenerate the committed stubs
 	$(RUN) python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos --grpc_python_out=protos --mypy_grpc_out=protos protos/etude/v1/*.proto

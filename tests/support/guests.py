@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import functools
-import os
 import runpy
 import shutil
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from tests.support import needs
 
 from etude.envserver.guest.channel import GuestChannel, Identity
 
@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 @functools.cache
 def program() -> Path:
     """The agent in Go, built if need be; without Go the test is skipped."""
-    if shutil.which("go") is None and os.environ.get("ETUDE_REQUIRE") != "guest":
+    if shutil.which("go") is None and not needs.is_required("guest", "qemu"):
         pytest.skip("there is no go on PATH to build the guest agent with")
     built = runpy.run_path(str(ROOT / "hack" / "guest.py"))["build"]()
     assert isinstance(built, Path)

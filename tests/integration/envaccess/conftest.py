@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.support import needs
 
 from etude.common import channels, serving
 from etude.envserver.drivers.base import DriverUnavailableError
@@ -38,7 +39,7 @@ async def driver(tmp_path: Path) -> AsyncIterator[ProcessDriver]:
     try:
         await made.start()
     except DriverUnavailableError as error:
-        if os.environ.get("ETUDE_REQUIRE") == "sandbox":
+        if needs.is_required("sandbox", "qemu"):
             raise
         pytest.skip(str(error))
     yield made

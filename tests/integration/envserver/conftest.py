@@ -1,13 +1,13 @@
 """A real process driver and a real pool on it, or the reason why this machine refuses one."""
 
 import asyncio
-import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from tests.support import needs
 from tests.support.pool_client import Pool
 
 from etude.common import channels, serving
@@ -41,7 +41,7 @@ async def driver(tmp_path: Path) -> AsyncIterator[ProcessDriver]:
     try:
         await made.start()
     except DriverUnavailableError as error:
-        if os.environ.get("ETUDE_REQUIRE") == "sandbox" or allows_namespaces():
+        if needs.is_required("sandbox", "qemu") or allows_namespaces():
             raise
         pytest.skip(str(error))
     yield made

@@ -1,10 +1,10 @@
 """What test scripts leave in /logs/verifier, read back from the real sandbox."""
 
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.support import needs
 
 from etude.common import harbor
 from etude.envserver.drivers.base import DriverUnavailableError
@@ -26,7 +26,7 @@ async def grader(scratch: Path) -> AsyncIterator[Grader]:
     try:
         await driver.start()
     except DriverUnavailableError as error:
-        if os.environ.get("ETUDE_REQUIRE") == "sandbox":
+        if needs.is_required("sandbox", "qemu"):
             raise
         pytest.skip(str(error))
     yield Grader(driver, ResultCache())

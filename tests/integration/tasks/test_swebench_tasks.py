@@ -3,12 +3,11 @@
 import asyncio
 import importlib.util
 import json
-import os
 import shutil
 from pathlib import Path
 
 import pytest
-from tests.support import swebench_rows
+from tests.support import needs, swebench_rows
 
 from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.tasks import lint, verify
@@ -47,7 +46,7 @@ def _verified(folder: Path) -> verify.Verdict:
     try:
         return asyncio.run(verify.verify([folder]))[0]
     except DriverUnavailableError as error:
-        if os.environ.get("ETUDE_REQUIRE") == "sandbox":
+        if needs.is_required("sandbox", "qemu"):
             raise
         pytest.skip(str(error))
 

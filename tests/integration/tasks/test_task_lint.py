@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support import needs
 
 from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.tasks import lint
@@ -27,7 +27,7 @@ def _looked(folder: Path) -> lint.Looked:
     try:
         return asyncio.run(lint.lint([folder]))[0]
     except DriverUnavailableError as error:
-        if os.environ.get("ETUDE_REQUIRE") == "sandbox":
+        if needs.is_required("sandbox", "qemu"):
             raise
         pytest.skip(str(error))
 

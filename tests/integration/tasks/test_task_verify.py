@@ -1,11 +1,11 @@
 """Verifying tasks in the real sandbox: proved ones, and each way not to be."""
 
 import asyncio
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support import needs
 
 from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.tasks import folders, verify
@@ -25,7 +25,7 @@ def _verified(folder: Path) -> verify.Verdict:
     try:
         return asyncio.run(verify.verify([folder]))[0]
     except DriverUnavailableError as error:
-        if os.environ.get("ETUDE_REQUIRE") == "sandbox":
+        if needs.is_required("sandbox", "qemu"):
             raise
         pytest.skip(str(error))
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
+from tests.support import needs
 
 from etude.v1 import environments_pb2, guest_pb2
 
@@ -87,7 +88,7 @@ def through_go(lines: list[str], folder: Path) -> list[str]:
 
 
 needs_go = pytest.mark.skipif(
-    shutil.which("go") is None and os.environ.get("ETUDE_REQUIRE") != "guest",
+    shutil.which("go") is None and not needs.is_required("guest", "qemu"),
     reason="there is no go on PATH to test the agent's codec with",
 )
 
