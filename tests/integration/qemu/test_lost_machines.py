@@ -13,10 +13,16 @@ from tests.support.pool_processes import Processes
 from etude.agent.turns import ToolCall
 from etude.common import channels
 from etude.envserver.images.build import Image
-from etude.v1 import environments_pb2_grpc
+from etude.trainer.recovering import RecoveringEnvironment
+from etude.v1 import (
+    environment_access_pb2,
+    environment_access_pb2_grpc,
+    environments_pb2_grpc,
+)
 
+LIMIT_S = 60.0
 EDIT = {"path": "greet.sh", "old_string": "helo", "new_string": "hello"}
-COMMANDS = ("sh greet.sh > said; cat said", "sleep 2; cat said said > twice; cat twice")
+COMMANDS = ("sh greet.sh > said; cat said", "cat said said > twice; sleep 2; cat twice")
 
 
 @pytest.fixture
@@ -49,6 +55,21 @@ def call(call_id: str, name: str, **arguments: str) -> Sequence[ToolCall]:
     return [ToolCall(call_id, name, json.dumps(arguments))]
 
 
+async def until_there(environment: RecoveringEnvironment, path: str) -> None:
+    """Wait, in the machine itself, until a command that is under way has made a file."""
+    lease = environment.lease
+    waits = environment_access_pb2.ExecOpen(
+        lease_id=lease.lease_id,
+        control_token=lease.control_token,
+        shell=f"until [ -e {path} ]; do sleep 0.1; done",
+    )
+    async with channels.dial(lease.endpoint) as channel:
+        access = environment_access_pb2_grpc.EnvAccessServiceStub(channel)
+        call = access.Exec(iter([environment_access_pb2.ExecRequest(open=waits)]), timeout=LIMIT_S)
+        said = [response async for response in call]
+    assert said[-1].exit.exit_code == 0
+
+
 async def test_an_episode_whose_machine_is_killed_goes_on_in_another(
     processes: Processes, episodes: Episodes
 ) -> None:
@@ -60,7 +81,7 @@ async def test_an_episode_whose_machine_is_killed_goes_on_in_another(
     first = environment.lease.lease_id
 
     working = asyncio.create_task(environment.run(call("4", "run_terminal", command=COMMANDS[1])))
-    await asyncio.sleep(1)
+    await until_there(environment, "twice")
     processes.end_machines()
 
     assert [outcome.content for outcome in await working] == ["hello\nhello"]
