@@ -215,6 +215,24 @@ async def test_where_no_library_can_be_built_nothing_is_split_off(lab: Lab) -> N
     await keeper.close()
 
 
+async def test_a_keeper_whose_library_fails_tries_again_later(lab: Lab) -> None:
+    def failing() -> Path:
+        raise VmmError("the compiler hangs")
+
+    keeper = StemKeeper(
+        lab.template,
+        library=failing,
+        folder=lab.folder / "stem",
+        jail=Jail(),
+        lanes=Lanes(cores=1, room=8),
+    )
+    growing = keeper.tend()
+    assert growing is not None
+    await growing
+    assert keeper.tend() is None
+    await keeper.close()
+
+
 async def test_a_keeper_grows_another_stem_when_one_has_ended(lab: Lab, library: Path) -> None:
     lanes = Lanes(cores=1, room=8)
     keeper = StemKeeper(
