@@ -87,8 +87,9 @@ async def test_a_successor_goes_on_with_containers_and_ends_those_of_nobody(
 
 async def test_a_container_that_dies_is_a_fault_of_the_platform(driver: GvisorDriver) -> None:
     sandbox = await begun(driver, "a")
-    call = asyncio.create_task(sandbox.run("sleep 1000", 10 * LIMIT_S))
-    await asyncio.sleep(0.5)
+    call = asyncio.create_task(sandbox.run("touch begun; sleep 1000", 10 * LIMIT_S))
+    has_begun = await sandbox.run("until [ -e begun ]; do sleep 0.1; done", LIMIT_S)
+    assert has_begun.exit_code == 0
     os.kill(sandbox._running.process.pid, signal.SIGKILL)
     async with asyncio.timeout(LIMIT_S):
         with pytest.raises(WorkspaceLostError):
