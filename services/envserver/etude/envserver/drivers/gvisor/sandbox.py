@@ -33,6 +33,8 @@ from etude.envserver.guest.workspace import GuestWorkspace
 from etude.envserver.trees import Tree
 
 FOLDER, CURRENT, PAUSED = "gvisor", "current", "paused"
+OF = "of"
+"""In a checkpoint: the name of the container's folder that it was made of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +69,21 @@ class GvisorSandbox(Sandbox):
         name = current(self._lease)
         found = name and Container.found(self._making.runsc, self._folder / name)
         if found and found.is_lost:
-            if not (self._folder / PAUSED).exists():
+            if not self._is_paused:
                 raise SandboxError(f"the container of lease {self._lease.name} has ended")
             return None
+        if found:
+            # Of a pause or a resume that was cut off: what runs is newer.
+            checkpoints.remove(self._folder / PAUSED)
         return found or None
+
+    @property
+    def _is_paused(self) -> bool:
+        """Whether what is on the disk goes on from the lease's container, not from one before."""
+        try:
+            return (self._folder / PAUSED / OF).read_text() == current(self._lease)
+        except FileNotFoundError:
+            return False
 
     @property
     @override
@@ -153,6 +166,7 @@ class GvisorSandbox(Sandbox):
             async with self._making.places:
                 await container.checkpoint(partial / checkpoints.IMAGE)
             (partial / CONFIG).write_bytes(container.config)
+            (partial / OF).write_text(container.folder.name)
             partial.rename(paused)
             self._container, self._jobs = None, None
             await container.destroy()
@@ -160,7 +174,7 @@ class GvisorSandbox(Sandbox):
     @override
     async def resume(self) -> None:
         paused = self._folder / PAUSED
-        if self._container is not None or not paused.exists():
+        if self._container is not None or not self._is_paused:
             return
         with crossing(SandboxError, f"resuming {self._folder}"):
             await self._become(await self._restored(paused))
