@@ -12,6 +12,7 @@ from etude.agent.workspace import WorkspaceLostError
 from etude.envserver import folders, trees
 from etude.envserver.drivers import claims
 from etude.envserver.drivers.base import DriverUnavailableError, SandboxError, Start, Verification
+from etude.envserver.drivers.gvisor import checkpoints
 from etude.envserver.drivers.gvisor.driver import GvisorDriver
 from etude.envserver.drivers.gvisor.sandbox import GvisorSandbox
 from etude.envserver.images.build import Image
@@ -83,6 +84,53 @@ async def test_a_successor_goes_on_with_containers_and_ends_those_of_nobody(
         await successor.stop()
         await driver.start()
     assert not lost.is_whole
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.05, 0.3])
+async def test_a_start_that_is_cancelled_leaves_nothing(
+    driver: GvisorDriver, after_s: float
+) -> None:
+    before = set(driver._runsc.live)
+    beginning = asyncio.create_task(begun(driver, "a"))
+    await asyncio.sleep(after_s)
+    beginning.cancel()
+    await asyncio.wait([beginning])
+    if not beginning.cancelled():
+        await beginning.result().close()
+    assert await driver._runsc.containers() == []
+    assert driver._runsc.live == before
+
+
+async def test_what_no_lease_and_no_process_knows_is_swept(
+    driver: GvisorDriver, tmp_path: Path
+) -> None:
+    leased = await begun(driver, "a")
+    making = await driver._begin("small", tmp_path)
+    await driver._end_orphans()
+    assert len(await driver._runsc.containers()) == 2
+    driver._runsc.live.clear()  # as a successor has it
+    await driver._end_orphans()
+    assert await driver._runsc.containers() == [leased._running.name]
+    assert making.is_lost
+    await leased.close()
+
+
+async def test_a_container_that_dies_after_a_resume_that_was_cut_off_is_lost(
+    driver: GvisorDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox = await begun(driver, "a")
+    await sandbox.pause()
+    found = driver.sandbox(driver.leases / "a", nothing, template="small")
+    assert isinstance(found, GvisorSandbox)
+    # As kill -9 before the last line has it.
+    monkeypatch.setattr(checkpoints, "remove", lambda _: None)
+    await found.resume()
+    os.kill(found._running.process.pid, signal.SIGKILL)
+    with pytest.raises(WorkspaceLostError):
+        await found.run("true", LIMIT_S)
+    with pytest.raises(SandboxError, match="has ended"):
+        driver.sandbox(driver.leases / "a", nothing, template="small")
+    await found.close()
 
 
 async def test_a_container_that_dies_is_a_fault_of_the_platform(driver: GvisorDriver) -> None:

@@ -136,14 +136,18 @@ class Container(Caller):
     async def destroy(self) -> None:
         """End it; safe to repeat."""
         channel, self._channel = self._channel, None
-        if channel is not None:
-            await channel.close()
-        # To delete one that runs takes two seconds, of which runsc mostly waits.
-        handle = identity.handle(self.process)
-        if handle is not None:
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
-            os.close(handle)
-        await _swept(self.runsc, self.name)
+        try:
+            if channel is not None:
+                await channel.close()
+            # To delete one that runs takes two seconds, of which runsc mostly waits.
+            handle = identity.handle(self.process)
+            if handle is not None:
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+                os.close(handle)
+            await _swept(self.runsc, self.name)
+        finally:
+            # What stays all the same is nobody's, which the driver looks for now and then.
+            self.runsc.live.discard(self.name)
         (self.folder / RECORD).unlink(missing_ok=True)
 
     @classmethod
@@ -154,10 +158,14 @@ class Container(Caller):
         pid_file = folder / "pid"
         ends = pipes.make(folder)
         options = ("-detach", "-bundle", str(folder), "-pid-file", str(pid_file), name)
+        runsc.live.add(name)
+        starting = asyncio.create_task(
+            runsc.start((*words, *options), ends=ends, log=folder / "log"), name=f"start {name}"
+        )
         try:
-            await runsc.start((*words, *options), ends=ends, log=folder / "log")
+            await asyncio.shield(starting)
         except BaseException:
-            await asyncio.shield(_swept(runsc, name))
+            await asyncio.shield(_undone(starting, runsc, name))
             raise
         finally:
             for end in ends:
@@ -204,6 +212,17 @@ class Container(Caller):
         self._jobs.told(event)
 
 
+async def _undone(starting: "asyncio.Task[None]", runsc: Runsc, name: str) -> None:
+    """End what was being started: before the command has ended, nobody can list what it makes."""
+    await asyncio.wait([starting])
+    if not starting.cancelled():
+        starting.exception()  # whoever waits for it is told, and others are not
+    await _swept(runsc, name)
+
+
 async def _swept(runsc: Runsc, name: str) -> None:
-    if name in await runsc.containers():
-        await runsc.end(name)
+    try:
+        if name in await runsc.containers():
+            await runsc.end(name)
+    finally:
+        runsc.live.discard(name)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from etude.agent.workspace.protocol import Runner
-from etude.common.errors import UserError
+from etude.common.errors import CorruptError, UserError
 from etude.envserver import folders
 from etude.envserver.drivers import claims, guest_grades
 from etude.envserver.drivers.base import (
@@ -48,6 +48,8 @@ log = logging.getLogger(__name__)
 
 _CAPS = Caps(files=True, memory=True, freeze=False)
 _numbers = itertools.count()
+SWEEP_S = 30.0
+"""A process that is killed may be starting a container, which its successor cannot list yet."""
 
 
 @dataclass(slots=True)
@@ -72,6 +74,7 @@ class GvisorDriver(Driver):
         default_factory=lambda: asyncio.Semaphore(2 * (os.cpu_count() or 1))
     )
     _lock: int = -1
+    _sweeper: "asyncio.Task[None] | None" = None
 
     def __post_init__(self) -> None:
         self.leases = self.scratch / "leases"
@@ -90,6 +93,7 @@ class GvisorDriver(Driver):
             used = {image.address for image in self.images.values()}
             await asyncio.to_thread(roots.prune, self.scratch, used)
             await self._try_out()
+            self._sweeper = asyncio.create_task(self._keep_sweeping(), name="sweep containers")
         except (SandboxError, UserError, OSError) as error:
             await self.stop()
             raise DriverUnavailableError(
@@ -98,6 +102,10 @@ class GvisorDriver(Driver):
 
     @override
     async def stop(self) -> None:
+        sweeper, self._sweeper = self._sweeper, None
+        if sweeper is not None and not sweeper.done():
+            sweeper.cancel()
+            await asyncio.wait([sweeper])
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -146,15 +154,30 @@ class GvisorDriver(Driver):
         finally:
             await asyncio.to_thread(folders.remove, folder)
 
+    async def _keep_sweeping(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            try:
+                await self._end_orphans()
+            except (SandboxError, CorruptError, OSError):
+                log.exception("containers that are nobody's stay until the next sweep")
+
     async def _end_orphans(self) -> None:
-        """End the containers that no lease knows, of an earlier process that died meanwhile."""
+        """End the containers that neither a lease nor this process knows."""
+        listed = await self._runsc.containers()
+        # Looked for afterwards: what was made since is not in the list.
+        known = await asyncio.to_thread(self._of_leases) | self._runsc.live
+        orphans = [name for name in listed if name not in known]
+        for name in orphans:
+            await self._runsc.end(name)
+        if orphans:
+            log.warning("ended %d containers that were nobody's", len(orphans))
+
+    def _of_leases(self) -> set[str]:
+        """What was written down, by this process or an earlier one."""
         known = set[str]()
         for lease in self.leases.iterdir():
             if name := current(lease):
                 found = Container.found(self._runsc, lease / FOLDER / name)
                 known |= {found.name} if found is not None else set()
-        orphans = [name for name in await self._runsc.containers() if name not in known]
-        for name in orphans:
-            await self._runsc.end(name)
-        if orphans:
-            log.warning("ended %d containers that were nobody's", len(orphans))
+        return known

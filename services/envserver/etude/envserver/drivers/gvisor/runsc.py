@@ -61,6 +61,8 @@ class Runsc:
     """Commands to the containers of one state folder."""
 
     state: Path
+    live: set[str] = field(default_factory=set)
+    """The containers that this process makes or has, which are nobody else's to end."""
     _flags: tuple[str, ...] = field(
         default=(
             "--platform=systrap",
