@@ -205,7 +205,7 @@ class Bench:
 async def awake(vm: Vm) -> Guest:
     """Let a restored clone run and become itself."""
     await vm.thaw()
-    reader, writer = await asyncio.open_unix_connection(sock=vm.dial_agent())
+    reader, writer = await asyncio.open_unix_connection(sock=await vm.agent())
     channel = GuestChannel(reader, writer)
     await channel.reset()
     name = secrets.token_hex(4)
@@ -262,7 +262,7 @@ async def booted(spec: ImageSpec, agent: Path, folder: Path, say: Callable[[str]
     booting = await template.boot(
         image, machine, folder=Path(tempfile.mkdtemp(dir=folder)), jail=Jail()
     )
-    reader, writer = await asyncio.open_unix_connection(sock=booting.vm.dial_agent())
+    reader, writer = await asyncio.open_unix_connection(sock=await booting.vm.agent())
     channel = GuestChannel(reader, writer)
     await channel.hello(timeout_s=LIMIT_S)
     boot = clock.stop(booting.vm.pid)

@@ -128,7 +128,7 @@ class HostileDriver(Driver):
         vm._note(machine, Jail(), "")
         try:
             await machine.connect()
-            reader, writer = await asyncio.open_unix_connection(sock=machine.dial_agent())
+            reader, writer = await asyncio.open_unix_connection(sock=await machine.agent())
             parser = Counting(frames.FROM_GUEST)
             self._parsers.append(parser)
             channel = GuestChannel(reader, writer, ack_timeout_s=60, _parser=parser)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from etude.common.local import images_folder
+from etude.envserver.drivers.machines import Delta
 from etude.envserver.drivers.qemu import clone, delta, disk, template, tsc
-from etude.envserver.drivers.qemu.delta import Delta
 from etude.envserver.drivers.qemu.disk import Disk
 from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.machine import Machine
@@ -60,7 +60,7 @@ def small_machine(*, with_disk: bool = False) -> Machine:
 
 async def connected(vm: Vm) -> GuestChannel:
     """A channel to the agent of a machine."""
-    reader, writer = await asyncio.open_unix_connection(sock=vm.dial_agent())
+    reader, writer = await asyncio.open_unix_connection(sock=await vm.agent())
     return GuestChannel(reader, writer)
 
 

@@ -2,13 +2,14 @@
 
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.support.microvms import Guest, Lab
 
+from etude.envserver.drivers.machines import Delta
 from etude.envserver.drivers.qemu import delta, sealed, stored
-from etude.envserver.drivers.qemu.delta import Delta
 from etude.envserver.drivers.qemu.errors import FormatError, IntegrityError, VmmError
 from etude.envserver.drivers.qemu.machine import PAGE_BYTES
 from etude.envserver.drivers.qemu.migration import device_state
@@ -205,10 +206,7 @@ async def test_a_delta_of_another_template_is_refused(lab: Lab) -> None:
 async def test_a_template_of_unknown_format_is_saved_as_a_full_stream(
     lab: Lab, template: Template
 ) -> None:
-    unknown = Template(
-        **{name: getattr(template, name) for name in Template.__slots__}
-        | {"stream": FormatError("another QEMU")}
-    )
+    unknown = replace(template, stream=FormatError("another QEMU"))
     other = Lab(unknown, lab.folder / "other")
     other.folder.mkdir()
     guest: Guest = await other.guest()

@@ -50,7 +50,7 @@ class Vsock:
         self._is_listening = True
 
     async def _dialled(self) -> Streams:
-        return await asyncio.open_unix_connection(sock=self._vm.dial_agent())
+        return await asyncio.open_unix_connection(sock=await self._vm.agent())
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, EOFError, TimeoutError, VmmError, ValueError):

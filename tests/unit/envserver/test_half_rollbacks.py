@@ -13,8 +13,8 @@ from etude.agent.workspace import ExecResult
 from etude.common.errors import WrongStateError
 from etude.envserver.drivers import saving
 from etude.envserver.drivers.base import HalfRestoredError, Saved
+from etude.envserver.drivers.machines import Delta
 from etude.envserver.drivers.qemu import sealed, snapshots, stored
-from etude.envserver.drivers.qemu.delta import Delta
 from etude.envserver.drivers.qemu.idle import Patience
 from etude.envserver.drivers.qemu.lanes import Places
 from etude.envserver.drivers.qemu.pages import PageBuffer

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from etude.envserver.drivers.machines import Delta
 from etude.envserver.drivers.qemu import sealed, stored
-from etude.envserver.drivers.qemu.delta import Delta
 from etude.envserver.drivers.qemu.errors import IntegrityError
 
 KEY, TEMPLATE = b"k" * stored.KEY_BYTES, "ab" * 32

@@ -1,14 +1,18 @@
-"""What a driver of virtual machines is made of: monitors, and templates that make machines."""
+"""What drivers of virtual machines are made of: monitors, deltas, templates that make machines."""
 
 import asyncio
+import os
 import socket
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeVar
 
-from etude.envserver.drivers.qemu.delta import Delta
+from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.identity import ProcessId
 from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.pages import PageBuffer
+
+_M = TypeVar("_M", bound="Monitor")
 
 
 class Monitor(Protocol):
@@ -56,6 +60,31 @@ class Monitor(Protocol):
     async def destroy(self) -> None:
         """Kill the monitor and remove its folder; safe to repeat."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """The saved state of one machine. It owns its file descriptors."""
+
+    template: str
+    """Address of the template that it belongs to."""
+    is_full: bool
+    """Whether it holds all of the memory, because a smaller one is not possible."""
+    stream: int
+    """A file that nobody changes."""
+    offset: int = 0
+    """Where in it the stream begins, in bytes."""
+    disk: tuple[int, ...] = ()
+    """Layers of its disk, each based on the next, for reading only."""
+    changed_bytes: int
+    """Of the guest's memory."""
+    pause_s: float = 0.0
+    """How long the guest stood still for it."""
+
+    def close(self) -> None:
+        """Give the files back."""
+        for descriptor in (self.stream, *self.disk):
+            os.close(descriptor)
 
 
 class Base(Protocol):
@@ -112,3 +141,14 @@ class Base(Protocol):
     def close(self) -> None:
         """Give its files back; machines that run keep theirs."""
         ...
+
+
+def own(monitor: Monitor, kind: type[_M]) -> _M:
+    """A monitor of one driver's kind.
+
+    Raises:
+        VmmError: it is another driver's.
+    """
+    if not isinstance(monitor, kind):
+        raise VmmError(f"machine {monitor.pid} is another driver's")
+    return monitor

@@ -10,23 +10,24 @@ changed since the one before, and is put together with that here.
 
 import asyncio
 import contextlib
-import itertools
 import os
-import re
 import shutil
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from etude.common.errors import CorruptError
+from typing_extensions import override
+
+from etude.common.errors import CorruptError, crossing
 from etude.envserver.drivers.firecracker import bodies, cgroups, jail, memory, vm
 from etude.envserver.drivers.firecracker.bodies import MEMORY, ROOT, STATE, FireMachine
+from etude.envserver.drivers.firecracker.diffs import MAX_PENDING, Diffs
+from etude.envserver.drivers.firecracker.jail import Cell
 from etude.envserver.drivers.firecracker.owners import Users
 from etude.envserver.drivers.firecracker.vm import FireVm, Ground
-from etude.envserver.drivers.machines import Monitor
+from etude.envserver.drivers.machines import Base, Delta, Monitor, own
 from etude.envserver.drivers.qemu import record, sealed
-from etude.envserver.drivers.qemu.delta import Delta
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.guests import BOOT_LIMIT_S, warmed
 from etude.envserver.drivers.qemu.identity import ProcessId
@@ -43,36 +44,38 @@ _SAVED = "saved-vmstate"
 """What a machine writes: the name of what it was loaded from is the template's file."""
 _CHANGED = "changed"
 """In a machine's folder: what differs from the template, as far as it was saved."""
-_DIFF = re.compile(r"diff-(\d{1,18})")
 _LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FireTemplate:
+class FireTemplate(Base):
     """The saved state of a machine that has booted."""
 
-    address: str
+    # Fields of their own, whose default is not the protocol's property.
+    address: str = field()
     """Digest of memory, devices and of what they run on: deltas name the template by it."""
-    compat_key: str
+    compat_key: str = field()
     machine: FireMachine
     folder: Path
     """With its files, which do not change."""
     ground: Ground
     users: Users
 
+    @override
     async def spawn(self, folder: Path, jail: Jail) -> FireVm:
         """A monitor that waits for the template's state or for a delta of it."""
         return await spawned(
             self.machine, self.ground, self.users, folder=folder, template=self.address
         )
 
+    @override
     async def restore(self, shell: Monitor, saved: Delta | None) -> None:
         """Make a waiting monitor the template's machine, or the saved one, paused.
 
         Raises:
             VmmError: the state was refused; the shell is gone.
         """
-        found = own(shell)
+        found = own(shell, FireVm)
         try:
             await asyncio.to_thread(self._furnish, found, saved)
             await found.api.put(*bodies.load(), limit_s=SNAPSHOT_LIMIT_S)
@@ -84,21 +87,24 @@ class FireTemplate:
             await found.destroy()
             raise
 
+    @override
     async def take(self, vm: Monitor, buffer: PageBuffer, *, keep_running: bool) -> Delta:
         """Save a machine that was made of it."""
-        found = own(vm)
+        found = own(vm, FireVm)
         async with found.taking:
+            name = await asyncio.to_thread(self._next_diff, found)
             began_s = time.perf_counter()
             await found.freeze()
             try:
-                put = bodies.create("Diff", state=_SAVED, memory=_next_diff(found))
+                put = bodies.create("Diff", state=_SAVED, memory=name)
                 await found.api.put(*put, limit_s=SNAPSHOT_LIMIT_S)
             finally:
                 if keep_running:
                     await found.thaw()
             pause_s = time.perf_counter() - began_s
-            return await asyncio.to_thread(self._packed, found, pause_s)
+            return await asyncio.to_thread(self._packed, found, name, pause_s)
 
+    @override
     async def adopt(self, folder: Path, process: ProcessId) -> FireVm:
         """Take up a monitor that an earlier process of this node started; its guest runs."""
         found = await vm.adopt(self.machine, self.ground.programs, folder, process)
@@ -113,6 +119,7 @@ class FireTemplate:
             raise
         return found
 
+    @override
     def close(self) -> None:
         """Nothing: its files stay for the next process."""
 
@@ -137,7 +144,19 @@ class FireTemplate:
         (cell.root / STATE).write_bytes(stream.state)
         (cell.root / STATE).chmod(0o444)
 
-    def _packed(self, found: FireVm, pause_s: float) -> Delta:
+    def _next_diff(self, found: FireVm) -> str:
+        """A name for it, once there are few that nobody has put together.
+
+        Raises:
+            VmmError: it cannot be noted, or the others cannot be put together.
+        """
+        diffs = Diffs(found.folder)
+        with crossing(VmmError, f"machine {found.pid} cannot be saved"):
+            if len(diffs.pending()) >= MAX_PENDING:
+                os.close(_put_together(found.cell, self.machine.memory_bytes))
+            return diffs.ask()
+
+    def _packed(self, found: FireVm, name: str, pause_s: float) -> Delta:
         """What the monitor has written, and what it wrote before, as one stream.
 
         Raises:
@@ -145,7 +164,7 @@ class FireTemplate:
         """
         try:
             with contextlib.ExitStack() as stack:
-                changed = _put_together(found, self.machine.memory_bytes)
+                changed = _put_together(found.cell, self.machine.memory_bytes, name)
                 stack.callback(os.close, changed)
                 state = _state(found, _SAVED)
                 stream = sealed.filled("delta", memory.packed(state, changed))
@@ -241,17 +260,6 @@ def address(key: str, folder: Path) -> str:
         return address_of(key, file.fileno(), (folder / STATE).read_bytes())
 
 
-def own(monitor: Monitor) -> FireVm:
-    """A machine of this driver.
-
-    Raises:
-        VmmError: it is another driver's.
-    """
-    if not isinstance(monitor, FireVm):
-        raise VmmError(f"machine {monitor.pid} is another driver's")
-    return monitor
-
-
 async def _check_stopped(found: FireVm) -> None:
     if not await found.is_stopped():
         raise VmmError("a restored machine runs instead of standing still")
@@ -300,40 +308,29 @@ def _state(found: FireVm, name: str) -> bytes:
     return data
 
 
-def _diffs(found: FireVm) -> list[str]:
-    """Diffs in the jail, oldest first."""
-    names = (_DIFF.fullmatch(path.name) for path in found.cell.root.iterdir())
-    numbers = sorted(int(match[1]) for match in names if match)
-    return [f"diff-{number}" for number in numbers]
-
-
-def _next_diff(found: FireVm) -> str:
-    """A name for the next diff, after those that nobody has put together yet."""
-    last = _diffs(found)[-1:]
-    first = int(last[0].partition("-")[2]) + 1 if last else 0
-    names = (f"diff-{number}" for number in itertools.count(first))
-    return next(name for name in names if not (found.cell.root / name).exists())
-
-
-def _put_together(found: FireVm, memory_bytes: int) -> int:
+def _put_together(cell: Cell, memory_bytes: int, needed: str = "") -> int:
     """The file of what differs from the template, with every diff in it that was written.
 
-    A diff goes when all of it is there: whoever comes after a death does the same again.
+    Of a call that failed there may be none. A diff goes when all of it is there: whoever comes
+    after a death does the same again.
 
     Raises:
-        VmmError: a diff is none.
+        VmmError: a diff is none, or one that is needed is not there.
         OSError: it cannot be written.
     """
-    changed = os.open(found.folder / _CHANGED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    changed = os.open(cell.folder / _CHANGED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(changed, memory_bytes)
-        for name in _diffs(found):
-            diff = jail.opened(found.cell, name, size_bytes=memory_bytes)
-            try:
-                memory.merge(changed, memory.written(diff))
-            finally:
-                os.close(diff)
-            (found.cell.root / name).unlink()
+        diffs = Diffs(cell.folder)
+        for name in diffs.pending():
+            if name == needed or os.path.lexists(cell.root / name):
+                diff = jail.opened(cell, name, size_bytes=memory_bytes)
+                try:
+                    memory.merge(changed, memory.written(diff))
+                finally:
+                    os.close(diff)
+                (cell.root / name).unlink()
+            diffs.done()
     except BaseException:
         os.close(changed)
         raise

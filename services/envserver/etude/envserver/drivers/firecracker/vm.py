@@ -15,11 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+from typing_extensions import override
+
 from etude.envserver.drivers.firecracker import bodies, jail
 from etude.envserver.drivers.firecracker.api import Api
 from etude.envserver.drivers.firecracker.bodies import FireMachine
 from etude.envserver.drivers.firecracker.jail import Cell, Programs
-from etude.envserver.drivers.qemu import census, record
+from etude.envserver.drivers.machines import Monitor
+from etude.envserver.drivers.qemu import census, identity, record
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.identity import ProcessId, handle, identify
 from etude.envserver.drivers.qemu.record import VmRecord
@@ -44,7 +47,7 @@ class Ground:
 
 
 @dataclass(slots=True)
-class FireVm:
+class FireVm(Monitor):
     """A running monitor. Its folder is private to the node and goes with it."""
 
     keeps_channel: ClassVar[bool] = False
@@ -68,6 +71,7 @@ class FireVm:
         """The monitor's API."""
         return Api(partial(jail.dial, self.cell, jail.API))
 
+    @override
     async def agent(self) -> socket.socket:
         """A connection to the guest's agent; there can be one at a time.
 
@@ -86,6 +90,7 @@ class FireVm:
             raise
         return connection
 
+    @override
     async def is_stopped(self) -> bool:
         """Whether the machine stands still.
 
@@ -98,18 +103,22 @@ class FireVm:
             case other:
                 raise VmmError(f"the machine is {str(other)[:100]}, from where it does not go on")
 
+    @override
     async def freeze(self) -> None:
         """Stop the guest's processor: from here on the machine uses no CPU time."""
         await self.api.patch("/vm", bodies.PAUSE)
 
+    @override
     async def thaw(self) -> None:
         """Let the guest run, also for the first time."""
         await self.api.patch("/vm", bodies.RESUME)
 
+    @override
     async def console(self) -> str:
         """Nothing: the guest has no serial line, on which it could write to the host."""
         return ""
 
+    @override
     async def kill(self) -> None:
         """Kill the monitor; its folder stays. Safe to repeat."""
         with contextlib.suppress(ProcessLookupError):
@@ -117,6 +126,7 @@ class FireVm:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         await asyncio.wait([self.exited], timeout=EXIT_LIMIT_S)
 
+    @override
     async def destroy(self) -> None:
         """Kill the monitor and remove its folder; safe to repeat."""
         await self.kill()
@@ -274,15 +284,7 @@ async def _answering(vm: FireVm) -> None:
 def _watched(
     machine: FireMachine, programs: Programs, folder: Path, pid: int, pidfd: int
 ) -> FireVm:
-    loop = asyncio.get_running_loop()
-    exited: asyncio.Future[int | None] = loop.create_future()
-
-    def ended() -> None:
-        loop.remove_reader(pidfd)
-        os.close(pidfd)
-        exited.set_result(None)
-
-    loop.add_reader(pidfd, ended)
+    exited = identity.exit_of(pidfd, lambda: None)
     return FireVm(machine, programs, folder, pid, pidfd, exited)
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from etude.envserver.drivers.qemu import machine as machines
 from etude.envserver.drivers.qemu import sealed, vm
+from etude.envserver.drivers.qemu.booted import Booted
 from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.machine import (
     SHARED_TRANSLATION_MIB,
@@ -14,12 +14,9 @@ from etude.envserver.drivers.qemu.machine import (
 )
 from etude.envserver.drivers.qemu.migration import receive
 
-if TYPE_CHECKING:  # a template makes its clones with this
-    from etude.envserver.drivers.qemu.template import Template
-
 
 async def spawn_shell(
-    template: "Template",
+    template: Booted,
     *,
     folder: Path,
     jail: Jail,
@@ -62,7 +59,7 @@ async def spawn_shell(
     )
 
 
-async def restore(shell: vm.Vm, template: "Template") -> None:
+async def restore(shell: vm.Vm, template: Booted) -> None:
     """Make a shell a clone of the template itself, paused.
 
     Raises:

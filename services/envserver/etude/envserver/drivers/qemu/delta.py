@@ -5,10 +5,10 @@ A delta is always against the template, so a fork of a fork is no deeper than th
 
 import os
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from etude.envserver.drivers.machines import Delta
 from etude.envserver.drivers.qemu import sealed
+from etude.envserver.drivers.qemu.booted import Booted
 from etude.envserver.drivers.qemu.disk import Layering
 from etude.envserver.drivers.qemu.errors import FormatError, VmmError
 from etude.envserver.drivers.qemu.machine import PAGE_BYTES
@@ -18,38 +18,10 @@ from etude.envserver.drivers.qemu.splice import splice
 from etude.envserver.drivers.qemu.stream import TemplateStream
 from etude.envserver.drivers.qemu.vm import Vm
 
-if TYPE_CHECKING:  # a template saves its clones with this
-    from etude.envserver.drivers.qemu.template import Template
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
-    """The saved state of one machine. It owns its file descriptors."""
-
-    template: str
-    """Address of the template that it belongs to."""
-    is_full: bool
-    """Whether it holds all of the memory, because a smaller one is not possible."""
-    stream: int
-    """A file that nobody changes."""
-    offset: int = 0
-    """Where in it the stream begins, in bytes."""
-    disk: tuple[int, ...] = ()
-    """Layers of its disk, each based on the next, for reading only."""
-    changed_bytes: int
-    """Of the guest's memory."""
-    pause_s: float = 0.0
-    """How long the guest stood still for it."""
-
-    def close(self) -> None:
-        """Give the files back."""
-        for descriptor in (self.stream, *self.disk):
-            os.close(descriptor)
-
 
 async def take(
     vm: Vm,
-    template: "Template",
+    template: Booted,
     buffer: PageBuffer,
     *,
     keep_running: bool,
@@ -77,7 +49,7 @@ async def take(
             return await take_full(pause, template)
 
 
-async def take_full(pause: "Pause", template: "Template") -> Delta:
+async def take_full(pause: "Pause", template: Booted) -> Delta:
     """Save a clone with all of its memory, in the monitor's own way. It stands still meanwhile.
 
     Raises:
@@ -128,7 +100,7 @@ class Pause:
         return self._layering.shared() if self._layering is not None else ()
 
 
-async def restore(shell: Vm, template: "Template", delta: Delta) -> None:
+async def restore(shell: Vm, template: Booted, delta: Delta) -> None:
     """Make a shell of the same template the saved machine, paused.
 
     Raises:
@@ -141,7 +113,7 @@ async def restore(shell: Vm, template: "Template", delta: Delta) -> None:
 
 
 async def _take_pages(
-    pause: Pause, template: "Template", stream: TemplateStream, buffer: PageBuffer
+    pause: Pause, template: Booted, stream: TemplateStream, buffer: PageBuffer
 ) -> Delta:
     async with buffer.lock:
         state = await device_state(pause.vm)

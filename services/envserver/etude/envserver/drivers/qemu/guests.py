@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from etude.agent.workspace import WorkspaceError
-from etude.envserver.drivers.machines import Base, Monitor
+from etude.envserver.drivers.machines import Base, Delta, Monitor
 from etude.envserver.drivers.qemu import template
-from etude.envserver.drivers.qemu.delta import Delta
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.machine import Machine

@@ -1,7 +1,9 @@
 """Which process it is, also after its number was given to another one."""
 
+import asyncio
 import functools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +48,25 @@ def handle(process: ProcessId) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+def exit_of(pidfd: int, reap: Callable[[], int | None]) -> "asyncio.Future[int | None]":
+    """Done once the process has ended.
+
+    Args:
+        pidfd: its descriptor, which is closed then.
+        reap: answers its exit code then, if it is a child of this process.
+    """
+    loop = asyncio.get_running_loop()
+    exited: asyncio.Future[int | None] = loop.create_future()
+
+    def ended() -> None:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+        exited.set_result(reap())
+
+    loop.add_reader(pidfd, ended)
+    return exited
 
 
 @functools.cache

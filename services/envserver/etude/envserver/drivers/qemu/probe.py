@@ -85,7 +85,7 @@ async def _boot(image: Image, machine: Machine, jail: Jail, scratch: Path) -> Ve
 
 async def _first_word(booting: template.Booting) -> Verdict:
     try:
-        with booting.vm.dial_agent() as agent:
+        with await booting.vm.agent() as agent:
             async with asyncio.timeout(BOOT_LIMIT_S):
                 said = await asyncio.get_running_loop().sock_recv(agent, 1)
     except TimeoutError:

@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 from etude.envserver import metrics
 from etude.envserver.drivers.base import Start
-from etude.envserver.drivers.machines import Base, Monitor
+from etude.envserver.drivers.machines import Base, Delta, Monitor
 from etude.envserver.drivers.qemu import guests
-from etude.envserver.drivers.qemu.delta import Delta
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.guests import Guest
 from etude.envserver.drivers.qemu.jail import Jail

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from etude.envserver.drivers.qemu.delta import Delta
+from etude.envserver.drivers.machines import Delta
 from etude.envserver.drivers.qemu.errors import IntegrityError
 
 KEY_BYTES = 32

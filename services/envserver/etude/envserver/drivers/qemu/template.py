@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blake3 import blake3
+from typing_extensions import override
 
-from etude.envserver.drivers.machines import Monitor
+from etude.envserver.drivers.machines import Base, Delta, Monitor, own
 from etude.envserver.drivers.qemu import clone, delta, sealed, vm
 from etude.envserver.drivers.qemu import machine as machines
+from etude.envserver.drivers.qemu.booted import Booted
 from etude.envserver.drivers.qemu.compatibility import compat_key
 from etude.envserver.drivers.qemu.console import Console
-from etude.envserver.drivers.qemu.delta import Delta
 from etude.envserver.drivers.qemu.disk import Disk, frozen
 from etude.envserver.drivers.qemu.errors import FormatError, VmmError
 from etude.envserver.drivers.qemu.identity import ProcessId
@@ -23,6 +24,7 @@ from etude.envserver.drivers.qemu.machine import PAGE_BYTES, Boot, Machine, Wiri
 from etude.envserver.drivers.qemu.migration import send
 from etude.envserver.drivers.qemu.pages import PageBuffer
 from etude.envserver.drivers.qemu.stream import TemplateStream, parse
+from etude.envserver.drivers.qemu.vm import Vm
 from etude.envserver.images.build import Image
 
 MEMORY_NAME = "template"
@@ -32,46 +34,31 @@ MAX_DEVICE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Template:
-    """The sealed state of a machine that has booted. It owns its file descriptors."""
+class Template(Booted, Base):
+    """What clones are made of, and how."""
 
-    address: str
-    """Digest of memory, devices and of what they run on: deltas name the template by it."""
-    compat_key: str
-    machine: Machine
-    memory: int
-    """Sealed file with the guest's memory."""
-    devices: int
-    """Sealed file with the device state."""
-    stream: TemplateStream | FormatError
-    """The device state taken apart, or why that is not possible: deltas are full streams then."""
-    root: int
-    disk: tuple[int, ...] = ()
-    """Layers of the disk, each based on the next, for reading only."""
-
+    @override
     async def spawn(self, folder: Path, jail: Jail) -> vm.Vm:
         """A monitor that waits for the template's state or for a delta of it."""
         return await clone.spawn_shell(self, folder=folder, jail=jail)
 
+    @override
     async def restore(self, shell: Monitor, saved: Delta | None) -> None:
         """Make a waiting monitor the template's machine, or the saved one, paused."""
         if saved is None:
-            await clone.restore(_own(shell), self)
+            await clone.restore(own(shell, Vm), self)
         else:
-            await delta.restore(_own(shell), self, saved)
+            await delta.restore(own(shell, Vm), self, saved)
 
+    @override
     async def take(self, vm: Monitor, buffer: PageBuffer, *, keep_running: bool) -> Delta:
         """Save a machine that was made of it."""
-        return await delta.take(_own(vm), self, buffer, keep_running=keep_running)
+        return await delta.take(own(vm, Vm), self, buffer, keep_running=keep_running)
 
+    @override
     async def adopt(self, folder: Path, process: ProcessId) -> vm.Vm:
         """Take up a monitor that an earlier process of this node started."""
         return await vm.adopt(self.machine, folder, process)
-
-    def close(self) -> None:
-        """Give the files back; clones that run keep theirs."""
-        for descriptor in (self.memory, self.devices, self.root, *self.disk):
-            os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,12 +159,6 @@ async def seal(booting: Booting) -> Template:
         root=booting.root,
         disk=_frozen(booting.disk),
     )
-
-
-def _own(monitor: Monitor) -> vm.Vm:
-    if not isinstance(monitor, vm.Vm):
-        raise VmmError(f"machine {monitor.pid} is another driver's")
-    return monitor
 
 
 def _device_data(devices: int) -> bytes:

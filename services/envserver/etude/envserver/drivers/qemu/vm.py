@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from etude.envserver.drivers.qemu import record
+from typing_extensions import override
+
+from etude.envserver.drivers.machines import Monitor
+from etude.envserver.drivers.qemu import identity, record
 from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.identity import ProcessId, handle, identify
 from etude.envserver.drivers.qemu.jail import SANDBOX, STEM_SANDBOX, Jail
@@ -32,7 +35,7 @@ _DISK_BYTES = 64 << 30
 
 
 @dataclass(slots=True)
-class Vm:
+class Vm(Monitor):
     """A running monitor. Its folder is private to the node and goes with it."""
 
     keeps_channel: ClassVar[bool] = True
@@ -67,14 +70,12 @@ class Vm:
         except VmmError as error:
             raise await self.explained(error) from error
 
-    def dial_agent(self) -> socket.socket:
+    @override
+    async def agent(self) -> socket.socket:
         """A connection to the guest's agent, not blocking; there can be one at a time."""
         return _dial(self.folder, "agent")
 
-    async def agent(self) -> socket.socket:
-        """The same, as every monitor gives it."""
-        return self.dial_agent()
-
+    @override
     async def is_stopped(self) -> bool:
         """Whether the machine stands still.
 
@@ -87,14 +88,17 @@ class Vm:
             case other:
                 raise VmmError(f"the machine is {str(other)[:100]}, from where it does not go on")
 
+    @override
     async def freeze(self) -> None:
         """Stop the guest's processor: from here on the machine uses no CPU time."""
         await self.qmp.execute("stop")
 
+    @override
     async def thaw(self) -> None:
         """Let the guest run, also for the first time."""
         await self.qmp.execute("cont")
 
+    @override
     async def console(self) -> str:
         """The end of what the guest's kernel said; empty where the monitor cannot tell."""
         size = {"device": CONSOLE, "size": CONSOLE_BYTES}
@@ -109,11 +113,13 @@ class Vm:
         if qmp is not None:
             await qmp.close()
 
+    @override
     async def destroy(self) -> None:
         """Kill the monitor and remove its folder; safe to repeat."""
         await self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    @override
     async def kill(self) -> None:
         """Kill the monitor; its folder stays, as a sign that there was one. Safe to repeat."""
         with contextlib.suppress(ProcessLookupError):
@@ -296,15 +302,7 @@ def _spawned(
 def _watched(
     machine: Machine, folder: Path, pid: int, pidfd: int, reap: Callable[[], int | None]
 ) -> Vm:
-    loop = asyncio.get_running_loop()
-    exited: asyncio.Future[int | None] = loop.create_future()
-
-    def ended() -> None:
-        loop.remove_reader(pidfd)
-        os.close(pidfd)
-        exited.set_result(reap())
-
-    loop.add_reader(pidfd, ended)
+    exited = identity.exit_of(pidfd, reap)
     return Vm(machine, folder, pid, pidfd, exited)
 
 
