@@ -51,6 +51,7 @@ STOCK = "stock"
 CAPS = Caps(files=True, memory=True, freeze=True, egress=True)
 
 _numbers = itertools.count()
+_MAX_TOLD = 2_000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -216,8 +217,11 @@ class MachineDriver(Driver):
         return folder
 
     def _unbootable(self, image: Image, error: Exception) -> DriverUnavailableError:
+        # Of a machine that has a console: its last words.
+        notes = "\n".join(getattr(error, "__notes__", ())).strip()
+        said = f"; its console ends with: {notes[-_MAX_TOLD:]}" if notes else ""
         return DriverUnavailableError(
-            f"image {image.name} does not boot: {error}",
+            f"image {image.name} does not boot: {error}{said}",
             where=f"driver {self.name}",
-            fix="look at the console's last words, build the image again",
+            fix="build the image again (etude images build)",
         )
