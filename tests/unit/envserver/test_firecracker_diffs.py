@@ -1,0 +1,61 @@
+"""Diffs of a machine: those that the node asked for, whatever else its monitor writes."""
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.unit.envserver.test_firecracker_parts import PAGE, PAGES, sparse
+
+from etude.envserver.drivers.firecracker import template
+from etude.envserver.drivers.firecracker.diffs import Diffs
+from etude.envserver.drivers.firecracker.jail import Cell, Programs
+from etude.envserver.drivers.qemu.errors import VmmError
+
+
+@pytest.fixture
+def cell(tmp_path: Path) -> Cell:
+    programs = Programs(firecracker=Path("/firecracker"), jailer=Path("/jailer"))
+    made = Cell(programs=programs, folder=tmp_path, vm_id="one")
+    made.root.mkdir(parents=True)
+    return made
+
+
+def written(cell: Cell, name: str, byte: int) -> None:
+    os.close(sparse(cell.root / name, {byte: byte}))
+
+
+def put_together(cell: Cell, needed: str = "") -> set[int]:
+    """The pages that differ from the template."""
+    changed = template._put_together(cell, PAGES * PAGE, needed=needed)
+    try:
+        content = os.pread(changed, PAGES * PAGE, 0)
+    finally:
+        os.close(changed)
+    return set(content) - {0}
+
+
+def test_diffs_are_put_together_once_each_also_those_of_a_process_that_died(cell: Cell) -> None:
+    for byte in (1, 2):
+        written(cell, Diffs(cell.folder).ask(), byte)
+    assert put_together(cell) == {1, 2}
+    assert not Diffs(cell.folder).pending()
+    assert not list(cell.root.iterdir())
+    written(cell, Diffs(cell.folder).ask(), 3)
+    assert put_together(cell) == {1, 2, 3}
+
+
+def test_what_nobody_asked_for_is_not_looked_at(cell: Cell) -> None:
+    for number in (0, 1, 7, 999):
+        written(cell, f"diff-{number}", 9)
+    (cell.root / "diff-5").symlink_to("/etc/passwd")
+    written(cell, Diffs(cell.folder).ask(), 1)
+    assert put_together(cell) == {1}
+    assert (cell.root / "diff-1").exists()
+
+
+def test_a_diff_that_was_asked_for_in_vain_is_left_out_unless_it_is_needed(cell: Cell) -> None:
+    name = Diffs(cell.folder).ask()
+    with pytest.raises(VmmError, match=name):
+        put_together(cell, needed=name)
+    written(cell, Diffs(cell.folder).ask(), 1)
+    assert put_together(cell) == {1}
