@@ -15,8 +15,28 @@ from etude.envserver.drivers.qemu.identity import identify
 _NAMED_LIMIT_S = 20.0
 """A child does so first, as soon as it gets a core."""
 _LOOK_S = 0.001
+_LOOKS = 5
+"""One after the other, as threads are not looked at at once."""
 _PARENT, _GROUP = 1, 2
 """Places in /proc/PID/stat behind the program's name."""
+
+
+async def at_rest(pid: int) -> None:
+    """Wait until all threads of a monitor wait, after its last connection was closed.
+
+    A thread that is forked while it holds a lock of its own cannot give it back: to the lock the
+    child's thread is another one.
+
+    Raises:
+        VmmError: it does not come to rest.
+    """
+    limit_s = time.monotonic() + _NAMED_LIMIT_S
+    num_seen = 0
+    while num_seen < _LOOKS:
+        num_seen = num_seen + 1 if _all_wait(pid) else 0
+        if time.monotonic() > limit_s:
+            raise VmmError(f"machine {pid} does not come to rest")
+        await asyncio.sleep(_LOOK_S)
 
 
 async def named(pid: int, folder: Path) -> None:
@@ -44,6 +64,14 @@ def end(group: int, spared: Collection[int]) -> None:
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+
+
+def _all_wait(pid: int) -> bool:
+    try:
+        texts = [(each / "stat").read_text() for each in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return False  # one has just ended
+    return all(text.rpartition(")")[2].split()[0] == "S" for text in texts)
 
 
 def _environment(pid: int) -> list[bytes]:

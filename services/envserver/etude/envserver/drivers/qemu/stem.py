@@ -153,6 +153,7 @@ async def grown(base: Template, library: Path, *, folder: Path, jail: Jail) -> S
         found = await guests.rehearsed(shell, base)
         await found.channel.close()
         await shell.disconnect()
+        await children.at_rest(shell.pid)
     except BaseException:
         ours.close()
         raise
