@@ -37,7 +37,7 @@ fix: $(READY) ## format and repair what can be repaired
 test: $(READY) $(if $(ROOT),system-deps) ## unit, contract, integration; cluster and microVM tests where Go and the rights are present
 	$(RUN) python hack/testbed/build.py --if-possible
 	$(RUN) pytest -m "not long" tests/unit tests/contract --numprocesses=auto --dist=loadfile
-	$(RUN) pytest -m "not long" tests/integration tests/attacks tests/cluster --numprocesses=2 --dist=loadgroup
+	$(RUN) pytest -m "not long" tests/integration tests/attacks tests/cluster
 
 test-gpu: $(READY) ## the kernels on a real GPU (EXTRA=gpu)
 	ETUDE_REQUIRE=gpu $(RUN) pytest tests/gpu

@@ -22,14 +22,6 @@ settings.register_profile("etude", deadline=None, derandomize="CI" in os.environ
 settings.load_profile("etude")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests are spread, those of a file stay together, and all that share the one cluster."""
-    for item in items:
-        is_cluster = item.path.parent.name == "cluster"
-        item.add_marker(pytest.mark.xdist_group("cluster" if is_cluster else str(item.path)))
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _ends_machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Machines outlive the node that made them, so a test that fails half-way leaves some."""
