@@ -24,13 +24,14 @@ from rich.console import Console
 from rich.table import Table
 
 from etude.common.local import images_folder
-from etude.envserver.drivers.qemu import clone, delta, guests, template, tsc
-from etude.envserver.drivers.qemu.jail import Jail
+from etude.envserver.drivers.machines import guests, tsc
+from etude.envserver.drivers.machines.jail import Jail
+from etude.envserver.drivers.machines.pages import PageBuffer
+from etude.envserver.drivers.machines.warmup import warm_up
+from etude.envserver.drivers.qemu import clone, delta, template
 from etude.envserver.drivers.qemu.machine import Machine
-from etude.envserver.drivers.qemu.pages import PageBuffer
 from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.drivers.qemu.vm import Vm
-from etude.envserver.drivers.qemu.warmup import warm_up
 from etude.envserver.guest.channel import GuestChannel, Identity
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.workspace import GuestWorkspace

@@ -24,10 +24,11 @@ from rich.table import Table
 
 from etude.agent.workspace.protocol import HOME
 from etude.common.local import images_folder
-from etude.envserver.drivers.qemu import clone, guests, stem, stemlibrary
-from etude.envserver.drivers.qemu.guests import Guest
-from etude.envserver.drivers.qemu.jail import Jail
-from etude.envserver.drivers.qemu.starts import cpu_s
+from etude.envserver.drivers.machines import guests
+from etude.envserver.drivers.machines.guests import Guest
+from etude.envserver.drivers.machines.jail import Jail
+from etude.envserver.drivers.machines.starts import cpu_s
+from etude.envserver.drivers.qemu import clone, stem, stemlibrary
 from etude.envserver.drivers.qemu.stem import Stem
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.placing import place

@@ -11,7 +11,7 @@ from tests.support.upstreams import World
 
 from etude.common.blobs import MemoryStore, Store, open_store
 from etude.common.blobs.buckets import make_bucket
-from etude.envserver.drivers.qemu import census
+from etude.envserver.drivers.machines import census
 
 # Else Ray, when it is imported below `uv run`, starts each worker through uv in a copied folder.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Self
 
 from environment_bench.density import used_ms
-from etude.envserver.drivers.qemu import clone, guests, tsc
-from etude.envserver.drivers.qemu.guests import Guest
-from etude.envserver.drivers.qemu.jail import Jail
+from etude.envserver.drivers.machines import guests, tsc
+from etude.envserver.drivers.machines.guests import Guest
+from etude.envserver.drivers.machines.jail import Jail
+from etude.envserver.drivers.qemu import booting, clone
 from etude.envserver.drivers.qemu.machine import Machine
 from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.guest.channel import GuestChannel
@@ -32,7 +33,7 @@ class Machines:
     async def of(cls, folder: Path, image: Path) -> Self:
         """Boot the image once."""
         (folder / "boot").mkdir()
-        template = await guests.booted(
+        template = await booting.booted(
             builder.read(image),
             Machine(tsc_khz=tsc.host_tsc_khz()),
             folder=folder / "boot",

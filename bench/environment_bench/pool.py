@@ -14,7 +14,7 @@ from pathlib import Path
 from socket import socket
 
 from etude.common import channels
-from etude.envserver.drivers.qemu import census
+from etude.envserver.drivers.machines import census
 from etude.v1 import (
     environment_state_pb2,
     environment_state_pb2_grpc,

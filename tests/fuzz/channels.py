@@ -15,7 +15,7 @@ from typing_extensions import override
 from etude.agent.patterns import GrepQuery
 from etude.agent.workspace import JobError, WorkspaceError, WorkspaceLostError
 from etude.common.errors import EtudeError
-from etude.envserver.drivers.qemu.livejobs import LiveJobs
+from etude.envserver.drivers.machines.livejobs import LiveJobs
 from etude.envserver.folders import Limits, TooLargeError
 from etude.envserver.guest import contents, frames, placing
 from etude.envserver.guest.channel import GuestChannel, Identity

@@ -32,16 +32,16 @@ from etude.envserver.drivers.base import (
     Strength,
     Verification,
 )
+from etude.envserver.drivers.machines.guests import Guest
+from etude.envserver.drivers.machines.idle import Patience
+from etude.envserver.drivers.machines.jail import Jail
+from etude.envserver.drivers.machines.lanes import Places
+from etude.envserver.drivers.machines.pages import PageBuffer
+from etude.envserver.drivers.machines.sandbox import VmSandbox
+from etude.envserver.drivers.machines.sleeping import Bed, Home
+from etude.envserver.drivers.machines.starts import Started
 from etude.envserver.drivers.qemu import vm
-from etude.envserver.drivers.qemu.guests import Guest
-from etude.envserver.drivers.qemu.idle import Patience
-from etude.envserver.drivers.qemu.jail import Jail
-from etude.envserver.drivers.qemu.lanes import Places
 from etude.envserver.drivers.qemu.machine import Machine
-from etude.envserver.drivers.qemu.pages import PageBuffer
-from etude.envserver.drivers.qemu.sandbox import VmSandbox
-from etude.envserver.drivers.qemu.sleeping import Bed, Home
-from etude.envserver.drivers.qemu.starts import Started
 from etude.envserver.drivers.selection import Place
 from etude.envserver.guest import frames
 from etude.envserver.guest.channel import GuestChannel, Identity

@@ -18,9 +18,9 @@ from typing import Any
 
 from etude.agent.workspace import ExecResult
 from etude.envserver.drivers.base import Sandbox, SandboxError
+from etude.envserver.drivers.machines.idle import State
 from etude.envserver.drivers.qemu import template
 from etude.envserver.drivers.qemu.driver import QemuDriver
-from etude.envserver.drivers.qemu.idle import State
 from etude.envserver.drivers.qemu.machine import Machine
 from etude.envserver.images import build
 from etude.envserver.trees import File

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from etude.common.local import images_folder
-from etude.envserver.drivers.machines import Delta
-from etude.envserver.drivers.qemu import clone, delta, disk, template, tsc
+from etude.envserver.drivers.machines import tsc
+from etude.envserver.drivers.machines.jail import Jail
+from etude.envserver.drivers.machines.pages import PageBuffer
+from etude.envserver.drivers.machines.protocol import Delta
+from etude.envserver.drivers.qemu import clone, delta, disk, template
 from etude.envserver.drivers.qemu.disk import Disk
-from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.machine import Machine
-from etude.envserver.drivers.qemu.pages import PageBuffer
 from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.drivers.qemu.vm import Vm
 from etude.envserver.guest.channel import GuestChannel, Identity

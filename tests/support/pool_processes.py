@@ -10,7 +10,7 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from etude.envserver.drivers.qemu import census
+from etude.envserver.drivers.machines import census
 
 START_TIMEOUT_S = 60.0
 

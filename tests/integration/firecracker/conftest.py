@@ -14,7 +14,7 @@ from etude.envserver.drivers.firecracker.bodies import FireMachine
 from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
 from etude.envserver.drivers.firecracker.jail import Programs
 from etude.envserver.drivers.firecracker.places import FirePlaces
-from etude.envserver.drivers.qemu import census
+from etude.envserver.drivers.machines import census
 from etude.envserver.images.build import Image
 
 

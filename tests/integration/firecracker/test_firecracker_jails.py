@@ -22,7 +22,7 @@ from etude.envserver.drivers.firecracker import bodies, jail
 from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
 from etude.envserver.drivers.firecracker.places import FirePlaces
 from etude.envserver.drivers.firecracker.vm import FireVm
-from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.machines.errors import VmmError
 
 LIMIT_S = 60
 

@@ -10,7 +10,7 @@ from tests.support.pool_processes import Processes
 
 from etude.common import channels
 from etude.envserver.drivers.firecracker.jail import Programs
-from etude.envserver.drivers.qemu.jail import KVM
+from etude.envserver.drivers.machines.jail import KVM
 from etude.envserver.images.build import Image
 from etude.v1 import environments_pb2, environments_pb2_grpc
 

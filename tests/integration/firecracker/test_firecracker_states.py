@@ -15,7 +15,7 @@ from tests.support.sandbox_states import CHECKS, States
 from etude.envserver.drivers.base import SandboxError, Verification
 from etude.envserver.drivers.firecracker import memory
 from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
-from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.machines.errors import VmmError
 from etude.envserver.trees import File
 
 Check = Callable[[States], Awaitable[None]]

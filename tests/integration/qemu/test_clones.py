@@ -11,9 +11,9 @@ import pytest
 from tests.support import microvms
 from tests.support.microvms import Lab
 
-from etude.envserver.drivers.qemu import sealed
-from etude.envserver.drivers.qemu.errors import VmmError
-from etude.envserver.drivers.qemu.jail import NOBODY
+from etude.envserver.drivers.machines import sealed
+from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.machines.jail import NOBODY
 from etude.envserver.drivers.qemu.migration import receive
 from etude.envserver.drivers.qemu.template import Template
 

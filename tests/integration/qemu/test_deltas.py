@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from tests.support.microvms import Guest, Lab
 
-from etude.envserver.drivers.machines import Delta
-from etude.envserver.drivers.qemu import delta, sealed, stored
-from etude.envserver.drivers.qemu.errors import FormatError, IntegrityError, VmmError
-from etude.envserver.drivers.qemu.machine import PAGE_BYTES
+from etude.envserver.drivers.machines import sealed, stored
+from etude.envserver.drivers.machines.errors import FormatError, IntegrityError, VmmError
+from etude.envserver.drivers.machines.pages import PAGE_BYTES, changed_pages
+from etude.envserver.drivers.machines.protocol import Delta
+from etude.envserver.drivers.qemu import delta
 from etude.envserver.drivers.qemu.migration import device_state
-from etude.envserver.drivers.qemu.pages import changed_pages
 from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.drivers.qemu.vm import Vm
 

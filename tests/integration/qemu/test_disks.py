@@ -8,8 +8,8 @@ import pytest
 from tests.support import microvms
 from tests.support.microvms import Lab
 
+from etude.envserver.drivers.machines.jail import Jail
 from etude.envserver.drivers.qemu import disk
-from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.images.build import Image
 

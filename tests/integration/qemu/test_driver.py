@@ -13,10 +13,10 @@ from tests.support import microvms
 from etude.agent.workspace import ExecResult, WorkspaceLostError
 from etude.envserver import folders, trees
 from etude.envserver.drivers.base import Sandbox, SandboxError, Strength, Verification
-from etude.envserver.drivers.qemu import sealed
+from etude.envserver.drivers.machines import sealed
+from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.machines.quarantine import Quarantine, QuarantinedError
 from etude.envserver.drivers.qemu.driver import QemuDriver
-from etude.envserver.drivers.qemu.errors import VmmError
-from etude.envserver.drivers.qemu.quarantine import Quarantine, QuarantinedError
 from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.images.build import Image

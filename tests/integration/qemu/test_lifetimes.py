@@ -16,7 +16,7 @@ from tests.support.pool_client import Pool
 from tests.support.pool_processes import START_TIMEOUT_S, Processes
 
 from etude.common import channels
-from etude.envserver.drivers.qemu.vm import MARK
+from etude.envserver.drivers.machines.identity import MARK
 from etude.envserver.images.build import Image
 from etude.v1 import environments_pb2_grpc
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tests.support import microvms
 
+from etude.envserver.drivers.machines.jail import Jail
 from etude.envserver.drivers.qemu import probe
-from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.images.build import Image
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from tests.support import microvms
 
-from etude.envserver.drivers.qemu.idle import Patience, State
-from etude.envserver.drivers.qemu.jail import Jail
-from etude.envserver.drivers.qemu.lanes import Lanes
-from etude.envserver.drivers.qemu.pages import PageBuffer
-from etude.envserver.drivers.qemu.resting import RestingGuest
-from etude.envserver.drivers.qemu.sleeping import Bed, Home, asleep
-from etude.envserver.drivers.qemu.starts import Started, Starter
-from etude.envserver.drivers.qemu.stock import Stock
+from etude.envserver.drivers.machines.idle import Patience, State
+from etude.envserver.drivers.machines.jail import Jail
+from etude.envserver.drivers.machines.lanes import Lanes
+from etude.envserver.drivers.machines.pages import PageBuffer
+from etude.envserver.drivers.machines.resting import RestingGuest
+from etude.envserver.drivers.machines.sleeping import Bed, Home, asleep
+from etude.envserver.drivers.machines.starts import Started, Starter
+from etude.envserver.drivers.machines.stock import Stock
 from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.guest.channel import GuestLostError
 from etude.envserver.guest.commands import GuestCommands

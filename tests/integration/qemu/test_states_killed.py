@@ -7,9 +7,9 @@ import pytest
 from tests.support import microvms
 from tests.support.killed_nodes import WRITE, die, killed, looked, order, sh
 
-from etude.envserver.drivers.qemu import snapshots
+from etude.envserver.drivers.machines import snapshots
+from etude.envserver.drivers.machines.sandbox import VmSandbox
 from etude.envserver.drivers.qemu.driver import QemuDriver
-from etude.envserver.drivers.qemu.sandbox import VmSandbox
 from etude.envserver.images.build import Image
 from etude.envserver.node.node import Node
 from etude.envserver.node.sources import Sources

@@ -12,12 +12,13 @@ import pytest
 from tests.support.microvms import Guest, Lab
 from tests.support.random_program import random_command
 
-from etude.envserver.drivers.qemu import census, children, guests, stem, stemlibrary
-from etude.envserver.drivers.qemu.census import Places
-from etude.envserver.drivers.qemu.errors import VmmError
-from etude.envserver.drivers.qemu.guests import Guest as Machine
-from etude.envserver.drivers.qemu.jail import NOBODY, Jail
-from etude.envserver.drivers.qemu.lanes import Lanes
+from etude.envserver.drivers.machines import census, guests
+from etude.envserver.drivers.machines.census import Places
+from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.machines.guests import Guest as Machine
+from etude.envserver.drivers.machines.jail import NOBODY, Jail
+from etude.envserver.drivers.machines.lanes import Lanes
+from etude.envserver.drivers.qemu import children, stem, stemlibrary
 from etude.envserver.drivers.qemu.stem import Stem
 from etude.envserver.drivers.qemu.stemkeeper import StemKeeper
 

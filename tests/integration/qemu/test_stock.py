@@ -12,12 +12,12 @@ from tests.support import microvms
 
 from etude.agent.workspace import WorkspaceLostError
 from etude.envserver.drivers.base import Start
-from etude.envserver.drivers.qemu.guests import Guest
-from etude.envserver.drivers.qemu.jail import Jail
-from etude.envserver.drivers.qemu.lanes import Lanes
-from etude.envserver.drivers.qemu.levels import Held, Target
-from etude.envserver.drivers.qemu.starts import Started, Starter
-from etude.envserver.drivers.qemu.stock import Stock
+from etude.envserver.drivers.machines.guests import Guest
+from etude.envserver.drivers.machines.jail import Jail
+from etude.envserver.drivers.machines.lanes import Lanes
+from etude.envserver.drivers.machines.levels import Held, Target
+from etude.envserver.drivers.machines.starts import Started, Starter
+from etude.envserver.drivers.machines.stock import Stock
 from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.drivers.qemu.vm import Vm
 

@@ -10,8 +10,8 @@ import pytest
 from tests.support import microvms
 from tests.support.daemons import Daemon
 
-from etude.envserver.drivers.qemu import census, identity
-from etude.envserver.drivers.qemu.census import MACHINE
+from etude.envserver.drivers.machines import census, identity
+from etude.envserver.drivers.machines.census import MACHINE
 from etude.envserver.images.build import Image
 
 LINES = (3, 90, 250, 500, 750, 950, 1_000, 5_000)

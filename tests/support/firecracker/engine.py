@@ -16,10 +16,11 @@ import numpy as np
 from tests.support.firecracker.rules import RefusedError, Rules
 from typing_extensions import override
 
+from etude.envserver.drivers.machines import sealed, tsc
+from etude.envserver.drivers.machines.jail import Jail
 from etude.envserver.drivers.qemu import machine as machines
-from etude.envserver.drivers.qemu import sealed, tsc, vm
+from etude.envserver.drivers.qemu import vm
 from etude.envserver.drivers.qemu.console import Console
-from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.machine import Boot, Machine, Wiring
 from etude.envserver.drivers.qemu.migration import receive, send
 from etude.envserver.drivers.qemu.vm import Vm

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 from pathlib import Path
 
-from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.machines.errors import VmmError
 from etude.envserver.drivers.qemu.vm import Vm
 
 PORT = 1024

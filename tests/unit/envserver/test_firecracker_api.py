@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from etude.envserver.drivers.firecracker.api import Api
-from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.machines.errors import VmmError
 
 
 class Monitor:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from etude.envserver.drivers.firecracker import vm
-from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.machines.errors import VmmError
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from tests.unit.envserver.test_firecracker_parts import PAGE, PAGES, sparse
 from etude.envserver.drivers.firecracker import template
 from etude.envserver.drivers.firecracker.diffs import Diffs
 from etude.envserver.drivers.firecracker.jail import Cell, Programs
-from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.machines.errors import VmmError
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from etude.envserver.drivers.firecracker import cgroups, memory
 from etude.envserver.drivers.firecracker.kernel import vmlinux
 from etude.envserver.drivers.firecracker.owners import USERS, Users
 from etude.envserver.drivers.firecracker.places import FirePlaces, prefix
-from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.machines.errors import VmmError
 
 PAGE = 4096
 PAGES = 64

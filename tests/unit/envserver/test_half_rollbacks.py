@@ -13,13 +13,13 @@ from etude.agent.workspace import ExecResult
 from etude.common.errors import WrongStateError
 from etude.envserver.drivers import saving
 from etude.envserver.drivers.base import HalfRestoredError, Saved
-from etude.envserver.drivers.machines import Delta
-from etude.envserver.drivers.qemu import sealed, snapshots, stored
-from etude.envserver.drivers.qemu.idle import Patience
-from etude.envserver.drivers.qemu.lanes import Places
-from etude.envserver.drivers.qemu.pages import PageBuffer
-from etude.envserver.drivers.qemu.sandbox import VmSandbox
-from etude.envserver.drivers.qemu.sleeping import Bed, Home, asleep
+from etude.envserver.drivers.machines import sealed, snapshots, stored
+from etude.envserver.drivers.machines.idle import Patience
+from etude.envserver.drivers.machines.lanes import Places
+from etude.envserver.drivers.machines.pages import PageBuffer
+from etude.envserver.drivers.machines.protocol import Delta
+from etude.envserver.drivers.machines.sandbox import VmSandbox
+from etude.envserver.drivers.machines.sleeping import Bed, Home, asleep
 from etude.envserver.folders import Limits
 from etude.envserver.node.environment import Environment
 from etude.envserver.node.node import Node

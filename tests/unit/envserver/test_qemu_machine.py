@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from etude.envserver.drivers.machines import tsc
+from etude.envserver.drivers.machines.jail import Jail
 from etude.envserver.drivers.qemu import machine as machines
-from etude.envserver.drivers.qemu import tsc
-from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.machine import Accelerator, Boot, Machine, Wiring
 
 MACHINE = Machine(tsc_khz=2_000_000)

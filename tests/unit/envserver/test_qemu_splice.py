@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support import qemu_streams
 
-from etude.envserver.drivers.qemu.errors import FormatError
-from etude.envserver.drivers.qemu.splice import Pages, splice
+from etude.envserver.drivers.machines.errors import FormatError
+from etude.envserver.drivers.machines.pages import Pages
+from etude.envserver.drivers.qemu.splice import splice
 from etude.envserver.drivers.qemu.stream import parse
 
 PAGE_BYTES = qemu_streams.PAGE_BYTES

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from etude.envserver.drivers.machines.errors import VmmError
 from etude.envserver.drivers.qemu import stemlibrary
-from etude.envserver.drivers.qemu.errors import VmmError
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.machines.errors import VmmError
 from etude.envserver.drivers.qemu.handing import hand_over
 from etude.envserver.drivers.qemu.qmp import LINE_BYTES, Qmp
 

@@ -12,8 +12,8 @@ from etude.envserver.drivers import selection
 from etude.envserver.drivers.base import DriverUnavailableError
 from etude.envserver.drivers.firecracker import probe
 from etude.envserver.drivers.gvisor import runsc
+from etude.envserver.drivers.machines.errors import VmmError
 from etude.envserver.drivers.qemu.driver import QemuDriver
-from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.machine import Machine
 from etude.envserver.drivers.selection import Place, selected
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from tests.support import microvms
 
+from etude.envserver.drivers.machines.errors import VmmError
 from etude.envserver.drivers.qemu.driver import QemuDriver
-from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.images.build import Image
 
 

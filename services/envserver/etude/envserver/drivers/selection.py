@@ -18,15 +18,16 @@ from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
 from etude.envserver.drivers.gvisor import runsc
 from etude.envserver.drivers.gvisor.driver import GvisorDriver
 from etude.envserver.drivers.gvisor.runsc import RunscError
-from etude.envserver.drivers.machine_driver import MachineDriver
+from etude.envserver.drivers.machines import tsc
+from etude.envserver.drivers.machines.driver import MachineDriver
+from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.machines.jail import jail_with_kvm
+from etude.envserver.drivers.machines.quarantine import Quarantine
 from etude.envserver.drivers.process import ProcessDriver
-from etude.envserver.drivers.qemu import probe, tsc
+from etude.envserver.drivers.qemu import probe
 from etude.envserver.drivers.qemu.compatibility import qemu_version
 from etude.envserver.drivers.qemu.driver import QemuDriver
-from etude.envserver.drivers.qemu.errors import VmmError
-from etude.envserver.drivers.qemu.jail import jail_with_kvm
 from etude.envserver.drivers.qemu.machine import Accelerator, Machine
-from etude.envserver.drivers.qemu.quarantine import Quarantine
 from etude.envserver.egress.gate import Egress
 from etude.envserver.egress.secrets import Secrets
 from etude.envserver.images import build as builder

@@ -15,9 +15,10 @@ from pathlib import Path
 from etude.agent import minitest
 from etude.common.errors import UserError
 from etude.common.local import images_folder
-from etude.envserver.drivers.qemu import probe, tsc
-from etude.envserver.drivers.qemu.errors import VmmError
-from etude.envserver.drivers.qemu.jail import KVM, jail_with_kvm
+from etude.envserver.drivers.machines import tsc
+from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.machines.jail import KVM, jail_with_kvm
+from etude.envserver.drivers.qemu import probe
 from etude.envserver.drivers.qemu.machine import Machine
 from etude.envserver.drivers.sandbox.layout import TOOLS
 from etude.envserver.drivers.sandbox.root import PYTEST

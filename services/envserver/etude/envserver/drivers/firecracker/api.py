@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from socket import socket
 from typing import Any
 
-from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.machines.errors import VmmError
 
 LIMIT_S = 30.0
 """A neighbour may hold every core; an idle machine answers in a millisecond."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from etude.envserver.drivers.firecracker import bodies
 from etude.envserver.drivers.firecracker.bodies import FireMachine
-from etude.envserver.drivers.qemu.compatibility import host_processor
-from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.machines.processor import host_processor
 from etude.envserver.images.build import Image
 
 OLDEST = (1, 13)

@@ -7,7 +7,7 @@ notes what it asks for before it asks, and looks at nothing else.
 from dataclasses import dataclass
 from pathlib import Path
 
-from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.machines.errors import VmmError
 
 MAX_PENDING = 16
 """One is put together as soon as it is written; others are of a failure or a process that died."""

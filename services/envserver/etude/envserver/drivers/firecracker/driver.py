@@ -19,11 +19,11 @@ from etude.envserver.drivers.firecracker.owners import Users
 from etude.envserver.drivers.firecracker.places import FirePlaces
 from etude.envserver.drivers.firecracker.template import FireTemplate
 from etude.envserver.drivers.firecracker.vm import Ground
-from etude.envserver.drivers.machine_driver import MachineDriver
-from etude.envserver.drivers.qemu.census import recorded
-from etude.envserver.drivers.qemu.errors import VmmError
-from etude.envserver.drivers.qemu.pace import Work
-from etude.envserver.drivers.qemu.warmup import warm_up
+from etude.envserver.drivers.machines.census import recorded
+from etude.envserver.drivers.machines.driver import MachineDriver
+from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.machines.pace import Work
+from etude.envserver.drivers.machines.warmup import warm_up
 from etude.envserver.guest.channel import GuestLostError
 from etude.envserver.images.build import Image
 
@@ -58,7 +58,7 @@ class FirecrackerDriver(MachineDriver):
             self._ground = None
 
     async def _template(self, image: Image) -> FireTemplate:
-        kept = Kept(folder=self.scratch / "templates", key=self._estate.key)
+        kept = Kept(folder=self._estate.templates, key=self._estate.key)
         ground, users = self._standing(), self._known_users()
         key = await asyncio.to_thread(compat_key, self.programs.firecracker, self.machine, image)
         address = await asyncio.to_thread(kept.find, key)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from etude.envserver.drivers.firecracker.bodies import FireMachine
-from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.machines.errors import VmmError
 
 API = "api.sock"
 _MAX_FILES = 256

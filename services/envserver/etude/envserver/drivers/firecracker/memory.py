@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from etude.common.errors import CorruptError
-from etude.envserver.drivers.qemu import sealed
-from etude.envserver.drivers.qemu.machine import PAGE_BYTES
+from etude.envserver.drivers.machines import sealed
+from etude.envserver.drivers.machines.pages import PAGE_BYTES
 
 _PART_BYTES = 4 << 20
 _FICLONE = 0x40049409

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.machines.errors import VmmError
 from etude.envserver.drivers.sandbox import kernel
 
 USERS = range(600_000, 660_000)

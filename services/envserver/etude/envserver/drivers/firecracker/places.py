@@ -11,9 +11,9 @@ from pathlib import Path
 from blake3 import blake3
 from typing_extensions import override
 
-from etude.envserver.drivers.qemu import identity
-from etude.envserver.drivers.qemu.census import Places
-from etude.envserver.drivers.qemu.identity import ProcessId
+from etude.envserver.drivers.machines import identity
+from etude.envserver.drivers.machines.census import Places
+from etude.envserver.drivers.machines.identity import ProcessId
 
 _PREFIX_DIGITS = 16
 _MAX_BYTES = 4096

@@ -7,8 +7,8 @@ from pathlib import Path
 from etude.envserver.drivers.firecracker import memory
 from etude.envserver.drivers.firecracker.compatibility import version
 from etude.envserver.drivers.firecracker.jail import Programs
-from etude.envserver.drivers.qemu.errors import VmmError
-from etude.envserver.drivers.qemu.jail import KVM
+from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.machines.jail import KVM
 
 
 def programs(scratch: Path, *, kvm: Path = KVM) -> Programs:

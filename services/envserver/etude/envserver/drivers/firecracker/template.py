@@ -26,13 +26,13 @@ from etude.envserver.drivers.firecracker.diffs import MAX_PENDING, Diffs
 from etude.envserver.drivers.firecracker.jail import Cell
 from etude.envserver.drivers.firecracker.owners import Users
 from etude.envserver.drivers.firecracker.vm import FireVm, Ground
-from etude.envserver.drivers.machines import Base, Delta, Monitor, own
-from etude.envserver.drivers.qemu import record, sealed
-from etude.envserver.drivers.qemu.errors import VmmError
-from etude.envserver.drivers.qemu.guests import BOOT_LIMIT_S, warmed
-from etude.envserver.drivers.qemu.identity import ProcessId
-from etude.envserver.drivers.qemu.jail import Jail
-from etude.envserver.drivers.qemu.pages import PageBuffer
+from etude.envserver.drivers.machines import record, sealed
+from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.machines.guests import BOOT_LIMIT_S, warmed
+from etude.envserver.drivers.machines.identity import ProcessId
+from etude.envserver.drivers.machines.jail import Jail
+from etude.envserver.drivers.machines.pages import PageBuffer
+from etude.envserver.drivers.machines.protocol import Base, Delta, Monitor, own
 from etude.envserver.drivers.qemu.template import address_of
 from etude.envserver.guest.channel import GuestChannel
 from etude.envserver.images.build import Image

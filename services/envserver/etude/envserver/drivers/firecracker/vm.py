@@ -21,12 +21,11 @@ from etude.envserver.drivers.firecracker import bodies, jail
 from etude.envserver.drivers.firecracker.api import Api
 from etude.envserver.drivers.firecracker.bodies import FireMachine
 from etude.envserver.drivers.firecracker.jail import Cell, Programs
-from etude.envserver.drivers.machines import Monitor
-from etude.envserver.drivers.qemu import census, identity, record
-from etude.envserver.drivers.qemu.errors import VmmError
-from etude.envserver.drivers.qemu.identity import ProcessId, handle, identify
-from etude.envserver.drivers.qemu.record import VmRecord
-from etude.envserver.drivers.qemu.vm import EXIT_LIMIT_S
+from etude.envserver.drivers.machines import census, identity, record
+from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.machines.identity import EXIT_LIMIT_S, ProcessId, handle, identify
+from etude.envserver.drivers.machines.protocol import Monitor
+from etude.envserver.drivers.machines.record import VmRecord
 
 START_LIMIT_S = 30.0
 _LOOK_S = 0.005

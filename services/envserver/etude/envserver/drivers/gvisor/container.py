@@ -15,9 +15,9 @@ from typing_extensions import override
 from etude.common.errors import CorruptError
 from etude.envserver.drivers.gvisor import bundle, pipes
 from etude.envserver.drivers.gvisor.runsc import Runsc, RunscError, tail
-from etude.envserver.drivers.qemu import identity
-from etude.envserver.drivers.qemu.identity import ProcessId
-from etude.envserver.drivers.qemu.livejobs import LiveJobs
+from etude.envserver.drivers.machines import identity
+from etude.envserver.drivers.machines.identity import ProcessId
+from etude.envserver.drivers.machines.livejobs import LiveJobs
 from etude.envserver.guest.calls import Caller, Reply, Request
 from etude.envserver.guest.channel import GuestChannel, GuestLostError, Identity
 from etude.v1 import guest_pb2

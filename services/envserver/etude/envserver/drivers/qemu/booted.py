@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 
-from etude.envserver.drivers.qemu.errors import FormatError
+from etude.envserver.drivers.machines.errors import FormatError
 from etude.envserver.drivers.qemu.machine import Machine
 from etude.envserver.drivers.qemu.stream import TemplateStream
 

@@ -8,9 +8,8 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from etude.envserver.drivers.qemu import vm
-from etude.envserver.drivers.qemu.errors import VmmError
-from etude.envserver.drivers.qemu.identity import identify
+from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.machines.identity import MARK, identify, name_of
 
 _NAMED_LIMIT_S = 20.0
 """A child does so first, as soon as it gets a core."""
@@ -45,7 +44,7 @@ async def named(pid: int, folder: Path) -> None:
     Raises:
         VmmError: it has ended, or is the machine of another folder.
     """
-    wanted = f"{vm.MARK}={vm.name_of(folder)}".encode()
+    wanted = f"{MARK}={name_of(folder)}".encode()
     limit_s = time.monotonic() + _NAMED_LIMIT_S
     while wanted not in _environment(pid):
         if identify(pid) is None:

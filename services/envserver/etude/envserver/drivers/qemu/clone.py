@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from etude.envserver.drivers.machines import sealed
+from etude.envserver.drivers.machines.jail import Jail
 from etude.envserver.drivers.qemu import machine as machines
-from etude.envserver.drivers.qemu import sealed, vm
+from etude.envserver.drivers.qemu import vm
 from etude.envserver.drivers.qemu.booted import Booted
-from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.machine import (
     SHARED_TRANSLATION_MIB,
     TRANSLATION_MIB,

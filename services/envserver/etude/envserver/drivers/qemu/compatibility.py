@@ -5,15 +5,14 @@ import hashlib
 import json
 import re
 import subprocess
-from pathlib import Path
 
+from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.machines.processor import host_processor
 from etude.envserver.drivers.qemu import machine as machines
-from etude.envserver.drivers.qemu.errors import VmmError
 from etude.envserver.drivers.qemu.machine import Accelerator, Boot, Machine, Wiring
 from etude.envserver.images.build import Image
 
 _VERSION_LIMIT_S = 30.0
-_CPU_FIELDS = ("vendor_id", "cpu family", "model", "stepping", "microcode")
 
 
 def compat_key(machine: Machine, image: Image) -> str:
@@ -53,11 +52,3 @@ def _processor(machine: Machine) -> list[str]:
             return [str(machine.tsc_khz)]
         case Accelerator.KVM:
             return host_processor()
-
-
-def host_processor() -> list[str]:
-    """What of the host's processor a snapshot of a guest depends on that it runs."""
-    text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
-    lines = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
-    found = {name.strip(): value.strip() for name, _, value in lines}
-    return [found.get(name, "") for name in _CPU_FIELDS]

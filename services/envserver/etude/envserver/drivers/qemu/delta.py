@@ -6,14 +6,13 @@ A delta is always against the template, so a fork of a fork is no deeper than th
 import os
 import time
 
-from etude.envserver.drivers.machines import Delta
-from etude.envserver.drivers.qemu import sealed
+from etude.envserver.drivers.machines import sealed
+from etude.envserver.drivers.machines.errors import FormatError, VmmError
+from etude.envserver.drivers.machines.pages import PAGE_BYTES, PageBuffer, changed_pages
+from etude.envserver.drivers.machines.protocol import Delta
 from etude.envserver.drivers.qemu.booted import Booted
 from etude.envserver.drivers.qemu.disk import Layering
-from etude.envserver.drivers.qemu.errors import FormatError, VmmError
-from etude.envserver.drivers.qemu.machine import PAGE_BYTES
 from etude.envserver.drivers.qemu.migration import device_state, receive, send
-from etude.envserver.drivers.qemu.pages import PageBuffer, changed_pages
 from etude.envserver.drivers.qemu.splice import splice
 from etude.envserver.drivers.qemu.stream import TemplateStream
 from etude.envserver.drivers.qemu.vm import Vm

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.machines.jail import Jail
 from etude.envserver.drivers.qemu.handing import hand_over
-from etude.envserver.drivers.qemu.jail import Jail
 from etude.envserver.drivers.qemu.vm import Vm
 
 _PROGRAM = "qemu-img"

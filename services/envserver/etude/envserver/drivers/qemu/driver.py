@@ -4,24 +4,30 @@ STRONG where the processor runs the guest (KVM). Where QEMU translates its instr
 claims no wall, the jail is one, and the level is WEAK: one tenant, trusted templates.
 """
 
+import asyncio
+import logging
+import time
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from typing_extensions import override
 
 from etude.envserver.drivers.base import Strength
-from etude.envserver.drivers.machine_driver import STOCK, MachineDriver
-from etude.envserver.drivers.machines import Base
-from etude.envserver.drivers.qemu import guests, stemlibrary
-from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.machines.driver import STOCK, MachineDriver
+from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.machines.pace import Work
+from etude.envserver.drivers.machines.protocol import Base
+from etude.envserver.drivers.machines.starts import Starter
+from etude.envserver.drivers.machines.warmup import warm_up
+from etude.envserver.drivers.qemu import booting, stemlibrary
+from etude.envserver.drivers.qemu.kept import Kept
 from etude.envserver.drivers.qemu.machine import Accelerator, Machine
-from etude.envserver.drivers.qemu.pace import Work
-from etude.envserver.drivers.qemu.starts import Starter
 from etude.envserver.drivers.qemu.stemkeeper import StemKeeper
 from etude.envserver.drivers.qemu.template import Template
-from etude.envserver.drivers.qemu.warmup import warm_up
 from etude.envserver.guest.channel import GuestLostError
 from etude.envserver.images.build import Image
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,7 +65,19 @@ class QemuDriver(MachineDriver):
 
     @override
     async def base(self, image: Image) -> Template:
-        return await self._estate.template(image, self.machine, partial(self._booted, image))
+        kept = Kept(folder=self._estate.templates, key=self._estate.key)
+        began_s = time.monotonic()
+        found = await asyncio.to_thread(kept.find, image, self.machine, self._estate.lenders())
+        if found is not None:
+            took_s = time.monotonic() - began_s
+            log.info("template of image %s was found again in %.2f s", image.name, took_s)
+            return found
+        made = await self._booted(image)
+        try:
+            await asyncio.to_thread(kept.keep, made)
+        except OSError as error:
+            log.warning("the next start boots image %s again: %s", image.name, error)
+        return made
 
     @override
     def _starter(self, base: Base) -> Starter:
@@ -82,7 +100,7 @@ class QemuDriver(MachineDriver):
         folder = self._boot_folder()
         try:
             async with self.lanes.turn(Work.BOOT):
-                made = await guests.booted(
+                made = await booting.booted(
                     image, self.machine, folder=folder, jail=self.jail, warm_up=warm_up
                 )
         except (VmmError, GuestLostError) as error:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.machines.errors import VmmError
 from etude.envserver.drivers.qemu.qmp import Qmp
 
 

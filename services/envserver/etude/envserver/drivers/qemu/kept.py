@@ -14,16 +14,16 @@ import logging
 import os
 import shutil
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from blake3 import blake3
 
-from etude.envserver.drivers.qemu import sealed
+from etude.envserver.drivers.machines import sealed
+from etude.envserver.drivers.machines.errors import IntegrityError
 from etude.envserver.drivers.qemu.compatibility import compat_key
-from etude.envserver.drivers.qemu.errors import IntegrityError
 from etude.envserver.drivers.qemu.machine import Machine
 from etude.envserver.drivers.qemu.template import (
     MAX_DEVICE_BYTES,
@@ -124,13 +124,6 @@ class Kept:
             stream=taken_apart(state.devices, machine),
             root=os.open(image.root, os.O_RDONLY | os.O_CLOEXEC),
         )
-
-    def prune(self, used: Collection[str]) -> None:
-        """Remove all but the templates with these keys."""
-        if self.folder.is_dir():
-            for folder in self.folder.iterdir():
-                if folder.name not in used:
-                    shutil.rmtree(folder, ignore_errors=True)
 
     def _state(self, folder: Path, key: str) -> _State:
         """What was kept beside the memory.

@@ -5,11 +5,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 PROGRAM = "qemu-system-x86_64"
-PAGE_BYTES = 4096
 TRANSLATION_MIB = 32
 """The knee: the default takes 480 MiB a machine, 8 makes the first command four times as slow."""
 SHARED_TRANSLATION_MIB = 64
 """Where many share it: what a start of Python is translated to fits beside all else."""
+SANDBOX = (
+    "-sandbox",
+    "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+)
+STEM_SANDBOX = ("-sandbox", "on,obsolete=deny,elevateprivileges=deny,resourcecontrol=deny")
+"""Of a monitor that is forked: what is loaded into it denies programs, and children to children."""
 CONSOLE = "con"
 """What the monitor calls the guest's serial console."""
 CONSOLE_BYTES = 4096

@@ -3,8 +3,8 @@
 import asyncio
 import os
 
-from etude.envserver.drivers.qemu import sealed
-from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.machines import sealed
+from etude.envserver.drivers.machines.errors import VmmError
 from etude.envserver.drivers.qemu.handing import hand_over
 from etude.envserver.drivers.qemu.qmp import Event, Qmp
 from etude.envserver.drivers.qemu.vm import Vm

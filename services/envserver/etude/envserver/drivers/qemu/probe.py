@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from etude.envserver.drivers.base import SandboxError
+from etude.envserver.drivers.machines.jail import KVM, Jail
 from etude.envserver.drivers.qemu import template
 from etude.envserver.drivers.qemu.compatibility import qemu_version
-from etude.envserver.drivers.qemu.jail import KVM, Jail
 from etude.envserver.drivers.qemu.machine import Accelerator, Machine
 from etude.envserver.images.build import Image
 

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from etude.envserver.drivers.qemu.errors import VmmError
+from etude.envserver.drivers.machines.errors import VmmError
 
 LINE_BYTES = 1 << 20
 """The longest honest answer, a list of all QAPI types, has 200 KiB."""

@@ -2,10 +2,9 @@
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from etude.envserver.drivers.qemu.errors import FormatError
-from etude.envserver.drivers.qemu.machine import PAGE_BYTES
+from etude.envserver.drivers.machines.errors import FormatError
+from etude.envserver.drivers.machines.pages import PAGE_BYTES, Pages
 from etude.envserver.drivers.qemu.stream import (
     FLAG_CONTINUE,
     FLAG_EOS,
@@ -16,20 +15,6 @@ from etude.envserver.drivers.qemu.stream import (
     device_sections,
     footer,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pages:
-    """Pages of the guest's memory."""
-
-    numbers: tuple[int, ...]
-    """Offsets in pages, ascending. [N]"""
-    content: memoryview
-    """The pages one after another. [N x 4096 bytes]"""
-
-    def __post_init__(self) -> None:
-        if len(self.content) != len(self.numbers) * PAGE_BYTES:
-            raise ValueError(f"{len(self.numbers)} pages, {len(self.content)} bytes")
 
 
 def splice(

@@ -11,9 +11,11 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from etude.envserver.drivers.qemu import children, clone, guests, vm
-from etude.envserver.drivers.qemu.errors import VmmError
-from etude.envserver.drivers.qemu.jail import Jail
+from etude.envserver.drivers.machines import guests
+from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.machines.identity import name_of
+from etude.envserver.drivers.machines.jail import Jail
+from etude.envserver.drivers.qemu import children, clone, vm
 from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.drivers.qemu.vm import Preload, Vm
 
@@ -110,7 +112,7 @@ class Stem:
         ):
             files = [qmp.fileno(), agent.fileno(), words.fileno()]
             try:
-                socket.send_fds(self._control, [os.fsencode(vm.name_of(folder))], files)
+                socket.send_fds(self._control, [os.fsencode(name_of(folder))], files)
                 async with asyncio.timeout(_SPLIT_LIMIT_S):
                     loop = asyncio.get_running_loop()
                     answer = await loop.sock_recv(self._control, _ANSWER_BYTES)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from etude.common.errors import UnavailableError
 from etude.envserver import metrics
+from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.machines.jail import Jail
+from etude.envserver.drivers.machines.lanes import Lanes
+from etude.envserver.drivers.machines.levels import Backoff
+from etude.envserver.drivers.machines.pace import Work
 from etude.envserver.drivers.qemu import stem as stems
-from etude.envserver.drivers.qemu.errors import VmmError
-from etude.envserver.drivers.qemu.jail import Jail
-from etude.envserver.drivers.qemu.lanes import Lanes
-from etude.envserver.drivers.qemu.levels import Backoff
-from etude.envserver.drivers.qemu.pace import Work
 from etude.envserver.drivers.qemu.stem import Stem
 from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.drivers.qemu.vm import Vm

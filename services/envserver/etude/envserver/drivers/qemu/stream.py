@@ -8,7 +8,7 @@ import re
 import struct
 from dataclasses import dataclass
 
-from etude.envserver.drivers.qemu.errors import FormatError
+from etude.envserver.drivers.machines.errors import FormatError
 
 MAGIC = b"QEVM\0\0\0\3"
 SECTION_PART, SECTION_FULL, SECTION_FOOTER = 0x02, 0x04, 0x7E

@@ -10,19 +10,20 @@ from pathlib import Path
 from blake3 import blake3
 from typing_extensions import override
 
-from etude.envserver.drivers.machines import Base, Delta, Monitor, own
-from etude.envserver.drivers.qemu import clone, delta, sealed, vm
+from etude.envserver.drivers.machines import sealed
+from etude.envserver.drivers.machines.errors import FormatError, VmmError
+from etude.envserver.drivers.machines.identity import ProcessId
+from etude.envserver.drivers.machines.jail import Jail
+from etude.envserver.drivers.machines.pages import PAGE_BYTES, PageBuffer
+from etude.envserver.drivers.machines.protocol import Base, Delta, Monitor, own
+from etude.envserver.drivers.qemu import clone, delta, vm
 from etude.envserver.drivers.qemu import machine as machines
 from etude.envserver.drivers.qemu.booted import Booted
 from etude.envserver.drivers.qemu.compatibility import compat_key
 from etude.envserver.drivers.qemu.console import Console
 from etude.envserver.drivers.qemu.disk import Disk, frozen
-from etude.envserver.drivers.qemu.errors import FormatError, VmmError
-from etude.envserver.drivers.qemu.identity import ProcessId
-from etude.envserver.drivers.qemu.jail import Jail
-from etude.envserver.drivers.qemu.machine import PAGE_BYTES, Boot, Machine, Wiring
+from etude.envserver.drivers.qemu.machine import Boot, Machine, Wiring
 from etude.envserver.drivers.qemu.migration import send
-from etude.envserver.drivers.qemu.pages import PageBuffer
 from etude.envserver.drivers.qemu.stream import TemplateStream, parse
 from etude.envserver.drivers.qemu.vm import Vm
 from etude.envserver.images.build import Image

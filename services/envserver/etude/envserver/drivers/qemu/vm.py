@@ -14,19 +14,30 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from etude.envserver.drivers.machines import Monitor
-from etude.envserver.drivers.qemu import identity, record
-from etude.envserver.drivers.qemu.errors import VmmError
-from etude.envserver.drivers.qemu.identity import ProcessId, handle, identify
-from etude.envserver.drivers.qemu.jail import SANDBOX, STEM_SANDBOX, Jail
-from etude.envserver.drivers.qemu.machine import CONSOLE, CONSOLE_BYTES, PROGRAM, Machine
+from etude.envserver.drivers.machines import identity, record
+from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.machines.identity import (
+    EXIT_LIMIT_S,
+    MARK,
+    ProcessId,
+    handle,
+    identify,
+    name_of,
+)
+from etude.envserver.drivers.machines.jail import Jail
+from etude.envserver.drivers.machines.protocol import Monitor
+from etude.envserver.drivers.machines.record import VmRecord
+from etude.envserver.drivers.qemu.machine import (
+    CONSOLE,
+    CONSOLE_BYTES,
+    PROGRAM,
+    SANDBOX,
+    STEM_SANDBOX,
+    Machine,
+)
 from etude.envserver.drivers.qemu.qmp import Qmp
-from etude.envserver.drivers.qemu.record import VmRecord
 from etude.envserver.drivers.qemu.smallpages import small_pages
 
-MARK = "ETUDE_MACHINE"
-"""In a monitor's environment: its folder, by which one that was never written down is found."""
-EXIT_LIMIT_S = 10.0
 _STDERR_BYTES = 2_000
 _NAME_BYTES = 1024
 """Room for the folder of a child, whose name is written over that of its parent."""
@@ -260,11 +271,6 @@ def _note(vm: Vm, jail: Jail, template: str) -> None:
         record.save(vm.folder, noted, is_durable=False)
     except OSError as cause:
         raise VmmError(f"machine {vm.pid} cannot be written down: {cause}") from cause
-
-
-def name_of(folder: Path) -> str:
-    """What a monitor's environment calls its folder."""
-    return str(folder.resolve())
 
 
 def _preloaded(preload: Preload, sockets: Sockets) -> Sequence[str]:

@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.errors import CorruptError
-from etude.envserver.drivers.qemu import census, identity, record
-from etude.envserver.drivers.qemu.census import MACHINE, Places
-from etude.envserver.drivers.qemu.identity import ProcessId
-from etude.envserver.drivers.qemu.record import VmRecord
-from etude.envserver.drivers.qemu.vm import MARK
+from etude.envserver.drivers.machines import census, identity, record
+from etude.envserver.drivers.machines.census import MACHINE, Places
+from etude.envserver.drivers.machines.identity import MARK, ProcessId
+from etude.envserver.drivers.machines.record import VmRecord
 
 GONE = ProcessId(pid=1 << 22, started=1, boot="another life of the host")
 SLEEP = "import time; print(flush=True); time.sleep(600)"

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.envserver.drivers.machines import Delta
-from etude.envserver.drivers.qemu import sealed, stored
-from etude.envserver.drivers.qemu.errors import IntegrityError
+from etude.envserver.drivers.machines import sealed, stored
+from etude.envserver.drivers.machines.errors import IntegrityError
+from etude.envserver.drivers.machines.protocol import Delta
 
 KEY, TEMPLATE = b"k" * stored.KEY_BYTES, "ab" * 32
 STREAM = bytes(range(256)) * 64

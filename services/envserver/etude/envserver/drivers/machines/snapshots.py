@@ -12,11 +12,11 @@ from etude.agent.workspace import notes
 from etude.envserver import folders
 from etude.envserver.drivers import saving
 from etude.envserver.drivers.base import Saved
-from etude.envserver.drivers.qemu import stored
-from etude.envserver.drivers.qemu.errors import IntegrityError
-from etude.envserver.drivers.qemu.idle import State
-from etude.envserver.drivers.qemu.resting import RestingGuest
-from etude.envserver.drivers.qemu.sleeping import asleep
+from etude.envserver.drivers.machines import stored
+from etude.envserver.drivers.machines.errors import IntegrityError
+from etude.envserver.drivers.machines.idle import State
+from etude.envserver.drivers.machines.resting import RestingGuest
+from etude.envserver.drivers.machines.sleeping import asleep
 from etude.envserver.folders import Limits, TooLargeError
 
 DELTA = "delta"

@@ -15,10 +15,9 @@ from pathlib import Path
 from select import POLLIN, poll
 
 from etude.common.errors import CorruptError
-from etude.envserver.drivers.qemu import identity, record
-from etude.envserver.drivers.qemu.identity import ProcessId
-from etude.envserver.drivers.qemu.record import VmRecord
-from etude.envserver.drivers.qemu.vm import EXIT_LIMIT_S, MARK
+from etude.envserver.drivers.machines import identity, record
+from etude.envserver.drivers.machines.identity import EXIT_LIMIT_S, MARK, ProcessId
+from etude.envserver.drivers.machines.record import VmRecord
 
 MACHINE = "machine"
 """Folder of the machine in that of its lease."""

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from etude.envserver.drivers.qemu.lanes import Lanes, Places
-from etude.envserver.drivers.qemu.pace import Work
+from etude.envserver.drivers.machines.lanes import Lanes, Places
+from etude.envserver.drivers.machines.pace import Work
 
 
 def lanes(cores: int = 1) -> Lanes:

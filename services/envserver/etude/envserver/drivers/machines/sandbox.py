@@ -19,12 +19,12 @@ from etude.envserver.drivers.base import (
     Saved,
     Verification,
 )
+from etude.envserver.drivers.machines import snapshots
+from etude.envserver.drivers.machines.census import MACHINE
+from etude.envserver.drivers.machines.idle import MOVING
+from etude.envserver.drivers.machines.resting import RestingGuest
+from etude.envserver.drivers.machines.sleeping import Home, asleep
 from etude.envserver.drivers.programs import Program, RunningProgram
-from etude.envserver.drivers.qemu import snapshots
-from etude.envserver.drivers.qemu.census import MACHINE
-from etude.envserver.drivers.qemu.idle import MOVING
-from etude.envserver.drivers.qemu.resting import RestingGuest
-from etude.envserver.drivers.qemu.sleeping import Home, asleep
 from etude.envserver.drivers.sandbox import layout
 from etude.envserver.egress import inside
 from etude.envserver.folders import FolderContent, Limits

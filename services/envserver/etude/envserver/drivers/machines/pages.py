@@ -9,16 +9,16 @@ import ctypes
 import mmap
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from etude.envserver.drivers.qemu.errors import VmmError
-from etude.envserver.drivers.qemu.machine import PAGE_BYTES
-from etude.envserver.drivers.qemu.splice import Pages
+from etude.envserver.drivers.machines.errors import VmmError
 
+PAGE_BYTES = 4096
 _PRESENT, _SWAPPED, _FILE = np.uint64(1 << 63), np.uint64(1 << 62), np.uint64(1 << 61)
 _ENTRY_BYTES = 8
 _VECTORS = 1000
@@ -30,6 +30,20 @@ _MAPPING = re.compile(
 _MAX_MAPS_BYTES = 1 << 22
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pages:
+    """Pages of the guest's memory."""
+
+    numbers: tuple[int, ...]
+    """Offsets in pages, ascending. [N]"""
+    content: memoryview
+    """The pages one after another. [N x 4096 bytes]"""
+
+    def __post_init__(self) -> None:
+        if len(self.content) != len(self.numbers) * PAGE_BYTES:
+            raise ValueError(f"{len(self.numbers)} pages, {len(self.content)} bytes")
 
 
 class _Mapping(NamedTuple):

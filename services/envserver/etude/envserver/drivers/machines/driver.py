@@ -26,21 +26,21 @@ from etude.envserver.drivers.base import (
     Verification,
     Warmth,
 )
-from etude.envserver.drivers.machines import Base
-from etude.envserver.drivers.qemu import lanes, warming
-from etude.envserver.drivers.qemu.census import MACHINE, Places
-from etude.envserver.drivers.qemu.errors import VmmError
-from etude.envserver.drivers.qemu.estate import Estate
-from etude.envserver.drivers.qemu.guests import Guest
-from etude.envserver.drivers.qemu.idle import Patience
-from etude.envserver.drivers.qemu.jail import Jail
-from etude.envserver.drivers.qemu.lanes import Lanes
-from etude.envserver.drivers.qemu.pages import PageBuffer
-from etude.envserver.drivers.qemu.quarantine import Quarantine
-from etude.envserver.drivers.qemu.sandbox import VmSandbox
-from etude.envserver.drivers.qemu.sleeping import TOUCHED_BYTES, Bed, Home, asleep
-from etude.envserver.drivers.qemu.starts import Started, Starter
-from etude.envserver.drivers.qemu.stock import Stock
+from etude.envserver.drivers.machines import lanes, warming
+from etude.envserver.drivers.machines.census import MACHINE, Places
+from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.machines.estate import Estate
+from etude.envserver.drivers.machines.guests import Guest
+from etude.envserver.drivers.machines.idle import Patience
+from etude.envserver.drivers.machines.jail import Jail
+from etude.envserver.drivers.machines.lanes import Lanes
+from etude.envserver.drivers.machines.pages import PageBuffer
+from etude.envserver.drivers.machines.protocol import Base
+from etude.envserver.drivers.machines.quarantine import Quarantine
+from etude.envserver.drivers.machines.sandbox import VmSandbox
+from etude.envserver.drivers.machines.sleeping import TOUCHED_BYTES, Bed, Home, asleep
+from etude.envserver.drivers.machines.starts import Started, Starter
+from etude.envserver.drivers.machines.stock import Stock
 from etude.envserver.drivers.sandbox import layout
 from etude.envserver.egress.gate import Egress
 from etude.envserver.images.build import Image

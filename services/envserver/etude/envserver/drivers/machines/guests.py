@@ -1,22 +1,16 @@
-"""Machines whose agent answers: templates from images, and clones with an identity of their own."""
+"""Machines whose agent answers: clones of a template with an identity of their own."""
 
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from etude.agent.workspace import WorkspaceError
-from etude.envserver.drivers.machines import Base, Delta, Monitor
-from etude.envserver.drivers.qemu import template
-from etude.envserver.drivers.qemu.errors import VmmError
-from etude.envserver.drivers.qemu.jail import Jail
-from etude.envserver.drivers.qemu.machine import Machine
-from etude.envserver.drivers.qemu.template import Template
-from etude.envserver.drivers.qemu.warmup import rehearse
+from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.machines.protocol import Base, Delta, Monitor
+from etude.envserver.drivers.machines.warmup import rehearse
 from etude.envserver.guest.calls import Request
 from etude.envserver.guest.channel import GuestChannel, GuestLostError, Identity
-from etude.envserver.images.build import Image
 from etude.v1 import guest_pb2
 
 BOOT_LIMIT_S = 120.0
@@ -46,38 +40,6 @@ class Guest:
         """End the machine; safe to repeat."""
         await self.channel.close()
         await self.vm.destroy()
-
-
-async def booted(
-    image: Image,
-    machine: Machine,
-    *,
-    folder: Path,
-    jail: Jail,
-    warm_up: Callable[[GuestChannel], Awaitable[None]],
-) -> Template:
-    """A sealed template: booted until its agent answers, warmed up, stopped.
-
-    Args:
-        image: what it boots.
-        machine: what it has.
-        folder: an empty folder of its own.
-        jail: whom the monitor runs as.
-        warm_up: does what clones shall find done, such as reading what every command needs.
-
-    Raises:
-        GuestLostError: the agent does not answer; a note has the console's last words.
-        VmmError: the monitor failed.
-    """
-    booting = await template.boot(image, machine, folder=folder, jail=jail)
-    try:
-        channel = await _connected(booting.vm)
-        await warmed(channel, warm_up)
-    except BaseException as error:
-        error.add_note(booting.console.tail())
-        await booting.abandon()
-        raise
-    return await template.seal(booting)
 
 
 async def warmed(channel: GuestChannel, warm_up: Callable[[GuestChannel], Awaitable[None]]) -> None:
@@ -221,7 +183,7 @@ async def taken_up(found: Monitor, *, name: str, generation: int, is_stopped: bo
     """
     token = secrets.token_bytes(_TOKEN_BYTES)
     identity = Identity(env_id=name, token=token, generation=generation)
-    guest = Guest(found, await _connected(found), identity, is_met=False)
+    guest = Guest(found, await connected(found), identity, is_met=False)
     if is_stopped:
         return guest
     try:
@@ -250,7 +212,7 @@ async def met_again(guest: Guest) -> Guest:
         VmmError: the monitor failed.
     """
     await guest.channel.close()
-    channel = await _connected(guest.vm)
+    channel = await connected(guest.vm)
     state = await channel.reset()
     await channel.sync(replace(guest.identity, hostname="", machine_id=b""))
     return replace(guest, channel=channel, jobs=frozenset(state.jobs), is_met=True)
@@ -263,12 +225,17 @@ async def _awake(shell: Monitor, base: Base, saved: Delta | None) -> Guest:
 
 async def _running(stopped: Monitor) -> Guest:
     await stopped.thaw()
-    channel = await _connected(stopped)
+    channel = await connected(stopped)
     state = await channel.reset()
     return Guest(stopped, channel, _NOBODYS, frozenset(state.jobs))
 
 
-async def _connected(vm: Monitor) -> GuestChannel:
+async def connected(vm: Monitor) -> GuestChannel:
+    """A channel to a machine's agent, to which nothing has been said.
+
+    Raises:
+        VmmError: the monitor makes no connection.
+    """
     reader, writer = await asyncio.open_unix_connection(sock=await vm.agent())
     return GuestChannel(reader, writer)
 

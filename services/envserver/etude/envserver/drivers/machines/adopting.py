@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from etude.envserver.drivers.machines import Base
-from etude.envserver.drivers.qemu import census, guests
-from etude.envserver.drivers.qemu.errors import VmmError
-from etude.envserver.drivers.qemu.guests import Guest
-from etude.envserver.drivers.qemu.record import VmRecord
+from etude.envserver.drivers.machines import census, guests
+from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.machines.guests import Guest
+from etude.envserver.drivers.machines.protocol import Base
+from etude.envserver.drivers.machines.record import VmRecord
 from etude.envserver.guest.channel import GuestLostError
 
 AT_ONCE = 8

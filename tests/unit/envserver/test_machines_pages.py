@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.envserver.drivers.qemu import sealed
-from etude.envserver.drivers.qemu.errors import VmmError
-from etude.envserver.drivers.qemu.pages import PageBuffer, changed_pages
+from etude.envserver.drivers.machines import sealed
+from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.machines.pages import PageBuffer, changed_pages
 
 PAGE = mmap.PAGESIZE
 COUNT = 4096

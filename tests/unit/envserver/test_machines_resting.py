@@ -8,10 +8,10 @@ import pytest
 from tests.support.scripted_sleeper import REPLY, ScriptedSleeper
 
 from etude.common.errors import UnavailableError
-from etude.envserver.drivers.qemu.errors import VmmError
-from etude.envserver.drivers.qemu.idle import Patience, State, Step
-from etude.envserver.drivers.qemu.lanes import Places
-from etude.envserver.drivers.qemu.resting import RestingGuest
+from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.machines.idle import Patience, State, Step
+from etude.envserver.drivers.machines.lanes import Places
+from etude.envserver.drivers.machines.resting import RestingGuest
 from etude.envserver.guest.calls import Request
 from etude.envserver.guest.channel import GuestLostError
 from etude.v1 import guest_pb2

@@ -4,8 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.envserver.drivers.qemu import levels
-from etude.envserver.drivers.qemu.levels import MOST, REST_S, Backoff, Held, Step, Target, Watermark
+from etude.envserver.drivers.machines import levels
+from etude.envserver.drivers.machines.levels import (
+    MOST,
+    REST_S,
+    Backoff,
+    Held,
+    Step,
+    Target,
+    Watermark,
+)
 
 counts = st.integers(0, MOST)
 times = st.floats(0, 1e6)

@@ -9,23 +9,20 @@ import contextlib
 import logging
 import os
 import secrets
+import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from etude.envserver.drivers import claims
 from etude.envserver.drivers.base import SandboxError
-from etude.envserver.drivers.machines import Base, Monitor
-from etude.envserver.drivers.qemu import adopting, census
-from etude.envserver.drivers.qemu.census import MACHINE, Places
-from etude.envserver.drivers.qemu.guests import Guest
-from etude.envserver.drivers.qemu.identity import ProcessId
-from etude.envserver.drivers.qemu.kept import Kept, Lenders
-from etude.envserver.drivers.qemu.machine import Machine
-from etude.envserver.drivers.qemu.record import VmRecord
-from etude.envserver.drivers.qemu.template import Template
-from etude.envserver.images.build import Image
+from etude.envserver.drivers.machines import adopting, census
+from etude.envserver.drivers.machines.census import MACHINE, Places
+from etude.envserver.drivers.machines.guests import Guest
+from etude.envserver.drivers.machines.identity import ProcessId
+from etude.envserver.drivers.machines.protocol import Base, Monitor
+from etude.envserver.drivers.machines.record import VmRecord
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +41,7 @@ class Estate:
     places: Places | None = None
     """In it, where monitors of another kind are to be found."""
     _places: Places = field(init=False)
-    _kept: Kept | None = None
+    _key: bytes | None = None
     _lock: int = -1
     _left: dict[Path, VmRecord] = field(default_factory=dict)
     """Machines of leases that an earlier process began."""
@@ -57,13 +54,20 @@ class Estate:
         self._places = self.places or Places(scratch=self.scratch)
 
     @property
+    def templates(self) -> Path:
+        """One folder for each template that is kept, called by its compat_key."""
+        return self.scratch / "templates"
+
+    @property
     def key(self) -> bytes:
         """What this node proves with that it wrote a file itself.
 
         Raises:
             SandboxError: the driver was not started.
         """
-        return self._templates.key
+        if self._key is None:
+            raise SandboxError("the driver was not started")
+        return self._key
 
     async def open(self) -> None:
         """Take the folder over, and end what nobody can go on with.
@@ -75,30 +79,15 @@ class Estate:
             return
         self._places.leases.mkdir(parents=True, exist_ok=True)
         self._lock = await claims.claimed(self.scratch)
-        self._kept = Kept(folder=self.scratch / "templates", key=_key(self.scratch / "key"))
+        self._key = _key(self.scratch / "key")
         self._left = await asyncio.to_thread(census.clear, self._places)
 
-    async def template(
-        self, image: Image, machine: Machine, boot: Callable[[], Awaitable[Template]]
-    ) -> Template:
-        """The template of an image: an earlier process's if it fits, else booted and kept.
-
-        Raises:
-            DriverUnavailableError: it does not boot.
-            SandboxError: the driver was not started.
-        """
-        kept, began_s = self._templates, time.monotonic()
-        found = await asyncio.to_thread(kept.find, image, machine, self._lenders())
-        if found is not None:
-            took_s = time.monotonic() - began_s
-            log.info("template of image %s was found again in %.2f s", image.name, took_s)
-            return found
-        made = await boot()
-        try:
-            await asyncio.to_thread(kept.keep, made)
-        except OSError as error:
-            log.warning("the next start boots image %s again: %s", image.name, error)
-        return made
+    def lenders(self) -> dict[str, list[int]]:
+        """Processes of machines that are to be taken up, by the address of their template."""
+        found: dict[str, list[int]] = {}
+        for noted in self._left.values():
+            found.setdefault(noted.template, []).append(noted.process.pid)
+        return found
 
     async def adopt(self, templates: Iterable[Base]) -> list[Monitor]:
         """Take up the machines that an earlier process left, and look for orphans from now on.
@@ -108,7 +97,7 @@ class Estate:
         """
         by_address = {template.address: template for template in templates}
         used = {template.compat_key for template in by_address.values()}
-        await asyncio.to_thread(self._templates.prune, used)
+        await asyncio.to_thread(_prune, self.templates, used)
         left, self._left = self._left, {}
         began_s = time.monotonic()
         found = await adopting.adopt(left, by_address)
@@ -155,18 +144,6 @@ class Estate:
             os.close(self._lock)
             self._lock = -1
 
-    @property
-    def _templates(self) -> Kept:
-        if self._kept is None:
-            raise SandboxError("the driver was not started")
-        return self._kept
-
-    def _lenders(self) -> Lenders:
-        found: dict[str, list[int]] = {}
-        for noted in self._left.values():
-            found.setdefault(noted.template, []).append(noted.process.pid)
-        return found
-
     async def _keep_sweeping(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
@@ -174,6 +151,14 @@ class Estate:
                 await self.sweep()
             except OSError:
                 log.exception("orphans stay until the next sweep")
+
+
+def _prune(folder: Path, used: Collection[str]) -> None:
+    """Remove all but the templates with these keys."""
+    if folder.is_dir():
+        for each in folder.iterdir():
+            if each.name not in used:
+                shutil.rmtree(each, ignore_errors=True)
 
 
 def _swept(places: Places, least_age_s: float) -> int:

@@ -15,12 +15,6 @@ from pathlib import Path
 
 KVM = Path("/dev/kvm")
 NOBODY = 65_534
-SANDBOX = (
-    "-sandbox",
-    "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
-)
-STEM_SANDBOX = ("-sandbox", "on,obsolete=deny,elevateprivileges=deny,resourcecontrol=deny")
-"""Of a monitor that is forked: what is loaded into it denies programs, and children to children."""
 _OWN_BYTES = 2 << 30
 """Address space beside the guest's memory: libraries, translated code, thread stacks."""
 _MAX_FILES = 128

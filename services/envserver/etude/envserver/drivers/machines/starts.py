@@ -7,24 +7,42 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from etude.envserver import metrics
 from etude.envserver.drivers.base import Start
-from etude.envserver.drivers.machines import Base, Delta, Monitor
-from etude.envserver.drivers.qemu import guests
-from etude.envserver.drivers.qemu.errors import VmmError
-from etude.envserver.drivers.qemu.guests import Guest
-from etude.envserver.drivers.qemu.jail import Jail
-from etude.envserver.drivers.qemu.lanes import Lanes
-from etude.envserver.drivers.qemu.pace import Work
-from etude.envserver.drivers.qemu.stemkeeper import StemKeeper
-from etude.envserver.drivers.qemu.stock import Stock
+from etude.envserver.drivers.machines import guests
+from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.machines.guests import Guest
+from etude.envserver.drivers.machines.jail import Jail
+from etude.envserver.drivers.machines.lanes import Lanes
+from etude.envserver.drivers.machines.pace import Work
+from etude.envserver.drivers.machines.protocol import Base, Delta, Monitor
+from etude.envserver.drivers.machines.stock import Stock
 from etude.envserver.guest.channel import GuestLostError
 
 log = logging.getLogger(__name__)
 
 _RECENT = 256
+
+
+class Splitter(Protocol):
+    """Splits machines off one that has run for a while, where a monitor can do that."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a machine can be split off now."""
+        ...
+
+    async def split(self, folder: Path) -> Monitor | None:
+        """A stopped machine in an empty folder of its own; None where none can be split off.
+
+        The folder stays, and is empty, if there is none.
+
+        Raises:
+            VmmError: the folder is of no use any more.
+        """
+        ...
 
 
 class Started(NamedTuple):
@@ -42,7 +60,7 @@ class Starter:
     jail: Jail
     lanes: Lanes
     stock: Stock
-    stems: StemKeeper | None = None
+    stems: Splitter | None = None
     """What splits machines off, where that can be done."""
     recent_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
     """How long the newest starts took for which nothing was ready."""

@@ -1,4 +1,4 @@
-"""Which process it is, also after its number was given to another one."""
+"""Which process a monitor is, also after its number was given to another one."""
 
 import asyncio
 import functools
@@ -7,6 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+MARK = "ETUDE_MACHINE"
+"""In a monitor's environment: its folder, by which one that was never written down is found."""
+EXIT_LIMIT_S = 10.0
+"""A monitor that was killed has ended by then."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _STATE, _STARTED = 0, 19
 """Places in /proc/PID/stat behind the program's name."""
@@ -22,6 +26,11 @@ class ProcessId:
     """Clock ticks from the host's boot."""
     boot: str
     """Of the host."""
+
+
+def name_of(folder: Path) -> str:
+    """What a monitor's environment calls its folder."""
+    return str(folder.resolve())
 
 
 def identify(pid: int) -> ProcessId | None:

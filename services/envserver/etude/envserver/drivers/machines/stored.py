@@ -14,8 +14,8 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from etude.envserver.drivers.machines import Delta
-from etude.envserver.drivers.qemu.errors import IntegrityError
+from etude.envserver.drivers.machines.errors import IntegrityError
+from etude.envserver.drivers.machines.protocol import Delta
 
 KEY_BYTES = 32
 _MAGIC = b"ETUDEVM1"

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import quantiles
 
 from etude.envserver.drivers.base import Warmth
-from etude.envserver.drivers.qemu.levels import MOST, Target
-from etude.envserver.drivers.qemu.pace import Work
-from etude.envserver.drivers.qemu.starts import Starter
+from etude.envserver.drivers.machines.levels import MOST, Target
+from etude.envserver.drivers.machines.pace import Work
+from etude.envserver.drivers.machines.starts import Starter
 
 
 def warmth(template: str, starter: Starter, quarantined: str) -> Warmth:

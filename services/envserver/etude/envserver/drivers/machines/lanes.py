@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from etude.envserver.drivers.machines import Monitor
-from etude.envserver.drivers.qemu.pace import Costs, Line, Work, full_bucket
+from etude.envserver.drivers.machines.pace import Costs, Line, Work, full_bucket
+from etude.envserver.drivers.machines.protocol import Monitor
 
 MACHINE_BYTES = 18 << 20
 """What a machine holds that stands still, beside what it shares with its template."""

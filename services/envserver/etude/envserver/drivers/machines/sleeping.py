@@ -19,16 +19,16 @@ from typing_extensions import override
 from etude.common.errors import CorruptError
 from etude.envserver import metrics
 from etude.envserver.drivers.base import Begun
-from etude.envserver.drivers.qemu import guests, record, stored
-from etude.envserver.drivers.qemu.census import MACHINE
-from etude.envserver.drivers.qemu.errors import VmmError
-from etude.envserver.drivers.qemu.guests import Guest
-from etude.envserver.drivers.qemu.idle import Patience, State
-from etude.envserver.drivers.qemu.lanes import Places
-from etude.envserver.drivers.qemu.livejobs import LiveJobs
-from etude.envserver.drivers.qemu.pages import PageBuffer
-from etude.envserver.drivers.qemu.resting import RestingGuest, Sleeper
-from etude.envserver.drivers.qemu.starts import Started, Starter
+from etude.envserver.drivers.machines import guests, record, stored
+from etude.envserver.drivers.machines.census import MACHINE
+from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.machines.guests import Guest
+from etude.envserver.drivers.machines.idle import Patience, State
+from etude.envserver.drivers.machines.lanes import Places
+from etude.envserver.drivers.machines.livejobs import LiveJobs
+from etude.envserver.drivers.machines.pages import PageBuffer
+from etude.envserver.drivers.machines.resting import RestingGuest, Sleeper
+from etude.envserver.drivers.machines.starts import Started, Starter
 from etude.envserver.egress.gate import Gate
 from etude.envserver.egress.guests import GuestDoor
 from etude.envserver.folders import TooLargeError

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from etude.envserver import metrics
-from etude.envserver.drivers.machines import Base, Monitor
-from etude.envserver.drivers.qemu import guests, levels
-from etude.envserver.drivers.qemu.errors import VmmError
-from etude.envserver.drivers.qemu.guests import Guest
-from etude.envserver.drivers.qemu.jail import Jail
-from etude.envserver.drivers.qemu.lanes import Lanes
-from etude.envserver.drivers.qemu.levels import Backoff, Held, Step, Target, Watermark
-from etude.envserver.drivers.qemu.pace import Work
+from etude.envserver.drivers.machines import guests, levels
+from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.machines.guests import Guest
+from etude.envserver.drivers.machines.jail import Jail
+from etude.envserver.drivers.machines.lanes import Lanes
+from etude.envserver.drivers.machines.levels import Backoff, Held, Step, Target, Watermark
+from etude.envserver.drivers.machines.pace import Work
+from etude.envserver.drivers.machines.protocol import Base, Monitor
 from etude.envserver.guest.channel import GuestLostError
 
 log = logging.getLogger(__name__)

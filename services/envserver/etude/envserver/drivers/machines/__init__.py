@@ -1,0 +1,1 @@
+"""Virtual machines as sandboxes, whatever monitor runs them: warm pools, states, adoption."""
