@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -252,3 +253,14 @@ async def test_a_keeper_grows_another_stem_when_one_has_ended(lab: Lab, library:
             assert await keeper.split(lab.new_folder()) is None
     finally:
         await keeper.close()
+
+
+async def test_a_node_with_many_open_files_grows_a_stem_like_any_other(
+    lab: Lab, library: Path
+) -> None:
+    # A monitor inherits files under the numbers that they have with its node.
+    with contextlib.ExitStack() as open_files:
+        for _ in range(300):
+            open_files.enter_context(socket.socket())
+        async with grown(lab, library) as one, part(lab, one) as a:
+            assert await a.sh("echo ran") == "ran"

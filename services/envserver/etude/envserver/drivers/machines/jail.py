@@ -9,7 +9,7 @@ namespaces and the control group of the node.
 import functools
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,12 @@ class Jail:
     """With KVM: the group that may open /dev/kvm."""
 
     def command(
-        self, program: Sequence[str], *, memory_bytes: int, file_bytes: int
+        self,
+        program: Sequence[str],
+        *,
+        memory_bytes: int,
+        file_bytes: int,
+        inherited: Collection[int] = (),
     ) -> tuple[str, ...]:
         """A program as it is started: limits and user are set before it runs.
 
@@ -40,12 +45,13 @@ class Jail:
             program: the program and its arguments.
             memory_bytes: size of the guest's memory.
             file_bytes: how long any file may grow that it writes.
+            inherited: descriptors that it gets; it may put other files in their places.
         """
         limits = {
             "as": memory_bytes + _OWN_BYTES,
             "core": 0,
             "fsize": file_bytes,
-            "nofile": _MAX_FILES,
+            "nofile": max([_MAX_FILES, *(number + 1 for number in inherited)]),
         }
         words = [_program("prlimit"), *(f"--{name}={bound}" for name, bound in limits.items())]
         words += [_program("setpriv"), "--no-new-privs"]

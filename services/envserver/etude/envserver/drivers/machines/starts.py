@@ -44,6 +44,10 @@ class Splitter(Protocol):
         """
         ...
 
+    async def distrust(self, error: Exception) -> None:
+        """Split nothing off for a while: a machine that was split off did not answer."""
+        ...
+
 
 class Started(NamedTuple):
     """A guest that runs and answers, and how that came to be."""
@@ -141,7 +145,12 @@ class Starter:
         if found is None and saved is None and self.stems is not None:
             part = await self.stems.split(folder)
             if part is not None:
-                return Started(await guests.split_off(part, name=name), Start.SPLIT)
+                try:
+                    return Started(await guests.split_off(part, name=name), Start.SPLIT)
+                except (GuestLostError, VmmError) as error:
+                    # What it came from may be broken, and a machine of its own is only slower.
+                    await self.stems.distrust(error)
+                    _make(folder)
         start = Start.SPAWN if found is None else Start.SHELL
         if found is None:
             found = await self.base.spawn(folder, self.jail)

@@ -16,6 +16,7 @@ _NAMED_LIMIT_S = 20.0
 _LOOK_S = 0.001
 _LOOKS = 5
 """One after the other, as threads are not looked at at once."""
+_ENDING_LOOKS = 1_000
 _PARENT, _GROUP = 1, 2
 """Places in /proc/PID/stat behind the program's name."""
 
@@ -48,7 +49,8 @@ async def named(pid: int, folder: Path) -> None:
     limit_s = time.monotonic() + _NAMED_LIMIT_S
     while wanted not in _environment(pid):
         if identify(pid) is None:
-            raise VmmError(f"machine {pid} ended {_how(pid)}instead of becoming that of {folder}")
+            how = await _how(pid)
+            raise VmmError(f"machine {pid} ended {how}instead of becoming that of {folder}")
         if time.monotonic() > limit_s:
             raise VmmError(f"machine {pid} is not that of {folder}")
         await asyncio.sleep(_LOOK_S)
@@ -80,7 +82,16 @@ def _environment(pid: int) -> list[bytes]:
         return []  # it has ended
 
 
-def _how(pid: int) -> str:
+async def _how(pid: int) -> str:
+    # Its first thread may have ended before the others, which put the memory away.
+    for _ in range(_ENDING_LOOKS):
+        if said := _status(pid):
+            return said
+        await asyncio.sleep(_LOOK_S)
+    return ""
+
+
+def _status(pid: int) -> str:
     try:
         seen = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -96,6 +96,11 @@ class StemKeeper:
         self._lanes.watch(found)
         return found
 
+    async def distrust(self, error: Exception) -> None:
+        """End the stem: what was split off of it did not answer. Another one is grown later."""
+        stem, self._stem = self._stem, None
+        await self._failed(error, stem)
+
     async def close(self) -> None:
         """End the stem; what was split off goes on."""
         if self._growing is not None and not self._growing.done():

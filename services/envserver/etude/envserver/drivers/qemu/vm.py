@@ -206,6 +206,7 @@ async def start(  # noqa: PLR0913 - what it starts is five things
             program,
             memory_bytes=machine.memory_bytes,
             file_bytes=2 * machine.memory_bytes + (_DISK_BYTES if machine.has_disk else 0),
+            inherited=inherited,
         )
         process = _spawned(command, inherited, folder, name)
     vm = _watched(machine, folder, process.pid, os.pidfd_open(process.pid), process.wait)
