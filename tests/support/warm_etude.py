@@ -125,6 +125,8 @@ def serve() -> NoReturn:
     from etude.cli import environments, stored  # noqa: F401, PLC0415
     from etude.cli.main import main  # noqa: PLC0415
     from etude.common import channels, weights  # noqa: F401, PLC0415
+    from etude.common.api import documents, lint  # noqa: F401, PLC0415
+    from etude.common.blobs import probing  # noqa: F401, PLC0415
     from etude.v1 import environments_pb2_grpc  # noqa: F401, PLC0415
 
     # Else the end of each process would look at all objects of this one, and copy their pages.
