@@ -30,6 +30,7 @@ from etude.envserver.drivers.machines.jail import Jail
 from etude.envserver.drivers.machines.starts import cpu_s
 from etude.envserver.drivers.qemu import clone, stem, stemlibrary
 from etude.envserver.drivers.qemu.stem import Stem
+from etude.envserver.drivers.qemu.vm import Vm
 from etude.envserver.guest.commands import GuestCommands
 from etude.envserver.guest.placing import place
 from etude.envserver.guest.workspace import GuestWorkspace
@@ -51,14 +52,23 @@ class Clock:
     pids: list[int] = field(default_factory=list)
     stages: dict[str, list[float]] = field(default_factory=dict)
 
-    async def of(self, stage: str, work: Awaitable[_T], *, started: bool = False) -> _T:
-        """Do it and measure it; `started`: by it a monitor comes to be, whose pid is added."""
+    async def of(self, stage: str, work: Awaitable[_T]) -> _T:
+        """Do it and measure it."""
         before_ms = self._used_ms()
         result = await work
-        if started:
-            self.pids.append(result.pid)  # type: ignore[attr-defined] # a monitor
-        self.stages.setdefault(stage, []).append(self._used_ms() - before_ms)
+        self._add(stage, before_ms)
         return result
+
+    async def of_start(self, stage: str, work: Awaitable[Vm]) -> Vm:
+        """The same, of a monitor that comes to be by it."""
+        before_ms = self._used_ms()
+        monitor = await work
+        self.pids.append(monitor.pid)
+        self._add(stage, before_ms)
+        return monitor
+
+    def _add(self, stage: str, before_ms: float) -> None:
+        self.stages.setdefault(stage, []).append(self._used_ms() - before_ms)
 
     def _used_ms(self) -> float:
         return 1000 * (time.process_time() + sum(cpu_s(pid) for pid in self.pids))
@@ -67,14 +77,14 @@ class Clock:
 async def alone(machines: Machines, folder: Path, clock: Clock) -> Guest:
     """As a machine starts for which nothing is ready."""
     spawning = clone.spawn_shell(machines.template, folder=folder, jail=Jail())
-    shell = await clock.of("monitor", spawning, started=True)
+    shell = await clock.of_start("monitor", spawning)
     begun = guests.begun(shell, machines.template, name="alone")
     return await clock.of("names and first answer", begun)
 
 
 async def split(parent: Stem, folder: Path, clock: Clock) -> Guest:
     """As a machine starts where there is a stem."""
-    part = await clock.of("monitor", parent.split(folder), started=True)
+    part = await clock.of_start("monitor", parent.split(folder))
     return await clock.of("names and first answer", guests.split_off(part, name="split"))
 
 

@@ -2,13 +2,12 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from pydantic import JsonValue
+from tests.support import warm_etude
 from tests.support.publishing import TrainedPolicy
 from typer.main import get_command
 
@@ -21,7 +20,6 @@ from etude.common.weights.tensors.schema import Schema, TensorSpec
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
-CODE = "from etude.cli.main import main; main()"
 
 RUN_AS_THEY_STAND = (
     "etude lint examples/demo/rlrun.yaml",
@@ -70,13 +68,7 @@ def test_the_cheap_commands_work_as_they_stand(tmp_path: Path) -> None:
     for command in RUN_AS_THEY_STAND:
         words = etude_words(command)
         assert words is not None
-        done = subprocess.run(
-            [sys.executable, "-c", CODE, *words],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = warm_etude.etude(*words, cwd=tmp_path)
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 
 
@@ -104,13 +96,7 @@ def test_the_commands_that_look_at_a_run_s_versions_work_as_they_stand(tmp_path:
     for command in sorted(looks):
         words = etude_words(command)
         assert words is not None
-        done = subprocess.run(
-            [sys.executable, "-c", CODE, *words],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = warm_etude.etude(*words, cwd=tmp_path)
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 
 

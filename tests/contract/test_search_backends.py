@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from etude.agent.search.backends import SearchBackendError, backend, file_of
+from etude.agent.search.base import base
 from etude.agent.search.hashed import HashedNull
 from etude.agent.search.minilm import PACKAGE, MiniLm
 from etude.agent.search.tokens import passage
@@ -153,8 +154,11 @@ def test_a_node_without_the_pools_table_does_not_start(tmp_path: Path) -> None:
         embedder(settings, tmp_path, StoreAccess())
     table().save(file_of(table().id, tmp_path))
     settings = SearchSettings(backend=table().id, models=tmp_path.as_uri())
-    assert embedder(settings, tmp_path, StoreAccess()).id == table().id
-    assert embedder(SearchSettings(), tmp_path, StoreAccess()).id == "hashed-1"
+    found = embedder(settings, tmp_path, StoreAccess())
+    assert found is not None
+    assert found.id == table().id
+    assert embedder(SearchSettings(), tmp_path, StoreAccess()) is None
+    assert base({}, None).embedder.id == SearchSettings().backend
 
 
 @pytest.mark.skipif(HAS_MINILM, reason="the extra search-minilm is installed")

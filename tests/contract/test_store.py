@@ -174,7 +174,12 @@ def test_an_object_says_when_it_was_changed_in_head_and_listing_alike(store: Sto
     assert store.head("a") == listed
 
 
-def test_what_was_written_is_read_and_listed_at_once_by_everybody(store: Store) -> None:
+def test_what_was_written_is_read_and_listed_at_once_by_everybody(
+    store: Store, request: pytest.FixtureRequest
+) -> None:
+    # The emulator takes 10 ms of a core for a call.
+    rounds = 200 if request.node.callspec.params["any_store"] == "moto" else 1_000
+
     def round_of(number: int) -> int:
         key, data = f"rounds/{number % 50:03d}/{number}", str(number).encode()
         store.put(key, data)
@@ -182,7 +187,7 @@ def test_what_was_written_is_read_and_listed_at_once_by_everybody(store: Store) 
         return stale + (key not in {o.key for o in store.list(f"rounds/{number % 50:03d}/")})
 
     with ThreadPoolExecutor(WORKERS) as pool:
-        assert sum(pool.map(round_of, range(1_000))) == 0
+        assert sum(pool.map(round_of, range(rounds))) == 0
 
 
 def test_of_32_publishers_of_one_manifest_one_wins(store: Store) -> None:

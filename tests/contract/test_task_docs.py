@@ -4,12 +4,10 @@ import json
 import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from tests.support import swebench_rows
+from tests.support import swebench_rows, warm_etude
 
 from etude.common.blobs import open_store
 from etude.common.local import LocalState, write_state
@@ -21,7 +19,6 @@ from etude.v1 import journal_pb2, rewards_pb2, rollout_pb2
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("write-a-task", "use-harbor-tasks", "use-swe-bench")
-CODE = "from etude.cli.main import main; main()"
 NEEDS = {
     "a network": re.compile(r"https://"),
     "root, debootstrap and a kernel": re.compile(r"^etude images build "),
@@ -82,13 +79,7 @@ def test_every_command_of_the_page_works_as_it_stands(page: str, tmp_path: Path)
             continue
         verb, *words = shlex.split(command)
         assert verb == "etude"
-        done = subprocess.run(
-            [sys.executable, "-c", CODE, *words],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = warm_etude.etude(*words, cwd=tmp_path)
         said = done.stdout + done.stderr
         if "[DriverUnavailable]" in said and os.environ.get("ETUDE_REQUIRE") != "sandbox":
             pytest.skip(f"{command}: {said[-300:]}")

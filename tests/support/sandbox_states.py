@@ -17,6 +17,7 @@ TREE = {
     "run.sh": File(b"#!/bin/sh\necho ran\n", executable=True),
     "deep/er/notes.txt": File(b"one\ntwo\n"),
 }
+COMMAND_LIMIT_S = 120.0
 LIMITS = Limits(max_files=10_000, max_bytes=1 << 30)
 
 
@@ -166,6 +167,28 @@ async def a_sandbox_that_was_never_begun_can_be_paused(states: States) -> None:
     assert await identity(sandbox) == trees.identity(TREE)
 
 
+async def memory_and_running_commands_are_saved_too(states: States) -> None:
+    parent = await states.begun("parent")
+    count = "i=0; while :; do i=$((i+1)); echo $i > count; sleep 0.2; done"
+    job = await parent.workspace.jobs.start(count, timeout_s=None)
+    await parent.run("echo before > /tmp/memory", COMMAND_LIMIT_S)
+    folder, saved = await states.saved(parent, "s")
+    await parent.run("echo after > /tmp/memory", COMMAND_LIMIT_S)
+    assert (await parent.workspace.jobs.state(job)).is_running
+
+    child = states.new("child")
+    await child.restore(folder, saved)
+    await parent.restore(folder, saved)
+
+    for each in (child, parent):
+        assert (await each.run("cat /tmp/memory", COMMAND_LIMIT_S)).output == b"before\n"
+        assert each.workspace.jobs.may_run
+        assert (await each.workspace.jobs.state(job)).is_running
+        look = "n=$(cat count); sleep 1; [ $(cat count) -gt $n ]"
+        assert (await each.run(look, COMMAND_LIMIT_S)).exit_code == 0
+        await each.workspace.jobs.kill(job)
+
+
 def _size(path: Path) -> int:
     return path.stat().st_size
 
@@ -180,3 +203,5 @@ CHECKS: tuple[Callable[[States], Awaitable[None]], ...] = (
     a_paused_sandbox_goes_on_as_it_was,
     a_sandbox_that_was_never_begun_can_be_paused,
 )
+MEMORY_CHECKS = (*CHECKS, memory_and_running_commands_are_saved_too)
+"""Of drivers that save memory."""

@@ -62,3 +62,23 @@ func BenchmarkRead(b *testing.B) {
 		ask(b, a, number)
 	}
 }
+
+func TestOnlyTheTokenOfThePresentGenerationIsAdmitted(t *testing.T) {
+	a := answered(t)
+	first, second := []byte("token"), []byte("another token")
+	for range 2 {
+		if !a.admits(first) || a.admits(second) || a.admits(nil) || a.admits(first[:4]) {
+			t.Fatal("not the token of the first generation alone")
+		}
+	}
+	hash := sha256.Sum256(second)
+	if !a.sync(encode(&syncMessage{tokenSHA256: hash[:], generation: 2})) {
+		t.Fatal("no SYNC")
+	}
+	if a.admits(first) || !a.admits(second) || a.admits(nil) {
+		t.Error("not the token of the second generation alone")
+	}
+	if !a.sync(encode(&syncMessage{})) || a.admits(second) || a.admits(nil) {
+		t.Error("nobody's agent admits somebody")
+	}
+}

@@ -115,6 +115,9 @@ func (c *call) begin(payload []byte, numOpen int) {
 }
 
 func (c *call) run() {
+	if !c.request.isShort() {
+		c.agent.port.flush()
+	}
 	result, err := c.perform()
 	switch {
 	case err != nil:

@@ -99,7 +99,7 @@ func (c *call) read(at place, m *readMessage) (*resultMessage, error) {
 	if m.digest {
 		digest = sha256.New()
 	}
-	if err := c.sendFile(file, m, digest); err != nil {
+	if err := c.sendFile(file, &found, m, digest); err != nil {
 		return nil, err
 	}
 	c.endData(0)
@@ -110,7 +110,7 @@ func (c *call) read(at place, m *readMessage) (*resultMessage, error) {
 	return &resultMessage{info: info}, nil
 }
 
-func (c *call) sendFile(file int, m *readMessage, digest hash.Hash) error {
+func (c *call) sendFile(file int, found *syscall.Stat_t, m *readMessage, digest hash.Hash) error {
 	buffer := chunks.get()
 	defer chunks.put(buffer)
 	left := uint64(maxFileBytes + 1)
@@ -119,7 +119,8 @@ func (c *call) sendFile(file int, m *readMessage, digest hash.Hash) error {
 	}
 	offset := int64(min(m.offset, maxFileBytes))
 	for left > 0 {
-		n, err := readAt(file, (*buffer)[:min(uint64(len(*buffer)), left)], offset)
+		into := (*buffer)[:min(uint64(len(*buffer)), left)]
+		n, err := readAt(file, into, offset)
 		if err != nil || n == 0 {
 			return err
 		}
@@ -134,6 +135,9 @@ func (c *call) sendFile(file int, m *readMessage, digest hash.Hash) error {
 		}
 		if err := c.data(0, piece); err != nil {
 			return err
+		}
+		if n < len(into) && found.Size > 0 && offset >= found.Size {
+			return nil // files of the kernel's own have no size, and end when a read has nothing
 		}
 	}
 	return nil

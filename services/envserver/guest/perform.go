@@ -2,6 +2,9 @@ package main
 
 import "strings"
 
+// isShort is whether the answers of other calls may wait for this one's.
+func (m *callMessage) isShort() bool { return m.read != nil || m.stat != nil || m.delete != nil }
+
 // perform does what the call asks; nil and nil is plain success.
 func (c *call) perform() (*resultMessage, error) {
 	m := &c.request

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 from pydantic import JsonValue
+from tests.support import warm_etude
 
 from etude.common.local import LocalPod, LocalState, write_state
 
 Processes = Any  # the fixture's class lives in conftest, which test modules cannot import
 CODE = "from etude.cli.main import main; main()"
-LIMIT_S = 120
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "use-a-sandbox.md"
 
 Etude = Callable[..., subprocess.CompletedProcess[str]]
@@ -28,16 +28,7 @@ Etude = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def etude(tmp_path: Path) -> Etude:
     def run(*words: str, text: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", CODE, "env", *words],
-            input=text,
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=tmp_path,
-            env=variables(tmp_path),
-            timeout=LIMIT_S,
-        )
+        return warm_etude.etude("env", *words, text=text, cwd=tmp_path, env=variables(tmp_path))
 
     return run
 

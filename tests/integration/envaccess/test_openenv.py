@@ -42,7 +42,13 @@ def base(edge: Edge, key: str) -> str:
 
 
 @pytest.mark.usefixtures("package")
-@pytest.mark.parametrize(("role", "mode"), [("key", "simulation"), ("tools_key", "production")])
+@pytest.mark.parametrize(
+    ("role", "mode"),
+    [
+        ("key", "simulation"),
+        pytest.param("tools_key", "production", marks=pytest.mark.long),
+    ],
+)
 def test_the_validator_finds_nothing_wrong(edge: Edge, role: str, mode: str) -> None:
     done = theirs("openenv", "validate", "--url", base(edge, getattr(edge, role)), "--json")
 

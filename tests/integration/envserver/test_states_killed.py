@@ -26,6 +26,8 @@ WATCHED = ("node/states.py", "node/snapshots.py", "node/records.py", "drivers/sa
 SAMPLED = ("copies.py", "folders.py", "node/environment.py", "node/node.py")
 """Every seventh line of these: a prime, so that loops are met in all of their places."""
 STEP = 7
+APART = 13
+"""One line of so many is enough for a change; all of them are among the long tests."""
 DONE, KILLED = 0, 9
 
 FIX = {"path": "core.py", "old_string": "a - b", "new_string": "a + b"}
@@ -207,6 +209,9 @@ async def succeed(scratch: Path, check: Callable[..., Awaitable[None]]) -> None:
 
 
 @pytest.mark.parametrize(
+    "apart", [APART, pytest.param(1, marks=pytest.mark.long)], ids=["some", "all"]
+)
+@pytest.mark.parametrize(
     ("work", "check", "paused"),
     [
         (take, check_taken, False),
@@ -219,7 +224,12 @@ async def succeed(scratch: Path, check: Callable[..., Awaitable[None]]) -> None:
     ids=["snapshot", "rollback", "fork", "drop", "pause", "resume"],
 )
 def test_whatever_line_a_node_dies_at_its_successor_finds_one_state_or_the_other(
-    tmp_path: Path, work: Work, check: Callable[..., Awaitable[None]], *, paused: bool
+    tmp_path: Path,
+    work: Work,
+    check: Callable[..., Awaitable[None]],
+    *,
+    paused: bool,
+    apart: int,
 ) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "core.py").write_text("def add(a, b):\n    return a - b\n")
@@ -233,6 +243,6 @@ def test_whatever_line_a_node_dies_at_its_successor_finds_one_state_or_the_other
         shutil.copytree(before, scratch, symlinks=True)
         code = killed_before(line, work, scratch)
         asyncio.run(succeed(scratch, check))
-        line += 1
+        line += apart
     assert code == DONE
     assert line > 10

@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from tests.support import served_pools
 from tests.support.pool_client import Pool
 from tests.support.pool_processes import Processes
 
-from etude.common import channels
 from etude.envserver.drivers.firecracker.jail import Programs
 from etude.envserver.drivers.machines.jail import KVM
 from etude.envserver.images.build import Image
-from etude.v1 import environments_pb2, environments_pb2_grpc
+from etude.v1 import environments_pb2
 
 pytestmark = pytest.mark.skipif(
     not os.access(KVM, os.R_OK | os.W_OK), reason=f"a node without {KVM} takes no such pool"
@@ -38,16 +38,8 @@ def processes(
 
 @pytest.fixture
 async def pool(processes: Processes, tmp_path: Path) -> AsyncIterator[Pool]:
-    source = tmp_path / "task" / "environment"
-    source.mkdir(parents=True)
-    (source / "greet.sh").write_text("echo helo\n")
-    for role in ("broker", "node"):
-        processes.start(role)
-    for role in ("broker", "node"):
-        await processes.ready(role)
-    async with channels.dial(f"127.0.0.1:{processes.ports['broker']}") as channel:
-        broker = environments_pb2_grpc.EnvBrokerServiceStub(channel)
-        yield Pool(broker, environments_pb2_grpc.PoolServiceStub(channel), source.as_uri())
+    async with served_pools.serving(processes, served_pools.greeting(tmp_path)) as made:
+        yield made
 
 
 async def test_a_lease_says_that_its_wall_is_strong_and_its_machine_outlives_the_node(

@@ -366,6 +366,7 @@ async def test_the_engines_own_metrics_are_beside_ours(role: Any) -> None:
         assert name in text
 
 
+@pytest.mark.long
 async def test_a_fresh_engine_on_the_same_version_samples_the_same(
     role: Any, client: Client, policy: Policy
 ) -> None:

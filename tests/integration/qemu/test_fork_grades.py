@@ -6,7 +6,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tests.support import microvms
+from tests.support import microvms, served_pools
 from tests.support.pool_client import Pool
 from tests.support.pool_processes import Processes
 
@@ -16,7 +16,6 @@ from etude.v1 import (
     environment_state_pb2,
     environment_state_pb2_grpc,
     environments_pb2,
-    environments_pb2_grpc,
 )
 
 REACHED = "REACHED-WHAT-IT-SHOULD-NOT"
@@ -64,12 +63,8 @@ def served(image: Image) -> Image:
 
 @pytest.fixture
 def processes(served: Image, tmp_path: Path) -> Iterator[Processes]:
-    made = Processes(tmp_path)
-    made.write_pool("Process", "Trusted", driver="QemuMicroVM", image=served.folder.as_uri())
-    yield made
-    for role in made.running:
-        made.stop(role)
-    made.end_machines()
+    with served_pools.of_machines(tmp_path, served) as made:
+        yield made
 
 
 @pytest.fixture
@@ -78,13 +73,7 @@ async def pool(processes: Processes, tmp_path: Path) -> AsyncIterator[Pool]:
     source.mkdir(parents=True)
     (source / "solution.sh").write_text("echo not yet\n")
     (source / "cases.sh").write_bytes(CASES)
-    for role in ("broker", "node"):
-        processes.start(role)
-    for role in ("broker", "node"):
-        await processes.ready(role)
-    async with channels.dial(f"127.0.0.1:{processes.ports['broker']}") as channel:
-        broker = environments_pb2_grpc.EnvBrokerServiceStub(channel)
-        made = Pool(broker, environments_pb2_grpc.PoolServiceStub(channel), source.as_uri())
+    async with served_pools.serving(processes, source) as made:
         made.toolset, made.deadline_s = "Standard", microvms.COMMAND_LIMIT_S
         yield made
 

@@ -16,6 +16,7 @@ HAS = ALL - {Need.GNU}
 """The small image has Busybox, whose words for what went wrong are others."""
 
 
+@pytest.mark.long
 async def test_a_microvm_gives_the_golden_results(
     image: Image, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

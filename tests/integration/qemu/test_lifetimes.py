@@ -12,13 +12,12 @@ from typing import TypeVar
 
 import grpc
 import pytest
+from tests.support import served_pools
 from tests.support.pool_client import Pool
 from tests.support.pool_processes import START_TIMEOUT_S, Processes
 
-from etude.common import channels
 from etude.envserver.drivers.machines.identity import MARK
 from etude.envserver.images.build import Image
-from etude.v1 import environments_pb2_grpc
 
 EDIT = {"path": "greet.sh", "old_string": "helo", "new_string": "hello"}
 
@@ -43,14 +42,8 @@ def processes(image: Image, tmp_path: Path) -> Iterator[Processes]:
 
 @pytest.fixture
 async def pool(processes: Processes, tmp_path: Path) -> AsyncIterator[Pool]:
-    source = tmp_path / "task" / "environment"
-    source.mkdir(parents=True)
-    (source / "greet.sh").write_text("echo helo\n")
-    for role in ("broker", "node"):
-        await processes.ready(role)
-    async with channels.dial(f"127.0.0.1:{processes.ports['broker']}") as channel:
-        broker = environments_pb2_grpc.EnvBrokerServiceStub(channel)
-        yield Pool(broker, environments_pb2_grpc.PoolServiceStub(channel), source.as_uri())
+    async with served_pools.serving(processes, served_pools.greeting(tmp_path)) as made:
+        yield made
 
 
 def living(mark: str, program: str) -> list[int]:

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.support import served_pools
 from tests.support.lost_environments import Episodes, episodes_of
-from tests.support.pool_client import Pool
 from tests.support.pool_processes import Processes
 
 from etude.agent.turns import ToolCall
@@ -17,7 +17,6 @@ from etude.trainer.recovering import RecoveringEnvironment
 from etude.v1 import (
     environment_access_pb2,
     environment_access_pb2_grpc,
-    environments_pb2_grpc,
 )
 
 LIMIT_S = 60.0
@@ -27,28 +26,15 @@ COMMANDS = ("sh greet.sh > said; cat said", "cat said said > twice; sleep 2; cat
 
 @pytest.fixture
 def processes(image: Image, tmp_path: Path) -> Iterator[Processes]:
-    made = Processes(tmp_path)
-    made.write_pool("Process", "Trusted", driver="QemuMicroVM", image=image.folder.as_uri())
-    yield made
-    for role in made.running:
-        made.stop(role)
-    made.end_machines()
+    with served_pools.of_machines(tmp_path, image) as made:
+        yield made
 
 
 @pytest.fixture
 async def episodes(processes: Processes, tmp_path: Path) -> AsyncIterator[Episodes]:
-    source = tmp_path / "task" / "environment"
-    source.mkdir(parents=True)
-    (source / "greet.sh").write_text("echo helo\n")
-    for role in ("broker", "node"):
-        processes.start(role)
-    for role in ("broker", "node"):
-        await processes.ready(role)
-    async with channels.dial(f"127.0.0.1:{processes.ports['broker']}") as channel:
-        broker = environments_pb2_grpc.EnvBrokerServiceStub(channel)
-        watch = environments_pb2_grpc.PoolServiceStub(channel)
-        async with episodes_of(Pool(broker, watch, source.as_uri())) as made:
-            yield made
+    source = served_pools.greeting(tmp_path)
+    async with served_pools.serving(processes, source) as pool, episodes_of(pool) as made:
+        yield made
 
 
 def call(call_id: str, name: str, **arguments: str) -> Sequence[ToolCall]:

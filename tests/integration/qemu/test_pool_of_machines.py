@@ -7,13 +7,12 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from tests.support import microvms
+from tests.support import microvms, served_pools
 from tests.support.pool_client import Pool
 from tests.support.pool_processes import Processes
 
-from etude.common import channels
 from etude.envserver.images.build import Image
-from etude.v1 import environments_pb2, environments_pb2_grpc
+from etude.v1 import environments_pb2
 
 READY_LOOKS = 300
 """A minute, for two heartbeats and a restore on a machine that others use too."""
@@ -23,26 +22,14 @@ VERIFIER = b"sh /workspace/greet.sh | grep -qx hello && printf 1 > /logs/reward.
 
 @pytest.fixture
 def processes(image: Image, tmp_path: Path) -> Iterator[Processes]:
-    made = Processes(tmp_path)
-    made.write_pool("Process", "Trusted", driver="QemuMicroVM", image=image.folder.as_uri())
-    yield made
-    for role in made.running:
-        made.stop(role)
-    made.end_machines()
+    with served_pools.of_machines(tmp_path, image) as made:
+        yield made
 
 
 @pytest.fixture
 async def pool(processes: Processes, tmp_path: Path) -> AsyncIterator[Pool]:
-    source = tmp_path / "task" / "environment"
-    source.mkdir(parents=True)
-    (source / "greet.sh").write_text("echo helo\n")
-    for role in ("broker", "node"):
-        processes.start(role)
-    for role in ("broker", "node"):
-        await processes.ready(role)
-    async with channels.dial(f"127.0.0.1:{processes.ports['broker']}") as channel:
-        broker = environments_pb2_grpc.EnvBrokerServiceStub(channel)
-        yield Pool(broker, environments_pb2_grpc.PoolServiceStub(channel), source.as_uri())
+    async with served_pools.serving(processes, served_pools.greeting(tmp_path)) as made:
+        yield made
 
 
 async def test_tools_and_verifiers_run_in_machines_and_the_lease_says_so(pool: Pool) -> None:

@@ -1,13 +1,13 @@
 """What the driver of microVMs does with the state of its sandboxes: memory included."""
 
-import asyncio
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from tests.support import microvms
-from tests.support.sandbox_states import CHECKS, LIMITS, States
+from tests.support.sandbox_states import LIMITS, MEMORY_CHECKS, States
 
 from etude.envserver import folders
 from etude.envserver.drivers.qemu.driver import QemuDriver
@@ -17,16 +17,22 @@ Check = Callable[[States], Awaitable[None]]
 LIMIT_S = 120
 
 
-@pytest.fixture(scope="module")
-def started(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[QemuDriver]:
+# What a machine is split off from belongs to the loop that it was grown in.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def started(
+    image: Image, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[QemuDriver]:
     scratch = tmp_path_factory.mktemp("driver")
     made = QemuDriver(scratch=scratch, images={image.name: image}, machine=microvms.small_machine())
-    asyncio.run(made.start())
+    await made.start()
     yield made
-    asyncio.run(made.stop())
+    await made.stop()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def states(started: QemuDriver, image: Image) -> AsyncIterator[States]:
     # Beside the leases: a snapshot's file gets a second name in each that begins with it.
     saved = started.scratch / "saved"
@@ -39,28 +45,9 @@ async def states(started: QemuDriver, image: Image) -> AsyncIterator[States]:
         folders.remove(folder)
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", MEMORY_CHECKS, ids=lambda check: check.__name__)
 async def test_the_driver_keeps_the_contract(states: States, check: Check) -> None:
     await check(states)
-
-
-async def test_memory_and_running_commands_are_saved_too(states: States) -> None:
-    parent = await states.begun("parent")
-    count = "for i in $(seq 1000); do echo $i > count; sleep 1; done"
-    job = await parent.workspace.jobs.start(count, timeout_s=None)
-    await parent.run("echo before > /tmp/memory", LIMIT_S)
-    folder, saved = await states.saved(parent, "s")
-    await parent.run("echo after > /tmp/memory", LIMIT_S)
-    assert (await parent.workspace.jobs.state(job)).is_running
-
-    child = states.new("child")
-    await child.restore(folder, saved)
-    await parent.restore(folder, saved)
-
-    for each in (child, parent):
-        assert (await each.run("cat /tmp/memory", LIMIT_S)).output == b"before\n"
-        assert (await each.workspace.jobs.state(job)).is_running
-        await each.workspace.jobs.kill(job)
 
 
 async def test_a_fork_has_a_name_of_its_own_and_other_random_numbers(states: States) -> None:

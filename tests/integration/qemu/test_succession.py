@@ -20,8 +20,8 @@ TSC_KHZ = microvms.small_machine().tsc_khz
 
 
 Start = Callable[..., Daemon]
-STEM = "-stem"
-"""How the folder ends of a machine that others are split off from."""
+STEM = "-stem-"
+"""What is in the folder of a machine that others are split off from."""
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +56,7 @@ def start(image: Image, scratch: Path) -> Iterator[Start]:
 def machines(scratch: Path) -> set[int]:
     """All but the one that others are split off from, of which each node has its own."""
     marked = census.marked(scratch).items()
-    return {process.pid for process, folder in marked if not folder.name.endswith(STEM)}
+    return {process.pid for process, folder in marked if STEM not in folder.name}
 
 
 def test_machines_and_their_template_outlive_a_killed_daemon(start: Start, scratch: Path) -> None:

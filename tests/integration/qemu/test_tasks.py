@@ -31,10 +31,14 @@ def choice() -> Choice:
     pytest.skip("no image with Python: etude images build examples/images/python.yaml")
 
 
-async def test_the_example_is_proved_and_clean(choice: Choice) -> None:
+async def test_the_example_is_proved(choice: Choice) -> None:
     (verdict,) = await verify.verify([EXAMPLE], choice)
     assert verdict.findings == ()
     assert (verdict.nothing, verdict.solution) == (0.0, 1.0)
+
+
+@pytest.mark.long
+async def test_the_example_is_clean(choice: Choice) -> None:
     (looked,) = await lint.lint([EXAMPLE], choice)
     assert (looked.findings, looked.scanned) == ((), 3)
 

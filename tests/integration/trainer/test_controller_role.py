@@ -319,6 +319,8 @@ async def test_a_bad_setting_is_named_and_never_tried_again(
     assert words in (world / "trainer.log").read_text()
 
 
+# Ray starts for each of these; the last of them, which fails in an actor, is for every change.
+@pytest.mark.long
 async def test_storage_of_another_run_is_named_and_never_tried_again(
     world: Path, start: Start
 ) -> None:
@@ -331,6 +333,7 @@ async def test_storage_of_another_run_is_named_and_never_tried_again(
     assert "Traceback" not in log
 
 
+@pytest.mark.long
 async def test_a_bad_line_of_data_is_named_and_never_tried_again(world: Path, start: Start) -> None:
     (world / "traces.jsonl").write_text('{"prompt": "hi"}\n')
     process = start(spec(world, mode="Sync"))

@@ -7,7 +7,7 @@ reads it, its diff may have more pages than the guest has changed, its full memo
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ class Ends(Jail):
     """It has a jail already; QEMU only ends with it."""
 
     @override
-    def command(self, program: Any, *, memory_bytes: int, file_bytes: int) -> tuple[str, ...]:
+    def command(self, program: Sequence[str], **limits: Any) -> tuple[str, ...]:
         return ("/usr/bin/setpriv", "--pdeathsig", "KILL", *program)
 
 

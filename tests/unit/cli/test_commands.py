@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from tests.support.warm_etude import etude
 
 from etude.cli.demo.inputs import PREFIX
 from etude.cli.demo.inputs import manifest as manifest_of_demo
@@ -16,13 +17,10 @@ from etude.cli.verbs.serve import newest_model
 from etude.operator import run_folder
 
 
-def etude(
-    *arguments: str, cwd: Path | None = None, env: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def started(*arguments: str, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """One command in a Python of its own, which reads its environment as it starts."""
     command = [sys.executable, "-c", "from etude.cli.main import main; main()", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=cwd, env=env, timeout=60
-    )
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=60)
 
 
 @pytest.mark.parametrize("verb", sorted(EXAMPLES))
@@ -166,7 +164,7 @@ def test_a_terminal_of_another_encoding_gets_what_it_can_show(tmp_path: Path) ->
     words = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     environment = os.environ | words | {"LC_ALL": "C"}
     for verb in ("watch", "report"):
-        done = etude(verb, str(tmp_path), env=environment)
+        done = started(verb, str(tmp_path), env=environment)
         assert done.returncode == 0, done.stderr
 
 

@@ -2,12 +2,11 @@
 
 import re
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from tests.support import s3_servers
+from tests.support import s3_servers, warm_etude
 from tests.support.fault_proxy import fault_proxy
 from tests.support.faults import Fault, Schedule
 
@@ -19,15 +18,7 @@ CLOSED = "http://127.0.0.1:1"
 def storage(
     *arguments: str, env: Mapping[str, str] = s3_servers.CREDENTIALS
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from etude.cli.main import main; main()", "storage"]
-    return subprocess.run(
-        [*command, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"COLUMNS": "200", **env},
-        timeout=120,
-    )
+    return warm_etude.etude("storage", *arguments, env={"COLUMNS": "200", **env})
 
 
 def marks(output: str) -> list[str]:

@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 import torch
 from pydantic import JsonValue
 from safetensors import safe_open
+from tests.support import warm_etude
 from tests.support.publishing import TrainedPolicy
 
 from etude.common import weights
@@ -31,15 +31,7 @@ SCHEMA = Schema(
 
 
 def etude(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from etude.cli.main import main; main()", "weights"]
-    return subprocess.run(
-        [*command, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"COLUMNS": "200"},
-        timeout=120,
-    )
+    return warm_etude.etude("weights", *arguments, env={"COLUMNS": "200"})
 
 
 @pytest.fixture

@@ -1,10 +1,10 @@
 """How long a node keeps snapshots and paused environments, and what they may take."""
 
-import json
 import time
 from collections.abc import Callable
 
 import pytest
+from tests.support.node_calls import FIX, Order, call, content, opened, said
 
 from etude.common.errors import (
     ForbiddenError,
@@ -19,30 +19,6 @@ from etude.envserver.node.snapshots import NoRoomError, Quota
 from etude.v1 import environments_pb2
 
 MakeNode = Callable[..., Node]
-Order = Callable[..., environments_pb2.OpenEnvironmentsRequest]
-
-FIX = {"path": "shop/core.py", "old_string": "a - b", "new_string": "a + b"}
-
-
-def call(call_id: str, name: str, **arguments: str) -> environments_pb2.ToolCall:
-    return environments_pb2.ToolCall(
-        call_id=call_id, name=name, arguments_json=json.dumps(arguments)
-    )
-
-
-async def opened(node: Node, order: Order, name: str = "a") -> Environment:
-    (outcome,) = await node.open(order(name))
-    assert outcome.HasField("lease"), outcome
-    return node.find(name)
-
-
-async def said(environment: Environment, *calls: environments_pb2.ToolCall) -> list[str]:
-    return [result.content.decode() for result in await environment.run_turn(calls)]
-
-
-async def content(environment: Environment) -> bytes:
-    (written,) = (await environment.diff()).written
-    return written.content
 
 
 async def test_nothing_can_be_done_with_a_paused_environment_until_it_is_resumed(

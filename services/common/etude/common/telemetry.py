@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opentelemetry import context, propagate, trace
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
@@ -66,6 +65,11 @@ def setup(service: str, *, otlp_endpoint: str | None, traces_file: Path | None) 
     provider = TracerProvider(resource=Resource.create({"service.name": service}))
     exporter: SpanExporter | None = None
     if otlp_endpoint:
+        # Only here: it loads the whole of metrics and logs, and every service starts with us.
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (  # noqa: PLC0415
+            OTLPSpanExporter,
+        )
+
         exporter = OTLPSpanExporter(otlp_endpoint, insecure=otlp_endpoint.startswith("http://"))
     elif traces_file is not None:
         exporter = FileSpanExporter(traces_file)

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from etude.agent.search.contents import HASHED
 from etude.agent.search.hashed import HashedNull
 from etude.agent.search.minilm import ID as MINILM
 from etude.agent.search.minilm import MiniLm
@@ -10,7 +11,6 @@ from etude.agent.search.trained import TrainedTable
 from etude.agent.search.vectors import Embedder
 from etude.common.errors import Problem, UserError
 
-DEFAULT = HashedNull().id
 _TRAINED = re.compile(r"trained-[0-9a-f]{16}")
 
 
@@ -39,12 +39,12 @@ def backend(name: str, folder: Path) -> Embedder:
         UserError: the sentence model is not installed.
         CorruptError: the file holds no table.
     """
-    if name == DEFAULT:
+    if name == HASHED:
         return HashedNull()
     if name == MINILM:
         return MiniLm.load()
     if not _TRAINED.fullmatch(name):
-        known = f"{DEFAULT}, {MINILM} and trained-… are known"
+        known = f"{HASHED}, {MINILM} and trained-… are known"
         raise SearchBackendError(name, "there is no such backend", f"name one: {known}")
     path = file_of(name, folder)
     if not path.is_file():

@@ -3,11 +3,14 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from etude.agent.search.chunks import MAX_FILE_BYTES, Chunk
-from etude.agent.search.overlay import Content, Overlay
-from etude.agent.search.shared import SharedIndex, digest
+from etude.agent.search.contents import Content, digest
+from etude.agent.search.shared import SharedIndex
+
+if TYPE_CHECKING:
+    from etude.agent.search.overlay import Overlay
 
 MAX_FILES = 20_000
 MAX_BYTES = 64 << 20
@@ -47,7 +50,7 @@ class Codebase:
     shared: SharedIndex = field(default_factory=SharedIndex)
     """Of the template. A workspace that has little in common with it, as its files came with an
     image or there is no template, differs from its own files at the first search instead."""
-    _overlay: Overlay | None = None
+    _overlay: "Overlay | None" = None
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def search(
@@ -68,8 +71,11 @@ class Codebase:
             chunks = await asyncio.to_thread(overlay.search, question, folders, limit)
             return Found(chunks, overlay.base.embedder.id, len(changed) - len(fresh))
 
-    async def _begun(self, files: Files) -> Overlay:
-        overlay = Overlay(await self.shared.get())
+    async def _begun(self, files: Files) -> "Overlay":
+        shared = await self.shared.get()
+        from etude.agent.search.overlay import Overlay  # noqa: PLC0415 - numpy, by now loaded
+
+        overlay = Overlay(shared)
         if 2 * len(overlay.changed(files.digests)) <= len(files.digests):
             return overlay
         return Overlay(await (await self._own(files)).get())
@@ -86,7 +92,7 @@ class Codebase:
 
 
 async def _fresh(
-    files: Files, changed: Collection[str], overlay: Overlay
+    files: Files, changed: Collection[str], overlay: "Overlay"
 ) -> dict[str, Content | None]:
     """The changed files within the limits; content of those that were not read before."""
     found: dict[str, Content | None] = {}

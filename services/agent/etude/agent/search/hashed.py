@@ -13,6 +13,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from etude.agent.search.contents import HASHED
 from etude.agent.search.tokens import COUNT_WEIGHTS, MAX_COUNT, Passage
 from etude.agent.search.vectors import Bytes, Embedder, quantised
 
@@ -31,7 +32,7 @@ class HashedNull(Embedder):
     @property
     @override
     def id(self) -> str:
-        return "hashed-1"
+        return HASHED
 
     @property
     @override

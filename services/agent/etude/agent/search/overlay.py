@@ -12,19 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.agent.search import fusion
+from etude.agent.search.base import Base
 from etude.agent.search.bm25 import Postings
 from etude.agent.search.chunks import Chunk
+from etude.agent.search.contents import Content
 from etude.agent.search.index import Entry, Index, build, entries
-from etude.agent.search.shared import Base
 from etude.agent.search.tokens import passage
-
-
-class Content(NamedTuple):
-    """A file as it was when it was read."""
-
-    digest: bytes
-    data: bytes
-    """Empty where the file is too large to be searched."""
 
 
 class _Indexed(NamedTuple):

@@ -6,9 +6,10 @@ from enum import Enum, IntEnum
 from typing import Annotated, ClassVar
 
 import grpc
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from etude.agent.workspace import Workspace
+from etude.common.described import Described
 from etude.common.errors import EtudeError
 
 
@@ -63,12 +64,10 @@ class ToolError(EtudeError):
         self.kind = kind
 
 
-class Tool(BaseModel):
+class Tool(Described):
     """One call with its arguments checked. The class docstring is the tool's description."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
     access: ClassVar[Access]
 
     @property

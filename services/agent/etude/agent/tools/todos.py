@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter
 from typing_extensions import override
 
 from etude.agent.tools.base import Access, Tool, ToolError, ToolOutcome
 from etude.agent.workspace import Workspace
+from etude.common.described import Described
 
 MAX_TODOS = 100
 _NOTE = "todos"
@@ -32,10 +33,10 @@ _MARKS = {
 }
 
 
-class Todo(BaseModel):
+class Todo(Described):
     """One thing to do."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str = Field(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]+$")
     """Its name in this list."""

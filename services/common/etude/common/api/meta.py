@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema, core_schema
+
+from etude.common.described import Described
 
 GROUP = "etude.dev"
 VERSION = "v1alpha1"
@@ -52,7 +54,7 @@ class BrokenRulesError(ValueError):
         self.rules = rules
 
 
-class Model(BaseModel):
+class Model(Described):
     """A frozen object of the API that refuses unknown fields and broken rules."""
 
     model_config = ConfigDict(
@@ -61,7 +63,6 @@ class Model(BaseModel):
         alias_generator=to_camel,
         validate_by_name=True,
         validate_by_alias=True,
-        use_attribute_docstrings=True,
     )
     rules: ClassVar[tuple[Rule, ...]] = ()
 
@@ -124,7 +125,7 @@ def number(text: str) -> float:
     return float(Decimal(text))
 
 
-class ObjectMeta(BaseModel):
+class ObjectMeta(Described):
     """The part of Kubernetes' object metadata that we read."""
 
     model_config = ConfigDict(

@@ -1,10 +1,15 @@
-"""Which driver a pool gets on this machine."""
+"""Which driver a pool gets on this machine.
+
+A driver is imported once it is wanted: a node that is killed takes its leases over as soon as its
+next process has loaded what it needs, and of four drivers it needs one.
+"""
 
 import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
 from etude.common.api.network import EgressPolicy
@@ -12,28 +17,19 @@ from etude.common.api.pool import DriverName, EnvPoolSpec, IsolationLevel, Store
 from etude.common.errors import CorruptError, StoreError
 from etude.common.files import source_for
 from etude.envserver.drivers.base import Driver, DriverUnavailableError, Strength
-from etude.envserver.drivers.firecracker import probe as fire_probe
-from etude.envserver.drivers.firecracker.bodies import FireMachine
-from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
-from etude.envserver.drivers.gvisor import runsc
-from etude.envserver.drivers.gvisor.driver import GvisorDriver
-from etude.envserver.drivers.gvisor.runsc import RunscError
-from etude.envserver.drivers.machines import tsc
-from etude.envserver.drivers.machines.driver import MachineDriver
 from etude.envserver.drivers.machines.errors import VmmError
 from etude.envserver.drivers.machines.jail import jail_with_kvm
-from etude.envserver.drivers.machines.quarantine import Quarantine
-from etude.envserver.drivers.process import ProcessDriver
-from etude.envserver.drivers.qemu import probe
-from etude.envserver.drivers.qemu.compatibility import qemu_version
-from etude.envserver.drivers.qemu.driver import QemuDriver
 from etude.envserver.drivers.qemu.machine import Accelerator, Machine
-from etude.envserver.egress.gate import Egress
-from etude.envserver.egress.secrets import Secrets
 from etude.envserver.images import build as builder
-from etude.envserver.images import shipping
 from etude.envserver.images.build import Image
 from etude.envserver.images.cache import Cache, hold
+
+if TYPE_CHECKING:
+    from etude.envserver.drivers.firecracker.driver import FirecrackerDriver
+    from etude.envserver.drivers.gvisor.driver import GvisorDriver
+    from etude.envserver.drivers.process import ProcessDriver
+    from etude.envserver.drivers.qemu.driver import QemuDriver
+    from etude.envserver.egress.gate import Egress
 
 log = logging.getLogger(__name__)
 
@@ -60,14 +56,18 @@ async def selected(spec: EnvPoolSpec, place: Place) -> Driver:
     """
     driver = await _selected(spec, place)
     threshold = spec.health.crash_loop_threshold
-    if threshold is not None and not isinstance(driver, MachineDriver):
+    if threshold is None:
+        return driver
+    from etude.envserver.drivers.machines.driver import MachineDriver  # noqa: PLC0415 - see above
+    from etude.envserver.drivers.machines.quarantine import Quarantine  # noqa: PLC0415 - see above
+
+    if not isinstance(driver, MachineDriver):
         raise DriverUnavailableError(
             f"driver {driver.name} starts no machines that could crash one after the other",
             where="spec.health.crashLoopThreshold",
             fix="remove the field, or set spec.isolation.driver to QemuMicroVM",
         )
-    if threshold is not None and isinstance(driver, MachineDriver):
-        driver.quarantine = Quarantine(threshold=threshold)
+    driver.quarantine = Quarantine(threshold=threshold)
     return driver
 
 
@@ -85,9 +85,12 @@ async def _selected(spec: EnvPoolSpec, place: Place) -> Driver:
             return await _best(spec, place)
 
 
-def _egress(spec: EnvPoolSpec, place: Place) -> Egress | None:
+def _egress(spec: EnvPoolSpec, place: Place) -> "Egress | None":
     if spec.network.egress is EgressPolicy.NONE:
         return None
+    from etude.envserver.egress.gate import Egress  # noqa: PLC0415 - see above
+    from etude.envserver.egress.secrets import Secrets  # noqa: PLC0415 - see above
+
     templates = {template.name: template.egress for template in spec.templates}
     return Egress(spec.network, templates, secrets=Secrets(place.secrets))
 
@@ -120,10 +123,13 @@ async def _best(spec: EnvPoolSpec, place: Place) -> Driver:
             raise refused from error
         log.warning("there is no gVisor here either: %s", refused)
     log.warning("environments are processes that see this node's programs: %s", error)
-    return ProcessDriver(place.scratch, egress=_egress(spec, place))
+    return _processes(spec, place)
 
 
-async def _gvisor(spec: EnvPoolSpec, place: Place) -> GvisorDriver:
+async def _gvisor(spec: EnvPoolSpec, place: Place) -> "GvisorDriver":
+    from etude.envserver.drivers.gvisor import runsc  # noqa: PLC0415 - see above
+    from etude.envserver.drivers.gvisor.driver import GvisorDriver  # noqa: PLC0415 - see above
+
     # Here, so that a pool which accepts less is not refused for it.
     if spec.network.egress is not EgressPolicy.NONE:
         raise DriverUnavailableError(
@@ -141,14 +147,14 @@ async def _gvisor(spec: EnvPoolSpec, place: Place) -> GvisorDriver:
             )
     try:
         await runsc.version()
-    except RunscError as error:
+    except runsc.RunscError as error:
         where = "spec.isolation.driver"
         raise DriverUnavailableError(str(error), where=where, fix=runsc.FIX) from error
     memory_mib = spec.slot.memory_mib or DEFAULT_MEMORY_MIB
     return GvisorDriver(scratch=place.scratch, images=images, memory_mib=memory_mib)
 
 
-def _process(spec: EnvPoolSpec, place: Place) -> ProcessDriver:
+def _process(spec: EnvPoolSpec, place: Place) -> "ProcessDriver":
     fields = [
         f"spec.templates[{index}].image" for index, each in enumerate(spec.templates) if each.image
     ]
@@ -159,10 +165,19 @@ def _process(spec: EnvPoolSpec, place: Place) -> ProcessDriver:
             where=fields[0],
             fix="remove the field, or set spec.isolation.driver to QemuMicroVM",
         )
+    return _processes(spec, place)
+
+
+def _processes(spec: EnvPoolSpec, place: Place) -> "ProcessDriver":
+    from etude.envserver.drivers.process import ProcessDriver  # noqa: PLC0415 - see above
+
     return ProcessDriver(place.scratch, egress=_egress(spec, place))
 
 
-async def _machines(spec: EnvPoolSpec, place: Place) -> QemuDriver:
+async def _machines(spec: EnvPoolSpec, place: Place) -> "QemuDriver":
+    from etude.envserver.drivers.machines import tsc  # noqa: PLC0415 - see above
+    from etude.envserver.drivers.qemu.compatibility import qemu_version  # noqa: PLC0415 - see above
+
     images = await _images(spec, place)
     memory_mib = spec.slot.memory_mib or DEFAULT_MEMORY_MIB
     machine = Machine(memory_mib=memory_mib, tsc_khz=tsc.host_tsc_khz())
@@ -178,11 +193,17 @@ async def _machines(spec: EnvPoolSpec, place: Place) -> QemuDriver:
         ) from error
 
 
-async def _firecracker(spec: EnvPoolSpec, place: Place) -> FirecrackerDriver:
+async def _firecracker(spec: EnvPoolSpec, place: Place) -> "FirecrackerDriver":
+    from etude.envserver.drivers.firecracker import probe  # noqa: PLC0415 - see above
+    from etude.envserver.drivers.firecracker.bodies import FireMachine  # noqa: PLC0415 - see above
+    from etude.envserver.drivers.firecracker.driver import (  # noqa: PLC0415 - see above
+        FirecrackerDriver,
+    )
+
     images = await _images(spec, place)
     place.scratch.mkdir(parents=True, exist_ok=True)
     try:
-        programs = await asyncio.to_thread(fire_probe.programs, place.scratch)
+        programs = await asyncio.to_thread(probe.programs, place.scratch)
     except VmmError as error:
         raise DriverUnavailableError(
             str(error),
@@ -206,8 +227,11 @@ async def _images(spec: EnvPoolSpec, place: Place) -> dict[str, Image]:
 
 
 async def _accelerated(
-    images: Mapping[str, Image], machine: Machine, place: Place, egress: Egress | None
-) -> QemuDriver:
+    images: Mapping[str, Image], machine: Machine, place: Place, egress: "Egress | None"
+) -> "QemuDriver":
+    from etude.envserver.drivers.qemu import probe  # noqa: PLC0415 - see above
+    from etude.envserver.drivers.qemu.driver import QemuDriver  # noqa: PLC0415 - see above
+
     first, jail = next(iter(images.values())), jail_with_kvm()
     verdict = await probe.kvm(first, machine, jail=jail, scratch=place.scratch)
     if verdict.works:
@@ -258,6 +282,8 @@ def _found(name: str, cache: Cache, access: StoreAccess) -> Image | None:
 def _image_of(name: str, cache: Cache, access: StoreAccess) -> Image | None:
     """The image in a store or a folder, or the newest one here of this name or address."""
     if name.startswith("s3://"):
+        from etude.envserver.images import shipping  # noqa: PLC0415 - for images of a store alone
+
         prefix, _, reference = name.rpartition("/")
         return shipping.fetch(reference, source_for(prefix, access), cache)
     if name.startswith("file://"):

@@ -21,6 +21,7 @@ from etude.envserver.guest import calls, frames
 from etude.envserver.guest.calls import Caller, OnStream, OpenCall, Reply, Request
 from etude.envserver.guest.connections import GuestConnection
 from etude.envserver.guest.frames import BadFrameError, Frame, Kind
+from etude.envserver.guest.outbox import Outbox
 from etude.v1 import guest_pb2
 
 _M = TypeVar("_M", bound=Message)
@@ -77,6 +78,7 @@ class GuestChannel(Caller):
     ack_timeout_s: float = ACK_TIMEOUT_S
     last_ack_timeout_s: float = LAST_ACK_TIMEOUT_S
     token: bytes = b""
+    _outbox: Outbox = field(init=False)
     _parser: frames.Parser = field(default_factory=lambda: frames.Parser(frames.FROM_GUEST))
     _epoch: int = 0
     _nonce: bytes = b""
@@ -88,6 +90,9 @@ class GuestChannel(Caller):
     """Held by the one connection that writes: all of them together may not fill the port."""
     _task: asyncio.Task[None] | None = None
     _lost: str = ""
+
+    def __post_init__(self) -> None:
+        self._outbox = Outbox(self.writer)
 
     @property
     def is_lost(self) -> bool:
@@ -218,24 +223,27 @@ class GuestChannel(Caller):
             await self.writer.wait_closed()
 
     async def _result(self, call: OpenCall, request: Request) -> Reply:
-        limit_s = None if request.deadline_s is None else request.deadline_s + GRACE_S
+        if request.data is None:
+            return await self._answered(call, request)
         sending = self._send_data(call, request.data)
         sender = asyncio.create_task(sending, name=f"guest stream {call.stream}")
         try:
-            done, _ = await asyncio.wait([call.future], timeout=limit_s)
-            if not done:
-                self._write(Frame(call.stream, Kind.CANCEL).encoded())
-                done, _ = await asyncio.wait([call.future], timeout=CANCEL_S)
-            if not done:
-                raise self._give_up(f"a call had no answer in {limit_s:g} s")
-            return call.future.result()
+            return await self._answered(call, request)
         finally:
             sender.cancel()
             await asyncio.wait([sender])
 
-    async def _send_data(self, call: OpenCall, data: bytes | None) -> None:
-        if data is None:
-            return
+    async def _answered(self, call: OpenCall, request: Request) -> Reply:
+        limit_s = None if request.deadline_s is None else request.deadline_s + GRACE_S
+        done, _ = await asyncio.wait([call.future], timeout=limit_s)
+        if not done:
+            self._write(Frame(call.stream, Kind.CANCEL).encoded())
+            done, _ = await asyncio.wait([call.future], timeout=CANCEL_S)
+        if not done:
+            raise self._give_up(f"a call had no answer in {limit_s:g} s")
+        return call.future.result()
+
+    async def _send_data(self, call: OpenCall, data: bytes) -> None:
         with contextlib.suppress(OSError, GuestLostError):  # the reader tells whoever waits
             async for frame in call.outgoing(data):
                 self._write(frame.encoded())
@@ -299,9 +307,8 @@ class GuestChannel(Caller):
 
     def _write(self, data: bytes) -> None:
         self._check()
-        self.writer.write(data)
-        unsent = self.writer.transport.get_write_buffer_size()
-        if unsent > _MAX_UNSENT_BYTES + len(data):
+        self._outbox.put(data)
+        if self._outbox.num_unsent > _MAX_UNSENT_BYTES + len(data):
             raise self._give_up("the guest does not listen")
 
     def _state(self, frame: Frame) -> ResetState:
@@ -331,7 +338,7 @@ class GuestChannel(Caller):
             if not future.done():
                 future.set_exception(GuestLostError(self._lost))
                 future.exception()  # its waiter may have gone
-        self.writer.close()
+        self._outbox.close()
 
     def _end_calls(self, why: str) -> None:
         for call in list(self._open.values()):

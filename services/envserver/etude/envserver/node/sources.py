@@ -4,16 +4,18 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from etude.agent.search.hashed import HashedNull
 from etude.agent.search.shared import SharedIndex
-from etude.agent.search.vectors import Embedder
 from etude.common.api.pool import StoreAccess
 from etude.common.errors import Problem, UserError
 from etude.common.files import materialise
 from etude.common.harbor import read_files
 from etude.envserver import trees
 from etude.envserver.trees import File, Tree
+
+if TYPE_CHECKING:
+    from etude.agent.search.vectors import Embedder
 
 CACHE_BYTES = 256 << 20
 MAX_SOURCE_BYTES = 64 << 20
@@ -47,8 +49,9 @@ class Sources:
     access: StoreAccess = field(default_factory=StoreAccess)
     """How that store is reached."""
     cache_bytes: int = CACHE_BYTES
-    embedder: Embedder = field(default_factory=HashedNull)
-    """Makes the vectors of searches; what a policy was trained with."""
+    embedder: "Embedder | None" = None
+    """Makes the vectors of searches, as a policy was trained with; unless given, the one that is
+    always there."""
     _kept: OrderedDict[str, Source] = field(default_factory=OrderedDict)
     _loading: dict[str, asyncio.Task[Source]] = field(default_factory=dict)
 

@@ -1,0 +1,100 @@
+"""What an image is made of, put together."""
+
+import functools
+import hashlib
+import json
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from etude.envserver.images import bases, kernel, programs
+from etude.envserver.images.build import FILES, MANIFEST, UPPER
+from etude.envserver.images.cache import Cache
+from etude.envserver.images.confined import PlacedFile
+from etude.envserver.images.initramfs import AGENT, INIT, SERVICES, initramfs
+from etude.envserver.images.layers import Root
+from etude.envserver.images.spec import Disk, File, ImageSpec, digest
+
+_MKE2FS_LIMIT_S = 300.0
+
+
+def address_of(spec: ImageSpec, agent: Path) -> str:
+    """The address of the image of a spec with this agent in it."""
+    made_of = [spec.to_json(), hashlib.sha256(agent.read_bytes()).hexdigest(), INIT]
+    return digest("image", *made_of, kernel.MODULES)
+
+
+def fill(
+    spec: ImageSpec, agent: Path, cache: Cache, say: Callable[[str], None], folder: Path
+) -> None:
+    """Write an image into an empty folder.
+
+    Raises:
+        UserError: a part cannot be made; the message says which and why.
+    """
+    _add_kernel(spec.kernel, cache, say, folder)
+    root = _root(spec, agent, cache, say)
+    say("root: pack …")
+    root.pack(folder / "root.sqsh")
+    if spec.disk is not None:
+        _make_disk(spec.disk, folder / UPPER)
+    names = (*FILES, UPPER) if spec.disk is not None else FILES
+    for name in names:
+        # The machines run as another user than the one that built.
+        (folder / name).chmod(0o644)
+    manifest = {"name": spec.name, "files": {name: _sha256(folder / name) for name in names}}
+    text = json.dumps({**manifest, "spec": spec.to_json()}, indent=1) + "\n"
+    (folder / MANIFEST).write_text(text, encoding="utf-8")
+
+
+def _add_kernel(package: str, cache: Cache, say: Callable[[str], None], folder: Path) -> None:
+    address = digest("kernel", package, kernel.MODULES)
+    if cache.find("kernels", address) is None:
+        say(f"kernel: download {package} …")
+    found = cache.entry("kernels", address, functools.partial(kernel.fetch, package))
+    shutil.copyfile(found / "vmlinuz", folder / "vmlinuz")
+    busybox = Path(programs.find("busybox")).read_bytes()
+    packed = initramfs(busybox=busybox, modules=found / "modules")
+    (folder / "initramfs.gz").write_bytes(packed)
+
+
+def _root(spec: ImageSpec, agent: Path, cache: Cache, say: Callable[[str], None]) -> Root:
+    root = bases.root(spec.base, cache, say)
+    with cache.scratch() as scratch:
+        root = root.with_files(
+            [_written(file, scratch / str(number)) for number, file in enumerate(_files(spec))]
+        )
+    for number, step in enumerate(spec.setup, start=1):
+        if not root.is_kept(step):
+            first = step.run.strip().partition("\n")[0][:60]
+            say(f"setup {number}/{len(spec.setup)}: {first} …")
+        root = root.with_step(step)
+    return root.with_files([PlacedFile(source=str(agent.resolve()), path=AGENT, mode=0o755)])
+
+
+def _files(spec: ImageSpec) -> list[File]:
+    """The spec's files, and the one that begins its services."""
+    if not spec.services:
+        return list(spec.files)
+    # A shell each: what one sets or changes is nothing to the next.
+    scripts = [f"/bin/sh -e -c {shlex.quote(service.start)}\n" for service in spec.services]
+    return [*spec.files, File(path=SERVICES, text="".join(scripts), mode="0700")]
+
+
+def _written(file: File, source: Path) -> PlacedFile:
+    source.write_bytes(file.text.encode())
+    return PlacedFile(source=str(source), path=file.path, mode=int(file.mode, 8))
+
+
+def _make_disk(disk: Disk, path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(disk.size_mib << 20)
+    # A clone's disk is thrown away with it, so a journal would only cost writes.
+    words = ("mke2fs", "-q", "-t", "ext4", "-O", "^has_journal", "-m", "0", str(path))
+    programs.run(words, what="disk", cwd=path.parent, timeout_s=_MKE2FS_LIMIT_S)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
