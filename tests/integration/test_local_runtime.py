@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from etude.common.local import LocalState, is_running, read_state
+from etude.common.local import LocalState, read_state
+from etude.common.run_lock import is_running
 
 LIMIT_S = 90.0
 """Far above what these runs take, on a machine that others load."""

@@ -11,10 +11,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from etude.cli.output import Exit, say
 from etude.common.errors import Problem, UserError
-from etude.common.local import LocalState, is_running, read_state, runtime_pid
+from etude.common.run_lock import is_running, runtime_pid
+
+if TYPE_CHECKING:
+    from etude.common.local import LocalState
 
 ROOT = Path("runs")
 NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
@@ -109,7 +113,7 @@ def start(manifest: Path, folder: Path, settings: Sequence[str] = ()) -> Runtime
         return Runtime(process=process, folder=folder, log_start=log.tell())
 
 
-def await_state(runtime: Runtime) -> LocalState | None:
+def await_state(runtime: Runtime) -> "LocalState | None":
     """The first state that the started runtime writes; None when the run was complete before.
 
     Raises:
@@ -154,8 +158,10 @@ def _interrupted(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _started(runtime: Runtime) -> LocalState | None:
+def _started(runtime: Runtime) -> "LocalState | None":
     """Its first state; None when it ended before, or wrote none in time."""
+    from etude.common.local import read_state  # noqa: PLC0415 - keeps other verbs fast
+
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         is_over = runtime.process.poll() is not None

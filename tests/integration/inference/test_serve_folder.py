@@ -87,15 +87,18 @@ def served(make_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             stderr=log,
             text=True,
         )
-    assert process.stdout is not None
-    deadline = time.monotonic() + START_LIMIT_S
-    line = process.stdout.readline()
-    while line and not line.startswith("serving ") and time.monotonic() < deadline:
+    # Also a start that is cut off by the limit of a test must leave no engine behind.
+    try:
+        assert process.stdout is not None
+        deadline = time.monotonic() + START_LIMIT_S
         line = process.stdout.readline()
-    assert line.startswith("serving tiny at http://"), (folder.parent / "log").read_text()
-    yield Served(process, line.split()[-1])
-    process.kill()
-    process.wait()
+        while line and not line.startswith("serving ") and time.monotonic() < deadline:
+            line = process.stdout.readline()
+        assert line.startswith("serving tiny at http://"), (folder.parent / "log").read_text()
+        yield Served(process, line.split()[-1])
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from etude.common.errors import UserError
-from etude.common.local import LocalState, is_running, runtime_pid, write_state
+from etude.common.local import LocalState, write_state
+from etude.common.run_lock import is_running, runtime_pid
 from etude.operator import run_folder
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.live import Live
@@ -19,9 +19,11 @@ from etude.cli import runs
 from etude.cli.live import picture, plain
 from etude.cli.output import Exit, Screen, console, say
 from etude.cli.verbs.report import write_report
-from etude.cli.views import Viewer
 from etude.common.errors import Problem, UserError
-from etude.common.local import is_running
+from etude.common.run_lock import is_running
+
+if TYPE_CHECKING:
+    from etude.cli.views import Viewer
 
 REDRAWS_PER_SECOND = 2
 PLAIN_INTERVAL_S = 10.0
@@ -154,7 +156,7 @@ class _Watched:
 
 
 def _show(folder: Path, *, as_lines: bool, is_over: Callable[[], bool]) -> None:
-    viewer = Viewer(folder)
+    viewer = _viewer(folder)
     screen = console()
     if as_lines or not screen.is_terminal:
         _show_lines(viewer, is_over)
@@ -166,7 +168,13 @@ def _show(folder: Path, *, as_lines: bool, is_over: Callable[[], bool]) -> None:
         live.update(picture(viewer.view()))
 
 
-def _show_lines(viewer: Viewer, is_over: Callable[[], bool]) -> None:
+def _viewer(folder: Path) -> "Viewer":
+    from etude.cli.views import Viewer  # the models of the API: for what is seen only
+
+    return Viewer(folder)
+
+
+def _show_lines(viewer: "Viewer", is_over: Callable[[], bool]) -> None:
     shown = ""
     last = 0.0
     while not is_over():
@@ -180,7 +188,7 @@ def _show_lines(viewer: Viewer, is_over: Callable[[], bool]) -> None:
 
 def _save(folder: Path, target: Path) -> None:
     screen = Screen(width=SAVED_WIDTH, record=True, file=io.StringIO())
-    screen.print(picture(Viewer(folder).view()))
+    screen.print(picture(_viewer(folder).view()))
     svg = screen.export_svg(title="etude watch")
     # rich names a font on a content network; a picture should load nothing.
     target.write_text(re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL), encoding="utf-8")
@@ -188,4 +196,4 @@ def _save(folder: Path, target: Path) -> None:
 
 
 def _draw_once(folder: Path) -> None:
-    console().print(picture(Viewer(folder).view()))
+    console().print(picture(_viewer(folder).view()))

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import JsonValue
 from rich.progress import Progress
 
 from etude.cli import runs
@@ -14,9 +13,10 @@ from etude.cli.examples import epilog
 from etude.cli.output import Exit, console, print_row, say
 from etude.common.addresses import endpoint_of, folder_of, region_of
 from etude.common.errors import Problem, UserError
-from etude.common.local import read_state
 
 if TYPE_CHECKING:
+    from pydantic import JsonValue
+
     from etude.common.blobs import Store
     from etude.common.weights import VersionId
 
@@ -200,6 +200,8 @@ def source_of(run: str) -> Path:
     Raises:
         UserError: the run is elsewhere, or its model is.
     """
+    from etude.common.local import read_state
+
     folder = None if "://" in run else runs.folder_of(run)
     state = None if folder is None else read_state(folder)
     found = folder_of(_model_uri({} if state is None else state.run))
@@ -209,7 +211,7 @@ def source_of(run: str) -> Path:
     return found
 
 
-def _model_uri(run: Mapping[str, JsonValue]) -> str:
+def _model_uri(run: "Mapping[str, JsonValue]") -> str:
     match run:
         case {"spec": {"model": {"uri": str(uri)}}}:
             return uri

@@ -1,6 +1,5 @@
 """What the local runtime leaves in a run folder for the command line to read."""
 
-import fcntl
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +12,6 @@ from etude.common.api.meta import Model
 FILE = "local.json"
 IMAGES_VARIABLE = "ETUDE_IMAGES"
 """Names the folder of images where it is not the user's own."""
-LOCK = ".lock"
-"""Held by the runtime for as long as it lives, with its process id inside."""
 
 
 def images_folder(environment: Mapping[str, str] = os.environ) -> Path:
@@ -76,34 +73,3 @@ def read_state(folder: Path) -> LocalState | None:
         return LocalState.model_validate_json((folder / FILE).read_bytes())
     except (OSError, ValidationError):
         return None
-
-
-def is_running(folder: Path) -> bool:
-    """Whether a runtime holds the folder; a process id alone may long belong to a stranger."""
-    try:
-        with (folder / LOCK).open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:
-        return False
-    return False
-
-
-def runtime_pid(folder: Path) -> int | None:
-    """Process id of the runtime that holds the folder; None while none does, or has said so."""
-    if not is_running(folder):
-        return None
-    written = (folder / LOCK).read_text().strip()
-    # Between taking the lock and writing to it stands the id of the runtime before, if any.
-    return int(written) if written.isdigit() and _is_alive(int(written)) else None
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

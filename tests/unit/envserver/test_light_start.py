@@ -1,0 +1,36 @@
+"""What node and broker load as they start: a killed node's leases wait for its next process."""
+
+import subprocess
+import sys
+
+import pytest
+
+ALWAYS = ("numpy", "yaml", "kubernetes", "torch", "tree_sitter", "opentelemetry.exporter")
+DRIVERS = tuple(
+    f"etude.envserver.drivers.{name}.driver" for name in ("firecracker", "gvisor", "qemu")
+)
+"""Of which a pool names one at most."""
+MAKING = ("etude.envserver.images.making", "etude.envserver.images.spec")
+
+
+def loaded(module: str, watched: tuple[str, ...]) -> str:
+    """Those of the watched modules that a module brings along."""
+    program = f"import sys, {module}; print([n for n in {watched!r} if n in sys.modules])"
+    done = subprocess.run(
+        (sys.executable, "-c", program), capture_output=True, check=False, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_node_loads_a_driver_only_once_its_pool_wants_it() -> None:
+    assert loaded("etude.envserver.node.serve", DRIVERS) == "[]"
+
+
+@pytest.mark.parametrize("role", ["node", "broker"])
+def test_a_role_starts_without_search_exporter_or_what_makes_images(role: str) -> None:
+    assert loaded(f"etude.envserver.{role}.serve", ALWAYS + MAKING) == "[]"
+
+
+def test_a_driver_reads_images_without_what_makes_them() -> None:
+    assert loaded("etude.envserver.drivers.qemu.driver", MAKING) == "[]"
