@@ -81,3 +81,22 @@ def test_a_delta_with_a_disk_is_not_kept_without_it(saved: Path, tmp_path: Path)
     with pytest.raises(ValueError, match="disk"):
         stored.save(with_disk, tmp_path / "delta", key=KEY)
     found.close()
+
+
+def test_a_file_that_has_proved_whole_is_not_read_again_before_it_is_written_to(
+    saved: Path, tmp_path: Path
+) -> None:
+    path, proven = tmp_path / "delta", stored.Proven()
+    path.write_bytes(saved.read_bytes())
+    stored.load(path, key=KEY, template=TEMPLATE, proven=proven).close()
+    (tmp_path / "fork").hardlink_to(path)
+    about = (tmp_path / "fork").stat()
+    assert proven.holds(about, bytes.fromhex(stored.digest(path)))
+    assert not proven.holds(about, bytes(32))
+
+    damaged = bytearray(saved.read_bytes())
+    damaged[-1] ^= 1
+    path.write_bytes(damaged)
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns + 1))
+    with pytest.raises(IntegrityError):
+        stored.load(path, key=KEY, template=TEMPLATE, proven=proven)

@@ -41,6 +41,7 @@ from etude.envserver.drivers.machines.sandbox import VmSandbox
 from etude.envserver.drivers.machines.sleeping import TOUCHED_BYTES, Bed, Home, asleep
 from etude.envserver.drivers.machines.starts import Started, Starter
 from etude.envserver.drivers.machines.stock import Stock
+from etude.envserver.drivers.machines.stored import Proven
 from etude.envserver.drivers.sandbox import layout
 from etude.envserver.egress.gate import Egress
 from etude.envserver.images.build import Image
@@ -77,6 +78,7 @@ class MachineDriver(Driver):
     patience: Patience = field(default_factory=Patience)
     """How long a machine that nobody calls is left as it is."""
     _buffer: PageBuffer = field(default_factory=lambda: PageBuffer(TOUCHED_BYTES))
+    _proven: Proven = field(default_factory=Proven)
     _starters: dict[str, Starter] = field(default_factory=dict)
     """By the image's address."""
     _estate: Estate = field(init=False)
@@ -192,7 +194,7 @@ class MachineDriver(Driver):
 
     @property
     def _bed(self) -> Bed:
-        return Bed(key=self._estate.key, buffer=self._buffer)
+        return Bed(key=self._estate.key, buffer=self._buffer, proven=self._proven)
 
     async def _launch(self, template: str, name: str, folder: Path) -> Started:
         starter = self._of(template)

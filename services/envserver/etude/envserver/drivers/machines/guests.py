@@ -112,18 +112,26 @@ async def paused(shell: Monitor, base: Base) -> Guest:
     return found
 
 
-async def rehearsed(shell: Monitor, base: Base) -> Guest:
+async def rehearsed(shell: Monitor, base: Base, saved: Delta | None = None) -> Guest:
     """A clone that has done what environments do first; it is nobody's, and stands still.
+
+    Args:
+        shell: the monitor.
+        base: its template.
+        saved: the state that it takes up: then it keeps its names, and only answers once.
 
     Raises:
         GuestLostError: the agent does not answer.
         VmmError: the monitor failed.
     """
     try:
-        found = await _awake(shell, base, None)
-        await found.channel.sync(_identity("rehearsal", generation=0))
+        found = await _awake(shell, base, saved)
+        await found.channel.sync(_identity("rehearsal", generation=0 if saved is None else 2))
         try:
-            await rehearse(found.channel)
+            if saved is None:
+                await rehearse(found.channel)
+            else:
+                await found.channel.call(Request(operation=_READ, deadline_s=_READ_LIMIT_S))
         except WorkspaceError as error:
             raise VmmError(f"what environments do first cannot be done: {error}") from error
         await found.channel.sync(_NOBODYS)
@@ -134,14 +142,19 @@ async def rehearsed(shell: Monitor, base: Base) -> Guest:
     return found
 
 
-async def split_off(part: Monitor, *, name: str) -> Guest:
+async def split_off(part: Monitor, *, name: str, generation: int = 1) -> Guest:
     """A part of a stem that runs as an environment of its own; the machine goes on failure.
+
+    Args:
+        part: stopped, and nobody's yet.
+        name: its environment's id and host name.
+        generation: above one it goes on as what it was, and keeps its names.
 
     Raises:
         GuestLostError: the agent does not answer.
         VmmError: the monitor failed.
     """
-    identity = _identity(name, generation=1)
+    identity = _identity(name, generation=generation)
     try:
         found = await _running(part)
         await found.channel.sync(identity)

@@ -80,6 +80,8 @@ class Delta:
     """Of the guest's memory."""
     pause_s: float = 0.0
     """How long the guest stood still for it."""
+    digest: str = ""
+    """Of what was stored; empty for one that was not."""
 
     def close(self) -> None:
         """Give the files back."""

@@ -126,7 +126,7 @@ class VmSandbox(Sandbox):
     async def restore(self, folder: Path, saved: Saved) -> None:
         lease, home = self._folder.parent, self._home
         with crossing(SandboxError, f"restoring {self._folder}"):
-            check = (folder, saved, home.bed.key, home.starter().base.address)
+            check = (folder, saved, home.bed, home.starter().base.address)
             await asyncio.to_thread(snapshots.check, *check)
             await asyncio.to_thread(snapshots.prepare, folder, saved, lease)
             guest = self._guest

@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -29,6 +29,7 @@ from etude.envserver.drivers.machines.livejobs import LiveJobs
 from etude.envserver.drivers.machines.pages import PageBuffer
 from etude.envserver.drivers.machines.resting import RestingGuest, Sleeper
 from etude.envserver.drivers.machines.starts import Started, Starter
+from etude.envserver.drivers.machines.stored import Proven
 from etude.envserver.egress.gate import Gate
 from etude.envserver.egress.guests import GuestDoor
 from etude.envserver.folders import TooLargeError
@@ -51,6 +52,7 @@ class Bed:
     key: bytes
     """What the node proves with that it wrote a file itself."""
     buffer: PageBuffer
+    proven: Proven = field(default_factory=Proven)
 
 
 def asleep(lease: Path) -> Path | None:
@@ -184,7 +186,10 @@ class Clone(Sleeper):
             raise VmmError(f"the file of the machine of lease {self._lease.name} is gone")
         name, folder = self._lease.name, self._lease / MACHINE
         address = self._starter().base.address
-        saved = await _finished(partial(stored.load, path, key=self._bed.key, template=address))
+        bed = self._bed
+        saved = await _finished(
+            partial(stored.load, path, key=bed.key, template=address, proven=bed.proven)
+        )
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             self.generation += 1

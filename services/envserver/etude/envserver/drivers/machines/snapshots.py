@@ -16,7 +16,7 @@ from etude.envserver.drivers.machines import stored
 from etude.envserver.drivers.machines.errors import IntegrityError
 from etude.envserver.drivers.machines.idle import State
 from etude.envserver.drivers.machines.resting import RestingGuest
-from etude.envserver.drivers.machines.sleeping import asleep
+from etude.envserver.drivers.machines.sleeping import Bed, asleep
 from etude.envserver.folders import Limits, TooLargeError
 
 DELTA = "delta"
@@ -50,15 +50,16 @@ async def save(guest: RestingGuest, lease: Path, target: Path, limits: Limits) -
     )
 
 
-def check(source: Path, saved: Saved, key: bytes, template: str) -> None:
+def check(source: Path, saved: Saved, bed: Bed, template: str) -> None:
     """See that a machine is the one that was saved, and can be made again. Call it on a thread.
 
     Raises:
         IntegrityError: it is not, or cannot.
         OSError: it cannot be read.
     """
-    stored.load(source / DELTA, key=key, template=template).close()
-    if stored.digest(source / DELTA) != saved.digest[:_CODE_DIGITS]:
+    path = source / DELTA
+    stored.load(path, key=bed.key, template=template, proven=bed.proven).close()
+    if stored.digest(path) != saved.digest[:_CODE_DIGITS]:
         raise IntegrityError(f"{source}: is another snapshot than the one that is meant")
 
 

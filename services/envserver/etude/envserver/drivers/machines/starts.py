@@ -3,7 +3,8 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -49,6 +50,14 @@ class Splitter(Protocol):
         ...
 
 
+class Brancher(Protocol):
+    """Splits off what takes up a saved state, for several that want the same one at once."""
+
+    def of(self, saved: Delta) -> AbstractAsyncContextManager[Splitter | None]:
+        """What machines of a state are split off from; None for who is alone with it."""
+        ...
+
+
 class Started(NamedTuple):
     """A guest that runs and answers, and how that came to be."""
 
@@ -66,6 +75,8 @@ class Starter:
     stock: Stock
     stems: Splitter | None = None
     """What splits machines off, where that can be done."""
+    branches: Brancher | None = None
+    """The same for saved states."""
     recent_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
     """How long the newest starts took for which nothing was ready."""
 
@@ -84,11 +95,33 @@ class Starter:
             GuestLostError: the agent does not answer.
             VmmError: the monitor failed.
         """
+        async with self._splitter(saved) as stem:
+            return await self._start(stem, name, folder, saved=saved, generation=generation)
+
+    @asynccontextmanager
+    async def _splitter(self, saved: Delta | None) -> AsyncIterator[Splitter | None]:
+        if saved is None:
+            yield self.stems
+        elif self.branches is None:
+            yield None
+        else:
+            async with self.branches.of(saved) as stem:
+                yield stem
+
+    async def _start(
+        self,
+        stem: Splitter | None,
+        name: str,
+        folder: Path,
+        *,
+        saved: Delta | None,
+        generation: int,
+    ) -> Started:
         began_s = time.monotonic()
         while True:
-            found = self._found(only_shell=saved is not None)
+            found = self._found(stem, only_shell=saved is not None)
             begin = partial(
-                self._begun, found, folder, name=name, saved=saved, generation=generation
+                self._begun, found, stem, folder, name=name, saved=saved, generation=generation
             )
             try:
                 started = await self._from(found, begin)
@@ -103,10 +136,10 @@ class Starter:
                 metrics.start_seconds.labels(started.start.value).observe(took_s)
                 return started
 
-    def _found(self, *, only_shell: bool) -> Guest | Monitor | None:
-        if not only_shell and self.stems is not None and self.stems.is_ready:
+    def _found(self, stem: Splitter | None, *, only_shell: bool) -> Guest | Monitor | None:
+        if stem is not None and stem.is_ready:
             # To split a machine off costs less than a shell does from here on.
-            return self.stock.take_paused()
+            return None if only_shell else self.stock.take_paused()
         return self.stock.take(only_shell=only_shell)
 
     async def _from(
@@ -133,6 +166,7 @@ class Starter:
     async def _begun(
         self,
         found: Guest | Monitor | None,
+        stem: Splitter | None,
         folder: Path,
         *,
         name: str,
@@ -142,14 +176,15 @@ class Starter:
         if isinstance(found, Guest):
             _move(found.vm, folder)
             return Started(await guests.handed_out(found, name=name), Start.PAUSED_CLONE)
-        if found is None and saved is None and self.stems is not None:
-            part = await self.stems.split(folder)
+        if found is None and stem is not None:
+            part = await stem.split(folder)
             if part is not None:
                 try:
-                    return Started(await guests.split_off(part, name=name), Start.SPLIT)
+                    guest = await guests.split_off(part, name=name, generation=generation)
+                    return Started(guest, Start.SPLIT if saved is None else Start.DELTA)
                 except (GuestLostError, VmmError) as error:
                     # What it came from may be broken, and a machine of its own is only slower.
-                    await self.stems.distrust(error)
+                    await stem.distrust(error)
                     _make(folder)
         start = Start.SPAWN if found is None else Start.SHELL
         if found is None:

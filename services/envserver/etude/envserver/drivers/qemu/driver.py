@@ -20,6 +20,7 @@ from etude.envserver.drivers.machines.protocol import Base
 from etude.envserver.drivers.machines.starts import Starter
 from etude.envserver.drivers.machines.warmup import warm_up
 from etude.envserver.drivers.qemu import booting, stemlibrary
+from etude.envserver.drivers.qemu.branches import Branches
 from etude.envserver.drivers.qemu.kept import Kept
 from etude.envserver.drivers.qemu.machine import Accelerator, Machine
 from etude.envserver.drivers.qemu.stemkeeper import StemKeeper
@@ -38,6 +39,7 @@ class QemuDriver(MachineDriver):
     name: str = "qemu-microvm"
     strength: Strength = field(init=False)
     _stems: list[StemKeeper] = field(default_factory=list)
+    _branches: list[Branches] = field(default_factory=list)
     _fresh: set[str] = field(default_factory=set)
     """Addresses of templates that this process booted."""
 
@@ -59,6 +61,8 @@ class QemuDriver(MachineDriver):
 
     @override
     async def stop(self) -> None:
+        while self._branches:
+            await self._branches.pop().close()
         while self._stems:
             await self._stems.pop().close()
         await MachineDriver.stop(self)
@@ -86,15 +90,20 @@ class QemuDriver(MachineDriver):
         can_split = self.machine.accelerator is Accelerator.TCG and not self.machine.has_disk
         if not can_split or not isinstance(base, Template):
             return starter
+        library, stock = partial(stemlibrary.library, self.scratch), self.scratch / STOCK
         keeper = StemKeeper(
             base,
-            library=partial(stemlibrary.library, self.scratch),
-            folder=self.scratch / STOCK / f"{base.address[:12]}-stem",
+            library=library,
+            folder=stock / f"{base.address[:12]}-stem",
             jail=self.jail,
             lanes=self.lanes,
         )
         self._stems.append(keeper)
-        return replace(starter, stems=keeper)
+        branches = Branches(
+            base=base, library=library, folder=stock, jail=self.jail, lanes=self.lanes
+        )
+        self._branches.append(branches)
+        return replace(starter, stems=keeper, branches=branches)
 
     async def _booted(self, image: Image) -> Template:
         folder = self._boot_folder()

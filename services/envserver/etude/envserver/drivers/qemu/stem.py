@@ -15,6 +15,7 @@ from etude.envserver.drivers.machines import guests
 from etude.envserver.drivers.machines.errors import VmmError
 from etude.envserver.drivers.machines.identity import name_of
 from etude.envserver.drivers.machines.jail import Jail
+from etude.envserver.drivers.machines.protocol import Delta
 from etude.envserver.drivers.qemu import children, clone, vm
 from etude.envserver.drivers.qemu.template import Template
 from etude.envserver.drivers.qemu.vm import Preload, Vm
@@ -132,7 +133,9 @@ async def _given_up(splitting: "asyncio.Task[Vm]") -> None:
         await splitting.result().destroy()
 
 
-async def grown(base: Template, library: Path, *, folder: Path, jail: Jail) -> Stem:
+async def grown(
+    base: Template, library: Path, *, folder: Path, jail: Jail, saved: Delta | None = None
+) -> Stem:
     """A clone that has done once what environments do first, and that can be split.
 
     Args:
@@ -140,6 +143,7 @@ async def grown(base: Template, library: Path, *, folder: Path, jail: Jail) -> S
         library: what is loaded into its monitor.
         folder: an empty folder of its own.
         jail: whom it runs as; its parts run as the same.
+        saved: the state that it takes up; unset is the template's.
 
     Raises:
         GuestLostError: its agent does not answer.
@@ -152,7 +156,7 @@ async def grown(base: Template, library: Path, *, folder: Path, jail: Jail) -> S
             preload = Preload(library=file.fileno(), control=theirs.fileno())
             shell = await clone.spawn_shell(base, folder=folder, jail=jail, preload=preload)
         await _check_loaded(shell, library)
-        found = await guests.rehearsed(shell, base)
+        found = await guests.rehearsed(shell, base, saved)
         await found.channel.close()
         await shell.disconnect()
         await children.at_rest(shell.pid)

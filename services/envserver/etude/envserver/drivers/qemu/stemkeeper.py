@@ -16,6 +16,7 @@ from etude.envserver.drivers.machines.jail import Jail
 from etude.envserver.drivers.machines.lanes import Lanes
 from etude.envserver.drivers.machines.levels import Backoff
 from etude.envserver.drivers.machines.pace import Work
+from etude.envserver.drivers.machines.protocol import Delta
 from etude.envserver.drivers.qemu import stem as stems
 from etude.envserver.drivers.qemu.stem import Stem
 from etude.envserver.drivers.qemu.template import Template
@@ -35,6 +36,7 @@ class StemKeeper:
         folder: Path,
         jail: Jail,
         lanes: Lanes,
+        saved: Delta | None = None,
     ) -> None:
         """Nothing is grown before the first call of tend().
 
@@ -44,8 +46,9 @@ class StemKeeper:
             folder: what the folders of its stems are called; each has another ending.
             jail: whom stem and parts run as.
             lanes: the pace of the node.
+            saved: the state that the stem takes up; unset is the template's. It stays the caller's.
         """
-        self._base, self._library, self._folder = base, library, folder
+        self._base, self._library, self._folder, self._saved = base, library, folder, saved
         self._jail, self._lanes = jail, lanes
         self._stem: Stem | None = None
         self._backoff = Backoff()
@@ -80,7 +83,8 @@ class StemKeeper:
         """
         stem = self._stem
         if stem is None or not stem.is_alive:
-            self.tend()
+            if self._saved is None:  # else whose files those are may have closed them
+                self.tend()
             return None
         try:
             found = await stem.split(folder)
@@ -116,11 +120,13 @@ class StemKeeper:
             if library is None:
                 self._backoff = Backoff(until_s=float("inf"))
                 return
-            async with self._lanes.turn(Work.RESTORE, is_urgent=False):
+            async with self._lanes.turn(Work.RESTORE, is_urgent=self._saved is not None):
                 # One before it may be on its way out of its own.
                 folder = self._folder.with_name(f"{self._folder.name}-{secrets.token_hex(4)}")
                 _emptied(folder)
-                self._stem = await stems.grown(self._base, library, folder=folder, jail=self._jail)
+                self._stem = await stems.grown(
+                    self._base, library, folder=folder, jail=self._jail, saved=self._saved
+                )
                 self._lanes.watch(self._stem.vm)
         except (UnavailableError, OSError) as error:
             await self._failed(error, None)

@@ -1,0 +1,112 @@
+"""Stems of saved machines: a state that several begin with at once is restored once, then split.
+
+A group of rollouts forks one environment. To restore it for each costs each a monitor of its own,
+which translates all anew; here the first two are restored, and what was restored a second time is
+split for all who wait, and who come soon after. A state that one after the other begins with, as in
+rollbacks, is restored each time.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from etude.envserver.drivers.machines.jail import Jail
+from etude.envserver.drivers.machines.lanes import Lanes
+from etude.envserver.drivers.machines.protocol import Delta
+from etude.envserver.drivers.qemu.stemkeeper import StemKeeper
+from etude.envserver.drivers.qemu.template import Template
+
+_LINGER_S = 2.0
+"""Members of a group come one after the other, as the node has room for them to run."""
+
+
+@dataclass(slots=True)
+class _Branch:
+    num_wanted: int = 0
+    keeper: StemKeeper | None = None
+    growing: "asyncio.Task[None] | None" = None
+    lingering: "asyncio.Task[None] | None" = None
+    """Ends what nobody wants any more."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Branches:
+    """Those of one template."""
+
+    base: Template
+    library: Callable[[], Path | None]
+    """What makes a monitor one that can be split. May block."""
+    folder: Path
+    """Of machines that are nobody's."""
+    jail: Jail
+    lanes: Lanes
+    _branches: dict[str, _Branch] = field(default_factory=dict)
+    """By the digest of what was saved."""
+
+    @asynccontextmanager
+    async def of(self, saved: Delta) -> AsyncIterator[StemKeeper | None]:
+        """What machines that take up a state are split off from; None for who is alone with it.
+
+        It is there for as long as anybody is in here with the same state, and a while longer.
+        """
+        branch = self._branches.setdefault(saved.digest, _Branch())
+        branch.num_wanted += 1
+        if branch.lingering is not None:
+            branch.lingering.cancel()
+            branch.lingering = None
+        try:
+            if branch.num_wanted > 1 and saved.digest:
+                await self._grown(branch, saved)
+            yield branch.keeper
+        finally:
+            branch.num_wanted -= 1
+            if not branch.num_wanted:
+                self._leave(saved.digest, branch)
+
+    async def close(self) -> None:
+        """End all stems; what was split off goes on."""
+        while self._branches:
+            _, branch = self._branches.popitem()
+            if branch.lingering is not None:
+                branch.lingering.cancel()
+            if branch.keeper is not None:
+                await branch.keeper.close()
+
+    def _leave(self, digest: str, branch: _Branch) -> None:
+        if branch.keeper is None:
+            self._branches.pop(digest, None)
+        else:
+            left = self._left(digest, branch.keeper)
+            branch.lingering = asyncio.create_task(left, name="a branch lingers")
+
+    async def _left(self, digest: str, keeper: StemKeeper) -> None:
+        await asyncio.sleep(_LINGER_S)
+        # From here on nobody finds it, and who comes grows another.
+        self._branches.pop(digest, None)
+        await keeper.close()
+
+    async def _grown(self, branch: _Branch, saved: Delta) -> None:
+        if branch.growing is not None:
+            await asyncio.wait([branch.growing])
+            return
+        keeper = StemKeeper(
+            self.base,
+            library=self.library,
+            folder=self.folder / f"{saved.digest[:12]}-stem",
+            jail=self.jail,
+            lanes=self.lanes,
+            saved=saved,
+        )
+        growing = branch.growing = keeper.tend()
+        if growing is None:
+            return
+        branch.keeper = keeper
+        try:
+            await asyncio.wait([growing])
+        finally:
+            if not growing.done():
+                # The files of the state are the caller's, who closes them.
+                branch.keeper = branch.growing = None
+                await keeper.close()
