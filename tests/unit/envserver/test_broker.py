@@ -2,9 +2,11 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import pytest
-from tests.support.brokers import ids, launched, pool, request, some, started
+from tests.support.brokers import Response, ids, launched, pool, request, some, started
+from typing_extensions import override
 
 from etude.common.errors import FullError, InvalidFieldError, ReusedIdError
 from etude.envserver.broker.broker import REBUILD_S, Broker
@@ -30,6 +32,35 @@ async def test_a_batch_is_spread_over_the_nodes() -> None:
 
     endpoints = [o.lease.endpoint for o in outcomes]
     assert endpoints.count("n1") == endpoints.count("n2") == 4
+
+
+class NodesWithADoor(MemoryNodes):
+    """Nodes that open nothing before they are let."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots=slots)
+        self.door = asyncio.Event()
+
+    @override
+    async def open(
+        self, endpoint: str, request: environments_pb2.OpenEnvironmentsRequest
+    ) -> Sequence[Response]:
+        await self.door.wait()
+        return await super().open(endpoint, request)
+
+
+async def test_who_comes_first_does_not_get_every_slot_before_others_are_heard() -> None:
+    nodes = NodesWithADoor(slots=64)
+    broker = started(nodes)
+    first = asyncio.create_task(launched(broker, request("first", count=64, run_id="one")))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(launched(broker, request("second", count=16, run_id="two")))
+    await asyncio.sleep(0)
+    nodes.door.set()
+    shared = await second
+    assert not first.done()
+    await broker.release(ids(shared))
+    assert len(await first) == 64
 
 
 async def test_the_same_request_again_gets_the_same_leases() -> None:

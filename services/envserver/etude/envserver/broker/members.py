@@ -7,6 +7,8 @@ from typing import NamedTuple
 from etude.envserver.broker.costs import UNTOLD, Cost, Level
 from etude.v1 import environments_pb2
 
+MAX_OPENING = 32
+"""Of one node at a time: who comes first must not have all its slots before others are heard."""
 CLONE_BYTES = 18 << 20
 """Memory of a restored environment that has done little yet."""
 
@@ -65,6 +67,7 @@ class NodeState:
         """Whether so many environments of a template fit."""
         return (
             self.is_open
+            and self.opening < MAX_OPENING
             and self.free >= count
             and (self.memory_bytes is None or self.memory_bytes >= count * CLONE_BYTES)
             and not self.level(template).quarantined
