@@ -12,7 +12,7 @@ from typing import Any
 from etude.common.local import LocalState, read_state
 from etude.common.run_lock import is_running
 
-LIMIT_S = 90.0
+LIMIT_S = 240.0
 """Far above what these runs take, on a machine that others load."""
 
 STUB = Path(__file__).with_name("stub_trainer.py")

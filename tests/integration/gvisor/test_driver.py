@@ -15,6 +15,7 @@ from etude.envserver.drivers.base import DriverUnavailableError, SandboxError, S
 from etude.envserver.drivers.gvisor import checkpoints
 from etude.envserver.drivers.gvisor.driver import GvisorDriver
 from etude.envserver.drivers.gvisor.sandbox import GvisorSandbox
+from etude.envserver.drivers.machines import identity
 from etude.envserver.images.build import Image
 from etude.envserver.trees import File
 
@@ -138,10 +139,13 @@ async def test_a_container_that_dies_is_a_fault_of_the_platform(driver: GvisorDr
     call = asyncio.create_task(sandbox.run("touch begun; sleep 1000", 10 * LIMIT_S))
     has_begun = await sandbox.run("until [ -e begun ]; do sleep 0.1; done", LIMIT_S)
     assert has_begun.exit_code == 0
-    os.kill(sandbox._running.process.pid, signal.SIGKILL)
+    process = sandbox._running.process
+    os.kill(process.pid, signal.SIGKILL)
     async with asyncio.timeout(LIMIT_S):
         with pytest.raises(WorkspaceLostError):
             await call
+        while identity.identify(process.pid) == process:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
     assert not sandbox.is_whole
     with pytest.raises(SandboxError, match="has ended"):
         driver.sandbox(driver.leases / "a", nothing, template="small")
