@@ -40,14 +40,15 @@ def etude(
         files = {name: str(Path(folder, name)) for name in STREAMS}
         Path(files["stdin"]).write_text(text)
         given = os.environ if env is None else env
-        code = _ask({"words": words, "cwd": str(cwd or Path.cwd()), "env": {**given}, **files})
+        told = {"words": words, "cwd": str(cwd or Path.cwd()), "env": {**given}, **files}
+        code = _ask(told, limit_s)
         if code is None:
             raise subprocess.TimeoutExpired(words, limit_s)
         said = [Path(files[name]).read_text() for name in STREAMS[1:]]
         return subprocess.CompletedProcess(words, code, *said)
 
 
-def _ask(request: Mapping[str, Any], limit_s: float = LIMIT_S) -> int | None:
+def _ask(request: Mapping[str, Any], limit_s: float) -> int | None:
     server = _servers[0] if _servers else _start()
     assert server.stdin is not None
     assert server.stdout is not None

@@ -63,6 +63,14 @@ async def test_who_comes_first_does_not_get_every_slot_before_others_are_heard()
     assert len(await first) == 64
 
 
+async def test_a_group_waits_for_its_node_while_that_is_busy_with_orders() -> None:
+    nodes = NodesWithADoor(slots=128)
+    broker = started(nodes, "n1", "n2", spec=pool(2))
+    nodes.door.set()
+    outcomes = await launched(broker, request(count=64, group_id="g"))
+    assert len({outcome.lease.endpoint for outcome in outcomes}) == 1
+
+
 async def test_the_same_request_again_gets_the_same_leases() -> None:
     nodes = MemoryNodes()
     broker = started(nodes)

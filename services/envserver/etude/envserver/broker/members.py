@@ -55,6 +55,11 @@ class NodeState:
         """Whether it may get environments at all."""
         return not self.draining and not self.is_suspect
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether more is ordered of it only once it has answered."""
+        return self.opening >= MAX_OPENING
+
     def level(self, template: str) -> Level:
         """How ready it is for a template."""
         return self.levels.get(template, UNTOLD)
@@ -67,7 +72,6 @@ class NodeState:
         """Whether so many environments of a template fit."""
         return (
             self.is_open
-            and self.opening < MAX_OPENING
             and self.free >= count
             and (self.memory_bytes is None or self.memory_bytes >= count * CLONE_BYTES)
             and not self.level(template).quarantined

@@ -27,6 +27,8 @@ class Want(NamedTuple):
     template: str
     siblings: int = 1
     """Environments of one group that should share a node."""
+    is_now: bool = True
+    """Whether it is ordered at once, of a node that is not busy with orders."""
 
 
 def expected_ms(node: NodeState, template: str) -> float:
@@ -56,9 +58,13 @@ def choice(
     nodes: Drawable, want: Want, random: Random, *, choices: int = CHOICES
 ) -> NodeState | None:
     """The best of a few random nodes that can take the environment; None if no node can."""
-    drawn = _drawn(nodes, lambda node: node.takes(want.template, want.siblings), random, choices)
+
+    def takes(node: NodeState, count: int) -> bool:
+        return node.takes(want.template, count) and not (want.is_now and node.is_busy)
+
+    drawn = _drawn(nodes, lambda node: takes(node, want.siblings), random, choices)
     if not drawn and want.siblings > 1:
-        drawn = _drawn(nodes, lambda node: node.takes(want.template), random, choices)
+        drawn = _drawn(nodes, lambda node: takes(node, 1), random, choices)
     return best(drawn, want)
 
 

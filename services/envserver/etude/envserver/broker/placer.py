@@ -26,13 +26,15 @@ class Placer:
         template = batch.line.template
         if batch.line.snapshot_id:
             holders = self.nodes.holders(batch.key.run_id, batch.line.snapshot_id)
-            node = best(holders, Want(template))
+            node = best((each for each in holders if not each.is_busy), Want(template))
         else:
             node = self._home(batch.key.run_id, batch.request.group_id)
             if node is None or not node.takes(template):
                 siblings = len(batch.waiting) if batch.request.group_id else 1
                 node = choice(self.nodes, Want(template, siblings), self.random)
-        return None if node is None else Offer(node.node_id, node.cost(template).cpu_ms)
+        if node is None or node.is_busy:  # a group waits for its own
+            return None
+        return Offer(node.node_id, node.cost(template).cpu_ms)
 
     def reserve(self, turn: Turn) -> NodeState | None:
         """Count a turn against the node it was offered; None if that is lost meanwhile."""
@@ -46,7 +48,7 @@ class Placer:
         """Choose the node of a group that starts soon."""
         node = self._home(run_id, group_id)
         if node is None or not node.takes(want.template):
-            node = choice(self.nodes, want, self.random)
+            node = choice(self.nodes, want._replace(is_now=False), self.random)
         if node is not None:
             self._settle(run_id, group_id, node)
         return node

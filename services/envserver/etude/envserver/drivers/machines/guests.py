@@ -19,6 +19,8 @@ _TOKEN_BYTES = 32
 _READ = guest_pb2.GuestCall(read=guest_pb2.GuestRead(path="passwd"), cwd="/etc")
 """Of a small file; that there is none is an answer too."""
 _READ_LIMIT_S = 30.0
+_SAVED_LIMIT_S = 2.0
+"""Of a guest that may not want to answer, and keeps others waiting."""
 _NOBODYS = Identity(env_id="", token=b"", generation=0)
 """A template's: it refuses every call, so that no clone can be used before it has its own."""
 
@@ -131,7 +133,7 @@ async def rehearsed(shell: Monitor, base: Base, saved: Delta | None = None) -> G
             if saved is None:
                 await rehearse(found.channel)
             else:
-                await found.channel.call(Request(operation=_READ, deadline_s=_READ_LIMIT_S))
+                await found.channel.call(Request(operation=_READ, deadline_s=_SAVED_LIMIT_S))
         except WorkspaceError as error:
             raise VmmError(f"what environments do first cannot be done: {error}") from error
         await found.channel.sync(_NOBODYS)

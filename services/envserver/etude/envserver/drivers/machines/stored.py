@@ -2,7 +2,8 @@
 
 A monitor trusts what it restores: a stream that somebody else made could take it over. So each file
 carries a keyed BLAKE3 over all of it, and is checked before a monitor sees it. The file has to lie
-where no tenant can write.
+where no tenant can write. What has been checked is checked again once its size or time of change is
+another one.
 """
 
 import contextlib
@@ -39,7 +40,11 @@ class Proven:
 
     def holds(self, about: os.stat_result, code: bytes) -> bool:
         """Whether a file has proved to have this code."""
-        return self._codes.get(_which(about)) == code
+        which = _which(about)
+        if self._codes.get(which) != code:
+            return False
+        self._codes.move_to_end(which)
+        return True
 
     def add(self, about: os.stat_result, code: bytes) -> None:
         """Remember that it has."""

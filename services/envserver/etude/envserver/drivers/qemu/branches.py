@@ -12,12 +12,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from etude.envserver.drivers.machines.errors import VmmError
 from etude.envserver.drivers.machines.jail import Jail
 from etude.envserver.drivers.machines.lanes import Lanes
 from etude.envserver.drivers.machines.protocol import Delta
 from etude.envserver.drivers.qemu.stemkeeper import StemKeeper
 from etude.envserver.drivers.qemu.template import Template
 
+_GROW_LIMIT_S = 3.0
+"""It takes 0.2 s, while those who wait keep others from running; a saved guest may not answer."""
 _LINGER_S = 2.0
 """Members of a group come one after the other, as the node has room for them to run."""
 
@@ -44,13 +47,22 @@ class Branches:
     lanes: Lanes
     _branches: dict[str, _Branch] = field(default_factory=dict)
     """By the digest of what was saved."""
+    _ending: set["asyncio.Task[None]"] = field(default_factory=set)
+    _is_closed: bool = False
+
+    def __post_init__(self) -> None:
+        self.lanes.when_crowded(self._give_up)
 
     @asynccontextmanager
     async def of(self, saved: Delta) -> AsyncIterator[StemKeeper | None]:
         """What machines that take up a state are split off from; None for who is alone with it.
 
         It is there for as long as anybody is in here with the same state, and a while longer.
+
+        Raises:
+            VmmError: the driver stops.
         """
+        self._check_open()
         branch = self._branches.setdefault(saved.digest, _Branch())
         branch.num_wanted += 1
         if branch.lingering is not None:
@@ -59,6 +71,7 @@ class Branches:
         try:
             if branch.num_wanted > 1 and saved.digest:
                 await self._grown(branch, saved)
+                self._check_open()
             yield branch.keeper
         finally:
             branch.num_wanted -= 1
@@ -66,17 +79,35 @@ class Branches:
                 self._leave(saved.digest, branch)
 
     async def close(self) -> None:
-        """End all stems; what was split off goes on."""
+        """End all stems; what was split off goes on. Who waits for one is refused."""
+        self._is_closed = True
         while self._branches:
             _, branch = self._branches.popitem()
             if branch.lingering is not None:
                 branch.lingering.cancel()
             if branch.keeper is not None:
                 await branch.keeper.close()
+        if self._ending:
+            await asyncio.wait(self._ending)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise VmmError("the driver stops")
+
+    def _give_up(self) -> None:
+        """Make room for who waits for a machine: a stem only makes their starts faster."""
+        for branch in self._branches.values():
+            keeper = branch.keeper
+            if keeper is not None and keeper.is_ready:
+                branch.keeper = None
+                ending = asyncio.create_task(keeper.close(), name="end a branch")
+                self._ending.add(ending)
+                ending.add_done_callback(self._ending.discard)
 
     def _leave(self, digest: str, branch: _Branch) -> None:
         if branch.keeper is None:
-            self._branches.pop(digest, None)
+            if self._branches.get(digest) is branch:
+                del self._branches[digest]
         else:
             left = self._left(digest, branch.keeper)
             branch.lingering = asyncio.create_task(left, name="a branch lingers")
@@ -89,7 +120,7 @@ class Branches:
 
     async def _grown(self, branch: _Branch, saved: Delta) -> None:
         if branch.growing is not None:
-            await asyncio.wait([branch.growing])
+            await asyncio.wait([branch.growing], timeout=_GROW_LIMIT_S)
             return
         keeper = StemKeeper(
             self.base,
@@ -104,9 +135,9 @@ class Branches:
             return
         branch.keeper = keeper
         try:
-            await asyncio.wait([growing])
+            await asyncio.wait([growing], timeout=_GROW_LIMIT_S)
         finally:
             if not growing.done():
                 # The files of the state are the caller's, who closes them.
-                branch.keeper = branch.growing = None
+                branch.keeper = None
                 await keeper.close()

@@ -16,7 +16,7 @@ _NAMED_LIMIT_S = 20.0
 _LOOK_S = 0.001
 _LOOKS = 5
 """One after the other, as threads are not looked at at once."""
-_ENDING_LOOKS = 1_000
+_ENDING_LOOKS = 50
 _PARENT, _GROUP = 1, 2
 """Places in /proc/PID/stat behind the program's name."""
 
@@ -61,7 +61,12 @@ def end(group: int, spared: Collection[int]) -> None:
 
     A monitor's group has its number, and what it forks stays in it.
     """
-    for pid in [each for each in _children(group) if each not in spared]:
+    while found := [each for each in _children(group) if each not in spared]:
+        _killed(found)
+
+
+def _killed(pids: Collection[int]) -> None:
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

@@ -155,11 +155,15 @@ async def grown(
         with theirs, library.open("rb") as file:
             preload = Preload(library=file.fileno(), control=theirs.fileno())
             shell = await clone.spawn_shell(base, folder=folder, jail=jail, preload=preload)
-        await _check_loaded(shell, library)
-        found = await guests.rehearsed(shell, base, saved)
-        await found.channel.close()
-        await shell.disconnect()
-        await children.at_rest(shell.pid)
+        try:
+            await _check_loaded(shell, library)
+            found = await guests.rehearsed(shell, base, saved)
+            await found.channel.close()
+            await shell.disconnect()
+            await children.at_rest(shell.pid)
+        except BaseException:
+            await shell.destroy()
+            raise
     except BaseException:
         ours.close()
         raise

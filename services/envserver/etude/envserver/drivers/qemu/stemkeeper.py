@@ -101,9 +101,10 @@ class StemKeeper:
         return found
 
     async def distrust(self, error: Exception) -> None:
-        """End the stem: what was split off of it did not answer. Another one is grown later."""
+        """End the stem: what was split off of it did not answer."""
         stem, self._stem = self._stem, None
-        await self._failed(error, stem)
+        if stem is not None:  # else its other parts have told
+            await self._failed(error, stem)
 
     async def close(self) -> None:
         """End the stem; what was split off goes on."""
