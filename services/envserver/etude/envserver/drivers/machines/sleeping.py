@@ -27,6 +27,7 @@ from etude.envserver.drivers.machines.idle import Patience, State
 from etude.envserver.drivers.machines.lanes import Places
 from etude.envserver.drivers.machines.livejobs import LiveJobs
 from etude.envserver.drivers.machines.pages import PageBuffer
+from etude.envserver.drivers.machines.protocol import Delta
 from etude.envserver.drivers.machines.resting import RestingGuest, Sleeper
 from etude.envserver.drivers.machines.starts import Started, Starter
 from etude.envserver.drivers.machines.stored import Proven
@@ -187,7 +188,7 @@ class Clone(Sleeper):
         name, folder = self._lease.name, self._lease / MACHINE
         address = self._starter().base.address
         bed = self._bed
-        saved = await _finished(
+        saved = await loaded(
             partial(stored.load, path, key=bed.key, template=address, proven=bed.proven)
         )
         try:
@@ -310,6 +311,22 @@ def _generation(lease: Path) -> int:
     path = asleep(lease)
     match = _FILE.fullmatch(path.name) if path is not None else None
     return int(match[1]) if match else 0
+
+
+async def loaded(load: Callable[[], Delta]) -> Delta:
+    """A saved machine that a thread reads.
+
+    Raises:
+        CancelledError: nobody waits for it any more; none of its files is left open.
+    """
+    thread = asyncio.create_task(asyncio.to_thread(load), name="load a machine")
+    try:
+        return await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        await asyncio.wait([thread])
+        if not thread.cancelled() and thread.exception() is None:
+            thread.result().close()
+        raise
 
 
 async def _finished(work: Callable[[], _T]) -> _T:

@@ -1,0 +1,30 @@
+"""Machines that are read from the disk, and callers that go away meanwhile."""
+
+import asyncio
+import os
+import threading
+
+import pytest
+
+from etude.envserver.drivers.machines import sealed
+from etude.envserver.drivers.machines.protocol import Delta
+from etude.envserver.drivers.machines.sleeping import loaded
+
+
+async def test_who_is_cancelled_while_a_machine_is_read_leaves_no_file_open() -> None:
+    stream = sealed.filled("saved", [b"state"])
+    is_reading, may_end = threading.Event(), threading.Event()
+
+    def slowly() -> Delta:
+        is_reading.set()
+        may_end.wait()
+        return Delta(template="t", is_full=False, stream=stream, changed_bytes=1)
+
+    reading = asyncio.create_task(loaded(slowly))
+    await asyncio.to_thread(is_reading.wait)
+    reading.cancel()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(stream)
