@@ -96,22 +96,14 @@ async def begun(
 async def paused(shell: Monitor, base: Base) -> Guest:
     """The clone that a waiting monitor becomes: it has answered once, is nobody's, stands still.
 
+    What a guest does for the first time is translated then, and costs ten times as much: whoever
+    gets this one gives it names, and reads a file.
+
     Raises:
         GuestLostError: the agent does not answer.
         VmmError: the monitor failed.
     """
-    try:
-        found = await _awake(shell, base, None)
-        # What a guest does for the first time is translated then, and costs ten times as much:
-        # whoever gets this one gives it names, and reads a file.
-        await found.channel.sync(_identity("paused", generation=0))
-        await found.channel.call(Request(operation=_READ, deadline_s=_READ_LIMIT_S))
-        await found.channel.sync(_NOBODYS)
-        await shell.freeze()
-    except BaseException:
-        await shell.destroy()
-        raise
-    return found
+    return await _at_rest(shell, base, None, _reads(_READ_LIMIT_S), name="paused")
 
 
 async def rehearsed(shell: Monitor, base: Base, saved: Delta | None = None) -> Guest:
@@ -126,22 +118,11 @@ async def rehearsed(shell: Monitor, base: Base, saved: Delta | None = None) -> G
         GuestLostError: the agent does not answer.
         VmmError: the monitor failed.
     """
+    does = rehearse if saved is None else _reads(_SAVED_LIMIT_S)
     try:
-        found = await _awake(shell, base, saved)
-        await found.channel.sync(_identity("rehearsal", generation=0 if saved is None else 2))
-        try:
-            if saved is None:
-                await rehearse(found.channel)
-            else:
-                await found.channel.call(Request(operation=_READ, deadline_s=_SAVED_LIMIT_S))
-        except WorkspaceError as error:
-            raise VmmError(f"what environments do first cannot be done: {error}") from error
-        await found.channel.sync(_NOBODYS)
-        await shell.freeze()
-    except BaseException:
-        await shell.destroy()
-        raise
-    return found
+        return await _at_rest(shell, base, saved, does, name="rehearsal")
+    except WorkspaceError as error:
+        raise VmmError(f"what environments do first cannot be done: {error}") from error
 
 
 async def split_off(part: Monitor, *, name: str, generation: int = 1) -> Guest:
@@ -231,6 +212,34 @@ async def met_again(guest: Guest) -> Guest:
     state = await channel.reset()
     await channel.sync(replace(guest.identity, hostname="", machine_id=b""))
     return replace(guest, channel=channel, jobs=frozenset(state.jobs), is_met=True)
+
+
+async def _at_rest(
+    shell: Monitor,
+    base: Base,
+    saved: Delta | None,
+    does: Callable[[GuestChannel], Awaitable[None]],
+    *,
+    name: str,
+) -> Guest:
+    """A clone that has done something, is nobody's, and stands still; the shell goes on failure."""
+    try:
+        found = await _awake(shell, base, saved)
+        await found.channel.sync(_identity(name, generation=0 if saved is None else 2))
+        await does(found.channel)
+        await found.channel.sync(_NOBODYS)
+        await shell.freeze()
+    except BaseException:
+        await shell.destroy()
+        raise
+    return found
+
+
+def _reads(limit_s: float) -> Callable[[GuestChannel], Awaitable[None]]:
+    async def read(channel: GuestChannel) -> None:
+        await channel.call(Request(operation=_READ, deadline_s=limit_s))
+
+    return read
 
 
 async def _awake(shell: Monitor, base: Base, saved: Delta | None) -> Guest:

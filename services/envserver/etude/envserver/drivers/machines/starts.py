@@ -177,15 +177,9 @@ class Starter:
             _move(found.vm, folder)
             return Started(await guests.handed_out(found, name=name), Start.PAUSED_CLONE)
         if found is None and stem is not None:
-            part = await stem.split(folder)
-            if part is not None:
-                try:
-                    guest = await guests.split_off(part, name=name, generation=generation)
-                    return Started(guest, Start.SPLIT if saved is None else Start.DELTA)
-                except (GuestLostError, VmmError) as error:
-                    # What it came from may be broken, and a machine of its own is only slower.
-                    await stem.distrust(error)
-                    _make(folder)
+            guest = await _part(stem, folder, name=name, generation=generation)
+            if guest is not None:
+                return Started(guest, Start.SPLIT if saved is None else Start.DELTA)
         start = Start.SPAWN if found is None else Start.SHELL
         if found is None:
             found = await self.base.spawn(folder, self.jail)
@@ -194,6 +188,20 @@ class Starter:
             _move(found, folder)
         guest = await guests.begun(found, self.base, name=name, saved=saved, generation=generation)
         return Started(guest, start if saved is None else Start.DELTA)
+
+
+async def _part(stem: Splitter, folder: Path, *, name: str, generation: int) -> Guest | None:
+    """A machine that was split off and answers; None, and an empty folder, where that fails."""
+    part = await stem.split(folder)
+    if part is None:
+        return None
+    try:
+        return await guests.split_off(part, name=name, generation=generation)
+    except (GuestLostError, VmmError) as error:
+        # What it came from may be broken, and a machine of its own is only slower.
+        await stem.distrust(error)
+        _make(folder)
+        return None
 
 
 def cpu_s(pid: int) -> float:
