@@ -136,7 +136,7 @@ def stock(driver: FirecrackerDriver) -> tuple[int, int]:
 async def test_machines_that_are_ready_become_leases(
     driver: FirecrackerDriver, states: States
 ) -> None:
-    driver.keep_warm([Warmth(template="python", paused_clones=1, shells=1)])
+    driver.keep_warm([Warmth(template="python", paused_clones=1, shells=1)], max_shells=1)
     async with asyncio.timeout(10 * LIMIT_S):
         while stock(driver) != (1, 1):  # noqa: ASYNC110 - there is no event for tests alone
             await asyncio.sleep(0.05)

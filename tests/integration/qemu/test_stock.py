@@ -120,16 +120,12 @@ async def test_what_was_taken_is_made_again_and_a_lower_target_gives_it_back(
     assert not any((tmp_path / "stock").iterdir())
 
 
-async def test_shells_are_kept_once_starts_find_none(made: Starter, tmp_path: Path) -> None:
+async def test_shells_are_kept_once_saved_states_were_taken_up(made: Starter) -> None:
     made.stock.set_target(Target(max_shells=4))
+    assert made.stock.take() is None
     assert made.stock.held == NONE
-    first = await begun(made, tmp_path, "first")
-    assert first.start is Start.SPAWN
+    assert made.stock.take(only_shell=True) is None
     await holds(made, Held(paused=0, shells=2))
-    second = await begun(made, tmp_path, "second")
-    assert second.start is Start.SHELL
-    for each in (first, second):
-        await each.guest.destroy()
 
 
 async def test_a_machine_that_died_in_stock_is_passed_over(made: Starter, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ class LateDriver(MemoryDriver):
         return Readiness(templates=[Warmth(template="python", paused_clones=self.paused)])
 
     @override
-    def keep_warm(self, wanted: Sequence[Warmth]) -> None:
+    def keep_warm(self, wanted: Sequence[Warmth], *, max_shells: int) -> None:
         self.kept = wanted
         self.paused = sum(each.paused_clones for each in wanted)
 

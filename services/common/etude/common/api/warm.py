@@ -25,4 +25,4 @@ class Warm(Model):
     shells_per_replica: Annotated[int, Field(ge=0, le=MAX_SHELLS)] = 0
     """What a node keeps also when nobody asked for long; each takes about 15 MiB."""
     max_shells_per_replica: Annotated[int, Field(ge=0, le=MAX_SHELLS)] = MAX_SHELLS
-    """How far starts that found nothing ready may raise that."""
+    """How far starts and rollbacks that found nothing ready may raise that."""

@@ -294,10 +294,15 @@ class Driver(Protocol):
         """What could be started now, and how soon."""
         return NOTHING_AHEAD
 
-    def keep_warm(self, wanted: Sequence[Warmth]) -> None:
+    def keep_warm(self, wanted: Sequence[Warmth], *, max_shells: int) -> None:
         """Have so many paused clones and shells ready; of templates not named, none.
 
         A driver that prepares nothing need not do anything.
+
+        Args:
+            wanted: what is to be ready.
+            max_shells: how many of a template a driver may keep because saved states of it are
+                taken up.
         """
         return
 

@@ -79,7 +79,7 @@ class Heartbeat:
         await asyncio.gather(*beats)
         ready, awaited = self.node.driver.readiness(), self.node.starts.awaited()
         wanted = warmth.wanted(self._warm.values(), ready, awaited, self.ahead)
-        self.node.driver.keep_warm(wanted)
+        self.node.driver.keep_warm(wanted, max_shells=self.ahead.max_shells)
 
     async def _beat(
         self, index: int, held: Sequence[environments_pb2.HeldLease], num_held: int

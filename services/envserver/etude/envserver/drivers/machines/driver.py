@@ -126,8 +126,8 @@ class MachineDriver(Driver):
         )
 
     @override
-    def keep_warm(self, wanted: Sequence[Warmth]) -> None:
-        for starter, target in warming.targets(self._of, self.images, wanted):
+    def keep_warm(self, wanted: Sequence[Warmth], *, max_shells: int) -> None:
+        for starter, target in warming.targets(self._of, self.images, wanted, max_shells):
             starter.stock.set_target(target)
 
     @override

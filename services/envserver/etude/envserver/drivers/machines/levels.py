@@ -19,7 +19,8 @@ class Target:
     shells: int = 0
     """Shells that are there also when nobody asked for long."""
     max_shells: int = 0
-    """How far their number may grow by itself while they are taken faster than they are made."""
+    """How far their number may grow by itself while saved states are taken up faster than they are
+    made."""
 
     def __post_init__(self) -> None:
         if self.paused < 0:

@@ -94,8 +94,9 @@ class Stock:
             found = self._living(self._paused.popleft())
         while self._shells and found is None:
             found = self._living(self._shells.popleft())
+        # Starts of the template itself are split off, or what they missed is a broker's to order.
         self._watermark = self._watermark.taken(
-            self._target, is_drained=found is None, now_s=time.monotonic()
+            self._target, is_drained=only_shell and found is None, now_s=time.monotonic()
         )
         self._nudge()
         return found

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import quantiles
 
 from etude.envserver.drivers.base import Warmth
-from etude.envserver.drivers.machines.levels import MOST, Target
+from etude.envserver.drivers.machines.levels import FEWEST, MOST, Target
 from etude.envserver.drivers.machines.pace import Work
 from etude.envserver.drivers.machines.starts import Starter
 
@@ -27,7 +27,10 @@ def warmth(template: str, starter: Starter, quarantined: str) -> Warmth:
 
 
 def targets(
-    starter_of: Callable[[str], Starter], templates: Iterable[str], wanted: Sequence[Warmth]
+    starter_of: Callable[[str], Starter],
+    templates: Iterable[str],
+    wanted: Sequence[Warmth],
+    max_shells: int,
 ) -> Iterator[tuple[Starter, Target]]:
     """What each stock shall hold: the sum over the templates that are made from it."""
     by_name = {each.template: each for each in wanted}
@@ -39,4 +42,8 @@ def targets(
         sums[id(starter)] = (starter, paused + each.paused_clones, shells + each.shells)
     for starter, paused, shells in sums.values():
         kept = min(shells, MOST)
-        yield starter, Target(paused=paused, shells=kept, max_shells=kept)
+        # Who went back to a saved state once does so again, and a shell saves a third of that.
+        yield (
+            starter,
+            Target(paused=paused, shells=kept, max_shells=max(kept, min(max_shells, FEWEST))),
+        )
