@@ -22,6 +22,14 @@ settings.register_profile("etude", deadline=None, derandomize="CI" in os.environ
 settings.load_profile("etude")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests run in several processes, each file stays whole, and one cluster serves all."""
+    for item in items:
+        file = item.path.relative_to(item.config.rootpath)
+        name = "cluster" if file.parts[1] == "cluster" else str(file)
+        item.add_marker(pytest.mark.xdist_group(name))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _ends_machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Machines outlive the node that made them, so a test that fails half-way leaves some."""

@@ -3,6 +3,7 @@
 import asyncio
 import fcntl
 import os
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tests.support import microvms, served_pools
 from tests.support.pool_client import Pool
 from tests.support.pool_processes import Processes
 
+from etude.envserver.images import build
 from etude.envserver.images.build import Image
 from etude.v1 import environments_pb2
 
@@ -20,9 +22,17 @@ EDIT = {"path": "greet.sh", "old_string": "helo", "new_string": "hello"}
 VERIFIER = b"sh /workspace/greet.sh | grep -qx hello && printf 1 > /logs/reward.txt\n"
 
 
+@pytest.fixture(scope="module")
+def own_image(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Image:
+    """A copy, because tests that run beside these hold the one in the cache."""
+    folder = tmp_path_factory.mktemp("images") / image.folder.name
+    shutil.copytree(image.folder, folder)
+    return build.read(folder)
+
+
 @pytest.fixture
-def processes(image: Image, tmp_path: Path) -> Iterator[Processes]:
-    with served_pools.of_machines(tmp_path, image) as made:
+def processes(own_image: Image, tmp_path: Path) -> Iterator[Processes]:
+    with served_pools.of_machines(tmp_path, own_image) as made:
         yield made
 
 
@@ -61,10 +71,10 @@ async def test_tools_and_verifiers_run_in_machines_and_the_lease_says_so(pool: P
 
 
 async def test_a_node_holds_the_image_that_it_boots_until_it_ends(
-    pool: Pool, processes: Processes, image: Image
+    pool: Pool, processes: Processes, own_image: Image
 ) -> None:
     await pool.launch("a")
-    descriptor = os.open(image.folder, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(own_image.folder, os.O_RDONLY | os.O_DIRECTORY)
     with pytest.raises(BlockingIOError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     processes.stop("node")
