@@ -22,6 +22,7 @@ settings.register_profile("etude", deadline=None, derandomize="CI" in os.environ
 settings.load_profile("etude")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in a hook of the same name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where tests run in several processes, each file stays whole, and one cluster serves all."""
     for item in items:
