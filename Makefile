@@ -37,7 +37,8 @@ fix: $(READY) ## format and repair what can be repaired
 
 test: $(READY) $(if $(ROOT),system-deps) ## unit, contract, integration; cluster and microVM tests where Go and the rights are present
 	$(RUN) python hack/testbed/build.py --if-possible
-	$(RUN) pytest -m "not long" --numprocesses=$(PROCESSES) --dist=loadgroup tests/cluster tests/integration tests/attacks tests/unit tests/contract
+	$(RUN) pytest -m "not long" --numprocesses=$(PROCESSES) tests/unit tests/contract
+	$(RUN) pytest -m "not long" --numprocesses=$(PROCESSES) tests/cluster tests/integration tests/attacks
 
 test-gpu: $(READY) ## the kernels on a real GPU (EXTRA=gpu)
 	ETUDE_REQUIRE=gpu $(RUN) pytest tests/gpu

@@ -3,11 +3,14 @@
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from tests.support import s3_servers, upstreams
 from tests.support.upstreams import World
+from typing_extensions import override
+from xdist.scheduler import LoadScopeScheduling
 
 from etude.common.blobs import MemoryStore, Store, open_store
 from etude.common.blobs.buckets import make_bucket
@@ -16,19 +19,26 @@ from etude.envserver.drivers.machines import census
 # Else Ray, when it is imported below `uv run`, starts each worker through uv in a copied folder.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 
+CLUSTER = "tests/cluster/"
+
 # Tests do not assert timings: a busy machine is not a failure. Before landing each run draws the
 # same examples; at a desk they are new ones.
 settings.register_profile("etude", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("etude")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in a hook of the same name
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run in several processes, each file stays whole, and one cluster serves all."""
-    for item in items:
-        file = item.path.relative_to(item.config.rootpath)
-        name = "cluster" if file.parts[1] == "cluster" else str(file)
-        item.add_marker(pytest.mark.xdist_group(name))
+class Scheduler(LoadScopeScheduling):
+    """Hands out whole files, and all that runs on the cluster to one process: it has one node."""
+
+    @override
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return CLUSTER if file.startswith(CLUSTER) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
+    """How tests are spread where they run in several processes."""
+    return Scheduler(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

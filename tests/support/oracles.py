@@ -58,7 +58,13 @@ class Oracle:
             if done.returncode:
                 shutil.rmtree(partial, ignore_errors=True)
                 _miss(f"{' '.join(self.requirements)}: {done.stderr[-300:]}")
-        partial.rename(folder)
+        try:
+            partial.rename(folder)
+        except OSError:
+            shutil.rmtree(partial)
+            if not folder.exists():
+                raise
+            # Another process of tests made it meanwhile.
 
     def answers(self, script: str, questions: Sequence[object]) -> list[Any]:
         """What a script prints for each question: JSON lines in, JSON lines out."""

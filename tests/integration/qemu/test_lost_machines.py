@@ -21,7 +21,7 @@ from etude.v1 import (
 
 LIMIT_S = 60.0
 EDIT = {"path": "greet.sh", "old_string": "helo", "new_string": "hello"}
-COMMANDS = ("sh greet.sh > said; cat said", "cat said said > twice; sleep 6; cat twice")
+COMMANDS = ("sh greet.sh > said; cat said", "cat said said > twice; sleep 15; cat twice")
 
 
 @pytest.fixture
