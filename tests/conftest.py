@@ -27,7 +27,7 @@ settings.register_profile("etude", deadline=None, derandomize="CI" in os.environ
 settings.load_profile("etude")
 
 
-class Scheduler(LoadScopeScheduling):
+class Scheduler(LoadScopeScheduling):  # type: ignore[misc] # xdist is untyped
     """Hands out whole files, and all that runs on the cluster to one process: it has one node."""
 
     @override
