@@ -6,7 +6,6 @@ EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
 RUN    = $(UV) run --no-sync
 SEED  ?= 0
-PROCESSES ?= auto
 ROOT  := $(shell [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo yes)
 
 help: ## this list
@@ -37,8 +36,8 @@ fix: $(READY) ## format and repair what can be repaired
 
 test: $(READY) $(if $(ROOT),system-deps) ## unit, contract, integration; cluster and microVM tests where Go and the rights are present
 	$(RUN) python hack/testbed/build.py --if-possible
-	$(RUN) pytest -m "not long" --numprocesses=$(PROCESSES) tests/unit tests/contract
-	$(RUN) pytest -m "not long" --numprocesses=$(PROCESSES) tests/cluster tests/integration tests/attacks
+	$(RUN) pytest -m "not long" --numprocesses=auto tests/unit tests/contract
+	$(RUN) pytest -m "not long" tests/cluster tests/integration tests/attacks
 
 test-gpu: $(READY) ## the kernels on a real GPU (EXTRA=gpu)
 	ETUDE_REQUIRE=gpu $(RUN) pytest tests/gpu

@@ -19,7 +19,8 @@ from etude.envserver.drivers.machines import census
 # Else Ray, when it is imported below `uv run`, starts each worker through uv in a copied folder.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 
-CLUSTER = "tests/cluster/"
+SHARED = ("tests/cluster/", "tests/integration/gvisor/")
+"""Suites whose tests share one cluster, or the list of containers of a host."""
 
 # Tests do not assert timings: a busy machine is not a failure. Before landing each run draws the
 # same examples; at a desk they are new ones.
@@ -28,12 +29,12 @@ settings.load_profile("etude")
 
 
 class Scheduler(LoadScopeScheduling):  # type: ignore[misc] # xdist is untyped
-    """Hands out whole files, and all that runs on the cluster to one process: it has one node."""
+    """Hands out whole files, and what shares something of the host to one process."""
 
     @override
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return CLUSTER if file.startswith(CLUSTER) else file
+        return next((folder for folder in SHARED if file.startswith(folder)), file)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:

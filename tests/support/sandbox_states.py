@@ -184,7 +184,8 @@ async def memory_and_running_commands_are_saved_too(states: States) -> None:
         assert (await each.run("cat /tmp/memory", COMMAND_LIMIT_S)).output == b"before\n"
         assert each.workspace.jobs.may_run
         assert (await each.workspace.jobs.state(job)).is_running
-        look = "n=$(cat count); sleep 1; [ $(cat count) -gt $n ]"
+        # It is written anew each time, and so may be found empty.
+        look = 'n=$(cat count); until [ "$(cat count)" != "$n" ]; do sleep 0.2; done'
         assert (await each.run(look, COMMAND_LIMIT_S)).exit_code == 0
         await each.workspace.jobs.kill(job)
 
