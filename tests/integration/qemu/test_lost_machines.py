@@ -1,6 +1,7 @@
 """A machine that is killed in the middle of an episode is made again by the calls of it."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
@@ -41,8 +42,12 @@ def call(call_id: str, name: str, **arguments: str) -> Sequence[ToolCall]:
     return [ToolCall(call_id, name, json.dumps(arguments))]
 
 
-async def until_there(environment: RecoveringEnvironment, path: str) -> None:
-    """Wait, in the machine itself, until a command that is under way has made a file."""
+@contextlib.asynccontextmanager
+async def until_there(environment: RecoveringEnvironment, path: str) -> AsyncIterator[None]:
+    """End the block once there is a file, as a program in the machine itself sees it.
+
+    The program starts before the block: beside a turn that is under way none does.
+    """
     lease = environment.lease
     waits = environment_access_pb2.ExecOpen(
         lease_id=lease.lease_id,
@@ -52,6 +57,9 @@ async def until_there(environment: RecoveringEnvironment, path: str) -> None:
     async with channels.dial(lease.endpoint) as channel:
         access = environment_access_pb2_grpc.EnvAccessServiceStub(channel)
         call = access.Exec(iter([environment_access_pb2.ExecRequest(open=waits)]), timeout=LIMIT_S)
+        started = await anext(aiter(call))
+        assert started.HasField("started")
+        yield
         said = [response async for response in call]
     assert said[-1].exit.exit_code == 0
 
@@ -68,8 +76,10 @@ async def test_an_episode_whose_machine_is_killed_goes_on_in_another(
 
     # In the first machine it ends with that machine, and in the next one by itself.
     slowly = f'cat said said > twice; [ "$(uname -n)" = {first} ] && sleep 600; cat twice'
-    working = asyncio.create_task(environment.run(call("4", "run_terminal", command=slowly)))
-    await until_there(environment, "twice")
+    async with until_there(environment, "twice"):
+        turn = environment.run(call("4", "run_terminal", command=slowly))
+        working = asyncio.create_task(turn)
+    assert not working.done()
     processes.end_machines()
 
     assert [outcome.content for outcome in await working] == ["hello\nhello"]
