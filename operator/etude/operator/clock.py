@@ -33,10 +33,12 @@ class ManualClock(Clock):
     """Stands still until it is moved, for tests."""
 
     now_s: float = 1_700_000_000.0
+    set_by_s: float = 0.0
+    """How far the wall clock was set by hand."""
 
     @override
     def wall_s(self) -> float:
-        return self.now_s
+        return self.now_s + self.set_by_s
 
     @override
     def monotonic_s(self) -> float:

@@ -1,47 +1,43 @@
-"""What follows from a failure in the pods of a role: the first matching rule."""
+"""What went wrong in the pods of a role."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from enum import Enum
 from typing import Any, NamedTuple
 
 from etude.operator import names
 from etude.operator.manifests import Manifest, is_deleting, is_true, labels
 
-CONFIGURATION_EXITS = {64, 78}
-"""EX_USAGE and EX_CONFIG of sysexits.h: a restart would only repeat them."""
-
-RESTARTS_IN_PLACE = 5
-"""The kubelet restarts engines and rewards in place this often before their pods are replaced."""
-
 PULL_FAILURES = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
 CRASHES = {"CrashLoopBackOff", "CreateContainerError", "CreateContainerConfigError", "RunError"}
 
 
-class Verdict(Enum):
-    """What a failure leads to."""
-
-    IGNORE = "the kubelet or the StatefulSet puts it right"
-    RESTART = "the role starts anew as the next attempt"
-    FAIL = "the run is over"
-
-
 class PodFailure(NamedTuple):
-    """One pod's container ended on its own."""
+    """One pod's container ended on its own, or a condition of the pod became True."""
 
     role: str
     pod: str
     reason: str
-    exit_code: int
+    exit_code: int | None
+    """Of the container; None for a condition, whose type is the reason."""
     message: str
-    restarts: int
+    restarts: int = 0
+    """How often the kubelet has restarted the container in place."""
 
 
-def failures(role: str, pods: Iterable[Manifest]) -> list[PodFailure]:
-    """The failures of a role's pods; a pod that is told to go does not fail by going."""
+def failures(role: str, pods: Iterable[Manifest], awaited: Iterable[str] = ()) -> list[PodFailure]:
+    """The failures of a role's pods; a pod that is told to go does not fail by going.
+
+    Args:
+        role: the role.
+        pods: its pods.
+        awaited: types of conditions that somebody has a rule for.
+    """
     found = []
     for pod in pods:
-        if is_deleting(pod) or is_true(pod, "DisruptionTarget"):
+        if is_deleting(pod):
             continue
+        found += _met(role, pod, frozenset(awaited))
+        if is_true(pod, "DisruptionTarget"):
+            continue  # whatever ends in it was ended
         for container in pod.get("status", {}).get("containerStatuses") or ():
             ended = _ended(container)
             if ended is not None:
@@ -49,26 +45,18 @@ def failures(role: str, pods: Iterable[Manifest]) -> list[PodFailure]:
     return found
 
 
-def verdict(failure: PodFailure) -> Verdict:
-    """The rule for one failure.
-
-    The trainer is replaced at once, as a new attempt with a new epoch. Engines and rewards hold
-    nothing that is worth a new attempt: the kubelet restarts them, up to a limit.
-    """
-    if failure.exit_code in CONFIGURATION_EXITS:
-        return Verdict.FAIL
-    if failure.role == names.TRAINER or failure.restarts >= RESTARTS_IN_PLACE:
-        return Verdict.RESTART
-    return Verdict.IGNORE
-
-
-def worst(found: Iterable[PodFailure]) -> PodFailure | None:
-    """The failure that decides: one that ends the run before one that restarts a role."""
-    for wanted in (Verdict.FAIL, Verdict.RESTART):
-        for failure in found:
-            if verdict(failure) == wanted:
-                return failure
-    return None
+def _met(role: str, pod: Manifest, awaited: frozenset[str]) -> list[PodFailure]:
+    return [
+        PodFailure(
+            role=role,
+            pod=pod["metadata"]["name"],
+            reason=condition["type"],
+            exit_code=None,
+            message=condition.get("message") or condition.get("reason") or "",
+        )
+        for condition in pod.get("status", {}).get("conditions") or ()
+        if condition["type"] in awaited and condition["status"] == "True"
+    ]
 
 
 def trouble(pods: Sequence[Manifest], reasons: set[str]) -> str:

@@ -139,7 +139,10 @@ class Runtime:
                 log.error("failed: %s", run_folder.ending(run))
                 return EXIT_FAILED
             case "Suspended" if not self._signals:
-                log.info("suspended: spec.suspend is true; --set spec.suspend=false goes on")
+                how = (
+                    "--set spec.suspend=false" if run["spec"].get("suspend") else "the same command"
+                )
+                log.info("suspended: %s; %s goes on", run_folder.ending(run), how)
                 return EXIT_STOPPED
             case _:
                 log.info("stopped; the same command resumes")

@@ -9,6 +9,7 @@ from pydantic import JsonValue
 
 from etude.common.api import documents
 from etude.common.api.documents import InvalidYamlError
+from etude.common.api.lifecycle import OPERATOR
 from etude.common.errors import Problem, UserError
 
 Object = dict[str, JsonValue]
@@ -16,18 +17,38 @@ Object = dict[str, JsonValue]
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[([^\[\]]+)\]")
 
 
+_FOR_CLUSTERS = ("ttlSecondsAfterFinished", "deletionRules")
+"""What goes from a cluster after the end of a run: on one machine everything but its folder goes
+with the runtime, and the folder is the user's."""
+
+
 def on_this_machine(manifest: Object, folder: Path) -> Object:
     """The manifest with its store in the run folder and its inputs below it.
 
     A run that names an S3 endpoint keeps its URIs: that store can be reached from here.
+
+    Raises:
+        UserError: another manager than this operator is to look after the run.
     """
     spec = manifest.get("spec")
+    if isinstance(spec, dict) and manifest.get("kind") == "RLRun":
+        _check_manager(spec)
+        spec = {key: value for key, value in spec.items() if key not in _FOR_CLUSTERS}
+        manifest = {**manifest, "spec": spec}
     storage = spec.get("storage") if isinstance(spec, dict) else None
     if not isinstance(spec, dict) or not isinstance(storage, dict) or storage.get("endpoint"):
         return manifest
     moved = _moved(spec, folder)
     assert isinstance(moved, dict), "a mapping stays one"  # noqa: S101 - our own mistake
     return {**manifest, "spec": {**moved, "storage": {**storage, "uri": _uri(folder)}}}
+
+
+def _check_manager(spec: Object) -> None:
+    manager = spec.get("managedBy", OPERATOR)
+    if manager != OPERATOR:
+        what = f"spec.managedBy is {manager}: on one machine nobody else looks after a run"
+        fix = f"remove the field, or add --set spec.managedBy={OPERATOR}"
+        raise UserError(Problem("InvalidSpec", what, "spec.managedBy", fix))
 
 
 def input_folder(uri: str, folder: Path) -> Path:

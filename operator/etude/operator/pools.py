@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from etude.common.api.kinds import EnvPool
 from etude.common.api.status import EnvPoolStatus, LeaseStatus, Resolved, Slots
-from etude.operator import acceptance, desired_pools, failures, names
+from etude.operator import acceptance, desired_pools, failures, names, verdicts
 from etude.operator.actions import Action, Apply, Decision, Delete, Moment
 from etude.operator.clock import rfc3339
 from etude.operator.cluster.api import Cluster
@@ -200,7 +200,7 @@ def _degraded(seen: SeenPool) -> Fact:
     words = failures.trouble(pods, failures.CRASHES)
     if words:
         refused = any(
-            failure.exit_code in failures.CONFIGURATION_EXITS
+            failure.exit_code in verdicts.CONFIGURATION_EXITS
             for failure in failures.failures(names.NODE, seen.nodes)
         )
         reason = Reason.DRIVER_UNAVAILABLE if refused else Reason.CRASH_LOOPING

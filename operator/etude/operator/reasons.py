@@ -76,6 +76,10 @@ class Reason(StrEnum):
 
     BY_USER = "ByUser"
     """spec.suspend is true."""
+    BUDGET_EXCEEDED = "BudgetExceeded"
+    """spec.budget is spent; raise it, and the run goes on."""
+    FAILURE_RULE = "FailureRule"
+    """A rule of spec.failurePolicy decided so; the message names it."""
     SUSPENDING = "Suspending"
     """A checkpoint is being written, then the pods go."""
     NOT_SUSPENDED = "NotSuspended"

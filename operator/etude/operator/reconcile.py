@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from etude.common.api import lifecycle
 from etude.common.api.kinds import Checkpoint, EnvPool, Resource, RLRun
 from etude.common.api.meta import ObjectMeta
 from etude.common.api.status import CheckpointStatus, EnvPoolStatus, RLRunStatus, Slots, Status
@@ -14,12 +15,12 @@ from etude.operator import (
     checkpoints,
     desired,
     failures,
-    intents,
     metrics,
     names,
     pools,
     runs,
     seen,
+    undertakings,
 )
 from etude.operator.acceptance import ACCEPTED
 from etude.operator.actions import (
@@ -110,10 +111,13 @@ class Reconciler:
         return await self._perform(manifest, decide(resource, manifest))
 
     def _run(self, run: RLRun, manifest: Manifest) -> Decision[RLRunStatus]:
+        if run.spec.managed_by != lifecycle.OPERATOR:
+            self.followers.leave_object(run.metadata.uid)
+            return Decision(status=run.status)
         reported = run.status.reported
         # A restarted operator asks for what came after this.
         self.book.dealt_with(run.metadata.uid, Position(reported.epoch, reported.sequence))
-        attempt = intents.attempts_of(run).get(names.TRAINER, 0)
+        attempt = undertakings.attempts_of(run).get(names.TRAINER, 0)
         pods = seen.role_pods(self.cluster, run).get(names.TRAINER, ())
         workload = names.child(run.metadata.name, names.TRAINER)
         target = names.address(workload, PORTS[names.TRAINER]["grpc"])

@@ -1,5 +1,7 @@
 """The bookkeeping in a run's status: what was undertaken, when pods were held, what was seen."""
 
+from collections.abc import Sequence
+
 from etude.common.api.kinds import RLRun
 from etude.common.api.status import (
     ActiveTime,
@@ -9,19 +11,19 @@ from etude.common.api.status import (
     RLRunStatus,
     RoleStatus,
 )
-from etude.operator import desired, intents, limits
+from etude.operator import desired, holds, limits, undertakings, usage
 from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339
 from etude.operator.desired import Platform
-from etude.operator.intents import Undertaking
 from etude.operator.run_figures import figures
 from etude.operator.seen import Seen
+from etude.operator.undertakings import Undertaking
 
 
 def started(run: RLRun, platform: Platform, now: Moment) -> RLRunStatus:
     """The status of a run that is about to get its pods, for the first time or again."""
     status = run.status
-    attempts = intents.attempts_of(run)
+    attempts = undertakings.attempts_of(run)
     when = rfc3339(now.wall_s)
     roles = tuple(
         RoleStatus(name=role, desired=pods, ready=0, attempt=attempts.get(role, status.attempt))
@@ -46,16 +48,19 @@ def undertaken(run: RLRun, seen: Seen, next_up: Undertaking, now: Moment) -> RLR
     if next_up.failure is not None:
         changes["last_failure"] = next_up.failure
     if intent is not None and intent.type == "Restart":
+        again = [r.name for r in run.status.roles if intent.role in {"", r.name}]
         changes |= {
             "attempt": intent.attempt,
             "roles": tuple(
                 role.model_copy(update={"attempt": intent.attempt, "ready": 0})
-                if role.name == intent.role
+                if role.name in again
                 else role
                 for role in run.status.roles
             ),
-            "restarts": _counted(run.status, intent.role),
+            "restarts": _counted(run.status, again),
         }
+    if intent is not None:
+        changes["hold"] = holds.begun(intent) or run.status.hold
     return run.status.model_copy(update=changes)
 
 
@@ -64,22 +69,23 @@ def observed(run: RLRun, seen: Seen, now: Moment, *, is_running: bool, is_over: 
     changes = figures(run, seen, now, is_running=is_running)
     changes["observed_generation"] = run.metadata.generation
     changes["restarts"] = _forgiven(run, seen)
+    changes["usage"] = usage.accounted(run, seen.pods, now)
     done = seen.report.done
     changes["reported"] = ReportPosition(epoch=done.epoch, sequence=done.sequence)
     if run.status.active.since is not None and (is_over or (not is_running and seen.is_gone)):
         changes["active"] = ActiveTime(seconds=limits.active_s(run, now.wall_s))
     if is_over:
-        changes["intent"] = None
+        changes["intent"] = changes["hold"] = None
         changes["completion_time"] = run.status.completion_time or rfc3339(now.wall_s)
     return run.model_copy(update={"status": run.status.model_copy(update=changes)})
 
 
-def _counted(status: RLRunStatus, role: str) -> Restarts:
+def _counted(status: RLRunStatus, roles: Sequence[str]) -> Restarts:
     before = status.restarts
     return Restarts(
         total=before.total + 1,
         counted=before.counted + 1,
-        by_role={**before.by_role, role: before.by_role.get(role, 0) + 1},
+        by_role=before.by_role | {role: before.by_role.get(role, 0) + 1 for role in roles},
         phase=status.active_phase,
         step=status.step.current if status.step else 0,
     )

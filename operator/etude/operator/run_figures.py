@@ -12,7 +12,7 @@ from etude.common.api.status import (
     StalenessStatus,
     StepStatus,
 )
-from etude.operator import desired, intents, limits
+from etude.operator import desired, limits, undertakings
 from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339
 from etude.operator.seen import Seen, is_available, is_ready
@@ -79,7 +79,7 @@ def _reported(run: RLRun, report: run_pb2.RunStatus) -> dict[str, object]:
 
 
 def _roles(run: RLRun, seen: Seen, *, is_running: bool) -> tuple[RoleStatus, ...]:
-    attempts = intents.attempts_of(run)
+    attempts = undertakings.attempts_of(run)
     return tuple(
         RoleStatus(
             name=role,

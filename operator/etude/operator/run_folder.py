@@ -111,9 +111,10 @@ def _awake(manifest: Manifest, last_s: float) -> Manifest:
     """The object as a new runtime goes on with it.
 
     A runtime that was killed held no pods from then on. A run that failed is tried again, from
-    its last checkpoint: whoever starts it anew has put right what was wrong.
+    its last checkpoint: whoever starts it anew has put right what was wrong. What a rule suspended
+    is resumed by the same hand.
     """
-    status = manifest.get("status", {})
+    status = {key: value for key, value in manifest.get("status", {}).items() if key != "hold"}
     if manifest["kind"] != "RLRun" or is_true(manifest, "Complete"):
         return manifest
     active = dict(status.get("active", {}))

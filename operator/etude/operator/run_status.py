@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.status import RLRunStatus, RoleStatus
-from etude.operator import failures, names
+from etude.operator import failures, limits, names
 from etude.operator.clock import rfc3339
 from etude.operator.conditions import Fact, conditions, no, yes
 from etude.operator.manifests import Manifest
@@ -197,7 +197,10 @@ def _suspended(view: View) -> Fact:
     if intent is not None and intent.type in SUSPENDING:
         return no("Suspended", Reason.SUSPENDING, "a checkpoint first, then the pods go")
     if view.run.spec.suspend and view.seen.is_gone:
-        return yes("Suspended", Reason.BY_USER)
+        return yes("Suspended", Reason.BY_USER, "spec.suspend is true")
+    hold = view.status.hold
+    if hold is not None and view.seen.is_gone:
+        return yes("Suspended", hold.reason, hold.message)
     return no("Suspended", Reason.NOT_SUSPENDED)
 
 
@@ -205,6 +208,9 @@ def _stalled(view: View) -> Fact:
     intent = view.status.intent
     if intent is not None and intent.reason == Reason.NO_PROGRESS:
         return yes("Stalled", Reason.NO_PROGRESS, intent.message)
+    left_s = limits.progress_left_s(view.run, view.seen, view.now)
+    if view.is_running and left_s is not None and left_s <= 0:
+        return yes("Stalled", Reason.NO_PROGRESS, "no step finished within the deadline")
     return no("Stalled", Reason.HEALTHY)
 
 

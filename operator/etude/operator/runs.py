@@ -7,13 +7,17 @@ from etude.common.api.kinds import RLRun
 from etude.common.api.status import RLRunStatus
 from etude.operator import (
     acceptance,
+    cleanup,
     desired,
+    holds,
     intents,
     limits,
     names,
     records,
     registry,
     run_status,
+    undertakings,
+    usage,
 )
 from etude.operator.actions import Action, Apply, Decision, Delete, Moment, Order
 from etude.operator.conditions import Fact
@@ -80,7 +84,7 @@ def _is_wanted(run: RLRun) -> bool:
         return False
     intent = run.status.intent
     if intent is None:
-        return not run.spec.suspend
+        return holds.asks_for_pods(run)
     match intent.type:
         case "Suspend" | "Restart":
             return True
@@ -106,8 +110,14 @@ def _over(course: Course, ending: Fact) -> Decision[RLRunStatus]:
         problem=None,
         is_running=False,
     )
-    actions = (*registry.happenings(course.run, course.seen), *_children(course))
-    return Decision(status=_status(course, ending), actions=actions)
+    run, seen, now = course.run, course.seen, course.now
+    actions = (
+        *registry.happenings(run, seen),
+        *_children(course),
+        *cleanup.deletions(run, seen, ending.type, now),
+    )
+    again_s = cleanup.next_s(run, ending.type, now)
+    return Decision(status=_status(course, ending), actions=actions, requeue_after_s=again_s)
 
 
 def _recorded(course: Course) -> RLRunStatus | None:
@@ -118,6 +128,8 @@ def _recorded(course: Course) -> RLRunStatus | None:
     next_up = intents.undertaking(run, course.seen, now)
     if next_up.intent != run.status.intent:
         return records.undertaken(run, course.seen, next_up, now)
+    if holds.kept(run, now) != run.status.hold:
+        return run.status.model_copy(update={"hold": None})
     if course.is_running and run.status.active.since is None:
         return records.started(run, course.platform, now)
     return None
@@ -159,7 +171,7 @@ def _children(course: Course) -> Iterator[Action]:
         return
     shape = RunShape(
         images=resolved.images,
-        attempts=intents.attempts_of(run),
+        attempts=undertakings.attempts_of(run),
         brokers={name: pool.spec.brokers for name, pool in course.seen.pools.items()},
         is_running=course.is_running,
     )
@@ -187,7 +199,7 @@ def _replacements(course: Course) -> Iterator[Action]:
         return
     old = [
         pod
-        for pod in course.seen.pods.get(intent.role, ())
+        for pod in intents.restarting(intent, course.seen)
         if labels(pod).get(names.ATTEMPT) != str(intent.attempt) and not is_deleting(pod)
     ]
     is_stuck = intent.reason == Reason.NO_PROGRESS
@@ -240,6 +252,9 @@ def _look_again_s(course: Course) -> float | None:
     if seen.report.silent_since_s is not None:
         waits.append(seen.report.silent_since_s + intents.SILENCE_LIMIT_S - now.monotonic_s)
     waits += limits.deadlines_left_s(run, seen, now)
+    budget_s = usage.left_s(run, now)
+    if budget_s is not None and budget_s != float("inf"):
+        waits.append(budget_s)
     # A moment later than computed, so that the limit is crossed by then.
     coming = [wait + 0.1 for wait in waits if wait > 0]
     return min(coming, default=None)

@@ -16,7 +16,7 @@ from etude.operator.manifests import Manifest, uid
 
 MOVING = {
     *("step", "reward", "evalSuccess", "policyVersion", "staleness", "tokensPerSecond", "ettr"),
-    *("rollouts", "lastStepTime", "reported", "slots", "leases"),
+    *("rollouts", "lastStepTime", "reported", "slots", "leases", "usage"),
 }
 """Figures that change all the time; everything else in a status is written at once."""
 
@@ -116,7 +116,8 @@ def _notes(before: Status, after: Status) -> list[Note]:
         and intent.type == "Restart"
         and intent != getattr(before, "intent", None)
     ):
-        message = f"{intent.role} starts anew as attempt {intent.attempt}: {intent.message}"
+        who = intent.role or "every role"
+        message = f"{who} starts anew as attempt {intent.attempt}: {intent.message}"
         notes.append(Note(f"restart-{intent.attempt}", intent.reason, message, is_warning=True))
     return notes
 

@@ -29,6 +29,20 @@ def test_a_store_with_an_endpoint_can_be_reached_and_stays(run_body: Any) -> Non
     assert on_this_machine(body, FOLDER) == body
 
 
+def test_what_goes_after_the_end_of_a_run_stays_on_the_users_machine(
+    run_body: Any, tmp_path: Path
+) -> None:
+    rules = [{"after": "Failed", "policy": "DeleteSelf"}]
+    for fields in ({"ttlSecondsAfterFinished": 0}, {"deletionRules": rules}):
+        local = on_this_machine(run_body(**fields), tmp_path)
+        assert local == on_this_machine(run_body(), tmp_path)
+
+
+def test_a_run_of_another_manager_is_refused_on_one_machine(run_body: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="managedBy"):
+        on_this_machine(run_body(managedBy="other.dev/them"), tmp_path)
+
+
 def test_folders_that_are_named_as_such_stay(run_body: Any) -> None:
     spec: Any = on_this_machine(run_body(model={"uri": "file:///models/a"}), FOLDER)["spec"]
     assert spec["model"]["uri"] == "file:///models/a"

@@ -79,6 +79,9 @@ async def test_the_operator_has_every_right_that_it_uses_and_no_other(
     body = run_body(checkpointing=keep)
     del body["spec"]["phases"][1:]
     body["spec"]["roles"] = {"trainer": {}}
+    body["spec"]["ttlSecondsAfterFinished"] = 0
     lab.cluster.put(body)
     await lab.settle()
+    await lab.say(state=run_pb2.RUN_STATE_DONE, step=40)
+    await lab.advance(1)
     assert granted() == set(used(lab, owners))

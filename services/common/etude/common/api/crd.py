@@ -96,7 +96,7 @@ RLRUN = Kind(
     spec=RLRunSpec,
     status=RLRunStatus,
     selectable=(".status.phase",),
-    rules=(NAME_RULE, *map(while_holding_pods, FROZEN)),
+    rules=(NAME_RULE, unchanged("managedBy"), *map(while_holding_pods, FROZEN)),
     columns=(
         Column("Status", ".status.phase"),
         Column("Phase", ".status.activePhase"),

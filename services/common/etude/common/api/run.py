@@ -4,6 +4,15 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from etude.common.api.lifecycle import (
+    MANAGER,
+    OPERATOR,
+    Budget,
+    Deadlines,
+    DeletionRule,
+    FailurePolicy,
+    Seconds,
+)
 from etude.common.api.meta import NAMED, Model, Name, Rule, Uri
 from etude.common.api.observability import Observability
 from etude.common.api.phases import Phase, RolloutPolicy, TaskSet
@@ -59,27 +68,6 @@ class Evaluation(Model):
     """Tasks per evaluation between the first and the last; all of them unless set."""
     greedy: Literal["Always", "Ends", "Never"] = "Ends"
     """When a greedy pass runs too: at each evaluation, at the first and the last, never."""
-
-
-class FailurePolicy(Model):
-    """How often a run may restart."""
-
-    max_restarts: Annotated[int, Field(ge=0, le=1_000)] = 3
-    """Restarts of a role after failures, before the run fails."""
-    reset_after_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 50
-    """Clean steps after which the count starts again."""
-
-
-class Deadlines(Model):
-    """Limits on time without result."""
-
-    pre_running_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = None
-    """From acceptance to the first report of the controller."""
-    active_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = None
-    """Total time with pods."""
-    step_progress_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = None
-    """Longest time without a finished step, beside checkpoints and evaluations; derived from
-    measured steps unless set."""
 
 
 class RLRunSpec(Model):
@@ -175,10 +163,20 @@ class RLRunSpec(Model):
             fix="raise tileGrid to a multiple of gpusPerReplica, or use codec L1",
             field_path=".weights.advanced.codec",
         ),
+        Rule(
+            cel="!has(self.ttlSecondsAfterFinished) || !has(self.deletionRules)"
+            " || size(self.deletionRules) == 0",
+            holds=lambda s: s.ttl_seconds_after_finished is None or not s.deletion_rules,
+            message="ttlSecondsAfterFinished and deletionRules exclude each other",
+            fix="keep deletionRules, with {after, policy: DeleteSelf, ttlSeconds} for the run",
+            field_path=".deletionRules",
+        ),
     )
 
     suspend: bool = False
     """True saves a checkpoint, releases the pods and keeps the object; false resumes."""
+    managed_by: Annotated[str, Field(max_length=253, pattern=MANAGER)] = OPERATOR
+    """Who reconciles the run; with another name this operator leaves it alone. Never changes."""
     model: ModelSource
     """Starting weights."""
     storage: Storage
@@ -194,8 +192,14 @@ class RLRunSpec(Model):
     evaluation: Annotated[tuple[Evaluation, ...], Field(max_length=16), NAMED] = ()
     """Measurements on held-out tasks."""
     failure_policy: FailurePolicy = Field(default_factory=FailurePolicy)
-    """How often the run may restart."""
+    """What failures lead to, and how often the run may restart."""
     deadlines: Deadlines = Field(default_factory=Deadlines)
     """Limits on time without result."""
+    budget: Budget = Field(default_factory=Budget)
+    """What the run may use in all."""
+    ttl_seconds_after_finished: Seconds | None = None
+    """Deletes the run, with everything that it owns, so long after its end; never unless set."""
+    deletion_rules: Annotated[tuple[DeletionRule, ...], Field(max_length=8)] = ()
+    """What goes once the run is over, in steps."""
     observability: Observability = Field(default_factory=Observability)
     """Where signals go."""

@@ -152,13 +152,35 @@ class Intent(Status):
     message: Annotated[str, Field(max_length=1024)] = ""
     """A sentence for people."""
     role: Annotated[str, Field(max_length=63)] = ""
-    """Restart: the role."""
+    """Restart: the role; every role when empty."""
     generation: Count = 0
     """Generation of the spec that it was decided for."""
     attempt: Count = 0
     """Attempt that it belongs to."""
     since: Time
     """When it was decided."""
+
+
+class Hold(Status):
+    """Why a run is suspended although its spec does not ask for it."""
+
+    reason: Annotated[str, Field(max_length=64)]
+    """Reason code, which becomes that of the condition."""
+    message: Annotated[str, Field(max_length=1024)] = ""
+    """A sentence for people."""
+    since: Time
+    """When it was decided."""
+
+
+class Usage(Status):
+    """What the run has used."""
+
+    gpu_seconds: Annotated[float, Field(ge=0)] = 0
+    """GPUs times seconds, up to accountedAt."""
+    gpus: Count = 0
+    """GPUs that its pods have held since then."""
+    accounted_at: Time | None = None
+    """When it was added up last; absent while no GPU is held."""
 
 
 class ReportPosition(Status):
@@ -237,6 +259,11 @@ class RLRunStatus(Status):
     """The newest failure."""
     intent: Intent | None = None
     """What the operator is carrying out."""
+    hold: Hold | None = None
+    """Why the operator keeps the run suspended. It ends when its cause does, or when spec.suspend
+    was true and is false again."""
+    usage: Usage = Field(default_factory=Usage)
+    """What the run has used."""
     reported: ReportPosition = Field(default_factory=ReportPosition)
     """How far the controller's checkpoints and events have been taken over."""
     resolved: Resolved | None = None

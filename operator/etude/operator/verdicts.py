@@ -1,0 +1,108 @@
+"""What follows from a failure: the first rule that matches, or else what always holds."""
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from etude.common.api.lifecycle import Cause, FailureAction, FailureRule
+from etude.operator import names
+from etude.operator.failures import PodFailure
+
+CONFIGURATION_EXITS = {64, 78}
+"""EX_USAGE and EX_CONFIG of sysexits.h: a restart would only repeat them."""
+
+RESTARTS_IN_PLACE = 5
+"""The kubelet restarts engines and rewards in place this often before their pods are replaced."""
+
+
+class Outcome(IntEnum):
+    """What a failure leads to; of several failures the one with the gravest outcome decides."""
+
+    IGNORE = 0
+    """The kubelet or the StatefulSet puts it right."""
+    RESTART_ROLE = 1
+    """The role starts anew as the next attempt."""
+    RESTART_RUN = 2
+    """Every role does."""
+    SUSPEND = 3
+    """A checkpoint, then the pods go until somebody resumes the run."""
+    FAIL = 4
+    """The run is over."""
+
+
+_OUTCOMES = {
+    FailureAction.IGNORE: Outcome.IGNORE,
+    FailureAction.RESTART_ROLE: Outcome.RESTART_ROLE,
+    FailureAction.RESTART_RUN: Outcome.RESTART_RUN,
+    FailureAction.CHECKPOINT_AND_SUSPEND: Outcome.SUSPEND,
+    FailureAction.FAIL_RUN: Outcome.FAIL,
+}
+
+
+class Verdict(NamedTuple):
+    """What follows, and by whose word."""
+
+    outcome: Outcome
+    rule: str = ""
+    """The rule of the run that said so; empty for what always holds."""
+
+
+class Judged(NamedTuple):
+    """A failure with its verdict."""
+
+    failure: PodFailure
+    verdict: Verdict
+
+
+def verdict(failure: PodFailure, rules: Sequence[FailureRule] = ()) -> Verdict:
+    """What follows from the failure of a pod."""
+    for rule in rules:
+        if _matches(rule, failure):
+            return Verdict(_OUTCOMES[rule.action], rule.name)
+    return Verdict(_always(failure))
+
+
+def stalled(rules: Sequence[FailureRule]) -> Verdict:
+    """What follows when a run finishes nothing any more."""
+    for rule in rules:
+        if rule.on is Cause.STALLED:
+            return Verdict(_OUTCOMES[rule.action], rule.name)
+    return Verdict(Outcome.RESTART_ROLE)
+
+
+def gravest(found: Iterable[PodFailure], rules: Sequence[FailureRule]) -> Judged | None:
+    """The failure that decides; None if nothing follows from any."""
+    judged = [Judged(failure, verdict(failure, rules)) for failure in found]
+    worst = max(judged, key=lambda each: each.verdict.outcome, default=None)
+    return None if worst is None or worst.verdict.outcome is Outcome.IGNORE else worst
+
+
+def conditions(rules: Iterable[FailureRule]) -> set[str]:
+    """The types of pod conditions that rules are about."""
+    return {kind for rule in rules for kind in rule.pod_conditions or ()}
+
+
+def _matches(rule: FailureRule, failure: PodFailure) -> bool:
+    if rule.role is not None and rule.role != failure.role:
+        return False
+    if failure.exit_code is None:
+        return failure.reason in (rule.pod_conditions or ())
+    if rule.on is not Cause.EXIT:
+        return False
+    codes = rule.exit_codes
+    return codes is None or (failure.exit_code in codes.values) == (codes.op == "In")
+
+
+def _always(failure: PodFailure) -> Outcome:
+    """What holds where no rule says otherwise.
+
+    The trainer is replaced at once, as a new attempt with a new epoch. Engines and rewards hold
+    nothing that is worth a new attempt: the kubelet restarts them, up to a limit.
+    """
+    if failure.exit_code is None:
+        return Outcome.IGNORE
+    if failure.exit_code in CONFIGURATION_EXITS:
+        return Outcome.FAIL
+    if failure.role == names.TRAINER or failure.restarts >= RESTARTS_IN_PLACE:
+        return Outcome.RESTART_ROLE
+    return Outcome.IGNORE

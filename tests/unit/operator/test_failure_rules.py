@@ -1,0 +1,205 @@
+"""What the rules of a run make of failures; without a rule, see test_run_failures."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.common.api.lifecycle import ExitCodes, FailureAction, FailureRule
+from etude.operator import verdicts
+from etude.operator.failures import PodFailure
+from etude.operator.manifests import Ref, labels
+from etude.operator.verdicts import Outcome, Verdict
+from etude.v1 import run_pb2
+
+Build = Callable[..., dict[str, Any]]
+ROLES = ("trainer", "inference", "rewards")
+CODES = st.integers(min_value=0, max_value=255)
+
+
+def rule(name: str, action: str, **fields: Any) -> dict[str, Any]:
+    return {"name": name, "on": "Exit", "action": action, **fields}
+
+
+def exits(role: str, code: int, *, restarts: int = 0) -> PodFailure:
+    return PodFailure(role, f"demo-{role}-0", "Error", code, "", restarts)
+
+
+def parsed(*rules: dict[str, Any]) -> list[FailureRule]:
+    return [FailureRule.model_validate(each) for each in rules]
+
+
+@given(st.sampled_from(ROLES), CODES, st.sets(CODES, min_size=1), st.sampled_from(["In", "NotIn"]))
+def test_a_rule_about_codes_matches_them_or_all_others(
+    role: str, code: int, values: set[int], op: str
+) -> None:
+    codes = ExitCodes.model_validate({"op": op, "values": sorted(values)})
+    found = verdicts.verdict(
+        exits(role, code), parsed(rule("r", "Ignore", exitCodes=codes.to_json()))
+    )
+    matches = (code in values) if op == "In" else (code not in values)
+    assert (found == Verdict(Outcome.IGNORE, "r")) == matches
+    if not matches:
+        assert found == verdicts.verdict(exits(role, code))
+
+
+@given(st.lists(st.sampled_from(list(FailureAction)), min_size=1, max_size=6))
+def test_the_first_rule_that_matches_decides(actions: list[FailureAction]) -> None:
+    rules = parsed(*(rule(f"r{n}", action) for n, action in enumerate(actions)))
+    assert verdicts.verdict(exits("trainer", 1), rules).rule == "r0"
+
+
+def test_a_rule_about_one_role_leaves_the_others_alone() -> None:
+    rules = parsed(rule("engines", "FailRun", role="inference"))
+    assert verdicts.verdict(exits("inference", 1), rules).outcome is Outcome.FAIL
+    assert verdicts.verdict(exits("trainer", 1), rules).outcome is Outcome.RESTART_ROLE
+
+
+@given(st.lists(st.tuples(st.sampled_from(ROLES), CODES), max_size=6), st.randoms())
+def test_of_several_failures_the_gravest_decides_in_any_order(
+    found: list[tuple[str, int]], random: Any
+) -> None:
+    failures = [exits(role, code) for role, code in found]
+    first = verdicts.gravest(failures, ())
+    random.shuffle(failures)
+    second = verdicts.gravest(failures, ())
+    assert (first is None) == (second is None)
+    if first is not None and second is not None:
+        assert first.verdict == second.verdict
+
+
+@pytest.fixture
+async def running(lab: Any, run_body: Build, request: pytest.FixtureRequest) -> Any:
+    policy = {"rules": request.param} if hasattr(request, "param") else {}
+    lab.cluster.put(run_body(failurePolicy=policy))
+    await lab.settle()
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
+    return lab
+
+
+def ruled(*rules: dict[str, Any]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("running", [list(rules)], indirect=True)
+
+
+@ruled(rule("out-of-memory", "RestartRun", exitCodes={"values": [137]}))
+async def test_restart_run_replaces_the_pods_of_every_role_once(running: Any) -> None:
+    running.new_controller()
+    running.end("demo-inference-0", exit_code=137)
+    await running.settle()
+    await running.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
+    for _ in range(3):
+        await running.advance(30)
+    status = running.run().status
+    for role in ROLES:
+        assert {labels(pod)["etude.dev/attempt"] for pod in running.pods(role)} == {"1"}, role
+    assert (status.attempt, status.restarts.total) == (1, 1)
+    assert dict(status.restarts.by_role) == dict.fromkeys(ROLES, 1)
+    assert status.intent is None
+
+
+@ruled(rule("bad-data", "FailRun", role="trainer", exitCodes={"values": [3]}))
+async def test_fail_run_says_which_rule_ended_the_run(running: Any) -> None:
+    running.end("demo-trainer-0", exit_code=3)
+    await running.settle()
+    assert running.condition("Failed") == ("True", "FailureRule")
+    message = next(c.message for c in running.run().status.conditions if c.type == "Failed")
+    assert "demo-trainer-0 ended with exit code 3" in message
+    assert "bad-data" in message
+
+
+@ruled(rule("patience", "Ignore", role="rewards"))
+async def test_an_ignored_failure_stays_the_kubelets(running: Any) -> None:
+    running.end("demo-rewards-0", exit_code=78, restarts=9)
+    await running.settle()
+    assert running.run().status.restarts.total == 0
+    assert running.condition("Failed")[0] == "False"
+
+
+SPOT = rule("spot", "CheckpointAndSuspend", on="PodCondition", podConditions=["DisruptionTarget"])
+
+
+async def disrupt(lab: Any, pod: str) -> None:
+    status = {
+        "phase": "Running",
+        "conditions": [
+            {"type": "Ready", "status": "True"},
+            {"type": "DisruptionTarget", "status": "True", "message": "spot node goes"},
+        ],
+    }
+    lab.cluster.set_status(Ref("Pod", "lab", pod), status)
+    await lab.settle()
+
+
+@ruled(SPOT)
+async def test_a_run_that_a_rule_suspends_saves_first_and_stays_away(running: Any) -> None:
+    await disrupt(running, "demo-inference-0")
+    assert running.condition("Suspended") == ("False", "Suspending")
+    orders = [order.WhichOneof("what") for order in running.peers.orders]
+    assert orders.count("suspend") == 1
+    assert running.pods("trainer"), "nothing goes before the checkpoint"
+    await running.say(state=run_pb2.RUN_STATE_SUSPENDED, step=5)
+    assert running.condition("Suspended") == ("True", "FailureRule")
+    assert running.names("Pod") == []
+    for _ in range(3):
+        await running.advance(600)
+    assert running.names("Pod") == []
+    assert running.run().spec.suspend is False
+
+
+@ruled(SPOT)
+async def test_to_suspend_and_resume_by_hand_ends_what_a_rule_began(
+    running: Any, run_body: Build
+) -> None:
+    await disrupt(running, "demo-inference-0")
+    await running.say(state=run_pb2.RUN_STATE_SUSPENDED, step=5)
+    running.new_controller()
+    for suspend in (True, False):
+        running.cluster.put(run_body(failurePolicy={"rules": [SPOT]}, suspend=suspend))
+        await running.settle()
+    assert running.run().status.hold is None
+    assert len(running.pods("trainer")) == 1
+    assert running.condition("Suspended") == ("False", "NotSuspended")
+
+
+STALL = {"stepProgressSeconds": 60}
+
+
+@pytest.mark.parametrize(
+    ("action", "restarts"), [("Ignore", 0), ("RestartRole", 1), ("RestartRun", 1)]
+)
+async def test_a_rule_says_what_a_stalled_run_is_worth(
+    lab: Any, run_body: Build, action: str, restarts: int
+) -> None:
+    rules = [rule("stalls", action, on="Stalled")]
+    lab.cluster.put(run_body(failurePolicy={"rules": rules}, deadlines=STALL))
+    await lab.settle()
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
+    await lab.advance(61)
+    assert lab.run().status.restarts.total == restarts
+    if not restarts:
+        assert lab.condition("Stalled") == ("True", "NoProgress")
+
+
+async def test_a_rule_may_end_a_run_that_stalls(lab: Any, run_body: Build) -> None:
+    rules = [rule("stalls", "FailRun", on="Stalled")]
+    lab.cluster.put(run_body(failurePolicy={"rules": rules}, deadlines=STALL))
+    await lab.settle()
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
+    await lab.advance(61)
+    assert lab.condition("Failed") == ("True", "FailureRule")
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"on": "Stalled", "exitCodes": {"values": [1]}}, "only a rule on Exit has exitCodes"),
+        ({"on": "PodCondition"}, "needs podConditions"),
+        ({"on": "Exit", "podConditions": ["Ready"]}, "needs podConditions"),
+        ({"on": "Stalled", "role": "trainer"}, "has no role"),
+    ],
+)
+def test_a_rule_that_could_not_mean_anything_is_refused(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        FailureRule.model_validate({"name": "r", "action": "Ignore", **fields})
