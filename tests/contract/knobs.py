@@ -24,6 +24,18 @@ ROLE = {
     "env[].name": f"{OPERATOR}.desired item",
     "env[].value": f"{OPERATOR}.desired item",
     "nodeSelector": f"{OPERATOR}.desired spec",
+    "gpuResource": f"{OPERATOR}.desired spec",
+    "resourceClaims[].name": f"{OPERATOR}.pods claim",
+    "resourceClaims[].resourceClaimTemplateName": f"{OPERATOR}.pods claim",
+    **{
+        f"tolerations[].{name}": f"{OPERATOR}.pods toleration"
+        for name in ("key", "operator", "value", "effect")
+    },
+    "priorityClassName": f"{OPERATOR}.desired spec",
+    "runtimeClassName": f"{OPERATOR}.desired spec",
+    "podTemplate.labels": f"{OPERATOR}.desired given",
+    "podTemplate.annotations": f"{OPERATOR}.desired given",
+    "podTemplate.spec": f"{OPERATOR}.desired given",
     "terminationGracePeriodSeconds": f"{OPERATOR}.desired spec",
 }
 EGRESS = "etude.envserver.egress.gate"
@@ -59,7 +71,7 @@ POOL = {
     "brokers": f"{OPERATOR}.desired_pools spec",
     "placement.nodeSelector": f"{OPERATOR}.desired_pools",
     **{
-        f"placement.tolerations[].{name}": f"{OPERATOR}.desired_pools"
+        f"placement.tolerations[].{name}": f"{OPERATOR}.pods toleration"
         for name in ("key", "operator", "value", "effect")
     },
     "placement.onePerMachine": f"{OPERATOR}.desired_pools",

@@ -6,6 +6,7 @@ from pydantic import JsonValue
 
 from etude.common.api.algorithms import check_algorithm
 from etude.common.api.kinds import EnvPool, RLRun
+from etude.common.api.podtemplate import directives, leaks, variables
 from etude.common.api.pool import DriverName, EnvPoolSpec, IsolationLevel
 from etude.common.api.rewards import check_function
 from etude.operator import desired
@@ -71,6 +72,7 @@ def _wrong_parameters(run: RLRun, platform: Platform) -> Iterator[str]:
         at = f"spec.roles.rewards.functions[{index}].parameters"
         yield from _refused(at, check_function, part.function, part.parameters)
     yield from _reserved_names(run)
+    yield from _wrong_templates(run)
 
 
 def _refused(
@@ -87,6 +89,17 @@ def _reserved_names(run: RLRun) -> Iterator[str]:
         for item in desired.role_spec(run, role).env:
             if is_reserved(item.name):
                 yield f"spec.roles.{role}.env: {item.name} is set by the operator; remove it"
+
+
+def _wrong_templates(run: RLRun) -> Iterator[str]:
+    """What is laid over pods, and would take from them what the operator gives."""
+    for role in desired.roles(run):
+        spec, at = desired.role_spec(run, role).pod_template.spec, f"spec.roles.{role}.podTemplate"
+        for message in (*directives(spec), *leaks(spec)):
+            yield f"{at}.spec.{message}; remove it"
+        for name in variables(spec, role):
+            if is_reserved(name):
+                yield f"{at}.spec.containers: {name} is set by the operator; remove it"
 
 
 def _wrong_pools(run: RLRun, seen: Seen, platform: Platform) -> Iterator[Fact]:

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.meta import API_VERSION
+from etude.common.api.podtemplate import PodTemplate
 from etude.common.api.roles import EnvironmentRole, RoleSpec
 from etude.common.files import ResolvedRun
 from etude.operator import names
 from etude.operator.manifests import Manifest, stamped
-from etude.operator.pods import SPEC_FOLDER, Plan, base_env, env
+from etude.operator.pods import SPEC_FOLDER, Plan, base_env, env, toleration
 from etude.operator.workloads import head, service, stateful_set
 
 PORTS: Mapping[str, Mapping[str, int]] = {
@@ -189,11 +190,31 @@ def _run_plan(run: RLRun, role: str, shape: RunShape, platform: Platform) -> Pla
         cpu=spec.cpu,
         memory=spec.memory,
         gpus=spec.gpus_per_replica,
+        gpu_resource=spec.gpu_resource,
+        claims=spec.resource_claims,
         secret=secret.name if secret is not None else None,
         node_selector=spec.node_selector,
+        tolerations=[toleration(each) for each in spec.tolerations],
+        classes=_classes(spec),
+        over=_over(spec.pod_template),
         grace_s=_grace_s(run, role),
         shared_memory=role in {names.TRAINER, names.INFERENCE},
     )
+
+
+def _classes(spec: RoleSpec) -> dict[str, str]:
+    given = {
+        "priorityClassName": spec.priority_class_name,
+        "runtimeClassName": spec.runtime_class_name,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _over(given: PodTemplate) -> Manifest:
+    """What the spec lays over the pods of a role."""
+    metadata = {"labels": given.labels, "annotations": given.annotations}
+    found: Manifest = {"metadata": {name: part for name, part in metadata.items() if part}}
+    return found | ({"spec": given.spec} if given.spec else {})
 
 
 def _grace_s(run: RLRun, role: str) -> int:

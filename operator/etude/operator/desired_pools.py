@@ -6,7 +6,6 @@ from dataclasses import replace
 from decimal import Decimal
 
 from etude.common.api.kinds import EnvPool
-from etude.common.api.placement import Toleration
 from etude.common.api.pool import DriverName
 from etude.common.files import ResolvedPool
 from etude.operator import names
@@ -22,6 +21,7 @@ from etude.operator.pods import (
     env,
     field_env,
     pod_spec,
+    toleration,
 )
 from etude.operator.workloads import head, service, stateful_set
 
@@ -133,7 +133,7 @@ def _placed(plan: Plan, pool: EnvPool) -> Plan:
         plan,
         cpu=_cpu(pool),
         node_selector=placement.node_selector,
-        tolerations=[_toleration(each) for each in placement.tolerations],
+        tolerations=[toleration(each) for each in placement.tolerations],
         apart_from=siblings if placement.one_per_machine else None,
     )
 
@@ -146,16 +146,6 @@ def _cpu(pool: EnvPool) -> str | None:
     cores = quantity(slot.cpu)
     assert isinstance(cores, Decimal), slot.cpu  # noqa: S101 - the schema admits nothing else
     return f"{math.ceil(1000 * cores * pool.spec.slots_per_replica)}m"
-
-
-def _toleration(toleration: Toleration) -> Manifest:
-    found = {
-        "key": toleration.key,
-        "operator": toleration.operator,
-        "value": toleration.value,
-        "effect": toleration.effect,
-    }
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def _broker_target(pool: EnvPool) -> Manifest:

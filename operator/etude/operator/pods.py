@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from etude.common.api.placement import Toleration
+from etude.common.api.podtemplate import ResourceClaim
 from etude.operator.manifests import Manifest
 from etude.operator.names import ROLE
 
@@ -37,6 +40,8 @@ class Plan:
     cpu: str | None = None
     memory: str | None = None
     gpus: int = 0
+    gpu_resource: str = "nvidia.com/gpu"
+    claims: Sequence[ResourceClaim] = ()
     secret: str | None = None
     """Secret whose keys become environment variables."""
     node_selector: Mapping[str, str] = field(default_factory=dict)
@@ -54,6 +59,10 @@ class Plan:
     """Labels of pods that it shares no machine with."""
     seccomp_profile: str | None = None
     """Profile among the node's own, where the runtime's default forbids what the role is for."""
+    classes: Mapping[str, str] = field(default_factory=dict)
+    """Names of a PriorityClass and a RuntimeClass, by the pod spec's field."""
+    over: Mapping[str, Any] = field(default_factory=dict)
+    """Part of a pod template that is laid over what comes of the rest."""
 
 
 def env(name: str, value: str) -> Manifest:
@@ -77,6 +86,17 @@ def base_env(ports: Mapping[str, int], *, attempt: int) -> list[Manifest]:
         env("ETUDE_SCRATCH", SCRATCH_FOLDER),
         env("HOME", SCRATCH_FOLDER),
     ]
+
+
+def toleration(toleration: Toleration) -> Manifest:
+    """A toleration as a pod spec has it."""
+    found = {
+        "key": toleration.key,
+        "operator": toleration.operator,
+        "value": toleration.value,
+        "effect": toleration.effect,
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def is_reserved(variable: str) -> bool:
@@ -106,7 +126,17 @@ def pod_spec(plan: Plan) -> Manifest:
         spec["tolerations"] = list(plan.tolerations)
     if plan.apart_from is not None:
         spec["affinity"] = _apart_from(plan.apart_from)
+    if plan.claims:
+        spec["resourceClaims"] = [_claim(each) for each in plan.claims]
+    spec |= plan.classes
     return spec
+
+
+def _claim(claim: ResourceClaim) -> Manifest:
+    return {
+        "name": claim.name,
+        "resourceClaimTemplateName": claim.resource_claim_template_name,
+    }
 
 
 def _apart_from(labels: Mapping[str, str]) -> Manifest:
@@ -189,10 +219,12 @@ def _resources(plan: Plan) -> Manifest:
     if plan.memory is not None:
         requests["memory"] = limits["memory"] = plan.memory
     if plan.gpus:
-        requests["nvidia.com/gpu"] = limits["nvidia.com/gpu"] = str(plan.gpus)
+        requests[plan.gpu_resource] = limits[plan.gpu_resource] = str(plan.gpus)
     for device in plan.devices:
         requests[device] = limits[device] = "1"
-    return {name: part for name, part in (("requests", requests), ("limits", limits)) if part}
+    claims = [{"name": claim.name} for claim in plan.claims]
+    parts = (("requests", requests), ("limits", limits), ("claims", claims))
+    return {name: part for name, part in parts if part}
 
 
 def _mounts(plan: Plan) -> dict[str, str]:

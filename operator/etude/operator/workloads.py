@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.api.meta import API_VERSION
-from etude.operator import names
+from etude.operator import names, overlay
 from etude.operator.manifests import Manifest
 from etude.operator.pods import Plan, pod_spec
 
@@ -41,6 +41,8 @@ def stateful_set(
     attempt: int,
 ) -> Manifest:
     """A role as a StatefulSet that changes nothing on its own."""
+    ours = {**labels, names.ATTEMPT: str(attempt)}
+    template = overlay.merged({"metadata": {"labels": ours}, "spec": pod_spec(plan)}, plan.over)
     spec = {
         "serviceName": name,
         "replicas": replicas,
@@ -48,10 +50,7 @@ def stateful_set(
         # An update of the operator or of the spec restarts nothing by itself.
         "updateStrategy": {"type": "OnDelete"},
         "selector": {"matchLabels": dict(labels)},
-        "template": {
-            "metadata": {"labels": {**labels, names.ATTEMPT: str(attempt)}},
-            "spec": pod_spec(plan),
-        },
+        "template": template,
     }
     return {**head(owner, "apps/v1", "StatefulSet", name, labels), "spec": spec}
 

@@ -5,9 +5,12 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, JsonValue
 
 from etude.common.api.meta import NAMED, Fraction, LabelValue, Model, Name, NameRef, Rule
+from etude.common.api.placement import Toleration
+from etude.common.api.podtemplate import PodTemplate, ResourceClaim
 from etude.common.api.pool import EnvPoolSpec
 
 DEFAULT_GRACE_S = 60
+RESOURCE = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 
 
 class EnvVar(Model):
@@ -26,6 +29,10 @@ class RoleSpec(Model):
     """Container image; the chart's default unless set."""
     gpus_per_replica: Annotated[int, Field(ge=0, le=64)] = 0
     """Whole GPUs per pod."""
+    gpu_resource: Annotated[str, Field(max_length=253, pattern=RESOURCE)] = "nvidia.com/gpu"
+    """Extended resource of one GPU, for example amd.com/gpu or nvidia.com/mig-3g.40gb."""
+    resource_claims: Annotated[tuple[ResourceClaim, ...], Field(max_length=8), NAMED] = ()
+    """Devices by dynamic resource allocation, beside or instead of gpusPerReplica."""
     cpu: Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?m?$")] | None = None
     """CPU request per pod, a Kubernetes quantity."""
     memory: Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(Ki|Mi|Gi|Ti)?$")] | None = None
@@ -34,6 +41,14 @@ class RoleSpec(Model):
     """Extra environment variables."""
     node_selector: dict[str, LabelValue] = Field(default_factory=dict, max_length=64)
     """Labels that a node must carry."""
+    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=16)] = ()
+    """Taints that do not keep pods away."""
+    priority_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """PriorityClass of the pods."""
+    runtime_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """RuntimeClass of the pods."""
+    pod_template: PodTemplate = Field(default_factory=PodTemplate)
+    """Whatever else pods should have: labels, annotations, affinity, topology spread, volumes."""
     termination_grace_period_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
     """Time to end in order before a pod is killed; 60 unless set, and for the trainer, which saves
     first, checkpointing.timeoutSeconds + 30."""

@@ -1,0 +1,91 @@
+"""What users lay over the pods that the operator makes, and the devices that these claim."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, ClassVar
+
+from pydantic import Field, JsonValue
+
+from etude.common.api.meta import LabelValue, Model, Name, Rule
+
+RESERVED_LABELS = ("etude.dev/", "app.kubernetes.io/managed-by")
+HOST_NAMESPACES = ("hostNetwork", "hostPID", "hostIPC", "hostUsers")
+"""Fields of a pod spec by which it leaves its own namespaces."""
+
+
+class ResourceClaim(Model):
+    """Devices that a pod claims through dynamic resource allocation."""
+
+    name: Name
+    """Its name in the pod."""
+    resource_claim_template_name: Annotated[str, Field(min_length=1, max_length=253)]
+    """ResourceClaimTemplate of the namespace from which each pod's claim is made."""
+
+
+def _is_ours(key: str) -> bool:
+    return key.startswith(RESERVED_LABELS[0]) or key in RESERVED_LABELS
+
+
+class PodTemplate(Model):
+    """What is laid over the pods of a role."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="!has(self.labels) || self.labels.all(k,"
+            " !k.startsWith('etude.dev/') && k != 'app.kubernetes.io/managed-by')",
+            holds=lambda s: not any(map(_is_ours, s.labels)),
+            message="labels of etude.dev and app.kubernetes.io/managed-by are the operator's",
+            fix="remove them, or take a prefix of your own",
+            field_path=".labels",
+        ),
+    )
+
+    labels: dict[str, LabelValue] = Field(default_factory=dict, max_length=32)
+    """Labels beside the operator's."""
+    annotations: dict[str, Annotated[str, Field(max_length=4_096)]] = Field(
+        default_factory=dict, max_length=32
+    )
+    """Annotations."""
+    spec: dict[str, JsonValue] = Field(default_factory=dict, max_length=64)
+    """A part of a pod spec, merged over the operator's as kubectl merges a patch: containers and
+    volumes by name, environment variables by name, mounts by path; other lists replace. The role's
+    container has the role's name."""
+
+
+def leaks(spec: Mapping[str, JsonValue]) -> Iterator[str]:
+    """What a part of a pod spec asks for that would let the pod out of its walls, by field."""
+    for name in HOST_NAMESPACES:
+        if name in spec:
+            yield f"{name}: pods keep their own namespaces"
+    for index, volume in enumerate(_items(spec, "volumes")):
+        if "hostPath" in volume:
+            yield f"volumes[{index}].hostPath: pods see no folder of their machine"
+    for part in ("containers", "initContainers"):
+        for index, container in enumerate(_items(spec, part)):
+            context = container.get("securityContext")
+            if isinstance(context, dict) and context.get("privileged"):
+                yield f"{part}[{index}].securityContext.privileged: no container is privileged"
+
+
+def directives(value: JsonValue, at: str = "") -> Iterator[str]:
+    """Keys that a patch of kubectl would take for instructions, which this merge does not have."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            here = f"{at}.{key}" if at else key
+            if key.startswith("$"):
+                yield f"{here}: a merge has no directives"
+            yield from directives(inner, here)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from directives(item, f"{at}[{index}]")
+
+
+def variables(spec: Mapping[str, JsonValue], container: str) -> Iterator[str]:
+    """Names of the environment variables that a part of a pod spec gives a container."""
+    for each in _items(spec, "containers"):
+        if each.get("name") == container:
+            yield from (str(item.get("name")) for item in _items(each, "env"))
+
+
+def _items(spec: Mapping[str, JsonValue], name: str) -> list[dict[str, JsonValue]]:
+    found = spec.get(name)
+    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []

@@ -1,0 +1,160 @@
+"""What users lay over the pods of a role."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.common.api.kinds import RLRun
+from etude.operator import desired, overlay
+from etude.operator.desired import Platform, RunShape
+from etude.operator.manifests import Manifest
+
+Build = Callable[..., dict[str, Any]]
+NAMES = st.sampled_from(["a", "b", "c"])
+ENV = st.lists(
+    st.fixed_dictionaries({"name": NAMES, "value": NAMES}), unique_by=lambda e: e["name"]
+)
+SPECS = st.fixed_dictionaries(
+    {},
+    optional={
+        "priority": st.integers(),
+        "nodeSelector": st.dictionaries(NAMES, NAMES),
+        "tolerations": st.lists(st.fixed_dictionaries({"key": NAMES})),
+        "containers": st.lists(
+            st.fixed_dictionaries({"name": NAMES, "env": ENV}), unique_by=lambda c: c["name"]
+        ),
+    },
+)
+
+
+@given(SPECS)
+def test_nothing_laid_over_changes_nothing(spec: Manifest) -> None:
+    assert overlay.merged(spec, {}) == spec
+
+
+@given(SPECS, SPECS)
+def test_to_lay_the_same_over_twice_is_as_once(below: Manifest, above: Manifest) -> None:
+    once = overlay.merged(below, above)
+    assert overlay.merged(once, above) == once
+
+
+@given(SPECS, SPECS)
+def test_what_is_laid_over_is_all_there_and_what_it_does_not_name_stays(
+    below: Manifest, above: Manifest
+) -> None:
+    found = overlay.merged(below, above)
+    assert found.get("priority") == above.get("priority", below.get("priority"))
+    assert found.get("tolerations") == above.get("tolerations", below.get("tolerations"))
+    selectors = {**below.get("nodeSelector", {}), **above.get("nodeSelector", {})}
+    assert found.get("nodeSelector", {}) == selectors
+    assert values(found) == {**values(below), **values(above)}
+
+
+def values(spec: Manifest) -> dict[tuple[str, str], str]:
+    return {
+        (container["name"], item["name"]): item["value"]
+        for container in spec.get("containers", ())
+        for item in container["env"]
+    }
+
+
+def test_a_volume_of_another_kind_replaces_one_and_null_takes_a_field_away() -> None:
+    below = {"volumes": [{"name": "scratch", "emptyDir": {}}], "priority": 1}
+    claim = {"name": "scratch", "ephemeral": {"volumeClaimTemplate": {}}}
+    assert overlay.merged(below, {"volumes": [claim], "priority": None}) == {"volumes": [claim]}
+
+
+def workload(body: dict[str, Any], platform: Platform, role: str) -> Manifest:
+    children = desired.run_children(
+        RLRun.model_validate(body), RunShape(images=platform.images), platform
+    )
+    name = f"demo-{role}"
+    (found,) = [c for c in children if c["kind"] == "StatefulSet" and c["metadata"]["name"] == name]
+    return found
+
+
+def with_role(run_body: Build, role: str, **fields: Any) -> dict[str, Any]:
+    roles = run_body()["spec"]["roles"]
+    return run_body(roles={**roles, role: {**roles.get(role, {}), **fields}})
+
+
+def test_a_role_runs_where_and_on_what_its_spec_says(run_body: Build, platform: Platform) -> None:
+    body = with_role(
+        run_body,
+        "inference",
+        gpusPerReplica=2,
+        gpuResource="amd.com/gpu",
+        resourceClaims=[{"name": "link", "resourceClaimTemplateName": "nvlink"}],
+        tolerations=[{"key": "gpu", "operator": "Exists"}],
+        priorityClassName="high",
+        runtimeClassName="nvidia",
+    )
+    spec = workload(body, platform, "inference")["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert container["resources"]["limits"] == {"amd.com/gpu": "2"}
+    assert container["resources"]["claims"] == [{"name": "link"}]
+    assert spec["resourceClaims"] == [{"name": "link", "resourceClaimTemplateName": "nvlink"}]
+    assert spec["tolerations"] == [{"key": "gpu", "operator": "Exists"}]
+    assert (spec["priorityClassName"], spec["runtimeClassName"]) == ("high", "nvidia")
+
+
+def test_a_pod_template_is_laid_over_the_operators(run_body: Build, platform: Platform) -> None:
+    over = {
+        "labels": {"team": "reasoning"},
+        "annotations": {"karpenter.sh/do-not-disrupt": "true"},
+        "spec": {
+            "containers": [
+                {"name": "trainer", "env": [{"name": "NCCL_DEBUG", "value": "INFO"}]},
+                {"name": "sidecar", "image": "example/sidecar:1"},
+            ],
+            "topologySpreadConstraints": [{"topologyKey": "zone", "maxSkew": 1}],
+        },
+    }
+    plain = workload(run_body(), platform, "trainer")
+    shaped = workload(with_role(run_body, "trainer", podTemplate=over), platform, "trainer")
+    template, before = shaped["spec"]["template"], plain["spec"]["template"]
+    assert template["metadata"]["labels"] == before["metadata"]["labels"] | {"team": "reasoning"}
+    assert template["metadata"]["annotations"] == over["annotations"]
+    trainer, sidecar = template["spec"]["containers"]
+    (ours,) = before["spec"]["containers"]
+    assert trainer == ours | {"env": [*ours["env"], {"name": "NCCL_DEBUG", "value": "INFO"}]}
+    assert sidecar["name"] == "sidecar"
+    assert template["spec"]["topologySpreadConstraints"] == [{"topologyKey": "zone", "maxSkew": 1}]
+    assert shaped["spec"]["selector"] == plain["spec"]["selector"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"hostNetwork": True}, "hostNetwork: pods keep their own namespaces"),
+        ({"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}, "volumes[0].hostPath"),
+        (
+            {"containers": [{"name": "trainer", "securityContext": {"privileged": True}}]},
+            "containers[0].securityContext.privileged",
+        ),
+        ({"containers": [{"$patch": "delete", "name": "trainer"}]}, "containers[0].$patch"),
+        (
+            {"containers": [{"name": "trainer", "env": [{"name": "ETUDE_PORT", "value": "1"}]}]},
+            "ETUDE_PORT is set by the operator",
+        ),
+    ],
+)
+async def test_what_would_let_a_pod_out_or_break_it_is_refused_by_name(
+    lab: Any, run_body: Build, spec: dict[str, Any], words: str
+) -> None:
+    lab.cluster.put(with_role(run_body, "trainer", podTemplate={"spec": spec}))
+    await lab.settle()
+    assert lab.condition("Accepted") == ("False", "InvalidParameters")
+    message = next(c.message for c in lab.run().status.conditions if c.type == "Accepted")
+    assert "spec.roles.trainer.podTemplate.spec." in message
+    assert words in message
+    assert lab.names("StatefulSet") == []
+
+
+@pytest.mark.parametrize("label", ["etude.dev/run", "app.kubernetes.io/managed-by"])
+def test_labels_of_the_operator_cannot_be_taken(run_body: Build, label: str) -> None:
+    with pytest.raises(ValueError, match="are the operator's"):
+        RLRun.model_validate(with_role(run_body, "trainer", podTemplate={"labels": {label: "x"}}))
