@@ -125,7 +125,7 @@ def test_each_part_of_a_run_is_frozen_or_reaches_a_run_that_works() -> None:
     reaching = {
         "suspend",
         *("checkpointing", "evaluation", "failurePolicy", "deadlines", "observability"),
-        *("budget", "ttlSecondsAfterFinished", "deletionRules"),
+        *("budget", "network", "ttlSecondsAfterFinished", "deletionRules"),
     }
     never = {"managedBy"}
     spec = crd.definition(crd.RLRUN)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]

@@ -9,19 +9,12 @@ from etude.common.api.meta import API_VERSION
 from etude.common.api.podtemplate import PodTemplate
 from etude.common.api.roles import EnvironmentRole, RoleSpec
 from etude.common.files import ResolvedRun
-from etude.operator import names
+from etude.operator import names, reach
 from etude.operator.manifests import Manifest, stamped
 from etude.operator.pods import SPEC_FOLDER, Plan, base_env, env, toleration
+from etude.operator.ports import PORTS
 from etude.operator.workloads import head, service, stateful_set
 
-PORTS: Mapping[str, Mapping[str, int]] = {
-    names.TRAINER: {"grpc": 7000},
-    names.INFERENCE: {"grpc": 7010, "http": 7011},
-    names.BROKER: {"grpc": 7020},
-    names.NODE: {"grpc": 7030},
-    names.EDGE: {"http": 7050},
-    names.REWARDS: {"grpc": 7040},
-}
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     names.TRAINER: ("etude-trainer",),
     names.INFERENCE: ("etude-inference",),
@@ -49,6 +42,8 @@ class Platform:
     node_seccomp_profile: str | None = None
     """Seccomp profile of environment nodes that lets them make namespaces; the runtime's default
     does not, and the restricted standard allows a Localhost profile."""
+    namespace: str | None = None
+    """Where the operator runs, which NetworkPolicies let in; on one machine there are none."""
     kvm_resource: str | None = None
     """Resource of a device plugin that gives pods /dev/kvm; without it microVMs are translated."""
 
@@ -82,7 +77,15 @@ def run_children(run: RLRun, shape: RunShape, platform: Platform) -> list[Manife
             service(run, name, labels, PORTS[role]),
             stateful_set(run, name, labels, plan, replicas=pods, attempt=attempt),
         ]
+    children += _policies(run, platform)
     return [stamped(child) for child in children]
+
+
+def _policies(run: RLRun, platform: Platform) -> list[Manifest]:
+    if platform.namespace is None or run.spec.network.policy == "Unmanaged":
+        return []
+    pools = [pool_name(run, role) for role in run.spec.roles.environments]
+    return reach.run_policies(run, pools, platform.namespace)
 
 
 def own_pools(run: RLRun, *, is_running: bool) -> list[Manifest]:

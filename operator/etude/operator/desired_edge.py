@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from etude.common.api.edge import Edge
 from etude.common.api.kinds import EnvPool
 from etude.operator import names
-from etude.operator.desired import COMMANDS, PORTS, brokers
+from etude.operator.desired import COMMANDS, brokers
 from etude.operator.manifests import Manifest
 from etude.operator.pods import KEYS_FOLDER, Plan, base_env, env
+from etude.operator.ports import PORTS
 from etude.operator.workloads import service, stateful_set
 
 GRACE_S = 30

@@ -8,8 +8,8 @@ from decimal import Decimal
 from etude.common.api.kinds import EnvPool
 from etude.common.api.pool import DriverName
 from etude.common.files import ResolvedPool
-from etude.operator import names
-from etude.operator.desired import COMMANDS, PORTS, Platform, brokers, json_text, traces
+from etude.operator import names, reach
+from etude.operator.desired import COMMANDS, Platform, brokers, json_text, traces
 from etude.operator.desired_edge import edge_children
 from etude.operator.manifests import Manifest, quantity, stamped
 from etude.operator.pods import (
@@ -23,6 +23,7 @@ from etude.operator.pods import (
     pod_spec,
     toleration,
 )
+from etude.operator.ports import PORTS
 from etude.operator.workloads import head, service, stateful_set
 
 ENVSERVER = "envserver"
@@ -51,6 +52,8 @@ def pool_children(
         *edge_children(pool, labels, images[ENVSERVER]),
         *(_node(pool, ordinal, images, platform) for ordinal in ordinals),
     ]
+    if platform.namespace is not None and pool.spec.network.policy == "Managed":
+        children += reach.pool_policies(pool, platform.namespace)
     return [stamped(child) for child in children]
 
 

@@ -30,6 +30,7 @@ RESOURCES: Mapping[str, Resource] = {
     "StatefulSet": Resource("apps/v1", "statefulsets"),
     "Job": Resource("batch/v1", "jobs"),
     "PodDisruptionBudget": Resource("policy/v1", "poddisruptionbudgets"),
+    "NetworkPolicy": Resource("networking.k8s.io/v1", "networkpolicies"),
     "Event": Resource("events.k8s.io/v1", "events"),
     "Lease": Resource("coordination.k8s.io/v1", "leases"),
 }

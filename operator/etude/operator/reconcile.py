@@ -37,10 +37,11 @@ from etude.operator.actions import (
 from etude.operator.clock import Clock, rfc3339
 from etude.operator.cluster.api import Cluster, NamespaceClosingError, NameTakenError, RefusedError
 from etude.operator.conditions import conditions, no
-from etude.operator.desired import PORTS, Platform
+from etude.operator.desired import Platform
 from etude.operator.followers import Followers, Peer
 from etude.operator.manifests import Manifest, Ref, is_deleting, is_true, ref, uid
 from etude.operator.peers import PeerError, Peers
+from etude.operator.ports import PORTS
 from etude.operator.reasons import Reason
 from etude.operator.refusals import Refusal, Refusals
 from etude.operator.reports import Position, ReportBook

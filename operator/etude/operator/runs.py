@@ -21,8 +21,9 @@ from etude.operator import (
 )
 from etude.operator.actions import Action, Apply, Decision, Delete, Moment, Order
 from etude.operator.conditions import Fact
-from etude.operator.desired import PORTS, Platform, RunShape
+from etude.operator.desired import Platform, RunShape
 from etude.operator.manifests import Ref, is_applied, is_deleting, labels, ref, uid
+from etude.operator.ports import PORTS
 from etude.operator.reasons import Reason
 from etude.operator.seen import Seen
 from etude.operator.view import View

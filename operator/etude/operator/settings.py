@@ -45,6 +45,7 @@ class Settings:
                 images={part: env[f"ETUDE_IMAGE_{part.upper()}"] for part in PARTS},
                 allows_weak_isolation=env.get("ETUDE_ALLOW_WEAK_ISOLATION", "0") == "1",
                 node_seccomp_profile=env.get("ETUDE_NODE_SECCOMP_PROFILE") or None,
+                namespace=env["ETUDE_NAMESPACE"],
                 kvm_resource=env.get("ETUDE_KVM_RESOURCE") or None,
             ),
             pod=env["ETUDE_POD"],

@@ -88,7 +88,7 @@ def pool() -> EnvPool:
 def platform() -> Platform:
     parts = ("trainer", "inference", "rewards", "envserver", "operator")
     images = {part: f"etude/{part}:1" for part in parts}
-    return Platform(images=images, allows_weak_isolation=True)
+    return Platform(images=images, allows_weak_isolation=True, namespace="etude-system")
 
 
 TRAINER = "demo-trainer-0.demo-trainer:7000"

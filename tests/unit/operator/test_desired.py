@@ -1,6 +1,7 @@
 """What a run and a pool turn into."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,12 @@ from etude.operator.render import main as render_main
 from etude.operator.render import rendered
 
 CORE = [kind for kind in RESOURCES if kind not in {"RLRun", "EnvPool", "Checkpoint"}]
+
+
+@pytest.fixture
+def platform(platform: Platform) -> Platform:
+    """Without NetworkPolicies, which test_reach is about."""
+    return replace(platform, namespace=None)
 
 
 def children_of(run: RLRun, platform: Platform, **shape: Any) -> dict[tuple[str, str], Any]:

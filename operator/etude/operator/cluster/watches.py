@@ -14,7 +14,10 @@ from etude.operator.manifests import KINDS, RESOURCES, Manifest, ref, resource_v
 
 log = logging.getLogger(__name__)
 
-CHILDREN = ("StatefulSet", "Service", "ConfigMap", "PodDisruptionBudget", "Job", "Pod")
+CHILDREN = (
+    *("StatefulSet", "Service", "ConfigMap", "PodDisruptionBudget", "NetworkPolicy", "Job"),
+    "Pod",
+)
 """Watched here. Our own kinds are watched by kopf: listed here at the start and in every check."""
 SELECTOR = ("labelSelector", f"{names.MANAGED_BY}={names.OURS}")
 

@@ -1,7 +1,7 @@
 """Which hosts environments may reach."""
 
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -115,6 +115,19 @@ class EgressRule(Model):
         return self.port or (80 if self.mode is EgressMode.HTTP else 443)
 
 
+PolicyManagement = Literal["Managed", "Unmanaged"]
+"""Whether the operator makes NetworkPolicies: pods then reach their peers, names, the object store
+and the collector, and only their callers reach them. Link-local addresses are never reached."""
+
+
+class RunNetwork(Model):
+    """What the pods of a run may reach."""
+
+    policy: PolicyManagement = "Managed"
+    """Managed makes a NetworkPolicy for each role; others that select its pods add to it. With
+    Unmanaged there are none, and the namespace's own decide."""
+
+
 class Network(Model):
     """What environments may reach; without it nothing."""
 
@@ -133,5 +146,8 @@ class Network(Model):
     http://. Private addresses and a cloud's metadata are never reached."""
     listed: Annotated[tuple[EgressRule, ...], Field(max_length=32, alias="rules"), NAMED] = ()
     """Hosts that environments may reach; of several that fit, one that allows it counts."""
+    policy: PolicyManagement = "Managed"
+    """Managed makes a NetworkPolicy for brokers, nodes and the edge, where the cluster enforces
+    them. With Unmanaged the namespace's own decide what these pods may reach."""
     max_mib: Annotated[int, Field(ge=1, le=1_048_576)] = 1_024
     """What one environment may send and receive together; then it reaches nothing any more."""

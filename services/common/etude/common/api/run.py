@@ -14,6 +14,7 @@ from etude.common.api.lifecycle import (
     Seconds,
 )
 from etude.common.api.meta import NAMED, Model, Name, Rule, Uri
+from etude.common.api.network import RunNetwork
 from etude.common.api.observability import Observability
 from etude.common.api.phases import Phase, RolloutPolicy, TaskSet
 from etude.common.api.pool import StoreAccess
@@ -197,6 +198,8 @@ class RLRunSpec(Model):
     """Limits on time without result."""
     budget: Budget = Field(default_factory=Budget)
     """What the run may use in all."""
+    network: RunNetwork = Field(default_factory=RunNetwork)
+    """What its pods may reach."""
     ttl_seconds_after_finished: Seconds | None = None
     """Deletes the run, with everything that it owns, so long after its end; never unless set."""
     deletion_rules: Annotated[tuple[DeletionRule, ...], Field(max_length=8)] = ()

@@ -1,0 +1,209 @@
+"""Who reaches whom, judged by a reading of NetworkPolicies that is not the operator's own."""
+
+import ipaddress
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import pytest
+
+from etude.common.api.kinds import EnvPool, RLRun
+from etude.operator import desired, desired_pools
+from etude.operator.desired import Platform, RunShape
+from etude.operator.manifests import Manifest
+
+Build = Callable[..., dict[str, Any]]
+GRPC = {"trainer": 7000, "inference": 7010, "broker": 7020, "node": 7030, "rewards": 7040}
+
+
+class Pod(NamedTuple):
+    """An end of a connection."""
+
+    labels: Mapping[str, str]
+    namespace: str = "lab"
+
+
+OPERATOR = Pod(
+    {"app.kubernetes.io/name": "etude", "app.kubernetes.io/component": "operator"}, "etude-system"
+)
+STRANGER = Pod({"app": "stranger"})
+
+
+@pytest.fixture
+def policies(run_body: Build, platform: Platform) -> list[Manifest]:
+    """Those of two runs, the pool of the first, and a pool with an edge that both may name."""
+    first, second = run_body(), run_body()
+    second["metadata"] = {**second["metadata"], "name": "other", "uid": "uid-other"}
+    found: list[Manifest] = []
+    for body in (first, second):
+        run = RLRun.model_validate(body)
+        children = desired.run_children(run, RunShape(images=platform.images), platform)
+        found += children
+        for child in children:
+            if child["kind"] == "EnvPool":
+                child["metadata"]["uid"] = "uid-pool"
+                pool = EnvPool.model_validate(child)
+                found += desired_pools.pool_children(pool, (0,), platform.images, platform)
+    return [m for m in found if m["kind"] == "NetworkPolicy"]
+
+
+def role(name: str, run: str = "demo") -> Pod:
+    return Pod({"etude.dev/run": run, "etude.dev/role": name})
+
+
+def part(name: str, run: str = "demo") -> Pod:
+    labels = {"etude.dev/pool": f"{run}-repos", "etude.dev/run": run, "etude.dev/role": name}
+    return Pod(labels)
+
+
+def reaches(policies: list[Manifest], caller: Pod, callee: Pod | str, port: int) -> bool:
+    """What Kubernetes says: policies that select a pod add up, and without any all is open."""
+    out = sides(policies, caller, "egress", callee, port)
+    if isinstance(callee, str):
+        return out
+    return out and sides(policies, callee, "ingress", caller, port)
+
+
+def sides(policies: list[Manifest], pod: Pod, way: str, other: Pod | str, port: int) -> bool:
+    mine = [p for p in policies if selects(p["spec"]["podSelector"], pod) and is_at(p, pod)]
+    rules = [rule for policy in mine for rule in policy["spec"].get(way, ())]
+    return not mine or any(
+        allows_port(rule, port) and allows_peer(rule, "to" if way == "egress" else "from", other)
+        for rule in rules
+    )
+
+
+def is_at(policy: Manifest, pod: Pod) -> bool:
+    return bool(policy["metadata"]["namespace"] == pod.namespace)
+
+
+def allows_port(rule: Manifest, port: int) -> bool:
+    return "ports" not in rule or any(each["port"] == port for each in rule["ports"])
+
+
+def allows_peer(rule: Manifest, side: str, other: Pod | str) -> bool:
+    return side not in rule or any(is_peer(peer, other) for peer in rule[side])
+
+
+def is_peer(peer: Manifest, other: Pod | str) -> bool:
+    if "ipBlock" in peer:
+        return isinstance(other, str) and is_in(peer["ipBlock"], other)
+    if isinstance(other, str) or not selects(peer["podSelector"], other):
+        return False
+    spaces = peer.get("namespaceSelector")
+    names = {"kubernetes.io/metadata.name": other.namespace}
+    return other.namespace == "lab" if spaces is None else selects(spaces, Pod(names))
+
+
+def is_in(block: Manifest, address: str) -> bool:
+    ip = ipaddress.ip_address(address)
+    return ip in ipaddress.ip_network(block["cidr"]) and not any(
+        ip in ipaddress.ip_network(each) for each in block.get("except", ())
+    )
+
+
+def selects(selector: Manifest, pod: Pod) -> bool:
+    return bool(selector.get("matchLabels", {}).items() <= dict(pod.labels).items())
+
+
+def everyone(run: str = "demo") -> Iterator[tuple[str, Pod]]:
+    for name in ("trainer", "inference", "rewards"):
+        yield name, role(name, run)
+    for name in ("broker", "node"):
+        yield name, part(name, run)
+
+
+WANTED = {
+    *(("trainer", to) for to in ("inference", "rewards", "broker", "node")),
+    *(("rewards", to) for to in ("broker", "node")),
+    *(("broker", "node"), ("node", "broker")),
+}
+
+
+def test_of_all_pairs_only_those_that_work_together_reach_each_other(
+    policies: list[Manifest],
+) -> None:
+    found = {
+        (caller, callee)
+        for caller, one in everyone()
+        for callee, other in everyone()
+        if caller != callee and reaches(policies, one, other, GRPC[callee])
+    }
+    assert found == WANTED
+
+
+def test_runs_do_not_reach_each_other(policies: list[Manifest]) -> None:
+    for _, one in everyone():
+        for callee, other in everyone("other"):
+            assert not reaches(policies, one, other, GRPC[callee]), (one, other)
+
+
+def test_the_operator_dials_controllers_and_brokers_alone(policies: list[Manifest]) -> None:
+    for name, pod in everyone():
+        assert reaches(policies, OPERATOR, pod, GRPC[name]) == (name in {"trainer", "broker"})
+        assert not reaches(policies, OPERATOR._replace(namespace="lab"), pod, GRPC[name])
+
+
+def test_strangers_see_probes_and_nothing_else(policies: list[Manifest]) -> None:
+    for name, pod in everyone():
+        assert reaches(policies, STRANGER, pod, 8080)
+        assert not reaches(policies, STRANGER, pod, GRPC[name])
+
+
+def test_only_names_and_the_store_are_reached_outside(policies: list[Manifest]) -> None:
+    for name, pod in everyone():
+        assert reaches(policies, pod, "10.96.0.10", 53)
+        assert reaches(policies, pod, "52.216.1.1", 443) == (name != "broker")
+        assert not reaches(policies, pod, "52.216.1.1", 22)
+
+
+@pytest.mark.parametrize("port", [80, 443])
+def test_a_clouds_metadata_is_reached_by_nobody(policies: list[Manifest], port: int) -> None:
+    for _, pod in everyone():
+        assert not reaches(policies, pod, "169.254.169.254", port)
+
+
+def children(body: dict[str, Any], platform: Platform) -> list[Manifest]:
+    run = RLRun.model_validate(body)
+    return desired.run_children(run, RunShape(images=platform.images), platform)
+
+
+def test_a_store_and_a_collector_are_reached_on_their_own_ports(
+    run_body: Build, platform: Platform
+) -> None:
+    storage = {"uri": "s3://runs/demo", "endpoint": "http://minio.store:9000"}
+    signals = {"otlpEndpoint": "http://collector.monitoring:4317"}
+    found = children(run_body(storage=storage, observability=signals), platform)
+    policies = [m for m in found if m["kind"] == "NetworkPolicy"]
+    for port, is_reached in ((9000, True), (4317, True), (443, False)):
+        assert reaches(policies, role("inference"), "10.1.2.3", port) == is_reached
+
+
+def pool_of(platform: Platform, **spec: Any) -> list[Manifest]:
+    body = {"templates": [{"name": "python"}], "isolation": {"minimum": "Process"}, **spec}
+    metadata = {"name": "demo-repos", "namespace": "lab", "uid": "uid-pool"}
+    pool = EnvPool.model_validate({"metadata": metadata, "spec": body})
+    return desired_pools.pool_children(pool, (0,), platform.images, platform)
+
+
+def test_environments_with_a_way_out_have_it_and_no_metadata(platform: Platform) -> None:
+    found = pool_of(platform, network={"egress": "Public"})
+    policies = [m for m in found if m["kind"] == "NetworkPolicy"]
+    assert reaches(policies, part("node"), "151.101.0.223", 443)
+    assert not reaches(policies, part("node"), "169.254.169.254", 80)
+
+
+def test_an_edge_is_open_to_all_and_reaches_its_pool(platform: Platform) -> None:
+    found = pool_of(platform, edge={"keysRef": {"name": "keys"}})
+    policies = [m for m in found if m["kind"] == "NetworkPolicy"]
+    assert reaches(policies, STRANGER, part("edge"), 7050)
+    for name in ("broker", "node"):
+        assert reaches(policies, part("edge"), part(name), GRPC[name])
+
+
+def test_unmanaged_leaves_policies_to_the_namespace(run_body: Build, platform: Platform) -> None:
+    unmanaged = {"policy": "Unmanaged"}
+    for found in (
+        children(run_body(network=unmanaged), platform),
+        pool_of(platform, network=unmanaged),
+    ):
+        assert not [m for m in found if m["kind"] == "NetworkPolicy"]
