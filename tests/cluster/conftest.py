@@ -88,12 +88,13 @@ def helm(cluster: Mapping[str, Any]) -> Callable[..., str]:
     program = str(Path(cluster["binaries"]) / "helm")
     environment = {**os.environ, "KUBECONFIG": cluster["kubeconfig"]}
 
-    def run(*arguments: str, fails: bool = False) -> str:
+    def run(*arguments: str, text: str | None = None, fails: bool = False) -> str:
         done = subprocess.run(
             (program, *arguments),
             check=False,
             capture_output=True,
             text=True,
+            input=text,
             env=environment,
             timeout=180,
         )

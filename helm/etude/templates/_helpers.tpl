@@ -1,4 +1,4 @@
-{{- /* Name of everything that the release owns. */ -}}
+{{- /* Name of everything that the release owns in its namespace. */ -}}
 {{- define "etude.name" -}}
 {{- if contains "etude" .Release.Name -}}
 {{ .Release.Name | trunc 50 | trimSuffix "-" }}
@@ -26,5 +26,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{- /* Image of one role: its own, or the common one. */ -}}
 {{- define "etude.image" -}}
-{{ get .root.Values.images .role | default .root.Values.image }}
+{{- $image := get .root.Values.images .role | default .root.Values.image -}}
+{{- if and .root.Values.requireImageDigests (not (regexMatch "@sha256:[0-9a-f]{64}$" $image)) -}}
+{{- $value := ternary (printf "images.%s" .role) "image" (ne (get .root.Values.images .role) "") -}}
+{{- fail (printf "%s: %s names no digest: write repo@sha256:…, or set requireImageDigests to false" $value $image) -}}
+{{- end -}}
+{{ $image }}
 {{- end -}}

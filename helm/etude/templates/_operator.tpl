@@ -1,0 +1,99 @@
+{{- /* What the operator reads from its environment. */ -}}
+{{- define "etude.env" -}}
+- {name: ETUDE_HOST, value: "0.0.0.0"}
+- {name: ETUDE_PROBE_PORT, value: "8080"}
+- name: ETUDE_POD
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: ETUDE_NAMESPACE
+  valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+- {name: ETUDE_LEASE, value: {{ include "etude.name" . }}-operator}
+- {name: ETUDE_WATCH_NAMESPACES, value: {{ join "," .Values.watch.namespaces | quote }}}
+{{- range $role := list "trainer" "inference" "rewards" "envserver" "operator" }}
+- {name: ETUDE_IMAGE_{{ upper $role }}, value: {{ include "etude.image" (dict "root" $ "role" $role) | quote }}}
+{{- end }}
+- {name: ETUDE_ALLOW_WEAK_ISOLATION, value: {{ ternary "1" "0" .Values.isolation.allowProcess | quote }}}
+{{- with .Values.isolation.kvmResource }}
+- {name: ETUDE_KVM_RESOURCE, value: {{ . | quote }}}
+{{- end }}
+{{- with .Values.isolation.seccompProfile }}
+- {name: ETUDE_NODE_SECCOMP_PROFILE, value: {{ . | quote }}}
+{{- end }}
+{{- with .Values.telemetry.otlpEndpoint }}
+- {name: ETUDE_OTLP_ENDPOINT, value: {{ . | quote }}}
+{{- end }}
+{{- range .Values.operator.extraEnv }}
+{{- if hasPrefix "ETUDE_" .name }}
+{{- fail (printf "operator.extraEnv: %s is set by the chart: use the value that it stands for" .name) }}
+{{- end }}
+- {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- /* What the restricted Pod Security standard asks of a pod, and of a container. */ -}}
+{{- define "etude.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "etude.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{- /* Where the operator's pods may run. */ -}}
+{{- define "etude.placement" -}}
+{{- with .Values.operator.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .Values.operator.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.operator.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.operator.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- /* Spread over machines and zones; a constraint without a selector is about the operator's pods. */ -}}
+{{- define "etude.spread" -}}
+{{- $own := dict "labelSelector" (dict "matchLabels" (include "etude.selector" . | fromYaml)) -}}
+{{- range .Values.operator.topologySpreadConstraints }}
+- {{- merge (deepCopy .) $own | toYaml | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- /* A label selector of the namespaces that the operator serves. */ -}}
+{{- define "etude.servedNamespaces" -}}
+{{- if .Values.watch.namespaces -}}
+matchExpressions:
+  - key: kubernetes.io/metadata.name
+    operator: In
+    values: {{- toYaml .Values.watch.namespaces | nindent 6 }}
+{{- else -}}
+{}
+{{- end -}}
+{{- end -}}
+
+{{- /* Volumes of a pod with the operator's program, and where they are mounted. */ -}}
+{{- define "etude.volumes" -}}
+- {name: tmp, emptyDir: {}}
+{{- range .Values.operator.extraVolumes }}
+{{- if eq .name "tmp" }}
+{{- fail "operator.extraVolumes: the chart has a volume tmp: take another name" }}
+{{- end }}
+- {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "etude.mounts" -}}
+- {name: tmp, mountPath: /tmp}
+{{- with .Values.operator.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}

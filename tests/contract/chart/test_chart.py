@@ -1,0 +1,82 @@
+"""The chart renders what it promises, and refuses values that cannot work."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from tests.support.helm import CHART, IMAGE, Rendered, helm, refusal, rendered, template
+
+EVERYTHING: Mapping[str, Any] = {
+    "networkPolicy": {"enabled": True},
+    "telemetry": {"otlpEndpoint": "http://collector:4317"},
+}
+"""Values that switch on what is off."""
+
+
+def rules(chart: Rendered) -> Iterator[Mapping[str, Any]]:
+    for manifest in (*chart.of("Role"), *chart.of("ClusterRole")):
+        yield from manifest["rules"]
+
+
+def test_the_chart_passes_helms_own_lint() -> None:
+    done = helm("lint", "--strict", str(CHART), "--set", f"image={IMAGE}")
+    assert "0 chart(s) failed" in done.stdout
+
+
+@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
+def test_every_manifest_is_valid_for_the_newest_kubernetes(values: Mapping[str, Any]) -> None:
+    chart = rendered(values)
+    for manifest in chart.manifests:
+        version = kubernetes_validate.latest_version()
+        kubernetes_validate.validate(manifest, version, strict=True)
+    assert len(chart.manifests) > 8
+
+
+@pytest.mark.parametrize("namespaces", [[], ["one", "two"]])
+def test_the_operator_may_do_nothing_with_secrets_and_nothing_with_everything(
+    namespaces: list[str],
+) -> None:
+    found = list(rules(rendered({"watch": {"namespaces": namespaces}})))
+    assert found
+    for rule in found:
+        words = {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
+        assert not words & {"*", "secrets", "escalate", "bind", "impersonate"}, rule
+
+
+def test_named_namespaces_need_no_right_on_the_cluster() -> None:
+    chart = rendered({"watch": {"namespaces": ["one", "two"]}})
+    assert chart.of("ClusterRole") == []
+    assert {"one", "two"} <= {role["metadata"]["namespace"] for role in chart.of("Role")}
+
+
+def test_crds_can_be_left_out_or_not_kept() -> None:
+    policy = "helm.sh/resource-policy"
+    kept = rendered({}).of("CustomResourceDefinition")
+    assert [crd["metadata"]["annotations"][policy] for crd in kept] == ["keep"] * 3
+    let_go = rendered({"crds": {"keep": False}}).of("CustomResourceDefinition")
+    assert len(let_go) == 3
+    for crd in let_go:
+        assert policy not in crd["metadata"].get("annotations", {})
+    assert rendered({"crds": {"enabled": False}}).of("CustomResourceDefinition") == []
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ({"image": ""}, "/image"),
+        ({"image": "Not An Image"}, "/image"),
+        ({"imagePullPolicy": "Sometimes"}, "/imagePullPolicy"),
+        ({"operator": {"replicas": 0}}, "/operator/replicas"),
+        ({"operator": {"replica": 2}}, "'replica' not allowed"),
+        ({"watch": {"namespaces": ["Not_A_Name"]}}, "/watch/namespaces"),
+        ({"telemetry": {"otlpEndpoint": "collector:4317"}}, "/telemetry/otlpEndpoint"),
+        ({"replicaCount": 2}, "'replicaCount' not allowed"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_by_name(values: Mapping[str, Any], names: str) -> None:
+    assert names in refusal(values)
+
+
+def test_an_older_kubernetes_is_refused() -> None:
+    assert "kubeVersion: >=1.32.0-0" in template({}, "--kube-version", "1.31.0").stderr
