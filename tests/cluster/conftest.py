@@ -1,13 +1,11 @@
 """A real cluster for the tests here; without one they skip and say why."""
 
-import atexit
 import http.client
 import json
 import os
 import socket
 import ssl
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -15,12 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from tests.support import testbeds
 
 ROOT = Path(__file__).parents[2]
-DRIVER = ROOT / "hack" / "testbed" / "testbed.py"
-UNAVAILABLE = 69
-UP_LIMIT_S = 300
-"""Five seconds on an idle machine; a busy one gets patience."""
 
 
 class Reply(NamedTuple):
@@ -33,75 +28,25 @@ class Reply(NamedTuple):
 @pytest.fixture(scope="session")
 def testbed() -> Callable[..., subprocess.CompletedProcess[str]]:
     """The driver's commands: `testbed("restart", "etcd", …)`."""
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        words = (sys.executable, str(DRIVER), *arguments)
-        return subprocess.run(
-            words, check=False, capture_output=True, text=True, timeout=UP_LIMIT_S
-        )
-
-    return run
+    return testbeds.driver
 
 
 @pytest.fixture(scope="session")
-def cluster(
-    testbed: Callable[..., subprocess.CompletedProcess[str]],
-) -> Iterator[Mapping[str, Any]]:
+def cluster() -> Iterator[Mapping[str, Any]]:
     """A control plane and a node of this test run's own, with our CRDs installed."""
-    started = testbed("up", "--level", "node", "--owner", str(os.getpid()))
-    if started.returncode == UNAVAILABLE and os.environ.get("ETUDE_REQUIRE") != "cluster":
-        pytest.skip(started.stderr.strip())
-    assert started.returncode == 0, started.stderr
-    state: Mapping[str, Any] = json.loads(started.stdout)
-
-    def stop() -> None:
-        testbed("down", "--index", str(state["index"]))
-
-    atexit.register(stop)  # also when a fixture below fails while it is being set up
-    yield state
-    stop()
-    atexit.unregister(stop)
+    yield from testbeds.cluster("node")
 
 
 @pytest.fixture(scope="session")
 def kubectl(cluster: Mapping[str, Any]) -> Callable[..., str]:
-    """Run kubectl as administrator; a failure is an AssertionError with what it said.
-
-    With `fails=True` a failure is what is wanted, and its message is the answer.
-    """
-    program = str(Path(cluster["binaries"]) / "kubectl")
-
-    def run(*arguments: str, text: str | None = None, fails: bool = False) -> str:
-        words = (program, "--kubeconfig", cluster["kubeconfig"], *arguments)
-        done = subprocess.run(
-            words, check=False, capture_output=True, text=True, input=text, timeout=400
-        )
-        assert (done.returncode != 0) == fails, f"{arguments}: {done.stdout}{done.stderr}"
-        return done.stderr if fails else done.stdout
-
-    return run
+    """Run kubectl as administrator: see `testbeds.program`."""
+    return testbeds.program(cluster, "kubectl")
 
 
 @pytest.fixture(scope="session")
 def helm(cluster: Mapping[str, Any]) -> Callable[..., str]:
     """Run helm as administrator, as `kubectl` above."""
-    program = str(Path(cluster["binaries"]) / "helm")
-    environment = {**os.environ, "KUBECONFIG": cluster["kubeconfig"]}
-
-    def run(*arguments: str, text: str | None = None, fails: bool = False) -> str:
-        done = subprocess.run(
-            (program, *arguments),
-            check=False,
-            capture_output=True,
-            text=True,
-            input=text,
-            env=environment,
-            timeout=180,
-        )
-        assert (done.returncode != 0) == fails, f"{arguments}: {done.stdout}{done.stderr}"
-        return done.stderr if fails else done.stdout
-
-    return run
+    return testbeds.program(cluster, "helm")
 
 
 @pytest.fixture(scope="session")
@@ -226,10 +171,11 @@ def wait_for_http(host: str, port: int, path: str, limit_s: float = 30) -> None:
 
 @pytest.fixture
 def namespace(kubectl: Callable[..., str]) -> Iterator[str]:
-    """A fresh namespace that refuses pods below the restricted standard."""
+    """A fresh namespace that refuses pods below the restricted standard, and trusts its pools."""
     name = f"test-{uuid.uuid4().hex[:8]}"
     kubectl("create", "namespace", name)
-    kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+    labels = ("pod-security.kubernetes.io/enforce=restricted", "etude.dev/weak-isolation=allow")
+    kubectl("label", "namespace", name, *labels)
     yield name
     kubectl("delete", "namespace", name, "--wait=false")
 
