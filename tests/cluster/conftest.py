@@ -49,6 +49,12 @@ def helm(cluster: Mapping[str, Any]) -> Callable[..., str]:
     return testbeds.program(cluster, "helm")
 
 
+@pytest.fixture(scope="module")
+def plane() -> Iterator[Mapping[str, Any]]:
+    """A control plane alone, for tests that install the chart as they like; it has no node."""
+    yield from testbeds.cluster("apiserver")
+
+
 @pytest.fixture(scope="session")
 def chart(kubectl: Callable[..., str], helm: Callable[..., str]) -> str:
     """Our chart as a release; the answer is its namespace. No operator runs yet."""

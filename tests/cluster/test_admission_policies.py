@@ -3,7 +3,7 @@
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,6 @@ Install = Callable[..., None]
 
 
 @pytest.fixture(scope="module")
-def plane() -> Iterator[testbeds.State]:
-    """A control plane alone: admission needs no node."""
-    yield from testbeds.cluster("apiserver")
-
-
-@pytest.fixture(scope="module")
 def kubectl(plane: testbeds.State) -> Program:
     return testbeds.program(plane, "kubectl")
 
@@ -39,15 +33,9 @@ def install(plane: testbeds.State, kubectl: Program) -> Install:
     helm = testbeds.program(plane, "helm")
 
     def upgrade(**values: Any) -> None:
-        words = (
-            "upgrade",
-            "--install",
-            "etude",
-            str(ROOT / "helm" / "etude"),
-            "--create-namespace",
-        )
+        release = ("etude", str(ROOT / "helm" / "etude"), "--namespace", "etude-system")
         given = json.dumps({**BASE, **values})
-        helm(*words, "--namespace", "etude-system", "-f", "-", text=given)
+        helm("upgrade", "--install", *release, "--create-namespace", "-f", "-", text=given)
         folder = ROOT / "helm" / "etude" / "files" / "crds"
         kubectl("wait", "--for=condition=Established", "-f", str(folder), "--timeout=60s")
 

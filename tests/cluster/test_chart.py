@@ -1,7 +1,9 @@
 """A release in a real cluster: what the API server and a node say to it."""
 
+import http.client
 import json
-from collections.abc import Callable, Iterator
+import ssl
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,8 @@ def release(kubectl: Kubectl, helm: Helm) -> Iterator[str]:
         "crds": {"enabled": False},
         "watch": {"namespaces": [HOME]},
         "networkPolicy": {"enabled": True},
+        "priorityAndFairness": {"enabled": True},
+        "monitoring": {"dashboards": {"enabled": True}},
     }
     words = ("--namespace", HOME, "--wait", "--timeout", "170s")
     helm("install", "second", CHART, *words, "-f", "-", text=json.dumps(values))
@@ -59,6 +63,28 @@ def test_both_replicas_are_ready_where_only_restricted_pods_are_admitted(
     assert holder in pods(kubectl)
     events = kubectl("-n", release, "get", "events", "-o", "jsonpath={.items[*].message}")
     assert "violates PodSecurity" not in events
+
+
+def test_helm_test_is_content_with_it(release: str, helm: Helm) -> None:
+    said = helm("test", "second", "--namespace", release, "--logs", "--timeout", "170s")
+    assert "Phase:          Succeeded" in said
+    assert "RLRun, EnvPool, Checkpoint are served, and an operator leads and answers" in said
+
+
+def test_the_api_server_counts_the_operators_requests_on_their_own_level(
+    release: str, kubectl: Kubectl, cluster: Mapping[str, Any]
+) -> None:
+    name = f"second-etude.{release}"
+    schema = json.loads(kubectl("get", "flowschema", name, "-o", "json"))
+    token = kubectl("-n", release, "create", "token", NAME).strip()
+    context = ssl.create_default_context(cafile=str(Path(cluster["run"]) / "pki" / "ca.crt"))
+    server = http.client.HTTPSConnection(cluster["node_ip"], 6443, timeout=30, context=context)
+    path = f"/apis/etude.dev/v1alpha1/namespaces/{release}/rlruns"
+    server.request("GET", path, headers={"Authorization": f"Bearer {token}"})
+    answer = server.getresponse()
+    server.close()
+    assert answer.status == http.HTTPStatus.OK
+    assert answer.headers["X-Kubernetes-Pf-Flowschema-Uid"] == schema["metadata"]["uid"]
 
 
 def test_a_drain_takes_one_replica_at_a_time(release: str, kubectl: Kubectl) -> None:

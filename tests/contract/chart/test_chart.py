@@ -12,6 +12,8 @@ EVERYTHING: Mapping[str, Any] = {
     "requireImageDigests": True,
     "isolation": {"allowProcess": True},
     "networkPolicy": {"enabled": True},
+    "priorityAndFairness": {"enabled": True},
+    "monitoring": {"dashboards": {"enabled": True}},
     "telemetry": {"otlpEndpoint": "http://collector:4317"},
 }
 """Values that switch on what is off."""

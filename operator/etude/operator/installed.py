@@ -1,0 +1,131 @@
+"""Whether an installed operator leads, answers and is served its kinds: `helm test` runs it."""
+
+import argparse
+import asyncio
+import http.client
+import sys
+import time
+from collections.abc import AsyncIterator
+
+from etude.common.errors import EtudeError, Problem
+from etude.operator.cluster.api import ClusterError
+from etude.operator.cluster.leases import KubernetesLeases
+from etude.operator.cluster.replies import answered
+from etude.operator.cluster.rest import Rest, path_of
+from etude.operator.leader import RETRY_S, LeaseRecord, Leases
+from etude.operator.manifests import KINDS
+from etude.operator.settings import Settings
+
+REASON = "NotInstalled"
+PATIENCE_S = 60.0
+"""A release that was installed a moment ago still starts, and a lease of another's expires."""
+PROBE_TIMEOUT_S = 5.0
+LOGS = "look at the log of the operator's pods"
+
+
+async def problems(
+    rest: Rest, leases: Leases, settings: Settings, probe: tuple[str, int]
+) -> AsyncIterator[Problem]:
+    """Everything that does not hold, each with a way out."""
+    for kind in KINDS:
+        for namespace in settings.namespaces or ("",):
+            problem = await unserved(rest, kind, namespace)
+            if problem is not None:
+                yield problem
+    for found in (
+        await unanswered(probe, patience_s=PATIENCE_S),
+        await unled(leases, settings.lease, patience_s=PATIENCE_S),
+    ):
+        if found is not None:
+            yield found
+
+
+async def unserved(rest: Rest, kind: str, namespace: str) -> Problem | None:
+    """Why objects of a kind cannot be listed with the operator's account."""
+    where = f"{kind} in {namespace or 'all namespaces'}"
+    try:
+        reply = await rest.request("GET", path_of(kind, namespace), query=[("limit", "1")])
+        answered(reply, f"list {kind}")
+    except ClusterError as error:
+        fix = "install the chart with crds.enabled=true, and the roles that it renders"
+        return Problem(REASON, str(error), where, fix)
+    return None
+
+
+async def unled(leases: Leases, name: str, *, patience_s: float) -> Problem | None:
+    """Why nobody leads: a leader is one that holds the lease and renews it while we look."""
+    deadline_s = time.monotonic() + patience_s
+    what = "does not exist"
+    before: LeaseRecord | None = None
+    while time.monotonic() < deadline_s:
+        try:
+            after = await leases.read()
+        except ClusterError as error:
+            after, what = None, str(error)
+        if after is not None:
+            if before is not None and after.holder and after.version != before.version:
+                return None
+            what = f"is not renewed by {after.holder}" if after.holder else "is held by nobody"
+        before = after
+        await asyncio.sleep(RETRY_S)
+    return Problem(REASON, what, f"lease {name}", LOGS)
+
+
+async def unanswered(probe: tuple[str, int], *, patience_s: float) -> Problem | None:
+    """Why no ready replica answers."""
+    deadline_s = time.monotonic() + patience_s
+    what = await asyncio.to_thread(_ask, probe)
+    while what and time.monotonic() < deadline_s:
+        await asyncio.sleep(RETRY_S)
+        what = await asyncio.to_thread(_ask, probe)
+    return Problem(REASON, what, f"http://{probe[0]}:{probe[1]}/readyz", LOGS) if what else None
+
+
+def _ask(probe: tuple[str, int]) -> str:
+    """What is wrong with the answer; empty if nothing is."""
+    connection = http.client.HTTPConnection(*probe, timeout=PROBE_TIMEOUT_S)
+    try:
+        connection.request("GET", "/readyz")
+        status = connection.getresponse().status
+    except OSError as error:
+        return f"does not answer: {error}"
+    finally:
+        connection.close()
+    return "" if status == http.HTTPStatus.OK else f"answers {status}"
+
+
+async def check(settings: Settings, probe: tuple[str, int]) -> list[Problem]:
+    """All problems of the release whose settings these are.
+
+    Raises:
+        UserError: the settings lead to no API server.
+    """
+    rest = await Rest.connect(settings.kubeconfig)
+    try:
+        leases = KubernetesLeases(rest, settings.namespace, settings.lease)
+        return [each async for each in problems(rest, leases, settings, probe)]
+    finally:
+        await rest.close()
+
+
+def main() -> None:
+    """Print what does not hold, and fail if there is something.
+
+    Raises:
+        SystemExit: with 1 where something does not hold.
+    """
+    parser = argparse.ArgumentParser(prog="python -m etude.operator.installed", description=__doc__)
+    parser.add_argument("host", help="address of the operator's Service")
+    parser.add_argument("port", type=int, help="its probe port")
+    options = parser.parse_args()
+    try:
+        found = asyncio.run(check(Settings.from_env(), (options.host, options.port)))
+    except EtudeError as error:
+        raise SystemExit(f"{error}") from error
+    if found:
+        raise SystemExit("\n".join(problem.text() for problem in found))
+    sys.stdout.write(f"{', '.join(KINDS)} are served, and an operator leads and answers\n")
+
+
+if __name__ == "__main__":
+    main()

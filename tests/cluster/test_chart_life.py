@@ -1,0 +1,117 @@
+"""A release from its installation to its end, on a real API server."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.support import testbeds
+from tests.support.testbeds import Program
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "helm" / "etude"
+HOME = "etude-system"
+CRDS = ("rlruns.etude.dev", "envpools.etude.dev", "checkpoints.etude.dev")
+VALUES = {"image": "localhost/etude:1", "operator": {"nodeSelector": {"no-node": "has-this"}}}
+
+
+@pytest.fixture
+def kubectl(plane: Mapping[str, Any]) -> Program:
+    return testbeds.program(plane, "kubectl")
+
+
+@pytest.fixture
+def helm(plane: Mapping[str, Any]) -> Program:
+    return testbeds.program(plane, "helm")
+
+
+def install(helm: Program, chart: Path = CHART, **values: Any) -> str:
+    words = ("upgrade", "--install", "etude", str(chart), "--namespace", HOME, "--create-namespace")
+    return helm(*words, "-f", "-", text=json.dumps({**VALUES, **values}))
+
+
+def crd(kubectl: Program, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(kubectl("get", "crd", name, "-o", "json"))
+    return found
+
+
+def newer(folder: Path) -> Path:
+    """The chart of a later release, whose pools have one more field."""
+    chart = folder / "etude"
+    shutil.copytree(CHART, chart)
+    file = chart / "files" / "crds" / "envpools.yaml"
+    definition = yaml.safe_load(file.read_text())
+    schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    schema["properties"]["spec"]["properties"]["later"] = {"type": "string", "maxLength": 8}
+    file.write_text(yaml.safe_dump(definition))
+    return chart
+
+
+def test_runs_outlive_the_release_and_an_upgrade_brings_new_fields(
+    helm: Program, kubectl: Program, tmp_path: Path
+) -> None:
+    told = install(helm)
+    assert f"helm test etude --namespace {HOME}" in told
+    kubectl("wait", "--for=condition=Established", *(f"crd/{name}" for name in CRDS))
+    example = (ROOT / "examples" / "checkpoint.yaml").read_text()
+    kubectl("apply", "-f", "-", text=example)
+    uids = {name: crd(kubectl, name)["metadata"]["uid"] for name in CRDS}
+
+    install(helm, newer(tmp_path))
+    schema = crd(kubectl, CRDS[1])["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    assert "later" in schema["properties"]["spec"]["properties"]
+
+    helm("uninstall", "etude", "--namespace", HOME, "--wait")
+    assert "demo-import" in kubectl("get", "ckpt")
+    for kind in ("deployments,services,networkpolicies,poddisruptionbudgets", "roles,rolebindings"):
+        assert kubectl("-n", HOME, "get", kind, "-o", "name") == ""
+    cluster = "clusterroles,clusterrolebindings,validatingadmissionpolicies"
+    assert kubectl("get", cluster, "-l", "app.kubernetes.io/name=etude", "-o", "name") == ""
+
+    install(helm)
+    assert {name: crd(kubectl, name)["metadata"]["uid"] for name in CRDS} == uids
+    assert "demo-import" in kubectl("get", "ckpt")
+
+
+def test_crds_that_are_not_kept_go_with_the_release(helm: Program, kubectl: Program) -> None:
+    install(helm, crds={"keep": False})
+    kubectl("delete", "ckpt", "--all", "--wait=false", "--ignore-not-found")
+    helm("uninstall", "etude", "--namespace", HOME, "--wait")
+    assert kubectl("get", "crd", "-o", "name") == ""
+
+
+def test_a_release_is_refused_where_the_prometheus_operator_is_missing_and_not_where_it_is(
+    helm: Program, kubectl: Program
+) -> None:
+    monitoring = {"podMonitors": {"enabled": True}, "prometheusRule": {"enabled": True}}
+    words = ("upgrade", "--install", "etude", str(CHART), "--namespace", HOME, "--create-namespace")
+    given = json.dumps({**VALUES, "monitoring": monitoring})
+    missing = "install the Prometheus Operator's CRDs first"
+    assert missing in helm(*words, "-f", "-", text=given, fails=True)
+    for kind in ("PodMonitor", "PrometheusRule"):
+        kubectl("apply", "-f", "-", text=json.dumps(loose(kind)))
+        kubectl("wait", "--for=condition=Established", f"crd/{kind.lower()}s.monitoring.coreos.com")
+    helm(*words, "-f", "-", text=given)
+    assert "etude" in kubectl("-n", HOME, "get", "prometheusrules", "-o", "name")
+    assert "etude-runs" in kubectl("-n", HOME, "get", "podmonitors", "-o", "name")
+
+
+def loose(kind: str) -> dict[str, Any]:
+    """A kind of the Prometheus Operator by its name, without its schema."""
+    plural = f"{kind.lower()}s"
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.monitoring.coreos.com"},
+        "spec": {
+            "group": "monitoring.coreos.com",
+            "scope": "Namespaced",
+            "names": {"kind": kind, "plural": plural},
+            "versions": [version],
+        },
+    }
