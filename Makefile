@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo test test-gpu test-long fuzz-frames check fix protos docs bench bench-weights search-model chaos-weights minio testbed microvms test-env bench-env system-deps buf
+.PHONY: help demo test test-gpu test-long fuzz-frames check fix protos docs chart-readme bench bench-weights search-model chaos-weights minio testbed microvms test-env bench-env system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -77,7 +77,12 @@ docs: $(READY) ## regenerate CRDs and reference pages, and build the site into s
 	$(RUN) python -m etude.common.api.reference
 	$(RUN) python -m etude.operator.reference
 	$(RUN) python hack/metrics_reference.py
+	$(RUN) python hack/dashboards.py
 	$(UV) run --isolated --locked --only-group docs zensical build --strict
+
+chart-readme: $(READY) ## regenerate the chart's README from its values (needs Go)
+	$(RUN) python hack/testbed/build.py
+	$(RUN) python hack/chart_readme.py
 
 # The first run of bench/weights.py trains a model for minutes, and bench/env.py starts thousands of
 # machines, so they have targets of their own.

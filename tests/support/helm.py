@@ -13,6 +13,12 @@ CHART = ROOT / "helm" / "etude"
 IMAGE = "localhost/etude-base:1"
 NAMESPACE = "etude-system"
 KUBERNETES = "1.36.0"
+SERVED = tuple(
+    word
+    for kind in ("PodMonitor", "PrometheusRule")
+    for word in ("--api-versions", f"monitoring.coreos.com/v1/{kind}")
+)
+"""Words for a cluster that has the Prometheus Operator's kinds."""
 
 Values = Mapping[str, Any]
 Manifest = dict[str, Any]

@@ -10,14 +10,10 @@ from typing import Any, NamedTuple
 import promql_parser
 import pytest
 import yaml
-from tests.support.helm import CHART, NAMESPACE, ROOT, Rendered, refusal, rendered
+from tests.support.helm import CHART, NAMESPACE, ROOT, SERVED, Rendered, refusal, rendered
 
 BOARDS = sorted((CHART / "files" / "dashboards").glob("*.json"))
 ALERTS: list[dict[str, Any]] = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
-APIS = ("PodMonitor", "PrometheusRule")
-SERVED = tuple(
-    word for kind in APIS for word in ("--api-versions", f"monitoring.coreos.com/v1/{kind}")
-)
 SCRAPED = {"namespace", "pod"}
 """Labels that every target has."""
 OF_RUN = SCRAPED | {"run", "role"}
@@ -193,7 +189,9 @@ def test_an_alert_that_does_not_exist_cannot_be_left_out() -> None:
     )
 
 
-@pytest.mark.parametrize(("value", "kind"), [("podMonitors", APIS[0]), ("prometheusRule", APIS[1])])
+@pytest.mark.parametrize(
+    ("value", "kind"), [("podMonitors", "PodMonitor"), ("prometheusRule", "PrometheusRule")]
+)
 def test_a_cluster_without_the_prometheus_operator_is_told_what_is_missing(
     value: str, kind: str
 ) -> None:
