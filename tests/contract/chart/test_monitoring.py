@@ -78,6 +78,17 @@ def queries() -> list[tuple[str, str]]:
     return found
 
 
+def test_what_a_reader_chooses_by_is_asked_of_series_that_exist() -> None:
+    for board in BOARDS:
+        variables = json.loads(board.read_text())["templating"]["list"]
+        queries = [each["query"] for each in variables if each["type"] == "query"]
+        assert queries
+        for query in queries:
+            match = re.fullmatch(r"label_values\((\w+), (\w+)\)", query)
+            assert match
+            assert match[2] in known()[match[1]]
+
+
 @pytest.mark.parametrize(("name", "query"), queries(), ids=[name for name, _ in queries()])
 def test_a_query_asks_for_series_and_labels_that_exist(name: str, query: str) -> None:
     series = known()
