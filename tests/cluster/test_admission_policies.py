@@ -16,7 +16,11 @@ ROOT = Path(__file__).parents[2]
 GOOD = yaml.safe_load((Path(__file__).parent / "bad_manifests.yaml").read_text())["good"]
 DIGEST = "registry.example/etude@sha256:" + "0123456789abcdef" * 4
 OPERATOR = "system:serviceaccount:etude-system:etude-operator"
-BASE: dict[str, Any] = {"image": DIGEST, "operator": {"nodeSelector": {"no-node": "has-this"}}}
+BASE: dict[str, Any] = {
+    "image": DIGEST,
+    "crds": {"enabled": False},
+    "operator": {"nodeSelector": {"no-node": "has-this"}},
+}
 PROCESS = {"minimum": "Process", "driver": "Process"}
 
 Install = Callable[..., None]
@@ -29,15 +33,16 @@ def kubectl(plane: testbeds.State) -> Program:
 
 @pytest.fixture(scope="module")
 def install(plane: testbeds.State, kubectl: Program) -> Install:
-    """Install the chart, or give the release other values; its policies hold when it returns."""
+    """Install the chart, or give the release other values; its policies hold a moment later."""
     helm = testbeds.program(plane, "helm")
+    crds = ("-f", str(ROOT / "helm" / "etude" / "files" / "crds"))
+    kubectl("apply", "--server-side", *crds)
+    kubectl("wait", "--for=condition=Established", *crds, "--timeout=60s")
 
     def upgrade(**values: Any) -> None:
         release = ("etude", str(ROOT / "helm" / "etude"), "--namespace", "etude-system")
         given = json.dumps({**BASE, **values})
         helm("upgrade", "--install", *release, "--create-namespace", "-f", "-", text=given)
-        folder = ROOT / "helm" / "etude" / "files" / "crds"
-        kubectl("wait", "--for=condition=Established", "-f", str(folder), "--timeout=60s")
 
     return upgrade
 
