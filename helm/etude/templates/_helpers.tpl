@@ -17,6 +17,12 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: operator
 {{- end -}}
 
+{{- define "etude.testSelector" -}}
+app.kubernetes.io/name: etude
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: test
+{{- end -}}
+
 {{- define "etude.labels" -}}
 {{ include "etude.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}

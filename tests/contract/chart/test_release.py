@@ -57,13 +57,27 @@ def test_helm_test_runs_our_program_with_the_operators_settings_and_rights() -> 
 def test_the_fence_lets_the_test_in_whoever_reads_metrics() -> None:
     peer = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
     release = rendered({"networkPolicy": {"enabled": True, "metricsFrom": [peer]}})
-    (rule,) = release.one("NetworkPolicy")["spec"]["ingress"]
+    (rule,) = release.one("NetworkPolicy", "etude-operator")["spec"]["ingress"]
     labels = release.one("Pod")["metadata"]["labels"]
     assert any(
         each["podSelector"]["matchLabels"].items() <= labels.items() for each in rule["from"]
     )
     selected = release.one("Deployment")["spec"]["selector"]["matchLabels"]
     assert not selected.items() <= labels.items(), "the test is no replica"
+
+
+def test_the_test_is_fenced_in_as_well() -> None:
+    fence = {"enabled": True, "apiServer": {"ports": [16443], "cidrs": ["10.1.2.3/32"]}}
+    release = rendered({"networkPolicy": fence})
+    spec = release.one("NetworkPolicy", "etude-test")["spec"]
+    labels = release.one("Pod")["metadata"]["labels"]
+    assert spec["podSelector"]["matchLabels"].items() <= labels.items()
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    assert "ingress" not in spec
+    api, dns, operator = spec["egress"]
+    assert api["to"] == [{"ipBlock": {"cidr": "10.1.2.3/32"}}]
+    assert {port["port"] for rule in (api, dns) for port in rule["ports"]} == {16443, 53}
+    assert operator["to"] == [{"podSelector": release.one("Deployment")["spec"]["selector"]}]
 
 
 @pytest.mark.parametrize("namespaces", [[], ["team-a", "team-b"]])
@@ -110,7 +124,9 @@ def test_the_profile_for_gpus_asks_for_digests_and_fences_the_operator_in() -> N
     own = yaml.safe_load((CHART / "profiles" / "gpu.yaml").read_text())
     assert "image: localhost/etude-base:1 names no digest" in refusal(own)
     release = rendered({"image": DIGEST, **own})
-    assert len(release.of("NetworkPolicy")) == len(release.of("FlowSchema")) == 1
+    fences = {each["metadata"]["name"] for each in release.of("NetworkPolicy")}
+    assert fences == {"etude-operator", "etude-test"}
+    assert len(release.of("FlowSchema")) == 1
     assert "nvidia.com/gpu.present" in str(release.pod["affinity"])
 
 
