@@ -25,7 +25,11 @@ class Exit(IntEnum):
     USAGE = 2
     NOT_FOUND = 3
     INVALID = 4
+    FORBIDDEN = 5
+    """The account may not do it."""
     UNREACHABLE = 6
+    TIMED_OUT = 7
+    """What was waited for did not come in time."""
     CONFLICT = 8
     BUG = 70
     INTERRUPTED = 130
@@ -33,7 +37,10 @@ class Exit(IntEnum):
 
 CODES = {
     "NotFound": Exit.NOT_FOUND,
+    "NotInstalled": Exit.NOT_FOUND,
     "Usage": Exit.USAGE,
+    "Forbidden": Exit.FORBIDDEN,
+    "TimedOut": Exit.TIMED_OUT,
     "Unreachable": Exit.UNREACHABLE,
     "Conflict": Exit.CONFLICT,
     "Internal": Exit.BUG,

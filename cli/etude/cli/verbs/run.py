@@ -13,11 +13,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.live import Live
 
 from etude.cli import runs
-from etude.cli.live import picture, plain
+from etude.cli.live import picture
 from etude.cli.output import Exit, Screen, console, say
+from etude.cli.showing import show
 from etude.cli.verbs.report import write_report
 from etude.common.errors import Problem, UserError
 from etude.common.run_lock import is_running
@@ -25,8 +25,6 @@ from etude.common.run_lock import is_running
 if TYPE_CHECKING:
     from etude.cli.views import Viewer
 
-REDRAWS_PER_SECOND = 2
-PLAIN_INTERVAL_S = 10.0
 SAVED_WIDTH = 96
 LOOK_INTERVAL_S = 5.0
 """Measuring the memory of some thirty processes costs about 10 ms."""
@@ -156,34 +154,13 @@ class _Watched:
 
 
 def _show(folder: Path, *, as_lines: bool, is_over: Callable[[], bool]) -> None:
-    viewer = _viewer(folder)
-    screen = console()
-    if as_lines or not screen.is_terminal:
-        _show_lines(viewer, is_over)
-        return
-    with Live(console=screen, refresh_per_second=REDRAWS_PER_SECOND) as live:
-        while not is_over():
-            live.update(picture(viewer.view()))
-            time.sleep(1 / REDRAWS_PER_SECOND)
-        live.update(picture(viewer.view()))
+    show(_viewer(folder), as_lines=as_lines, is_over=is_over)
 
 
 def _viewer(folder: Path) -> "Viewer":
     from etude.cli.views import Viewer  # the models of the API: for what is seen only
 
     return Viewer(folder)
-
-
-def _show_lines(viewer: "Viewer", is_over: Callable[[], bool]) -> None:
-    shown = ""
-    last = 0.0
-    while not is_over():
-        line = plain(viewer.view())
-        if line != shown and time.monotonic() - last >= PLAIN_INTERVAL_S:
-            say(line)
-            shown, last = line, time.monotonic()
-        time.sleep(0.5)
-    say(plain(viewer.view()))
 
 
 def _save(folder: Path, target: Path) -> None:

@@ -1,0 +1,1 @@
+"""`kubectl etude`: runs of a cluster, seen and ordered about through the user's kubectl."""

@@ -1,0 +1,285 @@
+"""What each reason means for whoever waits for a run, and what helps."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from etude.cli.kubectl.explanation import (
+    CHECKPOINT_STAYS,
+    ENVIRONMENT_LOST,
+    ENVIRONMENTS_WAIT,
+    STANDS_STILL,
+    VERSION_REFUSED,
+    VERSIONS_WAIT,
+)
+
+
+class Advice(NamedTuple):
+    """What one reason means, and what to do about it."""
+
+    means: str
+    do: str = ""
+    """Empty where nothing needs to be done; {run} stands for the run's name."""
+    runbook: str = STANDS_STILL
+
+
+_LOG = "kubectl etude logs {run} --role trainer says more"
+_ANEW = (
+    "a failed run stays failed: apply one of another name with a storage.uri of its own, whose"
+    " model.uri may be the folder `model` of the last checkpoint"
+)
+_BY_ITSELF = "nothing: it goes on by itself"
+
+ACCEPTANCE = {
+    "Accepted": Advice("the spec is accepted"),
+    "InvalidParameters": Advice(
+        "a field of the spec is wrong",
+        "correct the field that is named and apply again; etude lint FILE gives the same verdict"
+        " with line numbers",
+    ),
+    "PoolNotFound": Advice(
+        "the pool that the run refers to does not exist",
+        "create the EnvPool in the run's namespace, or name another: kubectl get envp",
+    ),
+    "NameConflict": Advice(
+        "the name of a part of the run is taken by an object of somebody else",
+        "delete that object, or give the run another name",
+    ),
+    "Refused": Advice(
+        "the API server refuses a part of the run",
+        "do what the message asks for; a quota needs room (kubectl describe quota), a policy a"
+        " namespace that it allows",
+    ),
+    "NamespaceClosing": Advice(
+        "the namespace is being deleted, and nothing can be created in it",
+        "apply the run in another namespace; its data is still in the object store",
+    ),
+    "ClusterUnavailable": Advice(
+        "the API server did not do what the operator asked for; it asks again",
+        "look whether the API server is well: kubectl get --raw /readyz?verbose",
+    ),
+    "WeakIsolationNotAllowed": Advice(
+        "a pool asks for process isolation, which this platform does not allow",
+        "install the chart with isolation.allowProcess=true if you trust the templates, or ask for"
+        " a stronger isolation.minimum",
+    ),
+}
+PODS = {
+    "Scheduled": Advice("every pod has a node"),
+    "Unschedulable": Advice(
+        "no node takes a pod",
+        "free what the scheduler names, add a node, or lower the role's gpusPerReplica, cpu,"
+        " memory or nodeSelector",
+    ),
+    "PodsReady": Advice("every pod is ready"),
+    "PodsNotReady": Advice(
+        "pods are starting",
+        "an engine or a large image takes minutes; kubectl etude logs {run} shows how far they are",
+    ),
+    "ImagePullFailed": Advice(
+        "an image cannot be had",
+        "correct the image's name, or let the node pull it: imagePullSecrets, a registry that it"
+        " reaches",
+    ),
+    "CrashLooping": Advice(
+        "a container ends again and again",
+        "kubectl etude logs {run} --previous shows how it ended",
+    ),
+    "RoleFailed": Advice(
+        "a role ended on its own and is started anew",
+        "nothing if it comes back; kubectl etude logs {run} --previous shows how it ended",
+    ),
+}
+ENVIRONMENTS = {
+    "PoolsAvailable": Advice("every pool hands out environments", "", ENVIRONMENTS_WAIT),
+    "PoolWarming": Advice(
+        "no node of a pool is ready yet",
+        "kubectl describe envp names what its nodes wait for",
+        ENVIRONMENTS_WAIT,
+    ),
+    "NodesReady": Advice("enough environment nodes and the broker answer", "", ENVIRONMENTS_WAIT),
+    "NotNeeded": Advice("the run has no such part"),
+    "ScaledToZero": Advice(
+        "the pool has no nodes, for its spec.replicas is 0",
+        "kubectl scale envp POOL --replicas=N",
+        ENVIRONMENTS_WAIT,
+    ),
+    "BrokerNotReady": Advice(
+        "the pool's broker does not answer",
+        "kubectl etude logs {run} --role broker shows what it says",
+        ENVIRONMENTS_WAIT,
+    ),
+    "DriverUnavailable": Advice(
+        "environment nodes end at start: their driver cannot work there",
+        "choose another isolation.driver, or nodes that have what the message names (/dev/kvm)",
+        ENVIRONMENTS_WAIT,
+    ),
+    "WaitingForEnvironments": Advice(
+        "rollouts wait for environments", _BY_ITSELF, ENVIRONMENTS_WAIT
+    ),
+}
+PROGRESS = {
+    "ControllerConnected": Advice("the controller reports"),
+    "ControllerUnreachable": Advice(
+        "the trainer's pod is up, but its controller does not report to the operator",
+        "kubectl etude stacks {run} --role trainer shows what it does; a NetworkPolicy must let the"
+        " operator reach port 7000 of the trainer",
+    ),
+    "StepsFinish": Advice("steps finish within their deadline"),
+    "Loading": Advice(
+        "the controller loads its state", "nothing: a large checkpoint takes minutes; " + _LOG
+    ),
+    "WaitingForRoles": Advice("role pods are not ready", _BY_ITSELF),
+    "NoProgress": Advice(
+        "no step finished within the deadline, so the trainer is started anew",
+        "kubectl etude logs {run} --role trainer has the stacks of the moment; raise"
+        " deadlines.stepProgressSeconds if steps are that long",
+    ),
+    "Healthy": Advice("nothing is wrong"),
+    "NotFinished": Advice("the run goes on"),
+}
+SAVING = {
+    "CheckpointVerified": Advice("the newest checkpoint can be resumed from"),
+    "NoCheckpoint": Advice("no checkpoint has been written yet"),
+    "Verifying": Advice("the newest checkpoint is being read back", _BY_ITSELF),
+    "Corrupt": Advice(
+        "the newest checkpoint does not match its manifest; an older one is used",
+        "restore the objects from a copy of the store, or delete the Checkpoint; kubectl etude"
+        " checkpoint {run} shows which are Ready",
+        VERSION_REFUSED,
+    ),
+    "StorageUnavailable": Advice(
+        "the object store cannot be reached; it is tried again, and nothing is lost",
+        "etude storage check URI, from a place that reaches the store, says what is wrong;"
+        " credentials are in the Secret that spec.storage.secretRef names",
+        VERSIONS_WAIT,
+    ),
+    "SuspendTimeout": Advice(
+        "no checkpoint came in time before the run was suspended; the last one is used",
+        "raise checkpointing.timeoutSeconds; kubectl etude checkpoint {run} shows where it resumes",
+    ),
+    "Deleting": Advice("a checkpoint's objects are being deleted", _BY_ITSELF, CHECKPOINT_STAYS),
+    "DeletionFailed": Advice(
+        "a checkpoint's objects could not be deleted; it is tried again",
+        "give the Secret of its storage the right to delete, or remove the finalizer"
+        " etude.dev/checkpoint-data to leave the objects",
+        CHECKPOINT_STAYS,
+    ),
+    "DataOrphaned": Advice(
+        "the namespace went before a checkpoint's objects; they stay in the store",
+        "delete them by hand if they are not wanted: the event names the folder",
+        CHECKPOINT_STAYS,
+    ),
+}
+REST = {
+    "ByUser": Advice("spec.suspend is true", "kubectl etude resume {run}"),
+    "Suspended": Advice("its pods are released", "kubectl etude resume {run}"),
+    "Suspending": Advice("a checkpoint is being written, then the pods go", _BY_ITSELF),
+    "NotSuspended": Advice("the run holds its pods"),
+    "Finished": Advice("the run is over and its pods are released"),
+    "AllPhasesDone": Advice("every phase reached its end"),
+}
+ENDS = {
+    "InvalidSpec": Advice(
+        "a role refused its configuration",
+        "correct what the message names; " + _ANEW,
+    ),
+    "RestartsExhausted": Advice(
+        "roles failed more often than failurePolicy.maxRestarts allows",
+        "put right what ended its last pod; " + _ANEW,
+    ),
+    "DeadlineExceeded": Advice(
+        "a limit of spec.deadlines was crossed",
+        "raise the limit; " + _ANEW,
+    ),
+}
+CONTROLLERS_OWN = {
+    "KeyframeOverdue": Advice(
+        "the newest complete version is old, so engines that join take long to catch up",
+        "nothing while steps finish; the object store is slow: see the runbook",
+        VERSIONS_WAIT,
+    ),
+    "ReplicaLagging": Advice(
+        "an engine does not follow the newest version",
+        "kubectl etude logs {run} --role inference says what it waits for",
+        VERSIONS_WAIT,
+    ),
+    "InfraFailures": Advice(
+        "too many rollouts met faults of the platform",
+        "kubectl etude logs {run} --role node shows what failed; rollout.maxInfraFailurePercent"
+        " is the limit",
+        ENVIRONMENT_LOST,
+    ),
+    "NonFiniteWeights": Advice(
+        "a version would hold a weight that is no number",
+        "lower the learning rate",
+        VERSION_REFUSED,
+    ),
+    "NonFiniteLoss": Advice("the loss is no number", "lower the learning rate; " + _LOG),
+    "SamplerMismatch": Advice(
+        "engines do not sample what the trainer published",
+        "keep the store as it is, and compare the version in the engines' log with the newest one",
+        VERSION_REFUSED,
+    ),
+    "VersionRefused": Advice("engines refuse a version", _LOG, VERSION_REFUSED),
+    "EnginesNotServing": Advice(
+        "no engine serves", "kubectl etude logs {run} --role inference says why", VERSIONS_WAIT
+    ),
+    "StorageInUse": Advice(
+        "spec.storage.uri holds another run, perhaps a deleted one of the same name",
+        "give the run a storage.uri of its own, or delete what is there",
+    ),
+}
+"""Codes of a run's own processes, which pass through the operator unchanged."""
+
+FOUND_HERE = {
+    "OperatorSilent": Advice(
+        "the operator has not seen the run as it is",
+        "look whether the operator runs and watches this namespace: kubectl get deployment -A"
+        " -l app.kubernetes.io/name=etude",
+    ),
+    "WaitingForQuota": Advice(
+        "pods wait for quota",
+        "free quota of the namespace, or have it raised: kubectl describe quota",
+    ),
+    "CreateContainerConfigError": Advice(
+        "a container's settings name what is not there", "create what the kubelet names"
+    ),
+    "CreateContainerError": Advice(
+        "a container cannot be made", "put right what the kubelet names"
+    ),
+    "RunContainerError": Advice(
+        "a container cannot be started", "put right what the kubelet names"
+    ),
+    "FailedMount": Advice(
+        "a pod has a node, but nothing of it starts", "put right what the kubelet names"
+    ),
+    "NoIdleSlot": Advice(
+        "every environment is taken",
+        "kubectl scale envp POOL --replicas=N, or fewer rollouts at once: rollout.maxConcurrent",
+        ENVIRONMENTS_WAIT,
+    ),
+    "SilentStep": Advice(
+        "a step takes unusually long",
+        "kubectl etude stacks {run} --role trainer shows what it does",
+    ),
+    "Terminating": Advice("it is being deleted"),
+}
+"""Causes that no condition names, found in pods, pools and Events."""
+
+ADVICE: Mapping[str, Advice] = {
+    **ACCEPTANCE,
+    **PODS,
+    **ENVIRONMENTS,
+    **PROGRESS,
+    **SAVING,
+    **REST,
+    **ENDS,
+    **CONTROLLERS_OWN,
+    **FOUND_HERE,
+}
+
+
+def advice(reason: str) -> Advice:
+    """The advice for a reason; a general one for a code that a process of the run made up."""
+    unknown = Advice(f"a process of the run says {reason}", _LOG)
+    return ADVICE.get(reason, unknown)

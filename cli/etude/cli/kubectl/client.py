@@ -1,0 +1,106 @@
+"""The user's own kubectl does the work: so its contexts, credentials and flags hold here."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from etude.cli.kubectl import complaints
+from etude.common.errors import Problem, UserError
+
+REQUEST_LIMIT = "--request-timeout=20s"
+"""An API server that does not answer is said to be unreachable after this."""
+RUNS = "rlruns.etude.dev"
+POOLS = "envpools.etude.dev"
+CHECKPOINTS = "checkpoints.etude.dev"
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kubectl:
+    """Runs kubectl with the flags that the user gave."""
+
+    flags: tuple[str, ...] = ()
+    program: str = "kubectl"
+
+    @property
+    def where(self) -> str:
+        """The place that the flags name, for messages."""
+        return " ".join(("kubectl", *self.flags))
+
+    def get(self, *what: str) -> Manifest:
+        """An object, or a list of objects.
+
+        Raises:
+            UserError: there is none, we may not, or nobody answers.
+        """
+        found: Manifest = json.loads(self.said("get", *what, "-o", "json", *self._limit()))
+        return found
+
+    def items(self, *what: str) -> list[Manifest]:
+        """The objects of a list.
+
+        Raises:
+            UserError: we may not, or nobody answers.
+        """
+        found: list[Manifest] = self.get(*what)["items"]
+        return found
+
+    def patch(self, kind: str, name: str, change: Manifest) -> Manifest:
+        """Change an object; what it is then.
+
+        Raises:
+            UserError: there is none, we may not, or the API server refuses the change.
+        """
+        words = ("patch", kind, name, "--type=merge", "-p", json.dumps(change), "-o", "json")
+        changed: Manifest = json.loads(self.said(*words, *self._limit()))
+        return changed
+
+    def said(self, *words: str) -> str:
+        """What one command prints.
+
+        Raises:
+            UserError: it fails; its complaint as a problem.
+        """
+        done = self._done(words)
+        if done.returncode:
+            raise UserError(complaints.problem(done.stderr, self._about(words)))
+        return done.stdout
+
+    def stream(self, *words: str) -> "subprocess.Popen[str]":
+        """A command that goes on printing; both of its streams come as one.
+
+        Raises:
+            UserError: there is no kubectl.
+        """
+        return subprocess.Popen(
+            self._command(words),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+
+    def _done(self, words: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            self._command(words), capture_output=True, text=True, errors="replace", check=False
+        )
+
+    def _command(self, words: Sequence[str]) -> list[str]:
+        program = shutil.which(self.program)
+        if program is None:
+            fix = "install kubectl 1.32 or newer, and put it on PATH"
+            raise UserError(Problem("Usage", "there is no kubectl on PATH", "this machine", fix))
+        return [program, *self.flags, *words]
+
+    def _about(self, words: Sequence[str]) -> str:
+        """What a command was about: `rlruns.etude.dev/demo`, for instance."""
+        named = [word for word in words[1:3] if not word.startswith("-")]
+        return " ".join(("/".join(named), *self.flags))
+
+    def _limit(self) -> tuple[str, ...]:
+        given = any(flag.startswith("--request-timeout") for flag in self.flags)
+        return () if given else (REQUEST_LIMIT,)

@@ -1,0 +1,123 @@
+"""The live view of a run of a cluster: what its status said since we began to look."""
+
+import time
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from typing_extensions import override
+
+from etude.cli.kubectl.asking import gather
+from etude.cli.kubectl.client import Kubectl
+from etude.cli.kubectl.explanation import Explanation, State
+from etude.cli.kubectl.pods import about, containers, is_leaving, is_ready, labels, name, when
+from etude.cli.kubectl.seen import ROLE, Manifest, Seen
+from etude.cli.kubectl.spans import parsed
+from etude.cli.kubectl.why import explain, now
+from etude.cli.live import View
+from etude.cli.showing import Viewing
+from etude.cli.views import Row, view_of
+from etude.common.api.status import RLRunStatus
+from etude.common.errors import UserError
+from etude.common.local import LocalPod, LocalState
+
+ENDS = {State.OVER, State.FAILED}
+SHOWN_EVENTS = 3
+
+
+@dataclass(slots=True)
+class ClusterViewer(Viewing):
+    """Looks every few seconds, and keeps the curve of what it saw."""
+
+    kubectl: Kubectl
+    run: str
+    interval_s: float
+    _rows: list[Row] = field(default_factory=list, init=False)
+    _view: View | None = field(default=None, init=False)
+    _next_look_s: float = field(default=0.0, init=False)
+    _is_over: bool = field(default=False, init=False)
+
+    @override
+    def view(self) -> View:
+        """The newest picture; an old one, with the trouble in it, while nobody answers.
+
+        Raises:
+            UserError: the first look fails.
+        """
+        if self._view is None or time.monotonic() >= self._next_look_s:
+            self._view = self._looked()
+            self._next_look_s = time.monotonic() + self.interval_s
+        return self._view
+
+    def is_over(self) -> bool:
+        """Whether the run ended or is gone."""
+        return self._is_over
+
+    def _looked(self) -> View:
+        try:
+            seen = gather(self.kubectl, self.run)
+        except UserError as error:
+            if self._view is None:
+                raise
+            self._is_over = error.problem.reason == "NotFound"
+            return replace(self._view, why=error.problem.what)
+        at = now()
+        explanation = explain(seen, at)
+        self._is_over = explanation.state in ENDS
+        self._rows += new_rows(seen.status, self._rows, at)
+        return cluster_view(seen, explanation, self._rows)
+
+
+def new_rows(status: RLRunStatus, known: list[Row], at: datetime) -> list[Row]:
+    """What a status adds to the curve: a row for a step or an evaluation that is new."""
+    found: list[Row] = []
+    step = status.step
+    if step is not None and status.last_step_time is not None:
+        row: Row = {
+            "kind": "step",
+            "phase": status.active_phase,
+            "step": step.current,
+            "time_s": parsed(status.last_step_time).timestamp(),
+            "policy_version": status.policy_version,
+            "tokens_per_second": float(status.tokens_per_second or 0),
+            "staleness_max": status.staleness.max if status.staleness is not None else 0,
+        }
+        if status.reward is not None:
+            row["reward_mean"] = float(status.reward.mean)
+        found.append(row)
+    if status.eval_success is not None:
+        success = float(status.eval_success)
+        found.append({"kind": "eval", "success": success, "time_s": at.timestamp()})
+    return [row for row in found if _key(row) not in {_key(each) for each in known}]
+
+
+def _key(row: Row) -> tuple[object, ...]:
+    return (row["kind"], row.get("phase"), row.get("step"), row.get("success"))
+
+
+def cluster_view(seen: Seen, explanation: Explanation, rows: list[Row]) -> View:
+    """What the live view shows of a run of a cluster."""
+    state = LocalState(
+        pid=0,
+        updated_unix_ms=0,
+        run=dict(seen.run),
+        pods=tuple(_pod(pod) for pod in sorted(seen.pods, key=name)),
+        events=tuple(map(_event, about(seen.run, seen.events)[-SHOWN_EVENTS:])),
+    )
+    shown = view_of(seen.name, state, rows)
+    why = "" if explanation.state == State.PROGRESSES else explanation.sentence
+    return replace(shown, why=why)
+
+
+def _pod(pod: Manifest) -> LocalPod:
+    state = "Ready" if is_ready(pod) else pod.get("status", {}).get("phase", "Pending")
+    return LocalPod(
+        name=name(pod),
+        role=labels(pod).get(ROLE, ""),
+        state="Leaving" if is_leaving(pod) else state,
+        restarts=sum(int(each.get("restartCount", 0)) for each in containers(pod)),
+        message=pod["spec"].get("nodeName", ""),
+    )
+
+
+def _event(event: Manifest) -> str:
+    return f"{when(event)[11:19]} {event.get('reason')}: {event.get('message')}"

@@ -1,0 +1,109 @@
+"""What kubectl complains of, as a problem that a user can put right."""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from etude.common.errors import Problem
+
+INSTALL = (
+    "install the chart once: helm install etude helm/etude --namespace etude-system"
+    " --create-namespace --set image=IMAGE"
+)
+_QUIET = re.compile(r"^[EWI]\d{4} \d\d:\d\d:\d\d|^Warning: ")
+"""Lines of kubectl's own log, and warnings of the API server: no complaint by themselves."""
+
+
+class Kind(NamedTuple):
+    """One complaint that we know."""
+
+    words: re.Pattern[str]
+    problem: Callable[[re.Match[str], str], Problem]
+    """From the match and what was asked about."""
+
+
+def _not_found(match: re.Match[str], where: str) -> Problem:
+    kind = {"rlruns.etude.dev": "run"}.get(match["kind"], match["kind"])
+    fix = "kubectl get rlr -A lists the runs of all namespaces; -n names another one"
+    return Problem("NotFound", f"there is no {kind} {match['name']}", where, fix)
+
+
+def _not_installed(match: re.Match[str], where: str) -> Problem:
+    return Problem("NotInstalled", f"this cluster knows no {match['kind']}", where, INSTALL)
+
+
+def _forbidden(match: re.Match[str], where: str) -> Problem:
+    place = f"in namespace {match['namespace']}" if match["namespace"] else "in all namespaces"
+    group = match["group"] or "core"
+    return Problem(
+        "Forbidden",
+        f"{match['user']} may not {match['verb']} {match['resource']} {place}",
+        where,
+        f"ask for a Role with verb {match['verb']} on {match['resource']} of API group {group}",
+    )
+
+
+def _unauthorized(_match: re.Match[str], where: str) -> Problem:
+    fix = "log in to the cluster again; kubectl auth whoami shows who you are"
+    return Problem("Forbidden", "the API server does not know you", where, fix)
+
+
+def _bad_context(match: re.Match[str], where: str) -> Problem:
+    fix = "kubectl config get-contexts lists what there is"
+    return Problem("Usage", match[0].removeprefix("error: "), where, fix)
+
+
+def _unreachable(match: re.Match[str], where: str) -> Problem:
+    fix = "kubectl cluster-info says the same; check the context, the network and the VPN"
+    return Problem("Unreachable", match[0], where, fix)
+
+
+def _refused(match: re.Match[str], where: str) -> Problem:
+    return Problem("InvalidSpec", match[0], where, "change what the message names")
+
+
+KINDS = (
+    Kind(
+        re.compile(
+            r'forbidden: User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]*)"'
+            r' in API group "(?P<group>[^"]*)"(?: in the namespace "(?P<namespace>[^"]*)")?'
+        ),
+        _forbidden,
+    ),
+    Kind(
+        re.compile(r"the server doesn't have a resource type \"(?P<kind>[^\"]*)\""), _not_installed
+    ),
+    Kind(
+        re.compile(r'no matches for kind "(?P<kind>[^"]*)" in version "etude.dev'), _not_installed
+    ),
+    Kind(re.compile(r'\(NotFound\): (?P<kind>\S+) "(?P<name>[^"]*)" not found'), _not_found),
+    Kind(re.compile(r"\(Unauthorized\)|must be logged in to the server"), _unauthorized),
+    Kind(
+        re.compile(r".*(context \"[^\"]*\" does not exist|context was not found).*"), _bad_context
+    ),
+    Kind(re.compile(r".*(stat .*: no such file|error loading config file).*"), _bad_context),
+    Kind(
+        re.compile(
+            r"(The connection to the server|Unable to connect to the server"
+            r"|Client\.Timeout exceeded|.*(dial tcp|i/o timeout|connection refused)).*"
+        ),
+        _unreachable,
+    ),
+    Kind(re.compile(r"The RLRun .* is invalid: .*"), _refused),
+)
+
+
+def problem(said: str, where: str) -> Problem:
+    """The first complaint that we know; kubectl's last words otherwise."""
+    for kind in KINDS:
+        match = kind.words.search(said)
+        if match is not None:
+            return kind.problem(match, where)
+    lines = list(spoken(said.splitlines()))
+    last = lines[-1] if lines else "kubectl failed and said nothing"
+    return Problem("KubectlFailed", last, where, "repeat it with kubectl alone: it says the same")
+
+
+def spoken(lines: Iterable[str]) -> Iterable[str]:
+    """The lines that are meant for people."""
+    return (line.strip() for line in lines if line.strip() and not _QUIET.match(line))

@@ -1,0 +1,60 @@
+"""Which words of a command line are kubectl's own, wherever among ours they stand."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from etude.common.errors import Problem, UserError
+
+VALUED = {
+    *("-n", "--namespace", "--context", "--kubeconfig", "--cluster", "--user", "--as"),
+    *("--as-group", "--as-uid", "-s", "--server", "--token", "--request-timeout"),
+    *("--certificate-authority", "--client-certificate", "--client-key", "--tls-server-name"),
+    *("--cache-dir",),
+}
+"""Flags that every kubectl command takes, with a value."""
+SWITCHES = {"--insecure-skip-tls-verify", "--disable-compression"}
+
+
+class Words(NamedTuple):
+    """A command line in two parts."""
+
+    flags: tuple[str, ...]
+    """For kubectl, as they were typed."""
+    own: tuple[str, ...]
+    """For the verb."""
+
+
+def split(words: Sequence[str]) -> Words:
+    """Take kubectl's flags out of a command line; what follows `--` is left as it is.
+
+    Raises:
+        UserError: a flag has no value.
+    """
+    flags: list[str] = []
+    own: list[str] = []
+    waiting = list(words)
+    while waiting:
+        word = waiting.pop(0)
+        if word == "--":
+            own += [word, *waiting]
+            break
+        if word in VALUED:
+            if not waiting:
+                raise UserError(_no_value(word))
+            flags += [word, waiting.pop(0)]
+        elif _is_whole(word):
+            flags.append(word)
+        else:
+            own.append(word)
+    return Words(tuple(flags), tuple(own))
+
+
+def _is_whole(word: str) -> bool:
+    """Whether a word is a flag of kubectl with its value in it, or one that has none."""
+    if word.startswith("--"):
+        return word.partition("=")[0] in VALUED | SWITCHES
+    return len(word) > 2 and word[:2] in VALUED
+
+
+def _no_value(flag: str) -> Problem:
+    return Problem("Usage", f"{flag} has no value", "kubectl etude", f"give it one: {flag} VALUE")

@@ -1,0 +1,252 @@
+"""What keeps a pod from working, from the pod and its Events."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Manifest = Mapping[str, Any]
+
+PULLS = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
+CRASHES = {"CrashLoopBackOff"}
+UNMADE = {"CreateContainerError", "CreateContainerConfigError", "RunContainerError"}
+"""The kubelet cannot even make or start the container."""
+STUCK = {"FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "NetworkNotReady"}
+"""Reasons of Events while nothing of a pod runs yet."""
+
+EXITS = {
+    1: "an error that the program did not expect",
+    64: "it was called with something it does not take",
+    78: "it refuses its configuration",
+    126: "its command cannot be executed",
+    127: "its command is not in the image",
+    134: "it aborted",
+    137: "it was killed: out of memory, or it did not end in time",
+    139: "it crashed inside native code",
+    143: "it was told to end",
+}
+"""What usual exit codes mean; 64 and 78 are those of sysexits.h."""
+
+
+class Finding(NamedTuple):
+    """One pod's trouble."""
+
+    reason: str
+    cause: str
+    evidence: tuple[str, ...] = ()
+    do: str = ""
+    """Better than the advice for the reason, where we know better."""
+
+
+Look = Callable[[Manifest, Sequence[Manifest]], Finding | None]
+
+
+def name(manifest: Manifest) -> str:
+    """The object's metadata.name."""
+    return str(manifest["metadata"]["name"])
+
+
+def labels(manifest: Manifest) -> Mapping[str, str]:
+    """The object's labels."""
+    found: Mapping[str, str] = manifest["metadata"].get("labels") or {}
+    return found
+
+
+def condition(manifest: Manifest, kind: str) -> Manifest:
+    """One condition of an object's status; empty without one."""
+    found = manifest.get("status", {}).get("conditions") or ()
+    return next((each for each in found if each.get("type") == kind), {})
+
+
+def is_ready(pod: Manifest) -> bool:
+    """Whether it answers its readiness probe."""
+    return condition(pod, "Ready").get("status") == "True"
+
+
+def is_leaving(manifest: Manifest) -> bool:
+    """Whether it was told to go."""
+    return bool(manifest["metadata"].get("deletionTimestamp"))
+
+
+def first_finding(pods: Iterable[Manifest], events: Sequence[Manifest]) -> Finding | None:
+    """The trouble that stands first in the way of pods: the worst kind first, then by name."""
+    staying = sorted((pod for pod in pods if not is_leaving(pod)), key=name)
+    for look in LOOKS:
+        for pod in staying:
+            finding = look(pod, about(pod, events))
+            if finding is not None:
+                return finding
+    return None
+
+
+def about(manifest: Manifest, events: Iterable[Manifest]) -> list[Manifest]:
+    """The Events of one object, oldest first."""
+    uid = manifest["metadata"].get("uid")
+    return sorted((each for each in events if _regards(each, uid)), key=when)
+
+
+def _regards(event: Manifest, uid: object) -> bool:
+    return bool(uid) and event.get("involvedObject", {}).get("uid") == uid
+
+
+def when(event: Manifest) -> str:
+    """When an Event was last seen, RFC 3339."""
+    series = event.get("series") or {}
+    times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    return str(next((each for each in times if each), ""))
+
+
+def _held(pod: Manifest, _events: Sequence[Manifest]) -> Finding | None:
+    scheduled = condition(pod, "PodScheduled")
+    if scheduled.get("reason") != "SchedulingGated":
+        return None
+    gates = ", ".join(gate["name"] for gate in pod["spec"].get("schedulingGates") or ())
+    do = "admit its workload in the queue that holds it: kubectl get workloads, or free its quota"
+    return Finding("WaitingForQuota", f"{name(pod)} is held back by a gate", (gates,), do)
+
+
+def _unschedulable(pod: Manifest, events: Sequence[Manifest]) -> Finding | None:
+    scheduled = condition(pod, "PodScheduled")
+    if scheduled.get("status") == "False":
+        words = scheduled.get("message") or "it says nothing"
+        evidence = (f"scheduler: {words}", *_wishes(pod["spec"]))
+        return Finding("Unschedulable", f"no node takes {name(pod)}", evidence)
+    if not scheduled and not pod["spec"].get("nodeName") and not events:
+        cause = f"no scheduler has looked at {name(pod)} yet"
+        return Finding("Unschedulable", cause, (), "look whether the cluster's scheduler runs")
+    return None
+
+
+def _wishes(spec: Manifest) -> Iterator[str]:
+    """What a pod asks of a node."""
+    selector = spec.get("nodeSelector") or {}
+    if selector:
+        wanted = ", ".join(f"{key}={value}" for key, value in selector.items())
+        yield f"it wants a node with label {wanted}"
+    requests: dict[str, str] = {}
+    for container in spec.get("containers", ()):
+        requests |= container.get("resources", {}).get("requests") or {}
+    if requests:
+        yield "it asks for " + ", ".join(f"{value} {key}" for key, value in requests.items())
+
+
+def _unpulled(pod: Manifest, events: Sequence[Manifest]) -> Finding | None:
+    for container in containers(pod):
+        waiting = container.get("state", {}).get("waiting") or {}
+        if waiting.get("reason") in PULLS:
+            # A container that backs off repeats itself; the words of the registry are in an Event.
+            words = _last(events, {"Failed"}, "Failed to pull") or waiting.get("message", "")
+            cause = f"the image of {name(pod)} cannot be pulled: {container['image']}"
+            return Finding("ImagePullFailed", cause, (f"kubelet: {words}",), _pull_fix(words))
+    return None
+
+
+def _pull_fix(words: str) -> str:
+    for signs, fix in (
+        (
+            ("not found", "manifest unknown", "404"),
+            "the registry has no such image: correct its name or tag, or push it",
+        ),
+        (
+            ("unauthorized", "denied", "403", "401"),
+            "the registry wants credentials: add"
+            " imagePullSecrets to the namespace's service account",
+        ),
+        (
+            ("no such host", "timeout", "refused", "unreachable"),
+            "the node does not reach the registry: check its name, or load the image onto the node",
+        ),
+        (("InvalidImageName", "invalid reference"), "the name is no image's: correct it"),
+    ):
+        if any(sign in words for sign in signs):
+            return fix
+    return ""
+
+
+def _unmade(pod: Manifest, events: Sequence[Manifest]) -> Finding | None:
+    for container in containers(pod):
+        waiting = container.get("state", {}).get("waiting") or {}
+        if waiting.get("reason") in UNMADE:
+            words = waiting.get("message") or _last(events, {"Failed"})
+            cause = f"the container of {name(pod)} cannot be started"
+            return Finding(waiting["reason"], cause, (f"kubelet: {words}",), _missing_fix(words))
+    return None
+
+
+def _stuck(pod: Manifest, events: Sequence[Manifest]) -> Finding | None:
+    is_waiting = any("waiting" in each.get("state", {}) for each in containers(pod))
+    words = _last(events, STUCK)
+    if is_waiting and words:
+        cause = f"{name(pod)} has a node, but nothing of it starts"
+        return Finding("FailedMount", cause, (f"kubelet: {words}",), _missing_fix(words))
+    return None
+
+
+def _missing_fix(words: str) -> str:
+    if "secret" in words and "not found" in words:
+        return "create the Secret that is named, in the run's namespace"
+    if "configmap" in words and "not found" in words:
+        return "the operator makes this ConfigMap: look whether it runs"
+    if "seccomp" in words:
+        return "copy the profile to /var/lib/kubelet/seccomp of every node: see Run on a cluster"
+    return "put right what the kubelet names"
+
+
+def _crashing(pod: Manifest, _events: Sequence[Manifest]) -> Finding | None:
+    for container in containers(pod):
+        waiting = container.get("state", {}).get("waiting") or {}
+        ended = ended_of(container)
+        is_down = "running" not in container.get("state", {})
+        if waiting.get("reason") in CRASHES or (ended and is_down and ended.get("exitCode")):
+            return Finding("CrashLooping", _end(pod, container, ended), tuple(_last_words(ended)))
+    return None
+
+
+def _end(pod: Manifest, container: Manifest, ended: Manifest) -> str:
+    code = ended.get("exitCode", "unknown")
+    why = "out of memory" if ended.get("reason") == "OOMKilled" else EXITS.get(code, "")
+    meaning = f" ({why})" if why else ""
+    count = container.get("restartCount", 0)
+    times = f", {count} restarts" if count else ""
+    return f"{name(pod)} ended with exit code {code}{meaning}{times}"
+
+
+def _last_words(ended: Manifest) -> Iterator[str]:
+    lines = [line.strip() for line in (ended.get("message") or "").splitlines() if line.strip()]
+    if lines:
+        yield f"its last line: {lines[-1]}"
+
+
+def _starting(pod: Manifest, events: Sequence[Manifest]) -> Finding | None:
+    if is_ready(pod) or pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}:
+        return None
+    words = _last(events, {"Unhealthy"}) or _last(events, {"Pulling"})
+    evidence = (f"kubelet: {words}",) if words else ()
+    return Finding("PodsNotReady", f"{name(pod)} is starting", evidence)
+
+
+def containers(pod: Manifest) -> Sequence[Manifest]:
+    """What the kubelet says of each container."""
+    found: Sequence[Manifest] = pod.get("status", {}).get("containerStatuses") or ()
+    return found
+
+
+def ended_of(container: Manifest) -> Manifest:
+    """How a container ended, the present time or the time before; empty if it never did."""
+    for state in (container.get("state"), container.get("lastState")):
+        ended: Manifest | None = (state or {}).get("terminated")
+        if ended:
+            return ended
+    return {}
+
+
+def _last(events: Sequence[Manifest], reasons: set[str], start: str = "") -> str:
+    """The newest words of a kind, or nothing."""
+    found = [
+        str(each.get("message", ""))
+        for each in sorted(events, key=when)
+        if each.get("reason") in reasons and str(each.get("message", "")).startswith(start)
+    ]
+    return found[-1] if found else ""
+
+
+LOOKS: tuple[Look, ...] = (_held, _unschedulable, _unpulled, _unmade, _crashing, _stuck, _starting)
+"""What to look for, the worst first."""

@@ -1,0 +1,130 @@
+"""All runs side by side: what they hold and how fast they go."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from etude.cli.kubectl.pods import is_leaving, is_ready, name
+from etude.cli.kubectl.seen import Manifest, Seen
+from etude.cli.kubectl.spans import parsed
+
+GPU = "nvidia.com/gpu"
+HOUR_S = 3_600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One run."""
+
+    namespace: str
+    name: str
+    status: str
+    phase: str
+    step: str
+    gpus: int
+    """That its pods request, those without a node included."""
+    pods: int
+    ready: int
+    leases: int
+    """Environments of its pools that are held, by all runs."""
+    steps_per_hour: float | None
+    """Between its newest two checkpoints, pauses included; None before there are two."""
+
+
+def line_of(seen: Seen) -> Line:
+    """One run's line."""
+    status = seen.status
+    staying = [pod for pod in seen.pods if not is_leaving(pod)]
+    return Line(
+        namespace=seen.run["metadata"]["namespace"],
+        name=seen.name,
+        status=status.phase,
+        phase=status.active_phase,
+        step=status.step.text if status.step is not None else "",
+        gpus=sum(map(gpus_of, staying)),
+        pods=len(staying),
+        ready=sum(map(is_ready, staying)),
+        leases=sum(each.leased for each in status.environments),
+        steps_per_hour=pace(seen.checkpoints),
+    )
+
+
+def gpus_of(pod: Manifest) -> int:
+    """Whole GPUs that a pod requests."""
+    requests = (
+        container.get("resources", {}).get("requests") or {}
+        for container in pod["spec"].get("containers", ())
+    )
+    return sum(int(each.get(GPU, 0)) for each in requests)
+
+
+def pace(checkpoints: Iterable[Manifest]) -> float | None:
+    """Steps per hour between the newest two checkpoints of different steps."""
+    saved = sorted(
+        {
+            (int(each["spec"].get("step", 0)), each["metadata"].get("creationTimestamp") or "")
+            for each in checkpoints
+        },
+        reverse=True,
+    )
+    if not saved:
+        return None
+    step, when = saved[0]
+    for earlier, then in saved[1:]:
+        taken_s = (parsed(when) - parsed(then)).total_seconds()
+        if earlier < step and taken_s > 0:
+            return (step - earlier) / taken_s * HOUR_S
+    return None
+
+
+KEYS: Mapping[str, Callable[[Line], float]] = {
+    "gpus": lambda line: -line.gpus,
+    "pods": lambda line: -line.pods,
+    "leases": lambda line: -line.leases,
+    "steps": lambda line: -(line.steps_per_hour or 0.0),
+    "name": lambda _line: 0,
+}
+"""What the table can be sorted by, the largest first; ties by namespace and name."""
+
+
+def ordered(lines: Iterable[Line], by: str) -> list[Line]:
+    """The lines in the order of one of KEYS."""
+    return sorted(lines, key=lambda line: (KEYS[by](line), line.namespace, line.name))
+
+
+def table_of(lines: Iterable[Line], *, with_namespace: bool) -> Table:
+    """The lines for people."""
+    table = Table(box=None, pad_edge=False)
+    titles = ("NAME", "STATUS", "PHASE", "STEP", "GPUS", "PODS", "LEASES", "STEPS/H")
+    for title in ("NAMESPACE", *titles) if with_namespace else titles:
+        table.add_column(title, justify="right" if title in titles[4:] else "left", no_wrap=True)
+    for line in lines:
+        cells = [line.name, line.status, line.phase, line.step, str(line.gpus)]
+        cells += [f"{line.ready}/{line.pods}", str(line.leases), _shown(line.steps_per_hour)]
+        table.add_row(*([line.namespace] if with_namespace else []), *cells)
+    return table
+
+
+def checkpoints_table(checkpoints: Iterable[Manifest]) -> Table:
+    """Checkpoints for people."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("NAME", "STEP", "POLICY", "REASON", "PHASE", "SIZE", "PINNED", "SAVED"):
+        table.add_column(title, justify="right" if title in {"STEP", "SIZE"} else "left")
+    for each in checkpoints:
+        spec, status = each["spec"], each.get("status") or {}
+        table.add_row(
+            name(each),
+            str(spec.get("step", 0)),
+            str(spec.get("policyVersion", 0)),
+            spec["reason"],
+            status.get("phase", ""),
+            f"{int(spec.get('sizeBytes', 0)) / 2**20:,.1f} MiB",
+            "yes" if spec.get("pinned") else "",
+            each["metadata"].get("creationTimestamp", ""),
+        )
+    return table
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"

@@ -1,0 +1,111 @@
+"""`kubectl etude suspend` and `resume`: orders to a run, and the wait until they are done."""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from etude.cli.kubectl.client import RUNS, Kubectl
+from etude.cli.output import Exit, say
+from etude.common.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from etude.cli.kubectl.seen import Seen
+
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Name of the RLRun.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Return once it is so.")]
+Timeout = Annotated[float, typer.Option(min=1, help="Seconds to wait with --wait.")]
+LIMIT_S = 900.0
+"""Ten minutes are what a checkpoint may take by default; pods need some more."""
+INTERVAL_S = 1.0
+OVER = ("Complete", "Failed")
+
+
+def suspend(
+    context: typer.Context, run: Run, *, wait: Wait = False, timeout: Timeout = LIMIT_S
+) -> None:
+    """Save a checkpoint, then release the pods; the run and its data stay."""
+    _order(context.obj, run, is_wanted=True)
+    if wait:
+        _await(context.obj, run, _is_suspended, timeout)
+        say(f"{run} is suspended; kubectl etude resume {run}")
+
+
+def resume(
+    context: typer.Context, run: Run, *, wait: Wait = False, timeout: Timeout = LIMIT_S
+) -> None:
+    """Let a suspended run go on at the step after its newest checkpoint."""
+    _order(context.obj, run, is_wanted=False)
+    if wait:
+        _await(context.obj, run, _is_progressing, timeout)
+        say(f"{run} progresses; kubectl etude watch {run}")
+
+
+def _order(kubectl: Kubectl, run: str, *, is_wanted: bool) -> None:
+    """Write the order into the spec unless it stands there already.
+
+    Raises:
+        UserError: there is no such run, or it is over.
+    """
+    before = kubectl.get(RUNS, run)
+    conditions = (before.get("status") or {}).get("conditions") or ()
+    ends = [
+        each["type"] for each in conditions if each["type"] in OVER and each["status"] == "True"
+    ]
+    if ends:
+        what = f"the run is over: {ends[0]}; nothing is left to suspend or to resume"
+        fix = f"kubectl etude why {run} says how it ended"
+        raise UserError(Problem("Conflict", what, f"run {run}", fix))
+    if bool(before["spec"].get("suspend", False)) == is_wanted:
+        say(f"{run}: spec.suspend is {str(is_wanted).lower()} already")
+        return
+    kubectl.patch(RUNS, run, {"spec": {"suspend": is_wanted}})
+    order = "a checkpoint first, then the pods go" if is_wanted else "pods come, then it goes on"
+    say(f"{run}: spec.suspend is {str(is_wanted).lower()}: {order}")
+
+
+def _await(kubectl: Kubectl, run: str, holds: Callable[["Seen"], bool], limit_s: float) -> None:
+    """Tell what is waited for, until it is so.
+
+    Raises:
+        UserError: it takes too long.
+        SystemExit: the run ended otherwise.
+    """
+    from etude.cli.kubectl.asking import gather
+    from etude.cli.kubectl.explanation import State
+    from etude.cli.kubectl.why import explain, now
+
+    deadline_s = time.monotonic() + limit_s
+    told = ""
+    while True:
+        seen = gather(kubectl, run)
+        explanation = explain(seen, now())
+        if explanation.state in {State.OVER, State.FAILED}:
+            say(explanation.sentence)
+            raise SystemExit(Exit.DONE if explanation.state is State.OVER else Exit.NO)
+        if holds(seen):
+            return
+        if explanation.sentence != told:
+            told = explanation.sentence
+            say(told)
+        if time.monotonic() > deadline_s:
+            what = f"not yet after {limit_s:.0f} s: {explanation.cause}"
+            fix = explanation.do or f"the order stands: kubectl etude watch {run}"
+            raise UserError(Problem("TimedOut", what, f"run {run}", fix))
+        time.sleep(INTERVAL_S)
+
+
+def _is_suspended(seen: "Seen") -> bool:
+    return _has(seen, "Suspended")
+
+
+def _is_progressing(seen: "Seen") -> bool:
+    return _has(seen, "Ready") and _has(seen, "Progressing")
+
+
+def _has(seen: "Seen", kind: str) -> bool:
+    """Whether a condition holds of the spec as it is now."""
+    status = seen.status
+    is_new = status.observed_generation >= seen.run["metadata"].get("generation", 0)
+    return is_new and any(c.type == kind and c.status == "True" for c in status.conditions)

@@ -1,0 +1,111 @@
+"""`kubectl etude status`, `why`, `watch`, `top`, `checkpoint`: what there is to see."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from etude.cli.output import console, print_row
+
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Name of the RLRun.")]
+CLI_VERSION = "etude.dev/cli/v1"
+
+
+class Output(StrEnum):
+    """How a verb prints what it found."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+class Sort(StrEnum):
+    """What `top` sorts by, the largest first."""
+
+    GPUS = "gpus"
+    PODS = "pods"
+    LEASES = "leases"
+    STEPS = "steps"
+    NAME = "name"
+
+
+Format = Annotated[Output, typer.Option("--output", "-o", help="For people, or for programs.")]
+
+
+def status(context: typer.Context, run: Run, *, output: Format = Output.TABLE) -> None:
+    """Show a run on one screen: progress, roles, environments, what is not fine, and why."""
+    from etude.cli.kubectl.asking import gather
+    from etude.cli.kubectl.status_screen import screen
+    from etude.cli.kubectl.why import explain, now
+
+    seen = gather(context.obj, run)
+    explanation = explain(seen, now())
+    if output is Output.JSON:
+        metadata = {key: seen.run["metadata"][key] for key in ("name", "namespace")}
+        row = {"kind": "RunStatus", "metadata": metadata, "status": seen.run.get("status") or {}}
+        print_row({"apiVersion": CLI_VERSION, **row, "why": explanation.as_json()})
+    else:
+        console().print(screen(seen, explanation, now()))
+
+
+def why(context: typer.Context, run: Run, *, output: Format = Output.TABLE) -> None:
+    """Say why a run does not progress: the first cause, what shows it, what to do."""
+    from etude.cli.kubectl.asking import gather
+    from etude.cli.kubectl.why import explain, now
+
+    explanation = explain(gather(context.obj, run), now())
+    if output is Output.JSON:
+        print_row({"apiVersion": CLI_VERSION, "kind": "Explanation", **explanation.as_json()})
+    else:
+        console().print("\n".join(explanation.lines()), soft_wrap=True)
+
+
+def watch(
+    context: typer.Context,
+    run: Run,
+    *,
+    plain: Annotated[bool, typer.Option(help="Lines instead of a picture.")] = False,
+    interval: Annotated[float, typer.Option(min=0.5, help="Seconds between looks.")] = 2.0,
+) -> None:
+    """Watch a run until it ends; Ctrl-C ends the watching, not the run."""
+    from etude.cli.kubectl.cluster_view import ClusterViewer
+    from etude.cli.showing import show
+
+    viewer = ClusterViewer(context.obj, run, interval)
+    viewer.view()  # a run that does not exist is an error, and no empty picture
+    show(viewer, as_lines=plain, is_over=viewer.is_over)
+
+
+def top(
+    context: typer.Context,
+    *,
+    everywhere: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="Runs of all namespaces.")
+    ] = False,
+    sort: Annotated[Sort, typer.Option(help="What the largest of comes first.")] = Sort.GPUS,
+    output: Format = Output.TABLE,
+) -> None:
+    """Show all runs side by side: GPUs, pods that are ready, leases, steps per hour."""
+    from dataclasses import asdict
+
+    from etude.cli.kubectl.asking import gather_all
+    from etude.cli.kubectl.top_table import line_of, ordered, table_of
+
+    found = gather_all(context.obj, ["--all-namespaces"] if everywhere else [])
+    lines = ordered(map(line_of, found), sort)
+    if output is Output.JSON:
+        items = [asdict(line) for line in lines]
+        print_row({"apiVersion": CLI_VERSION, "kind": "RunUsageList", "items": items})
+    else:
+        console().print(table_of(lines, with_namespace=everywhere))
+
+
+def checkpoint(context: typer.Context, run: Run, *, output: Format = Output.TABLE) -> None:
+    """List the checkpoints of a run, the newest first; a resume starts at the newest Ready one."""
+    from etude.cli.kubectl.asking import gather
+    from etude.cli.kubectl.top_table import checkpoints_table
+
+    found = gather(context.obj, run).checkpoints
+    if output is Output.JSON:
+        print_row({"apiVersion": CLI_VERSION, "kind": "CheckpointList", "items": list(found)})
+    else:
+        console().print(checkpoints_table(found))

@@ -1,0 +1,56 @@
+"""`kubectl etude logs` and `stacks`: what the processes of a run say."""
+
+from typing import Annotated
+
+import typer
+
+from etude.cli.output import say
+from etude.common.errors import Problem, UserError
+
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Name of the RLRun.")]
+ROLES = "trainer, inference, rewards, broker or node"
+
+
+def logs(
+    context: typer.Context,
+    run: Run,
+    *,
+    role: Annotated[str, typer.Option(help=f"Only pods of this role: {ROLES}.")] = "",
+    attempt: Annotated[int | None, typer.Option(help="Only pods of this attempt.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they write.")] = False,
+    previous: Annotated[
+        bool, typer.Option("--previous", "-p", help="What containers wrote before they restarted.")
+    ] = False,
+) -> None:
+    """Print the logs of a run's pods and of its pools', each line after the name of its pod."""
+    from etude.cli.kubectl import logs as reading
+
+    if follow and previous:
+        fix = "leave one of them out"
+        raise UserError(Problem("Usage", "what is over does not go on", "-f and -p", fix))
+    wanted = reading.Wanted(role=role, attempt=attempt)
+    if follow:
+        reading.Follower(context.obj, run, wanted).follow()
+        return
+    found = reading.chosen(reading.run_pods(context.obj, run), wanted)
+    reading.print_lines(reading.written(context.obj, found, previous=previous))
+
+
+def stacks(
+    context: typer.Context,
+    run: Run,
+    *,
+    role: Annotated[str, typer.Option(help="trainer, inference, rewards or broker.")] = "trainer",
+) -> None:
+    """Print what every thread and asyncio task of a role does right now; nothing is stopped."""
+    from etude.cli.kubectl import logs as reading
+    from etude.cli.kubectl.stacks import stacks_of
+
+    found = reading.chosen(reading.run_pods(context.obj, run), reading.Wanted(role=role))
+    for pod in found:
+        try:
+            reading.print_lines(stacks_of(context.obj, pod))
+        except UserError as error:
+            if len(found) == 1:
+                raise
+            say(error.problem.text())

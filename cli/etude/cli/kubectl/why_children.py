@@ -1,0 +1,98 @@
+"""What keeps workloads from making pods, and pools from handing out environments."""
+
+from collections.abc import Iterator
+
+from etude.cli.kubectl import pods
+from etude.cli.kubectl.advice import advice
+from etude.cli.kubectl.pods import Finding
+from etude.cli.kubectl.seen import Manifest, Seen, pool_names
+
+
+def pool_finding(seen: Seen) -> Finding | None:
+    """The first trouble of the pools that a run uses, in the order of its environments."""
+    there = {pods.name(pool): pool for pool in seen.pools}
+    for name in pool_names(seen.run):
+        pool = there.get(name)
+        finding = _missing(name) if pool is None else _trouble(seen, pool)
+        if finding is not None:
+            return finding
+    return None
+
+
+def _missing(name: str) -> Finding:
+    return Finding("PoolNotFound", f"pool {name} does not exist in this namespace")
+
+
+def _trouble(seen: Seen, pool: Manifest) -> Finding | None:
+    name = pods.name(pool)
+    accepted = pods.condition(pool, "Accepted")
+    if accepted.get("status") == "False":
+        return _said(name, accepted)
+    available = pods.condition(pool, "Available")
+    if not available:
+        return Finding("PoolWarming", f"the operator has not looked at pool {name} yet")
+    degraded = pods.condition(pool, "Degraded")
+    if available["status"] == "False":
+        return _unavailable(seen, name, available, degraded)
+    return None
+
+
+def _unavailable(seen: Seen, name: str, available: Manifest, degraded: Manifest) -> Finding | None:
+    """Why it hands out nothing: what its pods say before what the operator says of them."""
+    if available.get("reason") == "ScaledToZero":
+        return _said(name, available)._replace(do=f"kubectl scale envp {name} --replicas=N")
+    waiting = (pod for pod in seen.pods_of(name) if not pods.is_ready(pod))
+    finding = pods.first_finding(waiting, seen.events)
+    if finding is not None and finding.reason != "PodsNotReady":
+        refused = degraded.get("status") == "True" and degraded["reason"] == "DriverUnavailable"
+        reason = "DriverUnavailable" if refused else finding.reason
+        evidence = (f"pool {name} hands out no environments", *finding.evidence)
+        return finding._replace(reason=reason, evidence=evidence)
+    return _said(name, degraded if degraded.get("status") == "True" else available)
+
+
+def _said(name: str, condition: Manifest) -> Finding:
+    """A condition of the pool as the cause."""
+    reason = condition["reason"]
+    words = condition.get("message")
+    cause = f"pool {name}: {advice(reason).means}"
+    return Finding(reason, cause, (words,) if words else ())
+
+
+def crowded_finding(seen: Seen) -> Finding | None:
+    """The first pool of the run whose environments are all taken while more are asked for."""
+    for pool in seen.pools:
+        slots = pool.get("status", {}).get("slots") or {}
+        if int(slots.get("queued", 0)) and not int(slots.get("idle", 0)):
+            cause = f"every environment of pool {pods.name(pool)} is taken"
+            return Finding("NoIdleSlot", cause, tuple(_figures(pool, slots)))
+    return None
+
+
+def _figures(pool: Manifest, slots: Manifest) -> Iterator[str]:
+    yield f"{slots.get('leased', 0)} leased, none idle, {slots.get('queued', 0)} asked for"
+    status = pool["status"]
+    yield f"{status.get('readyReplicas', 0)} of {status.get('replicas', 0)} nodes ready"
+
+
+def uncreated_finding(seen: Seen) -> Finding | None:
+    """The first workload that may not make its pods."""
+    for workload in seen.sets:
+        wanted = int(workload["spec"].get("replicas", 0))
+        if int(workload.get("status", {}).get("replicas", 0)) >= wanted:
+            continue
+        words = [
+            str(each.get("message", ""))
+            for each in pods.about(workload, seen.events)
+            if each.get("reason") == "FailedCreate"
+        ]
+        if words:
+            return _uncreated(pods.name(workload), words[-1])
+    return None
+
+
+def _uncreated(workload: str, words: str) -> Finding:
+    evidence = (f"API server: {words}",)
+    if "exceeded quota" in words:
+        return Finding("WaitingForQuota", f"pods of {workload} wait for quota", evidence)
+    return Finding("Refused", f"the API server refuses the pods of {workload}", evidence)
