@@ -11,6 +11,8 @@ from tests.support import warm_etude
 from tests.support.publishing import TrainedPolicy
 from typer.main import get_command
 
+from etude.cli.kubectl import flags
+from etude.cli.kubectl import main as plugin
 from etude.cli.main import app
 from etude.common import weights
 from etude.common.blobs import open_store
@@ -48,17 +50,25 @@ def etude_words(command: str) -> list[str] | None:
     return words[1:] if words and words[0] == "etude" else None
 
 
+def plugin_words(command: str) -> list[str] | None:
+    """The words for `kubectl etude` without those of kubectl itself."""
+    words = shlex.split(command)
+    return list(flags.split(words[2:]).own) if words[:2] == ["kubectl", "etude"] else None
+
+
 @pytest.mark.parametrize(("page", "command"), commands())
 def test_a_documented_command_exists_with_its_options(page: str, command: str) -> None:
-    words = etude_words(command)
+    words, verb = etude_words(command), get_command(app)
+    if words is None:
+        words, verb = plugin_words(command), get_command(plugin.app)
     if words is None:
         target = re.match(r"make ([a-z-]+)", command)
         assert target is None or f"\n{target[1]}:" in (ROOT / "Makefile").read_text()
         return
-    verb = get_command(app)
     while words and words[0] in getattr(verb, "commands", {}):
         verb = verb.commands[words.pop(0)]  # type: ignore[attr-defined] # a group has them
-    assert not hasattr(verb, "commands"), f"{page}: {command}: no such verb"
+    is_verb = not hasattr(verb, "commands") or words == ["--help"]
+    assert is_verb, f"{page}: {command}: no such verb"
     known = {option for parameter in verb.params for option in parameter.opts}
     assert {w.split("=")[0] for w in words if w.startswith("-")} <= known | {"--help"}
 

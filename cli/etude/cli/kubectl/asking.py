@@ -2,14 +2,22 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 from etude.cli.kubectl.client import CHECKPOINTS, POOLS, RUNS, Kubectl, Manifest
 from etude.cli.kubectl.seen import Seen, seen_of
 from etude.cli.output import say
-from etude.common.errors import UserError
+from etude.common.errors import Problem, UserError
 
 AROUND = (f"{POOLS},{CHECKPOINTS}", "pods,statefulsets.apps", "events")
 """What stands around a run, by what one account may list and another not."""
+
+
+class Listed(NamedTuple):
+    """Objects of some kinds, and what kept us from others."""
+
+    items: list[Manifest]
+    refused: tuple[Problem, ...] = ()
 
 
 def gather(kubectl: Kubectl, name: str) -> Seen:
@@ -21,7 +29,7 @@ def gather(kubectl: Kubectl, name: str) -> Seen:
     with ThreadPoolExecutor() as pool:
         asked = [pool.submit(_listed, kubectl, kinds) for kinds in AROUND]
         run = kubectl.get(RUNS, name)
-        own, workloads, events = (each.result() for each in asked)
+        own, workloads, events = (_told(each.result()) for each in asked)
     return seen_of(run, [*own, *workloads], events)
 
 
@@ -34,22 +42,31 @@ def gather_all(kubectl: Kubectl, scope: Sequence[str]) -> list[Seen]:
     with ThreadPoolExecutor() as pool:
         asked = [pool.submit(_listed, kubectl, kinds, *scope) for kinds in AROUND[:2]]
         runs = kubectl.items(RUNS, *scope)
-        around = [each for part in asked for each in part.result()]
+        around = [each for part in asked for each in _told(part.result())]
     return [
         seen_of(run, [each for each in around if _namespace(each) == _namespace(run)])
         for run in runs
     ]
 
 
+def _told(listed: Listed) -> list[Manifest]:
+    for problem in listed.refused:
+        say(f"{problem.what}: what follows leaves them out")
+    return listed.items
+
+
 def _namespace(manifest: Manifest) -> str:
     return str(manifest["metadata"]["namespace"])
 
 
-def _listed(kubectl: Kubectl, kinds: str, *scope: str) -> list[Manifest]:
+def _listed(kubectl: Kubectl, kinds: str, *scope: str) -> Listed:
     try:
-        return kubectl.items(kinds, *scope)
+        return Listed(kubectl.items(kinds, *scope))
     except UserError as error:
         if error.problem.reason != "Forbidden":
             raise
-        say(f"{error.problem.what}: what follows leaves them out")
-        return []
+        if "," not in kinds:
+            return Listed([], (error.problem,))
+        parts = [_listed(kubectl, kind, *scope) for kind in kinds.split(",")]
+        items = [item for part in parts for item in part.items]
+        return Listed(items, tuple(each for part in parts for each in part.refused))

@@ -15,6 +15,8 @@ REQUEST_LIMIT = "--request-timeout=20s"
 RUNS = "rlruns.etude.dev"
 POOLS = "envpools.etude.dev"
 CHECKPOINTS = "checkpoints.etude.dev"
+NOUNS = {RUNS: "run", POOLS: "pool", CHECKPOINTS: "checkpoint"}
+"""What we call one of each kind."""
 
 Manifest = dict[str, Any]
 
@@ -25,11 +27,6 @@ class Kubectl:
 
     flags: tuple[str, ...] = ()
     program: str = "kubectl"
-
-    @property
-    def where(self) -> str:
-        """The place that the flags name, for messages."""
-        return " ".join(("kubectl", *self.flags))
 
     def get(self, *what: str) -> Manifest:
         """An object, or a list of objects.
@@ -97,9 +94,12 @@ class Kubectl:
         return [program, *self.flags, *words]
 
     def _about(self, words: Sequence[str]) -> str:
-        """What a command was about: `rlruns.etude.dev/demo`, for instance."""
-        named = [word for word in words[1:3] if not word.startswith("-")]
-        return " ".join(("/".join(named), *self.flags))
+        """What a command was about: `run demo -n lab`, for instance."""
+        if words[0] in {"get", "patch"}:
+            kind, name = NOUNS.get(words[1], words[1]), words[2]
+        else:
+            kind, name = "pod", words[1]
+        return " ".join(("kubectl" if name.startswith("-") else f"{kind} {name}", *self.flags))
 
     def _limit(self) -> tuple[str, ...]:
         given = any(flag.startswith("--request-timeout") for flag in self.flags)

@@ -23,6 +23,9 @@ class Kind(NamedTuple):
 
 
 def _not_found(match: re.Match[str], where: str) -> Problem:
+    if match["kind"] == "namespaces":
+        fix = "kubectl get namespaces lists what there is"
+        return Problem("NotFound", f"there is no namespace {match['name']}", where, fix)
     kind = {"rlruns.etude.dev": "run"}.get(match["kind"], match["kind"])
     fix = "kubectl get rlr -A lists the runs of all namespaces; -n names another one"
     return Problem("NotFound", f"there is no {kind} {match['name']}", where, fix)
@@ -83,12 +86,10 @@ KINDS = (
     ),
     Kind(re.compile(r".*(stat .*: no such file|error loading config file).*"), _bad_context),
     Kind(
-        re.compile(
-            r"(The connection to the server|Unable to connect to the server"
-            r"|Client\.Timeout exceeded|.*(dial tcp|i/o timeout|connection refused)).*"
-        ),
+        re.compile(r"(The connection to the server|Unable to connect to the server).*"),
         _unreachable,
     ),
+    Kind(re.compile(r"(Get \\?\"https?://|dial tcp|Client\.Timeout exceeded).*"), _unreachable),
     Kind(re.compile(r"The RLRun .* is invalid: .*"), _refused),
 )
 

@@ -1,5 +1,6 @@
 """What keeps a pod from working, from the pod and its Events."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +10,8 @@ PULLS = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverP
 CRASHES = {"CrashLoopBackOff"}
 UNMADE = {"CreateContainerError", "CreateContainerConfigError", "RunContainerError"}
 """The kubelet cannot even make or start the container."""
+STORE = re.compile(r"\bStoreError\b|\bStorageUnavailable\b")
+"""What our processes say of an object store that does not do what was asked."""
 STUCK = {"FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "NetworkNotReady"}
 """Reasons of Events while nothing of a pod runs yet."""
 
@@ -196,23 +199,34 @@ def _crashing(pod: Manifest, _events: Sequence[Manifest]) -> Finding | None:
         ended = ended_of(container)
         is_down = "running" not in container.get("state", {})
         if waiting.get("reason") in CRASHES or (ended and is_down and ended.get("exitCode")):
-            return Finding("CrashLooping", _end(pod, container, ended), tuple(_last_words(ended)))
+            count = container.get("restartCount", 0)
+            times = f", {count} restarts" if count else ""
+            end = End(name(pod), ended.get("exitCode"), ended.get("message") or "", times)
+            return end.finding("CrashLooping", is_out_of_memory=ended.get("reason") == "OOMKilled")
     return None
 
 
-def _end(pod: Manifest, container: Manifest, ended: Manifest) -> str:
-    code = ended.get("exitCode", "unknown")
-    why = "out of memory" if ended.get("reason") == "OOMKilled" else EXITS.get(code, "")
-    meaning = f" ({why})" if why else ""
-    count = container.get("restartCount", 0)
-    times = f", {count} restarts" if count else ""
-    return f"{name(pod)} ended with exit code {code}{meaning}{times}"
+class End(NamedTuple):
+    """How a process of a role ended."""
 
+    pod: str
+    exit_code: int | None
+    words: str
+    """The end of what it wrote."""
+    times: str = ""
+    """How often, as the end of a sentence."""
 
-def _last_words(ended: Manifest) -> Iterator[str]:
-    lines = [line.strip() for line in (ended.get("message") or "").splitlines() if line.strip()]
-    if lines:
-        yield f"its last line: {lines[-1]}"
+    def finding(self, reason: str, *, is_out_of_memory: bool = False) -> Finding:
+        """The end as trouble; that of the object store has a reason of its own."""
+        lines = [line.strip() for line in self.words.splitlines() if line.strip()]
+        evidence = (f"its last line: {lines[-1]}",) if lines else ()
+        if lines and STORE.search(lines[-1]):
+            cause = f"{self.pod} cannot use the object store{self.times}"
+            return Finding("StorageUnavailable", cause, evidence)
+        code = "" if self.exit_code is None else f" with exit code {self.exit_code}"
+        why = "out of memory" if is_out_of_memory else EXITS.get(self.exit_code or 0, "")
+        meaning = f" ({why})" if why else ""
+        return Finding(reason, f"{self.pod} ended{code}{meaning}{self.times}", evidence)
 
 
 def _starting(pod: Manifest, events: Sequence[Manifest]) -> Finding | None:

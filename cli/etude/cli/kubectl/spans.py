@@ -2,6 +2,8 @@
 
 from datetime import datetime
 
+UNITS = (("d", 86_400, "h", 3_600), ("h", 3_600, "m", 60), ("m", 60, "s", 1))
+
 
 def parsed(when: str) -> datetime:
     """A time of Kubernetes.
@@ -20,7 +22,7 @@ def ago(when: str, now: datetime) -> str:
 def span(seconds: float) -> str:
     """A duration in its two largest units; a negative one, of clocks that differ, is none."""
     whole = max(0, round(seconds))
-    for unit, size, smaller, rest in (("d", 86_400, "h", 3_600), ("h", 3_600, "m", 60)):
-        if whole >= size:
+    for unit, size, smaller, rest in UNITS:
+        if whole >= 2 * size or (whole >= size and unit != "m"):
             return f"{whole // size} {unit} {whole % size // rest} {smaller}"
-    return f"{whole // 60} m" if whole >= 120 else f"{whole} s"
+    return f"{whole} s"

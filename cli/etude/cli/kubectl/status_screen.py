@@ -17,6 +17,8 @@ from etude.common.api.status import RLRunStatus
 NEGATIVE = {"Failed", "Stalled", "Degraded", "Suspended"}
 """Conditions that are well when they are False."""
 NEUTRAL = {"Complete"}
+RESTING = {"Finished", "Suspended"}
+"""Reasons of a run that holds no pods on purpose."""
 COLOURS = {State.PROGRESSES: "green", State.OVER: "green", State.FAILED: "red"}
 
 
@@ -60,14 +62,17 @@ def rows(seen: Seen, now: datetime) -> Iterator[tuple[str, str]]:
         ("failures", _failures(status, now)),
     )
     yield from ((title, text) for title, text in found if text)
+    told = set()
     for condition in status.conditions:
-        if not is_fine(condition):
-            yield "condition", _condition(condition)
+        text = _condition(condition)
+        if not is_fine(condition) and condition.message not in told:
+            yield "condition", text
+        told.add(condition.message or text)
 
 
 def is_fine(condition: Condition) -> bool:
     """Whether a condition says nothing that somebody should know."""
-    if condition.type in NEUTRAL:
+    if condition.type in NEUTRAL or condition.reason in RESTING:
         return True
     return condition.status == ("False" if condition.type in NEGATIVE else "True")
 

@@ -12,10 +12,13 @@ from etude.cli.kubectl.seen import ROLE, TRAINER, Seen
 from etude.cli.kubectl.spans import ago, parsed
 from etude.cli.kubectl.why_children import crowded_finding, pool_finding, uncreated_finding
 from etude.common.api.meta import Condition
+from etude.common.api.run import FailurePolicy
 from etude.common.api.status import RLRunStatus
 
 SILENT_S = 300.0
 """A step may take as long before anybody is told: the operator's own deadline is never shorter."""
+MAX_RESTARTS = FailurePolicy().max_restarts
+"""For a spec that says nothing of it: the API server fills it in."""
 PASSING = {"PodsNotReady", "PoolWarming", "BrokerNotReady"}
 """What usually passes by itself."""
 BUSY = {"Checkpointing", "Evaluating"}
@@ -163,9 +166,8 @@ def _blocked(case: _Case) -> Explanation | None:
     if not found:
         return None
     first, *others = found
-    more = [_restart(case), _last_failure(case)] if first.reason == "PodsNotReady" else []
     state = State.WAITS if first.reason in PASSING | {"WaitingForQuota"} else State.STANDS_STILL
-    return case.found(state, first, *more, *(f"beside it, {each.cause}" for each in others))
+    return case.found(state, first, *(f"beside it, {each.cause}" for each in others))
 
 
 def _findings(case: _Case) -> Iterator[Finding]:
@@ -175,15 +177,25 @@ def _findings(case: _Case) -> Iterator[Finding]:
     unready = [pod for pod in needed if not pods.is_ready(pod)]
     pool = pool_finding(case.seen) if samples else None
     uncreated = uncreated_finding(case.seen)
-    found = (uncreated, pods.first_finding(unready, case.seen.events), pool)
+    pod = pods.first_finding(unready, case.seen.events)
+    failed = _failed_before(case)
+    if failed is not None and pod is not None and pod.reason == "PodsNotReady":
+        pod = None  # it starts because it failed
+    found = (uncreated, pod, failed, pool)
     return (each for each in found if each is not None)
 
 
-def _restart(case: _Case) -> str:
-    intent = case.status.intent
-    if intent is None or intent.type != "Restart":
-        return ""
-    return f"{intent.role} starts anew as attempt {intent.attempt}: {intent.message}"
+def _failed_before(case: _Case) -> Finding | None:
+    """The end of a role that is started anew for it, over and over perhaps."""
+    last = case.status.last_failure
+    degraded = case.says("Degraded", "True")
+    if last is None or degraded is None or degraded.reason != "RoleFailed":
+        return None
+    policy = case.seen.run["spec"].get("failurePolicy") or {}
+    count, limit = case.status.restarts.counted, policy.get("maxRestarts", MAX_RESTARTS)
+    times = f" {ago(last.time, case.now)}, restart {count} of {limit}"
+    end = pods.End(last.pod or last.role, last.exit_code, last.message, times)
+    return end.finding("RoleFailed", is_out_of_memory=last.reason == "OOMKilled")
 
 
 def _roles_unready(case: _Case) -> Explanation | None:

@@ -1,0 +1,73 @@
+"""What kubectl says on stderr becomes one problem in three parts."""
+
+import pytest
+
+from etude.cli.kubectl import complaints
+from etude.cli.output import CODES
+
+GET = "https://10.0.0.1:6443/api?timeout=20s"
+CASES = [
+    (
+        'Error from server (NotFound): rlruns.etude.dev "demo" not found',
+        *("NotFound", 3, "there is no run demo", "kubectl get rlr -A"),
+    ),
+    (
+        'Error from server (NotFound): namespaces "lab" not found',
+        *("NotFound", 3, "there is no namespace lab", "kubectl get namespaces"),
+    ),
+    (
+        'error: the server doesn\'t have a resource type "rlruns"',
+        *("NotInstalled", 3, "this cluster knows no rlruns", "helm install etude"),
+    ),
+    (
+        'Error from server (Forbidden): rlruns.etude.dev "demo" is forbidden: User "eve" cannot'
+        ' patch resource "rlruns" in API group "etude.dev" in the namespace "lab"',
+        *("Forbidden", 5, "eve may not patch rlruns in namespace lab", "verb patch on rlruns"),
+    ),
+    (
+        'Error from server (Forbidden): pods is forbidden: User "eve" cannot list resource "pods"'
+        ' in API group "" at the cluster scope',
+        *("Forbidden", 5, "eve may not list pods in all namespaces", "API group core"),
+    ),
+    (
+        "error: You must be logged in to the server (Unauthorized)",
+        *("Forbidden", 5, "does not know you", "kubectl auth whoami"),
+    ),
+    (
+        'error: context "x" does not exist',
+        *("Usage", 2, 'context "x" does not exist', "kubectl config get-contexts"),
+    ),
+    (
+        f'E1122 16:37:57.283441    8421 memcache.go:265] "Unhandled Error" err="couldn\'t get'
+        f' current server API group list: Get \\"{GET}\\": dial tcp 10.0.0.1:6443: refused"\n'
+        "The connection to the server 10.0.0.1:6443 was refused - did you specify the right host?",
+        *("Unreachable", 6, "The connection to the server 10.0.0.1:6443", "kubectl cluster-info"),
+    ),
+    (
+        "Unable to connect to the server: net/http: TLS handshake timeout",
+        *("Unreachable", 6, "TLS handshake timeout", "kubectl cluster-info"),
+    ),
+    (
+        'The RLRun "demo" is invalid: spec.model: Invalid value: immutable',
+        *("InvalidSpec", 4, "spec.model: Invalid value", "change what the message names"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("said", "reason", "code", "what", "fix"), CASES)
+def test_a_complaint_is_told_with_its_way_out(
+    said: str, reason: str, code: int, what: str, fix: str
+) -> None:
+    found = complaints.problem(said, "run demo")
+    assert found.reason == reason
+    assert CODES.get(reason, 4) == code
+    assert what in found.what
+    assert fix in found.fix
+    assert found.where == "run demo"
+    assert "\n" not in found.what
+
+
+def test_words_that_we_do_not_know_are_passed_on_without_kubectls_own_log() -> None:
+    said = "error: something new\nW0101 10:00:00.000000 1 x.go:1] noise\nWarning: deprecated\n"
+    assert complaints.problem(said, "run demo").what == "error: something new"
+    assert "said nothing" in complaints.problem("", "run demo").what

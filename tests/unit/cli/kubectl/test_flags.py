@@ -1,0 +1,36 @@
+"""Kubectl's flags are told apart from ours, wherever they stand."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.cli.kubectl.flags import SWITCHES, VALUED, split
+from etude.common.errors import UserError
+
+OURS = st.sampled_from(["why", "demo", "-o", "json", "--wait", "--role", "trainer", "-f", "-A"])
+VALUES = st.text("abcdef-", min_size=1, max_size=6)
+LONG = sorted(flag for flag in VALUED if flag.startswith("--"))
+THEIRS = st.one_of(
+    st.tuples(st.sampled_from(sorted(VALUED)), VALUES),
+    st.builds(lambda flag, value: (f"{flag}={value}",), st.sampled_from(LONG), VALUES),
+    st.builds(lambda flag: (flag,), st.sampled_from(sorted(SWITCHES))),
+    st.builds(lambda value: (f"-n{value}",), VALUES.filter(lambda text: text[0] != "-")),
+)
+
+
+@given(st.lists(st.one_of(OURS.map(lambda word: ("ours", (word,))), THEIRS.map(lambda w: ("", w)))))
+def test_each_word_goes_to_whom_it_is_for_in_its_order(parts: list[tuple[str, tuple[str]]]) -> None:
+    typed = [word for _, words in parts for word in words]
+    found = split(typed)
+    assert list(found.own) == [w for whose, words in parts if whose for w in words]
+    assert list(found.flags) == [w for whose, words in parts if not whose for w in words]
+
+
+def test_what_follows_two_dashes_is_ours() -> None:
+    found = split(["-n", "lab", "why", "--", "-n"])
+    assert found == (("-n", "lab"), ("why", "--", "-n"))
+
+
+def test_a_flag_without_its_value_is_a_usage_error() -> None:
+    with pytest.raises(UserError, match="--context has no value"):
+        split(["why", "demo", "--context"])

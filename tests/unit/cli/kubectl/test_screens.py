@@ -1,0 +1,126 @@
+"""What `status`, `top`, `checkpoint` and `watch` show, and the help of every verb."""
+
+import subprocess
+import sys
+
+import pytest
+from tests.support import seen_runs
+from tests.support.seen_runs import before, checkpoint, condition, event, pod, run, seen
+from typer.testing import CliRunner
+
+from etude.cli.kubectl import cluster_view, main, status_screen, top_table
+from etude.cli.kubectl.examples import EXAMPLES
+from etude.cli.kubectl.seen import Seen
+from etude.cli.kubectl.spans import span
+from etude.cli.kubectl.why import explain
+from etude.cli.live import plain
+
+
+def shown(what: Seen) -> dict[str, str]:
+    return dict(status_screen.rows(what, seen_runs.NOW))
+
+
+def test_the_screen_has_what_is_known_and_no_row_for_what_is_not() -> None:
+    working = run(
+        attempt=1,
+        reward={"mean": "0.42", "ewma": "0.4"},
+        staleness={"p50": "1", "max": 3},
+        policyVersion=119,
+        ettr="0.97",
+        active={"seconds": 60, "since": before(7_140)},
+        lastCheckpoint={"name": "demo-s1", "step": 12, "time": before(720)},
+        environments=[
+            {"name": "repos", "pool": "swe", "ready": True, "driver": "GVisor", "leased": 9}
+        ],
+    )
+    rows = shown(seen(working, pod(), pod("inference", ready=False)))
+    assert status_screen.headline(seen(working)) == "lab/demo · Running · rl 12/60 · attempt 1"
+    assert rows["reward"] == "0.42 in the last step, 0.4 smoothed"
+    assert rows["policy"] == "version 119 · staleness p50 1, max 3"
+    assert rows["pods"] == "1 of 2 ready; not demo-inference-0"
+    assert rows["environments"] == "repos: 9 leased from swe (GVisor)"
+    assert rows["checkpoint"] == "demo-s1 · step 12 · 12 m 0 s ago"
+    assert rows["time"] == "2 h 0 m with pods · ETTR 97 %"
+    assert not {"failures", "condition", "rollouts"} & set(rows)
+
+
+def test_only_conditions_that_somebody_should_know_of_are_shown_each_sentence_once() -> None:
+    waits = [
+        condition(kind, "False", "Unschedulable", "no node") for kind in ("RolesReady", "Ready")
+    ]
+    found = list(status_screen.rows(seen(run(*waits)), seen_runs.NOW))
+    told = [text for title, text in found if title == "condition"]
+    assert told == ["RolesReady is False, Unschedulable: no node"]
+    resting = condition("RolesReady", "False", "Finished")
+    assert "condition" not in shown(seen(run(resting)))
+
+
+def test_steps_per_hour_are_those_between_the_newest_two_checkpoints() -> None:
+    saved = [
+        checkpoint(10, 7_200),
+        checkpoint(20, 3_600),
+        checkpoint(40, 1_800),
+        checkpoint(40, 60),
+    ]
+    assert top_table.pace(saved) == pytest.approx(20 / (3_540 / 3_600))
+    assert top_table.pace(saved[:1]) is None
+    assert top_table.pace([]) is None
+
+
+def test_top_counts_what_is_requested_and_what_is_ready_and_sorts_by_it() -> None:
+    gpus = [{"name": "c", "resources": {"requests": {"nvidia.com/gpu": "4"}}}]
+    large = seen(run(), pod(containers=gpus), pod("inference", ready=False, containers=gpus))
+    small = seen(run(name="another"))
+    lines = [top_table.line_of(each) for each in (small, large)]
+    first, second = top_table.ordered(lines, "gpus")
+    assert (first.name, first.gpus, first.ready, first.pods) == ("demo", 8, 1, 2)
+    assert [each.name for each in top_table.ordered(lines, "name")] == ["another", "demo"]
+    assert second.gpus == 0
+
+
+def test_the_live_view_keeps_the_rewards_of_every_step_it_saw_once() -> None:
+    rows: list[dict[str, object]] = []
+    for step, mean in ((12, "0.1"), (12, "0.1"), (13, "0.3")):
+        counted = {"current": step, "target": 60, "text": f"{step}/60"}
+        status = seen(run(step=counted, reward={"mean": mean, "ewma": mean})).status
+        rows += cluster_view.new_rows(status, rows, seen_runs.NOW)
+    assert [row["reward_mean"] for row in rows] == [0.1, 0.3]
+
+
+def test_the_live_view_says_why_a_run_stands_still_and_what_happened() -> None:
+    stuck = run(condition("Progressing", "False", "Loading", "the controller loads its state"))
+    what = seen(stuck, pod("trainer", ready=False), events=[event(stuck, "Loading", "a model")])
+    view = cluster_view.cluster_view(what, explain(what, seen_runs.NOW), [])
+    assert "demo waits: " in view.why
+    assert view.pods[0].state == "Running"
+    assert view.events[-1].endswith("Loading: a model")
+    assert "demo waits: " in plain(view)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(-5, "0 s"), (119, "119 s"), (120, "2 m 0 s"), (3_600, "1 h 0 m"), (90_061, "1 d 1 h")],
+)
+def test_a_span_is_told_in_its_two_largest_units(seconds: float, words: str) -> None:
+    assert span(seconds) == words
+
+
+@pytest.mark.parametrize("verb", sorted(main.VERBS))
+def test_every_verb_has_help_with_two_examples(verb: str) -> None:
+    told = CliRunner().invoke(main.app, [verb, "--help"], terminal_width=200)
+    assert told.exit_code == 0
+    assert len(EXAMPLES[verb]) == 2
+    assert all(example in told.stdout for example in EXAMPLES[verb])
+    assert "--kubeconfig" in told.stdout
+
+
+def test_the_verbs_are_listed_without_loading_the_api() -> None:
+    program = (
+        "import sys, etude.cli.kubectl.main\n"
+        "found = [n for n in ('pydantic', 'numpy', 'yaml', 'etude.v1') if n in sys.modules]\n"
+        "assert not found, found\n"
+    )
+    done = subprocess.run(
+        (sys.executable, "-c", program), capture_output=True, check=False, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
