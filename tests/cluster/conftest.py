@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.support import testbeds
+from tests.support.cut_demo import make_data
 
 ROOT = Path(__file__).parents[2]
 
@@ -202,3 +203,29 @@ def api(cluster: Mapping[str, Any]) -> Iterator[Callable[..., Reply]]:
 
     yield call
     connection.close()
+
+
+@pytest.fixture(scope="session")
+def demo_data(store: Mapping[str, str]) -> None:
+    """Model, tasks and transcripts of the demo, in the bucket that pods read."""
+    make_data(store)
+
+
+@pytest.fixture
+def operator_pod(kubectl: Callable[..., str], chart: str) -> Iterator[None]:
+    """The chart's own Deployment, available."""
+    if Path("/tmp") in ROOT.parents:
+        pytest.skip("pods have a /tmp of their own over the checkout: clone it somewhere else")
+    kubectl("-n", chart, "scale", "deployment/etude-operator", "--replicas=1")
+    kubectl("-n", chart, "rollout", "status", "deployment/etude-operator", "--timeout=180s")
+    yield
+    kubectl("-n", chart, "scale", "deployment/etude-operator", "--replicas=0")
+
+
+@pytest.fixture
+def lab(kubectl: Callable[..., str], namespace: str, store: Mapping[str, str]) -> str:
+    """A namespace with the Secret that the manifests below name."""
+    keys = {"AWS_ACCESS_KEY_ID": store["access_key"], "AWS_SECRET_ACCESS_KEY": store["secret_key"]}
+    literals = [f"--from-literal={name}={value}" for name, value in keys.items()]
+    kubectl("-n", namespace, "create", "secret", "generic", "s3", *literals)
+    return namespace

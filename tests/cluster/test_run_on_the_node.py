@@ -1,20 +1,17 @@
 """The demo's run, cut to a few steps, as pods on a real node."""
 
 import json
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from etude.common.api import documents
+from tests.support.cut_demo import cut_demo
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "bench" / "out"
-SIZES = ("--rl", "64", "--held-out", "16", "--traces", "400")
 LIMIT_S = 900
 """Two minutes on idle cores, most of it imports; a busy machine gets patience."""
 
@@ -22,54 +19,6 @@ Kubectl = Callable[..., str]
 Store = Mapping[str, str]
 
 pytestmark = [pytest.mark.usefixtures("crds"), pytest.mark.timeout(3 * LIMIT_S)]
-
-
-@pytest.fixture(scope="module")
-def demo_data(store: Store) -> None:
-    """Model, tasks and transcripts of the demo, in the bucket that pods read."""
-    generate = (sys.executable, "-m", "etude.envserver.tasks.generate")
-    where = ("--out", str(Path(store["folder"]) / "demo"), "--seed", "0")
-    subprocess.run((*generate, *where, *SIZES), check=True, capture_output=True, timeout=300)
-
-
-@pytest.fixture
-def operator_pod(kubectl: Kubectl, chart: str) -> Iterator[None]:
-    """The chart's own Deployment, available."""
-    if Path("/tmp") in ROOT.parents:
-        pytest.skip("pods have a /tmp of their own over the checkout: clone it somewhere else")
-    kubectl("-n", chart, "scale", "deployment/etude-operator", "--replicas=1")
-    kubectl("-n", chart, "rollout", "status", "deployment/etude-operator", "--timeout=180s")
-    yield
-    kubectl("-n", chart, "scale", "deployment/etude-operator", "--replicas=0")
-
-
-@pytest.fixture
-def lab(kubectl: Kubectl, namespace: str, store: Store) -> str:
-    """A namespace with the Secret that the manifests below name."""
-    keys = {"AWS_ACCESS_KEY_ID": store["access_key"], "AWS_SECRET_ACCESS_KEY": store["secret_key"]}
-    literals = [f"--from-literal={name}={value}" for name, value in keys.items()]
-    kubectl("-n", namespace, "create", "secret", "generic", "s3", *literals)
-    return namespace
-
-
-def cut_demo(store: Store, prefix: str) -> dict[str, Any]:
-    """The demo's manifest, with the cluster's store and a few steps of each phase."""
-    text = (ROOT / "examples" / "demo" / "rlrun.yaml").read_bytes()
-    run: dict[str, Any] = json.loads(json.dumps(documents.read(text)[0].value))
-    spec = run["spec"]
-    spec["storage"] = {
-        "uri": f"s3://etude/{prefix}",
-        "endpoint": store["endpoint"],
-        "region": "us-east-1",
-        "secretRef": {"name": "s3"},
-    }
-    for phase, steps in zip(spec["phases"], (2, 20, 3), strict=True):
-        phase["maxSteps"] = steps
-        phase["optimizer"]["warmupSteps"] = 0
-    spec["phases"][2]["algorithm"] |= {"promptsPerStep": 4, "groupSize": 4}
-    spec["evaluation"][0] |= {"limit": 8, "everySteps": 2}
-    spec["checkpointing"] = {"everySteps": 5}
-    return run
 
 
 def get(kubectl: Kubectl, namespace: str, *what: str) -> Any:

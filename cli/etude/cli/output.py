@@ -47,6 +47,8 @@ CODES = {
 }
 """By reason; every other problem is invalid input."""
 
+_WIDEST = 10_000
+"""Columns; a condition's sentence has 2,048 characters at most."""
 _KEPT = "\t\n"
 _DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
 """Characters that show text in another order than it has."""
@@ -107,6 +109,15 @@ class Screen(Console):
 def console(*, to_stderr: bool = False) -> Screen:
     """Data goes to stdout, everything else to stderr; NO_COLOR is honoured."""
     return Screen(to_stderr=to_stderr)
+
+
+def print_whole(picture: RenderableType) -> None:
+    """A picture for people; in a file or a pipe it is as wide as it needs to be."""
+    screen = console()
+    if not screen.is_terminal:
+        free = screen.options.update(width=_WIDEST)
+        screen.width = max(screen.width, screen.measure(picture, options=free).maximum)
+    screen.print(picture)
 
 
 def print_row(row: object) -> None:

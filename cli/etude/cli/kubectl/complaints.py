@@ -65,7 +65,19 @@ def _refused(match: re.Match[str], where: str) -> Problem:
     return Problem("InvalidSpec", match[0], where, "change what the message names")
 
 
+def _no_earlier(match: re.Match[str], where: str) -> Problem:
+    what = f"container {match['container']} has not ended and begun again"
+    return Problem("NotFound", what, where, "leave out --previous")
+
+
+def _not_started(match: re.Match[str], where: str) -> Problem:
+    what = f"its container has written nothing: {match['why']}"
+    return Problem("NotFound", what, where, "kubectl etude why RUN says what it waits for")
+
+
 KINDS = (
+    Kind(re.compile(r'previous terminated container "(?P<container>[^"]*)"'), _no_earlier),
+    Kind(re.compile(r"is waiting to start: (?P<why>.*)"), _not_started),
     Kind(
         re.compile(
             r'forbidden: User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]*)"'

@@ -1,8 +1,9 @@
 """All runs side by side: what they hold and how fast they go."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+from pydantic.alias_generators import to_camel
 from rich.table import Table
 
 from etude.cli.kubectl.pods import is_leaving, is_ready, name
@@ -30,6 +31,10 @@ class Line:
     """Environments of its pools that are held, by all runs."""
     steps_per_hour: float | None
     """Between its newest two checkpoints, pauses included; None before there are two."""
+
+    def as_json(self) -> dict[str, object]:
+        """The same for programs, named as fields of Kubernetes are."""
+        return {to_camel(name): value for name, value in asdict(self).items()}
 
 
 def line_of(seen: Seen) -> Line:

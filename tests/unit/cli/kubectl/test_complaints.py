@@ -44,6 +44,16 @@ CASES = [
         *("Unreachable", 6, "The connection to the server 10.0.0.1:6443", "kubectl cluster-info"),
     ),
     (
+        'Error from server (BadRequest): previous terminated container "trainer" in pod'
+        ' "demo-trainer-0" not found',
+        *("NotFound", 3, "container trainer has not ended", "leave out --previous"),
+    ),
+    (
+        'Error from server (BadRequest): container "trainer" in pod "demo-trainer-0" is waiting'
+        " to start: trying and failing to pull image",
+        *("NotFound", 3, "trying and failing to pull image", "kubectl etude why"),
+    ),
+    (
         "Unable to connect to the server: net/http: TLS handshake timeout",
         *("Unreachable", 6, "TLS handshake timeout", "kubectl cluster-info"),
     ),

@@ -14,6 +14,7 @@ from etude.cli.kubectl.seen import Seen
 from etude.cli.kubectl.spans import span
 from etude.cli.kubectl.why import explain
 from etude.cli.live import plain
+from etude.cli.output import print_whole
 
 
 def shown(what: Seen) -> dict[str, str]:
@@ -124,3 +125,14 @@ def test_the_verbs_are_listed_without_loading_the_api() -> None:
         (sys.executable, "-c", program), capture_output=True, check=False, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_table_in_a_pipe_is_as_wide_as_it_needs_to_be(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    long = "a-name-of-forty-characters-is-the-longest"
+    line = top_table.line_of(seen(run(name=long)))
+    print_whole(top_table.table_of([line, line], with_namespace=True))
+    told = capsys.readouterr().out
+    assert told.count(long) == 2
+    assert len(told.splitlines()) == 3

@@ -110,7 +110,7 @@ def test_a_role_that_is_started_anew_over_and_over_is_no_mere_start() -> None:
         "message": "spec.phases[0]: unknown\n",
     }
     degraded = condition("Degraded", "True", "RoleFailed", "demo-trainer-0: it ended")
-    status = {"lastFailure": failure, "restarts": {"total": 2, "counted": 2}}
+    status: seen_runs.Manifest = {"lastFailure": failure, "restarts": {"total": 2, "counted": 2}}
     found = why(seen(run(WAITS, degraded, **status), pod(ready=False)))
     assert found.state is State.STANDS_STILL
     assert found.cause == (

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from etude.cli.output import console, print_row
+from etude.cli.output import console, print_row, print_whole
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Name of the RLRun.")]
 CLI_VERSION = "etude.dev/cli/v1"
@@ -44,7 +44,7 @@ def status(context: typer.Context, run: Run, *, output: Format = Output.TABLE) -
         row = {"kind": "RunStatus", "metadata": metadata, "status": seen.run.get("status") or {}}
         print_row({"apiVersion": CLI_VERSION, **row, "why": explanation.as_json()})
     else:
-        console().print(screen(seen, explanation, now()))
+        print_whole(screen(seen, explanation, now()))
 
 
 def why(context: typer.Context, run: Run, *, output: Format = Output.TABLE) -> None:
@@ -85,18 +85,16 @@ def top(
     output: Format = Output.TABLE,
 ) -> None:
     """Show all runs side by side: GPUs, pods that are ready, leases, steps per hour."""
-    from dataclasses import asdict
-
     from etude.cli.kubectl.asking import gather_all
     from etude.cli.kubectl.top_table import line_of, ordered, table_of
 
     found = gather_all(context.obj, ["--all-namespaces"] if everywhere else [])
     lines = ordered(map(line_of, found), sort)
     if output is Output.JSON:
-        items = [asdict(line) for line in lines]
+        items = [line.as_json() for line in lines]
         print_row({"apiVersion": CLI_VERSION, "kind": "RunUsageList", "items": items})
     else:
-        console().print(table_of(lines, with_namespace=everywhere))
+        print_whole(table_of(lines, with_namespace=everywhere))
 
 
 def checkpoint(context: typer.Context, run: Run, *, output: Format = Output.TABLE) -> None:
@@ -108,4 +106,4 @@ def checkpoint(context: typer.Context, run: Run, *, output: Format = Output.TABL
     if output is Output.JSON:
         print_row({"apiVersion": CLI_VERSION, "kind": "CheckpointList", "items": list(found)})
     else:
-        console().print(checkpoints_table(found))
+        print_whole(checkpoints_table(found))

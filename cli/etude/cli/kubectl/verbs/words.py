@@ -33,7 +33,10 @@ def logs(
         reading.Follower(context.obj, run, wanted).follow()
         return
     found = reading.chosen(reading.run_pods(context.obj, run), wanted)
-    reading.print_lines(reading.written(context.obj, found, previous=previous))
+    lines = reading.written(context.obj, found, previous=previous)
+    reading.print_lines(lines)
+    if not lines:
+        say(f"nothing was written yet; kubectl etude why {run} says what is waited for")
 
 
 def stacks(
