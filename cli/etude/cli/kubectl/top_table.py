@@ -6,12 +6,11 @@ from dataclasses import asdict, dataclass
 from pydantic.alias_generators import to_camel
 from rich.table import Table
 
+from etude.cli.kubectl.pace import pace
 from etude.cli.kubectl.pods import is_leaving, is_ready, name
 from etude.cli.kubectl.seen import Manifest, Seen
-from etude.cli.kubectl.spans import parsed
 
 GPU = "nvidia.com/gpu"
-HOUR_S = 3_600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,25 +61,6 @@ def gpus_of(pod: Manifest) -> int:
         for container in pod["spec"].get("containers", ())
     )
     return sum(int(each.get(GPU, 0)) for each in requests)
-
-
-def pace(checkpoints: Iterable[Manifest]) -> float | None:
-    """Steps per hour between the newest two checkpoints of different steps."""
-    saved = sorted(
-        {
-            (int(each["spec"].get("step", 0)), each["metadata"].get("creationTimestamp") or "")
-            for each in checkpoints
-        },
-        reverse=True,
-    )
-    if not saved:
-        return None
-    step, when = saved[0]
-    for earlier, then in saved[1:]:
-        taken_s = (parsed(when) - parsed(then)).total_seconds()
-        if earlier < step and taken_s > 0:
-            return (step - earlier) / taken_s * HOUR_S
-    return None
 
 
 KEYS: Mapping[str, Callable[[Line], float]] = {

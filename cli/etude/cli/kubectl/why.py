@@ -1,22 +1,23 @@
 """Why a run does not progress: a pure function from what is seen to the first cause."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from etude.cli.kubectl import pods
 from etude.cli.kubectl.advice import advice
+from etude.cli.kubectl.case import Case
 from etude.cli.kubectl.explanation import Explanation, State
+from etude.cli.kubectl.pace import HOUR_S, pace
 from etude.cli.kubectl.pods import Finding
 from etude.cli.kubectl.seen import ROLE, TRAINER, Seen
 from etude.cli.kubectl.spans import ago, parsed
 from etude.cli.kubectl.why_children import crowded_finding, pool_finding, uncreated_finding
-from etude.common.api.meta import Condition
 from etude.common.api.run import FailurePolicy
-from etude.common.api.status import RLRunStatus
 
 SILENT_S = 300.0
-"""A step may take as long before anybody is told: the operator's own deadline is never shorter."""
+"""A step may take as long before anybody is told, and longer where steps are long."""
+USUAL_STEPS = 3
+"""As many times the usual step, at the least."""
 MAX_RESTARTS = FailurePolicy().max_restarts
 """For a spec that says nothing of it: the API server fills it in."""
 PASSING = {"PodsNotReady", "PoolWarming", "BrokerNotReady"}
@@ -25,52 +26,13 @@ BUSY = {"Checkpointing", "Evaluating"}
 """Phases in which no step is expected."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Case:
-    """What one question after the other is asked about."""
-
-    seen: Seen
-    now: datetime
-    status: RLRunStatus = field(init=False)
-    conditions: dict[str, Condition] = field(init=False)
-
-    def __post_init__(self) -> None:
-        status = self.seen.status
-        object.__setattr__(self, "status", status)
-        object.__setattr__(self, "conditions", {each.type: each for each in status.conditions})
-
-    def says(self, kind: str, status: str) -> Condition | None:
-        """A condition if it has this status."""
-        found = self.conditions.get(kind)
-        return found if found is not None and found.status == status else None
-
-    def because(self, state: State, condition: Condition, *more: str) -> Explanation:
-        """A condition as the cause."""
-        told = condition.message
-        finding = Finding(condition.reason, advice(condition.reason).means, (told,) if told else ())
-        return self.found(state, finding, *more)
-
-    def found(self, state: State, finding: Finding, *more: str) -> Explanation:
-        """A finding as the cause."""
-        known = advice(finding.reason)
-        return Explanation(
-            run=self.seen.name,
-            state=state,
-            reason=finding.reason,
-            cause=finding.cause,
-            evidence=(*finding.evidence, *(line for line in more if line)),
-            do=(finding.do or known.do).replace("{run}", self.seen.name),
-            runbook=known.runbook,
-        )
-
-
 def explain(seen: Seen, now: datetime) -> Explanation:
     """The first cause that keeps the run from progressing, or that nothing does.
 
     Raises:
         UserError: the status was written by an operator of another version.
     """
-    case = _Case(seen=seen, now=now)
+    case = Case(seen=seen, now=now)
     for question in QUESTIONS:
         answer = question(case)
         if answer is not None:
@@ -78,7 +40,7 @@ def explain(seen: Seen, now: datetime) -> Explanation:
     return _progressing(case)
 
 
-def _leaving(case: _Case) -> Explanation | None:
+def _leaving(case: Case) -> Explanation | None:
     if not pods.is_leaving(case.seen.run):
         return None
     for event in case.seen.events:
@@ -98,7 +60,7 @@ def _by_reason(reason: str, words: str) -> Finding:
     return Finding(reason, advice(reason).means, (words,) if words else ())
 
 
-def _ended(case: _Case) -> Explanation | None:
+def _ended(case: Case) -> Explanation | None:
     for kind, state in (("Failed", State.FAILED), ("Complete", State.OVER)):
         ended = case.says(kind, "True")
         if ended is not None:
@@ -110,7 +72,7 @@ def _ended(case: _Case) -> Explanation | None:
     return case.found(State.FAILED, _by_reason(intent.reason, intent.message), _last_failure(case))
 
 
-def _last_failure(case: _Case) -> str:
+def _last_failure(case: Case) -> str:
     last = case.status.last_failure
     if last is None:
         return ""
@@ -120,7 +82,7 @@ def _last_failure(case: _Case) -> str:
     return f"last failure, {ago(last.time, case.now)}: {last.pod or last.role}{code}{words}"
 
 
-def _unobserved(case: _Case) -> Explanation | None:
+def _unobserved(case: Case) -> Explanation | None:
     """The operator has not looked at the spec as it is."""
     generation = case.seen.run["metadata"].get("generation", 0)
     looked = [each.observed_generation for each in case.status.conditions]
@@ -133,7 +95,7 @@ def _unobserved(case: _Case) -> Explanation | None:
     return case.found(State.STANDS_STILL, finding)
 
 
-def _resting(case: _Case) -> Explanation | None:
+def _resting(case: Case) -> Explanation | None:
     saved = case.says("CheckpointHealthy", "False")
     late = saved if saved is not None and saved.reason == "SuspendTimeout" else None
     intent = case.status.intent
@@ -141,7 +103,8 @@ def _resting(case: _Case) -> Explanation | None:
         suspending = case.conditions.get("Suspended")
         shown = late or suspending
         if shown is not None:
-            return case.because(State.WAITS, shown, f"since {ago(intent.since, case.now)}")
+            began = f"it began {ago(intent.since, case.now)}"
+            return case.because(State.WAITS, shown, began, *_unverified(case))
     suspended = case.says("Suspended", "True")
     if suspended is None:
         return None
@@ -150,7 +113,15 @@ def _resting(case: _Case) -> Explanation | None:
     return case.because(State.RESTS, late or suspended, at)
 
 
-def _refused(case: _Case) -> Explanation | None:
+def _unverified(case: Case) -> Iterator[str]:
+    """The checkpoint that a suspension waits for."""
+    for newest in case.seen.checkpoints[:1]:
+        phase = (newest.get("status") or {}).get("phase", "")
+        if phase != "Ready":
+            yield f"{pods.name(newest)} is {phase or 'not looked at yet'}"
+
+
+def _refused(case: Case) -> Explanation | None:
     refused = case.says("Accepted", "False")
     if refused is None:
         return None
@@ -158,7 +129,7 @@ def _refused(case: _Case) -> Explanation | None:
     return case.because(State.WAITS if is_again else State.STANDS_STILL, refused)
 
 
-def _blocked(case: _Case) -> Explanation | None:
+def _blocked(case: Case) -> Explanation | None:
     """What keeps pods and pools from working; what passes by itself comes last."""
     if case.says("Progressing", "True"):
         return None
@@ -170,10 +141,12 @@ def _blocked(case: _Case) -> Explanation | None:
     return case.found(state, first, *(f"beside it, {each.cause}" for each in others))
 
 
-def _findings(case: _Case) -> Iterator[Finding]:
+def _findings(case: Case) -> Iterator[Finding]:
     """The trouble of the pods that the active phase needs, then of its pools."""
     samples = case.seen.samples_now
-    needed = [pod for pod in case.seen.pods_of() if samples or pods.labels(pod)[ROLE] == TRAINER]
+    needed = [
+        pod for pod in case.seen.pods_of() if samples or pods.labels(pod).get(ROLE) == TRAINER
+    ]
     unready = [pod for pod in needed if not pods.is_ready(pod)]
     pool = pool_finding(case.seen) if samples else None
     uncreated = uncreated_finding(case.seen)
@@ -185,7 +158,7 @@ def _findings(case: _Case) -> Iterator[Finding]:
     return (each for each in found if each is not None)
 
 
-def _failed_before(case: _Case) -> Finding | None:
+def _failed_before(case: Case) -> Finding | None:
     """The end of a role that is started anew for it, over and over perhaps."""
     last = case.status.last_failure
     degraded = case.says("Degraded", "True")
@@ -198,7 +171,7 @@ def _failed_before(case: _Case) -> Finding | None:
     return end.finding("RoleFailed", is_out_of_memory=last.reason == "OOMKilled")
 
 
-def _roles_unready(case: _Case) -> Explanation | None:
+def _roles_unready(case: Case) -> Explanation | None:
     """What the operator says where we see no pod of which to say more."""
     if case.says("Progressing", "True"):
         return None
@@ -210,12 +183,12 @@ def _roles_unready(case: _Case) -> Explanation | None:
     return None
 
 
-def _stalled(case: _Case) -> Explanation | None:
+def _stalled(case: Case) -> Explanation | None:
     stalled = case.says("Stalled", "True")
     return None if stalled is None else case.because(State.STANDS_STILL, stalled, _since(case))
 
 
-def _unready_controller(case: _Case) -> Explanation | None:
+def _unready_controller(case: Case) -> Explanation | None:
     waiting = case.says("Progressing", "False") or case.says("Ready", "False")
     if waiting is None:
         return None
@@ -223,7 +196,7 @@ def _unready_controller(case: _Case) -> Explanation | None:
     return case.because(State.WAITS if is_loading else State.STANDS_STILL, waiting, _since(case))
 
 
-def _degraded(case: _Case) -> Explanation | None:
+def _degraded(case: Case) -> Explanation | None:
     for kind, status in (("Degraded", "True"), ("CheckpointHealthy", "False")):
         found = case.says(kind, status)
         if found is not None:
@@ -232,7 +205,7 @@ def _degraded(case: _Case) -> Explanation | None:
     return None
 
 
-def _silent(case: _Case) -> Explanation | None:
+def _silent(case: Case) -> Explanation | None:
     if not _is_silent(case):
         return None
     crowded = crowded_finding(case.seen)
@@ -242,15 +215,18 @@ def _silent(case: _Case) -> Explanation | None:
     return case.found(State.WAITS, finding, _since(case))
 
 
-def _is_silent(case: _Case) -> bool:
+def _is_silent(case: Case) -> bool:
     """Whether nothing was heard of a step for long, since the run has pods at least."""
     times = [each for each in (case.status.last_step_time, case.status.active.since) if each]
     if not times or case.status.phase in BUSY:
         return False
-    return (case.now - max(map(parsed, times))).total_seconds() > SILENT_S
+    steps_per_hour = pace(case.seen.checkpoints)
+    usual_s = HOUR_S / steps_per_hour if steps_per_hour else 0.0
+    limit_s = max(SILENT_S, USUAL_STEPS * usual_s)
+    return (case.now - max(map(parsed, times))).total_seconds() > limit_s
 
 
-def _since(case: _Case) -> str:
+def _since(case: Case) -> str:
     last = case.status.last_step_time
     step = case.status.step
     if last is None:
@@ -258,7 +234,7 @@ def _since(case: _Case) -> str:
     return f"the last step{f', {step.text},' if step else ''} finished {ago(last, case.now)}"
 
 
-def _progressing(case: _Case) -> Explanation:
+def _progressing(case: Case) -> Explanation:
     found = case.conditions.get("Progressing")
     reason = found.reason if found is not None else "StepsFinish"
     crowded = crowded_finding(case.seen)
@@ -267,7 +243,7 @@ def _progressing(case: _Case) -> Explanation:
     return case.found(State.PROGRESSES, _by_reason(reason, _since(case)), *words)
 
 
-QUESTIONS: tuple[Callable[[_Case], Explanation | None], ...] = (
+QUESTIONS: tuple[Callable[[Case], Explanation | None], ...] = (
     _leaving,
     _ended,
     _unobserved,

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from etude.cli.kubectl import cluster_view, main, status_screen, top_table
 from etude.cli.kubectl.examples import EXAMPLES
+from etude.cli.kubectl.pace import pace
 from etude.cli.kubectl.seen import Seen
 from etude.cli.kubectl.spans import span
 from etude.cli.kubectl.why import explain
@@ -63,9 +64,9 @@ def test_steps_per_hour_are_those_between_the_newest_two_checkpoints() -> None:
         checkpoint(40, 1_800),
         checkpoint(40, 60),
     ]
-    assert top_table.pace(saved) == pytest.approx(20 / (3_540 / 3_600))
-    assert top_table.pace(saved[:1]) is None
-    assert top_table.pace([]) is None
+    assert pace(saved) == pytest.approx(20 / (3_540 / 3_600))
+    assert pace(saved[:1]) is None
+    assert pace([]) is None
 
 
 def test_top_counts_what_is_requested_and_what_is_ready_and_sorts_by_it() -> None:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from tests.support import seen_runs
 from tests.support.seen_runs import (
     before,
+    checkpoint,
     condition,
     ended,
     event,
@@ -232,6 +233,12 @@ def test_a_silent_step_is_one_that_takes_longer_than_five_minutes() -> None:
     assert resumed.state is State.PROGRESSES
 
 
+def test_a_step_is_not_silent_where_steps_always_take_so_long() -> None:
+    slow = [checkpoint(12, 0), checkpoint(6, 3_600)]
+    assert why(seen(run(lastStepTime=before(1_790)), pod(), *slow)).state is State.PROGRESSES
+    assert why(seen(run(lastStepTime=before(1_810)), pod(), *slow)).reason == "SilentStep"
+
+
 def test_a_controller_that_does_not_report_is_asked_for_its_stacks() -> None:
     lost = condition("Progressing", "False", "ControllerUnreachable", "it does not report")
     found = why(seen(run(lost), pod()))
@@ -270,6 +277,17 @@ def test_a_run_that_rests_says_where_it_goes_on() -> None:
     found = why(seen(run(condition("Suspended", "True", "ByUser"), lastCheckpoint=saved)))
     assert (found.state, found.do) == (State.RESTS, "kubectl etude resume demo")
     assert "it goes on after demo-s00000012-abc, step 12" in found.evidence
+
+
+def test_a_suspension_names_the_checkpoint_that_it_waits_for() -> None:
+    intent = {"type": "Suspend", "reason": "ByUser", "since": before(40)}
+    suspending = run(condition("Suspended", "False", "Suspending"), intent=intent)
+    saved = checkpoint(12)
+    saved["status"]["phase"] = "Verifying"
+    found = why(seen(suspending, saved, checkpoint(6)))
+    assert found.state is State.WAITS
+    assert found.evidence == ("it began 40 s ago", "demo-s00000012 is Verifying")
+    assert why(seen(suspending, checkpoint(12))).evidence == ("it began 40 s ago",)
 
 
 def test_a_run_that_is_about_to_fail_is_not_said_to_wait() -> None:

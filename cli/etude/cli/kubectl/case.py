@@ -1,0 +1,50 @@
+"""A run of which somebody asks why, and how an answer about it is put together."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from etude.cli.kubectl.advice import advice
+from etude.cli.kubectl.explanation import Explanation, State
+from etude.cli.kubectl.pods import Finding
+from etude.cli.kubectl.seen import Seen
+from etude.common.api.meta import Condition
+from etude.common.api.status import RLRunStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What one question after the other is asked about."""
+
+    seen: Seen
+    now: datetime
+    status: RLRunStatus = field(init=False)
+    conditions: dict[str, Condition] = field(init=False)
+
+    def __post_init__(self) -> None:
+        status = self.seen.status
+        object.__setattr__(self, "status", status)
+        object.__setattr__(self, "conditions", {each.type: each for each in status.conditions})
+
+    def says(self, kind: str, status: str) -> Condition | None:
+        """A condition if it has this status."""
+        found = self.conditions.get(kind)
+        return found if found is not None and found.status == status else None
+
+    def because(self, state: State, condition: Condition, *more: str) -> Explanation:
+        """A condition as the cause."""
+        told = condition.message
+        finding = Finding(condition.reason, advice(condition.reason).means, (told,) if told else ())
+        return self.found(state, finding, *more)
+
+    def found(self, state: State, finding: Finding, *more: str) -> Explanation:
+        """A finding as the cause."""
+        known = advice(finding.reason)
+        return Explanation(
+            run=self.seen.name,
+            state=state,
+            reason=finding.reason,
+            cause=finding.cause,
+            evidence=(*finding.evidence, *(line for line in more if line)),
+            do=(finding.do or known.do).replace("{run}", self.seen.name),
+            runbook=known.runbook,
+        )
