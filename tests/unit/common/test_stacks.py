@@ -32,3 +32,31 @@ def test_threads_and_tasks_are_shown_each_time_and_the_process_goes_on() -> None
     assert done.stderr.count("Current thread") == 2
     assert done.stderr.count("in waits_for_ever") == 2
     assert "patient" in done.stderr
+
+
+SERVER = """
+import asyncio, os, signal
+import grpc
+from etude.common import serving
+
+async def main():
+    server = grpc.aio.server()
+    server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    with serving.shutdown_signals(asyncio.Event()):
+        await asyncio.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await asyncio.sleep(0.1)
+    await server.stop(None)
+
+asyncio.run(main())
+"""
+
+
+def test_the_tasks_of_a_server_are_shown_though_their_frames_have_no_lines() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SERVER], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "in main" in done.stderr
+    assert "_server_main_loop" in done.stderr
+    assert "Error" not in done.stderr

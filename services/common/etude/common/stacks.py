@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import faulthandler
+import linecache
 import signal
 import sys
 from collections.abc import Iterator
@@ -24,5 +25,12 @@ def shown_on_signal() -> Iterator[None]:
 
 def _show_tasks() -> None:
     for task in asyncio.all_tasks():
-        task.print_stack(file=sys.stderr)
+        sys.stderr.write(f"Stack for {task!r} (most recent call last):\n")
+        for frame in task.get_stack():
+            code = frame.f_code
+            # A frame may stand at an instruction of no line, on which Task.print_stack() fails.
+            number = frame.f_lineno or code.co_firstlineno
+            sys.stderr.write(f'  File "{code.co_filename}", line {number}, in {code.co_name}\n')
+            source = linecache.getline(code.co_filename, number).strip()
+            sys.stderr.write(f"    {source}\n" if source else "")
     sys.stderr.flush()
