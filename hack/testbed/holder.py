@@ -56,11 +56,25 @@ def stop(layout: Layout) -> None:
         poll(lambda: not alive(holder), "the end of the cluster", 30)
     _ip("link", "del", layout.link, check=False)
     _remove_cgroups(layout)
-    created = layout.run / "created"
-    for folder in created.read_text(encoding="utf-8").split() if created.exists() else ():
+    _remove_created(layout)
+    shutil.rmtree(layout.run, ignore_errors=True)
+
+
+def _remove_created(layout: Layout) -> None:
+    """Remove the folders that were made for mounts, or leave that to a cluster that still stands.
+
+    A folder that is removed takes along what other clusters have mounted on it.
+    """
+    folders = _words(layout.run / "created")
+    others = (path for path in layout.run.parent.glob("cluster-*/created"))
+    heir = next((path for path in others if path.parent != layout.run), None)
+    if heir is not None and folders:
+        with heir.open("a", encoding="utf-8") as file:
+            file.write("\n" + "\n".join(folders))
+        return
+    for folder in folders:
         with contextlib.suppress(OSError):
             Path(folder).rmdir()
-    shutil.rmtree(layout.run, ignore_errors=True)
 
 
 def enter(holder: int, command: tuple[str, ...], *, mounts: bool = True) -> tuple[str, ...]:

@@ -53,6 +53,10 @@ def test_a_restricted_pod_runs_our_code_and_finds_services_by_name(
     assert address.endswith(".0.1")
 
 
+LOGS = "/var/log/containers"
+"""A folder that a machine without a kubelet has only for clusters like ours."""
+
+
 def test_a_privileged_pod_is_refused(kubectl: Callable[..., str], namespace: str) -> None:
     pod: dict[str, Any] = json.loads(json.dumps(POD))
     pod["spec"]["containers"][0]["securityContext"] = {"privileged": True}
@@ -78,6 +82,28 @@ def test_a_second_cluster_survives_kill_9_of_its_api_server_and_leaves_nothing(
         testbed("down", "--index", index)
     assert not Path(state["run"]).exists()
     assert traces() == before
+
+
+def test_a_cluster_that_goes_leaves_others_what_they_have_mounted(
+    cluster: Mapping[str, Any], testbed: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    before = private_mounts(cluster)
+    assert LOGS in before
+    started = testbed("up", "--level", "apiserver", "--owner", str(os.getpid()))
+    assert started.returncode == 0, started.stderr
+    state = json.loads(started.stdout)
+    # As if this cluster had been the first of the machine, which made the folder.
+    (Path(state["run"]) / "created").write_text(LOGS, encoding="utf-8")
+    testbed("down", "--index", str(state["index"]))
+    assert Path(LOGS).is_dir()
+    assert private_mounts(cluster) == before
+
+
+def private_mounts(cluster: Mapping[str, Any]) -> set[str]:
+    """Where the cluster has folders of its own in place of the machine's."""
+    holder = (Path(cluster["run"]) / "pid" / "init").read_text(encoding="utf-8")
+    mounts = Path(f"/proc/{holder}/mounts").read_text(encoding="utf-8").splitlines()
+    return {line.split()[1] for line in mounts if not line.startswith(("proc ", "sysfs "))}
 
 
 def wait_until_ready(state: Mapping[str, Any]) -> None:

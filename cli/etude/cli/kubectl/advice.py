@@ -86,7 +86,7 @@ PODS = {
     ),
     "RoleFailed": Advice(
         "a role ended on its own and is started anew",
-        "nothing if it comes back; kubectl etude logs {run} --previous shows how it ended",
+        "nothing if it comes back; kubectl describe rlr {run} has all of its last words",
     ),
 }
 ENVIRONMENTS = {

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from etude.cli.kubectl.advice import advice
-from etude.cli.kubectl.explanation import Explanation, State
+from etude.cli.kubectl.explanation import Explanation, State, in_short
 from etude.cli.kubectl.pods import Finding
 from etude.cli.kubectl.seen import Seen
 from etude.common.api.meta import Condition
@@ -32,7 +32,7 @@ class Case:
 
     def because(self, state: State, condition: Condition, *more: str) -> Explanation:
         """A condition as the cause."""
-        told = condition.message
+        told = in_short(condition.message)
         finding = Finding(condition.reason, advice(condition.reason).means, (told,) if told else ())
         return self.found(state, finding, *more)
 

@@ -74,3 +74,9 @@ class Explanation:
             "do": self.do,
             "runbook": self.runbook,
         }
+
+
+def in_short(words: str) -> str:
+    """Somebody's words on one line: of several lines, as of a traceback, the last says most."""
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    return f"… {lines[-1]}" if len(lines) > 1 else "".join(lines)

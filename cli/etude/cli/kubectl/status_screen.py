@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from etude.cli.kubectl.explanation import Explanation, State
+from etude.cli.kubectl.explanation import Explanation, State, in_short
 from etude.cli.kubectl.pods import is_ready, name
 from etude.cli.kubectl.seen import Seen
 from etude.cli.kubectl.spans import ago, parsed, span
@@ -78,7 +78,7 @@ def is_fine(condition: Condition) -> bool:
 
 
 def _condition(condition: Condition) -> str:
-    told = f": {condition.message}" if condition.message else ""
+    told = f": {in_short(condition.message)}" if condition.message else ""
     return f"{condition.type} is {condition.status}, {condition.reason}{told}"
 
 

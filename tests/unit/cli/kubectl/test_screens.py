@@ -57,6 +57,14 @@ def test_only_conditions_that_somebody_should_know_of_are_shown_each_sentence_on
     assert "condition" not in shown(seen(run(resting)))
 
 
+def test_of_a_traceback_the_last_line_is_shown() -> None:
+    words = "Traceback:\n  File x\nOSError: no room left\n"
+    failed = condition("Degraded", "True", "RoleFailed", words)
+    told = "Degraded is True, RoleFailed: … OSError: no room left"
+    assert shown(seen(run(failed)))["condition"] == told
+    assert explain(seen(run(failed)), seen_runs.NOW).evidence[0] == "… OSError: no room left"
+
+
 def test_steps_per_hour_are_those_between_the_newest_two_checkpoints() -> None:
     saved = [
         checkpoint(10, 7_200),
