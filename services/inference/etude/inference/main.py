@@ -7,6 +7,7 @@ import socket
 import sys
 from typing import NoReturn
 
+from etude.common.ending import end_at_once_when_told
 from etude.common.errors import EtudeError, UserError
 from etude.inference.building import build_engine, leave
 from etude.inference.settings import Settings
@@ -17,6 +18,7 @@ CONFIGURATION_ERROR = 78
 
 def main() -> None:
     """Serve the run's policy until told to stop."""
+    end_at_once_when_told()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     asyncio.run(_serve_and_leave())
 

@@ -5,6 +5,7 @@ import logging
 import sys
 from typing import NoReturn
 
+from etude.common.ending import end_at_once_when_told
 from etude.common.errors import UserError
 from etude.rewards.settings import Settings
 
@@ -16,6 +17,7 @@ DRAIN_S = 30.0
 
 def main() -> None:
     """Serve rewards until told to stop."""
+    end_at_once_when_told()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         settings = Settings.from_env()

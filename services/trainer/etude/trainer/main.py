@@ -6,6 +6,7 @@ import os
 import sys
 from typing import NoReturn
 
+from etude.common.ending import end_at_once_when_told
 from etude.common.errors import EtudeError, UserError
 from etude.common.files import read_run
 from etude.trainer.settings import Settings
@@ -16,6 +17,7 @@ EXIT_CONFIGURATION = 78
 
 def main() -> None:
     """Run the trainer until it is told to stop."""
+    end_at_once_when_told()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         settings = Settings.from_env()
