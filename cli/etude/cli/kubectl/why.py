@@ -10,7 +10,7 @@ from etude.cli.kubectl.explanation import Explanation, State
 from etude.cli.kubectl.pace import HOUR_S, pace
 from etude.cli.kubectl.pods import Finding
 from etude.cli.kubectl.seen import ROLE, TRAINER, Seen
-from etude.cli.kubectl.spans import ago, parsed
+from etude.cli.kubectl.spans import ago, parsed, span
 from etude.cli.kubectl.why_children import crowded_finding, pool_finding, uncreated_finding
 from etude.common.api.run import FailurePolicy
 
@@ -138,7 +138,8 @@ def _blocked(case: Case) -> Explanation | None:
         return None
     first, *others = found
     state = State.WAITS if first.reason in PASSING | {"WaitingForQuota"} else State.STANDS_STILL
-    return case.found(state, first, *(f"beside it, {each.cause}" for each in others))
+    beside = (f"beside it, {each.cause}" for each in others)
+    return case.found(state, first, *beside, *_outgoing(case))
 
 
 def _findings(case: Case) -> Iterator[Finding]:
@@ -179,8 +180,16 @@ def _roles_unready(case: Case) -> Explanation | None:
         found = case.says(kind, "False")
         if found is not None:
             state = State.WAITS if found.reason in PASSING else State.STANDS_STILL
-            return case.because(state, found, _last_failure(case))
+            return case.because(state, found, _last_failure(case), *_outgoing(case))
     return None
+
+
+def _outgoing(case: Case) -> Iterator[str]:
+    """Pods that were told to go and hold the place of their successors."""
+    for pod in case.seen.pods_of():
+        if pods.is_leaving(pod):
+            left_s = (parsed(pod["metadata"]["deletionTimestamp"]) - case.now).total_seconds()
+            yield f"{pods.name(pod)} is on its way out, which may take {span(left_s)}"
 
 
 def _stalled(case: Case) -> Explanation | None:

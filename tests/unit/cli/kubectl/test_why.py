@@ -120,6 +120,15 @@ def test_a_role_that_is_started_anew_over_and_over_is_no_mere_start() -> None:
     )
 
 
+def test_a_pod_on_its_way_out_holds_the_place_of_its_successor() -> None:
+    going = pod(ready=False)
+    going["metadata"]["deletionTimestamp"] = before(-240)
+    waits = condition("RolesReady", "False", "PodsNotReady", "trainer not ready")
+    found = why(seen(run(WAITS, waits), going))
+    assert found.reason == "PodsNotReady"
+    assert "demo-trainer-0 is on its way out, which may take 4 m 0 s" in found.evidence
+
+
 def test_a_secret_that_is_not_there_is_to_be_created() -> None:
     lacking = waiting("CreateContainerConfigError", 'secret "s3" not found')
     found = of_pod(pod(ready=False, container=lacking))
