@@ -299,7 +299,7 @@ def test_every_command_of_its_page_works_as_it_stands_on_a_run_that_trains(
         if command in EXPECTED:
             run_documented(command, env)
     status = json.loads(etude("status", "demo", "-n", lab, "-o", "json").stdout)["status"]
-    assert status["step"]["current"] >= 5
+    assert status["step"]["current"] >= 50
     listed = json.loads(etude("checkpoint", "demo", "-n", lab, "-o", "json").stdout)["items"]
     assert "Suspend" in {each["spec"]["reason"] for each in listed}
     steps = [each["spec"]["step"] for each in listed]
@@ -312,6 +312,8 @@ def tuning(store: Mapping[str, str], prefix: str) -> dict[str, Any]:
     spec = run["spec"]
     spec["phases"] = [{**spec["phases"][1], "maxSteps": 100_000}]
     spec["roles"] = {"trainer": spec["roles"]["trainer"]}
+    # Each checkpoint costs a pod that reads it back.
+    spec["checkpointing"] = {"everySteps": 50}
     del spec["evaluation"]
     return run
 

@@ -167,9 +167,10 @@ def _failed_before(case: Case) -> Finding | None:
         return None
     policy = case.seen.run["spec"].get("failurePolicy") or {}
     count, limit = case.status.restarts.counted, policy.get("maxRestarts", MAX_RESTARTS)
-    times = f" {ago(last.time, case.now)}, restart {count} of {limit}"
+    times = f", restart {count} of {limit}"
     end = pods.End(last.pod or last.role, last.exit_code, last.message, times)
-    return end.finding("RoleFailed", is_out_of_memory=last.reason == "OOMKilled")
+    found = end.finding("RoleFailed", is_out_of_memory=last.reason == "OOMKilled")
+    return found._replace(evidence=(*found.evidence, f"it ended {ago(last.time, case.now)}"))
 
 
 def _roles_unready(case: Case) -> Explanation | None:

@@ -1,5 +1,7 @@
 """Why a run does not progress: the first cause, in words that somebody can act on."""
 
+from datetime import timedelta
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,9 +117,15 @@ def test_a_role_that_is_started_anew_over_and_over_is_no_mere_start() -> None:
     found = why(seen(run(WAITS, degraded, **status), pod(ready=False)))
     assert found.state is State.STANDS_STILL
     assert found.cause == (
-        "demo-trainer-0 ended with exit code 78 (it refuses its configuration) 30 s ago,"
-        " restart 2 of 3"
+        "demo-trainer-0 ended with exit code 78 (it refuses its configuration), restart 2 of 3"
     )
+    assert found.evidence == ("its last line: spec.phases[0]: unknown", "it ended 30 s ago")
+
+
+def test_the_sentence_stays_the_same_while_nothing_changes() -> None:
+    waiting_for_it = seen(run(WAITS, lastStepTime=before(400)), pod(ready=False))
+    later = seen_runs.NOW + timedelta(seconds=7)
+    assert explain(waiting_for_it, later).sentence == why(waiting_for_it).sentence
 
 
 def test_a_pod_on_its_way_out_holds_the_place_of_its_successor() -> None:

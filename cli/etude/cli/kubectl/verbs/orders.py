@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -69,31 +69,56 @@ def _await(kubectl: Kubectl, run: str, holds: Callable[["Seen"], bool], limit_s:
     """Tell what is waited for, until it is so.
 
     Raises:
-        UserError: it takes too long.
+        UserError: it takes too long, or there is no such run any more.
         SystemExit: the run ended otherwise.
     """
+    deadline_s = time.monotonic() + limit_s
+    told = ""
+    while True:
+        look = _look(kubectl, run)
+        if look.code is None and look.seen is not None and holds(look.seen):
+            return
+        if look.sentence != told:
+            told = look.sentence
+            say(told)
+        if look.code is not None:
+            raise SystemExit(look.code)
+        if time.monotonic() > deadline_s:
+            raise UserError(_too_late(run, limit_s, look))
+        time.sleep(INTERVAL_S)
+
+
+class _Look(NamedTuple):
+    """How a run is that is waited for."""
+
+    sentence: str
+    do: str = ""
+    seen: "Seen | None" = None
+    """Nothing while nobody answers."""
+    code: Exit | None = None
+    """Once the run is over."""
+
+
+def _look(kubectl: Kubectl, run: str) -> _Look:
     from etude.cli.kubectl.asking import gather
     from etude.cli.kubectl.explanation import State
     from etude.cli.kubectl.why import explain, now
 
-    deadline_s = time.monotonic() + limit_s
-    told = ""
-    while True:
+    try:
         seen = gather(kubectl, run)
-        explanation = explain(seen, now())
-        if explanation.state in {State.OVER, State.FAILED}:
-            say(explanation.sentence)
-            raise SystemExit(Exit.DONE if explanation.state is State.OVER else Exit.NO)
-        if holds(seen):
-            return
-        if explanation.sentence != told:
-            told = explanation.sentence
-            say(told)
-        if time.monotonic() > deadline_s:
-            what = f"not yet after {limit_s:.0f} s: {explanation.cause}"
-            fix = explanation.do or f"the order stands: kubectl etude watch {run}"
-            raise UserError(Problem("TimedOut", what, f"run {run}", fix))
-        time.sleep(INTERVAL_S)
+    except UserError as error:
+        if error.problem.reason != "Unreachable":
+            raise
+        return _Look(error.problem.what)  # a hiccup of the network ends no wait
+    found = explain(seen, now())
+    codes = {State.OVER: Exit.DONE, State.FAILED: Exit.NO}
+    return _Look(found.sentence, found.do, seen, codes.get(found.state))
+
+
+def _too_late(run: str, limit_s: float, look: _Look) -> Problem:
+    what = f"not yet after {limit_s:.0f} s: {look.sentence}"
+    fix = look.do or f"the order stands: kubectl etude watch {run}"
+    return Problem("TimedOut", what, f"run {run}", fix)
 
 
 def _is_suspended(seen: "Seen") -> bool:
