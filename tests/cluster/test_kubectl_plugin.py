@@ -281,6 +281,7 @@ EXPECTED = {
 
 
 @pytest.mark.usefixtures("crds", "demo_data", "operator_pod")
+@pytest.mark.long
 def test_every_command_of_its_page_works_as_it_stands_on_a_run_that_trains(
     cluster: Mapping[str, Any],
     etude: Plugin,
