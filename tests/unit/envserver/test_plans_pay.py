@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import pytest
 
+from etude.common.plans.book import Plans
 from etude.envserver.broker.costs import Level
 from etude.envserver.broker.members import NodeState
-from etude.envserver.broker.plans import Plans
 from etude.envserver.broker.warming import Warming
 from etude.trainer.controller.forecast import Forecast
 from etude.v1 import environments_pb2

@@ -17,6 +17,7 @@ from etude.common.errors import (
     UnavailableError,
     UnknownIdError,
 )
+from etude.common.plans.book import Plans
 from etude.common.sharding import ONLY, Shard
 from etude.envserver import metrics
 from etude.envserver.broker.carrier import Carrier
@@ -36,7 +37,6 @@ from etude.envserver.broker.nodes import Nodes
 from etude.envserver.broker.orders import Order, failure, success
 from etude.envserver.broker.placement import Want
 from etude.envserver.broker.placer import Placer
-from etude.envserver.broker.plans import Plans
 from etude.envserver.broker.queue import Batch, BatchKey, Queue
 from etude.envserver.broker.streams import Stream, Streams
 from etude.envserver.broker.warming import Warming, ready_by

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from etude.common.plans.book import Plans
+from etude.common.plans.forecast import Supply, Wave, lead_s, peak
 from etude.envserver import metrics
 from etude.envserver.broker.costs import Level
-from etude.envserver.broker.forecast import Supply, Wave, lead_s, peak
 from etude.envserver.broker.members import CLONE_BYTES, NodeState
-from etude.envserver.broker.plans import Plans
 from etude.v1 import environments_pb2
 
 EVERY_S = 1.0

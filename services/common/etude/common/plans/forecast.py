@@ -4,13 +4,28 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import NormalDist
 from typing import NamedTuple
 
-CONFIDENT = 1.645
-"""Standard deviations above the mean that are enough in 95 of 100 cases."""
-UNLIKELY = 0.05
 GRID = 16
 """Moments of a horizon that are looked at, beside the starts of waves."""
+
+
+class Assurance(NamedTuple):
+    """In how many cases what is ready shall be enough."""
+
+    share: float
+    deviations: float
+    """Above the mean, of a normal distribution."""
+
+
+def assurance(share: float) -> Assurance:
+    """That of a share of all cases, between 0 and 1."""
+    return Assurance(share, _NORMAL.inv_cdf(share))
+
+
+_NORMAL = NormalDist()
+USUAL = assurance(0.95)
 
 
 class Quantile(NamedTuple):
@@ -27,17 +42,18 @@ class Wave:
     template: str
     count: int
     start_s: float
-    """On the broker's monotonic clock."""
+    """On the clock of whoever asks."""
     sigma_s: float = 0.0
     lease: tuple[Quantile, ...] = ()
     """How long they are held, by share; nothing known: for longer than anybody looks ahead."""
 
 
 class Spread(NamedTuple):
-    """A random number's mean and variance."""
+    """A random number's mean, its variance, and the most that it can be."""
 
     mean: float
     variance: float
+    most: float
 
 
 def started(wave: Wave, at_s: float) -> float:
@@ -70,25 +86,56 @@ def held(wave: Wave, at_s: float) -> Spread:
     start, stay = started(wave, at_s), survival(wave.lease, at_s - wave.start_s)
     inner = wave.count * stay * (1 - stay) * start
     outer = (wave.count * stay) ** 2 * start * (1 - start)
-    return Spread(wave.count * start * stay, inner + outer)
+    return Spread(wave.count * start * stay, inner + outer, float(wave.count))
 
 
-def demand(waves: Sequence[Wave], at_s: float) -> float:
-    """What is enough for the waves at a moment, in 95 of 100 cases; never more than all of them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """Environments of one template that are held already, for about as long."""
+
+    count: int
+    age_s: float
+    lease: tuple[Quantile, ...] = ()
+
+
+def kept(running: Running, after_s: float) -> Spread:
+    """Of environments that are held, those that still are after some time."""
+    now = survival(running.lease, running.age_s)
+    # Who outlived all that is known of leases says nothing of when it ends.
+    stay = survival(running.lease, running.age_s + after_s) / now if now > 0 else 1.0
+    mean = running.count * stay
+    return Spread(mean, mean * (1 - stay), float(running.count))
+
+
+def demand(
+    waves: Sequence[Wave],
+    at_s: float,
+    *,
+    base: Sequence[Spread] = (),
+    enough: Assurance = USUAL,
+) -> float:
+    """What is enough at a moment, in the given share of cases; never more than all of the waves.
 
     Many waves add up to a normal distribution. One alone does not: it is wanted whole as soon as
-    it may have started in 5 of 100 cases.
+    the chance that it has started is larger than the chance of too little that is taken.
+
+    Args:
+        waves: that have not come.
+        at_s: the moment.
+        base: of leases that others began before.
+        enough: in how many cases.
     """
     spreads = [held(wave, at_s) for wave in waves]
-    mean = sum(spread.mean for spread in spreads)
-    deviation = math.sqrt(sum(spread.variance for spread in spreads))
+    together = [*spreads, *base]
+    mean = sum(spread.mean for spread in together)
+    deviation = math.sqrt(sum(spread.variance for spread in together))
     whole = [
         mean - spread.mean + wave.count * survival(wave.lease, at_s - wave.start_s)
         for wave, spread in zip(waves, spreads, strict=True)
-        if started(wave, at_s) >= UNLIKELY
+        if started(wave, at_s) >= 1 - enough.share
     ]
-    total = float(sum(wave.count for wave in waves))
-    return min(total, max(mean + CONFIDENT * deviation, *whole, 0.0))
+    most = sum(spread.most for spread in together)
+    return min(most, max(mean + enough.deviations * deviation, *whole, 0.0))
 
 
 def peak(waves: Sequence[Wave], now_s: float, horizon_s: float) -> float:

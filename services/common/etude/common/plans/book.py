@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from etude.common.errors import InvalidFieldError
-from etude.envserver.broker.forecast import CONFIDENT, Quantile, Wave, peak, started
+from etude.common.plans.forecast import USUAL, Quantile, Wave, peak, started
 from etude.v1 import plan_pb2
 
 MAX_WAVES = 1_000
@@ -43,8 +43,12 @@ class Plan:
         1 as long as doubt about when waves start explains the difference: plans are replaced at
         the start of a wave, just when half of its probability lies before and half behind.
         """
-        least = sum(w.count * started(w, now_s - CONFIDENT * w.sigma_s) for w in self.forecast)
-        most = sum(w.count * started(w, now_s + CONFIDENT * w.sigma_s) for w in self.forecast)
+        least = sum(
+            w.count * started(w, now_s - USUAL.deviations * w.sigma_s) for w in self.forecast
+        )
+        most = sum(
+            w.count * started(w, now_s + USUAL.deviations * w.sigma_s) for w in self.forecast
+        )
         expected = min(max(float(self.came), least), most)
         return (self.came + 1) / (expected + 1)
 

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.common.errors import InvalidFieldError
+from etude.common.plans.book import MAX_WAVES, Plans
+from etude.common.plans.forecast import Wave
 from etude.envserver.broker.costs import Level
-from etude.envserver.broker.forecast import Wave
 from etude.envserver.broker.members import CLONE_BYTES, NodeState
-from etude.envserver.broker.plans import MAX_WAVES, Plans
 from etude.envserver.broker.warming import HALVE_AFTER_S, Warming, Watermark, apportioned, ready_by
 from etude.v1 import environments_pb2, plan_pb2
 

@@ -8,12 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.envserver.broker.forecast import (
+from etude.common.plans.forecast import (
     Quantile,
+    Running,
     Supply,
     Wave,
+    assurance,
     demand,
     held,
+    kept,
     lead_s,
     peak,
     started,
@@ -118,3 +121,25 @@ def test_more_environments_take_longer_to_be_ready() -> None:
 
     assert lead_s(40, supply) == pytest.approx(12.0)
     assert lead_s(0, supply) == lead_s(-5, supply) == pytest.approx(2.0)
+
+
+@given(st.integers(1, 64), seconds, st.lists(seconds, min_size=2, max_size=2).map(sorted))
+def test_of_those_held_fewer_stay_the_longer_one_looks_ahead(
+    count: int, age_s: float, moments: list[float]
+) -> None:
+    running = Running(count=count, age_s=age_s, lease=LEASE)
+    soon, late = (kept(running, after_s) for after_s in moments)
+
+    assert count >= soon.mean >= late.mean >= 0
+    assert kept(running, 0.0).mean == pytest.approx(count)
+
+
+@given(waves, seconds, st.integers(0, 64), st.floats(0.5, 0.98))
+def test_what_others_hold_is_wanted_beside_the_waves_and_more_certainty_costs_more(
+    wave: Wave, at_s: float, count: int, share: float
+) -> None:
+    base = [kept(Running(count=count, age_s=0.0), 0.0)]
+    surer = assurance(share + 0.01)
+
+    assert demand([wave], at_s, base=base) == pytest.approx(demand([wave], at_s) + count)
+    assert demand([wave], at_s, enough=assurance(share)) <= demand([wave], at_s, enough=surer)
