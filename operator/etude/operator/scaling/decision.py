@@ -1,0 +1,175 @@
+"""How many replicas one pool should have: from demand, plans, schedule and limits."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from etude.operator.scaling import limits
+from etude.operator.scaling.config import Mode, PoolConfig, ZeroMode
+from etude.operator.scaling.demand import Outlook, outlook
+from etude.operator.scaling.reactive import Reaction, excess_burst_capacity, reaction
+from etude.operator.scaling.schedule import scheduled_idle
+from etude.operator.scaling.trust import is_reliable, usable
+from etude.operator.scaling.values import Plan, PoolDecision, PoolMetrics, PoolState
+from etude.operator.scaling.victims import victims
+from etude.operator.scaling.windows import Sample, added, highest, raised
+
+SILENT_S = 15.0
+"""Three reports of a broker that says something every five seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """Replicas that each source asks for."""
+
+    reactive: int
+    planned: int
+    scheduled: int
+    floor: int
+    """For what is leased, what must be idle, and the last replica."""
+
+    @property
+    def most(self) -> int:
+        return max(self.reactive, self.planned, self.scheduled, self.floor)
+
+    def mode(self, reacted: Reaction) -> str:
+        """Which of them asked for the most."""
+        if self.planned > max(self.reactive, self.scheduled):
+            return "Planned"
+        if self.scheduled > self.reactive:
+            return "Scheduled"
+        return "Panic" if reacted.panic else "Stable"
+
+
+def decide_pool(
+    state: PoolState,
+    metrics: PoolMetrics,
+    plans: Sequence[Plan],
+    config: PoolConfig,
+    now_s: float,
+) -> PoolDecision:
+    """One decision about one pool. No I/O, no clock.
+
+    Args:
+        state: as the last decision left it, or restarted().
+        metrics: as the pool looks now.
+        plans: the newest of each run that may ask this pool for something; none of runs that are
+            suspended or over.
+        config: of the pool, in mode Reactive or Predictive.
+        now_s: on the clock of every other moment, but for metrics.wall_s.
+
+    Raises:
+        ValueError: in a mode in which somebody else decides.
+    """
+    scaling = config.autoscaling
+    if scaling.mode not in {Mode.REACTIVE, Mode.PREDICTIVE}:
+        raise ValueError(f"replicas are not decided here in mode {scaling.mode}")
+    if now_s - metrics.seen_s > SILENT_S:
+        return PoolDecision(state=state, desired=state.desired, mode="Unknown")
+    demanded = metrics.leased + metrics.queued
+    samples = added(state.samples, Sample(now_s, demanded), keep_s=scaling.stable_window_s)
+    reacted = reaction(
+        samples,
+        state.panic,
+        scaling,
+        ready=metrics.ready,
+        slots=config.slots_per_replica,
+        now_s=now_s,
+    )
+    assert reacted is not None, "there is a sample of now"  # noqa: S101 - our own mistake
+    is_planned = scaling.mode is Mode.PREDICTIVE
+    seen = outlook(
+        usable(plans, scaling, now_s=now_s) if is_planned else (), metrics, config, now_s=now_s
+    )
+    busy_s = now_s if demanded else state.busy_s
+    asked = _asked(reacted, seen, metrics, config, idle_s=now_s - busy_s)
+    wanted = _wanted(asked, seen, reacted, state, metrics, config)
+    peaks = raised(state.peaks, Sample(now_s, wanted), keep_s=limits.memory_s(config))
+    bucket = limits.refilled(state.bucket, scaling.refill, now_s=now_s)
+    following = PoolState(
+        desired=state.desired,
+        samples=samples,
+        peaks=peaks,
+        panic=reacted.panic,
+        busy_s=busy_s,
+        bucket=bucket,
+    )
+    said = PoolDecision(
+        state=following,
+        desired=state.desired,
+        mode=asked.mode(reacted),
+        stable=reacted.stable,
+        panicked=reacted.panicked,
+        plan_peak=seen.peak,
+        starts=seen.starts,
+        unreliable=tuple(sorted(plan.run_id for plan in plans if not is_reliable(plan))),
+        excess_burst_capacity=excess_burst_capacity(
+            reacted.panicked,
+            ready=metrics.ready,
+            slots=config.slots_per_replica,
+            burst=scaling.burst_capacity,
+        ),
+    )
+    return _acted(said, metrics, config, now_s)
+
+
+def _asked(
+    reacted: Reaction, seen: Outlook, metrics: PoolMetrics, config: PoolConfig, *, idle_s: float
+) -> _Asked:
+    scaling, slots = config.autoscaling, config.slots_per_replica
+    zero = scaling.scale_to_zero
+    is_quiet = idle_s > scaling.stable_window_s + zero.grace_s
+    least = 0 if zero.mode is ZeroMode.WHEN_IDLE and is_quiet else 1
+    # What exists may go in a pool that has been quiet; a pool at zero stays there unless asked.
+    if zero.mode is ZeroMode.WHEN_IDLE and not metrics.ready + metrics.creating:
+        least = 0
+    return _Asked(
+        reactive=reacted.replicas,
+        planned=math.ceil(seen.peak / slots),
+        scheduled=math.ceil(scheduled_idle(scaling.schedule, wall_s=metrics.wall_s) / slots),
+        floor=max(least, math.ceil((metrics.leased + config.min_idle) / slots)),
+    )
+
+
+def _wanted(
+    asked: _Asked,
+    seen: Outlook,
+    reacted: Reaction,
+    state: PoolState,
+    metrics: PoolMetrics,
+    config: PoolConfig,
+) -> int:
+    """What counts for the delay and the cap: asked for, or not to be given up."""
+    present = metrics.ready + metrics.creating
+    kept = min(present, math.ceil(seen.kept / config.slots_per_replica))
+    return max(asked.most, kept, state.desired if reacted.panic else 0)
+
+
+def _acted(
+    said: PoolDecision, metrics: PoolMetrics, config: PoolConfig, now_s: float
+) -> PoolDecision:
+    """The decision with its number of replicas, and what follows from it."""
+    scaling, state = config.autoscaling, said.state
+    # To shrink, all that was wanted for the whole delay must be less.
+    lasting = int(highest(state.peaks, scaling.scale_down_delay_s, now_s=now_s))
+    cap = limits.hard_cap(state.peaks, config, now_s=now_s)
+    desired = max(metrics.holding, min(lasting, config.max_replicas, cap))
+    present = metrics.ready + metrics.creating
+    is_capped = limits.is_exceeded(metrics, max(cap, metrics.holding))
+    number = (
+        0
+        if is_capped
+        else limits.creates(
+            desired - present, state.bucket, scaling.refill, creating=metrics.creating
+        )
+    )
+    bucket = state.bucket._replace(tokens=state.bucket.tokens - number)
+    return replace(
+        said,
+        state=replace(state, desired=desired, bucket=bucket),
+        desired=desired,
+        creates=number,
+        victims=victims(metrics.idle, present - desired),
+        hard_cap=cap,
+        is_hard_capped=is_capped,
+    )

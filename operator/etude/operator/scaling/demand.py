@@ -1,0 +1,153 @@
+"""Environments that plans ask for, while there is still time to provision them.
+
+The base stock over the lead time: the most that is wanted, at the service level, of any moment by
+which a replica that is created now would just be ready.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from etude.common.plans.forecast import (
+    Assurance,
+    Quantile,
+    Running,
+    Spread,
+    Supply,
+    Wave,
+    demand,
+    kept,
+    lead_s,
+)
+from etude.operator.scaling.config import TICK_S, PoolConfig
+from etude.operator.scaling.level import service_level
+from etude.operator.scaling.values import Plan, PoolMetrics, Start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What usable plans say."""
+
+    peak: float = 0.0
+    """Slots to have or to begin creating now."""
+    kept: float = 0.0
+    """Slots not to give up, since they would be created again soon."""
+    starts: tuple[Start, ...] = ()
+
+
+def outlook(
+    plans: Sequence[Plan], metrics: PoolMetrics, config: PoolConfig, *, now_s: float
+) -> Outlook:
+    """What plans ask of a pool now; nothing without plans."""
+    if not plans:
+        return Outlook()
+    enough = service_level(config.autoscaling, plans, metrics.provision)
+    waves = dict(_waves(plans, now_s))
+    moments = _moments(waves, config, enough, now_s)
+    base = _base(waves, metrics)
+    wanted = {
+        name: [
+            _wanted(waves.get(name, []), base.get(name, []), at, now_s, enough) for at in moments
+        ]
+        for name in {*waves, *base}
+    }
+    # Those without a known age, and those who wait, are wanted whenever one looks.
+    certain = metrics.queued + max(
+        0, metrics.leased - sum(each.environments for each in metrics.held)
+    )
+    totals = [certain + sum(column) for column in zip(*wanted.values(), strict=True)]
+    supply = Supply(
+        metrics.provision.p95_s,
+        (metrics.ready + metrics.creating) * config.slots_per_replica,
+        per_second(metrics, config),
+    )
+
+    def peak(name: str) -> float:
+        slowest_s = metrics.provisions.get(name, metrics.provision).p95_s
+        made = supply._replace(start_s=slowest_s)
+        return max(
+            each
+            for at, total, each in zip(moments, totals, wanted[name], strict=True)
+            if at <= now_s + lead_s(total - made.ready, made) + TICK_S
+        )
+
+    near_s = now_s + supply.start_s + config.autoscaling.scale_down_delay_s
+    return Outlook(
+        peak=certain + sum(peak(name) for name in wanted),
+        kept=max(total for at, total in zip(moments, totals, strict=True) if at <= near_s),
+        starts=latest_starts(waves, metrics, config, enough),
+    )
+
+
+def per_second(metrics: PoolMetrics, config: PoolConfig) -> float:
+    """Slots that can be created per second: by the rate, and by how many may be under way."""
+    refill = config.autoscaling.refill
+    under_way = refill.max_in_flight / max(metrics.provision.p50_s, TICK_S)
+    return config.slots_per_replica * min(refill.max_per_second, under_way)
+
+
+def latest_starts(
+    waves: Mapping[str, Sequence[Wave]],
+    metrics: PoolMetrics,
+    config: PoolConfig,
+    enough: Assurance,
+) -> tuple[Start, ...]:
+    """When to begin creating for each wave, if nothing that is idle is taken by another."""
+    slots = config.slots_per_replica
+    ready = metrics.ready * slots - metrics.leased + metrics.creating * slots
+    rate = per_second(metrics, config)
+    found = []
+    for name, group in waves.items():
+        slowest_s = metrics.provisions.get(name, metrics.provision).p95_s
+        for wave in group:
+            needs_s = lead_s(wave.count - ready, Supply(slowest_s, ready, rate))
+            at_s = wave.start_s - wave.sigma_s * enough.deviations - needs_s
+            found.append(Start(at_s, name, wave.count))
+    return tuple(sorted(found))
+
+
+def _waves(plans: Sequence[Plan], now_s: float) -> Iterator[tuple[str, list[Wave]]]:
+    """By template. A wave that is overdue may start at any moment, and none of it has ended."""
+    found: dict[str, list[Wave]] = {}
+    for plan in plans:
+        for wave in plan.waves:
+            late = wave if wave.start_s >= now_s else replace(wave, start_s=now_s)
+            found.setdefault(wave.template, []).append(late)
+    yield from found.items()
+
+
+def _moments(
+    waves: Mapping[str, Sequence[Wave]], config: PoolConfig, enough: Assurance, now_s: float
+) -> list[float]:
+    """Now, and where demand can rise: between them it only falls, as leases end."""
+    horizon_s = now_s + config.autoscaling.predictive.max_horizon_s
+    found = {now_s}
+    for group in waves.values():
+        for wave in group:
+            certain_s = wave.start_s - wave.sigma_s * enough.deviations
+            found |= {max(now_s, certain_s), wave.start_s}
+    return sorted(at for at in found if at <= horizon_s)
+
+
+def _base(waves: Mapping[str, Sequence[Wave]], metrics: PoolMetrics) -> dict[str, list[Running]]:
+    """What is held, by template, with how long such leases last."""
+    leases: dict[str, tuple[Quantile, ...]] = {
+        name: group[0].lease or metrics.lease for name, group in waves.items()
+    }
+    found: dict[str, list[Running]] = {}
+    for each in metrics.held:
+        lease = leases.get(each.template, metrics.lease)
+        running = Running(count=each.environments, age_s=each.age_s, lease=lease)
+        found.setdefault(each.template, []).append(running)
+    return found
+
+
+def _wanted(
+    waves: Sequence[Wave],
+    base: Sequence[Running],
+    at_s: float,
+    now_s: float,
+    enough: Assurance,
+) -> float:
+    """Slots of one template that are enough at a moment."""
+    held: list[Spread] = [kept(running, at_s - now_s) for running in base]
+    return demand(waves, at_s, base=held, enough=enough)

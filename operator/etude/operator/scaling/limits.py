@@ -1,0 +1,43 @@
+"""What keeps a pool from growing without reason, or too fast."""
+
+import math
+
+from etude.operator.scaling.config import TICK_S, PoolConfig, Refill
+from etude.operator.scaling.values import Bucket, PoolMetrics
+from etude.operator.scaling.windows import Samples, highest
+
+GOING_S = 60.0
+"""Replicas that are given up may take so long to go."""
+
+
+def memory_s(config: PoolConfig) -> float:
+    """How long the cap remembers demand.
+
+    Longer than the delay after which a pool shrinks: else it would shrink, and find in the same
+    moment that it has more replicas than demand explains.
+    """
+    scaling = config.autoscaling
+    return max(scaling.stable_window_s, scaling.scale_down_delay_s) + GOING_S + TICK_S
+
+
+def hard_cap(peaks: Samples, config: PoolConfig, *, now_s: float) -> int:
+    """Replicas that no health of ours explains being exceeded."""
+    return math.ceil(config.overcommit_factor * highest(peaks, memory_s(config), now_s=now_s))
+
+
+def is_exceeded(metrics: PoolMetrics, cap: int) -> bool:
+    """Whether there are more replicas than that, however many of them are on their way out."""
+    return metrics.ready + metrics.creating + metrics.terminating > cap
+
+
+def refilled(bucket: Bucket, refill: Refill, *, now_s: float) -> Bucket:
+    """The bucket as it is now: it never holds more than what one tick lets in."""
+    most = max(1.0, refill.max_per_second * TICK_S)
+    passed_s = max(0.0, now_s - bucket.at_s)
+    return Bucket(min(most, bucket.tokens + refill.max_per_second * passed_s), now_s)
+
+
+def creates(missing: int, bucket: Bucket, refill: Refill, *, creating: int) -> int:
+    """Replicas to create now of those that are missing."""
+    room = refill.max_in_flight - creating
+    return max(0, min(missing, math.floor(bucket.tokens), room))

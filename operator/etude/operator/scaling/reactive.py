@@ -1,0 +1,82 @@
+"""Replicas for the demand that was seen: Knative's pod autoscaler (KPA), stable and in panic.
+
+Formulas: https://github.com/knative/serving, pkg/autoscaler/scaling/autoscaler.go.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from etude.operator.scaling.config import Autoscaling
+from etude.operator.scaling.windows import Samples, average
+
+
+class Panic(NamedTuple):
+    """Demand outgrew the pool a short while ago: nothing shrinks until that is over."""
+
+    over_s: float
+    """When demand was last too large."""
+    most: int
+    """The most replicas that were wanted since it began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reaction:
+    """What the windows ask for."""
+
+    replicas: int
+    stable: float
+    """Mean demand in slots over the stable window."""
+    panicked: float
+    """The same over the panic window."""
+    panic: Panic | None
+
+
+def reaction(
+    samples: Samples,
+    panic: Panic | None,
+    config: Autoscaling,
+    *,
+    ready: int,
+    slots: int,
+    now_s: float,
+) -> Reaction | None:
+    """What demand of late asks for; None when nothing is known of it.
+
+    Args:
+        samples: of demand in slots: leased and queued.
+        panic: as it was left by the last decision.
+        config: of the pool.
+        ready: replicas that take leases.
+        slots: of a replica.
+        now_s: on the clock of the samples.
+    """
+    stable = average(samples, config.stable_window_s, now_s=now_s)
+    panicked = average(samples, config.panic_window_s, now_s=now_s)
+    if stable is None or panicked is None:
+        return None
+    target = slots * config.target_utilization_percent / 100
+    wanted, rushed = math.ceil(stable / target), math.ceil(panicked / target)
+    calm = _within_rates(wanted, ready, config)
+    if rushed / max(1, ready) >= config.panic_threshold_percent / 100:
+        panic = Panic(now_s, panic.most if panic else 0)
+    elif panic is not None and now_s > panic.over_s + config.stable_window_s:
+        panic = None
+    if panic is not None:
+        panic = panic._replace(most=max(panic.most, calm, _within_rates(rushed, ready, config)))
+    return Reaction(
+        replicas=panic.most if panic else calm, stable=stable, panicked=panicked, panic=panic
+    )
+
+
+def _within_rates(wanted: int, ready: int, config: Autoscaling) -> int:
+    """No more growth or loss at once than the rates admit."""
+    reachable = max(1, ready)
+    most = math.ceil(config.max_scale_up_rate * reachable)
+    least = math.floor(reachable / config.max_scale_down_rate) if ready else 0
+    return min(max(wanted, least), most)
+
+
+def excess_burst_capacity(panicked: float, *, ready: int, slots: int, burst: int) -> int:
+    """Slots that would be left after a burst; below 0 it would have to wait."""
+    return math.floor(ready * slots - burst - panicked)

@@ -1,0 +1,29 @@
+"""Which plans are acted on."""
+
+from collections.abc import Iterable
+
+from etude.common.plans.book import TRUSTED
+from etude.operator.scaling.config import Autoscaling
+from etude.operator.scaling.values import Plan
+
+
+def is_current(plan: Plan, config: Autoscaling, *, now_s: float) -> bool:
+    """Whether a plan still says something: its controller is heard, and its time is not over.
+
+    What falls silent is given the grace of an idle pool before it counts as nothing.
+    """
+    silent_s = plan.heard_s + config.predictive.plan_stale_s
+    return now_s <= min(silent_s, plan.until_s) + config.scale_to_zero.grace_s
+
+
+def is_reliable(plan: Plan) -> bool:
+    """Whether what came was near enough to what was forecast."""
+    least, most = TRUSTED
+    return least <= plan.ratio <= most
+
+
+def usable(plans: Iterable[Plan], config: Autoscaling, *, now_s: float) -> tuple[Plan, ...]:
+    """The plans to go by."""
+    return tuple(
+        plan for plan in plans if is_reliable(plan) and is_current(plan, config, now_s=now_s)
+    )
