@@ -100,3 +100,35 @@ def test_waves_end_with_the_phase_or_the_tasks(first: int, left: int, sizes: lis
     order = TaskOrder(tasks=tasks, seed=1)
 
     assert [len(w) for w in upcoming(order, first=first, left=left, wave=4)] == sizes
+
+
+def trained_for(rest_s: float) -> Forecast:
+    """Waves every 100 s, each after a step that took as long as given."""
+    forecast = Forecast()
+    for start_s in (0.0, 100.0, 200.0, 300.0):
+        forecast.stepped(start_s - rest_s)
+        forecast.started(start_s)
+    return forecast
+
+
+def first(forecast: Forecast, now_s: float) -> tuple[float, float]:
+    plan = forecast.plan([{"repos": 8}], now_s=now_s, now_unix_ms=NOW_MS)
+    assert plan is not None
+    return plan.waves[0].start_s, plan.waves[0].start_sigma_s
+
+
+def test_a_step_that_begins_says_when_the_next_wave_comes() -> None:
+    forecast = trained_for(30.0)
+    forecast.stepped(350.0)
+
+    # 20 s early, and a twentieth of the rest is the least doubt.
+    assert first(forecast, 350.0) == (pytest.approx(30.0), pytest.approx(1.5))
+    assert first(forecast, 400.0)[0] == 0.0, "what is overdue may come at any moment"
+
+
+def test_a_wave_is_not_expected_before_a_step_that_has_not_begun_could_be_over() -> None:
+    forecast = trained_for(30.0)
+
+    assert first(forecast, 320.0) == (pytest.approx(80.0), pytest.approx(5.0))
+    start_s, sigma_s = first(forecast, 450.0)
+    assert (start_s, sigma_s) == (pytest.approx(30.0), pytest.approx(1.5))

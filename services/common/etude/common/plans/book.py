@@ -1,7 +1,7 @@
 """The newest plan of each run, and whether it can be trusted."""
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -20,6 +20,9 @@ NEWEST = 0.3
 """Weight of the newest comparison of what came with what was forecast."""
 TRUSTED = (0.5, 2.0)
 """Observed over forecast; outside of this a plan is not acted on."""
+ONCE = 3.0
+"""One comparison counts as no more than this, or its inverse: one wave out of time is no reason to
+distrust a plan, two one after the other are."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,20 +40,19 @@ class Plan:
     came: int = 0
     """Environments of groups that the run asked for since."""
 
-    def ratio(self, now_s: float) -> float:
-        """Environments that came over those that should have.
+    def ratio(self, now_s: float) -> float | None:
+        """Environments that came over those that should have; None when there were neither.
 
         1 as long as doubt about when waves start explains the difference: plans are replaced at
         the start of a wave, just when half of its probability lies before and half behind.
         """
-        least = sum(
-            w.count * started(w, now_s - USUAL.deviations * w.sigma_s) for w in self.forecast
-        )
-        most = sum(
-            w.count * started(w, now_s + USUAL.deviations * w.sigma_s) for w in self.forecast
-        )
-        expected = min(max(float(self.came), least), most)
-        return (self.came + 1) / (expected + 1)
+        likely, unlikely = USUAL.share, 1 - USUAL.share
+        least = sum(w.count for w in self.forecast if started(w, now_s) >= likely)
+        most = sum(w.count for w in self.forecast if started(w, now_s) >= unlikely)
+        if not self.came and not most:
+            return None
+        expected = min(max(self.came, least), most)
+        return min(ONCE, max(1 / ONCE, (self.came + 1) / (expected + 1)))
 
 
 @dataclass(slots=True)
@@ -84,9 +86,10 @@ class Plans:
             return
         if present is None and len(self._plans) >= MAX_RUNS:
             raise InvalidFieldError("plan", f"{MAX_RUNS} runs have plans already")
-        if present is not None:
+        newest = present.ratio(now_s) if present is not None else None
+        if newest is not None:
             ratio = self._ratios[run_id]
-            self._ratios[run_id] = ratio + NEWEST * (present.ratio(now_s) - ratio)
+            self._ratios[run_id] = ratio + NEWEST * (newest - ratio)
         waves.sort(key=lambda wave: wave.start_s)
         made_s = now_s + (min(told.made_unix_ms, now_unix_ms) - now_unix_ms) / 1000
         self._ratios.setdefault(run_id, 1.0)
@@ -113,13 +116,17 @@ class Plans:
 
     def waves(self, *, now_s: float) -> dict[str, list[Wave]]:
         """What trusted plans still expect, by template."""
-        self.forget(now_s=now_s)
         found: dict[str, list[Wave]] = {}
-        for run_id, plan in self._plans.items():
+        for run_id, plan in self.current(now_s=now_s).items():
             if self.is_trusted(run_id):
                 for wave in plan.waves:
                     found.setdefault(wave.template, []).append(wave)
         return found
+
+    def current(self, *, now_s: float) -> Mapping[str, Plan]:
+        """The newest plan of each run that still says something, trusted or not."""
+        self.forget(now_s=now_s)
+        return self._plans
 
     def peak(self, *, now_s: float) -> int:
         """The most environments that trusted plans expect at once within the next minute."""
@@ -130,7 +137,11 @@ class Plans:
     def is_trusted(self, run_id: str) -> bool:
         """Whether what came was near enough to what was forecast."""
         least, most = TRUSTED
-        return least <= self._ratios.get(run_id, 1.0) <= most
+        return least <= self.ratio(run_id) <= most
+
+    def ratio(self, run_id: str) -> float:
+        """What came over what was forecast of late; 1 as long as nothing is known."""
+        return self._ratios.get(run_id, 1.0)
 
     @property
     def worst_ratio(self) -> float:

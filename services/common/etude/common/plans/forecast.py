@@ -83,10 +83,8 @@ def held(wave: Wave, at_s: float) -> Spread:
 
     All of a wave start or none: with S whether it has, the variance is E[Var | S] + Var E[. | S].
     """
-    start, stay = started(wave, at_s), survival(wave.lease, at_s - wave.start_s)
-    inner = wave.count * stay * (1 - stay) * start
-    outer = (wave.count * stay) ** 2 * start * (1 - start)
-    return Spread(wave.count * start * stay, inner + outer, float(wave.count))
+    part = _part(wave, at_s)
+    return Spread(part.mean, part.inner + part.outer, float(wave.count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +114,8 @@ def demand(
 ) -> float:
     """What is enough at a moment, in the given share of cases; never more than all of the waves.
 
-    Many waves add up to a normal distribution. One alone does not: it is wanted whole as soon as
-    the chance that it has started is larger than the chance of too little that is taken.
+    Many waves add up to a normal distribution. Few do not: one is wanted whole as soon as the
+    chance that it has started is larger than the chance of too little that is taken.
 
     Args:
         waves: that have not come.
@@ -125,17 +123,39 @@ def demand(
         base: of leases that others began before.
         enough: in how many cases.
     """
-    spreads = [held(wave, at_s) for wave in waves]
-    together = [*spreads, *base]
-    mean = sum(spread.mean for spread in together)
-    deviation = math.sqrt(sum(spread.variance for spread in together))
-    whole = [
-        mean - spread.mean + wave.count * survival(wave.lease, at_s - wave.start_s)
-        for wave, spread in zip(waves, spreads, strict=True)
-        if started(wave, at_s) >= 1 - enough.share
-    ]
-    most = sum(spread.most for spread in together)
-    return min(most, max(mean + enough.deviations * deviation, *whole, 0.0))
+    parts = [_part(wave, at_s) for wave in waves]
+    sure = sum(spread.mean for spread in base)
+    ends = sum(spread.variance for spread in base) + sum(part.inner for part in parts)
+    mean = sure + sum(part.mean for part in parts)
+    deviation = math.sqrt(ends + sum(part.outer for part in parts))
+    alone = [part for part in parts if part.started >= 1 - enough.share]
+    # Waves of one run come in their order, so those that are likely enough come together.
+    ordered = sure + sum(part.whole for part in alone) + enough.deviations * math.sqrt(ends)
+    independent = mean + enough.deviations * deviation
+    least = max((mean - part.mean + part.whole for part in alone), default=0.0)
+    most = sum(float(wave.count) for wave in waves) + sum(spread.most for spread in base)
+    return min(most, max(least, min(independent, ordered)))
+
+
+class _Part(NamedTuple):
+    """What a wave may add to a moment's demand."""
+
+    started: float
+    whole: float
+    """What is held if it has started."""
+    mean: float
+    inner: float
+    """Variance from how long environments are kept."""
+    outer: float
+    """Variance from whether the wave has started."""
+
+
+def _part(wave: Wave, at_s: float) -> _Part:
+    start, stay = started(wave, at_s), survival(wave.lease, at_s - wave.start_s)
+    whole = wave.count * stay
+    return _Part(
+        start, whole, whole * start, whole * (1 - stay) * start, whole**2 * start * (1 - start)
+    )
 
 
 def peak(waves: Sequence[Wave], now_s: float, horizon_s: float) -> float:

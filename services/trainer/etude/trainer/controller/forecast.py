@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -18,12 +18,14 @@ MAD_TO_SIGMA = 1.4826
 """For a normal distribution. Evaluations and checkpoints make a few gaps much longer than most."""
 LEAST_DOUBT = 0.05
 """Share of a gap that is its standard deviation at least: few gaps say little of their spread."""
+LIKELY = 1.645
+"""Deviations below the mean that 5 of 100 cases lie beyond."""
 VALID_GAPS, LEAST_VALID_S = 3.0, 60.0
 """How long a plan holds when no other comes."""
 
 
 class Gap(NamedTuple):
-    """Time from one wave of groups to the next."""
+    """Usual time from one moment of a rhythm to the next wave of groups."""
 
     seconds: float
     sigma_s: float
@@ -36,10 +38,22 @@ class Forecast:
     _starts_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_WAVES))
     _held_s: dict[str, deque[float]] = field(default_factory=dict)
     """By environment."""
+    _steps_s: list[float] = field(default_factory=list)
+    """When each step since the newest wave began to train."""
+    _rests_s: dict[int, deque[float]] = field(default_factory=dict)
+    """From the first, second, ... of these to the wave that followed."""
 
     def started(self, now_s: float) -> None:
         """A wave of groups was launched."""
+        for number, began_s in enumerate(self._steps_s):
+            rests_s = self._rests_s.setdefault(number, deque(maxlen=KEPT_WAVES))
+            rests_s.append(now_s - began_s)
+        self._steps_s.clear()
         self._starts_s.append(now_s)
+
+    def stepped(self, now_s: float) -> None:
+        """A batch is complete and trained now: what is left to the next wave varies less."""
+        self._steps_s.append(now_s)
 
     def ended(self, environment: str, records: Iterable[journal_pb2.JournalRollout]) -> None:
         """Rollouts gave their environments back."""
@@ -54,12 +68,22 @@ class Forecast:
     @property
     def gap(self) -> Gap | None:
         """The usual time between two waves; None before there were three."""
-        gaps = [after - before for before, after in pairwise(self._starts_s)]
-        if len(gaps) < 2:
-            return None
-        middle = statistics.median(gaps)
-        spread = MAD_TO_SIGMA * statistics.median(abs(each - middle) for each in gaps)
-        return Gap(middle, max(spread, LEAST_DOUBT * middle))
+        return _usual([after - before for before, after in pairwise(self._starts_s)])
+
+    def _next(self, gap: Gap, now_s: float) -> Gap:
+        """How long until the next wave starts, and how sure that is."""
+        begun = len(self._steps_s)
+        rest = _usual(self._rests_s.get(max(0, begun - 1), ()))
+        since_s = now_s - (self._steps_s[-1] if begun else self._starts_s[-1])
+        # What is overdue may come at any moment.
+        if rest is None:
+            return Gap(max(0.0, self._starts_s[-1] + gap.seconds - now_s), gap.sigma_s)
+        if begun:
+            return Gap(max(0.0, rest.seconds - since_s), rest.sigma_s)
+        # A step comes before the wave and has not begun: it cannot start before that is over.
+        start_s = max(gap.seconds - since_s, rest.seconds)
+        doubt_s = (start_s - rest.seconds) / LIKELY + rest.sigma_s
+        return Gap(start_s, min(gap.sigma_s, doubt_s))
 
     def plan(
         self, waves: Sequence[Mapping[str, int]], *, now_s: float, now_unix_ms: int
@@ -74,6 +98,7 @@ class Forecast:
         gap = self.gap
         if gap is None or not any(waves):
             return None
+        first = self._next(gap, now_s)
         valid_s = max(LEAST_VALID_S, VALID_GAPS * gap.seconds)
         found = plan_pb2.RolloutPlan(
             # Of the clock, so that a successor's plans are newer than ours.
@@ -81,13 +106,13 @@ class Forecast:
             made_unix_ms=now_unix_ms,
             valid_until_unix_ms=now_unix_ms + round(1000 * valid_s),
         )
-        for number, wave in enumerate(waves, 1):
+        for number, wave in enumerate(waves):
             for environment, count in wave.items():
                 found.waves.add(
                     pool=environment,
                     count=count,
-                    start_s=self._starts_s[-1] + number * gap.seconds - now_s,
-                    start_sigma_s=math.sqrt(number) * gap.sigma_s,
+                    start_s=first.seconds + number * gap.seconds,
+                    start_sigma_s=math.hypot(first.sigma_s, math.sqrt(number) * gap.sigma_s),
                     lease_seconds=self._quantiles(environment),
                 )
         return found
@@ -102,3 +127,12 @@ class Forecast:
             )
             for share in SHARES
         ]
+
+
+def _usual(gaps_s: Collection[float]) -> Gap | None:
+    """Middle and spread of some gaps; None of fewer than two."""
+    if len(gaps_s) < 2:
+        return None
+    middle = statistics.median(gaps_s)
+    spread = MAD_TO_SIGMA * statistics.median(abs(each - middle) for each in gaps_s)
+    return Gap(middle, max(spread, LEAST_DOUBT * middle))

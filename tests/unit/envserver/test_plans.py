@@ -254,3 +254,28 @@ def test_targets_never_exceed_what_plans_expect_or_nodes_hold(
 
     wanted = sum(target.paused_clones for each in found.values() for target in each)
     assert wanted <= min(sum(count for count, _ in waves), 8 + 5)
+
+
+def test_one_wave_out_of_time_is_no_reason_to_distrust_a_plan_and_two_are() -> None:
+    plans = Plans({"python"})
+    trust = []
+    for version in range(1, 6):
+        # Each wave comes 90 s before its time.
+        now_s = 10.0 * version
+        report(plans, plan(version, (64, 100.0), valid_s=600.0, now_s=now_s), now_s)
+        trust.append(plans.is_trusted("r"))
+        plans.came("r", "python", 64)
+
+    assert trust == [True, True, False, False, False]
+
+
+def test_a_plan_that_is_repeated_while_nothing_is_due_proves_nothing() -> None:
+    plans = Plans({"python"})
+    report(plans, plan(1, (64, 5.0), valid_s=600.0))
+    report(plans, plan(2, (64, 500.0), valid_s=600.0, now_s=100.0), 100.0)
+    missed = plans.ratio("r")
+    for version in range(3, 60):
+        now_s = 100.0 + version
+        report(plans, plan(version, (64, 500.0), valid_s=600.0, now_s=now_s), now_s)
+
+    assert plans.ratio("r") == missed < 1
