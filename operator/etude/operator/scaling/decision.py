@@ -110,7 +110,7 @@ def decide_pool(
             burst=scaling.burst_capacity,
         ),
     )
-    return _acted(said, metrics, config, now_s)
+    return _acted(said, metrics, config, least=reacted.least, now_s=now_s)
 
 
 def _asked(
@@ -124,8 +124,8 @@ def _asked(
     if zero.mode is ZeroMode.WHEN_IDLE and not metrics.ready + metrics.creating:
         least = 0
     return _Asked(
-        reactive=reacted.replicas,
-        planned=math.ceil(seen.peak / slots),
+        reactive=reacted.wanted,
+        planned=seen.replicas,
         scheduled=math.ceil(scheduled_idle(scaling.schedule, wall_s=metrics.wall_s) / slots),
         floor=max(least, math.ceil((metrics.leased + config.min_idle) / slots)),
     )
@@ -142,18 +142,18 @@ def _wanted(
     """What counts for the delay and the cap: asked for, or not to be given up."""
     present = metrics.ready + metrics.creating
     kept = min(present, math.ceil(seen.kept / config.slots_per_replica))
-    return max(asked.most, kept, state.desired if reacted.panic else 0)
+    return max(asked.most, kept, metrics.holding, state.desired if reacted.panic else 0)
 
 
 def _acted(
-    said: PoolDecision, metrics: PoolMetrics, config: PoolConfig, now_s: float
+    said: PoolDecision, metrics: PoolMetrics, config: PoolConfig, *, least: int, now_s: float
 ) -> PoolDecision:
     """The decision with its number of replicas, and what follows from it."""
     scaling, state = config.autoscaling, said.state
     # To shrink, all that was wanted for the whole delay must be less.
     lasting = int(highest(state.peaks, scaling.scale_down_delay_s, now_s=now_s))
     cap = limits.hard_cap(state.peaks, config, now_s=now_s)
-    desired = max(metrics.holding, min(lasting, config.max_replicas, cap))
+    desired = max(metrics.holding, min(max(lasting, least), config.max_replicas, cap))
     present = metrics.ready + metrics.creating
     is_capped = limits.is_exceeded(metrics, max(cap, metrics.holding))
     number = (
@@ -169,7 +169,8 @@ def _acted(
         state=replace(state, desired=desired, bucket=bucket),
         desired=desired,
         creates=number,
-        victims=victims(metrics.idle, present - desired),
+        # What is being created may be late or fail: it replaces nothing that is ready.
+        victims=victims(metrics.idle, (present if is_capped else metrics.ready) - desired),
         hard_cap=cap,
         is_hard_capped=is_capped,
     )

@@ -4,6 +4,7 @@ The base stock over the lead time: the most that is wanted, at the service level
 which a replica that is created now would just be ready.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,7 @@ from etude.common.plans.forecast import (
 )
 from etude.operator.scaling.config import TICK_S, PoolConfig
 from etude.operator.scaling.level import service_level
+from etude.operator.scaling.provision import with_spares
 from etude.operator.scaling.values import Plan, PoolMetrics, Start
 
 
@@ -29,6 +31,8 @@ class Outlook:
 
     peak: float = 0.0
     """Slots to have or to begin creating now."""
+    replicas: int = 0
+    """The same in replicas, with spares for those that are slow or fail."""
     kept: float = 0.0
     """Slots not to give up, since they would be created again soon."""
     starts: tuple[Start, ...] = ()
@@ -54,7 +58,7 @@ def outlook(
     certain = metrics.queued + max(
         0, metrics.leased - sum(each.environments for each in metrics.held)
     )
-    totals = [certain + sum(column) for column in zip(*wanted.values(), strict=True)]
+    totals = [certain + sum(each[n] for each in wanted.values()) for n in range(len(moments))]
     supply = Supply(
         metrics.provision.p95_s,
         (metrics.ready + metrics.creating) * config.slots_per_replica,
@@ -70,10 +74,18 @@ def outlook(
             if at <= now_s + lead_s(total - made.ready, made) + TICK_S
         )
 
-    near_s = now_s + supply.start_s + config.autoscaling.scale_down_delay_s
+    asked = certain + sum(peak(name) for name in wanted)
+    replicas = math.ceil(asked / config.slots_per_replica)
+    near_s = now_s + config.autoscaling.scale_down_delay_s + TICK_S
     return Outlook(
-        peak=certain + sum(peak(name) for name in wanted),
-        kept=max(total for at, total in zip(moments, totals, strict=True) if at <= near_s),
+        peak=asked,
+        replicas=with_spares(replicas, metrics.ready, metrics.provision, enough),
+        # What is given up now would be created anew, all of it.
+        kept=max(
+            total
+            for at, total in zip(moments, totals, strict=True)
+            if at <= near_s + lead_s(total, supply)
+        ),
         starts=latest_starts(waves, metrics, config, enough),
     )
 

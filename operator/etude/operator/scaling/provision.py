@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from etude.common.plans.forecast import Assurance
+
 KEPT = 100
 """Newest provisions that say something; images and machines change."""
 PRIOR_WEIGHT = 5
@@ -11,30 +13,53 @@ PRIOR_WEIGHT = 5
 
 
 class Provision(NamedTuple):
-    """How long a replica takes from its creation to its first lease."""
+    """How long a replica takes from its creation until it takes leases."""
 
     p50_s: float
     p95_s: float
+    failing: float = 0.0
+    """Share of replicas that never do."""
+
+    @property
+    def punctual(self) -> float:
+        """Share of replicas that take leases by the 95th percentile of those that do."""
+        return 0.95 * (1 - self.failing)
 
 
 PRIOR = Provision(30.0, 60.0)
 """Of pools that never provisioned anything."""
 
 
-def provision(took_s: Sequence[float], prior: Provision = PRIOR) -> Provision:
+def provision(took_s: Sequence[float | None], prior: Provision = PRIOR) -> Provision:
     """Quantiles of the newest provisions, drawn towards what was assumed while they are few.
 
     Args:
-        took_s: seconds of each, the newest last.
+        took_s: seconds of each, the newest last; None of those that failed.
         prior: that of all pools, or of the whole pool for one of its templates.
     """
-    newest = sorted(took_s[-KEPT:])
-    if not newest:
-        return prior
-    weight = PRIOR_WEIGHT / (PRIOR_WEIGHT + len(newest))
+    newest = took_s[-KEPT:]
+    done = sorted(each for each in newest if each is not None)
+    failing = (len(newest) - len(done) + PRIOR_WEIGHT * prior.failing) / (
+        len(newest) + PRIOR_WEIGHT
+    )
+    weight = PRIOR_WEIGHT / (PRIOR_WEIGHT + len(done))
 
     def shrunk(share: float, assumed_s: float) -> float:
-        seen_s = newest[min(len(newest) - 1, math.floor(share * len(newest)))]
+        seen_s = done[math.floor(share * len(done))] if done else assumed_s
         return weight * assumed_s + (1 - weight) * seen_s
 
-    return Provision(shrunk(0.5, prior.p50_s), shrunk(0.95, prior.p95_s))
+    return Provision(shrunk(0.5, prior.p50_s), shrunk(0.95, prior.p95_s), failing)
+
+
+def with_spares(wanted: int, ready: int, took: Provision, enough: Assurance) -> int:
+    """Replicas to have, so that as many as are wanted are ready in time.
+
+    Whoever waits for all of a wave waits for its slowest replica, and for those that have to be
+    created again. So more are begun, by a binomial distribution in its normal approximation; the
+    number falls to what is wanted as they get ready.
+    """
+    missing, share = wanted - ready, took.punctual
+    if missing <= 0 or share <= 0:
+        return wanted
+    spare = enough.deviations * math.sqrt(missing * (1 - share))
+    return ready + math.ceil((missing + spare) / share)

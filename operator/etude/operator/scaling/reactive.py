@@ -24,12 +24,20 @@ class Panic(NamedTuple):
 class Reaction:
     """What the windows ask for."""
 
-    replicas: int
+    wanted: int
+    """Replicas for demand, as far as the pool may grow at once; in panic the most so far."""
+    least: int
+    """Replicas that a pool of this size keeps for now: it does not lose more at once."""
     stable: float
     """Mean demand in slots over the stable window."""
     panicked: float
     """The same over the panic window."""
     panic: Panic | None
+
+    @property
+    def replicas(self) -> int:
+        """What the windows ask for by themselves, without a delay."""
+        return max(self.wanted, self.least)
 
 
 def reaction(
@@ -56,25 +64,23 @@ def reaction(
     if stable is None or panicked is None:
         return None
     target = slots * config.target_utilization_percent / 100
-    wanted, rushed = math.ceil(stable / target), math.ceil(panicked / target)
-    calm = _within_rates(wanted, ready, config)
-    if rushed / max(1, ready) >= config.panic_threshold_percent / 100:
+    reachable = max(1, ready)
+    most = math.ceil(config.max_scale_up_rate * reachable)
+    least = math.floor(reachable / config.max_scale_down_rate) if ready else 0
+    calm, rushed = math.ceil(stable / target), math.ceil(panicked / target)
+    if rushed / reachable >= config.panic_threshold_percent / 100:
         panic = Panic(now_s, panic.most if panic else 0)
     elif panic is not None and now_s > panic.over_s + config.stable_window_s:
         panic = None
     if panic is not None:
-        panic = panic._replace(most=max(panic.most, calm, _within_rates(rushed, ready, config)))
+        panic = panic._replace(most=max(panic.most, least, min(max(calm, rushed), most)))
     return Reaction(
-        replicas=panic.most if panic else calm, stable=stable, panicked=panicked, panic=panic
+        wanted=panic.most if panic else min(calm, most),
+        least=min(least, most),
+        stable=stable,
+        panicked=panicked,
+        panic=panic,
     )
-
-
-def _within_rates(wanted: int, ready: int, config: Autoscaling) -> int:
-    """No more growth or loss at once than the rates admit."""
-    reachable = max(1, ready)
-    most = math.ceil(config.max_scale_up_rate * reachable)
-    least = math.floor(reachable / config.max_scale_down_rate) if ready else 0
-    return min(max(wanted, least), most)
 
 
 def excess_burst_capacity(panicked: float, *, ready: int, slots: int, burst: int) -> int:

@@ -44,6 +44,5 @@ def raised(peaks: Samples, sample: Sample, *, keep_s: float) -> Samples:
 
 
 def highest(peaks: Samples, window_s: float, *, now_s: float) -> float:
-    """The highest value within a window of samples that raised() kept; 0 when it is empty."""
-    inside = within(peaks, window_s, now_s=now_s)
-    return inside[0].value if inside else 0.0
+    """The highest value within a window of samples that raised() kept, at least the newest."""
+    return (within(peaks, window_s, now_s=now_s) or peaks[-1:])[0].value
