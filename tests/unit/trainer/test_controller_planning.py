@@ -6,9 +6,11 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from tests.support.guests import until
 from tests.support.scripted_environments import Broker
 
 from etude.common.serving import Server
+from etude.trainer.controller import planning
 from etude.trainer.controller.planning import Planner
 from etude.v1 import environments_pb2_grpc
 
@@ -65,3 +67,21 @@ async def test_a_broker_that_is_away_costs_a_run_one_warning(
 
     told = [r for r in caplog.records if "no plan reached the broker" in r.message]
     assert len(told) == 1
+
+
+async def test_a_plan_is_confirmed_again_and_again_until_the_phase_is_over(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "REPEAT_S", 0.01)
+    planner = Planner("run", {"repos": broker.endpoint}, {"repos": "python"})
+    for _ in range(3):
+        planner.wave([["repos"]], siblings=4)
+    planner.stepped()
+    await until(lambda: len(broker.plans) >= 4)
+    planner.begin_phase()
+    await asyncio.gather(*planner._reports.values())
+    told = len(broker.plans)
+    await asyncio.sleep(0.1)
+
+    assert len(broker.plans) == told
+    await planner.close()

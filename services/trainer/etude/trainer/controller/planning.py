@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 DEADLINE_S = 2.0
 """A broker that needs longer gets the next plan instead."""
+REPEAT_S = 5.0
+"""A plan that is not confirmed is forgotten, and what is left to a wave varies with time."""
 WAVES = 3
 """Farther ahead a plan says little: doubt grows with each wave."""
 
@@ -41,10 +43,14 @@ class Planner:
     """Under way, by environment."""
     _unheard: set[str] = field(default_factory=set)
     """Environments whose brokers did not take the last plan."""
+    _following: Sequence[Mapping[str, int]] = ()
+    """Environments by name, of each wave behind the newest one."""
+    _repeating: "asyncio.Task[None] | None" = None
 
     def begin_phase(self) -> None:
         """Another phase has another rhythm."""
         self.forecast = Forecast()
+        self._following = ()
 
     def wave(self, following: Sequence[Sequence[str]], *, siblings: int) -> None:
         """A wave of groups was launched; report those that follow.
@@ -53,13 +59,29 @@ class Planner:
             following: environment of each group, of the next waves in their order.
             siblings: rollouts of a group.
         """
-        now_s = time.monotonic()
-        self.forecast.started(now_s)
-        waves = [
+        self.forecast.started(time.monotonic())
+        self._following = [
             {name: siblings * count for name, count in Counter(names).items()}
             for names in following
         ]
-        plan = self.forecast.plan(waves, now_s=now_s, now_unix_ms=round(1000 * time.time()))
+        self._tell()
+        if self._repeating is None:
+            self._repeating = asyncio.create_task(self._repeat(), name="repeat-plans")
+
+    def stepped(self) -> None:
+        """A step begins to train, which says when the next wave comes."""
+        self.forecast.stepped(time.monotonic())
+        self._tell()
+
+    async def _repeat(self) -> None:
+        while True:
+            await asyncio.sleep(REPEAT_S)
+            self._tell()
+
+    def _tell(self) -> None:
+        plan = self.forecast.plan(
+            self._following, now_s=time.monotonic(), now_unix_ms=round(1000 * time.time())
+        )
         if plan is None:
             return
         for environment in self.brokers:
@@ -68,9 +90,10 @@ class Planner:
 
     async def close(self) -> None:
         """Let go of everything."""
-        for task in self._reports.values():
+        tasks = [*self._reports.values(), *([self._repeating] if self._repeating else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._reports.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for channel in self._channels.values():
             await channel.close()
 

@@ -322,6 +322,7 @@ class Reinforcement:
         else:
             await run.book.journal.durable(sequence)
         run.batched = sequence
+        run.planner.stepped()
         result = await run.learners.policy_step(policy_batch(groups))
         if not run.cursor.step % self.bound.steps_per_version:
             check_mismatch(run, result)
