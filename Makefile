@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo test test-gpu test-long fuzz-frames check fix protos docs chart-readme bench bench-weights search-model chaos-weights minio testbed microvms test-env bench-env system-deps buf
+.PHONY: help demo test test-gpu test-long fuzz-frames check fix protos docs chart-readme bench bench-autoscaler bench-weights search-model chaos-weights minio testbed microvms test-env bench-env system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -97,6 +97,9 @@ bench-env: $(READY) ## environments against their goals: starts, forks, density,
 
 bench-weights: $(READY) ## what a policy version costs to move, against what others do (on an idle machine)
 	$(RUN) python bench/weights.py
+
+bench-autoscaler: $(READY) ## how long GPUs wait for environments under five ways to size a pool (simulated, a minute)
+	$(RUN) python bench/autoscaler.py
 
 search-model: $(READY) ## train a table of word vectors for code search on the Python code at hand (four CPU minutes)
 	PYTHONPATH=bench $(RUN) python -m search_bench.train --seed $(SEED)

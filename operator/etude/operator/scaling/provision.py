@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from etude.common.plans.forecast import Assurance
 
-KEPT = 100
-"""Newest provisions that say something; images and machines change."""
+KEPT = 500
+"""Newest provisions that say something: images and machines change. Of those that are begun
+together the slowest come last, so these have to be more than a wave."""
 PRIOR_WEIGHT = 5
 """Provisions that what was assumed beforehand counts for."""
 
