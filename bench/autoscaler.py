@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    what, _, examples = __doc__.partition("\nexamples:\n")
+    what, _, examples = __doc__.partition("\nExamples:\n")
     parser = argparse.ArgumentParser(
         description=what,
         epilog=f"examples:\n{examples}",

@@ -65,7 +65,7 @@ class Planner:
             for names in following
         ]
         self._tell()
-        if self._repeating is None:
+        if self._repeating is None and self.brokers:
             self._repeating = asyncio.create_task(self._repeat(), name="repeat-plans")
 
     def stepped(self) -> None:
