@@ -90,7 +90,10 @@ TROUBLE = {
             condition("CheckpointHealthy", "False", Reason.SUSPEND_TIMEOUT, WORDS),
         )
     ),
-    Reason.BY_USER: of_run("Suspended", "True", Reason.BY_USER),
+    **{
+        reason: of_run("Suspended", "True", reason)
+        for reason in (Reason.BY_USER, Reason.BUDGET_EXCEEDED, Reason.FAILURE_RULE)
+    },
     Reason.SUSPENDING: suspending(),
     **{
         reason: of_run("Failed", "True", reason)

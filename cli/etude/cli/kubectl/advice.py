@@ -171,6 +171,15 @@ SAVING = {
     ),
 }
 REST = {
+    "BudgetExceeded": Advice(
+        "spec.budget is spent, so the run was saved and suspended",
+        "raise spec.budget.gpuHours, and it goes on by itself",
+    ),
+    "FailureRule": Advice(
+        "a rule of spec.failurePolicy decided so",
+        "put right what failed; a run that was suspended goes on after `kubectl etude suspend {run}`"
+        " and `kubectl etude resume {run}`",
+    ),
     "ByUser": Advice("spec.suspend is true", "kubectl etude resume {run}"),
     "Suspended": Advice("its pods are released", "kubectl etude resume {run}"),
     "Suspending": Advice("a checkpoint is being written, then the pods go", _BY_ITSELF),

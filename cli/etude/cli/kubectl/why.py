@@ -12,7 +12,7 @@ from etude.cli.kubectl.pods import Finding
 from etude.cli.kubectl.seen import ROLE, TRAINER, Seen
 from etude.cli.kubectl.spans import ago, parsed, span
 from etude.cli.kubectl.why_children import crowded_finding, pool_finding, uncreated_finding
-from etude.common.api.run import FailurePolicy
+from etude.common.api.lifecycle import FailurePolicy
 
 SILENT_S = 300.0
 """A step may take as long before anybody is told, and longer where steps are long."""
