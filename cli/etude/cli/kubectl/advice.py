@@ -177,8 +177,8 @@ REST = {
     ),
     "FailureRule": Advice(
         "a rule of spec.failurePolicy decided so",
-        "put right what failed; a run that was suspended goes on after `kubectl etude suspend {run}`"
-        " and `kubectl etude resume {run}`",
+        "put right what failed; a run that was suspended goes on after"
+        " `kubectl etude suspend {run}` and `kubectl etude resume {run}`",
     ),
     "ByUser": Advice("spec.suspend is true", "kubectl etude resume {run}"),
     "Suspended": Advice("its pods are released", "kubectl etude resume {run}"),
