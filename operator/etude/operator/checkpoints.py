@@ -15,13 +15,26 @@ from etude.operator.desired import Platform
 from etude.operator.failures import PodFailure, failures
 from etude.operator.janitor import EXIT_CORRUPT
 from etude.operator.kubernetes_controllers import JOB_COMPLETE, JOB_FAILED
-from etude.operator.manifests import Manifest, Ref, condition, is_deleting, is_true, ref, uid
+from etude.operator.manifests import (
+    Manifest,
+    Ref,
+    condition,
+    is_deleting,
+    is_true,
+    labels,
+    ref,
+    uid,
+)
 from etude.operator.pods import Plan, env, job_spec
 from etude.operator.reasons import Reason
 from etude.operator.seen import is_settled, ready_fact
 
 VERIFY = "verify"
 DELETE = "delete"
+MAX_JOBS = 4
+"""Of a namespace at a time: a controller that comes back tells of all that lies in the store."""
+TURN_S = 5.0
+"""How soon a checkpoint whose turn it is not asks again."""
 RETRY_S = 60.0
 """A store that is down comes back; meanwhile one Job a minute asks for it."""
 
@@ -38,6 +51,8 @@ class SeenCheckpoint:
     """How the last failed pod of each Job ended."""
     is_namespace_closing: bool = False
     """Whether the namespace refused a Job because it is going away."""
+    num_at_work: int = 0
+    """Jobs of checkpoints of the namespace that are under way."""
 
 
 def gather(
@@ -59,6 +74,17 @@ def gather(
         jobs=jobs,
         endings=endings,
         is_namespace_closing=is_namespace_closing,
+        num_at_work=_num_at_work(cluster, namespace),
+    )
+
+
+def _num_at_work(cluster: Cluster, namespace: str) -> int:
+    return sum(
+        names.CHECKPOINT in labels(job)
+        and ref(job).namespace == namespace
+        and not is_true(job, JOB_COMPLETE)
+        and not is_true(job, JOB_FAILED)
+        for job in cluster.every("Job")
     )
 
 
@@ -95,6 +121,8 @@ def _verification(
     if known is None or known.reason != Reason.STORAGE_UNAVAILABLE:  # which holds until it is read
         known = no("Ready", Reason.VERIFYING, "its objects are read back")
     verifying = _status(checkpoint, known, now)
+    if job is None and seen.num_at_work >= MAX_JOBS:
+        return Decision(status=verifying, requeue_after_s=TURN_S)
     if job is None:
         return Decision(status=verifying, actions=(_job(checkpoint, VERIFY, platform),))
     if is_true(job, JOB_COMPLETE):
@@ -132,6 +160,8 @@ def _deletion_by_job(
     job = seen.jobs.get(DELETE)
     if job is None:
         fact = no("Ready", Reason.DELETING, "its objects are being deleted")
+        if seen.num_at_work >= MAX_JOBS:
+            return Decision(status=_status(checkpoint, fact, now), requeue_after_s=TURN_S)
         actions = (_job(checkpoint, DELETE, platform),)
         return Decision(status=_status(checkpoint, fact, now), actions=actions)
     if is_true(job, JOB_COMPLETE):

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from etude.common.api.kinds import Checkpoint
+from etude.operator import checkpoints
 from etude.operator.manifests import Ref
 from etude.operator.peers import MemoryPeers
 from etude.operator.reports import Position
@@ -50,6 +51,20 @@ async def test_what_the_controller_announces_is_registered_and_verified(running:
     await running.advance(5)
     assert running.run().status.last_checkpoint.step == 10
     assert running.condition("CheckpointHealthy") == ("True", "CheckpointVerified")
+
+
+async def test_of_many_checkpoints_a_few_are_read_back_at_a_time(lab: Any, run_body: Any) -> None:
+    lab.cluster.put(run_body(checkpointing={"keepLast": 20}))
+    await lab.settle()
+    for step in range(10, 130, 10):
+        await lab.tell_checkpoint(step)
+    most = 0
+    for _ in range(12):
+        most = max(most, len(lab.names("Job")))
+        await lab.finish_jobs()
+        await lab.advance(checkpoints.TURN_S)
+    assert most == checkpoints.MAX_JOBS
+    assert {checkpoint(lab, step).status.phase for step in range(10, 130, 10)} == {"Ready"}
 
 
 async def test_a_checkpoint_shows_the_version_that_its_chain_begins_with(running: Any) -> None:
