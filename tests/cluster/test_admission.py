@@ -155,7 +155,7 @@ def fitting_text(node: dict[str, Any], rng: random.Random) -> str:
 TEXTS = [
     *("a", "a-1", "rl", "repos", "0.5", "3e-3", "s3://b/k", "file:///x", "http://h"),
     "hashed-1",
-    *("500m", "4Gi", "f" * 64, "*.a.org", "/a/"),
+    *("500m", "4Gi", "f" * 64, "*.a.org", "/a/", "amd.com/gpu", "etude.dev/operator", "Ready"),
 ]
 FITTING = {
     "boolean": lambda _, rng: rng.random() < 0.5,

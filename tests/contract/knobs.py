@@ -199,7 +199,7 @@ RLRUN = {
     "failurePolicy.maxRestarts": f"{OPERATOR}.undertakings",
     "failurePolicy.rules[].name": f"{OPERATOR}.verdicts rule",
     "failurePolicy.rules[].role": f"{OPERATOR}.verdicts rule",
-    "failurePolicy.rules[].on": f"{OPERATOR}.verdicts rule",
+    "failurePolicy.rules[].cause": f"{OPERATOR}.verdicts rule",
     "failurePolicy.rules[].exitCodes.op": f"{OPERATOR}.verdicts codes",
     "failurePolicy.rules[].exitCodes.values": f"{OPERATOR}.verdicts codes",
     "failurePolicy.rules[].podConditions": f"{OPERATOR}.verdicts rule",

@@ -95,6 +95,13 @@ def test_every_rule_has_a_message_and_points_at_a_field(version: dict[str, Any])
                 assert path + rule["fieldPath"] in parts, f"{path}: {rule['message']}"
 
 
+@pytest.mark.parametrize("version", SCHEMAS)
+def test_no_field_is_a_truth_value_of_yaml(version: dict[str, Any]) -> None:
+    # kubectl reads YAML 1.1, in which a key `on` is the boolean true.
+    words = {"y", "n", "yes", "no", "on", "off", "true", "false"}
+    assert [p for p in described_parts(version) if p.rpartition(".")[2].lower() in words] == []
+
+
 ORDERED = {".spec.phases", ".spec.failurePolicy.rules"}
 """Whose order means something, which a merge by name would not keep."""
 

@@ -65,7 +65,7 @@ def verdict(failure: PodFailure, rules: Sequence[FailureRule] = ()) -> Verdict:
 def stalled(rules: Sequence[FailureRule]) -> Verdict:
     """What follows when a run finishes nothing any more."""
     for rule in rules:
-        if rule.on is Cause.STALLED:
+        if rule.cause is Cause.STALLED:
             return Verdict(_OUTCOMES[rule.action], rule.name)
     return Verdict(Outcome.RESTART_ROLE)
 
@@ -87,7 +87,7 @@ def _matches(rule: FailureRule, failure: PodFailure) -> bool:
         return False
     if failure.exit_code is None:
         return failure.reason in (rule.pod_conditions or ())
-    if rule.on is not Cause.EXIT:
+    if rule.cause is not Cause.EXIT:
         return False
     codes = rule.exit_codes
     return codes is None or (failure.exit_code in codes.values) == (codes.op == "In")

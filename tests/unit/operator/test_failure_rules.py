@@ -20,7 +20,7 @@ CODES = st.integers(min_value=0, max_value=255)
 
 
 def rule(name: str, action: str, **fields: Any) -> dict[str, Any]:
-    return {"name": name, "on": "Exit", "action": action, **fields}
+    return {"name": name, "cause": "Exit", "action": action, **fields}
 
 
 def exits(role: str, code: int, *, restarts: int = 0) -> PodFailure:
@@ -117,7 +117,9 @@ async def test_an_ignored_failure_stays_the_kubelets(running: Any) -> None:
     assert running.condition("Failed")[0] == "False"
 
 
-SPOT = rule("spot", "CheckpointAndSuspend", on="PodCondition", podConditions=["DisruptionTarget"])
+SPOT = rule(
+    "spot", "CheckpointAndSuspend", cause="PodCondition", podConditions=["DisruptionTarget"]
+)
 
 
 async def disrupt(lab: Any, pod: str) -> None:
@@ -172,7 +174,7 @@ STALL = {"stepProgressSeconds": 60}
 async def test_a_rule_says_what_a_stalled_run_is_worth(
     lab: Any, run_body: Build, action: str, restarts: int
 ) -> None:
-    rules = [rule("stalls", action, on="Stalled")]
+    rules = [rule("stalls", action, cause="Stalled")]
     lab.cluster.put(run_body(failurePolicy={"rules": rules}, deadlines=STALL))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
@@ -183,7 +185,7 @@ async def test_a_rule_says_what_a_stalled_run_is_worth(
 
 
 async def test_a_rule_may_end_a_run_that_stalls(lab: Any, run_body: Build) -> None:
-    rules = [rule("stalls", "FailRun", on="Stalled")]
+    rules = [rule("stalls", "FailRun", cause="Stalled")]
     lab.cluster.put(run_body(failurePolicy={"rules": rules}, deadlines=STALL))
     await lab.settle()
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
@@ -194,10 +196,10 @@ async def test_a_rule_may_end_a_run_that_stalls(lab: Any, run_body: Build) -> No
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"on": "Stalled", "exitCodes": {"values": [1]}}, "only a rule on Exit has exitCodes"),
-        ({"on": "PodCondition"}, "needs podConditions"),
-        ({"on": "Exit", "podConditions": ["Ready"]}, "needs podConditions"),
-        ({"on": "Stalled", "role": "trainer"}, "has no role"),
+        ({"cause": "Stalled", "exitCodes": {"values": [1]}}, "only a rule on Exit has exitCodes"),
+        ({"cause": "PodCondition"}, "needs podConditions"),
+        ({"cause": "Exit", "podConditions": ["Ready"]}, "needs podConditions"),
+        ({"cause": "Stalled", "role": "trainer"}, "has no role"),
     ],
 )
 def test_a_rule_that_could_not_mean_anything_is_refused(fields: dict[str, Any], named: str) -> None:

@@ -48,23 +48,23 @@ class FailureRule(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            cel="self.on == 'Exit' || !has(self.exitCodes)",
-            holds=lambda s: s.on is Cause.EXIT or s.exit_codes is None,
+            cel="self.cause == 'Exit' || !has(self.exitCodes)",
+            holds=lambda s: s.cause is Cause.EXIT or s.exit_codes is None,
             message="only a rule on Exit has exitCodes",
-            fix="set on: Exit, or remove exitCodes",
+            fix="set cause: Exit, or remove exitCodes",
             field_path=".exitCodes",
         ),
         Rule(
-            cel="(self.on == 'PodCondition')"
+            cel="(self.cause == 'PodCondition')"
             " == (has(self.podConditions) && size(self.podConditions) > 0)",
-            holds=lambda s: (s.on is Cause.POD_CONDITION) == bool(s.pod_conditions),
+            holds=lambda s: (s.cause is Cause.POD_CONDITION) == bool(s.pod_conditions),
             message="a rule on PodCondition needs podConditions, and no other has them",
             fix="name the conditions, for example podConditions: [DisruptionTarget]",
             field_path=".podConditions",
         ),
         Rule(
-            cel="self.on != 'Stalled' || !has(self.role)",
-            holds=lambda s: s.on is not Cause.STALLED or s.role is None,
+            cel="self.cause != 'Stalled' || !has(self.role)",
+            holds=lambda s: s.cause is not Cause.STALLED or s.role is None,
             message="a rule on Stalled has no role: the run as a whole makes no progress",
             fix="remove role",
             field_path=".role",
@@ -75,7 +75,7 @@ class FailureRule(Model):
     """Name that conditions and Events say."""
     role: Literal["trainer", "inference", "rewards"] | None = None
     """Role whose pods it is about; all of them unless set."""
-    on: Cause
+    cause: Cause
     """A container that ended by itself, a pod whose condition became True, or a run that finished
     no step within its deadline."""
     exit_codes: ExitCodes | None = None
