@@ -126,9 +126,13 @@ async def test_a_container_that_dies_after_a_resume_that_was_cut_off_is_lost(
     # As kill -9 before the last line has it.
     monkeypatch.setattr(checkpoints, "remove", lambda _: None)
     await found.resume()
-    os.kill(found._running.process.pid, signal.SIGKILL)
+    process = found._running.process
+    os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(WorkspaceLostError):
         await found.run("true", LIMIT_S)
+    async with asyncio.timeout(LIMIT_S):
+        while identity.identify(process.pid) == process:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.05)
     with pytest.raises(SandboxError, match="has ended"):
         driver.sandbox(driver.leases / "a", nothing, template="small")
     await found.close()
