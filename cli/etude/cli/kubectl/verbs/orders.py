@@ -1,8 +1,8 @@
 """`kubectl etude suspend` and `resume`: orders to a run, and the wait until they are done."""
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -36,10 +36,28 @@ def resume(
     context: typer.Context, run: Run, *, wait: Wait = False, timeout: Timeout = LIMIT_S
 ) -> None:
     """Let a suspended run go on at the step after its newest checkpoint."""
+    problem = held(context.obj.get(RUNS, run))
+    if problem is not None:
+        raise UserError(problem)
     _order(context.obj, run, is_wanted=False)
     if wait:
         _await(context.obj, run, _is_progressing, timeout)
         say(f"{run} progresses; kubectl etude watch {run}")
+
+
+def held(run: Mapping[str, Any]) -> Problem | None:
+    """What keeps a run suspended that its spec wants to run; None where the spec decides."""
+    hold = (run.get("status") or {}).get("hold")
+    if hold is None or run["spec"].get("suspend"):
+        return None
+    name = run["metadata"]["name"]
+    where = f"run {name}"
+    what = f"the operator keeps it suspended: {hold['reason']}: {hold.get('message', '')}"
+    if hold["reason"] == "BudgetExceeded":
+        fix = "raise spec.budget.gpuHours, and it goes on by itself"
+    else:
+        fix = f"kubectl etude suspend {name}, and then kubectl etude resume {name}"
+    return Problem("Conflict", what, where, fix)
 
 
 def _order(kubectl: Kubectl, run: str, *, is_wanted: bool) -> None:
