@@ -1,6 +1,6 @@
 """What goes once a run is over, and when."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from etude.common.api.kinds import RLRun
 from etude.operator import desired
@@ -9,7 +9,10 @@ from etude.operator.clock import seconds
 from etude.operator.manifests import Ref, is_deleting, labels, uid
 from etude.operator.seen import Seen
 
-_OF_ROLES = ("StatefulSet", "Service", "PodDisruptionBudget")
+_KINDS = {
+    "DeleteRoles": ("StatefulSet", "Service", "PodDisruptionBudget"),
+    "DeletePools": ("EnvPool",),
+}
 
 
 def deletions(run: RLRun, seen: Seen, ending: str, now: Moment) -> list[Delete]:
@@ -25,9 +28,7 @@ def deletions(run: RLRun, seen: Seen, ending: str, now: Moment) -> list[Delete]:
     if "DeleteSelf" in due:
         key = Ref("RLRun", run.metadata.namespace, run.metadata.name)
         return [Delete(key, run.metadata.uid)]
-    kinds = (*(_OF_ROLES if "DeleteRoles" in due else ()),)
-    if "DeletePools" in due:
-        kinds += ("EnvPool",)
+    kinds = {kind for policy in due for kind in _KINDS[policy]}
     return list(_of_kinds(run, seen, kinds))
 
 
@@ -48,7 +49,7 @@ def _left(run: RLRun, ending: str, now: Moment) -> Iterator[tuple[str, float]]:
             yield rule.policy, rule.ttl_seconds - since_s
 
 
-def _of_kinds(run: RLRun, seen: Seen, kinds: tuple[str, ...]) -> Iterator[Delete]:
+def _of_kinds(run: RLRun, seen: Seen, kinds: Set[str]) -> Iterator[Delete]:
     ours = desired.run_labels(run).items()
     for key, live in seen.children.items():
         if key.kind in kinds and ours <= labels(live).items() and not is_deleting(live):

@@ -68,19 +68,9 @@ def decide_pool(
         return PoolDecision(state=state, desired=state.desired, mode="Unknown")
     demanded = metrics.leased + metrics.queued
     samples = added(state.samples, Sample(now_s, demanded), keep_s=scaling.stable_window_s)
-    reacted = reaction(
-        samples,
-        state.panic,
-        scaling,
-        ready=metrics.ready,
-        slots=config.slots_per_replica,
-        now_s=now_s,
-    )
-    assert reacted is not None, "there is a sample of now"  # noqa: S101 - our own mistake
-    is_planned = scaling.mode is Mode.PREDICTIVE
-    seen = outlook(
-        usable(plans, scaling, now_s=now_s) if is_planned else (), metrics, config, now_s=now_s
-    )
+    reacted = _reacted(samples, state, metrics, config, now_s=now_s)
+    believed = usable(plans, scaling, now_s=now_s) if scaling.mode is Mode.PREDICTIVE else ()
+    seen = outlook(believed, metrics, config, now_s=now_s)
     busy_s = now_s if demanded else state.busy_s
     asked = _asked(reacted, seen, metrics, config, idle_s=now_s - busy_s)
     wanted = _wanted(asked, seen, reacted, state, metrics, config)
@@ -94,23 +84,56 @@ def decide_pool(
         busy_s=busy_s,
         bucket=bucket,
     )
-    said = PoolDecision(
-        state=following,
+    unreliable = tuple(sorted(plan.run_id for plan in plans if not is_reliable(plan)))
+    said = replace(
+        _explained(following, asked.mode(reacted), reacted, seen),
+        unreliable=unreliable,
+        excess_burst_capacity=_excess(reacted, metrics, config),
+    )
+    return _acted(said, metrics, config, least=reacted.least, now_s=now_s)
+
+
+def _reacted(
+    samples: tuple[Sample, ...],
+    state: PoolState,
+    metrics: PoolMetrics,
+    config: PoolConfig,
+    *,
+    now_s: float,
+) -> Reaction:
+    """What the windows ask for; there is a sample of now in them."""
+    found = reaction(
+        samples,
+        state.panic,
+        config.autoscaling,
+        ready=metrics.ready,
+        slots=config.slots_per_replica,
+        now_s=now_s,
+    )
+    assert found is not None, "there is a sample of now"  # noqa: S101 - our own mistake
+    return found
+
+
+def _excess(reacted: Reaction, metrics: PoolMetrics, config: PoolConfig) -> int:
+    return excess_burst_capacity(
+        reacted.panicked,
+        ready=metrics.ready,
+        slots=config.slots_per_replica,
+        burst=config.autoscaling.burst_capacity,
+    )
+
+
+def _explained(state: PoolState, mode: str, reacted: Reaction, seen: Outlook) -> PoolDecision:
+    """What led to a decision; its number of replicas is still the one before."""
+    return PoolDecision(
+        state=state,
         desired=state.desired,
-        mode=asked.mode(reacted),
+        mode=mode,
         stable=reacted.stable,
         panicked=reacted.panicked,
         plan_peak=seen.peak,
         starts=seen.starts,
-        unreliable=tuple(sorted(plan.run_id for plan in plans if not is_reliable(plan))),
-        excess_burst_capacity=excess_burst_capacity(
-            reacted.panicked,
-            ready=metrics.ready,
-            slots=config.slots_per_replica,
-            burst=scaling.burst_capacity,
-        ),
     )
-    return _acted(said, metrics, config, least=reacted.least, now_s=now_s)
 
 
 def _asked(
