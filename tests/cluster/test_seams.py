@@ -13,11 +13,11 @@ from etude.operator.cluster.api import Cluster, ConflictError, NameTakenError
 from etude.operator.cluster.cache import Cache
 from etude.operator.cluster.kubernetes import KubernetesCluster
 from etude.operator.cluster.leases import KubernetesLeases
+from etude.operator.cluster.memory import MemoryCluster
 from etude.operator.cluster.rest import Rest, path_of
 from etude.operator.cluster.watches import Watches
-from etude.operator.leader import LeaseRecord, Leases, MemoryLeases
+from etude.operator.loop.leader import LeaseRecord, Leases, MemoryLeases
 from etude.operator.manifests import Manifest, Ref, ref, resource_version, uid
-from etude.operator.memory import MemoryCluster
 
 LIMIT_S = 60.0
 MANAGER = "etude/test"

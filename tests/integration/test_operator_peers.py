@@ -11,11 +11,11 @@ from typing_extensions import override
 
 from etude.common.serving import Server
 from etude.operator.clock import SystemClock
-from etude.operator.followers import Followers, Peer
+from etude.operator.cluster.memory import MemoryCluster
 from etude.operator.manifests import Ref
-from etude.operator.memory import MemoryCluster
-from etude.operator.peers import GrpcPeers, MemoryPeers, PeerError, Peers
-from etude.operator.reports import Position, ReportBook
+from etude.operator.reports.followers import Followers, Peer
+from etude.operator.reports.latest import Position, ReportBook
+from etude.operator.reports.peers import GrpcPeers, MemoryPeers, PeerError, Peers
 from etude.v1 import environments_pb2, environments_pb2_grpc, run_pb2, run_pb2_grpc
 
 LIMIT_S = 60.0

@@ -9,12 +9,12 @@ from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.api.podtemplate import directives, leaks, variables
 from etude.common.api.pool import DriverName, EnvPoolSpec, IsolationLevel
 from etude.common.api.rewards import check_function
-from etude.operator import desired
 from etude.operator.conditions import Fact, no
-from etude.operator.desired import Platform
-from etude.operator.pods import is_reserved
+from etude.operator.desired import runs as desired
+from etude.operator.desired.pods import is_reserved
+from etude.operator.desired.runs import Platform
 from etude.operator.reasons import Reason
-from etude.operator.seen import Seen
+from etude.operator.runs.seen import Seen
 
 ACCEPTED = "Accepted"
 _NEED_ROOT = (DriverName.FIRECRACKER, DriverName.GVISOR)

@@ -5,7 +5,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from etude.common.api.status import Status
 from etude.operator.manifests import Manifest, Ref
-from etude.operator.reports import Position
+from etude.operator.reports.latest import Position
 from etude.v1 import run_pb2
 
 S = TypeVar("S", bound=Status)

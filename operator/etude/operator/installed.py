@@ -12,7 +12,7 @@ from etude.operator.cluster.api import ClusterError
 from etude.operator.cluster.leases import KubernetesLeases
 from etude.operator.cluster.replies import answered
 from etude.operator.cluster.rest import Rest, path_of
-from etude.operator.leader import RETRY_S, LeaseRecord, Leases
+from etude.operator.loop.leader import RETRY_S, LeaseRecord, Leases
 from etude.operator.manifests import KINDS
 from etude.operator.settings import Settings
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from etude.operator.desired import Platform
+from etude.operator.desired.runs import Platform
 
 PARTS = ("trainer", "inference", "rewards", "envserver", "operator")
 

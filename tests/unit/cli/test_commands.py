@@ -14,7 +14,7 @@ from etude.cli.demo.inputs import PREFIX
 from etude.cli.demo.inputs import manifest as manifest_of_demo
 from etude.cli.examples import EXAMPLES
 from etude.cli.verbs.serve import newest_model
-from etude.operator import run_folder
+from etude.operator.local import run_folder
 
 
 def started(*arguments: str, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ from etude.cli.demo.environments import Driver, chosen
 from etude.common.api import documents
 from etude.common.api.kinds import RLRun
 from etude.common.api.pool import DriverName
-from etude.operator import localise
+from etude.operator.local import localise
 
 IMAGE = "0" * 32
 KVM = {"image": IMAGE, "accelerator": "kvm", "why": "the guest answered"}

@@ -12,7 +12,7 @@ import pytest
 from etude.common.errors import UserError
 from etude.common.local import LocalState, write_state
 from etude.common.run_lock import is_running, runtime_pid
-from etude.operator import run_folder
+from etude.operator.local import run_folder
 
 
 def test_a_folder_without_a_runtime_is_not_running(tmp_path: Path) -> None:

@@ -10,16 +10,16 @@ import pytest
 from etude.common.api.kinds import EnvPool, RLRun
 from etude.operator.clock import ManualClock
 from etude.operator.cluster.api import ConflictError
-from etude.operator.desired import Platform
-from etude.operator.followers import Followers
-from etude.operator.loop import Operator
+from etude.operator.cluster.memory import MemoryCluster
+from etude.operator.desired.runs import Platform
+from etude.operator.loop.queue import WorkQueue
+from etude.operator.loop.reconcile import Reconciler
+from etude.operator.loop.workers import Operator
+from etude.operator.loop.writer import StatusWriter
 from etude.operator.manifests import Manifest, Ref, labels, ref
-from etude.operator.memory import MemoryCluster
-from etude.operator.peers import MemoryPeers
-from etude.operator.queue import WorkQueue
-from etude.operator.reconcile import Reconciler
-from etude.operator.reports import ReportBook
-from etude.operator.writer import StatusWriter
+from etude.operator.reports.followers import Followers
+from etude.operator.reports.latest import ReportBook
+from etude.operator.reports.peers import MemoryPeers
 from etude.v1 import run_pb2
 
 Build = Callable[..., dict[str, Any]]

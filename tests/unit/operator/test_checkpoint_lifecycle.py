@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from etude.common.api.kinds import Checkpoint
-from etude.operator import checkpoints
+from etude.operator.checkpoints import decision as checkpoints
 from etude.operator.manifests import Ref
-from etude.operator.peers import MemoryPeers
-from etude.operator.reports import Position
+from etude.operator.reports.latest import Position
+from etude.operator.reports.peers import MemoryPeers
 from etude.v1 import run_pb2
 
 

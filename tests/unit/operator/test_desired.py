@@ -12,8 +12,10 @@ import yaml
 from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.api.pool import DriverName
 from etude.common.files import ResolvedPool, ResolvedRun
-from etude.operator import desired, desired_pools, names
-from etude.operator.desired import Platform, RunShape
+from etude.operator import names
+from etude.operator.desired import pools as desired_pools
+from etude.operator.desired import runs as desired
+from etude.operator.desired.runs import Platform, RunShape
 from etude.operator.manifests import RESOURCES
 from etude.operator.render import main as render_main
 from etude.operator.render import rendered

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.api.lifecycle import ExitCodes, FailureAction, FailureRule
-from etude.operator import verdicts
 from etude.operator.failures import PodFailure
 from etude.operator.manifests import Ref, labels
-from etude.operator.verdicts import Outcome, Verdict
+from etude.operator.runs import verdicts
+from etude.operator.runs.verdicts import Outcome, Verdict
 from etude.v1 import run_pb2
 
 Build = Callable[..., dict[str, Any]]

@@ -7,7 +7,7 @@ import pytest
 from etude.common.probes import Probes
 from etude.operator import installed
 from etude.operator.clock import SystemClock
-from etude.operator.leader import Leader, MemoryLeases
+from etude.operator.loop.leader import Leader, MemoryLeases
 
 NONE_S = 0.05
 """Patience that is over after one look."""

@@ -8,7 +8,7 @@ from etude.common import checkpoints
 from etude.common.blobs import MemoryStore
 from etude.common.checkpoints import CheckpointManifest
 from etude.common.errors import CorruptError, StoreError
-from etude.operator import janitor
+from etude.operator.checkpoints import janitor
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from etude.operator.clock import ManualClock
-from etude.operator.leader import (
+from etude.operator.loop.leader import (
     ATTEMPT_LIMIT_S,
     DURATION_S,
     RENEW_DEADLINE_S,

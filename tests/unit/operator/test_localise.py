@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from etude.common.errors import UserError
-from etude.operator import local, run_folder
-from etude.operator.localise import input_folder, on_this_machine, with_settings
+from etude.operator.local import run_folder
+from etude.operator.local import runtime as local
+from etude.operator.local.localise import input_folder, on_this_machine, with_settings
 
 FOLDER = Path("/runs/demo")
 

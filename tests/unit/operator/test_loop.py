@@ -8,11 +8,11 @@ from typing import Any
 from typing_extensions import override
 
 from etude.operator.clock import ManualClock
-from etude.operator.desired import Platform
-from etude.operator.loop import operator
+from etude.operator.cluster.memory import MemoryCluster
+from etude.operator.desired.runs import Platform
+from etude.operator.loop.workers import operator
 from etude.operator.manifests import Manifest
-from etude.operator.memory import MemoryCluster
-from etude.operator.peers import MemoryPeers
+from etude.operator.reports.peers import MemoryPeers
 
 LIMIT_S = 30.0
 

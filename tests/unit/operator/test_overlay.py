@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.api.kinds import RLRun
-from etude.operator import desired, overlay
-from etude.operator.desired import Platform, RunShape
+from etude.operator.desired import overlay
+from etude.operator.desired import runs as desired
+from etude.operator.desired.runs import Platform, RunShape
 from etude.operator.manifests import Manifest
 
 Build = Callable[..., dict[str, Any]]

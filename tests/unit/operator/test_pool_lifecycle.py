@@ -7,9 +7,9 @@ import pytest
 
 from etude.common.api.kinds import EnvPool
 from etude.operator import acceptance
-from etude.operator.desired import Platform
+from etude.operator.desired.runs import Platform
 from etude.operator.manifests import Ref
-from etude.operator.pools import ordinals
+from etude.operator.pools.decision import ordinals
 from etude.v1 import environments_pb2
 
 KEY = Ref("EnvPool", "lab", "repos")

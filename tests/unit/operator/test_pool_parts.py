@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.api.pool import EnvPoolSpec
-from etude.operator import desired, desired_pools
-from etude.operator.desired import Platform, RunShape
+from etude.operator.desired import pools as desired_pools
+from etude.operator.desired import runs as desired
+from etude.operator.desired.runs import Platform, RunShape
 from etude.operator.manifests import Manifest, Ref
-from etude.operator.pool_figures import combined
+from etude.operator.pools.figures import combined
 from etude.v1 import environments_pb2
 
 KEY = Ref("EnvPool", "lab", "repos")

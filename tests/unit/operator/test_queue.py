@@ -6,8 +6,8 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from etude.operator.loop.queue import LONGEST_RETRY_S, WorkQueue
 from etude.operator.manifests import Ref
-from etude.operator.queue import LONGEST_RETRY_S, WorkQueue
 
 A, B = Ref("RLRun", "lab", "a"), Ref("RLRun", "lab", "b")
 

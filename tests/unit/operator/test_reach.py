@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from etude.common.api.kinds import EnvPool, RLRun
-from etude.operator import desired, desired_pools
-from etude.operator.desired import Platform, RunShape
+from etude.operator.desired import pools as desired_pools
+from etude.operator.desired import runs as desired
+from etude.operator.desired.runs import Platform, RunShape
 from etude.operator.manifests import Manifest
 
 Build = Callable[..., dict[str, Any]]

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from etude.operator.cluster.api import RefusedError
+from etude.operator.cluster.memory import MemoryCluster
 from etude.operator.manifests import Ref, labels
-from etude.operator.memory import MemoryCluster
 from etude.v1 import run_pb2
 
 

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from etude.operator.cluster.replies import answered
 from etude.operator.cluster.rest import Rest, object_path, path_of
-from etude.operator.leader import LeaseRecord, Leases
+from etude.operator.loop.leader import LeaseRecord, Leases
 from etude.operator.manifests import Manifest, Ref
 
 

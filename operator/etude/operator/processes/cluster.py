@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from etude.common.local import LocalPod
 from etude.operator.clock import SystemClock
+from etude.operator.cluster.memory import Kubelet, MemoryCluster
 from etude.operator.manifests import Manifest, Ref, labels, ref
-from etude.operator.memory import Kubelet, MemoryCluster
 from etude.operator.names import ROLE
 from etude.operator.processes.plan import Machine, Process, process
 from etude.operator.processes.pod import PodRunner

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from etude.operator.desired.pods import POD_INDEX
 from etude.operator.manifests import Manifest, labels
 from etude.operator.names import ATTEMPT, ordinal
-from etude.operator.pods import POD_INDEX
 from etude.operator.processes.ports import LOOPBACK, PortBook, pod_behind, rewritten
 
 OF_THE_MACHINE = {"/tmp", "/dev/shm"}  # noqa: S108 - mount points, not files of ours

@@ -1,0 +1,254 @@
+"""What to do about one checkpoint: verify its data once, delete its data before it goes."""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+
+from etude.common.api.kinds import Checkpoint
+from etude.common.api.status import CheckpointStatus
+from etude.operator import names
+from etude.operator.actions import Apply, Decision, Delete, Finalizers, Moment, Note
+from etude.operator.checkpoints.janitor import EXIT_CORRUPT
+from etude.operator.clock import rfc3339, seconds
+from etude.operator.cluster.api import Cluster
+from etude.operator.cluster.controllers import JOB_COMPLETE, JOB_FAILED
+from etude.operator.conditions import Fact, conditions, no, yes
+from etude.operator.desired.pods import Plan, env, job_spec
+from etude.operator.desired.runs import Platform
+from etude.operator.failures import PodFailure, failures
+from etude.operator.manifests import (
+    Manifest,
+    Ref,
+    condition,
+    is_deleting,
+    is_true,
+    labels,
+    ref,
+    uid,
+)
+from etude.operator.reasons import Reason
+from etude.operator.runs.seen import is_settled, ready_fact
+
+VERIFY = "verify"
+DELETE = "delete"
+MAX_JOBS = 4
+"""Of a namespace at a time: a controller that comes back tells of all that lies in the store."""
+TURN_S = 5.0
+"""How soon a checkpoint whose turn it is not asks again."""
+RETRY_S = 60.0
+"""A store that is down comes back; meanwhile one Job a minute asks for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenCheckpoint:
+    """What is known of a checkpoint; from caches alone."""
+
+    manifest: Manifest = field(default_factory=dict)
+    """As it was read, for writes that must not overwrite anybody."""
+    jobs: dict[str, Manifest] = field(default_factory=dict)
+    """Its Jobs by what they do."""
+    endings: dict[str, PodFailure] = field(default_factory=dict)
+    """How the last failed pod of each Job ended."""
+    is_namespace_closing: bool = False
+    """Whether the namespace refused a Job because it is going away."""
+    num_at_work: int = 0
+    """Jobs of checkpoints of the namespace that are under way."""
+
+
+def gather(
+    cluster: Cluster, checkpoint: Checkpoint, *, is_namespace_closing: bool
+) -> SeenCheckpoint:
+    """Everything that a decision about this checkpoint depends on."""
+    namespace, name = checkpoint.metadata.namespace, checkpoint.metadata.name
+    jobs: dict[str, Manifest] = {}
+    endings: dict[str, PodFailure] = {}
+    for what in (VERIFY, DELETE):
+        job = cluster.get(Ref("Job", namespace, job_name(checkpoint, what)))
+        if job is not None:
+            jobs[what] = job
+            ended = failures(names.JANITOR, cluster.owned(uid(job)))
+            if ended:
+                endings[what] = ended[-1]
+    return SeenCheckpoint(
+        manifest=cluster.get(Ref("Checkpoint", namespace, name)) or {},
+        jobs=jobs,
+        endings=endings,
+        is_namespace_closing=is_namespace_closing,
+        num_at_work=_num_at_work(cluster, namespace),
+    )
+
+
+def _num_at_work(cluster: Cluster, namespace: str) -> int:
+    return sum(
+        names.CHECKPOINT in labels(job)
+        and ref(job).namespace == namespace
+        and not is_true(job, JOB_COMPLETE)
+        and not is_true(job, JOB_FAILED)
+        for job in cluster.every("Job")
+    )
+
+
+def job_name(checkpoint: Checkpoint, what: str) -> str:
+    """The Job that does one thing to this very checkpoint; short, for pods carry it as a label.
+
+    An import that is made anew under its old name must not take the verdict on the old one.
+    """
+    identity = hashlib.sha256(checkpoint.metadata.uid.encode()).hexdigest()[:8]
+    return f"{checkpoint.metadata.name[:50]}-{identity}-{what[:3]}"
+
+
+def decide(
+    checkpoint: Checkpoint, seen: SeenCheckpoint, now: Moment, platform: Platform
+) -> Decision[CheckpointStatus]:
+    """One pass over one checkpoint. No I/O, no clock."""
+    if checkpoint.metadata.deletion_timestamp:
+        return _deletion(checkpoint, seen, now, platform)
+    held = names.CHECKPOINT_DATA in checkpoint.metadata.finalizers
+    if checkpoint.spec.deletion_policy == "Delete" and not held:
+        finalizers = (*checkpoint.metadata.finalizers, names.CHECKPOINT_DATA)
+        return Decision(status=checkpoint.status, actions=(Finalizers(seen.manifest, finalizers),))
+    if is_settled(checkpoint):
+        return Decision(status=checkpoint.status, actions=_tidy(seen, VERIFY))
+    return _verification(checkpoint, seen, now, platform)
+
+
+def _verification(
+    checkpoint: Checkpoint, seen: SeenCheckpoint, now: Moment, platform: Platform
+) -> Decision[CheckpointStatus]:
+    """Its objects are read back once, in a Job."""
+    job = seen.jobs.get(VERIFY)
+    known = ready_fact(checkpoint)
+    if known is None or known.reason != Reason.STORAGE_UNAVAILABLE:  # which holds until it is read
+        known = no("Ready", Reason.VERIFYING, "its objects are read back")
+    verifying = _status(checkpoint, known, now)
+    if job is None and seen.num_at_work >= MAX_JOBS:
+        return Decision(status=verifying, requeue_after_s=TURN_S)
+    if job is None:
+        return Decision(status=verifying, actions=(_job(checkpoint, VERIFY, platform),))
+    if is_true(job, JOB_COMPLETE):
+        return Decision(status=_status(checkpoint, yes("Ready", Reason.CHECKPOINT_VERIFIED), now))
+    if not is_true(job, JOB_FAILED):
+        return Decision(status=verifying, requeue_after_s=RETRY_S)
+    ending = seen.endings.get(VERIFY)
+    if ending is not None and ending.exit_code == EXIT_CORRUPT:
+        return Decision(
+            status=_status(checkpoint, no("Ready", Reason.CORRUPT, ending.message), now)
+        )
+    fact = no("Ready", Reason.STORAGE_UNAVAILABLE, ending.message if ending else "")
+    return _again(_status(checkpoint, fact, now), seen, VERIFY, now)
+
+
+def _deletion(
+    checkpoint: Checkpoint, seen: SeenCheckpoint, now: Moment, platform: Platform
+) -> Decision[CheckpointStatus]:
+    """The data first, then the object: its finalizer is what waits."""
+    if names.CHECKPOINT_DATA not in checkpoint.metadata.finalizers:
+        return Decision(status=checkpoint.status)
+    release = _release(checkpoint, seen)
+    if checkpoint.spec.deletion_policy == "Retain":
+        return Decision(status=checkpoint.status, actions=(release,))
+    if seen.is_namespace_closing:
+        where = f"{checkpoint.spec.source.uri} stays in the store"
+        note = Note("orphaned", Reason.DATA_ORPHANED, where, is_warning=True)
+        return Decision(status=checkpoint.status, actions=(note, release))
+    return _deletion_by_job(checkpoint, seen, now, platform)
+
+
+def _deletion_by_job(
+    checkpoint: Checkpoint, seen: SeenCheckpoint, now: Moment, platform: Platform
+) -> Decision[CheckpointStatus]:
+    job = seen.jobs.get(DELETE)
+    if job is None:
+        fact = no("Ready", Reason.DELETING, "its objects are being deleted")
+        if seen.num_at_work >= MAX_JOBS:
+            return Decision(status=_status(checkpoint, fact, now), requeue_after_s=TURN_S)
+        actions = (_job(checkpoint, DELETE, platform),)
+        return Decision(status=_status(checkpoint, fact, now), actions=actions)
+    if is_true(job, JOB_COMPLETE):
+        return Decision(
+            status=checkpoint.status,
+            # Deleting twice does no harm; a Job without its checkpoint would be left over.
+            actions=(*_tidy(seen, VERIFY), *_tidy(seen, DELETE), _release(checkpoint, seen)),
+        )
+    if is_true(job, JOB_FAILED):
+        ending = seen.endings.get(DELETE)
+        fact = no("Ready", Reason.DELETION_FAILED, ending.message if ending else "")
+        return _again(_status(checkpoint, fact, now), seen, DELETE, now)
+    return Decision(status=checkpoint.status)
+
+
+def _release(checkpoint: Checkpoint, seen: SeenCheckpoint) -> Finalizers:
+    remaining = (f for f in checkpoint.metadata.finalizers if f != names.CHECKPOINT_DATA)
+    return Finalizers(seen.manifest, tuple(remaining))
+
+
+def _again(
+    status: CheckpointStatus, seen: SeenCheckpoint, what: str, now: Moment
+) -> Decision[CheckpointStatus]:
+    """Take the failed Job away after a while; the next pass starts a new one."""
+    ended = seconds(condition(seen.jobs[what], JOB_FAILED)["lastTransitionTime"])
+    wait_s = RETRY_S - (now.wall_s - ended)
+    if wait_s > 0:
+        return Decision(status=status, requeue_after_s=min(wait_s, RETRY_S))
+    return Decision(status=status, actions=_tidy(seen, what))
+
+
+def _tidy(seen: SeenCheckpoint, what: str) -> tuple[Delete, ...]:
+    """Take away a Job that has done its work."""
+    job = seen.jobs.get(what)
+    return () if job is None or is_deleting(job) else (Delete(ref(job), uid(job)),)
+
+
+def _status(checkpoint: Checkpoint, fact: Fact, now: Moment) -> CheckpointStatus:
+    phases = {
+        Reason.CHECKPOINT_VERIFIED: "Ready",
+        Reason.CORRUPT: "Corrupt",
+        Reason.DELETING: "Deleting",
+        Reason.DELETION_FAILED: "Deleting",
+    }
+    when = rfc3339(now.wall_s)
+    return checkpoint.status.model_copy(
+        update={
+            "observed_generation": checkpoint.metadata.generation,
+            "phase": phases.get(Reason(fact.reason), "Verifying"),
+            "conditions": conditions(
+                [fact],
+                checkpoint.status.conditions,
+                generation=checkpoint.metadata.generation,
+                now=when,
+            ),
+            "verified_time": checkpoint.status.verified_time or (when if fact.holds else None),
+        }
+    )
+
+
+def _job(checkpoint: Checkpoint, what: str, platform: Platform) -> Apply:
+    """A Job that reaches the store with the run's own Secret; the operator never does."""
+    order = {
+        "action": what,
+        "uri": checkpoint.spec.source.uri,
+        "digest": checkpoint.spec.source.manifest_digest,
+        "storage": checkpoint.spec.storage.to_json(),
+    }
+    secret = checkpoint.spec.storage.secret_ref
+    plan = Plan(
+        role=names.JANITOR,
+        image=platform.images["operator"],
+        command=("python", "-m", "etude.operator.checkpoints.janitor"),
+        ports={},
+        env=[env("ETUDE_ORDER", json.dumps(order, sort_keys=True))],
+        secret=secret.name if secret is not None else None,
+        grace_s=30,
+    )
+    labels = {names.MANAGED_BY: names.OURS, names.CHECKPOINT: checkpoint.metadata.name[:63]}
+    manifest = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": job_name(checkpoint, what),
+            "namespace": checkpoint.metadata.namespace,
+            "labels": labels,
+        },
+        "spec": job_spec(plan, labels),
+    }
+    return Apply(manifest, names.CHECKPOINT_FIELD_MANAGER)

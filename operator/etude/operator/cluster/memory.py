@@ -1,0 +1,305 @@
+"""A cluster in memory, with the semantics of the API server that the operator relies on."""
+
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from typing_extensions import override
+
+from etude.operator.clock import Clock, ManualClock, rfc3339
+from etude.operator.cluster import controllers as kubernetes_controllers
+from etude.operator.cluster.api import Cluster, ConflictError, Listener, NameTakenError
+from etude.operator.cluster.cache import Cache
+from etude.operator.manifests import (
+    Manifest,
+    Ref,
+    controller_uid,
+    is_deleting,
+    ref,
+    resource_version,
+    uid,
+)
+
+
+class Kubelet(Protocol):
+    """Runs the pods that a MemoryCluster holds."""
+
+    def start(self, cluster: "MemoryCluster", pod: Manifest) -> None: ...
+    def stop(self, cluster: "MemoryCluster", pod: Manifest) -> None:
+        """End the pod, then have the cluster forget it."""
+        ...
+
+
+@dataclass(slots=True)
+class InstantKubelet(Kubelet):
+    """Pods are Ready as soon as they exist and gone as soon as they should be, for tests."""
+
+    @override
+    def start(self, cluster: "MemoryCluster", pod: Manifest) -> None:
+        cluster.set_status(ref(pod), kubernetes_controllers.ready_status(pod))
+
+    @override
+    def stop(self, cluster: "MemoryCluster", pod: Manifest) -> None:
+        cluster.forget(ref(pod))
+
+
+Write = Callable[[str, Ref], None]
+"""Told the verb and the object of every write of the operator; may raise, to simulate a fault."""
+
+
+def no_fault(verb: str, ref: Ref) -> None:
+    """Let every write pass."""
+
+
+@dataclass(slots=True)
+class MemoryCluster(Cluster):
+    """Objects, versions, owners, finalizers, StatefulSets and Jobs; no scheduler, no quota.
+
+    Manifests are never changed in place, here or by the operator, and so they are shared.
+
+    With is_lagging, the operator reads a cache that holds its own writes and what deliver() has
+    brought it, as behind a slow watch.
+    """
+
+    clock: Clock = field(default_factory=ManualClock)
+    kubelet: Kubelet = field(default_factory=InstantKubelet)
+    is_lagging: bool = False
+    after_write: Write = no_fault
+    events: list[Manifest] = field(default_factory=list)
+    _objects: dict[Ref, Manifest] = field(default_factory=dict)
+    _applied: dict[tuple[Ref, str], Manifest] = field(default_factory=dict)
+    _cache: Cache = field(default_factory=Cache)
+    _news: deque[Callable[[], object]] = field(default_factory=deque)
+    _unsettled: deque[Ref] = field(default_factory=deque)
+    _is_settling: bool = False
+    _version: int = 0
+
+    @override
+    async def apply(self, manifest: Manifest, *, manager: str) -> Manifest:
+        key = ref(manifest)
+        live = self._objects.get(key)
+        if live is not None and controller_uid(live) != controller_uid(manifest):
+            raise NameTakenError(key)
+        before = self._applied.get((key, manager), {})
+        self._applied[key, manager] = manifest
+        stored = self._store(_merged(live or {}, before, manifest))
+        self._cache.see(stored)
+        self.after_write("apply", key)
+        return self._cache.get(key) or stored
+
+    @override
+    async def delete(self, ref: Ref, *, uid: str, grace_s: int | None = None) -> None:
+        live = self._objects.get(ref)
+        if live is None or live["metadata"]["uid"] != uid:
+            return
+        self._cache.amend(ref, deletionTimestamp=self._now())
+        self.remove(ref, grace_s=grace_s)
+        self.after_write("delete", ref)
+
+    @override
+    async def replace_status(self, seen: Manifest, status: Manifest) -> Manifest:
+        key = self._current(seen)
+        self.set_status(key, status)
+        live = self._objects[key]
+        self._cache.see(live)
+        self.after_write("status", key)
+        return live
+
+    @override
+    async def set_finalizers(self, seen: Manifest, finalizers: Sequence[str]) -> None:
+        key = self._current(seen)
+        live = self._objects[key]
+        metadata = {**live["metadata"], "finalizers": list(finalizers)}
+        if is_deleting(live) and not finalizers:
+            self._cache.amend(key, finalizers=[])
+            self.forget(key)
+        else:
+            self._cache.see(self._store({**live, "metadata": metadata}))
+        self.after_write("finalizers", key)
+
+    @override
+    async def record(self, event: Manifest) -> None:
+        name = event["metadata"]["name"]
+        if all(known["metadata"]["name"] != name for known in self.events):
+            self.events.append(event)
+
+    @override
+    def get(self, ref: Ref) -> Manifest | None:
+        return self._cache.get(ref)
+
+    @override
+    def every(self, kind: str) -> Sequence[Manifest]:
+        return self._cache.every(kind)
+
+    @override
+    def owned(self, uid: str) -> Sequence[Manifest]:
+        return self._cache.owned(uid)
+
+    @override
+    def address(self, namespace: str, target: str) -> str:
+        return target
+
+    @override
+    def subscribe(self, listener: Listener) -> None:
+        self._cache.subscribe(listener)
+
+    def put(self, manifest: Manifest) -> Manifest:
+        """Create an object or replace its labels and spec, as a user does; keeps its status."""
+        live = self._objects.get(ref(manifest), {})
+        metadata = {**live.get("metadata", {}), **manifest["metadata"]}
+        status = live.get("status", manifest.get("status"))
+        body = {**manifest, "metadata": metadata}
+        return self._store(body if status is None else {**body, "status": status})
+
+    def objects(self) -> dict[Ref, Manifest]:
+        """Everything that exists, whatever the operator has seen of it."""
+        return dict(self._objects)
+
+    def set_status(self, ref: Ref, status: Manifest) -> None:
+        """Write a status as the object's own controller does."""
+        live = self._objects.get(ref)
+        if live is not None:
+            self._store({**live, "status": status})
+
+    def remove(self, ref: Ref, *, grace_s: int | None = None) -> None:
+        """Ask an object to go; pods and objects with finalizers take their time."""
+        live = self._objects.get(ref)
+        if live is None or is_deleting(live):
+            return
+        if ref.kind == "Pod" or live["metadata"].get("finalizers"):
+            metadata = {**live["metadata"], "deletionTimestamp": self._now()}
+            if grace_s is not None:
+                metadata["deletionGracePeriodSeconds"] = grace_s
+            self._store({**live, "metadata": metadata})
+        else:
+            self.forget(ref)
+
+    def forget(self, ref: Ref) -> None:
+        """Take an object away, and with it everything that it owns."""
+        live = self._objects.pop(ref, None)
+        if live is None:
+            return
+        for key in [key for key in self._applied if key[0] == ref]:
+            del self._applied[key]
+        gone = uid(live)
+        self._publish(lambda: self._cache.lose(ref, gone))
+        for child in [key for key, m in self._objects.items() if controller_uid(m) == gone]:
+            self.remove(child)
+        self._unsettled.extend(self._owners(live))
+        self._settle()
+
+    def deliver(self, count: int | None = None) -> int:
+        """Let the operator's cache see the oldest changes; returns how many are left."""
+        for _ in range(len(self._news) if count is None else min(count, len(self._news))):
+            self._news.popleft()()
+        return len(self._news)
+
+    def _current(self, seen: Manifest) -> Ref:
+        key = ref(seen)
+        live = self._objects.get(key)
+        if live is None or resource_version(live) != resource_version(seen):
+            raise ConflictError(f"{key.kind} {key.namespace}/{key.name} has changed")
+        return key
+
+    def _store(self, manifest: Manifest) -> Manifest:
+        key = ref(manifest)
+        live = self._objects.get(key)
+        stored = self._versioned(manifest, live)
+        if stored is live:
+            return stored
+        self._objects[key] = stored
+        self._publish(lambda: self._cache.see(stored))
+        self._unsettled.extend([key, *self._owners(stored)])
+        self._settle()
+        return self._objects.get(key, stored)
+
+    def _versioned(self, manifest: Manifest, live: Manifest | None) -> Manifest:
+        """The manifest with what the API server fills in; the live one if nothing differs."""
+        metadata = dict(manifest["metadata"])
+        if live is None:
+            metadata.setdefault("namespace", "default")
+            # A restored object keeps who it was.
+            metadata["uid"] = metadata.get("uid") or str(uuid.uuid4())
+            metadata["generation"] = metadata.get("generation") or 1
+            metadata.setdefault("creationTimestamp", self._now())
+        else:
+            for name in ("uid", "creationTimestamp", "resourceVersion", "generation"):
+                metadata[name] = live["metadata"][name]
+            if {**manifest, "metadata": metadata} == live:
+                return live
+            if manifest.get("spec") != live.get("spec"):
+                metadata["generation"] += 1
+        self._version += 1
+        metadata["resourceVersion"] = str(self._version)
+        return {**manifest, "metadata": metadata}
+
+    def _publish(self, news: Callable[[], object]) -> None:
+        if self.is_lagging:
+            self._news.append(news)
+        else:
+            news()
+
+    def _owners(self, manifest: Manifest) -> list[Ref]:
+        owner = controller_uid(manifest)
+        return [key for key, m in self._objects.items() if owner and uid(m) == owner]
+
+    def _settle(self) -> None:
+        """Run the controllers and the kubelet until nothing is left to do."""
+        if self._is_settling:
+            return
+        self._is_settling = True
+        try:
+            while self._unsettled:
+                live = self._objects.get(self._unsettled.popleft())
+                if live is not None:
+                    self._control(live)
+        finally:
+            self._is_settling = False
+
+    def _control(self, live: Manifest) -> None:
+        kind = live["kind"]
+        if kind == "Pod" and is_deleting(live):
+            self.kubelet.stop(self, live)
+        elif kind == "Pod" and "status" not in live:
+            self.kubelet.start(self, live)
+        elif kind == "StatefulSet":
+            self._enact(kubernetes_controllers.stateful_set_changes(live, self._pods(live)))
+        elif kind == "Job":
+            self._control_job(live)
+
+    def _control_job(self, job: Manifest) -> None:
+        pods = self._pods(job)
+        over = kubernetes_controllers.job_status(job, pods)
+        if over is None:
+            self._enact(kubernetes_controllers.job_changes(job, pods))
+        elif "status" not in job:
+            self.set_status(
+                ref(job), kubernetes_controllers.finished_job(over, self.clock.wall_s())
+            )
+
+    def _enact(self, changes: kubernetes_controllers.Changes) -> None:
+        for key in changes.deletes:
+            self.remove(key)
+        for pod in changes.creates:
+            self._store(pod)
+
+    def _pods(self, owner: Manifest) -> list[Manifest]:
+        pods = [m for m in self._objects.values() if m["kind"] == "Pod"]
+        return [pod for pod in pods if controller_uid(pod) == uid(owner)]
+
+    def _now(self) -> str:
+        return rfc3339(self.clock.wall_s())
+
+
+def _merged(live: Manifest, before: Manifest, desired: Manifest) -> Manifest:
+    """Server-side apply with one list rule: a list is replaced as a whole."""
+    kept = {key: value for key, value in live.items() if key in desired or key not in before}
+    for key, value in desired.items():
+        theirs, ours = kept.get(key), before.get(key)
+        if isinstance(value, Mapping) and isinstance(theirs, Mapping):
+            kept[key] = _merged(dict(theirs), dict(ours or {}), dict(value))
+        else:
+            kept[key] = value
+    return kept

@@ -1,0 +1,1 @@
+"""What should exist: pure functions from specs to manifests."""

@@ -1,0 +1,54 @@
+"""What serves a pool over HTTP: a pure function from the pool to it."""
+
+from collections.abc import Mapping
+
+from etude.common.api.edge import Edge
+from etude.common.api.kinds import EnvPool
+from etude.operator import names
+from etude.operator.desired.pods import KEYS_FOLDER, Plan, base_env, env
+from etude.operator.desired.ports import PORTS
+from etude.operator.desired.runs import COMMANDS, brokers
+from etude.operator.desired.workloads import service, stateful_set
+from etude.operator.manifests import Manifest
+
+GRACE_S = 30
+
+
+def edge_children(pool: EnvPool, labels: Mapping[str, str], image: str) -> list[Manifest]:
+    """The edge of a pool that asks for one: a Service, and at most one pod behind it.
+
+    Sandboxes live in their edge's process: beside a second one, half of the requests would not
+    find theirs, also for the moment in which a Deployment replaces its pod.
+    """
+    if pool.spec.edge is None:
+        return []
+    name = names.child(pool.metadata.name, names.EDGE)
+    own = {**labels, names.ROLE: names.EDGE}
+    plan = _plan(pool, pool.spec.edge, image)
+    replicas = 1 if pool.spec.replicas else 0
+    return [
+        service(pool, name, own, PORTS[names.EDGE], is_headless=False),
+        stateful_set(pool, name, own, plan, replicas=replicas, attempt=0),
+    ]
+
+
+def _plan(pool: EnvPool, edge: Edge, image: str) -> Plan:
+    variables = [
+        *base_env(PORTS[names.EDGE], attempt=0),
+        env("ETUDE_BROKER_TARGET", ",".join(brokers(pool.metadata.name, pool.spec.brokers))),
+        env("ETUDE_EDGE_KEYS", f"{KEYS_FOLDER}/keys"),
+        env("ETUDE_EDGE_MAX_SANDBOXES", str(edge.max_sandboxes)),
+    ]
+    if pool.spec.slot.memory_mib is not None:
+        variables.append(env("ETUDE_EDGE_MEMORY_MIB", str(pool.spec.slot.memory_mib)))
+    if edge.workspace is not None:
+        variables.append(env("ETUDE_EDGE_WORKSPACE", edge.workspace))
+    return Plan(
+        role=names.EDGE,
+        image=image,
+        command=COMMANDS[names.EDGE],
+        ports=PORTS[names.EDGE],
+        env=variables,
+        grace_s=GRACE_S,
+        keys_secret=edge.keys_ref.name,
+    )

@@ -1,0 +1,188 @@
+"""What should exist for a pool: a pure function from it to its children."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from decimal import Decimal
+
+from etude.common.api.kinds import EnvPool
+from etude.common.api.pool import DriverName
+from etude.common.files import ResolvedPool
+from etude.operator import names
+from etude.operator.desired import reach
+from etude.operator.desired.edge import edge_children
+from etude.operator.desired.pods import (
+    EGRESS_FOLDER,
+    POD_INDEX,
+    SPEC_FOLDER,
+    Plan,
+    base_env,
+    env,
+    field_env,
+    pod_spec,
+    toleration,
+)
+from etude.operator.desired.ports import PORTS
+from etude.operator.desired.runs import COMMANDS, Platform, brokers, json_text, traces
+from etude.operator.desired.workloads import head, service, stateful_set
+from etude.operator.manifests import Manifest, quantity, stamped
+
+ENVSERVER = "envserver"
+"""Name of the image that brokers and nodes share."""
+
+SUPERVISED = ("etude-envserver", "supervise")
+"""A node whose machines survive the death of its daemon, and end with the pod."""
+
+BROKER_GRACE_S = 30
+NODE_GRACE_S = 60
+
+
+def pool_children(
+    pool: EnvPool, ordinals: tuple[int, ...], images: Mapping[str, str], platform: Platform
+) -> list[Manifest]:
+    """The broker of a pool, and the nodes with the given ordinals, in the order to apply them."""
+    labels = pool_labels(pool)
+    name = names.child(pool.metadata.name, names.BROKER)
+    broker_labels = {**labels, names.ROLE: names.BROKER}
+    plan = _pool_plan(pool, names.BROKER, images, platform)
+    num_brokers = pool.spec.brokers if pool.spec.replicas else 0
+    children = [
+        _pool_map(pool),
+        service(pool, name, broker_labels, PORTS[names.BROKER]),
+        stateful_set(pool, name, broker_labels, plan, replicas=num_brokers, attempt=0),
+        *edge_children(pool, labels, images[ENVSERVER]),
+        *(_node(pool, ordinal, images, platform) for ordinal in ordinals),
+    ]
+    if platform.namespace is not None and pool.spec.network.policy == "Managed":
+        children += reach.pool_policies(pool, platform.namespace)
+    return [stamped(child) for child in children]
+
+
+def pool_labels(pool: EnvPool) -> dict[str, str]:
+    """Labels of everything that a pool owns; those of its run too, when it has one."""
+    labels = {names.MANAGED_BY: names.OURS, names.POOL: pool.metadata.name}
+    run = pool.metadata.labels.get(names.RUN)
+    return labels | {names.RUN: run} if run else labels
+
+
+def node_name(pool: str, ordinal: int) -> str:
+    """The pod of one environment node."""
+    return names.pod(names.child(pool, names.NODE), ordinal)
+
+
+def _pool_map(pool: EnvPool) -> Manifest:
+    # Replicas are the pool's business alone: a scale must not change what its pods read.
+    resolved = ResolvedPool(
+        name=pool.metadata.name,
+        namespace=pool.metadata.namespace,
+        uid=pool.metadata.uid,
+        spec=pool.spec.model_copy(update={"replicas": 1}),
+    )
+    data = {"pool.json": json_text(resolved.to_json())}
+    name = names.child(pool.metadata.name, "pool")
+    return {**head(pool, "v1", "ConfigMap", name, pool_labels(pool)), "data": data}
+
+
+def _pool_plan(pool: EnvPool, role: str, images: Mapping[str, str], platform: Platform) -> Plan:
+    store = pool.spec.store if role == names.NODE else None  # brokers read no tasks
+    secret = store.secret_ref if store is not None else None
+    variables = [
+        *base_env(PORTS[role], attempt=0),
+        env("ETUDE_POOL_FILE", f"{SPEC_FOLDER}/pool.json"),
+        *traces(platform),
+        *_collector(pool),
+    ]
+    if role == names.NODE:
+        variables += [
+            field_env("ETUDE_POD_IP", "status.podIP"),
+            env("ETUDE_ADVERTISE", f"$(ETUDE_POD_IP):{PORTS[names.NODE]['grpc']}"),
+            _broker_target(pool),
+            *_egress_folder(pool),
+        ]
+    elif pool.spec.brokers > 1:
+        variables += [
+            field_env("ETUDE_POD_INDEX", POD_INDEX),
+            env("ETUDE_SHARD", f"$(ETUDE_POD_INDEX)/{pool.spec.brokers}"),
+        ]
+    return Plan(
+        role=role,
+        image=images[ENVSERVER],
+        command=SUPERVISED if role == names.NODE and _outlived(pool) else COMMANDS[role],
+        ports=PORTS[role],
+        spec_map=names.child(pool.metadata.name, "pool"),
+        env=variables,
+        grace_s=NODE_GRACE_S if role == names.NODE else BROKER_GRACE_S,
+        secret=secret.name if secret is not None else None,
+        seccomp_profile=platform.node_seccomp_profile if role == names.NODE else None,
+        devices=_devices(pool, role, platform),
+        egress_secrets=_egress_secrets(pool) if role == names.NODE else (),
+    )
+
+
+def _egress_secrets(pool: EnvPool) -> list[tuple[str, str]]:
+    """What nodes add to requests of environments: names and keys of Secrets, each once."""
+    given = [rule.credential for rule in pool.spec.network.listed if rule.credential is not None]
+    return sorted({(each.secret_ref.name, each.key) for each in given})
+
+
+def _egress_folder(pool: EnvPool) -> list[Manifest]:
+    return [env("ETUDE_EGRESS_SECRETS", EGRESS_FOLDER)] if _egress_secrets(pool) else []
+
+
+def _placed(plan: Plan, pool: EnvPool) -> Plan:
+    """The plan of a node, on the machines that the pool asks for."""
+    placement = pool.spec.placement
+    siblings = {names.POOL: pool.metadata.name, names.ROLE: names.NODE}
+    return replace(
+        plan,
+        cpu=_cpu(pool),
+        node_selector=placement.node_selector,
+        tolerations=[toleration(each) for each in placement.tolerations],
+        apart_from=siblings if placement.one_per_machine else None,
+    )
+
+
+def _cpu(pool: EnvPool) -> str | None:
+    """What a node requests for all of its slots."""
+    slot = pool.spec.slot
+    if slot.cpu is None:
+        return None
+    cores = quantity(slot.cpu)
+    assert isinstance(cores, Decimal), slot.cpu  # noqa: S101 - the schema admits nothing else
+    return f"{math.ceil(1000 * cores * pool.spec.slots_per_replica)}m"
+
+
+def _broker_target(pool: EnvPool) -> Manifest:
+    """All brokers in their order: the run chooses among them."""
+    targets = brokers(pool.metadata.name, pool.spec.brokers)
+    return env("ETUDE_BROKER_TARGET", ",".join(targets))
+
+
+def _node(pool: EnvPool, ordinal: int, images: Mapping[str, str], platform: Platform) -> Manifest:
+    labels = {**pool_labels(pool), names.ROLE: names.NODE}
+    plan = _placed(_pool_plan(pool, names.NODE, images, platform), pool)
+    name = node_name(pool.metadata.name, ordinal)
+    return {**head(pool, "v1", "Pod", name, labels), "spec": pod_spec(plan)}
+
+
+def _devices(pool: EnvPool, role: str, platform: Platform) -> tuple[str, ...]:
+    if role != names.NODE or not _boots(pool) or platform.kvm_resource is None:
+        return ()
+    return (platform.kvm_resource,)
+
+
+def _boots(pool: EnvPool) -> bool:
+    """Whether its nodes may run microVMs."""
+    return pool.spec.isolation.driver is not DriverName.GVISOR and _outlived(pool)
+
+
+def _outlived(pool: EnvPool) -> bool:
+    """Whether its environments may outlive a daemon that dies: machines and containers do."""
+    return pool.spec.isolation.driver is not DriverName.PROCESS and any(
+        template.image for template in pool.spec.templates
+    )
+
+
+def _collector(pool: EnvPool) -> list[Manifest]:
+    endpoint = pool.spec.observability.otlp_endpoint
+    return [] if endpoint is None else [env("ETUDE_OTLP_ENDPOINT", endpoint)]

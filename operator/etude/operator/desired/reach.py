@@ -1,0 +1,176 @@
+"""Who may talk to whom: NetworkPolicies as pure functions of a run or a pool.
+
+Policies add up and are directed: a connection needs the caller's way out and the callee's way in.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from urllib.parse import urlparse
+
+from etude.common.api.kinds import EnvPool, RLRun
+from etude.common.api.network import EgressPolicy
+from etude.common.api.pool import StoreAccess
+from etude.operator import names
+from etude.operator.desired.pods import PROBE_PORT
+from etude.operator.desired.ports import PORTS
+from etude.operator.desired.workloads import head
+from etude.operator.manifests import Manifest
+
+LINK_LOCAL = "169.254.0.0/16"
+"""Where clouds answer with a machine's own credentials."""
+OPERATOR_LABELS = {"app.kubernetes.io/name": "etude", "app.kubernetes.io/component": "operator"}
+NAMESPACE = "kubernetes.io/metadata.name"
+"""Label with which Kubernetes names every namespace."""
+DNS_PORT = 53
+SCHEME_PORTS = {"http": 80, "https": 443}
+OTLP_PORT = 4317
+
+Rule = Manifest
+Selector = Mapping[str, str]
+
+
+def run_policies(run: RLRun, pools: Sequence[str], operator_namespace: str) -> list[Manifest]:
+    """One for each role of a run.
+
+    Args:
+        run: the run.
+        pools: names of the EnvPools that its environments come from.
+        operator_namespace: where the operator runs, which dials the controller.
+    """
+    ours = {names.RUN: run.metadata.name}
+    trainer, inference, rewards = (
+        {**ours, names.ROLE: role} for role in (names.TRAINER, names.INFERENCE, names.REWARDS)
+    )
+    outside = _outside(run.spec.storage, run.spec.observability.otlp_endpoint)
+    environments = [rule for pool in pools for rule in _environments(pool)]
+    operator = _from_operator(operator_namespace, names.TRAINER)
+    ways = {
+        names.TRAINER: (
+            trainer,
+            [operator],
+            [_to(inference, names.INFERENCE), _to(rewards, names.REWARDS), *environments],
+        ),
+        names.INFERENCE: (inference, [_from([trainer], names.INFERENCE)], []),
+        names.REWARDS: (rewards, [_from([trainer], names.REWARDS)], environments),
+    }
+    has = {names.TRAINER: True, names.INFERENCE: run.spec.roles.inference is not None}
+    has[names.REWARDS] = run.spec.roles.rewards is not None
+    return [
+        _policy(run, role, selected, ingress, [*outside, *egress])
+        for role, (selected, ingress, egress) in ways.items()
+        if has[role]
+    ]
+
+
+def pool_policies(pool: EnvPool, operator_namespace: str) -> list[Manifest]:
+    """One for each part of a pool. Any run of its namespace may use it."""
+    ours = {names.POOL: pool.metadata.name}
+    broker, node, edge = (
+        {**ours, names.ROLE: role} for role in (names.BROKER, names.NODE, names.EDGE)
+    )
+    clients: list[Selector] = [{names.ROLE: names.TRAINER}, {names.ROLE: names.REWARDS}, edge]
+    signals = _outside(None, pool.spec.observability.otlp_endpoint)
+    outside = _outside(pool.spec.store, pool.spec.observability.otlp_endpoint)
+    if pool.spec.network.egress is not EgressPolicy.NONE:
+        # A node's own proxy tells its environments apart, and refuses what no rule allows.
+        outside.append(_anywhere(()))
+    parts = [
+        _policy(
+            pool,
+            names.BROKER,
+            broker,
+            [
+                _from_operator(operator_namespace, names.BROKER),
+                _from([*clients, node], names.BROKER),
+            ],
+            [*signals, _to(node, names.NODE)],
+        ),
+        _policy(
+            pool,
+            names.NODE,
+            node,
+            [_from([*clients, broker], names.NODE)],
+            [*outside, _to(broker, names.BROKER)],
+        ),
+    ]
+    if pool.spec.edge is not None:
+        public = {"ports": _ports(PORTS[names.EDGE].values())}
+        parts.append(
+            _policy(pool, names.EDGE, edge, [public], [*signals, *_environments(ours[names.POOL])])
+        )
+    return parts
+
+
+def _policy(
+    owner: RLRun | EnvPool,
+    role: str,
+    selected: Selector,
+    ingress: Sequence[Rule],
+    egress: Sequence[Rule],
+) -> Manifest:
+    # Without the role: what has one is taken for a part that runs.
+    of = {key: value for key, value in selected.items() if key != names.ROLE}
+    labels = {names.MANAGED_BY: names.OURS, **of}
+    name = names.child(owner.metadata.name, role)
+    # Probes and metrics hold no secrets, and who scrapes them is the platform's choice.
+    probes = {"ports": _ports([PROBE_PORT])}
+    spec = {
+        "podSelector": {"matchLabels": dict(selected)},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [probes, *ingress],
+        "egress": list(egress),
+    }
+    return {**head(owner, "networking.k8s.io/v1", "NetworkPolicy", name, labels), "spec": spec}
+
+
+def _environments(pool: str) -> list[Rule]:
+    """The way out to the broker and the nodes of a pool."""
+    return [_to({names.POOL: pool, names.ROLE: role}, role) for role in (names.BROKER, names.NODE)]
+
+
+def _to(selector: Selector, role: str) -> Rule:
+    return {"to": [_pods(selector)], "ports": _ports(PORTS[role].values())}
+
+
+def _from(selectors: Sequence[Selector], role: str) -> Rule:
+    return {"from": [_pods(each) for each in selectors], "ports": _ports(PORTS[role].values())}
+
+
+def _from_operator(namespace: str, role: str) -> Rule:
+    peer = {
+        "namespaceSelector": {"matchLabels": {NAMESPACE: namespace}},
+        "podSelector": {"matchLabels": OPERATOR_LABELS},
+    }
+    return {"from": [peer], "ports": _ports([PORTS[role]["grpc"]])}
+
+
+def _outside(store: StoreAccess | None, otlp_endpoint: str | None) -> list[Rule]:
+    """Names, the object store and the collector: all of them may be anywhere."""
+    dns = [{"port": DNS_PORT, "protocol": protocol} for protocol in ("UDP", "TCP")]
+    found: list[Rule] = [{"ports": dns}]
+    ports = []
+    if store is not None:
+        ports.append(_port_of(store.endpoint, SCHEME_PORTS["https"]))
+    if otlp_endpoint is not None:
+        ports.append(_port_of(otlp_endpoint, OTLP_PORT))
+    return [*found, _anywhere(sorted(set(ports)))] if ports else found
+
+
+def _port_of(url: str | None, otherwise: int) -> int:
+    if url is None:
+        return otherwise
+    parts = urlparse(url)
+    return parts.port or SCHEME_PORTS.get(parts.scheme, otherwise)
+
+
+def _anywhere(ports: Sequence[int]) -> Rule:
+    """Everywhere but to a machine's own services; on every port if none is named."""
+    block = {"ipBlock": {"cidr": "0.0.0.0/0", "except": [LINK_LOCAL]}}
+    return {"to": [block], **({"ports": _ports(ports)} if ports else {})}
+
+
+def _pods(labels: Selector) -> Manifest:
+    return {"podSelector": {"matchLabels": dict(labels)}}
+
+
+def _ports(numbers: Iterable[int]) -> list[Manifest]:
+    return [{"port": number, "protocol": "TCP"} for number in numbers]

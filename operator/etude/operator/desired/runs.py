@@ -1,0 +1,284 @@
+"""What should exist for a run: a pure function from it to its children."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from etude.common.api.kinds import RLRun
+from etude.common.api.meta import API_VERSION
+from etude.common.api.podtemplate import PodTemplate
+from etude.common.api.roles import EnvironmentRole, RoleSpec
+from etude.common.files import ResolvedRun
+from etude.operator import names
+from etude.operator.desired import reach
+from etude.operator.desired.pods import SPEC_FOLDER, Plan, base_env, env, toleration
+from etude.operator.desired.ports import PORTS
+from etude.operator.desired.workloads import head, service, stateful_set
+from etude.operator.manifests import Manifest, stamped
+
+COMMANDS: Mapping[str, tuple[str, ...]] = {
+    names.TRAINER: ("etude-trainer",),
+    names.INFERENCE: ("etude-inference",),
+    names.REWARDS: ("etude-rewards",),
+    names.BROKER: ("etude-envserver", "broker"),
+    names.NODE: ("etude-envserver", "node"),
+    names.EDGE: ("etude-envserver", "edge"),
+}
+SAVING_MARGIN_S = 30
+"""A trainer that saves on its way out has its time-out and this much to end in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Platform:
+    """What the operator was installed with; the same for every run."""
+
+    images: Mapping[str, str] = field(default_factory=dict)
+    """Default image of trainer, inference, rewards and envserver."""
+    has_shared_files: bool = False
+    """Whether file:// means the same folder in every role: true on one machine."""
+    allows_weak_isolation: bool = False
+    """Whether pools may ask for isolation.minimum Process."""
+    traces_file: str | None = None
+    """File for trace spans that every role can append to."""
+    node_seccomp_profile: str | None = None
+    """Seccomp profile of environment nodes that lets them make namespaces; the runtime's default
+    does not, and the restricted standard allows a Localhost profile."""
+    namespace: str | None = None
+    """Where the operator runs, which NetworkPolicies let in; on one machine there are none."""
+    kvm_resource: str | None = None
+    """Resource of a device plugin that gives pods /dev/kvm; without it microVMs are translated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunShape:
+    """Which pods of a run should exist now."""
+
+    images: Mapping[str, str]
+    """Default images, as they were when the run was accepted."""
+    attempts: Mapping[str, int] = field(default_factory=dict)
+    """By role; 0 unless the role was restarted."""
+    brokers: Mapping[str, int] = field(default_factory=dict)
+    """How many each pool of somebody else has, by the environment that it serves."""
+    is_running: bool = True
+    """False keeps the objects and releases the pods."""
+
+
+def run_children(run: RLRun, shape: RunShape, platform: Platform) -> list[Manifest]:
+    """Everything that a run owns except its checkpoints, in the order to apply it."""
+    children = [_run_map(run), *own_pools(run, is_running=shape.is_running)]
+    if run.spec.roles.inference is not None:
+        children.append(_engine_budget(run))
+    for role, replicas in roles(run).items():
+        pods = replicas if shape.is_running else 0
+        plan = _run_plan(run, role, shape, platform)
+        labels = {**run_labels(run), names.ROLE: role}
+        name = names.child(run.metadata.name, role)
+        attempt = shape.attempts.get(role, 0)
+        children += [
+            service(run, name, labels, PORTS[role]),
+            stateful_set(run, name, labels, plan, replicas=pods, attempt=attempt),
+        ]
+    children += _policies(run, platform)
+    return [stamped(child) for child in children]
+
+
+def _policies(run: RLRun, platform: Platform) -> list[Manifest]:
+    if platform.namespace is None or run.spec.network.policy == "Unmanaged":
+        return []
+    pools = [pool_name(run, role) for role in run.spec.roles.environments]
+    return reach.run_policies(run, pools, platform.namespace)
+
+
+def own_pools(run: RLRun, *, is_running: bool) -> list[Manifest]:
+    """The pools that the run owns; without nodes while the run holds no pods."""
+    return [
+        _own_pool(run, role, is_running=is_running)
+        for role in run.spec.roles.environments
+        if role.pool_template is not None
+    ]
+
+
+def pool_name(run: RLRun, role: EnvironmentRole) -> str:
+    """The pool that serves one of the run's environments."""
+    if role.pool_ref is not None:
+        return role.pool_ref.name
+    return names.own_pool(run.metadata.name, role.name)
+
+
+def roles(run: RLRun) -> dict[str, int]:
+    """Pods per role while the run is running."""
+    wanted = {names.TRAINER: 1}
+    if run.spec.roles.inference is not None:
+        wanted[names.INFERENCE] = run.spec.roles.inference.replicas
+    if run.spec.roles.rewards is not None:
+        wanted[names.REWARDS] = 1
+    return wanted
+
+
+def role_spec(run: RLRun, role: str) -> RoleSpec:
+    """The part of the spec about one role.
+
+    Raises:
+        KeyError: the run has no such role.
+    """
+    specs = {
+        names.TRAINER: run.spec.roles.trainer,
+        names.INFERENCE: run.spec.roles.inference,
+        names.REWARDS: run.spec.roles.rewards,
+    }
+    spec = specs[role]
+    if spec is None:
+        raise KeyError(role)
+    return spec
+
+
+def run_labels(run: RLRun) -> dict[str, str]:
+    """Labels of everything that a run owns."""
+    return {names.MANAGED_BY: names.OURS, names.RUN: run.metadata.name}
+
+
+def _run_map(run: RLRun) -> Manifest:
+    resolved = ResolvedRun(
+        name=run.metadata.name,
+        namespace=run.metadata.namespace,
+        uid=run.metadata.uid,
+        generation=run.metadata.generation,
+        spec=run.spec,
+    )
+    data = {"run.json": json_text(resolved.to_json())}
+    name = names.child(run.metadata.name, "run")
+    return {**head(run, "v1", "ConfigMap", name, run_labels(run)), "data": data}
+
+
+def _own_pool(run: RLRun, role: EnvironmentRole, *, is_running: bool) -> Manifest:
+    template = role.pool_template
+    assert template is not None, f"{role.name} refers to a pool"  # noqa: S101 - our own mistake
+    access = run.spec.storage.to_json()
+    del access["uri"]
+    # Its tasks lie where the run's other inputs do, unless it says otherwise.
+    spec = ({"store": access} if access else {}) | template.to_json()
+    given = template.observability.to_json()
+    spec["observability"] = run.spec.observability.to_json() | given
+    if not is_running:
+        spec["replicas"] = 0
+    name = names.own_pool(run.metadata.name, role.name)
+    return {**head(run, API_VERSION, "EnvPool", name, run_labels(run)), "spec": spec}
+
+
+def _engine_budget(run: RLRun) -> Manifest:
+    labels = {**run_labels(run), names.ROLE: names.INFERENCE}
+    spec = {
+        "minAvailable": max(1, roles(run)[names.INFERENCE] - 1),
+        "selector": {"matchLabels": labels},
+    }
+    name = names.child(run.metadata.name, names.INFERENCE)
+    return {**head(run, "policy/v1", "PodDisruptionBudget", name, labels), "spec": spec}
+
+
+def _run_plan(run: RLRun, role: str, shape: RunShape, platform: Platform) -> Plan:
+    spec = role_spec(run, role)
+    secret = run.spec.storage.secret_ref
+    return Plan(
+        role=role,
+        image=spec.image or shape.images[role],
+        command=COMMANDS[role],
+        ports=PORTS[role],
+        spec_map=names.child(run.metadata.name, "run"),
+        env=[
+            *base_env(PORTS[role], attempt=shape.attempts.get(role, 0)),
+            env("ETUDE_RUN_FILE", f"{SPEC_FOLDER}/run.json"),
+            *traces(platform),
+            *_peers(run, role, shape),
+            *(env(item.name, item.value) for item in spec.env),
+        ],
+        cpu=spec.cpu,
+        memory=spec.memory,
+        gpus=spec.gpus_per_replica,
+        gpu_resource=spec.gpu_resource,
+        claims=spec.resource_claims,
+        secret=secret.name if secret is not None else None,
+        node_selector=spec.node_selector,
+        tolerations=[toleration(each) for each in spec.tolerations],
+        classes=_classes(spec),
+        over=_over(spec.pod_template),
+        grace_s=_grace_s(run, role),
+        shared_memory=role in {names.TRAINER, names.INFERENCE},
+    )
+
+
+def _classes(spec: RoleSpec) -> dict[str, str]:
+    given = {
+        "priorityClassName": spec.priority_class_name,
+        "runtimeClassName": spec.runtime_class_name,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _over(given: PodTemplate) -> Manifest:
+    """What the spec lays over the pods of a role."""
+    metadata = {"labels": given.labels, "annotations": given.annotations}
+    found: Manifest = {"metadata": {name: part for name, part in metadata.items() if part}}
+    return found | ({"spec": given.spec} if given.spec else {})
+
+
+def _grace_s(run: RLRun, role: str) -> int:
+    """A trainer that is told to go saves first; a drain must not cut that short."""
+    spec = role_spec(run, role)
+    given = spec.termination_grace_period_seconds
+    if role == names.TRAINER and given is None:
+        return run.spec.checkpointing.timeout_seconds + SAVING_MARGIN_S
+    return spec.grace_s
+
+
+def _peers(run: RLRun, role: str, shape: RunShape) -> list[Manifest]:
+    """Where one role finds the others."""
+    match role:
+        case names.TRAINER:
+            return [*_engines(run), *_brokers(run, shape), *_rewards(run)]
+        case names.INFERENCE:
+            return [env("ETUDE_HTTP_PORT", str(PORTS[names.INFERENCE]["http"]))]
+        case _:
+            return _brokers(run, shape)
+
+
+def _engines(run: RLRun) -> list[Manifest]:
+    workload = names.child(run.metadata.name, names.INFERENCE)
+    port = PORTS[names.INFERENCE]["grpc"]
+    replicas = roles(run).get(names.INFERENCE, 0)
+    targets = [names.address(workload, port, ordinal) for ordinal in range(replicas)]
+    return [env("ETUDE_INFERENCE_TARGETS", ",".join(targets))] if targets else []
+
+
+def _rewards(run: RLRun) -> list[Manifest]:
+    if run.spec.roles.rewards is None:
+        return []
+    workload = names.child(run.metadata.name, names.REWARDS)
+    port = PORTS[names.REWARDS]["grpc"]
+    return [env("ETUDE_REWARDS_TARGET", names.address(workload, port))]
+
+
+def brokers(pool: str, count: int) -> list[str]:
+    """Where the brokers of a pool are, in the order that chooses among them."""
+    workload = names.child(pool, names.BROKER)
+    port = PORTS[names.BROKER]["grpc"]
+    return [names.address(workload, port, place) for place in range(count)]
+
+
+def _brokers(run: RLRun, shape: RunShape) -> list[Manifest]:
+    """Where the leases of each environment come from, by the environment's name."""
+    targets = {}
+    for role in run.spec.roles.environments:
+        template = role.pool_template
+        count = shape.brokers.get(role.name, 1) if template is None else template.brokers
+        targets[role.name] = ",".join(brokers(pool_name(run, role), count))
+    return [env("ETUDE_BROKERS", json_text(targets))] if targets else []
+
+
+def traces(platform: Platform) -> list[Manifest]:
+    """Where the roles of one machine write their spans."""
+    return [] if platform.traces_file is None else [env("ETUDE_TRACES_FILE", platform.traces_file)]
+
+
+def json_text(value: object) -> str:
+    """The same value as the same text."""
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)

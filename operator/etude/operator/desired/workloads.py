@@ -1,0 +1,81 @@
+"""Services and StatefulSets, the same for every role."""
+
+from collections.abc import Mapping
+
+from etude.common.api.kinds import EnvPool, RLRun
+from etude.common.api.meta import API_VERSION
+from etude.operator import names
+from etude.operator.desired import overlay
+from etude.operator.desired.pods import Plan, pod_spec
+from etude.operator.manifests import Manifest
+
+
+def service(
+    owner: RLRun | EnvPool,
+    name: str,
+    labels: Mapping[str, str],
+    ports: Mapping[str, int],
+    *,
+    is_headless: bool = True,
+) -> Manifest:
+    """A Service; a headless one has one name per pod, and no balancing in between."""
+    # Peers dial each other while they start: an engine gets its weights before it is ready.
+    headless = {"clusterIP": "None", "publishNotReadyAddresses": True} if is_headless else {}
+    spec = {
+        **headless,
+        "selector": dict(labels),
+        "ports": [
+            {"name": port, "port": number, "targetPort": number, "protocol": "TCP"}
+            for port, number in ports.items()
+        ],
+    }
+    return {**head(owner, "v1", "Service", name, labels), "spec": spec}
+
+
+def stateful_set(
+    owner: RLRun | EnvPool,
+    name: str,
+    labels: Mapping[str, str],
+    plan: Plan,
+    *,
+    replicas: int,
+    attempt: int,
+) -> Manifest:
+    """A role as a StatefulSet that changes nothing on its own."""
+    ours = {**labels, names.ATTEMPT: str(attempt)}
+    template = overlay.merged({"metadata": {"labels": ours}, "spec": pod_spec(plan)}, plan.over)
+    spec = {
+        "serviceName": name,
+        "replicas": replicas,
+        "podManagementPolicy": "Parallel",
+        # An update of the operator or of the spec restarts nothing by itself.
+        "updateStrategy": {"type": "OnDelete"},
+        "selector": {"matchLabels": dict(labels)},
+        "template": template,
+    }
+    return {**head(owner, "apps/v1", "StatefulSet", name, labels), "spec": spec}
+
+
+def head(
+    owner: RLRun | EnvPool, api_version: str, kind: str, name: str, labels: Mapping[str, str]
+) -> Manifest:
+    """Kind, name, labels and owner of a child."""
+    return {
+        "apiVersion": api_version,
+        "kind": kind,
+        "metadata": {
+            "name": name,
+            "namespace": owner.metadata.namespace,
+            "labels": dict(labels),
+            "ownerReferences": [
+                {
+                    "apiVersion": API_VERSION,
+                    "kind": owner.kind,
+                    "name": owner.metadata.name,
+                    "uid": owner.metadata.uid,
+                    "controller": True,
+                    "blockOwnerDeletion": True,
+                }
+            ],
+        },
+    }

@@ -1,0 +1,1 @@
+"""The local runtime: the same loop over the processes of one machine."""

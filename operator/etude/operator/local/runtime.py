@@ -1,0 +1,255 @@
+"""The local runtime: the operator's loop over the processes of one machine.
+
+SIGINT or SIGTERM saves a checkpoint and stops; a second one stops at once; the same command
+resumes. Exit code 0: complete; 1: failed; 2: bad --set; 4: invalid manifest; 8: the folder is in
+use or another run's; 70: a bug of ours, in the log; 130: stopped before its end.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from etude.common.api import documents
+from etude.common.api.lint import lint_bytes
+from etude.common.errors import Problem, UserError
+from etude.common.local import IMAGES_VARIABLE, images_folder
+from etude.operator.clock import SystemClock
+from etude.operator.desired.runs import Platform
+from etude.operator.local import localise, run_folder
+from etude.operator.local.localise import Object
+from etude.operator.local.state_files import StateFiles
+from etude.operator.loop.workers import operator
+from etude.operator.manifests import Manifest, condition, is_true, ref
+from etude.operator.processes.cluster import ProcessCluster, ProcessKubelet, process_cluster
+from etude.operator.reasons import Reason
+from etude.operator.reports.peers import GrpcPeers
+
+log = logging.getLogger("etude.operator.local.runtime")
+
+EXIT_FAILED = 1
+EXIT_INVALID = 4
+EXITS = {"Usage": 2, "Conflict": 8}
+"""By reason; every other problem is an invalid manifest."""
+EXIT_BUG = 70
+EXIT_STOPPED = 130
+
+IMAGES = ("trainer", "inference", "rewards", "envserver", "operator")
+STATUS_PACE_S = 0.5
+LAST_JOBS_S = 60.0
+"""A checkpoint is read back in a second or two; nobody waits longer than this for it."""
+
+
+@dataclass(slots=True)
+class Runtime:
+    """One run on this machine."""
+
+    folder: Path
+    run: Manifest
+    others: Sequence[Manifest]
+    base_env: Mapping[str, str]
+    """What its processes inherit."""
+    _signals: int = 0
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def serve(self) -> int:
+        """Run to the end, or until told to stop; returns the exit code."""
+        async with ProcessKubelet(folder=self.folder, base_env=self.base_env) as kubelet:
+            cluster = process_cluster(kubelet)
+            state_files = StateFiles(self.folder, os.getpid(), cluster, kubelet, ref(self.run))
+            cluster.subscribe(lambda manifest: self._news.set())
+            self._restore(cluster)
+            code = await self._operate(cluster, kubelet, state_files)
+        state_files.write()
+        return code
+
+    def _restore(self, cluster: ProcessCluster) -> None:
+        known = run_folder.remembered(self.folder)
+        for manifest in known:
+            cluster.put(manifest)
+        for manifest in (*self.others, self.run):
+            cluster.put(manifest)
+        _warn_of_weak_isolation(self.run, self.others)
+
+    async def _operate(
+        self, cluster: ProcessCluster, kubelet: ProcessKubelet, state_files: StateFiles
+    ) -> int:
+        clock = SystemClock()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._interrupted, cluster, kubelet)
+        platform = Platform(
+            images=dict.fromkeys(IMAGES, "local"),
+            has_shared_files=True,
+            allows_weak_isolation=True,
+            traces_file=str(self.folder / "traces.jsonl"),
+        )
+        running = operator(
+            cluster, GrpcPeers(), platform, clock, instance="local", pace_s=STATUS_PACE_S
+        )
+        async with running as made, asyncio.TaskGroup() as tasks:
+            helpers = [
+                tasks.create_task(made.run(), name="operator"),
+                tasks.create_task(state_files.keep_writing(), name="state-files"),
+            ]
+            outcome = await self._outcome(cluster)
+            for helper in helpers:
+                helper.cancel()
+        return self._exit_code(cluster, outcome)
+
+    async def _outcome(self, cluster: ProcessCluster) -> str | None:
+        """How the run came to rest; None when somebody was in a hurry."""
+        outcome = None
+        while outcome is None and self._signals < 2:
+            self._news.clear()
+            outcome = run_folder.outcome(cluster.get(ref(self.run)) or {})
+            if outcome is None:
+                await self._news.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_JOBS_S):
+                while self._signals < 2 and _has_work(cluster):
+                    self._news.clear()
+                    await self._news.wait()
+        return outcome
+
+    def _interrupted(self, cluster: ProcessCluster, kubelet: ProcessKubelet) -> None:
+        self._signals += 1
+        self._news.set()
+        if self._signals > 1:
+            log.warning("stopping at once; the next start resumes from the last checkpoint")
+            kubelet.hurry()
+            return
+        log.info("saving a checkpoint, then stopping; a second signal stops at once")
+        live = cluster.get(ref(self.run)) or self.run
+        cluster.put({**self.run, "spec": {**live["spec"], "suspend": True}})
+
+    def _exit_code(self, cluster: ProcessCluster, outcome: str | None) -> int:
+        run = cluster.get(ref(self.run)) or {}
+        match outcome:
+            case "Complete":
+                log.info("complete: %s", run_folder.ending(run))
+                return 0
+            case "Failed":
+                log.error("failed: %s", run_folder.ending(run))
+                return EXIT_FAILED
+            case "Suspended" if not self._signals:
+                how = (
+                    "--set spec.suspend=false" if run["spec"].get("suspend") else "the same command"
+                )
+                log.info("suspended: %s; %s goes on", run_folder.ending(run), how)
+                return EXIT_STOPPED
+            case _:
+                log.info("stopped; the same command resumes")
+                return EXIT_STOPPED
+
+
+def main() -> None:
+    """Run one RLRun on this machine."""
+    parser = argparse.ArgumentParser(prog="python -m etude.operator.local", description=__doc__)
+    parser.add_argument("--file", type=Path, required=True, help="manifest of one RLRun")
+    parser.add_argument("--dir", type=Path, required=True, help="run folder")
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    folder = options.dir.absolute()
+    try:
+        manifests = read(options.file, options.set)
+        with run_folder.locked(folder):
+            code = _run(folder, manifests)
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
+        code = EXITS.get(error.problem.reason, EXIT_INVALID)
+    except OSError as error:
+        sys.stderr.write(f"{folder}: {error}\n  fix: give --dir a folder with space to write in\n")
+        code = EXIT_FAILED
+    except Exception:
+        log.exception("the runtime failed; the run resumes when it is started again")
+        code = EXIT_BUG
+    sys.exit(code)
+
+
+def read(file: Path, settings: Sequence[str]) -> list[Object]:
+    """The objects of a manifest file, checked as the API server would.
+
+    Raises:
+        UserError: naming everything that is wrong.
+    """
+    try:
+        data = documents.content(file)
+        found = [document.value for document in documents.read(data)]
+    except (OSError, documents.InvalidYamlError) as cause:
+        raise UserError(
+            Problem("InvalidYaml", str(cause), str(file), "give a readable YAML file")
+        ) from cause
+    objects = [value for value in found if isinstance(value, dict)]
+    objects = [
+        localise.with_settings(value, settings) if value.get("kind") == "RLRun" else value
+        for value in objects
+    ]
+    # The text is only written anew when it was changed, so that positions stay those of the file.
+    checked = documents.write(objects).encode() if settings else data
+    findings = lint_bytes(checked, name=str(file))
+    if findings:
+        sys.stderr.write("".join(f"{finding.text()}\n" for finding in findings))
+        count = len(findings)
+        what = f"has {count} problem{'s' if count > 1 else ''}, listed above"
+        raise UserError(Problem("InvalidSpec", what, str(file), f"etude lint {file}"))
+    if sum(value.get("kind") == "RLRun" for value in objects) != 1:
+        what = "must hold exactly one RLRun; EnvPools may stand beside it"
+        raise UserError(Problem("InvalidSpec", what, str(file), "split the file"))
+    return objects
+
+
+def _run(folder: Path, objects: list[Object]) -> int:
+    local = [_named(localise.on_this_machine(value, folder)) for value in objects]
+    run = next(m for m in local if m["kind"] == "RLRun")
+    before = run_folder.last_of(folder, run)
+    (folder / "run.yaml").write_text(documents.write(objects), encoding="utf-8")
+    if before is not None and is_true(before, "Complete"):
+        log.info("complete already: %s", run_folder.ending(before))
+        return 0
+    others = [m for m in local if m is not run]
+    return asyncio.run(Runtime(folder, run, others, _base_env()).serve())
+
+
+def _named(value: Object) -> Manifest:
+    manifest: Manifest = dict(value)
+    metadata = manifest["metadata"]
+    return {**manifest, "metadata": {"namespace": "default", **metadata}}
+
+
+def _base_env() -> dict[str, str]:
+    """What roles inherit: everything but our own settings; the virtual environment comes first.
+
+    Images are the user's: a role's own home is its scratch folder.
+    """
+    env = {key: value for key, value in os.environ.items() if not key.startswith("ETUDE_")}
+    env[IMAGES_VARIABLE] = str(images_folder())
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
+    return env
+
+
+def _has_work(cluster: ProcessCluster) -> bool:
+    """Whether a checkpoint is still being read back or taken away."""
+    facts = [condition(m, "Ready") for m in cluster.every("Checkpoint")]
+    return any(f.get("status") != "True" and f.get("reason") != Reason.CORRUPT for f in facts)
+
+
+def _warn_of_weak_isolation(run: Manifest, others: Sequence[Manifest]) -> None:
+    pools = {m["metadata"]["name"]: m["spec"] for m in others if m["kind"] == "EnvPool"}
+    for role in run["spec"].get("roles", {}).get("environments") or ():
+        if "poolTemplate" in role:
+            pools[role["name"]] = role["poolTemplate"]
+    for name, spec in pools.items():
+        if spec.get("isolation", {}).get("minimum") == "Process":
+            log.warning(
+                "environments of %s are processes of this machine's kernel (isolation Weak):"
+                " run only tasks that you trust",
+                name,
+            )

@@ -1,0 +1,1 @@
+"""How changes become passes, and passes become writes."""

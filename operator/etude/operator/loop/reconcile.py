@@ -1,0 +1,258 @@
+"""One pass over one object: gather, decide, perform, write. Safe to repeat at any moment."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from etude.common.api import lifecycle
+from etude.common.api.kinds import Checkpoint, EnvPool, Resource, RLRun
+from etude.common.api.meta import ObjectMeta
+from etude.common.api.status import CheckpointStatus, EnvPoolStatus, RLRunStatus, Slots, Status
+from etude.operator import failures, metrics, names
+from etude.operator.acceptance import ACCEPTED
+from etude.operator.actions import (
+    Action,
+    Apply,
+    DealtWith,
+    Decision,
+    Delete,
+    Finalizers,
+    Moment,
+    Note,
+    Order,
+)
+from etude.operator.checkpoints import decision as checkpoints
+from etude.operator.clock import Clock, rfc3339
+from etude.operator.cluster.api import Cluster, NamespaceClosingError, NameTakenError, RefusedError
+from etude.operator.conditions import conditions, no
+from etude.operator.desired import runs as desired
+from etude.operator.desired.ports import PORTS
+from etude.operator.desired.runs import Platform
+from etude.operator.loop.refusals import Refusal, Refusals
+from etude.operator.loop.writer import StatusWriter
+from etude.operator.manifests import Manifest, Ref, is_deleting, is_true, ref, uid
+from etude.operator.pools import decision as pools
+from etude.operator.reasons import Reason
+from etude.operator.reports.followers import Followers, Peer
+from etude.operator.reports.latest import Position, ReportBook
+from etude.operator.reports.peers import PeerError, Peers
+from etude.operator.runs import decision as runs
+from etude.operator.runs import seen, undertakings
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=Resource)
+S = TypeVar("S", bound=Status)
+
+REPEAT_ORDER_S = 10.0
+"""An order that shows no effect is handed over again after this."""
+PROBLEM_RETRY_S = 30.0
+"""A child that was refused is tried again after this: what was in its way may be gone."""
+
+
+@dataclass(slots=True)
+class Reconciler:
+    """All three kinds over one cluster."""
+
+    cluster: Cluster
+    book: ReportBook
+    peers: Peers
+    platform: Platform
+    clock: Clock
+    followers: Followers
+    writer: StatusWriter
+    _uids: dict[Ref, str] = field(default_factory=dict)
+    _refusals: Refusals = field(default_factory=Refusals)
+    _ordered: dict[str, float] = field(default_factory=dict)
+
+    async def reconcile(self, key: Ref) -> float | None:
+        """Bring one object closer to what it should be.
+
+        Returns:
+            Seconds after which to look again even if nothing happens; None for no need.
+
+        Raises:
+            ClusterError: a write failed; look again soon.
+        """
+        manifest = self.cluster.get(key)
+        known = self._uids.get(key)
+        if known is not None and (manifest is None or uid(manifest) != known):
+            self._forget(key, known)
+        if manifest is None:
+            return None
+        self._uids[key] = uid(manifest)
+        match key.kind:
+            case "RLRun":
+                return await self._parsed(manifest, RLRun, RLRunStatus, self._run)
+            case "EnvPool":
+                return await self._parsed(manifest, EnvPool, EnvPoolStatus, self._pool)
+            case _:
+                return await self._parsed(manifest, Checkpoint, CheckpointStatus, self._checkpoint)
+
+    async def _parsed(
+        self,
+        manifest: Manifest,
+        kind: type[R],
+        status: type[S],
+        decide: Callable[[R, Manifest], Decision[S]],
+    ) -> float | None:
+        try:
+            resource = kind.model_validate(manifest)
+        except ValidationError as error:
+            await self.writer.write(manifest, _unreadable(manifest, status, error, self._now()))
+            return None
+        return await self._perform(manifest, decide(resource, manifest))
+
+    def _run(self, run: RLRun, manifest: Manifest) -> Decision[RLRunStatus]:
+        if run.spec.managed_by != lifecycle.OPERATOR:
+            self.followers.leave_object(run.metadata.uid)
+            return Decision(status=run.status)
+        reported = run.status.reported
+        # A restarted operator asks for what came after this.
+        self.book.dealt_with(run.metadata.uid, Position(reported.epoch, reported.sequence))
+        attempt = undertakings.attempts_of(run).get(names.TRAINER, 0)
+        pods = seen.role_pods(self.cluster, run).get(names.TRAINER, ())
+        workload = names.child(run.metadata.name, names.TRAINER)
+        target = names.address(workload, PORTS[names.TRAINER]["grpc"])
+        peer = Peer(uid(manifest))
+        self._follow(manifest, peer, target, failures.of_attempt(pods, attempt))
+        found = seen.gather(self.cluster, self.book, run, self._refusals.fact(run.metadata.uid))
+        if run.spec.suspend and run.status.intent is None and found.is_gone:
+            self.book.ended(run.metadata.uid)
+        _measure_run(run)
+        return runs.decide(run, found, self._now(), self.platform)
+
+    def _pool(self, pool: EnvPool, manifest: Manifest) -> Decision[EnvPoolStatus]:
+        problem = self._refusals.fact(pool.metadata.uid)
+        found = pools.gather(self.cluster, self.book, pool, problem)
+        for place, target in enumerate(desired.brokers(pool.metadata.name, pool.spec.brokers)):
+            pods = [pod for pod in found.brokers if names.ordinal(pod["metadata"]["name"]) == place]
+            self._follow(manifest, Peer(uid(manifest), place), target, pods)
+        _measure_pool(pool)
+        return pools.decide(pool, found, self._now(), self.platform)
+
+    def _checkpoint(self, checkpoint: Checkpoint, manifest: Manifest) -> Decision[CheckpointStatus]:
+        problem = self._refusals.fact(uid(manifest))
+        is_closing = problem is not None and problem.reason == NamespaceClosingError.reason
+        found = checkpoints.gather(self.cluster, checkpoint, is_namespace_closing=is_closing)
+        return checkpoints.decide(checkpoint, found, self._now(), self.platform)
+
+    async def _perform(self, manifest: Manifest, decision: Decision[S]) -> float | None:
+        about = uid(manifest)
+        refusal = await self._act_all(manifest, decision.actions)
+        if refusal is not None:
+            if self._refusals.remember(manifest, refusal):
+                return 0.0
+            await self.writer.write(manifest, decision.status)
+            return PROBLEM_RETRY_S
+        had_problem = self._refusals.end(about)
+        left = await self.writer.write(manifest, decision.status)
+        waits = [wait for wait in (decision.requeue_after_s, left) if wait is not None]
+        # How far the controller's words have been dealt with is known to the next pass only.
+        dealt = any(isinstance(action, DealtWith) for action in decision.actions)
+        return 0.0 if had_problem or dealt else min(waits, default=None)
+
+    async def _act_all(self, about: Manifest, actions: Sequence[Action]) -> Refusal | None:
+        """Do all that can be done; returns what was refused first.
+
+        What is new may need what was refused, so nothing new is made after that, and what the
+        controller said is not done with: the next pass tries both again.
+        """
+        refusal: Refusal | None = None
+        for action in actions:
+            is_new = isinstance(action, Apply) and self.cluster.get(ref(action.manifest)) is None
+            if refusal is not None and (is_new or isinstance(action, DealtWith)):
+                continue
+            try:
+                await self._act(about, action)
+            except (NameTakenError, RefusedError) as error:
+                refusal = refusal or Refusal(action, error)
+        return refusal
+
+    async def _act(self, about: Manifest, action: Action) -> None:
+        match action:
+            case Apply():
+                await self.cluster.apply(action.manifest, manager=action.manager)
+            case Delete():
+                await self.cluster.delete(action.ref, uid=action.uid, grace_s=action.grace_s)
+            case Finalizers():
+                await self.cluster.set_finalizers(action.seen, action.finalizers)
+            case Order():
+                await self._order(about, action)
+            case Note():
+                await self.writer.record(about, action)
+            case DealtWith():
+                self.book.dealt_with(uid(about), action.position)
+
+    async def _order(self, about: Manifest, order: Order) -> None:
+        """Hand an order over, unless that was just done; one that is lost is given again."""
+        ordered = f"{order.request.command_id}@{self.book.run(uid(about)).done.epoch}"
+        now = self.clock.monotonic_s()
+        if now - self._ordered.get(ordered, float("-inf")) < REPEAT_ORDER_S:
+            return
+        self._ordered = {k: at for k, at in self._ordered.items() if now - at < REPEAT_ORDER_S}
+        self._ordered[ordered] = now
+        namespace = about["metadata"].get("namespace", "default")
+        try:
+            await self.peers.order(self.cluster.address(namespace, order.target), order.request)
+        except PeerError as error:
+            log.warning("order %s was not taken: %s", order.request.command_id, error)
+
+    def _follow(
+        self, manifest: Manifest, peer: Peer, target: str, pods: Sequence[Manifest]
+    ) -> None:
+        """Listen to the pod that is up, if one is."""
+        up = [pod for pod in pods if is_true(pod, "Ready") and not is_deleting(pod)]
+        if up:
+            self.followers.follow(ref(manifest), peer, target, pod_uid=uid(up[0]))
+        else:
+            self.followers.leave(peer)
+
+    def _forget(self, key: Ref, gone_uid: str) -> None:
+        self.followers.leave_object(gone_uid)
+        self.book.forget(gone_uid)
+        self.writer.forget(gone_uid)
+        self._refusals.end(gone_uid)
+        del self._uids[key]
+        if key.kind == "RLRun":
+            for gauge in (metrics.RUN_STEP, metrics.RUN_ETTR, metrics.RUN_STALENESS):
+                gauge.remove(key.namespace, key.name)
+        if key.kind == "EnvPool":
+            for state in Slots.model_fields:
+                metrics.POOL_SLOTS.remove(key.namespace, key.name, state)
+
+    def _now(self) -> Moment:
+        return Moment(self.clock.wall_s(), self.clock.monotonic_s())
+
+
+def _unreadable(manifest: Manifest, kind: type[S], error: ValidationError, now: Moment) -> S:
+    """The status of an object that an older schema let through."""
+    first = error.errors()[0]
+    at = ".".join(str(part) for part in first["loc"])
+    status = kind.model_validate(manifest.get("status", {}))
+    before = getattr(status, "conditions", ())
+    fact = no(ACCEPTED, Reason.INVALID_SPEC, f"{at}: {first['msg']}")
+    generation = ObjectMeta.model_validate(manifest["metadata"]).generation
+    made = conditions([fact], before, generation=generation, now=rfc3339(now.wall_s))
+    return status.model_copy(update={"conditions": made, "phase": "Pending"})
+
+
+def _measure_run(run: RLRun) -> None:
+    about = (run.metadata.namespace, run.metadata.name)
+    status = run.status
+    if status.step is not None:
+        metrics.RUN_STEP.labels(*about).set(status.step.current)
+    if status.ettr is not None:
+        metrics.RUN_ETTR.labels(*about).set(float(status.ettr))
+    if status.staleness is not None:
+        metrics.RUN_STALENESS.labels(*about).set(status.staleness.max)
+
+
+def _measure_pool(pool: EnvPool) -> None:
+    if pool.status.slots is None:
+        return
+    for state, count in pool.status.slots.model_dump().items():
+        metrics.POOL_SLOTS.labels(pool.metadata.namespace, pool.metadata.name, state).set(count)

@@ -1,0 +1,88 @@
+"""The operator of a cluster: caches always, workers while leading."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+from etude.common import telemetry
+from etude.common.probes import Probes
+from etude.common.serving import shutdown_signals
+from etude.operator.clock import SystemClock
+from etude.operator.cluster.cache import Cache
+from etude.operator.cluster.kubernetes import KubernetesCluster
+from etude.operator.cluster.leases import KubernetesLeases
+from etude.operator.cluster.rest import Rest
+from etude.operator.cluster.watches import Watches
+from etude.operator.loop import events
+from etude.operator.loop.leader import Leader
+from etude.operator.loop.workers import operator
+from etude.operator.reports.peers import GrpcPeers
+from etude.operator.settings import Settings
+
+STATUS_PACE_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+async def serve(settings: Settings) -> None:
+    """Watch always, act while leading; returns when told to stop.
+
+    Raises:
+        UserError: the settings lead to no API server.
+    """
+    telemetry.setup("etude-operator", otlp_endpoint=settings.otlp_endpoint, traces_file=None)
+    stop = asyncio.Event()
+    async with _probed(settings) as probes, _connected(settings) as rest:
+        clock = SystemClock()
+        leader = Leader(
+            KubernetesLeases(rest, settings.namespace, settings.lease), clock, settings.pod
+        )
+        cache = Cache()
+        watches = Watches(rest, cache, settings.namespaces)
+        cluster = KubernetesCluster(rest, cache, leader.may_write)
+        made = operator(
+            cluster,
+            GrpcPeers(),
+            settings.platform,
+            clock,
+            instance=settings.pod,
+            pace_s=STATUS_PACE_S,
+        )
+        with shutdown_signals(stop):
+            await watches.sync()
+            async with made as acting, asyncio.TaskGroup() as tasks:
+                watching = events.watch(
+                    watches.observe, namespaces=settings.namespaces, kubeconfig=settings.kubeconfig
+                )
+                running = [
+                    tasks.create_task(watching, name="events"),
+                    tasks.create_task(watches.keep_watching(), name="caches"),
+                    tasks.create_task(leader.lead(acting.run), name="leader"),
+                ]
+                probes.ready = True
+                await stop.wait()
+                probes.ready = False
+                for task in running:
+                    task.cancel()
+        await leader.release()
+    log.info("stopped")
+
+
+@contextlib.asynccontextmanager
+async def _probed(settings: Settings) -> AsyncIterator[Probes]:
+    probes = Probes(settings.probe_port, settings.host)
+    await probes.start()
+    try:
+        yield probes
+    finally:
+        await probes.stop()
+
+
+@contextlib.asynccontextmanager
+async def _connected(settings: Settings) -> AsyncIterator[Rest]:
+    rest = await Rest.connect(settings.kubeconfig)
+    try:
+        yield rest
+    finally:
+        await rest.close()

@@ -1,0 +1,161 @@
+"""The operator's loop over any cluster: changes become keys, workers bring each key closer."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from opentelemetry import trace
+
+from etude.operator import metrics, names
+from etude.operator.clock import Clock
+from etude.operator.cluster.api import Cluster, ClusterError, ConflictError
+from etude.operator.desired.runs import Platform
+from etude.operator.loop.queue import WorkQueue
+from etude.operator.loop.reconcile import Reconciler
+from etude.operator.loop.writer import StatusWriter
+from etude.operator.manifests import KINDS, Manifest, Ref, labels, ref
+from etude.operator.reports.followers import Followers
+from etude.operator.reports.latest import ReportBook
+from etude.operator.reports.peers import Peers
+
+log = logging.getLogger(__name__)
+tracer = trace.get_tracer("etude.operator")
+
+RESYNC_S = 600.0
+"""Every object is looked at this often even if nothing happens."""
+
+
+@dataclass(slots=True)
+class Operator:
+    """Queue and workers; run() acts, and everything else only listens."""
+
+    cluster: Cluster
+    reconciler: Reconciler
+    queue: WorkQueue
+    workers: int = 8
+
+    async def run(self) -> None:
+        """Bring everything closer to what it should be, until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                self.add_all()
+                group.create_task(self._resync(), name="resync")
+                for number in range(self.workers):
+                    group.create_task(self._work(), name=f"worker-{number}")
+        finally:
+            self.reconciler.followers.leave_all()
+
+    def changed(self, manifest: Manifest) -> None:
+        """Have everything looked at that a changed object may concern."""
+        for key in self.concerned(manifest):
+            metrics.QUEUE_ADDS.inc()
+            self.queue.add(key)
+
+    def concerned(self, manifest: Manifest) -> list[Ref]:
+        """Which of our objects a change may matter to."""
+        found, namespace = labels(manifest), ref(manifest).namespace
+        kind = manifest["kind"]
+        keys = [ref(manifest)] if kind in KINDS else []
+        if names.CHECKPOINT in found and kind not in KINDS:
+            keys.append(Ref("Checkpoint", namespace, found[names.CHECKPOINT]))
+        elif names.POOL in found:
+            keys.append(Ref("EnvPool", namespace, found[names.POOL]))
+        elif names.RUN in found:
+            keys.append(Ref("RLRun", namespace, found[names.RUN]))
+        if kind == "EnvPool":
+            keys += self._users(namespace, manifest["metadata"]["name"])
+        return keys
+
+    def add_all(self) -> None:
+        """Have every object of ours looked at."""
+        for kind in KINDS:
+            for manifest in self.cluster.every(kind):
+                self.queue.add(ref(manifest))
+
+    def _users(self, namespace: str, pool: str) -> list[Ref]:
+        """Runs that refer to a pool of somebody else."""
+        found = []
+        for run in self.cluster.every("RLRun"):
+            roles = run["spec"].get("roles", {}).get("environments") or ()
+            refers = any((role.get("poolRef") or {}).get("name") == pool for role in roles)
+            if refers and ref(run).namespace == namespace:
+                found.append(ref(run))
+        return found
+
+    async def _resync(self) -> None:
+        while True:
+            await asyncio.sleep(RESYNC_S)
+            self.add_all()
+
+    async def _work(self) -> None:
+        while True:
+            key = await self.queue.take()
+            metrics.QUEUE_DEPTH.set(len(self.queue))
+            try:
+                await self.one(key)
+            except asyncio.CancelledError:
+                # The queue outlives a term of leadership: the next one must find the key free.
+                self.queue.retry(key)
+                raise
+
+    async def one(self, key: Ref) -> None:
+        """One pass over one object, and when the next one is due."""
+        attributes = {"etude.kind": key.kind, "etude.name": key.name}
+        try:
+            with (
+                metrics.RECONCILE_SECONDS.labels(key.kind).time(),
+                tracer.start_as_current_span("etude.reconcile", attributes=attributes),
+            ):
+                again_s = await self.reconciler.reconcile(key)
+        except ConflictError:
+            # The newer state is on its way into the cache.
+            metrics.RECONCILES.labels(key.kind, "conflict").inc()
+            self.queue.retry(key)
+        except ClusterError as error:
+            delay_s = self.queue.retry(key)
+            metrics.RECONCILES.labels(key.kind, "error").inc()
+            log.warning("%s %s: %s; again in %.1f s", key.kind, key.name, error, delay_s)
+        except Exception:
+            # One object that we do not understand must not stop the work on the others.
+            delay_s = self.queue.retry(key)
+            metrics.RECONCILES.labels(key.kind, "bug").inc()
+            log.exception("%s %s: again in %.1f s", key.kind, key.name, delay_s)
+        else:
+            metrics.RECONCILES.labels(key.kind, "ok").inc()
+            self.queue.done(key)
+            if again_s is not None:
+                self.queue.add_after(key, again_s)
+
+
+@contextlib.asynccontextmanager
+async def operator(
+    cluster: Cluster,
+    peers: Peers,
+    platform: Platform,
+    clock: Clock,
+    *,
+    instance: str,
+    pace_s: float,
+) -> AsyncIterator[Operator]:
+    """An operator over a cluster, with its followers; leaving the block ends them."""
+    queue = WorkQueue()
+    book = ReportBook(clock)
+    async with asyncio.TaskGroup() as tasks:
+        followers = Followers(cluster, book, peers, queue.add_after, tasks)
+        reconciler = Reconciler(
+            cluster=cluster,
+            book=book,
+            peers=peers,
+            platform=platform,
+            clock=clock,
+            followers=followers,
+            writer=StatusWriter(cluster, clock, instance, pace_s),
+        )
+        made = Operator(cluster, reconciler, queue)
+        cluster.subscribe(made.changed)
+        try:
+            yield made
+        finally:
+            followers.leave_all()

@@ -1,0 +1,137 @@
+"""How the operator talks to controllers and brokers: it dials, they report, it orders."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterable, AsyncIterator
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+import grpc
+from typing_extensions import override
+
+from etude.common.channels import CONTROL_DEADLINE_S, dial
+from etude.common.errors import UnavailableError
+from etude.operator.reports.latest import Position
+from etude.v1 import environments_pb2, environments_pb2_grpc, run_pb2, run_pb2_grpc
+
+T = TypeVar("T")
+
+STREAM_LIMIT_S = 600.0
+"""A stream is opened anew after this, so that none is ever forgotten half-open."""
+
+
+class PeerError(UnavailableError):
+    """A controller or broker did not answer as it should."""
+
+    reason = "ControllerUnreachable"
+
+
+class Peers(Protocol):
+    """Streams end with PeerError when the peer goes, and quietly when it is time to reopen."""
+
+    def watch_run(
+        self, target: str, after: Position
+    ) -> AsyncIterator[run_pb2.WatchRunResponse]: ...
+    def watch_pool(self, target: str) -> AsyncIterator[environments_pb2.WatchPoolResponse]: ...
+    async def order(self, target: str, request: run_pb2.CommandRequest) -> None:
+        """Hand an order over.
+
+        Raises:
+            PeerError: it was not taken.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class GrpcPeers(Peers):
+    """The real ones."""
+
+    @override
+    async def watch_run(
+        self, target: str, after: Position
+    ) -> AsyncIterator[run_pb2.WatchRunResponse]:
+        request = run_pb2.WatchRunRequest(epoch=after.epoch, after_sequence=after.sequence)
+        async with dial(target) as channel:
+            call = run_pb2_grpc.RunServiceStub(channel).WatchRun(request, timeout=STREAM_LIMIT_S)
+            async for response in _until_reopened(call):
+                yield response
+
+    @override
+    async def watch_pool(self, target: str) -> AsyncIterator[environments_pb2.WatchPoolResponse]:
+        request = environments_pb2.WatchPoolRequest()
+        async with dial(target) as channel:
+            stub = environments_pb2_grpc.PoolServiceStub(channel)
+            async for response in _until_reopened(stub.WatchPool(request, timeout=STREAM_LIMIT_S)):
+                yield response
+
+    @override
+    async def order(self, target: str, request: run_pb2.CommandRequest) -> None:
+        async with dial(target) as channel:
+            try:
+                await run_pb2_grpc.RunServiceStub(channel).Command(
+                    request, timeout=CONTROL_DEADLINE_S
+                )
+            except grpc.aio.AioRpcError as cause:
+                raise PeerError(f"{target}: {cause.details() or cause.code()}") from cause
+
+
+async def _until_reopened(stream: AsyncIterable[T]) -> AsyncIterator[T]:
+    try:
+        async for response in stream:
+            yield response
+    except grpc.aio.AioRpcError as cause:
+        if cause.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise PeerError(str(cause.details() or cause.code())) from cause
+
+
+@dataclass(slots=True)
+class Said(Generic[T]):
+    """What a peer has said so far; whoever listens later hears all of it."""
+
+    messages: list[T] = field(default_factory=list)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def say(self, message: T) -> None:
+        """Say one more thing."""
+        self.messages.append(message)
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def listen(self) -> AsyncIterator[T]:
+        """Everything from the start, then whatever comes."""
+        heard = 0
+        while True:
+            while heard < len(self.messages):
+                yield self.messages[heard]
+                heard += 1
+            await self._news.wait()
+
+
+@dataclass(slots=True)
+class MemoryPeers(Peers):
+    """Controllers and brokers that say what a test puts in their mouths."""
+
+    runs: defaultdict[str, Said[run_pb2.WatchRunResponse]] = field(
+        default_factory=lambda: defaultdict(Said)
+    )
+    pools: defaultdict[str, Said[environments_pb2.WatchPoolResponse]] = field(
+        default_factory=lambda: defaultdict(Said)
+    )
+    orders: list[run_pb2.CommandRequest] = field(default_factory=list)
+
+    @override
+    async def watch_run(
+        self, target: str, after: Position
+    ) -> AsyncIterator[run_pb2.WatchRunResponse]:
+        async for response in self.runs[target].listen():
+            if response.epoch != after.epoch or response.sequence > after.sequence:
+                yield response
+
+    @override
+    async def watch_pool(self, target: str) -> AsyncIterator[environments_pb2.WatchPoolResponse]:
+        async for response in self.pools[target].listen():
+            yield response
+
+    @override
+    async def order(self, target: str, request: run_pb2.CommandRequest) -> None:
+        self.orders.append(request)

@@ -1,0 +1,108 @@
+"""What failures, deadlines and budgets call for."""
+
+from etude.common.api.kinds import RLRun
+from etude.common.api.status import Failure, Intent
+from etude.operator import failures, names
+from etude.operator.actions import Moment
+from etude.operator.clock import rfc3339
+from etude.operator.desired import runs as desired
+from etude.operator.failures import PodFailure
+from etude.operator.reasons import Reason
+from etude.operator.runs import limits, undertakings, usage, verdicts
+from etude.operator.runs.seen import Seen
+from etude.operator.runs.undertakings import Undertaking
+from etude.operator.runs.verdicts import Outcome, Verdict
+
+
+def after_failure(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
+    """What the gravest failure in the pods of the run calls for; None if nothing has to be done."""
+    attempts = undertakings.attempts_of(run)
+    rules = run.spec.failure_policy.listed
+    awaited = verdicts.conditions(rules)
+    found = [
+        failure
+        for role in desired.roles(run)
+        for failure in failures.failures(
+            role, failures.of_attempt(seen.pods.get(role, ()), attempts.get(role, 0)), awaited
+        )
+    ]
+    judged = verdicts.gravest(found, rules)
+    if judged is None:
+        return None
+    failure, verdict = judged
+    noted = _noted(failure, now)
+    if verdict == Verdict(Outcome.FAIL):
+        message = f"{failure.pod} refused to start: {failure.message}"
+        return Undertaking(
+            undertakings.intent(run, "Fail", Reason.INVALID_SPEC, message, now), noted
+        )
+    code = failure.exit_code
+    what = f"ended with exit code {code}" if code is not None else f"has {failure.reason}"
+    sentence = f"{failure.pod} {what}"
+    return Undertaking(
+        _following(run, verdict, failure.role, Reason.ROLE_FAILED, sentence, now), noted
+    )
+
+
+def after_deadline(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
+    """What a limit of time calls for that was crossed."""
+    report = seen.report
+    if any(left <= 0 for left in limits.deadlines_left_s(run, seen, now)):
+        given = run.spec.deadlines.model_dump(by_alias=True, exclude_none=True)
+        words = ", ".join(f"{name} {value}" for name, value in given.items())
+        message = f"the run has held pods for {limits.active_s(run, now.wall_s):.0f} s: {words}"
+        return Undertaking(undertakings.intent(run, "Fail", Reason.DEADLINE_EXCEEDED, message, now))
+    left = limits.progress_left_s(run, seen, now)
+    if left is not None and left <= 0 and report.status is not None:
+        message = f"nothing was finished for {limits.progress_limit_s(run, report.status):.0f} s"
+        verdict = verdicts.stalled(run.spec.failure_policy.listed)
+        if verdict.outcome is not Outcome.IGNORE:
+            return Undertaking(
+                _following(run, verdict, names.TRAINER, Reason.NO_PROGRESS, message, now)
+            )
+    return None
+
+
+def after_budget(run: RLRun, now: Moment) -> Undertaking | None:
+    """The run is suspended once its budget is spent."""
+    left_s = usage.left_s(run, now)
+    if left_s is None or left_s > 0:
+        return None
+    message = f"budget.gpuHours {run.spec.budget.gpu_hours} is spent; raise it to go on"
+    return Undertaking(undertakings.intent(run, "Suspend", Reason.BUDGET_EXCEEDED, message, now))
+
+
+def _following(
+    run: RLRun, verdict: Verdict, role: str, reason: str, message: str, now: Moment
+) -> Intent:
+    """What a verdict means for the run.
+
+    Args:
+        run: the run.
+        verdict: one that calls for something.
+        role: the role that failed.
+        reason: why it restarts, where it does.
+        message: what happened, in words.
+        now: both clocks.
+    """
+    by_rule = f"{message}, and failurePolicy.rules[{verdict.rule}] says so"
+    match verdict.outcome:
+        case Outcome.FAIL:
+            return undertakings.intent(run, "Fail", Reason.FAILURE_RULE, by_rule, now)
+        case Outcome.SUSPEND:
+            return undertakings.intent(run, "Suspend", Reason.FAILURE_RULE, by_rule, now)
+        case Outcome.RESTART_RUN:
+            return undertakings.restart(run, "", reason, message, now)
+        case _:
+            return undertakings.restart(run, role, reason, message, now)
+
+
+def _noted(failure: PodFailure, now: Moment) -> Failure:
+    return Failure(
+        time=rfc3339(now.wall_s),
+        role=failure.role,
+        pod=failure.pod,
+        reason=failure.reason[:64],
+        exit_code=failure.exit_code,
+        message=failure.message[-1024:],
+    )

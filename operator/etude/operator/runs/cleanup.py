@@ -1,0 +1,56 @@
+"""What goes once a run is over, and when."""
+
+from collections.abc import Iterator, Set
+
+from etude.common.api.kinds import RLRun
+from etude.operator.actions import Delete, Moment
+from etude.operator.clock import seconds
+from etude.operator.desired import runs as desired
+from etude.operator.manifests import Ref, is_deleting, labels, uid
+from etude.operator.runs.seen import Seen
+
+_KINDS = {
+    "DeleteRoles": ("StatefulSet", "Service", "PodDisruptionBudget"),
+    "DeletePools": ("EnvPool",),
+}
+
+
+def deletions(run: RLRun, seen: Seen, ending: str, now: Moment) -> list[Delete]:
+    """What is due by now and still there.
+
+    Args:
+        run: a run that is over.
+        seen: its children.
+        ending: Complete or Failed.
+        now: both clocks.
+    """
+    due = {policy for policy, left_s in _left(run, ending, now) if left_s <= 0}
+    if "DeleteSelf" in due:
+        key = Ref("RLRun", run.metadata.namespace, run.metadata.name)
+        return [Delete(key, run.metadata.uid)]
+    kinds = {kind for policy in due for kind in _KINDS[policy]}
+    return list(_of_kinds(run, seen, kinds))
+
+
+def next_s(run: RLRun, ending: str, now: Moment) -> float | None:
+    """Seconds until more is due."""
+    return min((left_s for _, left_s in _left(run, ending, now) if left_s > 0), default=None)
+
+
+def _left(run: RLRun, ending: str, now: Moment) -> Iterator[tuple[str, float]]:
+    """Each policy with the seconds that are left, once the end is written down."""
+    if run.status.completion_time is None:
+        return
+    since_s = now.wall_s - seconds(run.status.completion_time)
+    if run.spec.ttl_seconds_after_finished is not None:
+        yield "DeleteSelf", run.spec.ttl_seconds_after_finished - since_s
+    for rule in run.spec.deletion_rules:
+        if rule.after == ending:
+            yield rule.policy, rule.ttl_seconds - since_s
+
+
+def _of_kinds(run: RLRun, seen: Seen, kinds: Set[str]) -> Iterator[Delete]:
+    ours = desired.run_labels(run).items()
+    for key, live in seen.children.items():
+        if key.kind in kinds and ours <= labels(live).items() and not is_deleting(live):
+            yield Delete(key, uid(live))

@@ -1,0 +1,260 @@
+"""What to do about one run: accept, undertake, carry out, report."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from etude.common.api.kinds import RLRun
+from etude.common.api.status import RLRunStatus
+from etude.operator import acceptance, names
+from etude.operator.actions import Action, Apply, Decision, Delete, Moment, Order
+from etude.operator.conditions import Fact
+from etude.operator.desired import runs as desired
+from etude.operator.desired.ports import PORTS
+from etude.operator.desired.runs import Platform, RunShape
+from etude.operator.manifests import Ref, is_applied, is_deleting, labels, ref, uid
+from etude.operator.reasons import Reason
+from etude.operator.runs import (
+    cleanup,
+    holds,
+    intents,
+    limits,
+    records,
+    registry,
+    undertakings,
+    usage,
+)
+from etude.operator.runs import status as run_status
+from etude.operator.runs.seen import Seen
+from etude.operator.runs.view import View
+from etude.v1 import run_pb2
+
+WATCHFUL_S = 5.0
+"""How often a run is looked at while something is awaited that no event announces."""
+
+STUCK_GRACE_S = 30
+"""A trainer that finished nothing for so long will not save a checkpoint on its way out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What one pass works from."""
+
+    run: RLRun
+    seen: Seen
+    now: Moment
+    platform: Platform
+    problem: Fact | None
+    """What is wrong with the run itself; its children are left alone until that is put right."""
+    is_running: bool
+    """Whether it should hold pods."""
+
+
+def decide(run: RLRun, seen: Seen, now: Moment, platform: Platform) -> Decision[RLRunStatus]:
+    """One pass over one run. No I/O, no clock.
+
+    An intention is either written down or carried out, never both in one pass: whoever is killed
+    in between leaves a record from which the next pass goes on.
+    """
+    if run.metadata.deletion_timestamp:
+        return Decision(status=run.status.model_copy(update={"phase": "Terminating"}))
+    course = Course(
+        run=run,
+        seen=seen,
+        now=now,
+        platform=platform,
+        problem=acceptance.run_problem(run, seen, platform),
+        is_running=_is_wanted(run),
+    )
+    ending = run_status.ending_of(run) or _fulfilled(run, seen)
+    if ending is not None:
+        return _over(course, ending)
+    recorded = _recorded(course)
+    if recorded is not None:
+        return Decision(status=recorded, requeue_after_s=0.0)
+    return Decision(
+        status=_status(course, None),
+        actions=tuple(_actions(course)),
+        requeue_after_s=_look_again_s(course),
+    )
+
+
+def _is_wanted(run: RLRun) -> bool:
+    """Whether the run should hold pods, by what is written down."""
+    if run_status.ending_of(run) is not None:
+        return False
+    intent = run.status.intent
+    if intent is None:
+        return holds.asks_for_pods(run)
+    match intent.type:
+        case "Suspend" | "Restart":
+            return True
+        case "Release" | "Fail" | "Complete":
+            return False
+
+
+def _fulfilled(run: RLRun, seen: Seen) -> Fact | None:
+    """How the run ended, once nothing asks for its pods any more."""
+    intent = run.status.intent
+    if intent is None or intent.type not in {"Fail", "Complete"} or not seen.is_released:
+        return None
+    kind = "Failed" if intent.type == "Fail" else "Complete"
+    return Fact(kind, holds=True, reason=intent.reason, message=intent.message)
+
+
+def _over(course: Course, ending: Fact) -> Decision[RLRunStatus]:
+    course = Course(
+        run=course.run,
+        seen=course.seen,
+        now=course.now,
+        platform=course.platform,
+        problem=None,
+        is_running=False,
+    )
+    run, seen, now = course.run, course.seen, course.now
+    actions = (
+        *registry.happenings(run, seen),
+        *_children(course),
+        *cleanup.deletions(run, seen, ending.type, now),
+    )
+    again_s = cleanup.next_s(run, ending.type, now)
+    return Decision(status=_status(course, ending), actions=actions, requeue_after_s=again_s)
+
+
+def _recorded(course: Course) -> RLRunStatus | None:
+    """The status with what must be known before anything is done; None if all of it is."""
+    run, now = course.run, course.now
+    if course.problem is not None and run.status.resolved is None:
+        return None
+    next_up = intents.undertaking(run, course.seen, now)
+    if next_up.intent != run.status.intent:
+        return records.undertaken(run, course.seen, next_up, now)
+    if holds.kept(run, now) != run.status.hold:
+        return run.status.model_copy(update={"hold": None})
+    if course.is_running and run.status.active.since is None:
+        return records.started(run, course.platform, now)
+    return None
+
+
+def _status(course: Course, ending: Fact | None) -> RLRunStatus:
+    run = records.observed(
+        course.run,
+        course.seen,
+        course.now,
+        is_running=course.is_running,
+        is_over=ending is not None,
+    )
+    view = View(
+        run=run,
+        seen=course.seen,
+        now=course.now,
+        problem=course.problem or course.seen.problem,
+        is_running=course.is_running,
+        ending=ending,
+    )
+    return run_status.concluded(view)
+
+
+def _actions(course: Course) -> Iterator[Action]:
+    yield from registry.happenings(course.run, course.seen)
+    if course.problem is None or not course.is_running:
+        yield from _children(course)
+    yield from _replacements(course)
+    yield from _orders(course)
+    yield from registry.retirements(course.run, course.seen)
+
+
+def _children(course: Course) -> Iterator[Action]:
+    """What differs from what should be; nothing new for a run that holds no pods."""
+    run = course.run
+    resolved = run.status.resolved
+    if resolved is None:
+        return
+    shape = RunShape(
+        images=resolved.images,
+        attempts=undertakings.attempts_of(run),
+        brokers={name: pool.spec.brokers for name, pool in course.seen.pools.items()},
+        is_running=course.is_running,
+    )
+    wanted = desired.run_children(run, shape, course.platform)
+    for manifest in wanted:
+        live = course.seen.children.get(ref(manifest))
+        is_missing = live is None and course.is_running
+        if is_missing or (live is not None and not is_applied(live, manifest)):
+            yield Apply(manifest, names.RUN_FIELD_MANAGER)
+    yield from _prunings(course, {ref(manifest) for manifest in wanted})
+
+
+def _prunings(course: Course, wanted: set[Ref]) -> Iterator[Delete]:
+    """Children of parts that left the spec; what others gave the run as an owner is theirs."""
+    ours = desired.run_labels(course.run).items()
+    for key, live in course.seen.children.items():
+        if key not in wanted and ours <= labels(live).items() and not is_deleting(live):
+            yield Delete(key, uid(live))
+
+
+def _replacements(course: Course) -> Iterator[Action]:
+    """Send the pods of earlier attempts away; their StatefulSet makes the new ones."""
+    intent = course.run.status.intent
+    if intent is None or intent.type != "Restart":
+        return
+    old = [
+        pod
+        for pod in intents.restarting(intent, course.seen)
+        if labels(pod).get(names.ATTEMPT) != str(intent.attempt) and not is_deleting(pod)
+    ]
+    is_stuck = intent.reason == Reason.NO_PROGRESS
+    if old and is_stuck:
+        order = run_pb2.CommandRequest(dump_stacks=run_pb2.DumpStacks())
+        yield _order(course, order, "dump", intent.attempt)
+    grace_s = STUCK_GRACE_S if is_stuck else None
+    yield from (Delete(ref(pod), uid(pod), grace_s) for pod in old)
+
+
+def _orders(course: Course) -> Iterator[Order]:
+    """What the controller should be told now; repeating an order repeats nothing."""
+    run, report = course.run, course.seen.report
+    if not report.is_connected or report.status is None or report.status.state in limits.OVER:
+        return
+    intent = run.status.intent
+    if intent is not None and intent.type == "Suspend":
+        request = run_pb2.CommandRequest(suspend=run_pb2.SuspendRun(checkpoint=True))
+        yield _order(course, request, "suspend", intent.generation)
+    if intent is None and report.status.observed_generation < run.metadata.generation:
+        request = run_pb2.CommandRequest(
+            configure=run_pb2.ConfigureRun(
+                spec_json=run.spec.model_dump_json(by_alias=True, exclude_none=True),
+                generation=run.metadata.generation,
+            )
+        )
+        yield _order(course, request, "configure", run.status.attempt)
+
+
+def _order(course: Course, request: run_pb2.CommandRequest, what: str, number: int) -> Order:
+    metadata = course.run.metadata
+    request.command_id = f"{metadata.uid}/{metadata.generation}/{what}/{number}"
+    trainer = names.child(metadata.name, names.TRAINER)
+    return Order(names.address(trainer, PORTS[names.TRAINER]["grpc"]), request)
+
+
+def _look_again_s(course: Course) -> float | None:
+    """When time alone may call for something new."""
+    run, seen, now = course.run, course.seen, course.now
+    waits: list[float] = []
+    if run.status.intent is not None:
+        waits.append(WATCHFUL_S)
+    if not course.is_running:
+        return min(waits, default=None)
+    left = limits.progress_left_s(run, seen, now)
+    if left is not None:
+        waits.append(left)
+    elif run.status.intent is None and not seen.has_saved:
+        waits.append(limits.verification_left_s(run, seen, now))
+    if seen.report.silent_since_s is not None:
+        waits.append(seen.report.silent_since_s + intents.SILENCE_LIMIT_S - now.monotonic_s)
+    waits += limits.deadlines_left_s(run, seen, now)
+    budget_s = usage.left_s(run, now)
+    if budget_s is not None and budget_s != float("inf"):
+        waits.append(budget_s)
+    # A moment later than computed, so that the limit is crossed by then.
+    coming = [wait + 0.1 for wait in waits if wait > 0]
+    return min(coming, default=None)

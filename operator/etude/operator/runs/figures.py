@@ -1,0 +1,110 @@
+"""The figures in a run's status: steps, rewards, roles, environments, checkpoints."""
+
+import math
+
+from etude.common.api.kinds import RLRun
+from etude.common.api.status import (
+    CheckpointSummary,
+    EnvironmentStatus,
+    RewardStatus,
+    RoleStatus,
+    RolloutStatus,
+    StalenessStatus,
+    StepStatus,
+)
+from etude.operator.actions import Moment
+from etude.operator.clock import rfc3339
+from etude.operator.desired import runs as desired
+from etude.operator.runs import limits, undertakings
+from etude.operator.runs.seen import Seen, is_available, is_ready
+from etude.v1 import run_pb2
+
+
+def figures(run: RLRun, seen: Seen, now: Moment, *, is_running: bool) -> dict[str, object]:
+    """Fields of the status that only say what is there."""
+    ready = next((c for c in seen.checkpoints if is_ready(c)), None)
+    found: dict[str, object] = {
+        "roles": _roles(run, seen, is_running=is_running),
+        "environments": _environments(run, seen),
+    }
+    if ready is not None:
+        found["last_checkpoint"] = CheckpointSummary(
+            name=ready.metadata.name,
+            step=ready.spec.step,
+            time=ready.status.verified_time or rfc3339(now.wall_s),
+        )
+    if seen.report.status is not None:
+        found |= _reported(run, seen.report.status)
+    return found
+
+
+def figure(value: float) -> str | None:
+    """A number as status text, short enough for a column; nothing for what is no number."""
+    return f"{value:.4g}" if math.isfinite(value) else None
+
+
+def _reported(run: RLRun, report: run_pb2.RunStatus) -> dict[str, object]:
+    counts = report.rollouts
+    found: dict[str, object] = {
+        "active_phase": report.phase,
+        "step": StepStatus(
+            current=report.step,
+            target=report.target_step,
+            text=f"{report.step}/{report.target_step}",
+        ),
+        "policy_version": report.policy_version,
+        "tokens_per_second": figure(report.tokens_per_second),
+        "rollouts": RolloutStatus(
+            in_flight=counts.in_flight,
+            completed=counts.completed,
+            trained=counts.trained,
+            masked=counts.masked,
+            retried=counts.retried,
+            dropped=counts.dropped,
+        ),
+    }
+    mean, ewma = figure(report.reward_mean), figure(report.reward_ewma)
+    if counts.trained and mean is not None and ewma is not None:
+        found["reward"] = RewardStatus(mean=mean, ewma=ewma)
+        found["staleness"] = StalenessStatus(
+            p50=figure(report.staleness_p50) or "0", max=int(report.staleness_max)
+        )
+    if report.HasField("eval_success"):
+        found["eval_success"] = figure(report.eval_success)
+    if report.last_step_unix_ms:
+        last_s = report.last_step_unix_ms / 1000
+        found["last_step_time"] = rfc3339(last_s)
+        held_s = limits.active_s(run, last_s)
+        found["ettr"] = f"{min(1.0, report.productive_seconds / held_s):.3f}" if held_s else None
+    return found
+
+
+def _roles(run: RLRun, seen: Seen, *, is_running: bool) -> tuple[RoleStatus, ...]:
+    attempts = undertakings.attempts_of(run)
+    return tuple(
+        RoleStatus(
+            name=role,
+            desired=pods if is_running else 0,
+            ready=seen.ready(role, attempt=attempts.get(role, 0)),
+            attempt=attempts.get(role, 0),
+        )
+        for role, pods in desired.roles(run).items()
+    )
+
+
+def _environments(run: RLRun, seen: Seen) -> tuple[EnvironmentStatus, ...]:
+    found = []
+    for role in run.spec.roles.environments:
+        pool = seen.pools.get(role.name)
+        summary = EnvironmentStatus(name=role.name, pool=desired.pool_name(run, role))
+        if pool is not None:
+            summary = summary.model_copy(
+                update={
+                    "ready": is_available(pool),
+                    "driver": pool.status.driver,
+                    "isolation": pool.status.isolation,
+                    "leased": pool.status.slots.leased if pool.status.slots else 0,
+                }
+            )
+        found.append(summary)
+    return tuple(found)

@@ -1,0 +1,147 @@
+"""What to undertake next: decided once, written down, then carried out."""
+
+from etude.common.api.kinds import RLRun
+from etude.common.api.status import Failure, Intent
+from etude.operator import names
+from etude.operator.actions import Moment
+from etude.operator.clock import rfc3339, seconds
+from etude.operator.manifests import Manifest, is_deleting, labels
+from etude.operator.reasons import Reason
+from etude.operator.runs import aftermath, limits, undertakings
+from etude.operator.runs.seen import Seen, is_corrupt, is_ready
+from etude.operator.runs.undertakings import Undertaking
+from etude.v1 import run_pb2
+
+SILENCE_LIMIT_S = 30.0
+"""A controller whose pod is Ready answers within this, or is treated as gone."""
+
+
+def undertaking(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
+    """The present intent until it is carried out, then the next one that is called for."""
+    current = run.status.intent
+    if current is None:
+        return _next(run, seen, now)
+    match current.type:
+        case "Suspend":
+            return _suspending(run, current, seen, now)
+        case "Release":
+            return Undertaking(None if seen.is_gone else current)
+        case "Restart":
+            return Undertaking(None if _has_restarted(current, seen) else current)
+        case "Fail" | "Complete":
+            return Undertaking(current)
+
+
+def _next(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
+    outcome = _outcome(run, seen, now)
+    if outcome.intent is not None:
+        return outcome
+    if run.spec.suspend:
+        message = "spec.suspend is true"
+        by_user = undertakings.intent(run, "Suspend", Reason.BY_USER, message, now)
+        return Undertaking(None if seen.is_gone else by_user)
+    hold = run.status.hold
+    if hold is not None:
+        again = undertakings.intent(run, "Suspend", hold.reason, hold.message, now)
+        return Undertaking(None if seen.is_gone else again)
+    return (
+        aftermath.after_failure(run, seen, now)
+        or aftermath.after_deadline(run, seen, now)
+        or aftermath.after_budget(run, now)
+        or Undertaking(None)
+    )
+
+
+def _outcome(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
+    """What the controller says about the end of the run, if it says so now."""
+    report = seen.report
+    if not report.is_current or report.status is None or run.status.active.since is None:
+        return Undertaking(None)
+    if report.status.state == run_pb2.RUN_STATE_DONE:
+        return _done(run, seen, now)
+    if report.status.state == run_pb2.RUN_STATE_FAILED:
+        reason = report.status.reason or Reason.ROLE_FAILED
+        message = report.status.message
+        failure = Failure(
+            time=rfc3339(now.wall_s), role=names.TRAINER, reason=reason[:64], message=message[:1024]
+        )
+        return Undertaking(undertakings.intent(run, "Fail", reason, message, now), failure)
+    return Undertaking(None)
+
+
+def _done(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
+    """The end, once the final checkpoint was read back, or for too long could not be."""
+    if not _is_registered(seen):
+        return Undertaking(None)
+    last = seen.last_saved
+    corrupt = [c for c in last if is_corrupt(c)]
+    # One that was saved again may still be read back beside the damaged one.
+    if corrupt and seen.has_saved and not any(is_ready(c) for c in last):
+        sentence = f"{corrupt[0].metadata.name} does not match its manifest; its steps are repeated"
+        return Undertaking(undertakings.restart(run, names.TRAINER, Reason.CORRUPT, sentence, now))
+    if not seen.has_saved and limits.verification_left_s(run, seen, now) > 0:
+        return Undertaking(None)
+    message = "every phase is done"
+    return Undertaking(undertakings.intent(run, "Complete", Reason.ALL_PHASES_DONE, message, now))
+
+
+def _is_registered(seen: Seen) -> bool:
+    """Whether every checkpoint that was told of is an object."""
+    return all(h.checkpoint is None for h in seen.report.happenings)
+
+
+def _suspending(run: RLRun, current: Intent, seen: Seen, now: Moment) -> Undertaking:
+    """Wait for the checkpoint, then let the pods go; from there on there is no way back."""
+    outcome = _outcome(run, seen, now)
+    if outcome.intent is not None:
+        return outcome
+    limit_s = run.spec.checkpointing.timeout_seconds
+    if now.wall_s - seconds(current.since) > limit_s:
+        message = f"no verified checkpoint within {limit_s} s; the last one is used"
+        return Undertaking(
+            undertakings.intent(run, "Release", Reason.SUSPEND_TIMEOUT, message, now)
+        )
+    if _has_saved(run, seen, now):
+        return Undertaking(
+            undertakings.intent(run, "Release", current.reason, current.message, now)
+        )
+    return Undertaking(current)
+
+
+def _has_saved(run: RLRun, seen: Seen, now: Moment) -> bool:
+    """Whether a run that shall be suspended has saved all that it can."""
+    if run.spec.checkpointing.on_suspend == "Skip":
+        return True
+    if not seen.ready(names.TRAINER, attempt=undertakings.attempts_of(run).get(names.TRAINER, 0)):
+        return True  # nothing that could still be saved
+    report = seen.report
+    if not report.is_connected:
+        return _silence_s(run, seen, now) > SILENCE_LIMIT_S
+    is_over = report.status is not None and report.status.state in limits.OVER
+    return is_over and _is_registered(seen) and seen.has_saved
+
+
+def _has_restarted(intent: Intent, seen: Seen) -> bool:
+    """Whether no pod of an earlier attempt of the role is left to be told to go."""
+    return all(
+        labels(pod).get(names.ATTEMPT) == str(intent.attempt) or is_deleting(pod)
+        for pod in restarting(intent, seen)
+    ) and all(
+        labels(m["spec"]["template"]).get(names.ATTEMPT) == str(intent.attempt)
+        for m in seen.sets
+        if not intent.role or labels(m).get(names.ROLE) == intent.role
+    )
+
+
+def restarting(intent: Intent, seen: Seen) -> list[Manifest]:
+    """The pods that a restart is about, of this attempt and of earlier ones."""
+    roles = [intent.role] if intent.role else list(seen.pods)
+    return [pod for role in roles for pod in seen.pods.get(role, ())]
+
+
+def _silence_s(run: RLRun, seen: Seen, now: Moment) -> float:
+    """How long the controller has said nothing, since the suspension began at the latest."""
+    intent = run.status.intent
+    since_intent = now.wall_s - seconds(intent.since) if intent else 0.0
+    silent = seen.report.silent_since_s
+    return 0.0 if silent is None else min(since_intent, now.monotonic_s - silent)

@@ -1,0 +1,104 @@
+"""The bookkeeping in a run's status: what was undertaken, when pods were held, what was seen."""
+
+from collections.abc import Sequence
+
+from etude.common.api.kinds import RLRun
+from etude.common.api.status import (
+    ActiveTime,
+    ReportPosition,
+    Resolved,
+    Restarts,
+    RLRunStatus,
+    RoleStatus,
+)
+from etude.operator.actions import Moment
+from etude.operator.clock import rfc3339
+from etude.operator.desired import runs as desired
+from etude.operator.desired.runs import Platform
+from etude.operator.runs import holds, limits, undertakings, usage
+from etude.operator.runs.figures import figures
+from etude.operator.runs.seen import Seen
+from etude.operator.runs.undertakings import Undertaking
+
+
+def started(run: RLRun, platform: Platform, now: Moment) -> RLRunStatus:
+    """The status of a run that is about to get its pods, for the first time or again."""
+    status = run.status
+    attempts = undertakings.attempts_of(run)
+    when = rfc3339(now.wall_s)
+    roles = tuple(
+        RoleStatus(name=role, desired=pods, ready=0, attempt=attempts.get(role, status.attempt))
+        for role, pods in desired.roles(run).items()
+    )
+    return status.model_copy(
+        update={
+            "resolved": status.resolved or Resolved(images=dict(platform.images)),
+            "start_time": status.start_time or when,
+            "active": ActiveTime(seconds=status.active.seconds, since=when),
+            "roles": roles,
+            "phase": status.phase or "Pending",
+        }
+    )
+
+
+def undertaken(run: RLRun, seen: Seen, next_up: Undertaking, now: Moment) -> RLRunStatus:
+    """The status with the next intent, and with what it counts towards."""
+    intent = next_up.intent
+    # The last figures of a controller that is about to go are written down with its end.
+    changes = figures(run, seen, now, is_running=True) | {"intent": intent}
+    if next_up.failure is not None:
+        changes["last_failure"] = next_up.failure
+    if intent is not None and intent.type == "Restart":
+        again = [r.name for r in run.status.roles if intent.role in {"", r.name}]
+        changes |= {
+            "attempt": intent.attempt,
+            "roles": tuple(
+                role.model_copy(update={"attempt": intent.attempt, "ready": 0})
+                if role.name in again
+                else role
+                for role in run.status.roles
+            ),
+            "restarts": _counted(run.status, again),
+        }
+    if intent is not None:
+        changes["hold"] = holds.begun(intent) or run.status.hold
+    return run.status.model_copy(update=changes)
+
+
+def observed(run: RLRun, seen: Seen, now: Moment, *, is_running: bool, is_over: bool) -> RLRun:
+    """The run with a status that says what is there now; conditions are still as they were."""
+    changes = figures(run, seen, now, is_running=is_running)
+    changes["observed_generation"] = run.metadata.generation
+    changes["restarts"] = _forgiven(run, seen)
+    changes["usage"] = usage.accounted(run, seen.pods, now)
+    done = seen.report.done
+    changes["reported"] = ReportPosition(epoch=done.epoch, sequence=done.sequence)
+    if run.status.active.since is not None and (is_over or (not is_running and seen.is_gone)):
+        changes["active"] = ActiveTime(seconds=limits.active_s(run, now.wall_s))
+    if is_over:
+        changes["intent"] = changes["hold"] = None
+        changes["completion_time"] = run.status.completion_time or rfc3339(now.wall_s)
+    return run.model_copy(update={"status": run.status.model_copy(update=changes)})
+
+
+def _counted(status: RLRunStatus, roles: Sequence[str]) -> Restarts:
+    before = status.restarts
+    return Restarts(
+        total=before.total + 1,
+        counted=before.counted + 1,
+        by_role=before.by_role | {role: before.by_role.get(role, 0) + 1 for role in roles},
+        phase=status.active_phase,
+        step=status.step.current if status.step else 0,
+    )
+
+
+def _forgiven(run: RLRun, seen: Seen) -> Restarts:
+    """The restarts, with the count back at zero after enough clean steps."""
+    restarts, report = run.status.restarts, seen.report.status
+    if not restarts.counted or report is None or not seen.report.is_connected:
+        return restarts
+    if report.phase != restarts.phase or report.step < restarts.step:
+        return restarts.model_copy(update={"phase": report.phase, "step": report.step})
+    if report.step - restarts.step >= run.spec.failure_policy.reset_after_steps:
+        return restarts.model_copy(update={"counted": 0})
+    return restarts

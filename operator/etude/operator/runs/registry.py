@@ -1,0 +1,105 @@
+"""Checkpoints of a run: told by its controller, registered as objects, retired by age."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from etude.common.api.kinds import Checkpoint, RLRun
+from etude.common.api.meta import API_VERSION
+from etude.operator import names
+from etude.operator.actions import Action, Apply, DealtWith, Delete, Note
+from etude.operator.desired.runs import run_labels
+from etude.operator.desired.workloads import head
+from etude.operator.manifests import Manifest, Ref
+from etude.operator.reports.latest import Happening
+from etude.operator.runs.seen import Seen, is_ready
+from etude.v1 import run_pb2
+
+DeletionPolicy = Literal["Retain", "Delete"]
+
+
+def happenings(run: RLRun, seen: Seen) -> Iterator[Action]:
+    """Register what was told, in the order in which it was told."""
+    for happening in seen.report.happenings:
+        if happening.checkpoint is not None:
+            yield from _registration(
+                run, seen, happening.checkpoint, may_be_old=happening.may_be_old
+            )
+        if happening.event is not None:
+            yield _note(happening, happening.event)
+        yield DealtWith(happening.position)
+
+
+def retirements(run: RLRun, seen: Seen) -> Iterator[Action]:
+    """Let go of checkpoints that are older than the newest verified ones that are kept.
+
+    Pinned and retained ones stay, and so does everything while too few are verified.
+    """
+    passing = [c for c in seen.checkpoints if not _stays(c)]
+    verified = [c for c in passing if is_ready(c)]
+    kept = verified[: run.spec.checkpointing.keep_last]
+    if len(kept) < run.spec.checkpointing.keep_last:
+        return
+    for checkpoint in passing:
+        is_old = checkpoint.spec.step < kept[-1].spec.step
+        if is_old and not checkpoint.metadata.deletion_timestamp:
+            key = Ref("Checkpoint", run.metadata.namespace, checkpoint.metadata.name)
+            yield Delete(key, checkpoint.metadata.uid)
+
+
+def _stays(checkpoint: Checkpoint) -> bool:
+    return checkpoint.spec.pinned or checkpoint.spec.deletion_policy == "Retain"
+
+
+def _registration(
+    run: RLRun, seen: Seen, record: run_pb2.CheckpointRecord, *, may_be_old: bool
+) -> Iterator[Action]:
+    name = names.checkpoint(
+        run.metadata.name, step=record.step, manifest_digest=record.manifest_digest
+    )
+    if all(known.metadata.name != name for known in seen.checkpoints):
+        was_let_go = may_be_old and _was_let_go(run, name, record)
+        policy: DeletionPolicy = "Retain" if was_let_go else "Delete"
+        yield Apply(_manifest(run, name, record, policy), names.RUN_FIELD_MANAGER)
+
+
+def _was_let_go(run: RLRun, name: str, record: run_pb2.CheckpointRecord) -> bool:
+    """Whether it was an object before, and somebody took that away but not the data.
+
+    A new controller tells of all that lies in the store. What is older than the newest one that
+    was ever verified has been told before.
+    """
+    last = run.status.last_checkpoint
+    return last is not None and (record.step < last.step or name == last.name)
+
+
+def _manifest(
+    run: RLRun, name: str, record: run_pb2.CheckpointRecord, policy: DeletionPolicy
+) -> Manifest:
+    manifest = head(run, API_VERSION, "Checkpoint", name, run_labels(run))
+    if policy == "Delete":
+        manifest["metadata"]["finalizers"] = [names.CHECKPOINT_DATA]
+    manifest["spec"] = {
+        "runRef": {"name": run.metadata.name, "uid": run.metadata.uid},
+        "reason": record.reason,
+        "source": {"uri": record.uri, "manifestDigest": record.manifest_digest},
+        "storage": run.spec.storage.to_json(),
+        "step": record.step,
+        "policyVersion": record.policy_version,
+        "sizeBytes": record.size_bytes,
+        "deletionPolicy": policy,
+    }
+    if record.HasField("keyframe"):
+        manifest["spec"]["keyframe"] = record.keyframe
+    if record.metrics:
+        manifest["spec"]["metrics"] = dict(record.metrics)
+    return manifest
+
+
+def _note(happening: Happening, event: run_pb2.RunEvent) -> Note:
+    epoch, sequence = happening.position
+    return Note(
+        name=f"report-{epoch}-{sequence}",
+        reason=event.reason,
+        message=event.message,
+        is_warning=event.warning,
+    )

@@ -1,0 +1,161 @@
+"""What is known of a run when a decision is made; from caches alone."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from pydantic import ValidationError
+
+from etude.common.api.kinds import Checkpoint, EnvPool, RLRun
+from etude.operator import names
+from etude.operator.cluster.api import Cluster
+from etude.operator.conditions import Fact, holds
+from etude.operator.desired import runs as desired
+from etude.operator.manifests import (
+    Manifest,
+    Ref,
+    controller_uid,
+    is_deleting,
+    is_true,
+    labels,
+    ref,
+    uid,
+)
+from etude.operator.reasons import Reason
+from etude.operator.reports.latest import ReportBook, RunReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A run's children, pools, checkpoints and newest report."""
+
+    children: Mapping[Ref, Manifest] = field(default_factory=dict)
+    """What the run controls, except checkpoints."""
+    pods: Mapping[str, Sequence[Manifest]] = field(default_factory=dict)
+    """Pods of the run's StatefulSets, by role; those on their way out too."""
+    pools: Mapping[str, EnvPool] = field(default_factory=dict)
+    """The pools that exist, by the environment that they serve."""
+    checkpoints: Sequence[Checkpoint] = ()
+    """Those of this run, newest first."""
+    report: RunReport = field(default_factory=RunReport)
+    problem: Fact | None = None
+    """What kept the last decision from being carried out."""
+
+    @property
+    def sets(self) -> list[Manifest]:
+        """The role StatefulSets."""
+        return [m for key, m in self.children.items() if key.kind == "StatefulSet"]
+
+    @property
+    def is_released(self) -> bool:
+        """Whether nothing asks for pods any more."""
+        pools = [m for key, m in self.children.items() if key.kind == "EnvPool"]
+        asking = [m for m in [*self.sets, *pools] if not is_deleting(m)]
+        return all(not m["spec"].get("replicas", 1) for m in asking)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether no role pod is left."""
+        return self.is_released and not any(self.pods.values())
+
+    @property
+    def last_saved(self) -> list[Checkpoint]:
+        """Those of the step that was saved last; several if it was saved more than once.
+
+        After a fall-back that is not the highest step.
+        """
+        saved = ((c.metadata.creation_timestamp or "", c.spec.step) for c in self.checkpoints)
+        _, step = max(saved, default=("", 0))
+        return [c for c in self.checkpoints if c.spec.step == step]
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether the last of what was saved has been read back, whatever came of it."""
+        last = self.last_saved
+        return any(is_ready(c) for c in last) or all(
+            is_settled(c) or c.metadata.deletion_timestamp for c in last
+        )
+
+    def ready(self, role: str, *, attempt: int) -> int:
+        """Pods of this attempt of a role that are Ready."""
+        return sum(
+            is_true(pod, "Ready")
+            for pod in self.pods.get(role, ())
+            if labels(pod).get(names.ATTEMPT) == str(attempt) and not is_deleting(pod)
+        )
+
+
+def role_pods(cluster: Cluster, run: RLRun) -> dict[str, list[Manifest]]:
+    """Pods of the run's StatefulSets, by role; those on their way out too."""
+    return {
+        labels(m).get(names.ROLE, ""): [p for p in cluster.owned(uid(m)) if p["kind"] == "Pod"]
+        for m in cluster.owned(run.metadata.uid)
+        if m["kind"] == "StatefulSet"
+    }
+
+
+def gather(cluster: Cluster, book: ReportBook, run: RLRun, problem: Fact | None) -> Seen:
+    """Everything that a decision about this run depends on."""
+    owned = cluster.owned(run.metadata.uid)
+    children = {ref(m): m for m in owned if m["kind"] != "Checkpoint"}
+    found = [_checkpoint(m) for m in owned if m["kind"] == "Checkpoint"]
+    return Seen(
+        children=children,
+        pods=role_pods(cluster, run),
+        pools=_pools(cluster, run),
+        checkpoints=sorted(
+            (c for c in found if c is not None),
+            key=lambda c: (c.spec.step, is_ready(c)),
+            reverse=True,
+        ),
+        report=book.run(run.metadata.uid),
+        problem=problem,
+    )
+
+
+def _pools(cluster: Cluster, run: RLRun) -> dict[str, EnvPool]:
+    pools = {}
+    for role in run.spec.roles.environments:
+        key = Ref("EnvPool", run.metadata.namespace, desired.pool_name(run, role))
+        manifest = cluster.get(key)
+        is_own = manifest is not None and controller_uid(manifest) == run.metadata.uid
+        if manifest is not None and (is_own or role.pool_ref is not None):
+            # What no schema of ours takes is told in the pool's own status.
+            with suppress(ValidationError):
+                pools[role.name] = EnvPool.model_validate(manifest)
+    return pools
+
+
+def _checkpoint(manifest: Manifest) -> Checkpoint | None:
+    """The checkpoint, or nothing if a newer operator wrote what this one cannot read."""
+    try:
+        return Checkpoint.model_validate(manifest)
+    except ValidationError:
+        return None
+
+
+def is_ready(checkpoint: Checkpoint) -> bool:
+    """Whether a run can resume from it."""
+    return holds(checkpoint.status.conditions, "Ready")
+
+
+def ready_fact(checkpoint: Checkpoint) -> Fact | None:
+    """What is known of its data; None before anybody looked at it."""
+    found = (c for c in checkpoint.status.conditions if c.type == "Ready")
+    return next((Fact(c.type, c.status == "True", c.reason, c.message) for c in found), None)
+
+
+def is_corrupt(checkpoint: Checkpoint) -> bool:
+    """Whether its data is wrong, and will stay wrong."""
+    fact = ready_fact(checkpoint)
+    return fact is not None and fact.reason == Reason.CORRUPT
+
+
+def is_settled(checkpoint: Checkpoint) -> bool:
+    """Whether its data was read back, whatever came of it."""
+    return is_ready(checkpoint) or is_corrupt(checkpoint)
+
+
+def is_available(pool: EnvPool) -> bool:
+    """Whether a pool hands out environments."""
+    return holds(pool.status.conditions, "Available")

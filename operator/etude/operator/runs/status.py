@@ -1,0 +1,244 @@
+"""What to say about a run."""
+
+from collections.abc import Sequence
+
+from etude.common.api.kinds import RLRun
+from etude.common.api.status import RLRunStatus, RoleStatus
+from etude.operator import failures, names
+from etude.operator.clock import rfc3339
+from etude.operator.conditions import Fact, conditions, no, yes
+from etude.operator.manifests import Manifest
+from etude.operator.reasons import Reason
+from etude.operator.runs import limits
+from etude.operator.runs.seen import is_corrupt, is_ready, ready_fact
+from etude.operator.runs.view import View
+from etude.v1 import run_pb2
+
+State = run_pb2.RunState
+SUSPENDING = {"Suspend", "Release"}
+
+
+def concluded(view: View) -> RLRunStatus:
+    """The status with every condition and the word derived from them."""
+    found = facts(view)
+    return view.status.model_copy(
+        update={
+            "conditions": conditions(
+                found,
+                view.status.conditions,
+                generation=view.run.metadata.generation,
+                now=rfc3339(view.now.wall_s),
+            ),
+            "phase": phase(view, found),
+        }
+    )
+
+
+def facts(view: View) -> list[Fact]:
+    """Every condition of the run; all of them, so that none is ever left over."""
+    return [
+        view.problem or yes("Accepted", Reason.ACCEPTED),
+        _pods_scheduled(view),
+        _roles_ready(view),
+        _environments_ready(view),
+        _ready(view),
+        _progressing(view),
+        _checkpoint_healthy(view),
+        _suspended(view),
+        _stalled(view),
+        _degraded(view),
+        *_endings(view),
+    ]
+
+
+def phase(view: View, found: Sequence[Fact]) -> str:
+    """One word for kubectl; the first that fits."""
+    fact = {f.type: f for f in found}
+    intent = view.status.intent
+    report = view.report
+    attempt = max((role.attempt for role in view.status.roles), default=0)
+    state = report.state if report is not None else State.RUN_STATE_UNSPECIFIED
+    words = (
+        (bool(view.run.metadata.deletion_timestamp), "Terminating"),
+        (fact["Failed"].holds, "Failed"),
+        (fact["Complete"].holds, "Succeeded"),
+        (fact["Suspended"].holds, "Suspended"),
+        (intent is not None and intent.type in SUSPENDING, "Suspending"),
+        (not fact["Accepted"].holds, "Pending"),
+        (not _are_pods_ready(view), "Restarting" if attempt else "Provisioning"),
+        (state in {State.RUN_STATE_UNSPECIFIED, State.RUN_STATE_LOADING}, "Initializing"),
+        (state == State.RUN_STATE_CHECKPOINTING, "Checkpointing"),
+        (state == State.RUN_STATE_EVALUATING, "Evaluating"),
+    )
+    return next((word for applies, word in words if applies), "Running")
+
+
+def _needed(view: View) -> list[RoleStatus]:
+    """The roles that the active phase cannot do without."""
+    return [r for r in view.status.roles if r.name == names.TRAINER or view.samples_now]
+
+
+def _are_pods_ready(view: View) -> bool:
+    return all(role.ready >= role.desired > 0 for role in _needed(view))
+
+
+def _all_pods(view: View) -> list[Manifest]:
+    return [pod for pods in view.seen.pods.values() for pod in pods]
+
+
+def _resting(view: View) -> str | None:
+    """Why the run holds no pods on purpose."""
+    if view.ending is not None:
+        return Reason.FINISHED
+    return None if view.is_running else Reason.SUSPENDED
+
+
+def _pods_scheduled(view: View) -> Fact:
+    resting = _resting(view)
+    if resting is not None:
+        return no("PodsScheduled", resting)
+    words = failures.unschedulable(_all_pods(view))
+    reason = Reason.UNSCHEDULABLE if words else Reason.SCHEDULED
+    return Fact("PodsScheduled", holds=not words, reason=reason, message=words)
+
+
+def _roles_ready(view: View) -> Fact:
+    resting = _resting(view)
+    if resting is not None:
+        return no("RolesReady", resting)
+    if _are_pods_ready(view):
+        return yes("RolesReady", Reason.PODS_READY)
+    pods = _all_pods(view)
+    for reasons, reason in (
+        (failures.PULL_FAILURES, Reason.IMAGE_PULL_FAILED),
+        (failures.CRASHES, Reason.CRASH_LOOPING),
+    ):
+        words = failures.trouble(pods, reasons)
+        if words:
+            return no("RolesReady", reason, words)
+    missing = ", ".join(r.name for r in _needed(view) if r.ready < r.desired or not r.desired)
+    return no("RolesReady", Reason.PODS_NOT_READY, f"{missing} not ready")
+
+
+def _environments_ready(view: View) -> Fact:
+    resting = _resting(view)
+    if resting is not None:
+        return no("EnvironmentsReady", resting)
+    if not view.status.environments:
+        return yes("EnvironmentsReady", Reason.NOT_NEEDED)
+    missing = [e.pool for e in view.status.environments if not e.ready]
+    if not missing:
+        return yes("EnvironmentsReady", Reason.POOLS_AVAILABLE)
+    message = f"pool {', '.join(missing)} not available"
+    return no("EnvironmentsReady", Reason.POOL_WARMING, message)
+
+
+def _ready(view: View) -> Fact:
+    firsts = [view.problem, _pods_scheduled(view), _roles_ready(view)]
+    if view.samples_now:
+        firsts.append(_environments_ready(view))
+    for fact in firsts:
+        if fact is not None and not fact.holds:
+            return no("Ready", fact.reason, fact.message)
+    if not view.has_connection:
+        message = "the trainer's pod is ready, but its controller does not report"
+        return no("Ready", Reason.CONTROLLER_UNREACHABLE, message)
+    return yes("Ready", Reason.CONTROLLER_CONNECTED)
+
+
+def _progressing(view: View) -> Fact:
+    resting = _resting(view)
+    if resting is not None or view.problem is not None:
+        return no("Progressing", resting or Reason.WAITING_FOR_ROLES)
+    report = view.report
+    waits = (
+        (not _are_pods_ready(view), Reason.WAITING_FOR_ROLES, _roles_ready(view).message),
+        (
+            view.samples_now and not _environments_ready(view).holds,
+            Reason.WAITING_FOR_ENVIRONMENTS,
+            _environments_ready(view).message,
+        ),
+        (report is None, Reason.CONTROLLER_UNREACHABLE, "the controller does not report"),
+        (
+            report is not None and report.state == State.RUN_STATE_LOADING,
+            Reason.LOADING,
+            "the controller loads its state",
+        ),
+        (_stalled(view).holds, Reason.NO_PROGRESS, _stalled(view).message),
+    )
+    for applies, reason, message in waits:
+        if applies:
+            return no("Progressing", reason, message)
+    return yes("Progressing", Reason.STEPS_FINISH)
+
+
+def _checkpoint_healthy(view: View) -> Fact:
+    intent = view.status.intent
+    if intent is not None and intent.reason == Reason.SUSPEND_TIMEOUT:
+        return no("CheckpointHealthy", Reason.SUSPEND_TIMEOUT, intent.message)
+    newest = next(iter(view.seen.checkpoints), None)
+    if newest is None:
+        return yes("CheckpointHealthy", Reason.NO_CHECKPOINT)
+    if is_ready(newest):
+        return yes("CheckpointHealthy", Reason.CHECKPOINT_VERIFIED)
+    if is_corrupt(newest):
+        message = f"{newest.metadata.name} does not match its manifest; an older one is used"
+        return no("CheckpointHealthy", Reason.CORRUPT, message)
+    found = ready_fact(newest)
+    if found is not None and found.reason == Reason.STORAGE_UNAVAILABLE:
+        message = f"{newest.metadata.name}: {found.message}"
+        return no("CheckpointHealthy", Reason.STORAGE_UNAVAILABLE, message)
+    return yes("CheckpointHealthy", Reason.VERIFYING)
+
+
+def _suspended(view: View) -> Fact:
+    intent = view.status.intent
+    if view.ending is not None:
+        return no("Suspended", Reason.FINISHED)
+    if intent is not None and intent.type in SUSPENDING:
+        return no("Suspended", Reason.SUSPENDING, "a checkpoint first, then the pods go")
+    if view.run.spec.suspend and view.seen.is_gone:
+        return yes("Suspended", Reason.BY_USER, "spec.suspend is true")
+    hold = view.status.hold
+    if hold is not None and view.seen.is_gone:
+        return yes("Suspended", hold.reason, hold.message)
+    return no("Suspended", Reason.NOT_SUSPENDED)
+
+
+def _stalled(view: View) -> Fact:
+    intent = view.status.intent
+    if intent is not None and intent.reason == Reason.NO_PROGRESS:
+        return yes("Stalled", Reason.NO_PROGRESS, intent.message)
+    left_s = limits.progress_left_s(view.run, view.seen, view.now)
+    if view.is_running and left_s is not None and left_s <= 0:
+        return yes("Stalled", Reason.NO_PROGRESS, "no step finished within the deadline")
+    return no("Stalled", Reason.HEALTHY)
+
+
+def _degraded(view: View) -> Fact:
+    report = view.report
+    is_failing = report is not None and report.state == State.RUN_STATE_FAILED
+    if report is not None and report.reason and not is_failing and view.ending is None:
+        return yes("Degraded", report.reason[:64], report.message)
+    if view.is_running and view.status.restarts.counted and not _are_pods_ready(view):
+        last = view.status.last_failure
+        message = f"{last.pod or last.role}: {last.message}" if last else ""
+        return yes("Degraded", Reason.ROLE_FAILED, message)
+    return no("Degraded", Reason.HEALTHY)
+
+
+def _endings(view: View) -> list[Fact]:
+    return [
+        view.ending
+        if view.ending is not None and view.ending.type == kind
+        else no(kind, Reason.NOT_FINISHED)
+        for kind in ("Complete", "Failed")
+    ]
+
+
+def ending_of(run: RLRun) -> Fact | None:
+    """Complete or Failed as it was written; either is for ever."""
+    for condition in run.status.conditions:
+        if condition.type in {"Complete", "Failed"} and condition.status == "True":
+            return yes(condition.type, condition.reason, condition.message)
+    return None
