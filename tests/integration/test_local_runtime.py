@@ -50,7 +50,7 @@ class Local:
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         script = f"""if True:
-            from etude.operator import local
+            from etude.operator.local import runtime as local
             env = local._base_env()
             local._base_env = lambda: env | {{'PATH': {str(self.commands)!r} + ':' + env['PATH']}}
             local.main()

@@ -31,7 +31,7 @@ from etude.operator.processes.cluster import ProcessCluster, ProcessKubelet, pro
 from etude.operator.reasons import Reason
 from etude.operator.reports.peers import GrpcPeers
 
-log = logging.getLogger("etude.operator.local.runtime")
+log = logging.getLogger("etude.operator.local")
 
 EXIT_FAILED = 1
 EXIT_INVALID = 4
