@@ -75,10 +75,11 @@ def chart(kubectl: Callable[..., str], helm: Callable[..., str]) -> str:
 
 @pytest.fixture(scope="session")
 def crds(kubectl: Callable[..., str], chart: str) -> None:
-    """Our CRDs, established."""
+    """Our CRDs, served: an API server refuses calls while it sets up their store."""
     assert chart
     folder = ROOT / "helm" / "etude" / "files" / "crds"
     kubectl("wait", "--for=condition=Established", "-f", str(folder), "--timeout=60s")
+    testbeds.wait_until_listed(kubectl, "rlruns", "envpools", "checkpoints")
 
 
 @pytest.fixture

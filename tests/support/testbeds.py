@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,3 +69,20 @@ def program(state: State, name: str) -> Program:
         return done.stderr if fails else done.stdout
 
     return run
+
+
+def wait_until_listed(kubectl: Program, *kinds: str) -> None:
+    """Until each of `kinds` is listed, which an API server may refuse at first.
+
+    Raises AssertionError when it goes on to refuse.
+    """
+    deadline = time.monotonic() + UP_LIMIT_S
+    for kind in kinds:
+        while True:
+            try:
+                kubectl("get", kind, "--all-namespaces")
+                break
+            except AssertionError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)

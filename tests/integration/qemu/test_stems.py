@@ -151,13 +151,22 @@ async def test_a_split_that_is_cancelled_leaves_no_child_and_no_answer(
 
 
 async def test_a_stem_whose_answer_is_not_waited_for_is_ended_with_its_child(
-    lab: Lab, library: Path
+    lab: Lab, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    forked = Stem._forked
     async with grown(lab, library) as one, part(lab, one) as before:
-        folder = lab.new_folder()
-        splitting = asyncio.create_task(one._split(folder))
-        await asyncio.sleep(0)  # after which it waits for the answer
-        assert (folder / "agent").exists()
+        is_there = asyncio.Event()
+
+        async def unheard(stem: Stem, folder: Path) -> int:
+            await forked(stem, folder)
+            is_there.set()
+            await asyncio.Event().wait()
+            raise AssertionError("nobody sets it")
+
+        monkeypatch.setattr(Stem, "_forked", unheard)
+        splitting = asyncio.create_task(one._split(lab.new_folder()))
+        await is_there.wait()
+        assert len(children_of(one)) == 2
         splitting.cancel()  # the order itself, as the end of the loop does
         with pytest.raises(asyncio.CancelledError):
             await splitting
