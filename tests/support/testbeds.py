@@ -74,7 +74,8 @@ def program(state: State, name: str) -> Program:
 def wait_until_listed(kubectl: Program, *kinds: str) -> None:
     """Until each of `kinds` is listed, which an API server may refuse at first.
 
-    Raises AssertionError when it goes on to refuse.
+    Raises:
+        AssertionError: it goes on to refuse.
     """
     deadline = time.monotonic() + UP_LIMIT_S
     for kind in kinds:
