@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo test test-gpu test-long fuzz-frames check fix protos docs chart-readme bench bench-autoscaler bench-weights search-model chaos-weights minio testbed microvms test-env bench-env system-deps buf
+.PHONY: help demo test test-gpu test-long fuzz-frames check fix protos docs chart-readme bench bench-autoscaler bench-weights search-model chaos-weights minio testbed test-operator microvms test-env bench-env system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -62,6 +62,15 @@ minio: $(READY) ## build a MinIO server, and run the object store's tests on it 
 testbed: $(READY) ## build and start a real control plane and node, and run the cluster tests on it
 	$(RUN) python hack/testbed/build.py
 	ETUDE_REQUIRE=cluster $(RUN) pytest tests/cluster
+
+# Suites that show what the operator does under faults and bad input; each writes its figures into
+# bench/out/faults.json by tests/support/figures.py.
+OPERATOR_SUITES = $(wildcard tests/operator_faults tests/operator_mutations tests/cluster/test_mutations.py tests/cluster/test_rights_used.py)
+
+test-operator: $(READY) ## crash plans, faults of the API server, mutated manifests, used rights: figures in bench/out/faults.json
+	$(RUN) python hack/testbed/build.py
+	ETUDE_REQUIRE=cluster $(RUN) pytest $(OPERATOR_SUITES)
+	@cat bench/out/faults.json
 
 microvms: $(READY) ## the tests of real microVMs, which nothing may skip (QEMU, Go, root)
 	ETUDE_REQUIRE=qemu $(RUN) pytest tests/integration/qemu

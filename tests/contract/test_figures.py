@@ -1,0 +1,22 @@
+"""Figures of several suites lie in one file."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.support import figures
+
+
+def test_suites_add_to_what_others_recorded_and_replace_their_own(tmp_path: Path) -> None:
+    figures.record("faults", folder=tmp_path, crash_plans=3, reached_reference=2)
+    figures.record("faults", folder=tmp_path, mutations=1_000)
+    path = figures.record("faults", folder=tmp_path, reached_reference=3)
+    found = json.loads(path.read_text())
+    assert found == {"crash_plans": 3, "reached_reference": 3, "mutations": 1_000}
+
+
+def test_no_figure_is_lost_when_suites_record_at_once(tmp_path: Path) -> None:
+    names = [f"figure_{number}" for number in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: figures.record("out", folder=tmp_path, **{name: 1}), names))
+    assert set(json.loads((tmp_path / "out.json").read_text())) == set(names)
