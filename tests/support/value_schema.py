@@ -10,7 +10,7 @@ from tests.support.helm import CHART
 Node = dict[str, Any]
 ANY = "any"
 """Stands for a name that users choose."""
-WHOLE = ("operator.resources", "operator.affinity")
+WHOLE = ("operator.resources", "operator.affinity", "minio.resources")
 """Objects of Kubernetes that are given and documented as one value, though we know their fields."""
 
 

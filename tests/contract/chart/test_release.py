@@ -91,6 +91,17 @@ def test_the_notes_lead_to_a_first_run_that_is_valid(namespaces: list[str], tmp_
     assert lint_text("\n".join(lines), name="notes") == []
 
 
+def test_with_a_store_of_its_own_the_notes_fill_in_its_address_and_keys(tmp_path: Path) -> None:
+    text = notes(tmp_path, minio={"enabled": True, "image": "localhost/minio:1", "bucket": "runs"})
+    address = f"http://etude-minio.{NAMESPACE}.svc:9000"
+    assert f"storage: {{uri: s3://runs/runs/first, endpoint: {address}, region: us-east-1" in text
+    assert "model: {uri: s3://runs/model}" in text
+    assert f"kubectl -n {NAMESPACE} get secret etude-minio" in text
+    assert "{{range $k, $v := .data}}--from-literal={{$k}}={{base64decode $v}} {{end}}" in text
+    assert "for evaluation only" in text
+    assert "BUCKET" not in text
+
+
 def test_the_notes_say_what_an_installation_leaves_open(tmp_path: Path) -> None:
     careful = notes(tmp_path)
     assert "isolation.minimum Process are refused here" in careful
