@@ -114,6 +114,8 @@ WELL = {
     *(Reason.NOT_SUSPENDED, Reason.NOT_FINISHED),
     # Of the conditions of a run that holds no pods; another condition says why it holds none.
     *(Reason.SUSPENDED, Reason.FINISHED, Reason.ALL_PHASES_DONE),
+    # Of a checkpoint that somebody asked for; the run does not wait for it.
+    *(Reason.WAITING_FOR_RUN, Reason.RUN_NOT_FOUND, Reason.WRITING, Reason.RUN_OVER),
 }
 """Reasons that keep nobody waiting."""
 

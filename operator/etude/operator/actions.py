@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
+from etude.common.api.checkpoint_status import CheckpointStatus
 from etude.common.api.status import Status
 from etude.operator.manifests import Manifest, Ref
 from etude.operator.reports.latest import Position
@@ -46,6 +47,24 @@ class Finalizers:
 
 
 @dataclass(frozen=True, slots=True)
+class Adopt:
+    """Take over an object that a user made, as it was seen."""
+
+    seen: Manifest
+    metadata: Manifest
+    """Its owners, labels and finalizers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fulfil:
+    """Write into a checkpoint that was asked for what it holds."""
+
+    ref: Ref
+    uid: str
+    status: CheckpointStatus
+
+
+@dataclass(frozen=True, slots=True)
 class Order:
     """Hand a command to the run's controller."""
 
@@ -71,7 +90,7 @@ class DealtWith:
     position: Position
 
 
-Action = Apply | Delete | Finalizers | Order | Note | DealtWith
+Action = Apply | Delete | Finalizers | Adopt | Fulfil | Order | Note | DealtWith
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

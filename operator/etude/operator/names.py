@@ -14,6 +14,9 @@ ATTEMPT = "etude.dev/attempt"
 APPLIED = "etude.dev/applied"
 """Digest of what we applied last, so that a field that we stop sending is noticed."""
 
+RESUME = "etude.dev/resume"
+"""Annotation by which a user overrules a hold of ours; its value is the time of that hold."""
+
 CHECKPOINT_DATA = "etude.dev/checkpoint-data"
 """Finalizer of checkpoints whose data goes with them."""
 

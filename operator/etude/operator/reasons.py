@@ -109,6 +109,15 @@ class Reason(StrEnum):
     DRIVER_UNAVAILABLE = "DriverUnavailable"
     """Nodes end at start; their last words are in the message."""
 
+    WAITING_FOR_RUN = "WaitingForRun"
+    """The run that shall write the checkpoint does not run now."""
+    RUN_NOT_FOUND = "RunNotFound"
+    """The runRef of the checkpoint names no run of this namespace."""
+    WRITING = "Writing"
+    """The run writes the checkpoint after its next step."""
+    RUN_OVER = "RunOver"
+    """The run ended before the checkpoint was written."""
+
     DELETING = "Deleting"
     """The checkpoint's objects are being deleted."""
     DELETION_FAILED = "DeletionFailed"

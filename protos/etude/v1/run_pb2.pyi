@@ -104,7 +104,7 @@ class RunStatus(_message.Message):
     def __init__(self, state: _Optional[_Union[RunState, str]] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., target_step: _Optional[int] = ..., policy_version: _Optional[int] = ..., last_step_unix_ms: _Optional[int] = ..., reward_mean: _Optional[float] = ..., reward_ewma: _Optional[float] = ..., staleness_p50: _Optional[float] = ..., staleness_max: _Optional[float] = ..., rollouts: _Optional[_Union[RolloutCounts, _Mapping]] = ..., productive_seconds: _Optional[float] = ..., step_seconds_p99: _Optional[float] = ..., observed_generation: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., eval_success: _Optional[float] = ..., environments: _Optional[_Iterable[_Union[EnvironmentSummary, _Mapping]]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., mismatch: _Optional[float] = ...) -> None: ...
 
 class CheckpointRecord(_message.Message):
-    __slots__ = ("step", "policy_version", "reason", "uri", "manifest_digest", "size_bytes", "metrics", "keyframe")
+    __slots__ = ("step", "policy_version", "reason", "uri", "manifest_digest", "size_bytes", "metrics", "keyframe", "request")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +120,7 @@ class CheckpointRecord(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     KEYFRAME_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     step: int
     policy_version: int
     reason: str
@@ -128,7 +129,8 @@ class CheckpointRecord(_message.Message):
     size_bytes: int
     metrics: _containers.ScalarMap[str, str]
     keyframe: int
-    def __init__(self, step: _Optional[int] = ..., policy_version: _Optional[int] = ..., reason: _Optional[str] = ..., uri: _Optional[str] = ..., manifest_digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., metrics: _Optional[_Mapping[str, str]] = ..., keyframe: _Optional[int] = ...) -> None: ...
+    request: str
+    def __init__(self, step: _Optional[int] = ..., policy_version: _Optional[int] = ..., reason: _Optional[str] = ..., uri: _Optional[str] = ..., manifest_digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., metrics: _Optional[_Mapping[str, str]] = ..., keyframe: _Optional[int] = ..., request: _Optional[str] = ...) -> None: ...
 
 class RunEvent(_message.Message):
     __slots__ = ("reason", "message", "warning")
@@ -165,14 +167,18 @@ class WatchRunResponse(_message.Message):
     def __init__(self, run_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointRecord, _Mapping]] = ..., event: _Optional[_Union[RunEvent, _Mapping]] = ...) -> None: ...
 
 class CheckpointNow(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("request",)
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: str
+    def __init__(self, request: _Optional[str] = ...) -> None: ...
 
 class SuspendRun(_message.Message):
-    __slots__ = ("checkpoint",)
+    __slots__ = ("checkpoint", "is_failure")
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    IS_FAILURE_FIELD_NUMBER: _ClassVar[int]
     checkpoint: bool
-    def __init__(self, checkpoint: _Optional[bool] = ...) -> None: ...
+    is_failure: bool
+    def __init__(self, checkpoint: _Optional[bool] = ..., is_failure: _Optional[bool] = ...) -> None: ...
 
 class ConfigureRun(_message.Message):
     __slots__ = ("spec_json", "generation")

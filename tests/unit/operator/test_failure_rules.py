@@ -205,3 +205,30 @@ async def test_a_rule_may_end_a_run_that_stalls(lab: Any, run_body: Build) -> No
 def test_a_rule_that_could_not_mean_anything_is_refused(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         FailureRule.model_validate({"name": "r", "action": "Ignore", **fields})
+
+
+@ruled(SPOT)
+async def test_an_annotation_overrules_the_hold_that_it_names_and_no_later_one(
+    running: Any, run_body: Build
+) -> None:
+    await disrupt(running, "demo-inference-0")
+    await running.say(state=run_pb2.RUN_STATE_SUSPENDED, step=5)
+    running.new_controller()
+    ordered = run_body(failurePolicy={"rules": [SPOT]})
+    ordered["metadata"]["annotations"] = {"etude.dev/resume": "2020-01-01T00:00:00Z"}
+    running.cluster.put(ordered)
+    await running.settle()
+    assert running.names("Pod") == []
+    since = running.run().status.hold.since
+    ordered["metadata"]["annotations"] = {"etude.dev/resume": since}
+    running.cluster.put(ordered)
+    await running.settle()
+    assert running.run().status.hold is None
+    assert len(running.pods("trainer")) == 1
+    told = [event["note"] for event in running.cluster.events if event["reason"] == "HoldEnded"]
+    assert told == [f"the run may go on: FailureRule of {since} holds it no more"]
+    await running.say(state=run_pb2.RUN_STATE_RUNNING, step=6)
+    await running.advance(60)
+    await disrupt(running, "demo-inference-0")
+    await running.say(state=run_pb2.RUN_STATE_SUSPENDED, step=6)
+    assert running.names("Pod") == []

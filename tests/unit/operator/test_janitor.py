@@ -88,3 +88,24 @@ def test_a_manifest_that_cannot_be_read_is_reported(store: MemoryStore) -> None:
     store.put(checkpoints.MANIFEST, b"{}")
     with pytest.raises(CorruptError):
         janitor.delete(store, hashlib.sha256(b"{}").hexdigest())
+
+
+def test_a_manifest_check_reads_no_object_and_misses_what_only_reading_shows(
+    store: MemoryStore,
+) -> None:
+    digest = written(store, "learner/0", "controller.json")
+    janitor.verify(store, digest, depth="Manifest")
+    store.put("learner/0", b"x" * len(store.get("learner/0")))
+    janitor.verify(store, digest, depth="Manifest")
+    with pytest.raises(CorruptError, match="learner/0: does not match"):
+        janitor.verify(store, digest)
+
+
+def test_a_manifest_check_finds_what_is_missing_or_cut_short(store: MemoryStore) -> None:
+    digest = written(store, "learner/0", "controller.json")
+    store.put("learner/0", b"x")
+    with pytest.raises(CorruptError, match="learner/0: has 1 bytes, not 14"):
+        janitor.verify(store, digest, depth="Manifest")
+    store.delete(["learner/0"])
+    with pytest.raises(CorruptError, match="learner/0: is missing"):
+        janitor.verify(store, digest, depth="Manifest")

@@ -157,6 +157,18 @@ SAVING = {
         "no checkpoint came in time before the run was suspended; the last one is used",
         "raise checkpointing.timeoutSeconds; kubectl etude checkpoint {run} shows where it resumes",
     ),
+    "WaitingForRun": Advice(
+        "a checkpoint was asked for, and its run does not run now", "kubectl etude why {run}"
+    ),
+    "RunNotFound": Advice(
+        "a checkpoint was asked of a run that does not exist here",
+        "correct spec.runRef.name: make the Checkpoint anew",
+    ),
+    "Writing": Advice("a checkpoint that was asked for is written after the next step"),
+    "RunOver": Advice(
+        "a run ended before it wrote the checkpoint that was asked for",
+        "kubectl etude checkpoint {run} shows what there is",
+    ),
     "Deleting": Advice("a checkpoint's objects are being deleted", _BY_ITSELF, CHECKPOINT_STAYS),
     "DeletionFailed": Advice(
         "a checkpoint's objects could not be deleted; it is tried again",
@@ -173,12 +185,12 @@ SAVING = {
 REST = {
     "BudgetExceeded": Advice(
         "spec.budget is spent, so the run was saved and suspended",
-        "raise spec.budget.gpuHours, and it goes on by itself",
+        "raise the part of spec.budget that is spent, and it goes on by itself:"
+        " kubectl etude resume {run} --gpu-hours HOURS, for example",
     ),
     "FailureRule": Advice(
         "a rule of spec.failurePolicy decided so",
-        "put right what failed; a run that was suspended goes on after"
-        " `kubectl etude suspend {run}` and `kubectl etude resume {run}`",
+        "put right what failed; a run that was suspended goes on after kubectl etude resume {run}",
     ),
     "ByUser": Advice("spec.suspend is true", "kubectl etude resume {run}"),
     "Suspended": Advice("its pods are released", "kubectl etude resume {run}"),

@@ -56,13 +56,27 @@ class Kubectl:
         changed: Manifest = json.loads(self.said(*words, *self._limit()))
         return changed
 
-    def said(self, *words: str) -> str:
+    def create(self, manifest: Manifest) -> Manifest:
+        """Make an object; what it is then.
+
+        Raises:
+            UserError: we may not, or the API server refuses it.
+        """
+        words = ("create", "-f", "-", "-o", "json", *self._limit())
+        made: Manifest = json.loads(self.said(*words, given=json.dumps(manifest)))
+        return made
+
+    def said(self, *words: str, given: str | None = None) -> str:
         """What one command prints.
+
+        Args:
+            words: the command.
+            given: what it reads.
 
         Raises:
             UserError: it fails; its complaint as a problem.
         """
-        done = self._done(words)
+        done = self._done(words, given)
         if done.returncode:
             raise UserError(complaints.problem(done.stderr, self._about(words)))
         return done.stdout
@@ -81,9 +95,14 @@ class Kubectl:
             errors="replace",
         )
 
-    def _done(self, words: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    def _done(self, words: Sequence[str], given: str | None) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            self._command(words), capture_output=True, text=True, errors="replace", check=False
+            self._command(words),
+            input=given,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
         )
 
     def _command(self, words: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ EXAMPLES = {
         "kubectl etude logs demo --role inference --previous",
     ),
     "stacks": ("kubectl etude stacks demo", "kubectl etude stacks demo --role inference"),
-    "checkpoint": ("kubectl etude checkpoint demo", "kubectl etude checkpoint demo -o json"),
+    "checkpoint": ("kubectl etude checkpoint demo", "kubectl etude checkpoint demo --now --wait"),
     "suspend": ("kubectl etude suspend demo", "kubectl etude suspend demo --wait"),
     "resume": ("kubectl etude resume demo", "kubectl etude resume demo --wait"),
 }

@@ -120,4 +120,11 @@ def _belongs(each: Manifest, run: str, pools: Sequence[str]) -> bool:
 
 def _saved(checkpoint: Manifest) -> tuple[int, str]:
     created = checkpoint["metadata"].get("creationTimestamp") or ""
-    return int(checkpoint["spec"].get("step", 0)), created
+    return held(checkpoint)["step"], created
+
+
+def held(checkpoint: Manifest) -> Manifest:
+    """What a checkpoint holds, by its status or by its registration; steps, version and bytes."""
+    spec, status = checkpoint["spec"], checkpoint.get("status") or {}
+    names = ("step", "policyVersion", "sizeBytes")
+    return {name: int(status.get(name) or spec.get(name) or 0) for name in names}

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from etude.cli.kubectl.pace import pace
 from etude.cli.kubectl.pods import is_leaving, is_ready, name
-from etude.cli.kubectl.seen import Manifest, Seen
+from etude.cli.kubectl.seen import Manifest, Seen, held
 
 GPU = "nvidia.com/gpu"
 
@@ -97,14 +97,14 @@ def checkpoints_table(checkpoints: Iterable[Manifest]) -> Table:
     for title in ("NAME", "STEP", "POLICY", "REASON", "PHASE", "SIZE", "PINNED", "SAVED"):
         table.add_column(title, justify="right" if title in {"STEP", "SIZE"} else "left")
     for each in checkpoints:
-        spec, status = each["spec"], each.get("status") or {}
+        spec, status, what = each["spec"], each.get("status") or {}, held(each)
         table.add_row(
             name(each),
-            str(spec.get("step", 0)),
-            str(spec.get("policyVersion", 0)),
+            str(what["step"]),
+            str(what["policyVersion"]),
             spec["reason"],
             status.get("phase", ""),
-            f"{int(spec.get('sizeBytes', 0)) / 2**20:,.1f} MiB",
+            f"{what['sizeBytes'] / 2**20:,.1f} MiB",
             "yes" if spec.get("pinned") else "",
             each["metadata"].get("creationTimestamp", ""),
         )

@@ -2,17 +2,22 @@
 
 import hashlib
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from etude.common.api.kinds import Checkpoint
-from etude.common.api.status import CheckpointStatus
+from pydantic import ValidationError
+
+from etude.common.api.checkpoint_status import CheckpointStatus
+from etude.common.api.kinds import Checkpoint, RLRun
 from etude.operator import names
 from etude.operator.actions import Apply, Decision, Delete, Finalizers, Moment, Note
+from etude.operator.checkpoints import requests
 from etude.operator.checkpoints.janitor import EXIT_CORRUPT
-from etude.operator.clock import rfc3339, seconds
+from etude.operator.checkpoints.phases import status_of
+from etude.operator.clock import seconds
 from etude.operator.cluster.api import Cluster
 from etude.operator.cluster.controllers import JOB_COMPLETE, JOB_FAILED
-from etude.operator.conditions import Fact, conditions, no, yes
+from etude.operator.conditions import no, yes
 from etude.operator.desired.pods import Plan, env, job_spec
 from etude.operator.desired.runs import Platform
 from etude.operator.failures import PodFailure, failures
@@ -51,6 +56,8 @@ class SeenCheckpoint:
     """How the last failed pod of each Job ended."""
     is_namespace_closing: bool = False
     """Whether the namespace refused a Job because it is going away."""
+    run: RLRun | None = None
+    """Of a request: the run that it names."""
     num_at_work: int = 0
     """Jobs of checkpoints of the namespace that are under way."""
 
@@ -74,8 +81,24 @@ def gather(
         jobs=jobs,
         endings=endings,
         is_namespace_closing=is_namespace_closing,
+        run=_run(cluster, checkpoint),
         num_at_work=_num_at_work(cluster, namespace),
     )
+
+
+def _run(cluster: Cluster, checkpoint: Checkpoint) -> RLRun | None:
+    """The run that a request names; what no schema of ours takes is as good as none."""
+    about = checkpoint.spec.run_ref
+    if about is None or not _is_request(checkpoint):
+        return None
+    found = cluster.get(Ref("RLRun", checkpoint.metadata.namespace, about.name))
+    with suppress(ValidationError):
+        return None if found is None else RLRun.model_validate(found)
+    return None
+
+
+def _is_request(checkpoint: Checkpoint) -> bool:
+    return not checkpoint.saved.uri
 
 
 def _num_at_work(cluster: Cluster, namespace: str) -> int:
@@ -103,6 +126,8 @@ def decide(
     """One pass over one checkpoint. No I/O, no clock."""
     if checkpoint.metadata.deletion_timestamp:
         return _deletion(checkpoint, seen, now, platform)
+    if _is_request(checkpoint):
+        return requests.decide(checkpoint, seen.manifest, seen.run, now)
     held = names.CHECKPOINT_DATA in checkpoint.metadata.finalizers
     if checkpoint.spec.deletion_policy == "Delete" and not held:
         finalizers = (*checkpoint.metadata.finalizers, names.CHECKPOINT_DATA)
@@ -120,22 +145,22 @@ def _verification(
     known = ready_fact(checkpoint)
     if known is None or known.reason != Reason.STORAGE_UNAVAILABLE:  # which holds until it is read
         known = no("Ready", Reason.VERIFYING, "its objects are read back")
-    verifying = _status(checkpoint, known, now)
+    verifying = status_of(checkpoint, known, now)
     if job is None and seen.num_at_work >= MAX_JOBS:
         return Decision(status=verifying, requeue_after_s=TURN_S)
     if job is None:
         return Decision(status=verifying, actions=(_job(checkpoint, VERIFY, platform),))
     if is_true(job, JOB_COMPLETE):
-        return Decision(status=_status(checkpoint, yes("Ready", Reason.CHECKPOINT_VERIFIED), now))
+        return Decision(status=status_of(checkpoint, yes("Ready", Reason.CHECKPOINT_VERIFIED), now))
     if not is_true(job, JOB_FAILED):
         return Decision(status=verifying, requeue_after_s=RETRY_S)
     ending = seen.endings.get(VERIFY)
     if ending is not None and ending.exit_code == EXIT_CORRUPT:
         return Decision(
-            status=_status(checkpoint, no("Ready", Reason.CORRUPT, ending.message), now)
+            status=status_of(checkpoint, no("Ready", Reason.CORRUPT, ending.message), now)
         )
     fact = no("Ready", Reason.STORAGE_UNAVAILABLE, ending.message if ending else "")
-    return _again(_status(checkpoint, fact, now), seen, VERIFY, now)
+    return _again(status_of(checkpoint, fact, now), seen, VERIFY, now)
 
 
 def _deletion(
@@ -145,10 +170,10 @@ def _deletion(
     if names.CHECKPOINT_DATA not in checkpoint.metadata.finalizers:
         return Decision(status=checkpoint.status)
     release = _release(checkpoint, seen)
-    if checkpoint.spec.deletion_policy == "Retain":
+    if checkpoint.spec.deletion_policy == "Retain" or _is_request(checkpoint):
         return Decision(status=checkpoint.status, actions=(release,))
     if seen.is_namespace_closing:
-        where = f"{checkpoint.spec.source.uri} stays in the store"
+        where = f"{checkpoint.saved.uri} stays in the store"
         note = Note("orphaned", Reason.DATA_ORPHANED, where, is_warning=True)
         return Decision(status=checkpoint.status, actions=(note, release))
     return _deletion_by_job(checkpoint, seen, now, platform)
@@ -161,9 +186,9 @@ def _deletion_by_job(
     if job is None:
         fact = no("Ready", Reason.DELETING, "its objects are being deleted")
         if seen.num_at_work >= MAX_JOBS:
-            return Decision(status=_status(checkpoint, fact, now), requeue_after_s=TURN_S)
+            return Decision(status=status_of(checkpoint, fact, now), requeue_after_s=TURN_S)
         actions = (_job(checkpoint, DELETE, platform),)
-        return Decision(status=_status(checkpoint, fact, now), actions=actions)
+        return Decision(status=status_of(checkpoint, fact, now), actions=actions)
     if is_true(job, JOB_COMPLETE):
         return Decision(
             status=checkpoint.status,
@@ -173,7 +198,7 @@ def _deletion_by_job(
     if is_true(job, JOB_FAILED):
         ending = seen.endings.get(DELETE)
         fact = no("Ready", Reason.DELETION_FAILED, ending.message if ending else "")
-        return _again(_status(checkpoint, fact, now), seen, DELETE, now)
+        return _again(status_of(checkpoint, fact, now), seen, DELETE, now)
     return Decision(status=checkpoint.status)
 
 
@@ -199,38 +224,18 @@ def _tidy(seen: SeenCheckpoint, what: str) -> tuple[Delete, ...]:
     return () if job is None or is_deleting(job) else (Delete(ref(job), uid(job)),)
 
 
-def _status(checkpoint: Checkpoint, fact: Fact, now: Moment) -> CheckpointStatus:
-    phases = {
-        Reason.CHECKPOINT_VERIFIED: "Ready",
-        Reason.CORRUPT: "Corrupt",
-        Reason.DELETING: "Deleting",
-        Reason.DELETION_FAILED: "Deleting",
-    }
-    when = rfc3339(now.wall_s)
-    return checkpoint.status.model_copy(
-        update={
-            "observed_generation": checkpoint.metadata.generation,
-            "phase": phases.get(Reason(fact.reason), "Verifying"),
-            "conditions": conditions(
-                [fact],
-                checkpoint.status.conditions,
-                generation=checkpoint.metadata.generation,
-                now=when,
-            ),
-            "verified_time": checkpoint.status.verified_time or (when if fact.holds else None),
-        }
-    )
-
-
 def _job(checkpoint: Checkpoint, what: str, platform: Platform) -> Apply:
     """A Job that reaches the store with the run's own Secret; the operator never does."""
+    storage = checkpoint.storage
+    assert storage is not None  # noqa: S101 - what is written says where
     order = {
         "action": what,
-        "uri": checkpoint.spec.source.uri,
-        "digest": checkpoint.spec.source.manifest_digest,
-        "storage": checkpoint.spec.storage.to_json(),
+        "uri": checkpoint.saved.uri,
+        "digest": checkpoint.saved.manifest_digest,
+        "storage": storage.to_json(),
+        "depth": checkpoint.spec.verify,
     }
-    secret = checkpoint.spec.storage.secret_ref
+    secret = storage.secret_ref
     plan = Plan(
         role=names.JANITOR,
         image=platform.images["operator"],

@@ -11,6 +11,7 @@ import stamina
 from pydantic import ValidationError
 
 from etude.common import checkpoints
+from etude.common.api.checkpointing import Depth
 from etude.common.api.meta import Model, Uri
 from etude.common.api.run import Storage
 from etude.common.blobs import MissingError, Store
@@ -30,17 +31,19 @@ class Order(Model):
     """What to do to which checkpoint."""
 
     action: Literal["verify", "delete"]
-    """Read everything back, or take everything away."""
+    """Check that everything is there, or take everything away."""
     uri: Uri
     """Prefix of its objects."""
     digest: str
     """SHA-256 of its manifest."""
     storage: Storage
     """How to reach the store."""
+    depth: Depth = "Checksums"
+    """How far to verify."""
 
 
-def verify(store: Store, digest: str) -> None:
-    """Read a whole checkpoint back.
+def verify(store: Store, digest: str, *, depth: Depth = "Checksums") -> None:
+    """Check a checkpoint: that all of it is there, or by reading all of it back.
 
     Raises:
         CorruptError: something is missing or differs from what was registered.
@@ -55,7 +58,8 @@ def verify(store: Store, digest: str) -> None:
     found = hashlib.sha256(data).hexdigest()
     if found != digest:
         raise CorruptError(f"{store.url}/{MANIFEST}: has digest {found[:12]}, not {digest[:12]}")
-    checkpoints.verify(store, StoredCheckpoint(manifest, "", digest))
+    check = checkpoints.find if depth == "Manifest" else checkpoints.verify
+    check(store, StoredCheckpoint(manifest, "", digest))
 
 
 def delete(store: Store, digest: str) -> None:
@@ -108,7 +112,7 @@ def carry_out(order: Order) -> None:
             if order.action == "delete":
                 delete(store, order.digest)
             else:
-                verify(store, order.digest)
+                verify(store, order.digest, depth=order.depth)
 
 
 def main(env: Mapping[str, str] = os.environ) -> None:

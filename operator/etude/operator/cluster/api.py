@@ -78,6 +78,14 @@ class Cluster(Protocol):
         """
         ...
 
+    async def adopt(self, seen: Manifest, metadata: Manifest) -> None:
+        """Write owners, labels and finalizers of an object that somebody else made.
+
+        Raises:
+            ConflictError: it has changed since it was seen.
+        """
+        ...
+
     async def record(self, event: Manifest) -> None:
         """Publish a Kubernetes Event; one of the same name says the same and is left alone."""
         ...

@@ -98,6 +98,12 @@ class KubernetesCluster(Cluster):
             self.cache.see(reply)
 
     @override
+    async def adopt(self, seen: Manifest, metadata: Manifest) -> None:
+        version = seen["metadata"]["resourceVersion"]
+        body = {"metadata": {"resourceVersion": version, **metadata}}
+        self.cache.see(await self._write(ref(seen), body, content=MERGE))
+
+    @override
     async def record(self, event: Manifest) -> None:
         self._check_gate()
         namespace = event["metadata"]["namespace"]

@@ -120,6 +120,15 @@ class MemoryCluster(Cluster):
         self.after_write("finalizers", key)
 
     @override
+    async def adopt(self, seen: Manifest, metadata: Manifest) -> None:
+        key = self._current(seen)
+        live = self._objects[key]
+        ours = {**live["metadata"].get("labels", {}), **metadata.get("labels", {})}
+        changed = {**live["metadata"], **metadata, "labels": ours}
+        self._cache.see(self._store({**live, "metadata": changed}))
+        self.after_write("adopt", key)
+
+    @override
     async def record(self, event: Manifest) -> None:
         name = event["metadata"]["name"]
         if all(known["metadata"]["name"] != name for known in self.events):

@@ -67,15 +67,18 @@ def head(
             "name": name,
             "namespace": owner.metadata.namespace,
             "labels": dict(labels),
-            "ownerReferences": [
-                {
-                    "apiVersion": API_VERSION,
-                    "kind": owner.kind,
-                    "name": owner.metadata.name,
-                    "uid": owner.metadata.uid,
-                    "controller": True,
-                    "blockOwnerDeletion": True,
-                }
-            ],
+            "ownerReferences": [owner_of(owner)],
         },
+    }
+
+
+def owner_of(owner: RLRun | EnvPool) -> Manifest:
+    """The reference by which a child names who controls it."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": owner.kind,
+        "name": owner.metadata.name,
+        "uid": owner.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
     }

@@ -8,18 +8,21 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from etude.common.api import lifecycle
+from etude.common.api.checkpoint_status import CheckpointStatus
 from etude.common.api.kinds import Checkpoint, EnvPool, Resource, RLRun
 from etude.common.api.meta import ObjectMeta
-from etude.common.api.status import CheckpointStatus, EnvPoolStatus, RLRunStatus, Slots, Status
+from etude.common.api.status import EnvPoolStatus, RLRunStatus, Slots, Status
 from etude.operator import failures, metrics, names
 from etude.operator.acceptance import ACCEPTED
 from etude.operator.actions import (
     Action,
+    Adopt,
     Apply,
     DealtWith,
     Decision,
     Delete,
     Finalizers,
+    Fulfil,
     Moment,
     Note,
     Order,
@@ -178,14 +181,26 @@ class Reconciler:
                 await self.cluster.apply(action.manifest, manager=action.manager)
             case Delete():
                 await self.cluster.delete(action.ref, uid=action.uid, grace_s=action.grace_s)
-            case Finalizers():
-                await self.cluster.set_finalizers(action.seen, action.finalizers)
+            case Finalizers() | Adopt() | Fulfil():
+                await self._mark(action)
             case Order():
                 await self._order(about, action)
             case Note():
                 await self.writer.record(about, action)
             case DealtWith():
                 self.book.dealt_with(uid(about), action.position)
+
+    async def _mark(self, action: Finalizers | Adopt | Fulfil) -> None:
+        """Write on an object that a user made, or may have made."""
+        match action:
+            case Finalizers():
+                await self.cluster.set_finalizers(action.seen, action.finalizers)
+            case Adopt():
+                await self.cluster.adopt(action.seen, action.metadata)
+            case Fulfil():
+                asked = self.cluster.get(action.ref)
+                if asked is not None and uid(asked) == action.uid:
+                    await self.writer.write(asked, action.status)
 
     async def _order(self, about: Manifest, order: Order) -> None:
         """Hand an order over, unless that was just done; one that is lost is given again."""

@@ -110,6 +110,10 @@ def _notes(before: Status, after: Status) -> list[Note]:
         )
         for item in transitions(_conditions(before), _conditions(after))
     ]
+    hold = getattr(before, "hold", None)
+    if hold is not None and getattr(after, "hold", None) is None:
+        message = f"the run may go on: {hold.reason} of {hold.since} holds it no more"
+        notes.append(Note(f"hold-{hold.since}", "HoldEnded", message))
     intent = getattr(after, "intent", None)
     if (
         intent is not None

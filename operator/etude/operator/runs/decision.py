@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from etude.common.api.kinds import RLRun
 from etude.common.api.status import RLRunStatus
 from etude.operator import acceptance, names
-from etude.operator.actions import Action, Apply, Decision, Delete, Moment, Order
+from etude.operator.actions import Action, Apply, Decision, Delete, Moment
 from etude.operator.conditions import Fact
 from etude.operator.desired import runs as desired
-from etude.operator.desired.ports import PORTS
 from etude.operator.desired.runs import Platform, RunShape
 from etude.operator.manifests import Ref, is_applied, is_deleting, labels, ref, uid
 from etude.operator.reasons import Reason
 from etude.operator.runs import (
     cleanup,
+    commands,
     holds,
     intents,
     limits,
@@ -86,7 +86,7 @@ def _is_wanted(run: RLRun) -> bool:
     if intent is None:
         return holds.asks_for_pods(run)
     match intent.type:
-        case "Suspend" | "Restart":
+        case "Suspend" | "Restart" | "Salvage":
             return True
         case "Release" | "Fail" | "Complete":
             return False
@@ -159,7 +159,7 @@ def _actions(course: Course) -> Iterator[Action]:
     if course.problem is None or not course.is_running:
         yield from _children(course)
     yield from _replacements(course)
-    yield from _orders(course)
+    yield from commands.orders(course.run, course.seen)
     yield from registry.retirements(course.run, course.seen)
 
 
@@ -205,35 +205,9 @@ def _replacements(course: Course) -> Iterator[Action]:
     is_stuck = intent.reason == Reason.NO_PROGRESS
     if old and is_stuck:
         order = run_pb2.CommandRequest(dump_stacks=run_pb2.DumpStacks())
-        yield _order(course, order, "dump", intent.attempt)
+        yield commands.order(course.run, order, "dump", intent.attempt)
     grace_s = STUCK_GRACE_S if is_stuck else None
     yield from (Delete(ref(pod), uid(pod), grace_s) for pod in old)
-
-
-def _orders(course: Course) -> Iterator[Order]:
-    """What the controller should be told now; repeating an order repeats nothing."""
-    run, report = course.run, course.seen.report
-    if not report.is_connected or report.status is None or report.status.state in limits.OVER:
-        return
-    intent = run.status.intent
-    if intent is not None and intent.type == "Suspend":
-        request = run_pb2.CommandRequest(suspend=run_pb2.SuspendRun(checkpoint=True))
-        yield _order(course, request, "suspend", intent.generation)
-    if intent is None and report.status.observed_generation < run.metadata.generation:
-        request = run_pb2.CommandRequest(
-            configure=run_pb2.ConfigureRun(
-                spec_json=run.spec.model_dump_json(by_alias=True, exclude_none=True),
-                generation=run.metadata.generation,
-            )
-        )
-        yield _order(course, request, "configure", run.status.attempt)
-
-
-def _order(course: Course, request: run_pb2.CommandRequest, what: str, number: int) -> Order:
-    metadata = course.run.metadata
-    request.command_id = f"{metadata.uid}/{metadata.generation}/{what}/{number}"
-    trainer = names.child(metadata.name, names.TRAINER)
-    return Order(names.address(trainer, PORTS[names.TRAINER]["grpc"]), request)
 
 
 def _look_again_s(course: Course) -> float | None:

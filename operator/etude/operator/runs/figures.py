@@ -30,7 +30,7 @@ def figures(run: RLRun, seen: Seen, now: Moment, *, is_running: bool) -> dict[st
     if ready is not None:
         found["last_checkpoint"] = CheckpointSummary(
             name=ready.metadata.name,
-            step=ready.spec.step,
+            step=ready.saved.step,
             time=ready.status.verified_time or rfc3339(now.wall_s),
         )
     if seen.report.status is not None:

@@ -2,6 +2,7 @@
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.status import Hold, Intent
+from etude.operator import names
 from etude.operator.actions import Moment
 from etude.operator.reasons import Reason
 from etude.operator.runs import usage
@@ -20,10 +21,13 @@ def begun(intent: Intent) -> Hold | None:
 def kept(run: RLRun, now: Moment) -> Hold | None:
     """The hold, unless its cause is gone.
 
-    A user who suspends the run too takes it over: from then on it resumes as the spec says.
+    A user who suspends the run too takes it over: from then on it resumes as the spec says. An
+    annotation with the time of the hold overrules it too, and no later one.
     """
     hold = run.status.hold
     if hold is None or run.spec.suspend:
+        return None
+    if run.metadata.annotations.get(names.RESUME) == hold.since:
         return None
     left_s = usage.left_s(run, now)
     if hold.reason == Reason.BUDGET_EXCEEDED and (left_s is None or left_s > 0):

@@ -7,7 +7,7 @@ from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339, seconds
 from etude.operator.manifests import Manifest, is_deleting, labels
 from etude.operator.reasons import Reason
-from etude.operator.runs import aftermath, limits, undertakings
+from etude.operator.runs import aftermath, limits, salvage, undertakings
 from etude.operator.runs.seen import Seen, is_corrupt, is_ready
 from etude.operator.runs.undertakings import Undertaking
 from etude.v1 import run_pb2
@@ -20,7 +20,7 @@ def undertaking(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
     """The present intent until it is carried out, then the next one that is called for."""
     current = run.status.intent
     if current is None:
-        return _next(run, seen, now)
+        return salvage.begun(run, seen, _next(run, seen, now), now)
     match current.type:
         case "Suspend":
             return _suspending(run, current, seen, now)
@@ -28,6 +28,8 @@ def undertaking(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
             return Undertaking(None if seen.is_gone else current)
         case "Restart":
             return Undertaking(None if _has_restarted(current, seen) else current)
+        case "Salvage":
+            return salvage.ended(run, current, seen, now)
         case "Fail" | "Complete":
             return Undertaking(current)
 
@@ -71,7 +73,7 @@ def _outcome(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
 
 def _done(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
     """The end, once the final checkpoint was read back, or for too long could not be."""
-    if not _is_registered(seen):
+    if not seen.is_registered:
         return Undertaking(None)
     last = seen.last_saved
     corrupt = [c for c in last if is_corrupt(c)]
@@ -83,11 +85,6 @@ def _done(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
         return Undertaking(None)
     message = "every phase is done"
     return Undertaking(undertakings.intent(run, "Complete", Reason.ALL_PHASES_DONE, message, now))
-
-
-def _is_registered(seen: Seen) -> bool:
-    """Whether every checkpoint that was told of is an object."""
-    return all(h.checkpoint is None for h in seen.report.happenings)
 
 
 def _suspending(run: RLRun, current: Intent, seen: Seen, now: Moment) -> Undertaking:
@@ -118,7 +115,7 @@ def _has_saved(run: RLRun, seen: Seen, now: Moment) -> bool:
     if not report.is_connected:
         return _silence_s(run, seen, now) > SILENCE_LIMIT_S
     is_over = report.status is not None and report.status.state in limits.OVER
-    return is_over and _is_registered(seen) and seen.has_saved
+    return is_over and seen.is_registered and seen.has_saved
 
 
 def _has_restarted(intent: Intent, seen: Seen) -> bool:

@@ -6,12 +6,13 @@ from typing import Literal
 from etude.common.api.kinds import Checkpoint, RLRun
 from etude.common.api.meta import API_VERSION
 from etude.operator import names
-from etude.operator.actions import Action, Apply, DealtWith, Delete, Note
+from etude.operator.actions import Action, Apply, DealtWith, Delete, Fulfil, Note
 from etude.operator.desired.runs import run_labels
 from etude.operator.desired.workloads import head
 from etude.operator.manifests import Manifest, Ref
 from etude.operator.reports.latest import Happening
-from etude.operator.runs.seen import Seen, is_ready
+from etude.operator.runs import retention
+from etude.operator.runs.seen import Seen
 from etude.v1 import run_pb2
 
 DeletionPolicy = Literal["Retain", "Delete"]
@@ -30,29 +31,22 @@ def happenings(run: RLRun, seen: Seen) -> Iterator[Action]:
 
 
 def retirements(run: RLRun, seen: Seen) -> Iterator[Action]:
-    """Let go of checkpoints that are older than the newest verified ones that are kept.
-
-    Pinned and retained ones stay, and so does everything while too few are verified.
-    """
-    passing = [c for c in seen.checkpoints if not _stays(c)]
-    verified = [c for c in passing if is_ready(c)]
-    kept = verified[: run.spec.checkpointing.keep_last]
-    if len(kept) < run.spec.checkpointing.keep_last:
-        return
-    for checkpoint in passing:
-        is_old = checkpoint.spec.step < kept[-1].spec.step
-        if is_old and not checkpoint.metadata.deletion_timestamp:
+    """Let go of the checkpoints that newer ones have superseded."""
+    for checkpoint in retention.superseded(seen.checkpoints, run.spec.checkpointing):
+        if not checkpoint.metadata.deletion_timestamp:
             key = Ref("Checkpoint", run.metadata.namespace, checkpoint.metadata.name)
             yield Delete(key, checkpoint.metadata.uid)
-
-
-def _stays(checkpoint: Checkpoint) -> bool:
-    return checkpoint.spec.pinned or checkpoint.spec.deletion_policy == "Retain"
 
 
 def _registration(
     run: RLRun, seen: Seen, record: run_pb2.CheckpointRecord, *, may_be_old: bool
 ) -> Iterator[Action]:
+    asked = [*seen.requests, *seen.checkpoints]
+    request = next((c for c in asked if c.metadata.uid == record.request), None)
+    if record.request and request is not None:
+        if not request.saved.uri:
+            yield _fulfilled(run, request, record)
+        return
     name = names.checkpoint(
         run.metadata.name, step=record.step, manifest_digest=record.manifest_digest
     )
@@ -60,6 +54,22 @@ def _registration(
         was_let_go = may_be_old and _was_let_go(run, name, record)
         policy: DeletionPolicy = "Retain" if was_let_go else "Delete"
         yield Apply(_manifest(run, name, record, policy), names.RUN_FIELD_MANAGER)
+
+
+def _fulfilled(run: RLRun, request: Checkpoint, record: run_pb2.CheckpointRecord) -> Fulfil:
+    """The checkpoint that somebody asked for is what the controller wrote for it."""
+    held = {
+        "uri": record.uri,
+        "manifest_digest": record.manifest_digest,
+        "step": record.step,
+        "policy_version": record.policy_version,
+        "keyframe": record.keyframe if record.HasField("keyframe") else None,
+        "size_bytes": record.size_bytes,
+        "metrics": dict(record.metrics),
+        "storage": run.spec.storage,
+    }
+    key = Ref("Checkpoint", run.metadata.namespace, request.metadata.name)
+    return Fulfil(key, request.metadata.uid, request.status.model_copy(update=held))
 
 
 def _was_let_go(run: RLRun, name: str, record: run_pb2.CheckpointRecord) -> bool:
@@ -87,6 +97,7 @@ def _manifest(
         "policyVersion": record.policy_version,
         "sizeBytes": record.size_bytes,
         "deletionPolicy": policy,
+        "verify": run.spec.checkpointing.verify,
     }
     if record.HasField("keyframe"):
         manifest["spec"]["keyframe"] = record.keyframe

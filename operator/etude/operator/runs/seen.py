@@ -36,7 +36,9 @@ class Seen:
     pools: Mapping[str, EnvPool] = field(default_factory=dict)
     """The pools that exist, by the environment that they serve."""
     checkpoints: Sequence[Checkpoint] = ()
-    """Those of this run, newest first."""
+    """Those of this run that are written, newest first."""
+    requests: Sequence[Checkpoint] = ()
+    """Those that users asked for and that are not written yet, oldest first."""
     report: RunReport = field(default_factory=RunReport)
     problem: Fact | None = None
     """What kept the last decision from being carried out."""
@@ -64,9 +66,9 @@ class Seen:
 
         After a fall-back that is not the highest step.
         """
-        saved = ((c.metadata.creation_timestamp or "", c.spec.step) for c in self.checkpoints)
+        saved = ((c.metadata.creation_timestamp or "", c.saved.step) for c in self.checkpoints)
         _, step = max(saved, default=("", 0))
-        return [c for c in self.checkpoints if c.spec.step == step]
+        return [c for c in self.checkpoints if c.saved.step == step]
 
     @property
     def has_saved(self) -> bool:
@@ -75,6 +77,11 @@ class Seen:
         return any(is_ready(c) for c in last) or all(
             is_settled(c) or c.metadata.deletion_timestamp for c in last
         )
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether every checkpoint that was told of is an object."""
+        return all(h.checkpoint is None for h in self.report.happenings)
 
     def ready(self, role: str, *, attempt: int) -> int:
         """Pods of this attempt of a role that are Ready."""
@@ -98,15 +105,20 @@ def gather(cluster: Cluster, book: ReportBook, run: RLRun, problem: Fact | None)
     """Everything that a decision about this run depends on."""
     owned = cluster.owned(run.metadata.uid)
     children = {ref(m): m for m in owned if m["kind"] != "Checkpoint"}
-    found = [_checkpoint(m) for m in owned if m["kind"] == "Checkpoint"]
+    every = [_checkpoint(m) for m in owned if m["kind"] == "Checkpoint"]
+    found = [c for c in every if c is not None]
     return Seen(
         children=children,
         pods=role_pods(cluster, run),
         pools=_pools(cluster, run),
         checkpoints=sorted(
-            (c for c in found if c is not None),
-            key=lambda c: (c.spec.step, is_ready(c)),
+            (c for c in found if c.saved.uri),
+            key=lambda c: (c.saved.step, is_ready(c)),
             reverse=True,
+        ),
+        requests=sorted(
+            (c for c in found if not c.saved.uri and not c.metadata.deletion_timestamp),
+            key=lambda c: (c.metadata.creation_timestamp or "", c.metadata.name),
         ),
         report=book.run(run.metadata.uid),
         problem=problem,

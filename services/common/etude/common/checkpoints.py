@@ -22,7 +22,7 @@ MANIFEST = "manifest.json"
 _READ_BYTES = 64 << 20
 """Objects are hashed in pieces of this size, so that a large one does not fill the memory."""
 
-Reason = Literal["Scheduled", "Suspend", "PhaseEnd", "Final"]
+Reason = Literal["Scheduled", "Manual", "Suspend", "Failure", "PhaseEnd", "Final"]
 
 
 class CheckpointObject(BaseModel):
@@ -57,6 +57,8 @@ class CheckpointManifest(BaseModel):
     objects: list[CheckpointObject] = Field(min_length=1)
     metrics: dict[str, str] = Field(default_factory=dict)
     """Figures of the run at this step, as text."""
+    request: str = ""
+    """UID of the Checkpoint object that asked for it; empty if none did."""
 
     @property
     def size_bytes(self) -> int:
@@ -129,6 +131,20 @@ def read(store: Store, step: int, *, run: str | None = None) -> StoredCheckpoint
     if manifest.step != step or (run is not None and manifest.run != run):
         raise CorruptError(f"{where}: is of step {manifest.step} of run {manifest.run}")
     return StoredCheckpoint(manifest, prefix, hashlib.sha256(data).hexdigest())
+
+
+def find(store: Store, found: StoredCheckpoint) -> None:
+    """Look for every object, with its size; their content is not read.
+
+    Raises:
+        CorruptError: an object is missing or of another size.
+    """
+    for item in found.manifest.objects:
+        info = store.head(found.prefix + item.key)
+        if info is None or info.size != item.size:
+            where = f"{store.url}/{found.prefix}{item.key}"
+            size = "is missing" if info is None else f"has {info.size} bytes, not {item.size}"
+            raise CorruptError(f"{where}: {size}")
 
 
 def verify(store: Store, found: StoredCheckpoint) -> None:

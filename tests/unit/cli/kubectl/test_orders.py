@@ -1,30 +1,44 @@
-"""When an order to a run can do nothing, and what does instead."""
+"""What resumes a run, by who suspended it, and what asks for a checkpoint."""
 
 from typing import Any
 
-from etude.cli.kubectl.verbs.orders import held
+import pytest
+
+from etude.cli.kubectl.verbs.orders import RESUME, answer_to
+from etude.cli.kubectl.verbs.saving import request
+from etude.common.api.checkpoint import CheckpointSpec
+from etude.common.errors import UserError
+from etude.operator import names
+
+SINCE = "2026-01-01T00:00:00Z"
 
 
 def run(reason: str | None, *, suspend: bool = False) -> dict[str, Any]:
-    hold = {"reason": reason, "message": "why", "since": "2026-01-01T00:00:00Z"}
+    hold = {"reason": reason, "message": "why", "since": SINCE}
     status = {} if reason is None else {"hold": hold}
-    return {"metadata": {"name": "demo"}, "spec": {"suspend": suspend}, "status": status}
+    metadata = {"name": "demo", "uid": "u"}
+    return {"metadata": metadata, "spec": {"suspend": suspend}, "status": status}
 
 
 def test_a_run_that_its_spec_suspends_is_its_users_to_resume() -> None:
-    assert held(run(None)) is None
-    assert held(run(None, suspend=True)) is None
-    assert held(run("FailureRule", suspend=True)) is None
+    assert answer_to(run(None), {}) is None
+    assert answer_to(run(None, suspend=True), {}) is None
+    assert answer_to(run("FailureRule", suspend=True), {}) is None
+    assert answer_to({"metadata": {"name": "demo"}, "spec": {}}, {}) is None
 
 
-def test_a_spent_budget_is_raised_and_a_rule_is_overruled_by_hand() -> None:
-    spent, ruled = held(run("BudgetExceeded")), held(run("FailureRule"))
-    assert spent is not None
-    assert "spec.budget.gpuHours" in spent.fix
-    assert ruled is not None
-    assert "BudgetExceeded: why" in spent.what
-    assert ruled.fix == "kubectl etude suspend demo, and then kubectl etude resume demo"
+def test_a_rule_is_overruled_by_an_annotation_that_names_this_very_hold() -> None:
+    assert answer_to(run("FailureRule"), {}) == {"metadata": {"annotations": {RESUME: SINCE}}}
+    assert RESUME == names.RESUME
 
 
-def test_a_run_that_nobody_has_looked_at_yet_is_not_held() -> None:
-    assert held({"metadata": {"name": "demo"}, "spec": {}}) is None
+def test_a_spent_budget_has_to_be_raised() -> None:
+    with pytest.raises(UserError, match="BudgetExceeded: why") as refused:
+        answer_to(run("BudgetExceeded"), {})
+    assert "--gpu-hours" in refused.value.problem.fix
+    raised = {"spec": {"budget": {"gpuHours": "9"}}}
+    assert answer_to(run("BudgetExceeded"), {"gpuHours": "9"}) == raised
+
+
+def test_a_request_is_a_checkpoint_that_the_api_takes() -> None:
+    CheckpointSpec.model_validate(request(run(None))["spec"])

@@ -1,5 +1,6 @@
 """`kubectl etude suspend` and `resume`: orders to a run, and the wait until they are done."""
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -20,6 +21,8 @@ LIMIT_S = 900.0
 """Ten minutes are what a checkpoint may take by default; pods need some more."""
 INTERVAL_S = 1.0
 OVER = ("Complete", "Failed")
+RESUME = "etude.dev/resume"
+"""Annotation by which a user overrules a hold of the operator; its value is the hold's time."""
 
 
 def suspend(
@@ -33,31 +36,61 @@ def suspend(
 
 
 def resume(
-    context: typer.Context, run: Run, *, wait: Wait = False, timeout: Timeout = LIMIT_S
+    context: typer.Context,
+    run: Run,
+    *,
+    gpu_hours: Annotated[
+        str | None, typer.Option("--gpu-hours", help="New spec.budget.gpuHours, if it is spent.")
+    ] = None,
+    sandbox_hours: Annotated[
+        str | None,
+        typer.Option("--sandbox-hours", help="New spec.budget.sandboxHours, if it is spent."),
+    ] = None,
+    wait: Wait = False,
+    timeout: Timeout = LIMIT_S,
 ) -> None:
-    """Let a suspended run go on at the step after its newest checkpoint."""
-    problem = held(context.obj.get(RUNS, run))
-    if problem is not None:
-        raise UserError(problem)
-    _order(context.obj, run, is_wanted=False)
+    """Let a suspended run go on at the step after its newest checkpoint.
+
+    A run that a rule of its failurePolicy suspended goes on too: the order is written into an
+    annotation of the run. A spent budget has to be raised.
+    """
+    budget = {"gpuHours": gpu_hours, "sandboxHours": sandbox_hours}
+    change = answer_to(context.obj.get(RUNS, run), {k: v for k, v in budget.items() if v})
+    if change is None:
+        _order(context.obj, run, is_wanted=False)
+    else:
+        context.obj.patch(RUNS, run, change)
+        say(f"{run}: {json.dumps(change, separators=(',', ':'))}: pods come, then it goes on")
     if wait:
         _await(context.obj, run, _is_progressing, timeout)
         say(f"{run} progresses; kubectl etude watch {run}")
 
 
-def held(run: Mapping[str, Any]) -> Problem | None:
-    """What keeps a run suspended that its spec wants to run; None where the spec decides."""
+def answer_to(
+    run: Mapping[str, Any], budget: Mapping[str, str]
+) -> dict[str, dict[str, Any]] | None:
+    """The change by which a run goes on that the operator suspended; None where the spec decides.
+
+    Args:
+        run: as the API server has it.
+        budget: its new limits.
+
+    Raises:
+        UserError: its budget is spent, and nobody raises it.
+    """
     hold = (run.get("status") or {}).get("hold")
     if hold is None or run["spec"].get("suspend"):
-        return None
-    name = run["metadata"]["name"]
-    where = f"run {name}"
-    what = f"the operator keeps it suspended: {hold['reason']}: {hold.get('message', '')}"
-    if hold["reason"] == "BudgetExceeded":
-        fix = "raise spec.budget.gpuHours, and it goes on by itself"
-    else:
-        fix = f"kubectl etude suspend {name}, and then kubectl etude resume {name}"
-    return Problem("Conflict", what, where, fix)
+        return {"spec": {"budget": dict(budget)}} if budget else None
+    if hold["reason"] != "BudgetExceeded":
+        # This very hold and no later one: its time is its name.
+        order: dict[str, dict[str, Any]] = {"metadata": {"annotations": {RESUME: hold["since"]}}}
+        return {**order, "spec": {"budget": dict(budget)}} if budget else order
+    if not budget:
+        name = run["metadata"]["name"]
+        what = f"the operator keeps it suspended: {hold['reason']}: {hold.get('message', '')}"
+        fix = f"kubectl etude resume {name} --gpu-hours HOURS (or --sandbox-hours) raises it"
+        raise UserError(Problem("Conflict", what, f"run {name}", fix))
+    return {"spec": {"budget": dict(budget)}}
 
 
 def _order(kubectl: Kubectl, run: str, *, is_wanted: bool) -> None:

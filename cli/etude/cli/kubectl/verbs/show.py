@@ -97,8 +97,22 @@ def top(
         print_whole(table_of(lines, with_namespace=everywhere))
 
 
-def checkpoint(context: typer.Context, run: Run, *, output: Format = Output.TABLE) -> None:
+def checkpoint(
+    context: typer.Context,
+    run: Run,
+    *,
+    now: Annotated[
+        bool, typer.Option("--now", help="Have the run write one after its next step.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="With --now: return once it is so.")] = False,
+    output: Format = Output.TABLE,
+) -> None:
     """List the checkpoints of a run, the newest first; a resume starts at the newest Ready one."""
+    if now:
+        from etude.cli.kubectl.verbs.saving import save
+
+        save(context.obj, run, wait=wait)
+        return
     from etude.cli.kubectl.asking import gather
     from etude.cli.kubectl.top_table import checkpoints_table
 

@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from etude.common.api.checkpointing import Depth
 from etude.common.api.meta import Model, Rule, Uri
 from etude.common.api.run import Storage
 
@@ -15,8 +16,9 @@ class RunRef(Model):
 
     name: Annotated[str, Field(min_length=1, max_length=40)]
     """Its metadata.name."""
-    uid: Annotated[str, Field(min_length=1, max_length=64)]
-    """Its metadata.uid, so that a new run of the same name is not mistaken for it."""
+    uid: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    """Its metadata.uid, so that a new run of the same name is not mistaken for it; a request names
+    the run that has the name when it is made."""
 
 
 class CheckpointSource(Model):
@@ -39,15 +41,51 @@ class CheckpointSpec(Model):
             fix="set deletionPolicy: Retain",
             field_path=".deletionPolicy",
         ),
+        Rule(
+            cel="has(self.runRef) || self.reason == 'Imported'",
+            holds=lambda s: s.run_ref is not None or s.reason == "Imported",
+            message="only an import has no runRef",
+            fix="name the run: runRef: {name: …}",
+            field_path=".runRef",
+        ),
+        Rule(
+            cel="self.reason == 'Manual' ? !has(self.source) && !has(self.storage)"
+            " : has(self.source) && has(self.storage)",
+            holds=lambda s: (
+                (s.source is None and s.storage is None)
+                if s.reason == "Manual"
+                else (s.source is not None and s.storage is not None)
+            ),
+            message="source and storage are needed, but for reason Manual: a run that is asked for"
+            " a checkpoint says itself where it lies",
+            fix="give source and storage, or remove both for reason: Manual",
+            field_path=".source",
+        ),
+        Rule(
+            cel="self.reason != 'Manual' || (self.step == 0 && self.policyVersion == 0"
+            " && self.sizeBytes == 0 && !has(self.keyframe)"
+            " && (!has(self.metrics) || size(self.metrics) == 0))",
+            holds=lambda s: (
+                s.reason != "Manual"
+                or (
+                    not (s.step or s.policy_version or s.size_bytes or s.metrics)
+                    and s.keyframe is None
+                )
+            ),
+            message="what a Manual checkpoint holds stands in its status, once it is written",
+            fix="remove step, policyVersion, sizeBytes, keyframe and metrics",
+            field_path=".step",
+        ),
     )
 
     run_ref: RunRef | None = None
     """The run that wrote it; absent for an import."""
-    reason: Literal["Scheduled", "Suspend", "PhaseEnd", "Final", "Imported"]
-    """Why it was written."""
-    source: CheckpointSource
-    """Where the state lies."""
-    storage: Storage
+    reason: Literal["Scheduled", "Manual", "Suspend", "Failure", "PhaseEnd", "Final", "Imported"]
+    """Why it was written. An object that is made with Manual and a runRef asks that run to write
+    one after its next step."""
+    source: CheckpointSource | None = None
+    """Where the state lies; absent for Manual, whose status says it."""
+    storage: Storage | None = None
     """How to reach it; copied from the run, which may be gone when the data is deleted."""
     step: Annotated[int, Field(ge=0)] = 0
     """Optimiser steps in it, over all phases."""
@@ -60,6 +98,8 @@ class CheckpointSpec(Model):
     """Bytes of all its objects."""
     pinned: bool = False
     """Pinned checkpoints are never collected."""
+    verify: Depth = "Checksums"
+    """What is checked before it is Ready."""
     deletion_policy: Literal["Retain", "Delete"] = "Delete"
     """Whether the data goes when the object goes; the object goes with its run in both cases."""
     metrics: dict[str, Annotated[str, Field(max_length=64)]] = Field(

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from etude.common.api import documents
 from etude.common.api.checkpoint import CheckpointSpec
+from etude.common.api.checkpoint_status import CheckpointStatus
 from etude.common.api.meta import GROUP, NAME, VERSION, Model
 from etude.common.api.pool import EnvPoolSpec
 from etude.common.api.run import RLRunSpec
-from etude.common.api.status import CheckpointStatus, EnvPoolStatus, RLRunStatus
+from etude.common.api.status import EnvPoolStatus, RLRunStatus
 from etude.common.api.structural import VALIDATIONS, schema
 
 CHART_FOLDER = Path("helm/etude/files/crds")
@@ -122,19 +123,23 @@ CHECKPOINT = Kind(
     spec=CheckpointSpec,
     status=CheckpointStatus,
     selectable=(".spec.runRef.name", ".status.phase"),
-    rules=(unchanged("runRef", optional=True), unchanged("source"), unchanged("reason")),
+    rules=(
+        unchanged("runRef", optional=True),
+        unchanged("source", optional=True),
+        unchanged("reason"),
+    ),
     columns=(
         Column("Run", ".spec.runRef.name"),
-        Column("Step", ".spec.step", "integer"),
-        Column("Policy", ".spec.policyVersion", "integer"),
-        Column("Keyframe", ".spec.keyframe", "integer"),
-        Column("Size", ".spec.sizeBytes", "integer"),
+        Column("Step", ".status.step", "integer"),
+        Column("Policy", ".status.policyVersion", "integer"),
+        Column("Keyframe", ".status.keyframe", "integer"),
+        Column("Size", ".status.sizeBytes", "integer"),
         Column("Phase", ".status.phase"),
         Column("Pinned", ".spec.pinned", "boolean"),
         Column("Age", ".metadata.creationTimestamp", "date"),
         Column("Reason", ".spec.reason", wide=True),
-        Column("URI", ".spec.source.uri", wide=True),
-        Column("Metrics", ".spec.metrics", wide=True),
+        Column("URI", ".status.uri", wide=True),
+        Column("Metrics", ".status.metrics", wide=True),
     ),
 )
 

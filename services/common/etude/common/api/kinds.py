@@ -5,10 +5,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from etude.common.api.checkpoint import CheckpointSpec
+from etude.common.api.checkpoint_status import CheckpointStatus, Saved
 from etude.common.api.meta import Model, ObjectMeta
 from etude.common.api.pool import EnvPoolSpec
-from etude.common.api.run import RLRunSpec
-from etude.common.api.status import CheckpointStatus, EnvPoolStatus, RLRunStatus
+from etude.common.api.run import RLRunSpec, Storage
+from etude.common.api.status import EnvPoolStatus, RLRunStatus
 
 
 class CheckpointMeta(ObjectMeta):
@@ -61,3 +62,24 @@ class Checkpoint(Resource):
     """What the checkpoint is; written by the operator, or by a user for an import."""
     status: CheckpointStatus = Field(default_factory=CheckpointStatus)
     """What was observed; the operator's."""
+
+    @property
+    def saved(self) -> Saved:
+        """What it holds; of a request, nothing before it is fulfilled."""
+        spec = self.spec
+        if spec.source is None or self.status.uri:
+            return self.status
+        return Saved(
+            uri=spec.source.uri,
+            manifest_digest=spec.source.manifest_digest,
+            step=spec.step,
+            policy_version=spec.policy_version,
+            keyframe=spec.keyframe,
+            size_bytes=spec.size_bytes,
+            metrics=spec.metrics,
+        )
+
+    @property
+    def storage(self) -> Storage | None:
+        """How to reach it; unknown of a request before it is fulfilled."""
+        return self.spec.storage or self.status.storage

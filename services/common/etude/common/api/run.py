@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from etude.common.api.checkpointing import Checkpointing
 from etude.common.api.lifecycle import (
     MANAGER,
     OPERATOR,
@@ -39,19 +40,6 @@ class Storage(StoreAccess):
 
     uri: Uri
     """Prefix of the run: s3://bucket/prefix, or file:///folder mounted by every role."""
-
-
-class Checkpointing(Model):
-    """When complete states are saved and which are kept."""
-
-    every_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 10
-    """Optimiser steps between checkpoints, within each phase."""
-    keep_last: Annotated[int, Field(ge=1, le=1_000)] = 3
-    """Newest verified checkpoints that are kept."""
-    on_suspend: Literal["Always", "Skip"] = "Always"
-    """Whether suspending saves first."""
-    timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = 600
-    """Longest time one checkpoint may take."""
 
 
 class Evaluation(Model):
@@ -163,6 +151,20 @@ class RLRunSpec(Model):
             " weights.advanced.tileGrid",
             fix="raise tileGrid to a multiple of gpusPerReplica, or use codec L1",
             field_path=".weights.advanced.codec",
+        ),
+        Rule(
+            cel="!has(self.checkpointing.keepBest)"
+            " || self.checkpointing.keepBest.metric != 'EvalSuccess'"
+            " || (has(self.evaluation) && size(self.evaluation) > 0)",
+            holds=lambda s: (
+                s.checkpointing.keep_best is None
+                or s.checkpointing.keep_best.metric != "EvalSuccess"
+                or bool(s.evaluation)
+            ),
+            message="keepBest on EvalSuccess needs an evaluation: without one no checkpoint has"
+            " that figure",
+            fix="add an entry to evaluation, or use metric: Reward",
+            field_path=".checkpointing.keepBest.metric",
         ),
         Rule(
             cel="!has(self.ttlSecondsAfterFinished) || !has(self.deletionRules)"

@@ -145,8 +145,8 @@ class Failure(Status):
 class Intent(Status):
     """What the operator has decided and is carrying out; written before the first action."""
 
-    type: Literal["Suspend", "Release", "Restart", "Fail", "Complete"]
-    """The decision; Release follows Suspend once everything is saved."""
+    type: Literal["Suspend", "Release", "Restart", "Salvage", "Fail", "Complete"]
+    """The decision; Release follows Suspend once everything is saved, and Fail follows Salvage."""
     reason: Annotated[str, Field(max_length=64)]
     """Reason code, which becomes that of the condition."""
     message: Annotated[str, Field(max_length=1024)] = ""
@@ -319,16 +319,3 @@ class EnvPoolStatus(Status):
     """Strength of the wall around each environment."""
     resolved: Resolved | None = None
     """Defaults pinned at acceptance."""
-
-
-class CheckpointStatus(Status):
-    """What was observed of a checkpoint."""
-
-    observed_generation: Count = 0
-    """Generation of the spec that this status is about."""
-    phase: Annotated[str, Field(max_length=32)] = ""
-    """One word, derived from the conditions; nothing is decided by it."""
-    conditions: Conditions = ()
-    """Facts, each with a reason."""
-    verified_time: Time | None = None
-    """When its objects were found complete."""

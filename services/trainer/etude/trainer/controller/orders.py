@@ -10,8 +10,10 @@ from types import FrameType
 
 from pydantic import ValidationError
 
+from etude.common.api.checkpointing import Checkpointing
 from etude.common.api.crd import FROZEN
-from etude.common.api.run import Checkpointing, Evaluation, RLRunSpec
+from etude.common.api.run import Evaluation, RLRunSpec
+from etude.common.checkpoints import Reason
 from etude.common.errors import InvalidFieldError
 from etude.v1 import run_pb2
 
@@ -30,10 +32,13 @@ class Orders:
     generation: int
     """Of the spec."""
     wants_checkpoint: bool = False
+    requests: list[str] = field(default_factory=list)
+    """Checkpoint objects that ask for a state of their own, oldest first."""
     suspend: run_pb2.SuspendRun | None = None
     halting: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the controller shall stop working."""
     _seen: dict[str, None] = field(default_factory=dict)
+    _fulfilled: set[str] = field(default_factory=set)
 
     @property
     def checkpointing(self) -> Checkpointing:
@@ -57,7 +62,7 @@ class Orders:
             return
         match request.WhichOneof("what"):
             case "checkpoint":
-                self.wants_checkpoint = True
+                self._wish(request.checkpoint)
             case "suspend":
                 self.suspend = request.suspend
                 self.halting.set()
@@ -70,6 +75,26 @@ class Orders:
         self._seen[request.command_id] = None
         while len(self._seen) > _MAX_REMEMBERED:
             del self._seen[next(iter(self._seen))]
+
+    @property
+    def last_save(self) -> Reason | None:
+        """Why to save before stopping; None not to."""
+        if self.suspend is None:
+            return "Suspend" if self.checkpointing.on_suspend == "Always" else None
+        if not self.suspend.checkpoint:
+            return None
+        return "Failure" if self.suspend.is_failure else "Suspend"
+
+    def fulfilled(self, request: str) -> None:
+        """A request has its checkpoint; the empty one is nobody's."""
+        self.requests = [each for each in self.requests if each != request]
+        self._fulfilled.add(request)
+
+    def _wish(self, order: run_pb2.CheckpointNow) -> None:
+        if not order.request:
+            self.wants_checkpoint = True
+        elif order.request not in self.requests and order.request not in self._fulfilled:
+            self.requests.append(order.request)
 
     def stop(self) -> None:
         """The process shall end."""

@@ -60,6 +60,7 @@ class Reports:
             size_bytes=manifest.size_bytes,
             keyframe=keyframe,
             metrics=manifest.metrics,
+            request=manifest.request,
         )
         self._add(run_pb2.WatchRunResponse(checkpoint=record))
 

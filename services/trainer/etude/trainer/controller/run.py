@@ -16,6 +16,7 @@ from etude.common.files import ResolvedRun
 from etude.common.weights import EpochRecord, VersionId
 from etude.trainer import metrics
 from etude.trainer.batches import StepResult
+from etude.trainer.controller.cadence import Cadence
 from etude.trainer.controller.engines import LAGGING, Engines, VersionRefusedError
 from etude.trainer.controller.in_flight import InFlight
 from etude.trainer.controller.orders import Orders
@@ -77,6 +78,7 @@ class Run:
     """For what a step waits for."""
     uploading: Patience = field(default_factory=Patience)
     """For versions on their way, beside the steps."""
+    cadence: Cadence = field(default_factory=Cadence)
     in_flight: InFlight[Encoded] = field(
         default_factory=lambda: InFlight((VersionRefusedError, BaseLostError))
     )
@@ -149,6 +151,7 @@ class Run:
         figures.productive_seconds += seconds
         figures.step_seconds = [*figures.step_seconds, round(seconds, 4)][-KEPT_STEP_TIMES:]
         self.moved()
+        self.cadence.stepped(self.orders.checkpointing, step=cursor.step, now_s=self.moved_s)
         body = journal_pb2.JournalStep(
             phase=cursor.phase,
             step=cursor.step,
@@ -235,12 +238,10 @@ class Run:
             is_last = self.cursor.phase == self.resolved.spec.phases[-1].name
             return "Final" if is_last else "PhaseEnd"
         if orders.halting.is_set():
-            wanted = orders.checkpointing.on_suspend == "Always"
-            if orders.suspend is not None:
-                wanted = orders.suspend.checkpoint
-            return "Suspend" if wanted else None
-        due = self.cursor.step and self.cursor.step % orders.checkpointing.every_steps == 0
-        return "Scheduled" if due or orders.wants_checkpoint else None
+            return orders.last_save
+        if orders.requests:
+            return "Manual"
+        return "Scheduled" if self.cadence.is_due or orders.wants_checkpoint else None
 
     async def save(self, reason: Reason) -> None:
         """Write a checkpoint; a scheduled one that fails is reported and tried again later.
@@ -250,6 +251,8 @@ class Run:
             TimeoutError: likewise, it took too long.
         """
         self.orders.wants_checkpoint = False
+        request = self.orders.requests[0] if reason == "Manual" else ""
+        self.cadence.tried(time.monotonic())
         before = self.reports.status.state
         self.reports.state(run_pb2.RUN_STATE_CHECKPOINTING)
         try:
@@ -259,12 +262,14 @@ class Run:
                     reason=reason,
                     with_model=reason in {"PhaseEnd", "Final"},
                     figures=self._checkpoint_figures(),
+                    request=request,
                 )
         except (StoreError, TimeoutError) as error:
             self.tell("CheckpointFailed", str(error) or "it took too long", warning=True)
             if reason in {"PhaseEnd", "Final"}:
                 raise
         else:
+            self.orders.fulfilled(request)
             await self.announce(found)
             self.moved()
             await self.recording.write_rows()

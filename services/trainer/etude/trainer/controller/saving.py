@@ -43,8 +43,16 @@ class Saver:
         reason: Reason,
         with_model: bool,
         figures: dict[str, str],
+        request: str = "",
     ) -> StoredCheckpoint:
         """Write the state and make it visible.
+
+        Args:
+            state: the controller's half.
+            reason: why it is saved.
+            with_model: whether a model folder is exported too.
+            figures: of the run at this step.
+            request: UID of the Checkpoint object that asked for it.
 
         Raises:
             FencedError: a newer controller took over.
@@ -74,6 +82,7 @@ class Saver:
             reason=reason,
             objects=objects,
             metrics=figures,
+            request=request,
         )
         found = await asyncio.to_thread(self._commit, manifest)
         self.last_step = step

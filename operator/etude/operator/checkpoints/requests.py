@@ -1,0 +1,73 @@
+"""What to do about a checkpoint that a user asked for and that is not written yet."""
+
+from etude.common.api.checkpoint_status import CheckpointStatus
+from etude.common.api.kinds import Checkpoint, RLRun
+from etude.operator import names
+from etude.operator.actions import Adopt, Decision, Moment
+from etude.operator.checkpoints.phases import status_of
+from etude.operator.conditions import Fact, holds, no
+from etude.operator.desired.runs import run_labels
+from etude.operator.desired.workloads import owner_of
+from etude.operator.manifests import Manifest
+from etude.operator.reasons import Reason
+
+WATCHFUL_S = 5.0
+"""How often a request looks at its run, whose changes do not announce themselves to it."""
+
+
+def decide(
+    request: Checkpoint, manifest: Manifest, run: RLRun | None, now: Moment
+) -> Decision[CheckpointStatus]:
+    """One pass over a request: tie it to its run, then say what it waits for.
+
+    The run's own pass gives the order, and writes down what came of it.
+
+    Args:
+        request: without data so far.
+        manifest: as it was read.
+        run: the run that it names, if there is one.
+        now: both clocks.
+    """
+    fact = _wrong(request, run) if run is not None else _missing(request)
+    if fact is None and run is not None:
+        if not manifest["metadata"].get("ownerReferences"):
+            return Decision(status=request.status, actions=(_adoption(request, manifest, run),))
+        fact = _waiting(run)
+    assert fact is not None  # noqa: S101 - a run that is there is awaited or wrong
+    return Decision(status=status_of(request, fact, now), requeue_after_s=WATCHFUL_S)
+
+
+def _missing(request: Checkpoint) -> Fact:
+    name = request.spec.run_ref.name if request.spec.run_ref is not None else ""
+    return no("Ready", Reason.RUN_NOT_FOUND, f"spec.runRef.name: there is no RLRun {name} here")
+
+
+def _wrong(request: Checkpoint, run: RLRun) -> Fact | None:
+    """Why this run will never write it."""
+    ref = request.spec.run_ref
+    if ref is not None and ref.uid not in {None, run.metadata.uid}:
+        message = f"spec.runRef.uid: run {ref.name} is another one by now; make a new request"
+        return no("Ready", Reason.RUN_OVER, message)
+    over = [k for k in ("Complete", "Failed") if holds(run.status.conditions, k)]
+    if over:
+        last = run.status.last_checkpoint
+        where = f"; its last checkpoint is {last.name}" if last is not None else ""
+        message = f"run {run.metadata.name} ended before it was written{where}"
+        return no("Ready", Reason.RUN_OVER, message)
+    return None
+
+
+def _waiting(run: RLRun) -> Fact:
+    if holds(run.status.conditions, "Ready") and run.status.intent is None:
+        return no("Ready", Reason.WRITING, "the run writes it after its next step")
+    message = f"run {run.metadata.name} does not run now; it is written once it does"
+    return no("Ready", Reason.WAITING_FOR_RUN, message)
+
+
+def _adoption(request: Checkpoint, manifest: Manifest, run: RLRun) -> Adopt:
+    """From here on it goes with its run, and its data with it."""
+    held = list(manifest["metadata"].get("finalizers") or ())
+    if request.spec.deletion_policy == "Delete" and names.CHECKPOINT_DATA not in held:
+        held.append(names.CHECKPOINT_DATA)
+    metadata = {"ownerReferences": [owner_of(run)], "labels": run_labels(run), "finalizers": held}
+    return Adopt(manifest, metadata)

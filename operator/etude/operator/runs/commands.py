@@ -1,0 +1,52 @@
+"""What the controller of a run should be told."""
+
+from collections.abc import Iterator
+
+from etude.common.api.kinds import RLRun
+from etude.operator import names
+from etude.operator.actions import Order
+from etude.operator.desired.ports import PORTS
+from etude.operator.runs import limits
+from etude.operator.runs.seen import Seen
+from etude.v1 import run_pb2
+
+
+def orders(run: RLRun, seen: Seen) -> Iterator[Order]:
+    """What it should be told now; repeating an order repeats nothing."""
+    report, intent = seen.report, run.status.intent
+    if not report.is_connected or report.status is None or report.status.state in limits.OVER:
+        return
+    if intent is not None:
+        yield from _last_orders(run)
+        return
+    for asked in seen.requests:
+        checkpoint = run_pb2.CheckpointNow(request=asked.metadata.uid)
+        request = run_pb2.CommandRequest(checkpoint=checkpoint)
+        yield order(run, request, f"checkpoint/{asked.metadata.uid}", 0)
+    if report.status.observed_generation < run.metadata.generation:
+        request = run_pb2.CommandRequest(
+            configure=run_pb2.ConfigureRun(
+                spec_json=run.spec.model_dump_json(by_alias=True, exclude_none=True),
+                generation=run.metadata.generation,
+            )
+        )
+        yield order(run, request, "configure", run.status.attempt)
+
+
+def order(run: RLRun, request: run_pb2.CommandRequest, what: str, number: int) -> Order:
+    """An order under an id by which the controller knows it again."""
+    metadata = run.metadata
+    request.command_id = f"{metadata.uid}/{metadata.generation}/{what}/{number}"
+    trainer = names.child(metadata.name, names.TRAINER)
+    return Order(names.address(trainer, PORTS[names.TRAINER]["grpc"]), request)
+
+
+def _last_orders(run: RLRun) -> Iterator[Order]:
+    intent = run.status.intent
+    if intent is not None and intent.type == "Suspend":
+        suspend = run_pb2.SuspendRun(checkpoint=True)
+        yield order(run, run_pb2.CommandRequest(suspend=suspend), "suspend", intent.generation)
+    if intent is not None and intent.type == "Salvage":
+        wanted = run.spec.checkpointing.on_failure == "BestEffort"
+        suspend = run_pb2.SuspendRun(checkpoint=wanted, is_failure=True)
+        yield order(run, run_pb2.CommandRequest(suspend=suspend), "salvage", intent.generation)

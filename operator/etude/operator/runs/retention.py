@@ -1,0 +1,62 @@
+"""Which checkpoints of a run stay."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from etude.common.api.checkpointing import Checkpointing, KeepBest
+from etude.common.api.kinds import Checkpoint
+from etude.operator.runs.seen import is_ready
+
+FIGURES = {"Reward": "reward", "EvalSuccess": "evalSuccess"}
+"""Names of figures in a checkpoint's metrics, by how the spec calls them."""
+
+
+def superseded(
+    checkpoints: Sequence[Checkpoint], checkpointing: Checkpointing
+) -> Iterator[Checkpoint]:
+    """Those that are older than the newest verified ones that are kept, and not among the best.
+
+    Pinned and retained ones stay, those that a user asked for too, and so does everything while
+    too few are verified.
+
+    Args:
+        checkpoints: of the run, newest first.
+        checkpointing: how many to keep.
+    """
+    passing = [c for c in checkpoints if not _stays(c)]
+    verified = [c for c in passing if is_ready(c)]
+    kept = verified[: checkpointing.keep_last]
+    if len(kept) < checkpointing.keep_last:
+        return
+    best = {c.metadata.name for c in best_of(verified, checkpointing.keep_best)}
+    for checkpoint in passing:
+        if checkpoint.saved.step < kept[-1].saved.step and checkpoint.metadata.name not in best:
+            yield checkpoint
+
+
+def best_of(verified: Sequence[Checkpoint], keep: KeepBest | None) -> list[Checkpoint]:
+    """The best ones, the best first; of equal ones the earlier, nearer to what was measured."""
+    if keep is None:
+        return []
+    sign = -1.0 if keep.mode == "Max" else 1.0
+    ranked = [
+        (sign * value, c.saved.step, c)
+        for c in verified
+        if (value := figure_of(c, keep.metric)) is not None
+    ]
+    ranked.sort(key=lambda each: each[:2])
+    return [c for _, _, c in ranked[: keep.count]]
+
+
+def figure_of(checkpoint: Checkpoint, metric: str) -> float | None:
+    """A figure of the run at the checkpoint's step; None where it has none."""
+    text = checkpoint.saved.metrics.get(FIGURES[metric])
+    if text is None:
+        return None
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _stays(checkpoint: Checkpoint) -> bool:
+    spec = checkpoint.spec
+    return spec.pinned or spec.reason == "Manual" or spec.deletion_policy == "Retain"

@@ -1,0 +1,54 @@
+"""What a run that is about to fail still saves."""
+
+from etude.common.api.kinds import RLRun
+from etude.common.api.status import Intent
+from etude.operator import names
+from etude.operator.actions import Moment
+from etude.operator.clock import seconds
+from etude.operator.runs import limits, undertakings
+from etude.operator.runs.seen import Seen
+from etude.operator.runs.undertakings import Undertaking
+
+HALT_LIMIT_S = 30.0
+"""How long a controller that shall save nothing has to stop."""
+
+
+def begun(run: RLRun, seen: Seen, outcome: Undertaking, now: Moment) -> Undertaking:
+    """What was decided, but a run that can still save is told to before it fails."""
+    intent = outcome.intent
+    if intent is None or intent.type != "Fail" or not _works(run, seen):
+        return outcome
+    left_s = limits.progress_left_s(run, seen, now)
+    if left_s is None or left_s <= 0:
+        return outcome  # it finishes no step, and between steps is where it saves
+    return Undertaking(intent.model_copy(update={"type": "Salvage"}), outcome.failure)
+
+
+def ended(run: RLRun, current: Intent, seen: Seen, now: Moment) -> Undertaking:
+    """The failure, once everything is saved that can be."""
+    elapsed_s = now.wall_s - seconds(current.since)
+    report = seen.report.status
+    is_over = report is not None and report.state in limits.OVER
+    if _works(run, seen) and elapsed_s <= limit_s(run):
+        return Undertaking(current)
+    if is_over and not seen.is_registered and elapsed_s <= limit_s(run):
+        return Undertaking(current)
+    return Undertaking(current.model_copy(update={"type": "Fail"}))
+
+
+def limit_s(run: RLRun) -> float:
+    """How long the failure waits for the checkpoint."""
+    wanted = run.spec.checkpointing
+    return float(wanted.timeout_seconds) if wanted.on_failure == "BestEffort" else HALT_LIMIT_S
+
+
+def _works(run: RLRun, seen: Seen) -> bool:
+    """Whether the controller trains, as far as anybody can tell."""
+    report = seen.report
+    attempt = undertakings.attempts_of(run).get(names.TRAINER, 0)
+    return (
+        report.is_current
+        and report.status is not None
+        and report.status.state not in limits.OVER
+        and seen.ready(names.TRAINER, attempt=attempt) > 0
+    )

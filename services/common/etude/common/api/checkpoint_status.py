@@ -1,0 +1,44 @@
+"""What was observed of a checkpoint."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from etude.common.api.run import Storage
+from etude.common.api.status import Conditions, Count, Status, Time
+
+
+class Saved(Status):
+    """What a checkpoint holds."""
+
+    uri: Annotated[str, Field(max_length=1024)] = ""
+    """Prefix of its objects; empty until they are written."""
+    manifest_digest: Annotated[str, Field(max_length=64)] = ""
+    """SHA-256 of its manifest."""
+    step: Count = 0
+    """Optimiser steps in it, over all phases."""
+    policy_version: Count = 0
+    """Newest version published from it."""
+    keyframe: Count | None = None
+    """Version stored whole at which engines begin on their way to policyVersion."""
+    size_bytes: Count = 0
+    """Bytes of all its objects."""
+    metrics: dict[str, Annotated[str, Field(max_length=64)]] = Field(
+        default_factory=dict, max_length=32
+    )
+    """Figures of the run at this step, as text."""
+
+
+class CheckpointStatus(Saved):
+    """What was observed of a checkpoint."""
+
+    observed_generation: Count = 0
+    """Generation of the spec that this status is about."""
+    phase: Annotated[str, Field(max_length=32)] = ""
+    """One word, derived from the conditions; nothing is decided by it."""
+    conditions: Conditions = ()
+    """Facts, each with a reason."""
+    storage: Storage | None = None
+    """How to reach what a Manual checkpoint holds; of the run that wrote it."""
+    verified_time: Time | None = None
+    """When its objects were found complete."""

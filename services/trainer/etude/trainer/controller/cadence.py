@@ -1,0 +1,36 @@
+"""When the next checkpoint is due."""
+
+import time
+from dataclasses import dataclass, field
+
+from etude.common.api.checkpointing import Checkpointing
+
+
+@dataclass(slots=True)
+class Cadence:
+    """Counts steps and seconds since the last checkpoint.
+
+    It is asked several times between two steps and must give the same answer each time, so the
+    clock is read once per step.
+    """
+
+    is_due: bool = False
+    _tried_s: float = field(default_factory=time.monotonic)
+
+    def stepped(self, checkpointing: Checkpointing, *, step: int, now_s: float) -> None:
+        """A step is done.
+
+        Args:
+            checkpointing: the cadence wanted now.
+            step: steps done of the phase.
+            now_s: on the monotonic clock.
+        """
+        steps, seconds = checkpointing.steps_between, checkpointing.every_seconds
+        by_steps = steps is not None and not step % steps
+        by_time = seconds is not None and now_s - self._tried_s >= seconds
+        self.is_due = self.is_due or by_steps or by_time
+
+    def tried(self, now_s: float) -> None:
+        """A checkpoint is written, or could not be; the next is due as if it were."""
+        self.is_due = False
+        self._tried_s = now_s

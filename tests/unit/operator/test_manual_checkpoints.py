@@ -1,0 +1,206 @@
+"""A checkpoint that a user asks for, and the last one of a run that fails."""
+
+from typing import Any
+
+import pytest
+
+from etude.common.api.kinds import Checkpoint
+from etude.operator.manifests import Ref, controller_uid
+from etude.v1 import run_pb2
+
+KEY = Ref("Checkpoint", "lab", "before-the-demo")
+DIGEST = f"{7:064x}"
+
+
+def asked(**spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "etude.dev/v1alpha1",
+        "kind": "Checkpoint",
+        "metadata": {"name": KEY.name, "namespace": KEY.namespace},
+        "spec": {"runRef": {"name": "demo"}, "reason": "Manual", **spec},
+    }
+
+
+@pytest.fixture
+async def running(lab: Any, run_body: Any) -> Any:
+    lab.cluster.put(run_body(checkpointing={"keepLast": 1}))
+    await lab.settle()
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
+    return lab
+
+
+def found(lab: Any) -> Checkpoint:
+    return Checkpoint.model_validate(lab.cluster.objects()[KEY])
+
+
+def orders(lab: Any) -> list[str]:
+    """UIDs of the requests that the controller was handed."""
+    given = [r.checkpoint.request for r in lab.peers.orders if r.HasField("checkpoint")]
+    return sorted(set(given))
+
+
+def record(lab: Any, step: int = 7, request: str = "") -> run_pb2.CheckpointRecord:
+    return run_pb2.CheckpointRecord(
+        step=step,
+        reason="Manual",
+        uri=f"s3://runs/demo/checkpoints/{step:012d}",
+        manifest_digest=DIGEST,
+        size_bytes=10,
+        policy_version=3,
+        metrics={"reward": "0.5"},
+        request=request or found(lab).metadata.uid,
+    )
+
+
+async def test_a_request_is_written_by_its_run_and_read_back(running: Any) -> None:
+    running.cluster.put(asked())
+    await running.settle()
+    request = found(running)
+    assert orders(running) == [request.metadata.uid]
+    assert request.status.phase == "Writing"
+    assert request.metadata.finalizers == ("etude.dev/checkpoint-data",)
+    assert controller_uid(running.cluster.objects()[KEY]) == running.run().metadata.uid
+    await running.tell(record(running))
+    assert found(running).status.phase == "Verifying"
+    await running.finish_jobs()
+    await running.advance(5)
+    made = found(running)
+    assert (made.status.phase, made.status.step, made.status.policy_version) == ("Ready", 7, 3)
+    assert dict(made.status.metrics) == {"reward": "0.5"}
+    assert made.status.storage == running.run().spec.storage
+    assert running.run().status.last_checkpoint.name == KEY.name
+    assert running.names("Checkpoint") == [KEY.name]
+
+
+async def test_a_request_is_ordered_once_however_often_the_operator_dies(running: Any) -> None:
+    running.cluster.put(asked())
+    await running.settle()
+    await running.kill()
+    await running.advance(30)
+    await running.tell(record(running))
+    before = len(running.peers.orders)
+    await running.kill()
+    await running.advance(30)
+    later = [r for r in running.peers.orders[before:] if r.HasField("checkpoint")]
+    assert later == []
+    assert len({r.command_id for r in running.peers.orders if r.HasField("checkpoint")}) == 1
+
+
+async def test_a_new_controller_that_tells_of_it_again_changes_nothing(running: Any) -> None:
+    running.cluster.put(asked())
+    await running.settle()
+    await running.tell(record(running))
+    await running.finish_jobs()
+    running.new_controller()
+    await running.kill()
+    await running.tell(record(running))
+    assert running.names("Checkpoint") == [KEY.name]
+    assert found(running).status.phase == "Ready"
+
+
+async def test_what_was_asked_for_is_never_superseded(running: Any) -> None:
+    running.cluster.put(asked())
+    await running.settle()
+    await running.tell(record(running))
+    for step in (10, 20, 30):
+        await running.tell_checkpoint(step)
+        await running.finish_jobs()
+    await running.finish_jobs()
+    await running.advance(5)
+    assert len(running.names("Checkpoint")) == 2
+    assert KEY.name in running.names("Checkpoint")
+
+
+async def test_a_request_waits_for_a_run_that_does_not_run(lab: Any, run_body: Any) -> None:
+    lab.cluster.put(asked())
+    await lab.settle()
+    assert found(lab).status.conditions[0].reason == "RunNotFound"
+    lab.cluster.put(run_body(suspend=True))
+    await lab.settle()
+    await lab.advance(5)
+    assert found(lab).status.phase == "Pending"
+    assert found(lab).status.conditions[0].reason == "WaitingForRun"
+    lab.cluster.put(run_body())
+    await lab.settle()
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
+    await lab.advance(5)
+    assert found(lab).status.phase == "Writing"
+    assert orders(lab) == [found(lab).metadata.uid]
+
+
+async def test_a_request_that_its_run_outlived_fails_and_names_what_there_is(running: Any) -> None:
+    running.cluster.put(asked())
+    await running.settle()
+    await running.tell_checkpoint(40)
+    await running.finish_jobs()
+    await running.say(state=run_pb2.RUN_STATE_DONE, step=40)
+    await running.advance(10)
+    await running.advance(5)
+    status = found(running).status
+    assert (status.phase, status.conditions[0].reason) == ("Failed", "RunOver")
+    assert "demo-s00000040" in status.conditions[0].message
+
+
+async def test_a_request_for_an_earlier_run_of_the_name_is_refused(running: Any) -> None:
+    running.cluster.put(asked(runRef={"name": "demo", "uid": "another"}))
+    await running.settle()
+    assert found(running).status.conditions[0].reason == "RunOver"
+    assert orders(running) == []
+
+
+async def test_a_request_that_is_taken_back_needs_no_job(running: Any) -> None:
+    running.cluster.put(asked())
+    await running.settle()
+    request = found(running).metadata.uid
+    running.cluster.remove(KEY)
+    await running.settle()
+    assert running.names("Checkpoint") == []
+    assert running.names("Job") == []
+    await running.tell(record(running, request=request))  # it was under way
+    assert running.names("Checkpoint") == ["demo-s00000007-000000"]
+
+
+async def test_the_data_goes_with_what_was_asked_for(running: Any) -> None:
+    running.cluster.put(asked())
+    await running.settle()
+    await running.tell(record(running))
+    await running.finish_jobs()
+    running.cluster.remove(KEY)
+    await running.settle()
+    assert [job.endswith("-del") for job in running.names("Job")] == [True]
+    await running.finish_jobs()
+    assert running.names("Checkpoint") == []
+
+
+async def test_a_run_that_fails_while_its_controller_works_saves_first(running: Any) -> None:
+    running.end("demo-inference-0", exit_code=64, message="no such model")
+    await running.settle()
+    last = [r.suspend for r in running.peers.orders if r.HasField("suspend")]
+    assert [(each.checkpoint, each.is_failure) for each in last] == [(True, True)]
+    assert running.pods("trainer")
+    await running.tell_checkpoint(2)
+    await running.say(state=run_pb2.RUN_STATE_SUSPENDED, step=2)
+    assert running.condition("Failed") == ("True", "InvalidSpec")
+    assert running.pods("trainer") == []
+    assert len(running.names("Checkpoint")) == 1
+
+
+async def test_a_controller_that_does_not_save_in_time_is_not_waited_for(running: Any) -> None:
+    running.end("demo-inference-0", exit_code=64)
+    await running.settle()
+    await running.advance(590)
+    assert running.condition("Failed")[0] == "False"
+    await running.advance(20)
+    assert running.condition("Failed")[0] == "True"
+
+
+async def test_with_skip_a_failing_run_saves_nothing(lab: Any, run_body: Any) -> None:
+    lab.cluster.put(run_body(checkpointing={"onFailure": "Skip"}))
+    await lab.settle()
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
+    lab.end("demo-inference-0", exit_code=64)
+    await lab.settle()
+    last = [r.suspend for r in lab.peers.orders if r.HasField("suspend")]
+    assert [each.checkpoint for each in last] == [False]
+    await lab.advance(31)
+    assert lab.condition("Failed")[0] == "True"

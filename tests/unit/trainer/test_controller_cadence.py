@@ -1,0 +1,145 @@
+"""When checkpoints are due, and whose they are."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.common.api.checkpointing import EVERY_STEPS, Checkpointing
+from etude.trainer.controller.cadence import Cadence
+from etude.trainer.controller.run import Run
+from etude.trainer.simulation import SimulatedLearners
+from etude.v1 import run_pb2
+
+MakeWorld = Callable[..., Any]
+SFT_STEPS = 4
+FAR = 100_000
+
+
+def manifests(world: Any) -> dict[int, dict[str, Any]]:
+    """Each checkpoint of a world, by its step."""
+    keys = sorted(k for k in world.store.objects if k.endswith("/manifest.json"))
+    found = [json.loads(world.store.get(key)) for key in keys]
+    return {each["step"]: each for each in found}
+
+
+@given(
+    every_steps=st.none() | st.integers(1, 7),
+    every_seconds=st.none() | st.integers(10, 60),
+    durations=st.lists(st.integers(1, 40), max_size=40),
+)
+def test_no_more_than_the_cadence_passes_between_two_checkpoints(
+    every_steps: int | None, every_seconds: int | None, durations: list[int]
+) -> None:
+    wanted = Checkpointing(every_steps=every_steps, every_seconds=every_seconds)
+    cadence = Cadence()
+    cadence.tried(0.0)
+    now_s = last_s = 0.0
+    last_step = 0
+    for step, duration in enumerate(durations, start=1):
+        now_s += duration
+        cadence.stepped(wanted, step=step, now_s=now_s)
+        late = every_seconds is not None and now_s - last_s >= every_seconds
+        steps = wanted.steps_between
+        assert cadence.is_due == (late or (steps is not None and step % steps == 0))
+        if steps is not None:
+            assert step - last_step <= steps
+        if cadence.is_due:
+            cadence.tried(now_s)
+            last_s, last_step = now_s, step
+        assert not cadence.is_due
+
+
+def test_a_run_without_a_cadence_saves_every_few_steps() -> None:
+    assert Checkpointing().steps_between == EVERY_STEPS
+    assert Checkpointing(every_seconds=600).steps_between is None
+    assert Checkpointing(every_seconds=600, every_steps=3).steps_between == 3
+
+
+async def test_with_seconds_alone_only_a_step_that_ends_later_is_saved(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world(checkpointing={"everySeconds": FAR})
+
+    def prepare(run: Run) -> None:
+        assert isinstance(run.learners, SimulatedLearners)
+        learners = run.learners
+
+        def later() -> None:
+            if len(learners.trained) == 3:
+                run.cadence.tried(-2.0 * FAR)
+
+        learners.after_step = later
+
+    assert await world.train(prepare)
+    reasons = {step: each["reason"] for step, each in manifests(world).items()}
+    assert reasons == {3: "Scheduled", SFT_STEPS: "PhaseEnd", 10: "Final"}
+
+
+async def test_each_request_gets_a_checkpoint_of_its_own_and_no_second_one(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world(every_steps=2)
+
+    def prepare(run: Run) -> None:
+        for number, request in enumerate(("a", "b", "a")):
+            now = run_pb2.CheckpointNow(request=request)
+            run.orders.take(run_pb2.CommandRequest(command_id=f"c{number}", checkpoint=now))
+
+    assert await world.train(prepare)
+    made = manifests(world)
+    assert {step: each["request"] for step, each in made.items() if each["request"]} == {
+        1: "a",
+        2: "b",
+    }
+    assert (made[1]["reason"], made[2]["reason"]) == ("Manual", "Manual")
+    told = [
+        r.checkpoint.request
+        for r in world.runs[0].reports._happenings
+        if r.WhichOneof("body") == "checkpoint"
+    ]
+    assert [each for each in told if each] == ["a", "b"]
+
+
+async def test_a_new_controller_knows_which_requests_have_their_checkpoint(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world(every_steps=100)
+    now = run_pb2.CheckpointNow(request="a")
+    order = run_pb2.CommandRequest(command_id="before", checkpoint=now)
+
+    def once(run: Run) -> None:
+        run.orders.take(order)
+        assert isinstance(run.learners, SimulatedLearners)
+        run.learners.steps_until_crash = 2
+
+    with pytest.raises(ExceptionGroup):
+        await world.train(once)
+
+    def again(run: Run) -> None:
+        assert isinstance(run.learners, SimulatedLearners)
+        learners = run.learners
+
+        def ask() -> None:
+            run.orders.take(run_pb2.CommandRequest(command_id="after", checkpoint=now))
+
+        learners.after_step = ask
+
+    assert await world.train(again)
+    assert [step for step, each in manifests(world).items() if each["request"]] == [1]
+
+
+async def test_the_last_checkpoint_of_a_run_that_fails_says_so(make_world: MakeWorld) -> None:
+    world = make_world(every_steps=100)
+
+    def prepare(run: Run) -> None:
+        assert isinstance(run.learners, SimulatedLearners)
+        last = run_pb2.SuspendRun(checkpoint=True, is_failure=True)
+        order = run_pb2.CommandRequest(command_id="1", suspend=last)
+        run.learners.after_step = lambda: run.orders.take(order)
+
+    assert not await world.train(prepare)
+    assert [each["reason"] for each in manifests(world).values()] == ["Failure"]
