@@ -7,7 +7,7 @@ import pytest
 
 from etude.common.api.kinds import RLRun
 from etude.operator.manifests import Ref
-from etude.v1 import run_pb2
+from etude.v1 import environments_pb2, run_pb2
 
 Build = Callable[..., dict[str, Any]]
 HOUR = 3600.0
@@ -92,6 +92,46 @@ async def test_a_spent_budget_saves_and_suspends_until_it_is_raised(
     await lab.settle()
     assert lab.run().status.hold is None
     assert len(lab.pods("trainer")) == 1
+
+
+async def lease(lab: Any, mine: int, others: int = 0) -> None:
+    """The broker of the run's pool tells who holds what."""
+    by_run = {lab.run().metadata.uid: mine, "another": others}
+    said = environments_pb2.WatchPoolResponse(
+        sequence=mine + others + 1, leased=mine + others, leased_by_run=by_run
+    )
+    lab.peers.pools["demo-repos-broker-0.demo-repos-broker:7020"].say(said)
+    await lab.settle()
+    await lab.advance(5)
+
+
+async def test_environments_are_accounted_for_by_what_the_run_itself_leases(
+    lab: Any, run_body: Build
+) -> None:
+    await begin(lab, run_body())
+    await lease(lab, 10, others=50)
+    await work(lab, 1000)
+    usage = lab.run().status.usage
+    assert usage.sandboxes == 10
+    assert usage.sandbox_seconds == pytest.approx(10_000, abs=1_250)
+    await lease(lab, 0, others=50)
+    await work(lab, 100)
+    used = lab.run().status.usage
+    await work(lab, 500)
+    assert lab.run().status.usage.sandbox_seconds == used.sandbox_seconds
+
+
+async def test_spent_hours_of_environments_suspend_the_run(lab: Any, run_body: Build) -> None:
+    await begin(lab, run_body(budget={"sandboxHours": "1", "gpuHours": "900"}))
+    await lease(lab, 10)
+    await work(lab, 300)
+    assert lab.run().status.hold is None
+    await lab.advance(60)
+    hold = lab.run().status.hold
+    assert (hold.reason, hold.message) == (
+        "BudgetExceeded",
+        "budget.sandboxHours 1 is spent; raise it to go on",
+    )
 
 
 async def finish(lab: Any) -> None:

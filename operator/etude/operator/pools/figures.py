@@ -1,5 +1,6 @@
 """The figures of one pool, from what each of its brokers says of its own runs."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from etude.v1 import environments_pb2
@@ -40,7 +41,16 @@ def combined(said: Sequence[Said]) -> Said | None:
         start_p95_ms=max(each.start_p95_ms for each in said),
         lease_p50_seconds=max(each.lease_p50_seconds for each in said),
         lease_p95_seconds=max(each.lease_p95_seconds for each in said),
+        leased_by_run=_by_run(said),
     )
+
+
+def _by_run(said: Sequence[Said]) -> dict[str, int]:
+    """Leases by run; a run's are told by its one broker, or by two while it changes."""
+    found: Counter[str] = Counter()
+    for each in said:
+        found.update(each.leased_by_run)
+    return dict(found)
 
 
 def _warm_percent(said: Sequence[Said]) -> int:

@@ -68,7 +68,7 @@ def after_budget(run: RLRun, now: Moment) -> Undertaking | None:
     left_s = usage.left_s(run, now)
     if left_s is None or left_s > 0:
         return None
-    message = f"budget.gpuHours {run.spec.budget.gpu_hours} is spent; raise it to go on"
+    message = f"{usage.spent(run, now)} is spent; raise it to go on"
     return Undertaking(undertakings.intent(run, "Suspend", Reason.BUDGET_EXCEEDED, message, now))
 
 

@@ -70,7 +70,7 @@ def observed(run: RLRun, seen: Seen, now: Moment, *, is_running: bool, is_over: 
     changes = figures(run, seen, now, is_running=is_running)
     changes["observed_generation"] = run.metadata.generation
     changes["restarts"] = _forgiven(run, seen)
-    changes["usage"] = usage.accounted(run, seen.pods, now)
+    changes["usage"] = usage.accounted(run, seen.pods, seen.sandboxes, now)
     done = seen.report.done
     changes["reported"] = ReportPosition(epoch=done.epoch, sequence=done.sequence)
     if run.status.active.since is not None and (is_over or (not is_running and seen.is_gone)):

@@ -1,6 +1,6 @@
 """What is known of a run when a decision is made; from caches alone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -39,6 +39,8 @@ class Seen:
     """Those of this run that are written, newest first."""
     requests: Sequence[Checkpoint] = ()
     """Those that users asked for and that are not written yet, oldest first."""
+    sandboxes: int = 0
+    """Environments that it leases, in all pools, as their brokers said last."""
     report: RunReport = field(default_factory=RunReport)
     problem: Fact | None = None
     """What kept the last decision from being carried out."""
@@ -107,10 +109,12 @@ def gather(cluster: Cluster, book: ReportBook, run: RLRun, problem: Fact | None)
     children = {ref(m): m for m in owned if m["kind"] != "Checkpoint"}
     every = [_checkpoint(m) for m in owned if m["kind"] == "Checkpoint"]
     found = [c for c in every if c is not None]
+    pools = _pools(cluster, run)
     return Seen(
         children=children,
         pods=role_pods(cluster, run),
-        pools=_pools(cluster, run),
+        pools=pools,
+        sandboxes=_sandboxes(book, run, pools.values()),
         checkpoints=sorted(
             (c for c in found if c.saved.uri),
             key=lambda c: (c.saved.step, is_ready(c)),
@@ -136,6 +140,12 @@ def _pools(cluster: Cluster, run: RLRun) -> dict[str, EnvPool]:
             with suppress(ValidationError):
                 pools[role.name] = EnvPool.model_validate(manifest)
     return pools
+
+
+def _sandboxes(book: ReportBook, run: RLRun, pools: Iterable[EnvPool]) -> int:
+    """Leases of the run; a pool that serves two of its environments is counted once."""
+    said = (book.pool(uid).newest for uid in {pool.metadata.uid for pool in pools})
+    return sum(each.leased_by_run.get(run.metadata.uid, 0) for each in said if each is not None)
 
 
 def _checkpoint(manifest: Manifest) -> Checkpoint | None:

@@ -1,6 +1,7 @@
 """What a run uses, added up in its status so that it outlives operators."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.meta import number
@@ -15,34 +16,75 @@ EVERY_S = 60.0
 """While nothing else changes, it is written no more often."""
 
 
-def accounted(run: RLRun, pods: Mapping[str, Sequence[Manifest]], now: Moment) -> Usage:
-    """The usage with the time since it was added up last, once that is worth a write."""
-    before, held = run.status.usage, _held(run, pods)
+def accounted(
+    run: RLRun, pods: Mapping[str, Sequence[Manifest]], sandboxes: int, now: Moment
+) -> Usage:
+    """The usage with the time since it was added up last, once that is worth a write.
+
+    Args:
+        run: the run.
+        pods: its pods by role.
+        sandboxes: environments that it leases now.
+        now: both clocks.
+    """
+    before, gpus = run.status.usage, _held(run, pods)
     elapsed_s = _elapsed_s(before, now)
+    is_held = bool(gpus or sandboxes)
     # A clock that was set back is followed at once, or time would stand still until it is there.
-    if held == before.gpus and (not held or 0 <= elapsed_s < EVERY_S):
+    is_same = (gpus, sandboxes) == (before.gpus, before.sandboxes)
+    if is_same and (not is_held or 0 <= elapsed_s < EVERY_S):
         return before
+    passed_s = max(0.0, elapsed_s)
     return Usage(
-        gpu_seconds=round(before.gpu_seconds + before.gpus * max(0.0, elapsed_s), 1),
-        gpus=held,
-        accounted_at=rfc3339(now.wall_s) if held else None,
+        gpu_seconds=round(before.gpu_seconds + before.gpus * passed_s, 1),
+        gpus=gpus,
+        sandbox_seconds=round(before.sandbox_seconds + before.sandboxes * passed_s, 1),
+        sandboxes=sandboxes,
+        accounted_at=rfc3339(now.wall_s) if is_held else None,
     )
 
 
-def left_s(run: RLRun, now: Moment) -> float | None:
-    """Seconds for which the budget still lasts with the GPUs that are held; None without a limit.
+class Account(NamedTuple):
+    """One limit of the budget, with what is used of it."""
 
-    Zero or less once it is spent, also when nothing is held.
+    name: str
+    hours: str | None
+    seconds: float
+    """Used up to accountedAt."""
+    held: int
+    """Used at once since then."""
+
+
+def left_s(run: RLRun, now: Moment) -> float | None:
+    """Seconds for which the budget still lasts with what is held; None without a limit.
+
+    Zero or less once part of it is spent, also when nothing is held.
     """
-    given = run.spec.budget.gpu_hours
-    if given is None:
-        return None
-    usage = run.status.usage
-    spent_s = usage.gpu_seconds + usage.gpus * max(0.0, _elapsed_s(usage, now))
-    left = number(given) * HOUR_S - spent_s
-    if usage.gpus:
-        return left / usage.gpus
-    return float("inf") if left > 0 else left
+    return min((left for left, _ in _left(run, now)), default=None)
+
+
+def spent(run: RLRun, now: Moment) -> str:
+    """The parts of the budget that are spent, in words; empty while none is."""
+    return ", ".join(
+        f"budget.{account.name} {account.hours}" for left, account in _left(run, now) if left <= 0
+    )
+
+
+def _left(run: RLRun, now: Moment) -> Iterator[tuple[float, Account]]:
+    usage, budget = run.status.usage, run.spec.budget
+    elapsed_s = max(0.0, _elapsed_s(usage, now))
+    for account in (
+        Account("gpuHours", budget.gpu_hours, usage.gpu_seconds, usage.gpus),
+        Account("sandboxHours", budget.sandbox_hours, usage.sandbox_seconds, usage.sandboxes),
+    ):
+        if account.hours is None:
+            continue
+        left = number(account.hours) * HOUR_S - account.seconds - account.held * elapsed_s
+        if account.held:
+            left /= account.held
+        elif left > 0:
+            left = float("inf")
+        yield left, account
 
 
 def _elapsed_s(usage: Usage, now: Moment) -> float:

@@ -134,6 +134,8 @@ class Budget(Model):
     gpu_hours: Fraction | None = None
     """GPUs times hours, from pods with a node to pods that are gone. Once they are spent the run
     saves a checkpoint and is suspended, until this is raised."""
+    sandbox_hours: Fraction | None = None
+    """Environments times hours for which the run leases them; what follows is the same."""
 
 
 class DeletionRule(Model):

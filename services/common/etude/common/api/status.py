@@ -179,8 +179,12 @@ class Usage(Status):
     """GPUs times seconds, up to accountedAt."""
     gpus: Count = 0
     """GPUs that its pods have held since then."""
+    sandbox_seconds: Annotated[float, Field(ge=0)] = 0
+    """Environments times seconds, up to accountedAt."""
+    sandboxes: Count = 0
+    """Environments that it has leased since then."""
     accounted_at: Time | None = None
-    """When it was added up last; absent while no GPU is held."""
+    """When it was added up last; absent while nothing is held."""
 
 
 class ReportPosition(Status):

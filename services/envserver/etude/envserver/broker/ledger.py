@@ -1,6 +1,6 @@
 """Who holds what where: nodes, leases, and what has ended but may not be gone."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -88,6 +88,11 @@ class Ledger:
     def of_batch(self, key: BatchKey) -> dict[int, Granted]:
         """The living leases of a batch by index."""
         return {index: self.leases[i] for index, i in self._by_key.get(key, {}).items()}
+
+    @property
+    def by_run(self) -> Mapping[str, int]:
+        """Leases that each run holds."""
+        return self._of_run
 
     def of_run(self, run_id: str) -> int:
         """Leases that a run holds."""

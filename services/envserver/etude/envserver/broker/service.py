@@ -150,4 +150,5 @@ def report(broker: Broker) -> environments_pb2.WatchPoolResponse:
         start_p95_ms=quantile(figures.start_ms, 0.95),
         lease_p50_seconds=quantile(figures.lease_s, 0.5),
         lease_p95_seconds=quantile(figures.lease_s, 0.95),
+        leased_by_run=broker.ledger.by_run,
     )
