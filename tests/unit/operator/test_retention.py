@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from etude.common.api.checkpointing import Checkpointing, KeepBest
 from etude.common.api.kinds import Checkpoint
 from etude.operator.runs import retention
+from etude.operator.runs.seen import is_ready
 
 
 def checkpoint(step: int, reward: float | None, *, is_ready: bool = True) -> Checkpoint:
@@ -45,7 +46,7 @@ def test_the_newest_and_the_best_stay_and_nothing_goes_before_enough_are_verifie
     keep = None if best is None else KeepBest(metric="Reward", count=best)
     wanted = Checkpointing(keep_last=keep_last, keep_best=keep)
     gone = {c.metadata.name for c in retention.superseded(history, wanted)}
-    verified = [c for c in history if retention.is_ready(c)]
+    verified = [c for c in history if is_ready(c)]
     assert not gone & {c.metadata.name for c in verified[:keep_last]}
     if len(verified) < keep_last:
         assert not gone
