@@ -159,6 +159,14 @@ RLRUN = {
     "phases[].rollout.timeoutSeconds": f"{TRAINER}.siblings limits",
     "phases[].rollout.retries": f"{TRAINER}.siblings limits",
     "phases[].rollout.maxInfraFailurePercent": f"{CONTROLLER}.checks limits",
+    **{
+        f"phases[].successPolicy.{name}": f"{CONTROLLER}.outcomes policy"
+        for name in ("metric", "op", "value", "windowSteps")
+    },
+    **{
+        f"phases[].gate.{name}": f"{CONTROLLER}.outcomes gate"
+        for name in ("evaluation", "metric", "op", "value", "onFail")
+    },
     **dict(under("roles.trainer", ROLE)),
     "roles.trainer.learnerRanks": f"{CONTROLLER}.host",
     "roles.trainer.rolloutWorkers": f"{CONTROLLER}.host",

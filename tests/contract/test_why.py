@@ -92,7 +92,9 @@ TROUBLE = {
     ),
     **{
         reason: of_run("Suspended", "True", reason)
-        for reason in (Reason.BY_USER, Reason.BUDGET_EXCEEDED, Reason.FAILURE_RULE)
+        for reason in (
+            *(Reason.BY_USER, Reason.BUDGET_EXCEEDED, Reason.FAILURE_RULE, Reason.GATE_NOT_MET),
+        )
     },
     Reason.SUSPENDING: suspending(),
     **{
@@ -113,7 +115,7 @@ WELL = {
     *(Reason.CHECKPOINT_VERIFIED, Reason.NO_CHECKPOINT, Reason.VERIFYING, Reason.HEALTHY),
     *(Reason.NOT_SUSPENDED, Reason.NOT_FINISHED),
     # Of the conditions of a run that holds no pods; another condition says why it holds none.
-    *(Reason.SUSPENDED, Reason.FINISHED, Reason.ALL_PHASES_DONE),
+    *(Reason.SUSPENDED, Reason.FINISHED, Reason.ALL_PHASES_DONE, Reason.TARGET_REACHED),
     # Of a checkpoint that somebody asked for; the run does not wait for it.
     *(Reason.WAITING_FOR_RUN, Reason.RUN_NOT_FOUND, Reason.WRITING, Reason.RUN_OVER),
 }
@@ -142,7 +144,9 @@ def test_each_trouble_is_named_with_its_words_and_a_way_out(reason: Reason) -> N
     assert found.state is not State.OVER or reason is Reason.DATA_ORPHANED
 
 
-@pytest.mark.parametrize("reason", sorted(WELL - {Reason.FINISHED, Reason.ALL_PHASES_DONE}))
+@pytest.mark.parametrize(
+    "reason", sorted(WELL - {Reason.FINISHED, Reason.ALL_PHASES_DONE, Reason.TARGET_REACHED})
+)
 def test_no_reason_of_a_run_that_is_well_is_taken_for_a_cause(reason: Reason) -> None:
     kinds = [kind for kind, (_, usual) in seen_runs.FINE.items() if usual == reason] or ["Accepted"]
     changed = [condition(kind, seen_runs.FINE[kind][0], reason, WORDS) for kind in kinds]

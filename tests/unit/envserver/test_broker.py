@@ -313,6 +313,7 @@ async def test_the_report_counts_what_there_is() -> None:
     present = report(broker)
 
     assert (present.nodes, present.slots, present.leased, present.waiting) == (1, 3, 3, 2)
+    assert dict(present.leased_by_run) == {"run": 3}
     assert present.granted_total == 3
     assert present.isolation == environments_pb2.ISOLATION_WEAK
     waiting.cancel()

@@ -200,6 +200,12 @@ REST = {
     "AllPhasesDone": Advice("every phase reached its end"),
 }
 ENDS = {
+    "TargetReached": Advice("the last phase reached its target, before its last step"),
+    "GateNotMet": Advice(
+        "a phase did not reach what its gate asks for",
+        "look at the curves; a run that is suspended goes on after its phases[].gate is changed"
+        " (its value, or onFail: Continue) and kubectl etude resume {run}; " + _ANEW,
+    ),
     "InvalidSpec": Advice(
         "a role refused its configuration",
         "correct what the message names; " + _ANEW,

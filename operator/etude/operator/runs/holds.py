@@ -7,7 +7,7 @@ from etude.operator.actions import Moment
 from etude.operator.reasons import Reason
 from etude.operator.runs import usage
 
-OURS = {Reason.BUDGET_EXCEEDED, Reason.FAILURE_RULE}
+OURS = {Reason.BUDGET_EXCEEDED, Reason.FAILURE_RULE, Reason.GATE_NOT_MET}
 """Reasons to suspend a run that its spec wants to run."""
 
 

@@ -68,6 +68,9 @@ def _outcome(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
             time=rfc3339(now.wall_s), role=names.TRAINER, reason=reason[:64], message=message[:1024]
         )
         return Undertaking(undertakings.intent(run, "Fail", reason, message, now), failure)
+    if report.status.reason == Reason.GATE_NOT_MET and run.status.intent is None:
+        held = undertakings.intent(run, "Suspend", Reason.GATE_NOT_MET, report.status.message, now)
+        return Undertaking(held)
     return Undertaking(None)
 
 
@@ -83,6 +86,9 @@ def _done(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
         return Undertaking(undertakings.restart(run, names.TRAINER, Reason.CORRUPT, sentence, now))
     if not seen.has_saved and limits.verification_left_s(run, seen, now) > 0:
         return Undertaking(None)
+    said = seen.report.status
+    if said is not None and said.reason == Reason.TARGET_REACHED:
+        return Undertaking(undertakings.intent(run, "Complete", said.reason, said.message, now))
     message = "every phase is done"
     return Undertaking(undertakings.intent(run, "Complete", Reason.ALL_PHASES_DONE, message, now))
 

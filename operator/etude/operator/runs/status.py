@@ -217,8 +217,12 @@ def _stalled(view: View) -> Fact:
 
 def _degraded(view: View) -> Fact:
     report = view.report
-    is_failing = report is not None and report.state == State.RUN_STATE_FAILED
-    if report is not None and report.reason and not is_failing and view.ending is None:
+    is_over = report is not None and report.state in {
+        State.RUN_STATE_FAILED,
+        State.RUN_STATE_DONE,
+        State.RUN_STATE_SUSPENDED,
+    }
+    if report is not None and report.reason and not is_over and view.ending is None:
         return yes("Degraded", report.reason[:64], report.message)
     if view.is_running and view.status.restarts.counted and not _are_pods_ready(view):
         last = view.status.last_failure

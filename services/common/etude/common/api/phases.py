@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, JsonValue
 
 from etude.common.api.meta import NAMED, Fraction, Model, Name, Rule, Uri, number
+from etude.common.api.outcomes import Gate, SuccessPolicy
 
 
 class PhaseType(StrEnum):
@@ -209,6 +210,17 @@ class Phase(Model):
             " and has no tasks, algorithm, asyncLimits or rollout",
             fix="add data: [{name, uri}] and remove tasks, algorithm, asyncLimits and rollout",
         ),
+        Rule(
+            cel="!has(self.successPolicy) || (self.type == 'ReinforcementLearning')"
+            " == (self.successPolicy.metric != 'Loss')",
+            holds=lambda s: (
+                s.success_policy is None or s.is_rl == (s.success_policy.metric != "Loss")
+            ),
+            message="successPolicy.metric is Reward or Success in reinforcement learning, and Loss"
+            " in a supervised phase",
+            fix="use a metric that the phase has",
+            field_path=".successPolicy.metric",
+        ),
     )
 
     name: Name
@@ -233,6 +245,10 @@ class Phase(Model):
     """Reinforcement learning: Sync unless set."""
     rollout: RolloutPolicy | None = None
     """Reinforcement learning: limits of one rollout."""
+    success_policy: SuccessPolicy | None = None
+    """Ends the phase before maxSteps; no sooner unless set."""
+    gate: Gate | None = None
+    """Reinforcement learning: what must hold at its end; nothing unless set."""
 
     @property
     def is_rl(self) -> bool:

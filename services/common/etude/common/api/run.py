@@ -153,6 +153,25 @@ class RLRunSpec(Model):
             field_path=".weights.advanced.codec",
         ),
         Rule(
+            cel="self.phases.all(p, !has(p.gate) || (has(self.evaluation)"
+            " && self.evaluation.exists(e, e.name == p.gate.evaluation && e.phase == p.name"
+            " && (p.gate.metric == 'Success' || e.greedy != 'Never'))))",
+            holds=lambda s: all(
+                any(
+                    e.name == p.gate.evaluation
+                    and e.phase == p.name
+                    and (p.gate.metric == "Success" or e.greedy != "Never")
+                    for e in s.evaluation
+                )
+                for p in s.phases
+                if p.gate is not None
+            ),
+            message="every phases[].gate must name an evaluation of its own phase; GreedySuccess"
+            " one with a greedy pass",
+            fix="add an entry to evaluation with phase: the gate's, and greedy: Ends or Always",
+            field_path=".phases",
+        ),
+        Rule(
             cel="!has(self.checkpointing.keepBest)"
             " || self.checkpointing.keepBest.metric != 'EvalSuccess'"
             " || (has(self.evaluation) && size(self.evaluation) > 0)",

@@ -16,7 +16,8 @@ JOURNAL = "journal/"
 
 MASKING = frozenset({"platform", "invalid_span"})
 REDRAWING = frozenset({"quarantined_policy", "suspect_policy", "rolled_back_policy"})
-REASONS = MASKING | REDRAWING | {"stale"}
+WHOLE = frozenset({"stale", "surplus"})
+REASONS = MASKING | REDRAWING | WHOLE
 """Why a rollout may be dropped."""
 
 
@@ -134,7 +135,7 @@ class _Judge:
     def drop(self, body: pb.JournalDrop) -> None:
         group = self.groups.get(body.group_id)
         names = [body.rollout_id] if body.rollout_id else group.left() if group else []
-        if body.reason not in REASONS or (body.rollout_id == "") != (body.reason == "stale"):
+        if body.reason not in REASONS or (body.rollout_id == "") != (body.reason in WHOLE):
             self.find("I1", f"group {body.group_id} was dropped for {body.reason!r}")
         if group is None or group.step or group.is_dropped:
             self.find("I1", f"group {body.group_id} was dropped, but it was not queued")

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from etude.common.errors import StoreError
@@ -20,6 +20,22 @@ log = logging.getLogger(__name__)
 def drop_group(run: Run, group: Group, reason: str) -> None:
     """Take a group out, with all that it brought."""
     _drop(run, journal_pb2.JournalDrop(group_id=group.group_id, reason=reason))
+
+
+async def leave(run: Run, phase: str, tasks: Collection[asyncio.Task[None]]) -> None:
+    """Drop what was begun for steps of a phase that are not made any more.
+
+    Args:
+        run: whose phase ends.
+        phase: its name.
+        tasks: what works on its groups.
+    """
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+    for group in [g for g in run.book.ledger.live.values() if g.phase == phase]:
+        drop_group(run, group, "surplus")
 
 
 def drop_faulty(run: Run, groups: Iterable[Group]) -> None:

@@ -14,6 +14,7 @@ from etude.trainer.controller.dropping import Distrust
 from etude.trainer.controller.marks import Reason
 from etude.trainer.controller.records import evaluation_fields, rollout_row
 from etude.trainer.controller.run import Run
+from etude.trainer.controller.state import Measured
 from etude.trainer.controller.tasks import Task, find_tasks
 from etude.trainer.controller.workers import mask, run_order
 from etude.trainer.order import derived_seed
@@ -82,7 +83,7 @@ class Evaluator:
             if evaluation.phase != self.phase.name:
                 continue
             key = f"{evaluation.name}@{self.phase.name}:{cursor.step}"
-            found = due(evaluation, step=cursor.step, last_step=self.phase.max_steps)
+            found = due(evaluation, step=cursor.step, last_step=self.run.last_step)
             if found is not None and key not in cursor.evaluated:
                 yield evaluation, key, found
 
@@ -124,6 +125,9 @@ class Evaluator:
             return True  # told as incomplete: nothing is no score of 0
         fields = evaluation_fields(name, sampled=sampled, greedy=greedy)
         run.figures.eval_success = fields["success"]
+        run.figures.evaluations[name] = Measured(
+            success=fields["success"], greedy_success=fields.get("greedy_success")
+        )
         run.recording.note(run.place().row("eval", **fields))
         run.tell("Evaluated", f"{name}: {fields['success']:.3f} of {len(sampled)}")
         return True

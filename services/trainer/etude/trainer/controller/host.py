@@ -19,6 +19,7 @@ from etude.trainer.batches import NonFiniteLossError
 from etude.trainer.controller.engines import Engines
 from etude.trainer.controller.inputs import Inputs
 from etude.trainer.controller.orders import Orders
+from etude.trainer.controller.outcomes import conclude
 from etude.trainer.controller.planning import Planner
 from etude.trainer.controller.program import train
 from etude.trainer.controller.recording import Recording
@@ -256,8 +257,10 @@ async def _train(run: Run, inputs: Inputs, opened: Opened) -> int:
         is_done = await train(run, inputs.task_sets, checkpoint=opened.checkpoint)
     except Exception as caught:  # noqa: BLE001 - the edge of the process
         return _failed(run, cluster.as_raised(root_cause(caught)))
-    done, suspended = run_pb2.RUN_STATE_DONE, run_pb2.RUN_STATE_SUSPENDED
-    run.reports.state(done if is_done else suspended)
+    if is_done:
+        conclude(run)
+    else:
+        run.reports.state(run_pb2.RUN_STATE_SUSPENDED)
     return 0
 
 

@@ -19,7 +19,7 @@ MASKED = frozenset({"platform", "invalid_span"})
 """Drops of single rollouts whose siblings are trained without them."""
 REDRAWN = frozenset({"quarantined_policy", "suspect_policy", "rolled_back_policy"})
 """Drops of single rollouts that are drawn again: nothing is wrong with the task or the policy."""
-DROP_REASONS = frozenset({"stale"}) | MASKED | REDRAWN
+DROP_REASONS = frozenset({"stale", "surplus"}) | MASKED | REDRAWN
 """Why an accepted rollout is not trained; the closed list of the accounting."""
 
 

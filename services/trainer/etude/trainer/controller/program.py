@@ -11,6 +11,7 @@ from etude.trainer import metrics
 from etude.trainer.controller.evaluation import Evaluator
 from etude.trainer.controller.inputs import TaskSets
 from etude.trainer.controller.orders import dump_stacks
+from etude.trainer.controller.outcomes import may_go_on
 from etude.trainer.controller.publishing import bring_out, publish
 from etude.trainer.controller.reinforcement import Reinforcement
 from etude.trainer.controller.run import Run, slow_step_s
@@ -78,6 +79,8 @@ async def _phases(run: Run, task_sets: TaskSets, checkpoint: StoredCheckpoint | 
             ).train()
         if not is_done:
             await run.boundary()
+            return False
+        if not await may_go_on(run, phase):
             return False
         run.cursor.finished.append(phase.name)
         if await run.boundary(ended=True):

@@ -118,6 +118,14 @@ def policy_fields(
     }
 
 
+def step_figures(records: Sequence[journal_pb2.JournalRollout]) -> dict[str, float]:
+    """What a success policy may look at, by its name in the spec."""
+    return {
+        "Reward": mean(record.reward.reward for record in records),
+        "Success": mean(record.reward.success for record in records),
+    }
+
+
 def evaluation_fields(
     name: str,
     *,

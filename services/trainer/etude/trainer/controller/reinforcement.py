@@ -12,11 +12,12 @@ from etude.common.weights import VersionId
 from etude.trainer import metrics
 from etude.trainer.batches import NonFiniteLossError, StepResult
 from etude.trainer.controller.checks import check_faults, check_mismatch
-from etude.trainer.controller.dropping import Distrust, drop_faulty, drop_group
+from etude.trainer.controller.dropping import Distrust, drop_faulty, drop_group, leave
 from etude.trainer.controller.evaluation import Evaluator
 from etude.trainer.controller.groups import Group, policy_batch
 from etude.trainer.controller.in_flight import nobody
 from etude.trainer.controller.ledger import Step
+from etude.trainer.controller.outcomes import measured
 from etude.trainer.controller.planning import upcoming
 from etude.trainer.controller.publishing import publish, serve, settle
 from etude.trainer.controller.records import (
@@ -25,6 +26,7 @@ from etude.trainer.controller.records import (
     mean,
     policy_fields,
     rollout_row,
+    step_figures,
     step_row,
 )
 from etude.trainer.controller.run import EWMA, Run, RunFailedError
@@ -104,6 +106,7 @@ class Reinforcement:
     async def _to_the_end(self) -> bool:
         is_done = await self._steps()
         if is_done:
+            await leave(self.run, self.phase.name, list(self._in_flight.values()))
             await self._publish()
         else:
             await settle(self.run)
@@ -114,7 +117,7 @@ class Reinforcement:
         if not await self.evaluator.evaluate():
             return False
         drop_faulty(run, self._live())
-        while run.cursor.step < self.phase.max_steps:
+        while run.cursor.step < run.last_step:
             started = time.monotonic()
             groups = await self._next_batch()
             if not groups:
@@ -128,7 +131,7 @@ class Reinforcement:
                 await settle(run)
             if not await self.evaluator.evaluate():
                 return False
-            if run.cursor.step < self.phase.max_steps and await self._boundary():
+            if run.cursor.step < run.last_step and await self._boundary():
                 return False
         return True
 
@@ -158,7 +161,7 @@ class Reinforcement:
     def _is_version_due(self) -> bool:
         """Whether enough steps are done, or the present weights are to be evaluated."""
         step = self.run.cursor.step
-        is_last = step == self.phase.max_steps
+        is_last = step == self.run.last_step
         return is_last or not step % self.bound.steps_per_version or self.evaluator.is_due()
 
     async def _publish(self, *, ahead: int = 0) -> Row:
@@ -347,6 +350,8 @@ class Reinforcement:
         self._report(result, groups, staleness)
         version = run.cursor.policy[1] if run.cursor.policy else 0
         run.stepped(result, seconds=seconds)
+        records = [group.finished[index] for group in groups for index in group.valid()]
+        measured(run, step_figures(records))
         faults = Faults(
             sum(len(group.masked) for group in groups),
             run.figures.retried - self._retried,
@@ -360,7 +365,7 @@ class Reinforcement:
             | {"policy_version": version, "rollout_seconds": round(waited_s, 3)}
             | policy_fields(
                 result,
-                [group.finished[index] for group in groups for index in group.valid()],
+                records,
                 staleness=staleness,
                 faults=faults,
             )

@@ -97,6 +97,11 @@ class Run:
         return next(p for p in self.resolved.spec.phases if p.name == self.cursor.phase)
 
     @property
+    def last_step(self) -> int:
+        """Steps of the active phase after which it ends, as far as that is known."""
+        return self.cursor.ends.get(self.cursor.phase, self.phase.max_steps)
+
+    @property
     def newest_number(self) -> int:
         """Of the versions that are published."""
         policy = self.cursor.policy
@@ -120,7 +125,7 @@ class Run:
         if cursor.phase != phase.name or phase.name not in cursor.starts:
             cursor.phase, cursor.step = phase.name, 0
             cursor.starts[phase.name] = cursor.global_step
-            self.figures.step_seconds = []
+            self.figures.step_seconds, self.figures.window = [], []
         self.tell("PhaseStarted", f"phase {phase.name} goes on from step {cursor.step}")
         self.report()
 

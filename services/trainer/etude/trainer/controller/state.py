@@ -15,6 +15,16 @@ def epoch_folder(epoch: int) -> str:
     return f"{epoch:06d}/"
 
 
+class Measured(BaseModel):
+    """What an evaluation found last."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    success: float
+    greedy_success: float | None = None
+    """None without a greedy pass."""
+
+
 class Figures(BaseModel):
     """Running figures that survive a restart."""
 
@@ -22,6 +32,10 @@ class Figures(BaseModel):
 
     reward_ewma: float = 0.0
     eval_success: float | None = None
+    evaluations: dict[str, Measured] = Field(default_factory=dict)
+    """The newest of each, by name."""
+    window: list[float] = Field(default_factory=list)
+    """Of the steps of the active phase that its success policy looks at."""
     productive_seconds: float = 0.0
     step_seconds: list[float] = Field(default_factory=list)
     """Of the last steps of the active phase."""
@@ -42,6 +56,8 @@ class Cursor(BaseModel):
     """Steps done of the run."""
     starts: dict[str, int] = Field(default_factory=dict)
     """Global step at which each phase began."""
+    ends: dict[str, int] = Field(default_factory=dict)
+    """Steps of phases that end before their last one."""
     finished: list[str] = Field(default_factory=list)
     """Phases that ended."""
     policy: tuple[int, int] | None = None

@@ -3,6 +3,7 @@
 import time
 
 from etude.common.api.phases import Phase
+from etude.trainer.controller.outcomes import measured
 from etude.trainer.controller.records import step_row
 from etude.trainer.controller.run import Run
 
@@ -10,12 +11,13 @@ from etude.trainer.controller.run import Run
 async def train_supervised(run: Run, phase: Phase) -> bool:
     """Train the phase to its end; False if the controller was told to stop before."""
     await run.learners.start_phase(phase, run.cursor.step)
-    while run.cursor.step < phase.max_steps:
+    while run.cursor.step < run.last_step:
         started = time.monotonic()
         result = await run.learners.supervised_step(run.cursor.step)
         seconds = time.monotonic() - started
         run.stepped(result, seconds=seconds)
+        measured(run, {"Loss": result.loss})
         run.recording.note(step_row(run.place(), result, seconds=seconds))
-        if run.cursor.step < phase.max_steps and await run.boundary():
+        if run.cursor.step < run.last_step and await run.boundary():
             return False
     return True

@@ -1,0 +1,84 @@
+"""Whether a phase has reached what it is for, and whether the run may go on after it."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from etude.common.api.outcomes import Gate
+from etude.common.api.phases import Phase
+from etude.trainer.controller.run import Run, RunFailedError
+from etude.trainer.controller.state import Measured
+from etude.v1 import run_pb2
+
+GATE_NOT_MET = "GateNotMet"
+TARGET_REACHED = "TargetReached"
+
+
+class GateNotMetError(RunFailedError):
+    """A gate that stops the run was not met."""
+
+    reason: ClassVar[str] = GATE_NOT_MET
+
+
+def measured(run: Run, figures: Mapping[str, float]) -> None:
+    """Take a step's figures into account; the phase ends here once they are good enough.
+
+    Args:
+        run: after the step.
+        figures: of the step, as the spec calls them.
+    """
+    policy, cursor = run.phase.success_policy, run.cursor
+    if policy is None:
+        return
+    window = [*run.figures.window, figures[policy.metric]][-policy.window_steps :]
+    run.figures.window = window
+    mean = sum(window) / len(window)
+    if len(window) == policy.window_steps and policy.holds(mean):
+        cursor.ends[cursor.phase] = cursor.step
+        words = f"{policy.metric} {mean:.4g} over {len(window)} steps: {policy.op} {policy.value}"
+        run.tell(TARGET_REACHED, f"phase {cursor.phase} ends at step {cursor.step}: {words}")
+
+
+def complaint(gate: Gate, evaluations: Mapping[str, Measured]) -> str:
+    """Why a gate does not hold, in words; empty where it does."""
+    found = evaluations.get(gate.evaluation)
+    figure = None
+    if found is not None:
+        figure = found.success if gate.metric == "Success" else found.greedy_success
+    wanted = f"{gate.metric} of {gate.evaluation} must be {gate.op} {gate.value}"
+    if figure is None:
+        return f"{wanted}, and was not measured"
+    return "" if gate.holds(figure) else f"{wanted}, and is {figure:.4g}"
+
+
+async def may_go_on(run: Run, phase: Phase) -> bool:
+    """Whether the run passes the gate of a phase that is done; False to suspend it.
+
+    Raises:
+        GateNotMetError: it ends here.
+        StoreError: the state could not be saved.
+    """
+    gate = phase.gate
+    why = "" if gate is None else complaint(gate, run.figures.evaluations)
+    if gate is None or not why:
+        return True
+    words = f"phases[].gate of {phase.name}: {why}"
+    run.tell(GATE_NOT_MET, words, warning=True)
+    if gate.on_fail == "Continue":
+        return True
+    if run.saver.last_step != run.cursor.global_step:
+        await run.save("PhaseEnd")
+    if gate.on_fail == "Stop":
+        raise GateNotMetError(words)
+    status = run.reports.status
+    status.reason, status.message = GATE_NOT_MET, words
+    return False
+
+
+def conclude(run: Run) -> None:
+    """Say how a run that is done ended, where that was before its last step."""
+    last = run.resolved.spec.phases[-1].name
+    if last in run.cursor.ends:
+        status = run.reports.status
+        status.reason = TARGET_REACHED
+        status.message = f"phase {last} reached its target at step {run.cursor.ends[last]}"
+    run.reports.state(run_pb2.RUN_STATE_DONE)
