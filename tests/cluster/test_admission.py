@@ -155,6 +155,7 @@ def fitting_text(node: dict[str, Any], rng: random.Random) -> str:
 TEXTS = [
     *("a", "a-1", "rl", "repos", "0.5", "3e-3", "s3://b/k", "file:///x", "http://h"),
     "hashed-1",
+    *("0 8 * * 1-5", "Europe/Berlin"),
     *("500m", "4Gi", "f" * 64, "*.a.org", "/a/", "amd.com/gpu", "etude.dev/operator", "Ready"),
 ]
 FITTING = {

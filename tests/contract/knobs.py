@@ -66,7 +66,32 @@ POOL = {
     "snapshotsUri": f"{NODE}.serve spec",
     "search.backend": f"{NODE}.searching",
     "search.models": f"{NODE}.searching",
-    "replicas": f"{OPERATOR}.pools.decision spec",
+    "replicas": "etude.common.api.pool self",
+    "maxReplicas": f"{OPERATOR}.pools.settings spec",
+    "minIdle": f"{OPERATOR}.pools.settings spec",
+    "overcommitFactor": f"{OPERATOR}.pools.settings spec",
+    **{
+        f"autoscaling.{name}": f"{OPERATOR}.pools.settings given"
+        for name in (
+            *("mode", "targetUtilizationPercent", "stableWindowSeconds", "panicWindowPercent"),
+            *("panicThresholdPercent", "maxScaleUpRate", "maxScaleDownRate"),
+            *("scaleDownDelaySeconds", "burstCapacity"),
+        )
+    },
+    "autoscaling.scaleToZero.mode": f"{OPERATOR}.pools.settings zero",
+    "autoscaling.scaleToZero.graceSeconds": f"{OPERATOR}.pools.settings zero",
+    **{
+        f"autoscaling.schedule[].{name}": f"{OPERATOR}.pools.settings entry"
+        for name in ("cron", "timeZone", "minIdle")
+    },
+    **{
+        f"autoscaling.predictive.{name}": f"{OPERATOR}.pools.settings given"
+        for name in ("serviceLevelPercent", "maxHorizonSeconds", "planStaleSeconds")
+    },
+    "autoscaling.predictive.costs.gpuSecond": f"{OPERATOR}.pools.settings costs",
+    "autoscaling.predictive.costs.sandboxSecond": f"{OPERATOR}.pools.settings costs",
+    "autoscaling.refill.maxPerSecond": f"{OPERATOR}.pools.settings refill",
+    "autoscaling.refill.maxInFlight": f"{OPERATOR}.pools.settings refill",
     "slotsPerReplica": f"{NODE}.serve spec",
     "brokers": f"{OPERATOR}.desired.pools spec",
     "placement.nodeSelector": f"{OPERATOR}.desired.pools",

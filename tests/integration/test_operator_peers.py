@@ -66,6 +66,17 @@ class Broker(environments_pb2_grpc.PoolServiceServicer):
         yield SLOTS
         await asyncio.sleep(LIMIT_S)
 
+    @override
+    async def Drain(
+        self,
+        request: environments_pb2.DrainRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.DrainRequest, environments_pb2.DrainResponse
+        ],
+    ) -> environments_pb2.DrainResponse:
+        empty = [name for name in request.node_ids if name != "busy"]
+        return environments_pb2.DrainResponse(empty_node_ids=empty)
+
 
 @contextlib.asynccontextmanager
 async def serving(controller: Controller) -> AsyncIterator[Server]:
@@ -94,6 +105,7 @@ async def wired(request: pytest.FixtureRequest) -> AsyncIterator[Wired]:
         for sequence in range(1, 4):
             peers.runs["target"].say(happening(sequence))
         peers.pools["target"].say(SLOTS)
+        peers.holding.add("busy")
         yield Wired(peers, "target", peers.orders)
         return
     controller = Controller()
@@ -163,3 +175,8 @@ async def test_followers_write_into_the_book_and_notice_a_controller_of_another_
         assert newest.leased == 3
         followers.leave_all()
     assert not book.run("uid").is_connected
+
+
+async def test_a_broker_says_which_nodes_are_empty(wired: Wired) -> None:
+    assert await wired.peers.drain(wired.target, ["idle", "busy"]) == {"idle"}
+    assert await wired.peers.drain(wired.target, []) == frozenset()

@@ -13,6 +13,7 @@ from etude.operator.conditions import Fact, no
 from etude.operator.desired import runs as desired
 from etude.operator.desired.pods import is_reserved
 from etude.operator.desired.runs import Platform
+from etude.operator.pools.settings import problems
 from etude.operator.reasons import Reason
 from etude.operator.runs.seen import Seen
 
@@ -43,6 +44,8 @@ def pool_problem(pool: EnvPool, platform: Platform) -> Fact | None:
             "spec.edge: there are no Secrets on one machine; remove it, and start"
             " `etude-envserver edge` with a file of keys"
         )
+        return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
+    for message in problems(pool.spec, at="spec"):
         return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
     return _wrong_driver(pool.spec, platform, at="spec")
 

@@ -1,5 +1,6 @@
 """Decisions, in terms of what they may ask for."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -73,6 +74,15 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
+class Vacate:
+    """Have brokers give these nodes nothing more, and delete those that all of them call empty."""
+
+    brokers: tuple[str, ...]
+    nodes: Mapping[Ref, str]
+    """Uids of the pods."""
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Publish a Kubernetes Event about the object."""
 
@@ -90,7 +100,7 @@ class DealtWith:
     position: Position
 
 
-Action = Apply | Delete | Finalizers | Adopt | Fulfil | Order | Note | DealtWith
+Action = Apply | Delete | Finalizers | Adopt | Fulfil | Order | Vacate | Note | DealtWith
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,7 @@ class Transition(NamedTuple):
     is_warning: bool
 
 
-WARN_WHEN_TRUE = {"Failed", "Stalled", "Degraded"}
+WARN_WHEN_TRUE = {"Failed", "Stalled", "Degraded", "HardCapped"}
 WARN_WHEN_FALSE = {"Accepted", "CheckpointHealthy"}
 TELL_WHEN_TRUE = {"Accepted", "Ready", "Available", "Suspended", "Complete", "Verified"}
 

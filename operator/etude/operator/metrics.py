@@ -37,3 +37,20 @@ RUN_STALENESS = Gauge(
     "etude_run_staleness", "Largest staleness of the last step.", ["namespace", "run"]
 )
 POOL_SLOTS = Gauge("etude_pool_slots", "Environments by state.", ["namespace", "pool", "state"])
+POOL_DESIRED = Gauge("etude_pool_desired", "Nodes that there should be.", ["namespace", "pool"])
+POOL_CREATES = Counter(
+    "etude_pool_creates", "Nodes created, replacements included.", ["namespace", "pool"]
+)
+POOL_WAIT = Gauge(
+    "etude_pool_lease_wait_seconds",
+    "How long the newest leases were waited for.",
+    ["namespace", "pool", "quantile"],
+)
+POOL_WARM = Gauge(
+    "etude_pool_warm_hit_ratio",
+    "Share of the newest starts that found something ready.",
+    ["namespace", "pool"],
+)
+POOL_IDLE = Counter(
+    "etude_pool_idle_slot_seconds", "Slots of ready nodes that nobody held.", ["namespace", "pool"]
+)

@@ -31,7 +31,8 @@ def rendered(manifest: object, platform: Platform) -> Iterator[Manifest]:
                     yield from rendered(child, platform)
         case "EnvPool":
             pool = EnvPool.model_validate(manifest)
-            ordinals = tuple(range(pool.spec.replicas))
+            # Of a pool that sizes itself nobody knows how many: one shows what each is like.
+            ordinals = tuple(range(pool.spec.asked_replicas))
             yield from desired_pools.pool_children(pool, ordinals, platform.images, platform)
         case other:
             raise ValueError(f"kind {other!r} has no children: give an RLRun or an EnvPool")

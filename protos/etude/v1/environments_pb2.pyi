@@ -496,7 +496,7 @@ class WatchPoolRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WatchPoolResponse(_message.Message):
-    __slots__ = ("sequence", "nodes", "slots", "leased", "waiting", "granted_total", "expired_total", "driver", "isolation", "acquire_p50_ms", "acquire_p99_ms", "opening", "ready", "planned", "warm_percent", "start_p50_ms", "start_p95_ms", "lease_p50_seconds", "lease_p95_seconds", "leased_by_run")
+    __slots__ = ("sequence", "nodes", "slots", "leased", "waiting", "granted_total", "expired_total", "driver", "isolation", "acquire_p50_ms", "acquire_p99_ms", "opening", "ready", "planned", "warm_percent", "start_p50_ms", "start_p95_ms", "lease_p50_seconds", "lease_p95_seconds", "told_unix_ms", "members", "held", "plans", "lease_seconds", "leased_by_run")
     class LeasedByRunEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -523,6 +523,11 @@ class WatchPoolResponse(_message.Message):
     START_P95_MS_FIELD_NUMBER: _ClassVar[int]
     LEASE_P50_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LEASE_P95_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TOLD_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    PLANS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LEASED_BY_RUN_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     nodes: int
@@ -543,5 +548,78 @@ class WatchPoolResponse(_message.Message):
     start_p95_ms: int
     lease_p50_seconds: int
     lease_p95_seconds: int
+    told_unix_ms: int
+    members: _containers.RepeatedCompositeFieldContainer[NodeFigures]
+    held: _containers.RepeatedCompositeFieldContainer[HeldFigures]
+    plans: _containers.RepeatedCompositeFieldContainer[PlanFigures]
+    lease_seconds: _containers.RepeatedCompositeFieldContainer[_plan_pb2.LeaseQuantile]
     leased_by_run: _containers.ScalarMap[str, int]
-    def __init__(self, sequence: _Optional[int] = ..., nodes: _Optional[int] = ..., slots: _Optional[int] = ..., leased: _Optional[int] = ..., waiting: _Optional[int] = ..., granted_total: _Optional[int] = ..., expired_total: _Optional[int] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., acquire_p50_ms: _Optional[int] = ..., acquire_p99_ms: _Optional[int] = ..., opening: _Optional[int] = ..., ready: _Optional[int] = ..., planned: _Optional[int] = ..., warm_percent: _Optional[int] = ..., start_p50_ms: _Optional[int] = ..., start_p95_ms: _Optional[int] = ..., lease_p50_seconds: _Optional[int] = ..., lease_p95_seconds: _Optional[int] = ..., leased_by_run: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., nodes: _Optional[int] = ..., slots: _Optional[int] = ..., leased: _Optional[int] = ..., waiting: _Optional[int] = ..., granted_total: _Optional[int] = ..., expired_total: _Optional[int] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., acquire_p50_ms: _Optional[int] = ..., acquire_p99_ms: _Optional[int] = ..., opening: _Optional[int] = ..., ready: _Optional[int] = ..., planned: _Optional[int] = ..., warm_percent: _Optional[int] = ..., start_p50_ms: _Optional[int] = ..., start_p95_ms: _Optional[int] = ..., lease_p50_seconds: _Optional[int] = ..., lease_p95_seconds: _Optional[int] = ..., told_unix_ms: _Optional[int] = ..., members: _Optional[_Iterable[_Union[NodeFigures, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[HeldFigures, _Mapping]]] = ..., plans: _Optional[_Iterable[_Union[PlanFigures, _Mapping]]] = ..., lease_seconds: _Optional[_Iterable[_Union[_plan_pb2.LeaseQuantile, _Mapping]]] = ..., leased_by_run: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class NodeFigures(_message.Message):
+    __slots__ = ("node_id", "held", "idle_since_unix_ms", "cached", "vacating")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SINCE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    VACATING_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    held: int
+    idle_since_unix_ms: int
+    cached: bool
+    vacating: bool
+    def __init__(self, node_id: _Optional[str] = ..., held: _Optional[int] = ..., idle_since_unix_ms: _Optional[int] = ..., cached: _Optional[bool] = ..., vacating: _Optional[bool] = ...) -> None: ...
+
+class HeldFigures(_message.Message):
+    __slots__ = ("template", "count", "since_unix_ms")
+    TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    template: str
+    count: int
+    since_unix_ms: int
+    def __init__(self, template: _Optional[str] = ..., count: _Optional[int] = ..., since_unix_ms: _Optional[int] = ...) -> None: ...
+
+class PlannedWave(_message.Message):
+    __slots__ = ("template", "count", "start_unix_ms", "start_sigma_s", "lease_seconds")
+    TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    START_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    START_SIGMA_S_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    template: str
+    count: int
+    start_unix_ms: int
+    start_sigma_s: float
+    lease_seconds: _containers.RepeatedCompositeFieldContainer[_plan_pb2.LeaseQuantile]
+    def __init__(self, template: _Optional[str] = ..., count: _Optional[int] = ..., start_unix_ms: _Optional[int] = ..., start_sigma_s: _Optional[float] = ..., lease_seconds: _Optional[_Iterable[_Union[_plan_pb2.LeaseQuantile, _Mapping]]] = ...) -> None: ...
+
+class PlanFigures(_message.Message):
+    __slots__ = ("run_id", "version", "heard_unix_ms", "until_unix_ms", "ratio", "waves")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    HEARD_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    RATIO_FIELD_NUMBER: _ClassVar[int]
+    WAVES_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    version: int
+    heard_unix_ms: int
+    until_unix_ms: int
+    ratio: float
+    waves: _containers.RepeatedCompositeFieldContainer[PlannedWave]
+    def __init__(self, run_id: _Optional[str] = ..., version: _Optional[int] = ..., heard_unix_ms: _Optional[int] = ..., until_unix_ms: _Optional[int] = ..., ratio: _Optional[float] = ..., waves: _Optional[_Iterable[_Union[PlannedWave, _Mapping]]] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("node_ids", "hold_seconds")
+    NODE_IDS_FIELD_NUMBER: _ClassVar[int]
+    HOLD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    node_ids: _containers.RepeatedScalarFieldContainer[str]
+    hold_seconds: int
+    def __init__(self, node_ids: _Optional[_Iterable[str]] = ..., hold_seconds: _Optional[int] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ("empty_node_ids",)
+    EMPTY_NODE_IDS_FIELD_NUMBER: _ClassVar[int]
+    empty_node_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, empty_node_ids: _Optional[_Iterable[str]] = ...) -> None: ...

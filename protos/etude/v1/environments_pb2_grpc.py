@@ -588,6 +588,11 @@ class PoolServiceStub:
                 request_serializer=etude_dot_v1_dot_environments__pb2.WatchPoolRequest.SerializeToString,
                 response_deserializer=etude_dot_v1_dot_environments__pb2.WatchPoolResponse.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/etude.v1.PoolService/Drain',
+                request_serializer=etude_dot_v1_dot_environments__pb2.DrainRequest.SerializeToString,
+                response_deserializer=etude_dot_v1_dot_environments__pb2.DrainResponse.FromString,
+                _registered_method=True)
 
 
 class PoolServiceServicer:
@@ -601,6 +606,13 @@ class PoolServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Drain is asked before a node is given up: only one that every broker calls empty may go.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PoolServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -608,6 +620,11 @@ def add_PoolServiceServicer_to_server(servicer, server):
                     servicer.WatchPool,
                     request_deserializer=etude_dot_v1_dot_environments__pb2.WatchPoolRequest.FromString,
                     response_serializer=etude_dot_v1_dot_environments__pb2.WatchPoolResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=etude_dot_v1_dot_environments__pb2.DrainRequest.FromString,
+                    response_serializer=etude_dot_v1_dot_environments__pb2.DrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -638,6 +655,33 @@ class PoolService:
             '/etude.v1.PoolService/WatchPool',
             etude_dot_v1_dot_environments__pb2.WatchPoolRequest.SerializeToString,
             etude_dot_v1_dot_environments__pb2.WatchPoolResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etude.v1.PoolService/Drain',
+            etude_dot_v1_dot_environments__pb2.DrainRequest.SerializeToString,
+            etude_dot_v1_dot_environments__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

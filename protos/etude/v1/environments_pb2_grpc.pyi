@@ -205,6 +205,8 @@ class PoolServiceStub:
     def __new__(cls, channel: _aio.Channel) -> PoolServiceAsyncStub: ...
     WatchPool: _grpc.UnaryStreamMultiCallable[_environments_pb2.WatchPoolRequest, _environments_pb2.WatchPoolResponse]
     """WatchPool streams the pool's state to the operator."""
+    Drain: _grpc.UnaryUnaryMultiCallable[_environments_pb2.DrainRequest, _environments_pb2.DrainResponse]
+    """Drain is asked before a node is given up: only one that every broker calls empty may go."""
 
 @_typing.type_check_only
 class PoolServiceAsyncStub(PoolServiceStub):
@@ -213,6 +215,8 @@ class PoolServiceAsyncStub(PoolServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     WatchPool: _aio.UnaryStreamMultiCallable[_environments_pb2.WatchPoolRequest, _environments_pb2.WatchPoolResponse]  # type: ignore[assignment]
     """WatchPool streams the pool's state to the operator."""
+    Drain: _aio.UnaryUnaryMultiCallable[_environments_pb2.DrainRequest, _environments_pb2.DrainResponse]  # type: ignore[assignment]
+    """Drain is asked before a node is given up: only one that every broker calls empty may go."""
 
 class PoolServiceServicer(metaclass=_abc_1.ABCMeta):
     """PoolService is how the operator sees a pool."""
@@ -224,5 +228,13 @@ class PoolServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_environments_pb2.WatchPoolResponse], _abc.AsyncIterator[_environments_pb2.WatchPoolResponse]]:
         """WatchPool streams the pool's state to the operator."""
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _environments_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_environments_pb2.DrainResponse, _abc.Awaitable[_environments_pb2.DrainResponse]]:
+        """Drain is asked before a node is given up: only one that every broker calls empty may go."""
 
 def add_PoolServiceServicer_to_server(servicer: PoolServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -13,7 +13,8 @@ from etude.agent.workspace.protocol import Runner
 from etude.common import channels, serving
 from etude.envserver.broker.broker import Broker
 from etude.envserver.broker.nodes import MemoryNodes
-from etude.envserver.broker.service import BrokerService, report
+from etude.envserver.broker.pool_report import report
+from etude.envserver.broker.service import BrokerService
 from etude.envserver.drivers.base import (
     Begun,
     Outcome,

@@ -99,9 +99,18 @@ ENVIRONMENTS = {
     "NodesReady": Advice("enough environment nodes and the broker answer", "", ENVIRONMENTS_WAIT),
     "NotNeeded": Advice("the run has no such part"),
     "ScaledToZero": Advice(
-        "the pool has no nodes, for its spec.replicas is 0",
-        "kubectl scale envp POOL --replicas=N",
+        "the pool has no nodes: its spec.replicas is 0, or nobody has asked for any",
+        "kubectl scale envp POOL --replicas=N; one that sizes itself grows with the first request",
         ENVIRONMENTS_WAIT,
+    ),
+    "BurstFits": Advice("a burst of the pool's burstCapacity would have slots"),
+    "BurstTooLarge": Advice(
+        "a burst of the pool's burstCapacity would have to wait",
+        "raise minIdle or maxReplicas, or lower autoscaling.burstCapacity",
+    ),
+    "MoreThanDemanded": Advice(
+        "the pool has more nodes than demand of late explains: idle ones go, none is created",
+        "report it as a bug if it lasts; overcommitFactor is where it begins",
     ),
     "BrokerNotReady": Advice(
         "the pool's broker does not answer",

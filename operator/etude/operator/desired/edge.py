@@ -25,7 +25,7 @@ def edge_children(pool: EnvPool, labels: Mapping[str, str], image: str) -> list[
     name = names.child(pool.metadata.name, names.EDGE)
     own = {**labels, names.ROLE: names.EDGE}
     plan = _plan(pool, pool.spec.edge, image)
-    replicas = 1 if pool.spec.replicas else 0
+    replicas = 0 if pool.spec.is_released else 1
     return [
         service(pool, name, own, PORTS[names.EDGE], is_headless=False),
         stateful_set(pool, name, own, plan, replicas=replicas, attempt=0),

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from decimal import Decimal
 
+from etude.common.api.autoscaling import Autoscaling
 from etude.common.api.kinds import EnvPool
 from etude.common.api.pool import DriverName
 from etude.common.files import ResolvedPool
@@ -45,7 +46,7 @@ def pool_children(
     name = names.child(pool.metadata.name, names.BROKER)
     broker_labels = {**labels, names.ROLE: names.BROKER}
     plan = _pool_plan(pool, names.BROKER, images, platform)
-    num_brokers = pool.spec.brokers if pool.spec.replicas else 0
+    num_brokers = 0 if pool.spec.is_released else pool.spec.brokers
     children = [
         _pool_map(pool),
         service(pool, name, broker_labels, PORTS[names.BROKER]),
@@ -70,13 +71,20 @@ def node_name(pool: str, ordinal: int) -> str:
     return names.pod(names.child(pool, names.NODE), ordinal)
 
 
+_SIZE = ("replicas", "max_replicas", "min_idle", "overcommit_factor", "autoscaling")
+
+
 def _pool_map(pool: EnvPool) -> Manifest:
-    # Replicas are the pool's business alone: a scale must not change what its pods read.
+    # How many there are is the operator's business alone: a scale must not change what pods read.
+    size: dict[str, object] = dict.fromkeys(_SIZE)
+    if pool.spec.is_sized_for_demand:
+        # Brokers fill one node after the other where empty ones are given up.
+        size |= {"autoscaling": Autoscaling(mode=pool.spec.mode), "max_replicas": 1}
     resolved = ResolvedPool(
         name=pool.metadata.name,
         namespace=pool.metadata.namespace,
         uid=pool.metadata.uid,
-        spec=pool.spec.model_copy(update={"replicas": 1}),
+        spec=pool.spec.model_copy(update=size),
     )
     data = {"pool.json": json_text(resolved.to_json())}
     name = names.child(pool.metadata.name, "pool")

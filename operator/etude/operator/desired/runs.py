@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from etude.common.api.autoscaling import ScalingMode
 from etude.common.api.kinds import RLRun
 from etude.common.api.meta import API_VERSION
 from etude.common.api.podtemplate import PodTemplate
@@ -150,6 +151,10 @@ def _run_map(run: RLRun) -> Manifest:
     return {**head(run, "v1", "ConfigMap", name, run_labels(run)), "data": data}
 
 
+_SIZING = ("autoscaling", "minIdle", "overcommitFactor")
+"""What keeps nodes where nobody asks for any."""
+
+
 def _own_pool(run: RLRun, role: EnvironmentRole, *, is_running: bool) -> Manifest:
     template = role.pool_template
     assert template is not None, f"{role.name} refers to a pool"  # noqa: S101 - our own mistake
@@ -159,8 +164,11 @@ def _own_pool(run: RLRun, role: EnvironmentRole, *, is_running: bool) -> Manifes
     spec = ({"store": access} if access else {}) | template.to_json()
     given = template.observability.to_json()
     spec["observability"] = run.spec.observability.to_json() | given
+    if template.mode is ScalingMode.EXTERNAL:
+        spec.pop("replicas", None)  # whoever scales it owns them
     if not is_running:
-        spec["replicas"] = 0
+        released = {name: value for name, value in spec.items() if name not in _SIZING}
+        spec = released | {"replicas": 0}
     name = names.own_pool(run.metadata.name, role.name)
     return {**head(run, API_VERSION, "EnvPool", name, run_labels(run)), "spec": spec}
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -11,8 +11,8 @@ from etude.common.api import lifecycle
 from etude.common.api.checkpoint_status import CheckpointStatus
 from etude.common.api.kinds import Checkpoint, EnvPool, Resource, RLRun
 from etude.common.api.meta import ObjectMeta
-from etude.common.api.status import EnvPoolStatus, RLRunStatus, Slots, Status
-from etude.operator import failures, metrics, names
+from etude.common.api.status import EnvPoolStatus, RLRunStatus, Status
+from etude.operator import failures, names
 from etude.operator.acceptance import ACCEPTED
 from etude.operator.actions import (
     Action,
@@ -26,6 +26,7 @@ from etude.operator.actions import (
     Moment,
     Note,
     Order,
+    Vacate,
 )
 from etude.operator.checkpoints import decision as checkpoints
 from etude.operator.clock import Clock, rfc3339
@@ -34,10 +35,14 @@ from etude.operator.conditions import conditions, no
 from etude.operator.desired import runs as desired
 from etude.operator.desired.ports import PORTS
 from etude.operator.desired.runs import Platform
+from etude.operator.loop import measures
+from etude.operator.loop.measures import Measures
 from etude.operator.loop.refusals import Refusal, Refusals
 from etude.operator.loop.writer import StatusWriter
 from etude.operator.manifests import Manifest, Ref, is_deleting, is_true, ref, uid
 from etude.operator.pools import decision as pools
+from etude.operator.pools import seen as pool_seen
+from etude.operator.pools.sizing import Sizers
 from etude.operator.reasons import Reason
 from etude.operator.reports.followers import Followers, Peer
 from etude.operator.reports.latest import Position, ReportBook
@@ -67,6 +72,8 @@ class Reconciler:
     clock: Clock
     followers: Followers
     writer: StatusWriter
+    sizers: Sizers = field(default_factory=Sizers)
+    measures: Measures = field(default_factory=Measures)
     _uids: dict[Ref, str] = field(default_factory=dict)
     _refusals: Refusals = field(default_factory=Refusals)
     _ordered: dict[str, float] = field(default_factory=dict)
@@ -125,17 +132,22 @@ class Reconciler:
         found = seen.gather(self.cluster, self.book, run, self._refusals.fact(run.metadata.uid))
         if run.spec.suspend and run.status.intent is None and found.is_gone:
             self.book.ended(run.metadata.uid)
-        _measure_run(run)
+        measures.run(run)
         return runs.decide(run, found, self._now(), self.platform)
 
     def _pool(self, pool: EnvPool, manifest: Manifest) -> Decision[EnvPoolStatus]:
         problem = self._refusals.fact(pool.metadata.uid)
-        found = pools.gather(self.cluster, self.book, pool, problem)
+        found = pool_seen.gather(self.cluster, self.book, pool, problem)
         for place, target in enumerate(desired.brokers(pool.metadata.name, pool.spec.brokers)):
             pods = [pod for pod in found.brokers if names.ordinal(pod["metadata"]["name"]) == place]
             self._follow(manifest, Peer(uid(manifest), place), target, pods)
-        _measure_pool(pool)
-        return pools.decide(pool, found, self._now(), self.platform)
+        now = self._now()
+        if pool.status.resolved is not None:
+            sizer = self.sizers.of(pool)
+            size = sizer.size(pool, found.nodes, found.report, found.asking, now)
+            found = replace(found, size=size)
+        self.measures.pool(pool, now)
+        return pools.decide(pool, found, now, self.platform)
 
     def _checkpoint(self, checkpoint: Checkpoint, manifest: Manifest) -> Decision[CheckpointStatus]:
         problem = self._refusals.fact(uid(manifest))
@@ -179,12 +191,15 @@ class Reconciler:
         match action:
             case Apply():
                 await self.cluster.apply(action.manifest, manager=action.manager)
+                measures.applied(action.manifest)
             case Delete():
                 await self.cluster.delete(action.ref, uid=action.uid, grace_s=action.grace_s)
             case Finalizers() | Adopt() | Fulfil():
                 await self._mark(action)
             case Order():
                 await self._order(about, action)
+            case Vacate():
+                await self._vacate(about, action)
             case Note():
                 await self.writer.record(about, action)
             case DealtWith():
@@ -216,6 +231,22 @@ class Reconciler:
         except PeerError as error:
             log.warning("order %s was not taken: %s", order.request.command_id, error)
 
+    async def _vacate(self, about: Manifest, action: Vacate) -> None:
+        """Delete the nodes that every broker calls empty; the others are asked for again soon."""
+        namespace = about["metadata"].get("namespace", "default")
+        names = [key.name for key in action.nodes]
+        empty = set(names)
+        try:
+            for target in action.brokers:
+                address = self.cluster.address(namespace, target)
+                empty &= await self.peers.drain(address, names)
+        except PeerError as error:
+            log.warning("no node of %s goes: %s", about["metadata"]["name"], error)
+            return
+        for key, known in action.nodes.items():
+            if key.name in empty:
+                await self.cluster.delete(key, uid=known)
+
     def _follow(
         self, manifest: Manifest, peer: Peer, target: str, pods: Sequence[Manifest]
     ) -> None:
@@ -232,12 +263,8 @@ class Reconciler:
         self.writer.forget(gone_uid)
         self._refusals.end(gone_uid)
         del self._uids[key]
-        if key.kind == "RLRun":
-            for gauge in (metrics.RUN_STEP, metrics.RUN_ETTR, metrics.RUN_STALENESS):
-                gauge.remove(key.namespace, key.name)
-        if key.kind == "EnvPool":
-            for state in Slots.model_fields:
-                metrics.POOL_SLOTS.remove(key.namespace, key.name, state)
+        self.sizers.forget(gone_uid)
+        self.measures.forget(key)
 
     def _now(self) -> Moment:
         return Moment(self.clock.wall_s(), self.clock.monotonic_s())
@@ -253,21 +280,3 @@ def _unreadable(manifest: Manifest, kind: type[S], error: ValidationError, now: 
     generation = ObjectMeta.model_validate(manifest["metadata"]).generation
     made = conditions([fact], before, generation=generation, now=rfc3339(now.wall_s))
     return status.model_copy(update={"conditions": made, "phase": "Pending"})
-
-
-def _measure_run(run: RLRun) -> None:
-    about = (run.metadata.namespace, run.metadata.name)
-    status = run.status
-    if status.step is not None:
-        metrics.RUN_STEP.labels(*about).set(status.step.current)
-    if status.ettr is not None:
-        metrics.RUN_ETTR.labels(*about).set(float(status.ettr))
-    if status.staleness is not None:
-        metrics.RUN_STALENESS.labels(*about).set(status.staleness.max)
-
-
-def _measure_pool(pool: EnvPool) -> None:
-    if pool.status.slots is None:
-        return
-    for state, count in pool.status.slots.model_dump().items():
-        metrics.POOL_SLOTS.labels(pool.metadata.namespace, pool.metadata.name, state).set(count)

@@ -17,6 +17,7 @@ from etude.operator.manifests import Manifest, uid
 MOVING = {
     *("step", "reward", "evalSuccess", "policyVersion", "staleness", "tokensPerSecond", "ettr"),
     *("rollouts", "lastStepTime", "reported", "slots", "leases", "usage"),
+    *("autoscaler", "provision"),
 }
 """Figures that change all the time; everything else in a status is written at once."""
 

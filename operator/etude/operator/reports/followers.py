@@ -119,5 +119,5 @@ class Followers:
     async def _hear_pool(self, key: Ref, peer: Peer, target: str) -> None:
         address = self.cluster.address(key.namespace, target)
         async for response in self.peers.watch_pool(address):
-            self.book.pool(peer.uid).said[peer.place] = response
+            self.book.hear(peer.uid, peer.place, response)
             self.tell(key, PACE_S)

@@ -56,17 +56,29 @@ class RunReport:
         return self.is_connected and self.status is not None and self.status_epoch == self.epoch
 
 
+class Words(NamedTuple):
+    """What one broker said last."""
+
+    said: environments_pb2.WatchPoolResponse
+    heard_s: float
+    """On our monotonic clock."""
+
+    def at_s(self, unix_ms: int) -> float:
+        """A moment that it named, on our monotonic clock, however its own clock is set."""
+        return self.heard_s + (unix_ms - self.said.told_unix_ms) / 1000
+
+
 @dataclass(slots=True)
 class PoolReport:
     """What one pool's brokers have said."""
 
-    said: dict[int, environments_pb2.WatchPoolResponse] = field(default_factory=dict)
+    said: dict[int, Words] = field(default_factory=dict)
     """The newest words of each, by its place among them."""
 
     @property
     def newest(self) -> environments_pb2.WatchPoolResponse | None:
         """All of it as one report."""
-        return pool_figures.combined([self.said[place] for place in sorted(self.said)])
+        return pool_figures.combined([self.said[place].said for place in sorted(self.said)])
 
 
 @dataclass(slots=True)
@@ -87,6 +99,10 @@ class ReportBook:
     def pool(self, uid: str) -> PoolReport:
         """The reports of a pool."""
         return self.pools.setdefault(uid, PoolReport())
+
+    def hear(self, uid: str, place: int, said: environments_pb2.WatchPoolResponse) -> None:
+        """Note what one of a pool's brokers says."""
+        self.pool(uid).said[place] = Words(said, self.clock.monotonic_s())
 
     def take(self, uid: str, response: run_pb2.WatchRunResponse) -> bool:
         """Note one message of a controller; True when it should be acted on at once."""

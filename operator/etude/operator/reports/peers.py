@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -18,6 +18,12 @@ T = TypeVar("T")
 
 STREAM_LIMIT_S = 600.0
 """A stream is opened anew after this, so that none is ever forgotten half-open."""
+
+HOLD_S = 15
+"""So long a broker keeps a node free that shall go, unless it is named again, which it is every
+two seconds: what an operator leaves behind is of use again soon."""
+DRAIN_DEADLINE_S = 3.0
+"""A pass over a pool waits for this."""
 
 
 class PeerError(UnavailableError):
@@ -38,6 +44,16 @@ class Peers(Protocol):
 
         Raises:
             PeerError: it was not taken.
+        """
+        ...
+
+    async def drain(self, target: str, nodes: Sequence[str]) -> frozenset[str]:
+        """Have a broker give these nodes nothing more; returns those that hold nothing of its.
+
+        Nodes that were named before and are not named now get environments again.
+
+        Raises:
+            PeerError: it did not answer, or cannot know.
         """
         ...
 
@@ -73,6 +89,18 @@ class GrpcPeers(Peers):
                 )
             except grpc.aio.AioRpcError as cause:
                 raise PeerError(f"{target}: {cause.details() or cause.code()}") from cause
+
+    @override
+    async def drain(self, target: str, nodes: Sequence[str]) -> frozenset[str]:
+        request = environments_pb2.DrainRequest(node_ids=nodes, hold_seconds=HOLD_S)
+        async with dial(target) as channel:
+            try:
+                answer = await environments_pb2_grpc.PoolServiceStub(channel).Drain(
+                    request, timeout=DRAIN_DEADLINE_S
+                )
+            except grpc.aio.AioRpcError as cause:
+                raise PeerError(f"{target}: {cause.details() or cause.code()}") from cause
+        return frozenset(answer.empty_node_ids)
 
 
 async def _until_reopened(stream: AsyncIterable[T]) -> AsyncIterator[T]:
@@ -118,6 +146,12 @@ class MemoryPeers(Peers):
         default_factory=lambda: defaultdict(Said)
     )
     orders: list[run_pb2.CommandRequest] = field(default_factory=list)
+    drained: dict[str, frozenset[str]] = field(default_factory=dict)
+    """By broker, the nodes that were named last."""
+    holding: set[str] = field(default_factory=set)
+    """Nodes that are not empty."""
+    deaf: set[str] = field(default_factory=set)
+    """Brokers that do not answer."""
 
     @override
     async def watch_run(
@@ -135,3 +169,10 @@ class MemoryPeers(Peers):
     @override
     async def order(self, target: str, request: run_pb2.CommandRequest) -> None:
         self.orders.append(request)
+
+    @override
+    async def drain(self, target: str, nodes: Sequence[str]) -> frozenset[str]:
+        if target in self.deaf:
+            raise PeerError(f"{target}: does not answer")
+        self.drained[target] = frozenset(nodes)
+        return self.drained[target] - self.holding

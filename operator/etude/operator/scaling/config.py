@@ -130,6 +130,9 @@ class PoolConfig:
     overcommit_factor: float = 1.5
     """Replicas over demand that are never exceeded."""
     autoscaling: Autoscaling = field(default_factory=Autoscaling)
+    while_planned: Autoscaling | None = None
+    """How while there is a plan to go by; the same unless set. What waits for the unknown may be
+    short where the next wave is known, and only there."""
 
     def __post_init__(self) -> None:
         if self.overcommit_factor < 1:

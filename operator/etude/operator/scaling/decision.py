@@ -66,10 +66,13 @@ def decide_pool(
         raise ValueError(f"replicas are not decided here in mode {scaling.mode}")
     if now_s - metrics.seen_s > SILENT_S:
         return PoolDecision(state=state, desired=state.desired, mode="Unknown")
+    believed = usable(plans, scaling, now_s=now_s) if scaling.mode is Mode.PREDICTIVE else ()
+    if believed and config.while_planned is not None:
+        config = replace(config, autoscaling=config.while_planned)
+        scaling = config.autoscaling
     demanded = metrics.leased + metrics.queued
     samples = added(state.samples, Sample(now_s, demanded), keep_s=scaling.stable_window_s)
     reacted = _reacted(samples, state, metrics, config, now_s=now_s)
-    believed = usable(plans, scaling, now_s=now_s) if scaling.mode is Mode.PREDICTIVE else ()
     seen = outlook(believed, metrics, config, now_s=now_s)
     busy_s = now_s if demanded else state.busy_s
     asked = _asked(reacted, seen, metrics, config, idle_s=now_s - busy_s)

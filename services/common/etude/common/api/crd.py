@@ -153,22 +153,26 @@ ENV_POOL = Kind(
     rules=(
         NAME_RULE,
         RootRule(
-            cel="oldSelf.spec.replicas == 0 || self.spec.brokers == oldSelf.spec.brokers",
+            cel="(has(oldSelf.spec.replicas) && oldSelf.spec.replicas == 0)"
+            " || self.spec.brokers == oldSelf.spec.brokers",
             message="spec.brokers is immutable while the pool has nodes, which know its brokers:"
-            " set spec.replicas=0 first",
+            " set spec.replicas=0 first, with autoscaling.mode Manual",
             field_path=".spec.brokers",
         ),
     ),
     scales=True,
     columns=(
         Column("Ready", ".status.readyReplicas", "integer"),
-        Column("Desired", ".spec.replicas", "integer"),
+        Column("Desired", ".status.desired", "integer"),
         Column("Leased", ".status.slots.leased", "integer"),
         Column("Idle", ".status.slots.idle", "integer"),
         Column("Queued", ".status.slots.queued", "integer"),
+        Column("Mode", ".status.autoscaler.mode"),
+        Column("P99ms", ".status.leases.acquireP99Ms", "integer"),
         Column("Age", ".metadata.creationTimestamp", "date"),
         Column("Isolation", ".spec.isolation.minimum", wide=True),
         Column("Driver", ".status.driver", wide=True),
+        Column("Why", ".status.autoscaler.lastReason", wide=True),
         Column("Reason", '.status.conditions[?(@.type=="Available")].reason', wide=True),
     ),
 )

@@ -6,8 +6,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from etude.common.addresses import ENDPOINT, REGION
+from etude.common.api.autoscaling import DECIDED, Autoscaling, ScalingMode, ZeroMode
 from etude.common.api.edge import Edge
-from etude.common.api.meta import NAMED, Model, Name, NameRef, Rule
+from etude.common.api.meta import NAMED, Fraction, Model, Name, NameRef, Rule, number
 from etude.common.api.network import EgressPolicy, Network
 from etude.common.api.observability import Observability
 from etude.common.api.placement import Placement
@@ -173,10 +174,83 @@ class SearchSettings(Model):
     """Folder with the trained table of that name."""
 
 
+_DECIDES = "(has(self.autoscaling) && self.autoscaling.mode in ['Reactive', 'Predictive'])"
+"""CEL for: the operator decides how many nodes there are."""
+
+SIZES: tuple[Rule, ...] = (
+    Rule(
+        cel=f"!{_DECIDES} || !has(self.replicas)",
+        holds=lambda s: not s.is_sized_for_demand or s.replicas is None,
+        message="in modes Reactive and Predictive the operator decides how many nodes there are",
+        fix="remove replicas, or take autoscaling.mode: Manual",
+        field_path=".replicas",
+    ),
+    Rule(
+        cel=f"!{_DECIDES} || has(self.maxReplicas)",
+        holds=lambda s: not s.is_sized_for_demand or s.max_replicas is not None,
+        message="a pool that grows by itself needs maxReplicas, the most nodes that it may have",
+        fix="set maxReplicas",
+        field_path=".autoscaling",
+    ),
+    Rule(
+        cel=f"{_DECIDES} || !(has(self.minIdle) || has(self.overcommitFactor))",
+        holds=lambda s: (
+            s.is_sized_for_demand or (s.min_idle is None and s.overcommit_factor is None)
+        ),
+        message="minIdle and overcommitFactor guide the operator, which decides nothing here",
+        fix="remove them, or take autoscaling.mode: Reactive or Predictive",
+        field_path=".autoscaling",
+    ),
+    Rule(
+        cel="!(has(self.replicas) && has(self.maxReplicas)) || self.replicas <= self.maxReplicas",
+        holds=lambda s: (
+            s.replicas is None or s.max_replicas is None or s.replicas <= s.max_replicas
+        ),
+        message="replicas must be at most maxReplicas",
+        fix="lower replicas, or raise maxReplicas",
+        field_path=".replicas",
+    ),
+    Rule(
+        cel="!(has(self.minIdle) && has(self.maxReplicas))"
+        " || self.minIdle <= self.maxReplicas * self.slotsPerReplica",
+        holds=lambda s: (
+            s.min_idle is None
+            or s.max_replicas is None
+            or s.min_idle <= s.max_replicas * s.slots_per_replica
+        ),
+        message="minIdle is in slots, and maxReplicas nodes must have as many",
+        fix="lower minIdle, or raise maxReplicas",
+        field_path=".minIdle",
+    ),
+    Rule(
+        cel="!has(self.minIdle) || self.minIdle == 0 || !has(self.autoscaling)"
+        " || !has(self.autoscaling.scaleToZero)"
+        " || self.autoscaling.scaleToZero.mode == 'Never'",
+        holds=lambda s: (
+            not s.min_idle
+            or s.autoscaling is None
+            or s.autoscaling.scale_to_zero is None
+            or s.autoscaling.scale_to_zero.mode is ZeroMode.NEVER
+        ),
+        message="a pool that keeps minIdle slots never goes to zero",
+        fix="remove minIdle, or set autoscaling.scaleToZero.mode to Never",
+        field_path=".minIdle",
+    ),
+    Rule(
+        cel="!has(self.overcommitFactor) || double(self.overcommitFactor) >= 1.0",
+        holds=lambda s: s.overcommit_factor is None or number(s.overcommit_factor) >= 1,
+        message="overcommitFactor must be at least 1",
+        fix='set it to "1.5"',
+        field_path=".overcommitFactor",
+    ),
+)
+
+
 class EnvPoolSpec(Model):
     """What a pool should be."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
+        *SIZES,
         Rule(
             cel="self.templates.all(t, !has(t.egress) || t.egress.all(n, has(self.network) &&"
             " has(self.network.rules) && self.network.rules.exists(r, r.name == n)))",
@@ -249,8 +323,17 @@ class EnvPoolSpec(Model):
     """Templates that this pool serves."""
     isolation: Isolation = Field(default_factory=Isolation)
     """How environments are kept apart."""
-    replicas: Annotated[int, Field(ge=0, le=1_000)] = 1
-    """Environment nodes."""
+    replicas: Annotated[int, Field(ge=0, le=10_000)] | None = None
+    """Environment nodes of a pool that does not size itself: 1 unless set."""
+    max_replicas: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """The most nodes, whoever decides; a pool that sizes itself needs it."""
+    min_idle: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    """Slots that a pool that sizes itself has beside those that are leased: 0 unless set."""
+    overcommit_factor: Fraction | None = None
+    """A pool that sizes itself never has more nodes than demand of late times this: 1.5 unless
+    set. It guards against mistakes of the operator, and shows as condition HardCapped."""
+    autoscaling: Autoscaling | None = None
+    """How the number of nodes follows demand. Without it, mode Manual: as many as replicas says."""
     slots_per_replica: Annotated[int, Field(ge=1, le=1_024)] = 64
     """Environments that one node runs at once."""
     warm: Warm = Field(default_factory=Warm)
@@ -280,3 +363,23 @@ class EnvPoolSpec(Model):
     that all nodes see, for this pool alone. Without it none are shared."""
     observability: Observability = Field(default_factory=Observability)
     """Where signals go; a run's own pool takes the run's unless set."""
+
+    @property
+    def mode(self) -> ScalingMode:
+        """Who decides how many nodes there are."""
+        return ScalingMode.MANUAL if self.autoscaling is None else self.autoscaling.mode
+
+    @property
+    def is_sized_for_demand(self) -> bool:
+        """Whether the operator decides that."""
+        return self.mode in DECIDED
+
+    @property
+    def asked_replicas(self) -> int:
+        """Nodes that somebody else decided on."""
+        return 1 if self.replicas is None else self.replicas
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the pool shall have nothing at all: somebody wants no node, and nobody waits."""
+        return self.mode is ScalingMode.MANUAL and not self.asked_replicas

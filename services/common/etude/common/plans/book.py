@@ -30,6 +30,7 @@ class Plan:
     """One run's forecast, less what has come."""
 
     version: int
+    heard_s: float
     made_s: float
     until_s: float
     """After this it says nothing."""
@@ -95,6 +96,7 @@ class Plans:
         self._ratios.setdefault(run_id, 1.0)
         self._plans[run_id] = Plan(
             version=told.version,
+            heard_s=now_s,
             made_s=made_s,
             until_s=min(until_s, now_s + MAX_AHEAD_S),
             waves=waves,

@@ -39,6 +39,7 @@ from etude.envserver.broker.placement import Want
 from etude.envserver.broker.placer import Placer
 from etude.envserver.broker.queue import Batch, BatchKey, Queue
 from etude.envserver.broker.streams import Stream, Streams
+from etude.envserver.broker.vacating import Vacating
 from etude.envserver.broker.warming import Warming, ready_by
 from etude.v1 import environments_pb2, plan_pb2
 
@@ -77,13 +78,15 @@ class Broker:
     streams: Streams = field(default_factory=Streams)
     placer: Placer = field(init=False)
     warming: Warming = field(init=False)
+    vacating: Vacating = field(init=False)
     carrier: Carrier = field(init=False)
     figures: Figures = field(default_factory=Figures)
     _templates: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self._templates = frozenset(template.name for template in self.spec.templates)
-        self.placer = Placer(self.ledger.nodes)
+        self.placer = Placer(self.ledger.nodes, packs=self.spec.is_sized_for_demand)
+        self.vacating = Vacating(self.ledger.nodes)
         self.warming = Warming(Plans(self._templates, self.name))
         self.carrier = Carrier(
             nodes=self.nodes,
@@ -148,6 +151,7 @@ class Broker:
             now_s=time.monotonic(),
             adopted_until_unix_ms=_unix_ms() + 1000 * ADOPTED_S,
         )
+        self.vacating.look(now_s=time.monotonic())
         for beginning in request.begun:
             self._began(beginning)
         answer.warm.extend(self.warming.of(request.node_id))
@@ -171,6 +175,17 @@ class Broker:
         templates = dict.fromkeys(wave.template for wave in plan.waves)
         ours = [template for template in templates if template in self._templates]
         return ready_by(self.ledger.nodes, ours, now_unix_ms=now_unix_ms)
+
+    def vacate(self, node_ids: Sequence[str], *, hold_s: float) -> list[str]:
+        """Give these nodes nothing more; returns those that hold nothing.
+
+        Raises:
+            UnavailableError: this broker has not heard all nodes yet, and cannot know what they
+                hold.
+        """
+        if not self._is_rebuilt:
+            raise UnavailableError("this broker has just started and still hears its nodes")
+        return self.vacating.name(node_ids, hold_s=hold_s, now_s=time.monotonic())
 
     def prepare(self, request: environments_pb2.PrepareGroupRequest) -> None:
         """Choose a group's node, and have one environment ready there.
@@ -210,6 +225,7 @@ class Broker:
             for index in self.queue.remove(batch):
                 self.streams.arrive(batch, failure(index, "QueueTimeout", why))
         self.ledger.forget(now_s=now_s)
+        self.vacating.look(now_s=now_s)
         self._dispatch()
         self.warming.refresh(self.ledger.nodes, now_s=now_s)
         self.figures.lease_s.extend(self.ledger.lasted_s)
@@ -327,13 +343,14 @@ class Broker:
 
     def _grant(self, order: Order, held: environments_pb2.HeldLease, now_s: float) -> None:
         waited_s = now_s - order.batch.submitted_s
-        self.ledger.grant(Granted(held=held, node_id=order.node.node_id, granted_s=now_s))
+        node_id, template = order.node.node_id, order.batch.line.template
+        self.ledger.grant(Granted(held=held, node_id=node_id, granted_s=now_s, template=template))
         self.drain.note(1, now_s=now_s)
         self.figures.granted(held.lease, waited_s=waited_s)
         metrics.acquire_seconds.observe(waited_s)
         start = held.lease.start
         _GRANTED.get(start, _GRANTED[environments_pb2.START_UNSPECIFIED]).inc()
-        self._note_start(order.batch.line.template, start)
+        self._note_start(template, start)
         self.streams.arrive(order.batch, success(held.index, held.lease))
 
 

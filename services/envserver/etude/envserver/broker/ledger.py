@@ -24,6 +24,8 @@ class Granted:
     held: environments_pb2.HeldLease
     node_id: str
     granted_s: float
+    template: str = ""
+    """Unknown of leases that a predecessor granted."""
     lost_s: float = 0.0
     """When its node fell silent, once it has."""
     key: BatchKey = field(init=False)

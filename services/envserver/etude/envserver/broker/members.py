@@ -35,6 +35,10 @@ class NodeState:
     """Environments that were ordered and have not answered."""
     is_suspect: bool = False
     """A call failed; nothing is placed here until the next heartbeat."""
+    is_vacating: bool = False
+    """Its pool will give it up as soon as it is empty."""
+    idle_since_s: float | None = None
+    """Since when it was found empty; None while it was not."""
     leases: set[str] = field(default_factory=set)
     closing: set[str] = field(default_factory=set)
     """Ended leases that it may still hold."""
@@ -48,12 +52,17 @@ class NodeState:
     @property
     def free(self) -> int:
         """Free slots."""
-        return max(0, self.slots - len(self.leases) - len(self.closing) - self.opening)
+        return max(0, self.slots - self.held)
 
     @property
     def is_open(self) -> bool:
         """Whether it may get environments at all."""
-        return not self.draining and not self.is_suspect
+        return not self.draining and not self.is_suspect and not self.is_vacating
+
+    @property
+    def held(self) -> int:
+        """Environments that it has, gets or gets rid of."""
+        return len(self.leases) + len(self.closing) + self.opening
 
     @property
     def is_busy(self) -> bool:

@@ -1,6 +1,7 @@
 """Which node gets the next environment."""
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 from random import Random
 from typing import NamedTuple, Protocol
 
@@ -11,6 +12,11 @@ CHOICES = 4
 
 Source: Mitzenmacher, https://doi.org/10.1109/71.963420.
 """
+
+PACKED = 2
+"""Of the first nodes with room the sooner one: one alone would get all of a burst's orders."""
+PACKED_MS = 250.0
+"""The first node is taken unless the second is sooner by about so much."""
 
 
 class Drawable(Protocol):
@@ -29,6 +35,8 @@ class Want(NamedTuple):
     """Environments of one group that should share a node."""
     is_now: bool = True
     """Whether it is ordered at once, of a node that is not busy with orders."""
+    packs: bool = False
+    """Whether the nodes that came first are filled first, so that the others get empty."""
 
 
 def expected_ms(node: NodeState, template: str) -> float:
@@ -39,11 +47,14 @@ def expected_ms(node: NodeState, template: str) -> float:
 def best(nodes: Iterable[NodeState], want: Want) -> NodeState | None:
     """The soonest of some nodes, of equals the one with most memory, then most free slots.
 
-    A node where all siblings fit comes before one where they do not.
+    A node where all siblings fit comes before one where they do not. To pack, the first of nodes
+    that are about as soon is the best.
     """
 
     def rank(node: NodeState) -> tuple[float, ...]:
         fits = want.siblings == 1 or node.takes(want.template, want.siblings)
+        if want.packs:
+            return (not fits, expected_ms(node, want.template) // PACKED_MS)
         return (
             not fits,
             expected_ms(node, want.template),
@@ -62,10 +73,23 @@ def choice(
     def takes(node: NodeState, count: int) -> bool:
         return node.takes(want.template, count) and not (want.is_now and node.is_busy)
 
-    drawn = _drawn(nodes, lambda node: takes(node, want.siblings), random, choices)
-    if not drawn and want.siblings > 1:
-        drawn = _drawn(nodes, lambda node: takes(node, 1), random, choices)
-    return best(drawn, want)
+    def drawn(count: int) -> list[NodeState]:
+        if want.packs:
+            return _first(nodes, lambda node: takes(node, count), PACKED)
+        return _drawn(nodes, lambda node: takes(node, count), random, choices)
+
+    found = drawn(want.siblings)
+    if not found and want.siblings > 1:
+        found = drawn(1)
+    return best(found, want)
+
+
+def _first(
+    nodes: Drawable, is_eligible: Callable[[NodeState], bool], count: int
+) -> list[NodeState]:
+    """The first eligible nodes in the order in which they came."""
+    eligible = (node for node in map(nodes.__getitem__, range(len(nodes))) if is_eligible(node))
+    return list(islice(eligible, count))
 
 
 def _drawn(

@@ -17,6 +17,8 @@ class Placer:
     """Places environments on the nodes of one pool."""
 
     nodes: Members
+    packs: bool = False
+    """Whether nodes shall get empty, for a pool that gives up those that are."""
     random: Random = field(default_factory=Random)  # noqa: S311 - nothing secret depends on it
     _homes: OrderedDict[tuple[str, str], str] = field(default_factory=OrderedDict)
     """Nodes of groups by run and group."""
@@ -31,7 +33,7 @@ class Placer:
             node = self._home(batch.key.run_id, batch.request.group_id)
             if node is None or not node.takes(template):
                 siblings = len(batch.waiting) if batch.request.group_id else 1
-                node = choice(self.nodes, Want(template, siblings), self.random)
+                node = self._choice(Want(template, siblings))
         if node is None or node.is_busy:  # a group waits for its own
             return None
         return Offer(node.node_id, node.cost(template).cpu_ms)
@@ -48,10 +50,13 @@ class Placer:
         """Choose the node of a group that starts soon."""
         node = self._home(run_id, group_id)
         if node is None or not node.takes(want.template):
-            node = choice(self.nodes, want._replace(is_now=False), self.random)
+            node = self._choice(want._replace(is_now=False))
         if node is not None:
             self._settle(run_id, group_id, node)
         return node
+
+    def _choice(self, want: Want) -> NodeState | None:
+        return choice(self.nodes, want._replace(packs=self.packs), self.random)
 
     def _home(self, run_id: str, group_id: str) -> NodeState | None:
         name = self._homes.get((run_id, group_id)) if group_id else None

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from etude.common.errors import InvalidFieldError
 from etude.envserver.broker.broker import Broker
-from etude.envserver.broker.figures import quantile
+from etude.envserver.broker.pool_report import report, unix_ms
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 WATCH_INTERVAL_S = 0.5
@@ -117,6 +117,7 @@ class PoolService(environments_pb2_grpc.PoolServiceServicer):
                 answer = environments_pb2.WatchPoolResponse()
                 answer.CopyFrom(present)
                 answer.sequence = sequence
+                answer.told_unix_ms = unix_ms(sent_s)
                 yield answer
             try:
                 async with asyncio.timeout(WATCH_INTERVAL_S):
@@ -124,31 +125,13 @@ class PoolService(environments_pb2_grpc.PoolServiceServicer):
             except TimeoutError:
                 continue
 
-
-def report(broker: Broker) -> environments_pb2.WatchPoolResponse:
-    """The pool as it is now; the sequence is the stream's to add."""
-    nodes = [node for node in broker.ledger.nodes if not node.draining]
-    figures = broker.figures
-    return environments_pb2.WatchPoolResponse(
-        nodes=len(nodes),
-        slots=sum(node.slots for node in nodes),
-        leased=len(broker.ledger.leases),
-        waiting=len(broker.queue),
-        granted_total=broker.ledger.granted_total,
-        expired_total=broker.ledger.expired_total,
-        driver=nodes[0].driver if nodes else "",
-        isolation=min(
-            (node.isolation for node in nodes), default=environments_pb2.ISOLATION_UNSPECIFIED
-        ),
-        acquire_p50_ms=quantile(figures.acquire_ms, 0.5),
-        acquire_p99_ms=quantile(figures.acquire_ms, 0.99),
-        opening=broker.ledger.nodes.opening,
-        ready=sum(level.paused_clones for node in nodes for level in node.levels.values()),
-        planned=broker.warming.planned,
-        warm_percent=figures.warm_percent,
-        start_p50_ms=quantile(figures.start_ms, 0.5),
-        start_p95_ms=quantile(figures.start_ms, 0.95),
-        lease_p50_seconds=quantile(figures.lease_s, 0.5),
-        lease_p95_seconds=quantile(figures.lease_s, 0.95),
-        leased_by_run=broker.ledger.by_run,
-    )
+    @override
+    async def Drain(
+        self,
+        request: environments_pb2.DrainRequest,
+        context: grpc.aio.ServicerContext[
+            environments_pb2.DrainRequest, environments_pb2.DrainResponse
+        ],
+    ) -> environments_pb2.DrainResponse:
+        empty = self.broker.vacate(request.node_ids, hold_s=float(request.hold_seconds))
+        return environments_pb2.DrainResponse(empty_node_ids=empty)

@@ -1,0 +1,85 @@
+"""What /metrics shows of single objects; their series end with them."""
+
+from dataclasses import dataclass, field
+
+from etude.common.api.kinds import EnvPool, RLRun
+from etude.common.api.status import Slots
+from etude.operator import metrics, names
+from etude.operator.actions import Moment
+from etude.operator.manifests import Manifest, Ref, labels, ref
+
+LONGEST_S = 30.0
+"""Between two looks; a longer gap is one in which another operator acted."""
+
+
+def run(found: RLRun) -> None:
+    """The figures of a run."""
+    about = (found.metadata.namespace, found.metadata.name)
+    status = found.status
+    if status.step is not None:
+        metrics.RUN_STEP.labels(*about).set(status.step.current)
+    if status.ettr is not None:
+        metrics.RUN_ETTR.labels(*about).set(float(status.ettr))
+    if status.staleness is not None:
+        metrics.RUN_STALENESS.labels(*about).set(status.staleness.max)
+
+
+def applied(manifest: Manifest) -> None:
+    """An object was created or changed; nodes are never changed."""
+    found = labels(manifest)
+    if manifest["kind"] == "Pod" and found.get(names.ROLE) == names.NODE:
+        metrics.POOL_CREATES.labels(ref(manifest).namespace, found[names.POOL]).inc()
+
+
+def _forget(key: Ref) -> None:
+    about = (key.namespace, key.name)
+    if key.kind == "RLRun":
+        for gauge in (metrics.RUN_STEP, metrics.RUN_ETTR, metrics.RUN_STALENESS):
+            gauge.remove(*about)
+    if key.kind == "EnvPool":
+        for state in Slots.model_fields:
+            metrics.POOL_SLOTS.remove(*about, state)
+        for share in ("0.5", "0.99"):
+            metrics.POOL_WAIT.remove(*about, share)
+        for series in (
+            metrics.POOL_DESIRED,
+            metrics.POOL_WARM,
+            metrics.POOL_CREATES,
+            metrics.POOL_IDLE,
+        ):
+            series.remove(*about)
+
+
+@dataclass(slots=True)
+class Measures:
+    """Those that add up."""
+
+    _idle_since: dict[Ref, float] = field(default_factory=dict)
+    """When each pool's idle slots were added up last, on the monotonic clock."""
+
+    def pool(self, found: EnvPool, now: Moment) -> None:
+        """The figures of a pool."""
+        about = (found.metadata.namespace, found.metadata.name)
+        status = found.status
+        metrics.POOL_DESIRED.labels(*about).set(status.desired)
+        if status.leases is not None:
+            for share, wait_ms in (
+                ("0.5", status.leases.acquire_p50_ms),
+                ("0.99", status.leases.acquire_p99_ms),
+            ):
+                metrics.POOL_WAIT.labels(*about, share).set(wait_ms / 1000)
+            metrics.POOL_WARM.labels(*about).set(status.leases.warm_hit_percent / 100)
+        if status.slots is None:
+            return
+        for state, count in status.slots.model_dump().items():
+            metrics.POOL_SLOTS.labels(*about, state).set(count)
+        key = Ref("EnvPool", *about)
+        elapsed_s = now.monotonic_s - self._idle_since.get(key, now.monotonic_s)
+        self._idle_since[key] = now.monotonic_s
+        if 0 < elapsed_s <= LONGEST_S:
+            metrics.POOL_IDLE.labels(*about).inc(elapsed_s * status.slots.idle)
+
+    def forget(self, key: Ref) -> None:
+        """An object is gone, and its series with it."""
+        self._idle_since.pop(key, None)
+        _forget(key)

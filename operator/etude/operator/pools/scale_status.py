@@ -1,0 +1,89 @@
+"""What to say about the number of a pool's nodes."""
+
+from collections.abc import Iterator
+
+from etude.common.api.kinds import EnvPool
+from etude.common.api.status import AutoscalerStatus, ProvisionStatus
+from etude.operator.actions import Moment
+from etude.operator.clock import rfc3339
+from etude.operator.conditions import Fact, no, yes
+from etude.operator.pools.sizing import Size
+from etude.operator.reasons import Reason
+from etude.operator.scaling.values import PoolDecision
+
+
+def scale_facts(pool: EnvPool, size: Size) -> Iterator[Fact]:
+    """Conditions of a pool that sizes itself; others have none of them."""
+    decision = size.decision
+    if decision is None or decision.mode == "Unknown":
+        return
+    spare = decision.excess_burst_capacity
+    if spare >= 0:
+        yield yes("BurstCapacityMet", Reason.BURST_FITS)
+    else:
+        words = f"{-spare} slots are missing for what is asked and burstCapacity"
+        yield no("BurstCapacityMet", Reason.BURST_TOO_LARGE, words)
+    if decision.is_hard_capped:
+        words = f"demand of late explains {decision.hard_cap} nodes at most"
+        yield yes("HardCapped", Reason.MORE_THAN_DEMANDED, words)
+    else:
+        yield no("HardCapped", Reason.HEALTHY)
+
+
+def autoscaler(pool: EnvPool, size: Size, now: Moment) -> AutoscalerStatus:
+    """What decided on the number of nodes."""
+    before, decision = pool.status.autoscaler, size.decision
+    changes: dict[str, object] = {"mode": str(pool.spec.mode)}
+    if decision is not None:
+        changes = _decided(decision, size)
+    if size.desired != pool.status.desired:
+        changes["last_scale_time"] = rfc3339(now.wall_s)
+        changes["last_reason"] = _why(pool, size)
+    kept = (
+        before
+        if decision is not None
+        else AutoscalerStatus(
+            last_scale_time=before.last_scale_time, last_reason=before.last_reason
+        )
+    )
+    return kept.model_copy(update=changes)
+
+
+def provision(size: Size) -> ProvisionStatus | None:
+    """How long nodes take to be ready; None as long as that is assumed."""
+    if not size.samples:
+        return None
+    took = size.provision
+    return ProvisionStatus(
+        p50_seconds=f"{took.p50_s:.1f}", p95_seconds=f"{took.p95_s:.1f}", samples=size.samples
+    )
+
+
+def _decided(decision: PoolDecision, size: Size) -> dict[str, object]:
+    if decision.mode == "Unknown":
+        return {"mode": decision.mode}
+    return {
+        "mode": decision.mode,
+        "stable_value": f"{decision.stable:.1f}",
+        "panic_value": f"{decision.panicked:.1f}",
+        "plan_peak": round(decision.plan_peak),
+        "plan_version": size.plan_version,
+        "excess_burst_capacity": decision.excess_burst_capacity,
+        "hard_cap": decision.hard_cap,
+    }
+
+
+def _why(pool: EnvPool, size: Size) -> str:
+    decision = size.decision
+    words = f"{pool.status.desired} to {size.desired}: "
+    if decision is None:
+        return words + "spec.replicas"
+    match decision.mode:
+        case "Planned":
+            return words + f"plans ask for {decision.plan_peak:.0f} slots"
+        case "Scheduled":
+            return words + "the schedule"
+        case "Panic":
+            return words + f"a burst of {decision.panicked:.0f} slots"
+        case _:
+            return words + f"{decision.stable:.1f} slots were in demand"

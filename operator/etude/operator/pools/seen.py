@@ -1,0 +1,69 @@
+"""What is known of a pool."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from etude.common.api.autoscaling import ScalingMode
+from etude.common.api.kinds import EnvPool
+from etude.operator import names
+from etude.operator.cluster.api import Cluster
+from etude.operator.conditions import Fact
+from etude.operator.manifests import Manifest, Ref, is_true, labels, ref, uid
+from etude.operator.pools.sizing import Size
+from etude.operator.reports.latest import PoolReport, ReportBook
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenPool:
+    """What is known of a pool; from caches alone."""
+
+    children: Mapping[Ref, Manifest] = field(default_factory=dict)
+    nodes: Sequence[Manifest] = ()
+    brokers: Sequence[Manifest] = ()
+    edges: Sequence[Manifest] = ()
+    report: PoolReport = field(default_factory=PoolReport)
+    asking: Mapping[str, int | None] = field(default_factory=dict)
+    """GPUs of each run of the namespace, by uid; None for one that is suspended or over."""
+    size: Size | None = None
+    """What the pool's sizer says; without one, what the spec asks for."""
+    problem: Fact | None = None
+
+
+def gather(cluster: Cluster, book: ReportBook, pool: EnvPool, problem: Fact | None) -> SeenPool:
+    """Everything that a decision about this pool depends on."""
+    children = {ref(m): m for m in cluster.owned(pool.metadata.uid)}
+    sets = {
+        labels(m).get(names.ROLE, ""): cluster.owned(uid(m))
+        for m in children.values()
+        if m["kind"] == "StatefulSet"
+    }
+    return SeenPool(
+        children=children,
+        nodes=[m for m in children.values() if labels(m).get(names.ROLE) == names.NODE],
+        brokers=[p for p in sets.get(names.BROKER, ()) if p["kind"] == "Pod"],
+        edges=[p for p in sets.get(names.EDGE, ()) if p["kind"] == "Pod"],
+        report=book.pool(pool.metadata.uid),
+        asking=_asking(cluster, pool) if pool.spec.mode is ScalingMode.PREDICTIVE else {},
+        problem=problem,
+    )
+
+
+def _asking(cluster: Cluster, pool: EnvPool) -> dict[str, int | None]:
+    namespace = pool.metadata.namespace
+    return {
+        uid(run): None if _is_quiet(run) else _gpus(run)
+        for run in cluster.every("RLRun")
+        if ref(run).namespace == namespace
+    }
+
+
+def _is_quiet(run: Manifest) -> bool:
+    over = any(is_true(run, kind) for kind in ("Suspended", "Complete", "Failed"))
+    return over or bool(run["spec"].get("suspend"))
+
+
+def _gpus(run: Manifest) -> int:
+    """What stands still while the run waits for environments."""
+    roles = run["spec"].get("roles", {})
+    found = (roles.get(name) or {} for name in ("trainer", "inference"))
+    return sum(role.get("gpusPerReplica", 0) * role.get("replicas", 1) for role in found)

@@ -1,0 +1,109 @@
+"""What a pool's spec says of its size, with what holds where it says nothing."""
+
+from collections.abc import Iterator
+
+from etude.common.api.autoscaling import Autoscaling as Given
+from etude.common.api.autoscaling import PredictiveScaling, ScalingMode
+from etude.common.api.autoscaling import ScheduleEntry as GivenEntry
+from etude.common.api.meta import number
+from etude.common.api.pool import EnvPoolSpec
+from etude.operator.scaling.config import (
+    Autoscaling,
+    Costs,
+    Mode,
+    PoolConfig,
+    Predictive,
+    Refill,
+    ScaleToZero,
+    ScheduleEntry,
+    ZeroMode,
+)
+from etude.operator.scaling.schedule import problem
+
+REACTIVE = Autoscaling(mode=Mode.REACTIVE)
+UNPLANNED = Autoscaling(max_scale_up_rate=1_000.0, scale_down_delay_s=60.0)
+"""Of mode Predictive while there is no plan to go by: a run's first waves come without."""
+PLANNED = Autoscaling(
+    target_utilization_percent=100.0,
+    stable_window_s=30.0,
+    max_scale_up_rate=1_000.0,
+    scale_down_delay_s=15.0,
+)
+"""What waits for the unknown may be short while the next wave is known."""
+
+
+def pool_config(spec: EnvPoolSpec) -> PoolConfig:
+    """What decide_pool() is told of a pool that sizes itself.
+
+    Raises:
+        ValueError: it does not.
+    """
+    given = spec.autoscaling
+    if given is None or spec.max_replicas is None or not spec.is_sized_for_demand:
+        raise ValueError(f"a pool in mode {spec.mode} does not size itself")
+    is_planning = given.mode is ScalingMode.PREDICTIVE
+    return PoolConfig(
+        max_replicas=spec.max_replicas,
+        slots_per_replica=spec.slots_per_replica,
+        min_idle=spec.min_idle or 0,
+        overcommit_factor=1.5 if spec.overcommit_factor is None else number(spec.overcommit_factor),
+        autoscaling=_autoscaling(given, UNPLANNED if is_planning else REACTIVE),
+        while_planned=_autoscaling(given, PLANNED) if is_planning else None,
+    )
+
+
+def problems(spec: EnvPoolSpec, *, at: str) -> Iterator[str]:
+    """What no schema can say is wrong with a schedule, each with the field and a way out."""
+    for place, entry in enumerate(spec.autoscaling.schedule if spec.autoscaling else ()):
+        found = problem(_entry(entry))
+        if found is not None:
+            yield f"{at}.autoscaling.schedule[{place}]: {found}"
+
+
+def _autoscaling(given: Given, usual: Autoscaling) -> Autoscaling:
+    zero, refill = given.scale_to_zero, given.refill
+    return Autoscaling(
+        mode=Mode(given.mode.value),
+        target_utilization_percent=_or(
+            given.target_utilization_percent, usual.target_utilization_percent
+        ),
+        stable_window_s=_or(given.stable_window_seconds, usual.stable_window_s),
+        panic_window_percent=_or(given.panic_window_percent, usual.panic_window_percent),
+        panic_threshold_percent=_or(given.panic_threshold_percent, usual.panic_threshold_percent),
+        max_scale_up_rate=_or(given.max_scale_up_rate, usual.max_scale_up_rate),
+        max_scale_down_rate=_or(given.max_scale_down_rate, usual.max_scale_down_rate),
+        scale_down_delay_s=_or(given.scale_down_delay_seconds, usual.scale_down_delay_s),
+        burst_capacity=given.burst_capacity or 0,
+        scale_to_zero=ScaleToZero()
+        if zero is None
+        else ScaleToZero(mode=ZeroMode(zero.mode.value), grace_s=float(zero.grace_seconds)),
+        schedule=tuple(map(_entry, given.schedule)),
+        predictive=_predictive(given.predictive or PredictiveScaling()),
+        refill=Refill()
+        if refill is None
+        else Refill(
+            max_per_second=float(refill.max_per_second), max_in_flight=refill.max_in_flight
+        ),
+    )
+
+
+def _entry(entry: GivenEntry) -> ScheduleEntry:
+    return ScheduleEntry(cron=entry.cron, min_idle=entry.min_idle, time_zone=entry.time_zone)
+
+
+def _predictive(given: PredictiveScaling) -> Predictive:
+    costs = given.costs
+    return Predictive(
+        service_level_percent=float(given.service_level_percent),
+        costs=None
+        if costs is None
+        else Costs(
+            gpu_second=number(costs.gpu_second), sandbox_second=number(costs.sandbox_second)
+        ),
+        max_horizon_s=float(given.max_horizon_seconds),
+        plan_stale_s=float(given.plan_stale_seconds),
+    )
+
+
+def _or(given: int | None, usual: float) -> float:
+    return usual if given is None else float(given)

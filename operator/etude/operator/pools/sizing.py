@@ -1,0 +1,150 @@
+"""How many nodes a pool should have now: decided here, or by somebody else."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from etude.common.api.kinds import EnvPool
+from etude.common.api.meta import number
+from etude.operator.actions import Moment
+from etude.operator.manifests import Manifest, is_true
+from etude.operator.names import ordinal
+from etude.operator.pools.observed import Member, members, metrics, name_of, plans, staying
+from etude.operator.pools.provisions import Provisions
+from etude.operator.pools.settings import pool_config
+from etude.operator.reports.latest import PoolReport
+from etude.operator.scaling.config import TICK_S
+from etude.operator.scaling.decision import decide_pool
+from etude.operator.scaling.provision import PRIOR, Provision
+from etude.operator.scaling.values import PoolDecision, PoolState, restarted
+
+FORGOTTEN_S = 30.0
+"""Whoever has not decided for so long knows nothing of what was, as after a restart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How many nodes there should be, and which of those that there are should go."""
+
+    desired: int
+    limit: int
+    """Nodes up to which some may be created now: the rest waits for its turn."""
+    retiring: tuple[str, ...] = ()
+    """Nodes that get no more environments, and go once they hold none."""
+    decision: PoolDecision | None = None
+    """What led to it, where the operator decides."""
+    plan_version: int = 0
+    """Of the newest plan that counted."""
+    provision: Provision = PRIOR
+    samples: int = 0
+    """Nodes that provision was learnt from."""
+
+
+@dataclass(slots=True)
+class Sizer:
+    """Decides for one pool, and remembers what the next decision needs."""
+
+    provisions: Provisions
+    _state: PoolState | None = None
+    _size: Size | None = None
+    _decided_s: float = 0.0
+
+    def size(
+        self,
+        pool: EnvPool,
+        nodes: Sequence[Manifest],
+        report: PoolReport,
+        asking: Mapping[str, int | None],
+        now: Moment,
+    ) -> Size:
+        """The size of a pool now; it changes at most every two seconds where we decide.
+
+        Args:
+            pool: as it is wanted.
+            nodes: its pods.
+            report: what its brokers said.
+            asking: GPUs of each run, by uid; None for one that is suspended or over.
+            now: this moment.
+        """
+        self.provisions.see(nodes, now_s=now.monotonic_s)
+        if not pool.spec.is_sized_for_demand:
+            self._state = self._size = None
+            made = asked_for(pool, nodes, report)
+        else:
+            made = self._decided(pool, nodes, report, asking, now)
+        took = self.provisions
+        return replace(made, provision=took.found, samples=len(took.took_s))
+
+    def _decided(
+        self,
+        pool: EnvPool,
+        nodes: Sequence[Manifest],
+        report: PoolReport,
+        asking: Mapping[str, int | None],
+        now: Moment,
+    ) -> Size:
+        now_s = now.monotonic_s
+        if self._size is not None and now_s - self._decided_s < TICK_S:
+            return self._size
+        present = len(staying(nodes))
+        if self._state is None or now_s - self._decided_s > FORGOTTEN_S:
+            self._state = restarted(present, now_s=now_s)
+        seen = metrics(
+            nodes, report, brokers=pool.spec.brokers, provision=self.provisions.found, now=now
+        )
+        told = plans(report, asking)
+        decision = decide_pool(self._state, seen, told, pool_config(pool.spec), now_s)
+        self._state, self._decided_s = decision.state, now_s
+        is_blind = decision.mode == "Unknown"
+        self._size = Size(
+            desired=decision.desired,
+            # A node that is lost while brokers are silent is replaced: that decides nothing.
+            limit=decision.desired if is_blind else present + decision.creates,
+            retiring=decision.victims,
+            decision=decision,
+            plan_version=max(
+                (plan.version for plan in told if plan.run_id not in decision.unreliable), default=0
+            ),
+        )
+        return self._size
+
+
+def asked_for(pool: EnvPool, nodes: Sequence[Manifest], report: PoolReport) -> Size:
+    """What people, Kubernetes' own autoscaler or KEDA have set."""
+    desired = pool.spec.asked_replicas
+    there = staying(nodes)
+    known = members(report)
+    order = sorted(there, key=lambda node: _missed_least(node, known))
+    retiring = tuple(name_of(node) for node in order[: max(0, len(there) - desired)])
+    return Size(desired=desired, limit=desired, retiring=retiring)
+
+
+def _missed_least(node: Manifest, known: Mapping[str, Member]) -> tuple[float, ...]:
+    """Those that are not ready go first, then those that hold least, of equals the newest."""
+    held = known[name_of(node)].held if name_of(node) in known else 0
+    return (is_true(node, "Ready"), held, -ordinal(name_of(node)))
+
+
+@dataclass(slots=True)
+class Sizers:
+    """Those of all pools."""
+
+    _of: dict[str, Sizer] = field(default_factory=dict)
+
+    def of(self, pool: EnvPool) -> Sizer:
+        """The one of a pool."""
+        known = self._of.get(pool.metadata.uid)
+        if known is None:
+            known = self._of[pool.metadata.uid] = Sizer(Provisions(_prior(pool)))
+        return known
+
+    def forget(self, uid: str) -> None:
+        """The pool is gone."""
+        self._of.pop(uid, None)
+
+
+def _prior(pool: EnvPool) -> Provision:
+    """What an operator before this one had found."""
+    told = pool.status.provision
+    if told is None or not told.samples:
+        return PRIOR
+    return Provision(number(told.p50_seconds), number(told.p95_seconds))

@@ -1,0 +1,142 @@
+"""What to say about a pool."""
+
+from collections.abc import Mapping, Sequence
+
+from etude.common.api.kinds import EnvPool
+from etude.common.api.status import EnvPoolStatus, LeaseStatus, Slots
+from etude.operator import failures, names
+from etude.operator.actions import Moment
+from etude.operator.clock import rfc3339
+from etude.operator.conditions import Fact, conditions, no, yes
+from etude.operator.manifests import is_true
+from etude.operator.pools.observed import staying
+from etude.operator.pools.scale_status import autoscaler, provision, scale_facts
+from etude.operator.pools.seen import SeenPool
+from etude.operator.pools.sizing import Size, asked_for
+from etude.operator.reasons import Reason
+from etude.operator.runs import verdicts
+from etude.v1 import environments_pb2
+
+ISOLATION = {
+    environments_pb2.ISOLATION_WEAK: "Weak",
+    environments_pb2.ISOLATION_MODERATE: "Moderate",
+    environments_pb2.ISOLATION_STRONG: "Strong",
+}
+
+UNSERVED: Mapping[str, object] = {
+    "slots": Slots(),
+    "leases": None,
+    "driver": "",
+    "isolation": "",
+}
+"""Figures of a pool without a broker: those of the last one say nothing about now."""
+
+
+def status(pool: EnvPool, seen: SeenPool, now: Moment, problem: Fact | None) -> EnvPoolStatus:
+    """Everything that was observed; what keeps the pool from being accepted comes first."""
+    there = staying(seen.nodes)
+    size = seen.size or asked_for(pool, seen.nodes, seen.report)
+    ready = sum(is_true(node, "Ready") for node in there)
+    accepted = problem or yes("Accepted", Reason.ACCEPTED)
+    available = _available(pool, seen, size, problem)
+    found = [accepted, available, _degraded(seen), *scale_facts(pool, size)]
+    changes: dict[str, object] = {
+        "observed_generation": pool.metadata.generation,
+        "replicas": len(there),
+        "ready_replicas": ready,
+        "desired": size.desired,
+        "creating": len(there) - ready,
+        "terminating": len(seen.nodes) - len(there),
+        "draining": len(size.retiring),
+        "autoscaler": autoscaler(pool, size, now),
+        "provision": provision(size),
+        "selector": f"{names.POOL}={pool.metadata.name},{names.ROLE}={names.NODE}",
+        "conditions": conditions(
+            found,
+            pool.status.conditions,
+            generation=pool.metadata.generation,
+            now=rfc3339(now.wall_s),
+        ),
+        "phase": _phase(found, size, ready),
+    }
+    if not _is_served(seen):
+        changes |= UNSERVED
+    elif seen.report.newest is not None:
+        changes |= _reported(seen.report.newest)
+    return pool.status.model_copy(update=changes)
+
+
+def _is_served(seen: SeenPool) -> bool:
+    return any(is_true(pod, "Ready") for pod in seen.brokers)
+
+
+def _reported(newest: environments_pb2.WatchPoolResponse) -> dict[str, object]:
+    return {
+        "slots": Slots(
+            idle=max(0, newest.slots - newest.leased), leased=newest.leased, queued=newest.waiting
+        ),
+        "leases": LeaseStatus(
+            granted_total=newest.granted_total,
+            expired_total=newest.expired_total,
+            acquire_p50_ms=newest.acquire_p50_ms,
+            acquire_p99_ms=newest.acquire_p99_ms,
+            warm_hit_percent=newest.warm_percent,
+        ),
+        "driver": newest.driver,
+        "isolation": ISOLATION.get(newest.isolation, ""),
+    }
+
+
+def _available(pool: EnvPool, seen: SeenPool, size: Size, problem: Fact | None) -> Fact:
+    if problem is not None:
+        return no("Available", problem.reason, problem.message)
+    if pool.spec.is_released:
+        return no("Available", Reason.SCALED_TO_ZERO, "spec.replicas is 0")
+    count = pool.spec.brokers
+    up = sum(is_true(pod, "Ready") for pod in seen.brokers)
+    if up < count:
+        words = "the broker is not ready" if count == 1 else f"{up} of {count} brokers are ready"
+        return no("Available", Reason.BROKER_NOT_READY, words)
+    if any(is_true(node, "Ready") for node in staying(seen.nodes)):
+        return yes("Available", Reason.NODES_READY)
+    if not size.desired and _is_heard(pool, seen):
+        # Whoever waits for nodes before asking would wait for ever.
+        return yes("Available", Reason.SCALED_TO_ZERO, "the first request brings a node")
+    words = failures.unschedulable(seen.nodes) or "no node is ready"
+    return no("Available", Reason.POOL_WARMING, words)
+
+
+def _is_heard(pool: EnvPool, seen: SeenPool) -> bool:
+    """Whether a request would be noticed."""
+    return len(seen.report.said) >= pool.spec.brokers
+
+
+def _degraded(seen: SeenPool) -> Fact:
+    pods = [*seen.brokers, *seen.edges, *seen.nodes]
+    words = failures.trouble(pods, failures.PULL_FAILURES)
+    if words:
+        return yes("Degraded", Reason.IMAGE_PULL_FAILED, words)
+    words = failures.trouble(pods, failures.CRASHES)
+    if words:
+        refused = any(
+            failure.exit_code in verdicts.CONFIGURATION_EXITS
+            for failure in failures.failures(names.NODE, seen.nodes)
+        )
+        reason = Reason.DRIVER_UNAVAILABLE if refused else Reason.CRASH_LOOPING
+        return yes("Degraded", reason, words)
+    return no("Degraded", Reason.HEALTHY)
+
+
+def _phase(found: Sequence[Fact], size: Size, ready: int) -> str:
+    fact = {f.type: f for f in found}
+    is_panic = size.decision is not None and size.decision.mode == "Panic"
+    words = (
+        (not fact["Accepted"].holds, "Pending"),
+        (fact["Degraded"].holds, "Degraded"),
+        (not size.desired and not ready, "ScaledToZero"),
+        (not fact["Available"].holds, "Warming"),
+        (is_panic and ready < size.desired, "Bursting"),
+        (ready < size.desired, "Warming"),
+        (bool(size.retiring), "Draining"),
+    )
+    return next((word for applies, word in words if applies), "Ready")

@@ -1,0 +1,113 @@
+"""What a broker tells the operator of its pool."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+from etude.envserver.broker.broker import Broker
+from etude.envserver.broker.figures import quantile
+from etude.v1 import environments_pb2, plan_pb2
+
+SHARES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+"""Of the distribution of how long leases last."""
+_ORIGIN_S = time.time() - time.monotonic()
+AGE_STEP_S = 10
+"""Leases that began within so long are told as one."""
+
+
+def report(broker: Broker) -> environments_pb2.WatchPoolResponse:
+    """The pool as it is now; what changes with every look is the stream's to add."""
+    nodes = [node for node in broker.ledger.nodes if not node.draining]
+    figures = broker.figures
+    return environments_pb2.WatchPoolResponse(
+        nodes=len(nodes),
+        slots=sum(node.slots for node in nodes),
+        leased=len(broker.ledger.leases),
+        waiting=len(broker.queue),
+        granted_total=broker.ledger.granted_total,
+        expired_total=broker.ledger.expired_total,
+        driver=nodes[0].driver if nodes else "",
+        isolation=min(
+            (node.isolation for node in nodes), default=environments_pb2.ISOLATION_UNSPECIFIED
+        ),
+        acquire_p50_ms=quantile(figures.acquire_ms, 0.5),
+        acquire_p99_ms=quantile(figures.acquire_ms, 0.99),
+        opening=broker.ledger.nodes.opening,
+        ready=sum(level.paused_clones for node in nodes for level in node.levels.values()),
+        planned=broker.warming.planned,
+        warm_percent=figures.warm_percent,
+        start_p50_ms=quantile(figures.start_ms, 0.5),
+        start_p95_ms=quantile(figures.start_ms, 0.95),
+        lease_p50_seconds=quantile(figures.lease_s, 0.5),
+        lease_p95_seconds=quantile(figures.lease_s, 0.95),
+        leased_by_run=broker.ledger.by_run,
+        members=_members(broker),
+        held=_held(broker),
+        plans=_plans(broker),
+        lease_seconds=_lease_seconds(broker),
+    )
+
+
+def unix_ms(at_s: float) -> int:
+    """A moment of the monotonic clock as one of the wall's, however that is set meanwhile."""
+    return round(1000 * (_ORIGIN_S + at_s))
+
+
+def _members(broker: Broker) -> Iterator[environments_pb2.NodeFigures]:
+    names = [template.name for template in broker.spec.templates]
+    for node in broker.ledger.nodes:
+        since_s = node.idle_since_s
+        yield environments_pb2.NodeFigures(
+            node_id=node.node_id,
+            held=node.held,
+            idle_since_unix_ms=0 if node.held or since_s is None else unix_ms(since_s),
+            cached=all(node.level(name).resident for name in names),
+            vacating=not node.is_open,
+        )
+
+
+def _held(broker: Broker) -> Iterator[environments_pb2.HeldFigures]:
+    began = Counter(
+        (granted.template, granted.granted_s // AGE_STEP_S)
+        for granted in broker.ledger.leases.values()
+    )
+    for (template, step), count in sorted(began.items()):
+        at_s = (step + 0.5) * AGE_STEP_S
+        yield environments_pb2.HeldFigures(
+            template=template, count=count, since_unix_ms=unix_ms(at_s)
+        )
+
+
+def _plans(broker: Broker) -> Iterator[environments_pb2.PlanFigures]:
+    plans = broker.warming.plans
+    for run_id, plan in sorted(plans.current(now_s=time.monotonic()).items()):
+        yield environments_pb2.PlanFigures(
+            run_id=run_id,
+            version=plan.version,
+            heard_unix_ms=unix_ms(plan.heard_s),
+            until_unix_ms=unix_ms(plan.until_s),
+            ratio=plans.ratio(run_id),
+            waves=[
+                environments_pb2.PlannedWave(
+                    template=wave.template,
+                    count=wave.count,
+                    start_unix_ms=unix_ms(wave.start_s),
+                    start_sigma_s=wave.sigma_s,
+                    lease_seconds=[
+                        plan_pb2.LeaseQuantile(share=each.share, seconds=each.seconds)
+                        for each in wave.lease
+                    ],
+                )
+                for wave in plan.waves
+            ],
+        )
+
+
+def _lease_seconds(broker: Broker) -> Iterator[plan_pb2.LeaseQuantile]:
+    newest = sorted(broker.figures.lease_s)
+    if not newest:
+        return
+    for share in SHARES:
+        seconds = newest[min(len(newest) - 1, int(share * len(newest)))]
+        if seconds > 0:
+            yield plan_pb2.LeaseQuantile(share=share, seconds=seconds)
