@@ -94,11 +94,12 @@ class Sizer:
         told = plans(report, asking)
         decision = decide_pool(self._state, seen, told, pool_config(pool.spec), now_s)
         self._state, self._decided_s = decision.state, now_s
-        is_blind = decision.mode == "Unknown"
         self._size = Size(
             desired=decision.desired,
             # A node that is lost while brokers are silent is replaced: that decides nothing.
-            limit=decision.desired if is_blind else present + decision.creates,
+            limit=decision.desired
+            if decision.mode == "Unknown"
+            else min(decision.desired, present + decision.creates),
             retiring=decision.victims,
             decision=decision,
             plan_version=max(
