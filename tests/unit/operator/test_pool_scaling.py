@@ -50,7 +50,8 @@ class Pool:
 
     @property
     def now_ms(self) -> int:
-        return BORN_MS + round(1000 * (self.lab.clock.monotonic_s() - self.began_s))
+        passed_s: float = self.lab.clock.monotonic_s() - self.began_s
+        return BORN_MS + round(1000 * passed_s)
 
     @property
     def status(self) -> Any:
