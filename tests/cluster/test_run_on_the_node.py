@@ -106,6 +106,43 @@ def test_a_suspended_run_goes_on_at_the_step_after_its_checkpoint(
     assert steps == list(range(1, wanted + 1)), "each step once, in order"
 
 
+@pytest.mark.usefixtures("demo_data", "operator_pod")
+def test_a_trainer_that_is_evicted_saves_first_and_goes_on_where_it_stopped(
+    kubectl: Kubectl, lab: str, store: Store
+) -> None:
+    run = cut_demo(store, f"runs/{lab}")
+    spec = run["spec"]
+    spec["phases"] = [{**spec["phases"][1], "maxSteps": 2_000}]
+    spec["roles"] = {"trainer": spec["roles"]["trainer"]}
+    spec["checkpointing"] = {"everySteps": 10_000}
+    spec["failurePolicy"] = {"maxRestarts": 0}
+    del spec["evaluation"]
+    kubectl("-n", lab, "apply", "-f", "-", text=json.dumps(run))
+    before = at_step(wait_until(kubectl, lab, lambda r: at_step(r) >= 5, "five steps"))
+    metadata = {"name": "demo-trainer-0", "namespace": lab}
+    order = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+    where = f"/api/v1/namespaces/{lab}/pods/demo-trainer-0/eviction"
+    kubectl("create", "--raw", where, "-f", "-", text=json.dumps(order))
+    wait_until(kubectl, lab, lambda r: bool(saved_steps(kubectl, lab)), "the new one tells of it")
+    (saved,) = saved_steps(kubectl, lab)
+    assert saved >= before
+    resumed = wait_until(kubectl, lab, lambda r: at_step(r) > saved, "it goes on")
+    restarts = resumed["status"]["restarts"]
+    assert (restarts["infra"], restarts["total"], resumed["status"]["attempt"]) == (1, 0, 0)
+    patch(kubectl, lab, {"suspend": True})
+    wait_until(kubectl, lab, lambda r: phase_of(r) == "Suspended", "Suspended")
+    wanted = max(saved_steps(kubectl, lab)) + 5
+    patch(kubectl, lab, {"suspend": False, "phases": [{**spec["phases"][0], "maxSteps": wanted}]})
+    wait_until(kubectl, lab, lambda r: phase_of(r) == "Succeeded", "Succeeded")
+    rows = metrics(store, lab)
+    steps = [row["global_step"] for row in rows if row["kind"] == "step"]
+    assert steps == list(range(1, wanted + 1)), "each step once, in order"
+
+
+def saved_steps(kubectl: Kubectl, namespace: str) -> list[int]:
+    return [int(each["spec"]["step"]) for each in get(kubectl, namespace, "ckpt")["items"]]
+
+
 def patch(kubectl: Kubectl, namespace: str, spec: dict[str, Any]) -> None:
     kubectl(
         "-n", namespace, "patch", "rlr", "demo", "--type=merge", "-p", json.dumps({"spec": spec})

@@ -15,6 +15,7 @@ from etude.operator.reasons import Reason
 from etude.operator.runs import (
     cleanup,
     commands,
+    disruptions,
     holds,
     intents,
     limits,
@@ -114,6 +115,7 @@ def _over(course: Course, ending: Fact) -> Decision[RLRunStatus]:
     actions = (
         *registry.happenings(run, seen),
         *_children(course),
+        *disruptions.hurried(seen.pods),
         *cleanup.deletions(run, seen, ending.type, now),
     )
     again_s = cleanup.next_s(run, ending.type, now)
@@ -159,6 +161,7 @@ def _actions(course: Course) -> Iterator[Action]:
     if course.problem is None or not course.is_running:
         yield from _children(course)
     yield from _replacements(course)
+    yield from disruptions.hurried(course.seen.pods)
     yield from commands.orders(course.run, course.seen)
     yield from registry.retirements(course.run, course.seen)
 

@@ -15,7 +15,7 @@ from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339
 from etude.operator.desired import runs as desired
 from etude.operator.desired.runs import Platform
-from etude.operator.runs import holds, limits, undertakings, usage
+from etude.operator.runs import disruptions, holds, limits, undertakings, usage
 from etude.operator.runs.figures import figures
 from etude.operator.runs.seen import Seen
 from etude.operator.runs.undertakings import Undertaking
@@ -69,7 +69,7 @@ def observed(run: RLRun, seen: Seen, now: Moment, *, is_running: bool, is_over: 
     """The run with a status that says what is there now; conditions are still as they were."""
     changes = figures(run, seen, now, is_running=is_running)
     changes["observed_generation"] = run.metadata.generation
-    changes["restarts"] = _forgiven(run, seen)
+    changes["restarts"] = disruptions.noted(_forgiven(run, seen), seen.pods)
     changes["usage"] = usage.accounted(run, seen.pods, seen.sandboxes, now)
     done = seen.report.done
     changes["reported"] = ReportPosition(epoch=done.epoch, sequence=done.sequence)
@@ -83,12 +83,14 @@ def observed(run: RLRun, seen: Seen, now: Moment, *, is_running: bool, is_over: 
 
 def _counted(status: RLRunStatus, roles: Sequence[str]) -> Restarts:
     before = status.restarts
-    return Restarts(
-        total=before.total + 1,
-        counted=before.counted + 1,
-        by_role=before.by_role | {role: before.by_role.get(role, 0) + 1 for role in roles},
-        phase=status.active_phase,
-        step=status.step.current if status.step else 0,
+    return before.model_copy(
+        update={
+            "total": before.total + 1,
+            "counted": before.counted + 1,
+            "by_role": before.by_role | {r: before.by_role.get(r, 0) + 1 for r in roles},
+            "phase": status.active_phase,
+            "step": status.step.current if status.step else 0,
+        }
     )
 
 

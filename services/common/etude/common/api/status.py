@@ -111,7 +111,7 @@ class CheckpointSummary(Status):
 
 
 class Restarts(Status):
-    """Restarts after failures."""
+    """Restarts after failures, and pods that were taken away."""
 
     total: Count = 0
     """Since the run was created."""
@@ -119,6 +119,10 @@ class Restarts(Status):
     """Since the last resetAfterSteps clean steps; compared with maxRestarts."""
     by_role: dict[str, int] = Field(default_factory=dict, max_length=8)
     """Since the run was created, by role."""
+    infra: Count = 0
+    """Pods that the platform took away: evicted, drained, preempted. None of them counts above."""
+    disrupted: Annotated[tuple[Short, ...], Field(max_length=256)] = ()
+    """UIDs of those that are still there, so that none is counted twice."""
     phase: Annotated[str, Field(max_length=63)] = ""
     """Active phase when clean steps were last counted from."""
     step: Count = 0

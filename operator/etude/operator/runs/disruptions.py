@@ -1,0 +1,49 @@
+"""Pods that the platform takes away: counted, and never held against the run."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from etude.common.api.status import Restarts
+from etude.operator.actions import Delete
+from etude.operator.manifests import Manifest, is_deleting, is_true, ref, uid
+
+TARGET = "DisruptionTarget"
+"""Condition of a pod that is evicted, drained away, preempted, or whose node is lost."""
+
+STARTING_GRACE_S = 5
+"""The first process of a container hears no signal before it has a handler for it, and a pod that
+starts has nothing to save."""
+
+MAX_REMEMBERED = 256
+
+
+def noted(restarts: Restarts, pods: Mapping[str, Sequence[Manifest]]) -> Restarts:
+    """The restarts with every disrupted pod counted once.
+
+    Args:
+        restarts: so far.
+        pods: of the run, by role.
+    """
+    met = [uid(pod) for of_role in pods.values() for pod in of_role if is_true(pod, TARGET)]
+    new = [each for each in met if each not in restarts.disrupted]
+    known = tuple(met)[:MAX_REMEMBERED]
+    if not new and known == restarts.disrupted:
+        return restarts
+    return restarts.model_copy(update={"infra": restarts.infra + len(new), "disrupted": known})
+
+
+def hurried(pods: Mapping[str, Sequence[Manifest]]) -> Iterator[Delete]:
+    """End pods that are told to go while they start, and would not hear of it."""
+    for of_role in pods.values():
+        for pod in of_role:
+            grace_s = pod["metadata"].get("deletionGracePeriodSeconds", 0)
+            if is_deleting(pod) and grace_s > STARTING_GRACE_S and is_starting(pod):
+                yield Delete(ref(pod), uid(pod), STARTING_GRACE_S)
+
+
+def is_starting(pod: Manifest) -> bool:
+    """Whether no container of a pod with a node has answered its startup probe yet."""
+    found = pod.get("status", {}).get("containerStatuses") or ()
+    return bool(found) and all(
+        container.get("started") is False and not container.get("restartCount")
+        for container in found
+    )

@@ -1,0 +1,102 @@
+"""Pods that the platform takes away, and pods that are told to go before they can hear it."""
+
+from typing import Any
+
+import pytest
+
+from etude.operator.manifests import Manifest, Ref
+from etude.operator.runs import disruptions
+from etude.operator.runs.disruptions import STARTING_GRACE_S
+from etude.v1 import run_pb2
+
+POD = Ref("Pod", "lab", "demo-trainer-0")
+GOING = [
+    {"type": "Ready", "status": "True"},
+    {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"},
+]
+
+
+@pytest.fixture
+async def running(lab: Any, run_body: Any) -> Any:
+    lab.cluster.put(run_body(failurePolicy={"maxRestarts": 0}))
+    await lab.settle()
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
+    return lab
+
+
+async def evict(lab: Any) -> None:
+    """The pod gets its condition, saves, and goes; its StatefulSet makes another."""
+    lab.cluster.set_status(POD, {"phase": "Running", "conditions": GOING})
+    await lab.settle()
+    await lab.advance(5)
+    lab.new_controller()
+    lab.cluster.remove(POD)
+    await lab.settle()
+
+
+async def test_a_drained_trainer_is_counted_as_infrastructure_and_not_as_a_failure(
+    running: Any,
+) -> None:
+    before = running.cluster.objects()[POD]["metadata"]["uid"]
+    await evict(running)
+    await running.say(state=run_pb2.RUN_STATE_RUNNING, step=2)
+    await running.advance(10)
+    status = running.run().status
+    assert (status.restarts.infra, status.restarts.total, status.attempt) == (1, 0, 0)
+    assert running.condition("Failed")[0] == "False"
+    assert running.cluster.objects()[POD]["metadata"]["uid"] != before
+    assert status.restarts.disrupted == ()
+    await evict(running)
+    await running.say(state=run_pb2.RUN_STATE_RUNNING, step=3)
+    await running.advance(10)
+    assert running.run().status.restarts.infra == 2
+
+
+async def test_a_disrupted_pod_is_counted_once_however_long_it_takes_to_go(running: Any) -> None:
+    running.cluster.set_status(POD, {"phase": "Running", "conditions": GOING})
+    await running.settle()
+    for _ in range(3):
+        await running.advance(10)
+        await running.kill()
+        await running.settle()
+    assert running.run().status.restarts.infra == 1
+
+
+async def test_a_drained_trainer_has_the_time_that_a_checkpoint_may_take(
+    lab: Any, run_body: Any
+) -> None:
+    lab.cluster.put(run_body(checkpointing={"timeoutSeconds": 1200}))
+    await lab.settle()
+    assert lab.cluster.objects()[POD]["spec"]["terminationGracePeriodSeconds"] == 1230
+
+
+def going(*, started: bool, restarts: int = 0, grace_s: int = 630) -> Manifest:
+    """A pod that was told to go."""
+    container = {"name": "trainer", "started": started, "restartCount": restarts}
+    metadata = {
+        "name": "demo-trainer-0",
+        "namespace": "lab",
+        "uid": "u",
+        "deletionTimestamp": "2026-01-01T00:00:00Z",
+        "deletionGracePeriodSeconds": grace_s,
+    }
+    return {"kind": "Pod", "metadata": metadata, "status": {"containerStatuses": [container]}}
+
+
+def test_a_pod_that_is_told_to_go_while_it_starts_goes_soon() -> None:
+    (told,) = disruptions.hurried({"trainer": [going(started=False)]})
+    assert (told.uid, told.grace_s) == ("u", STARTING_GRACE_S)
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        going(started=True),
+        going(started=False, restarts=1),
+        going(started=False, grace_s=STARTING_GRACE_S),
+        {**going(started=False), "status": {}},
+    ],
+    ids=["it may save", "it did work", "it was told before", "it has no container yet"],
+)
+def test_every_other_pod_has_its_time(pod: Manifest) -> None:
+    assert list(disruptions.hurried({"trainer": [pod]})) == []
