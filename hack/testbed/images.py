@@ -77,6 +77,13 @@ def write_base(path: Path, commands: Sequence[Path]) -> None:
     write(path, BASE, entries, command=["/bin/sh"], environment=[f"PATH={path_variable}"])
 
 
+def write_programs(path: Path, name: str, programs: Sequence[Path]) -> None:
+    """Static programs, and the folders that such programs want."""
+    entries = [Entry(f"bin/{each.name}", each.read_bytes()) for each in programs]
+    entries += [Entry("tmp", mode=0o1777), Entry("data", mode=0o777)]
+    write(path, name, entries, command=[f"/bin/{programs[0].name}"], environment=["PATH=/bin"])
+
+
 def _certificates() -> bytes:
     # obstore refuses even http:// without a bundle; an empty one is enough for that.
     return CERTIFICATES.read_bytes() if CERTIFICATES.exists() else b""

@@ -197,9 +197,20 @@ def _command_build(_: argparse.Namespace) -> int:
 
 def _command_down(arguments: argparse.Namespace) -> int:
     for layout in _clusters():
-        if arguments.all or arguments.index == layout.index:
+        # Without a number: those that were started by hand, and what tests left behind.
+        is_meant = (
+            _is_nobodys(layout) if arguments.index is None else arguments.index == layout.index
+        )
+        if arguments.all or is_meant:
             holder.stop(layout)
     return 0
+
+
+def _is_nobodys(layout: Layout) -> bool:
+    if not layout.state.exists():
+        return False  # it is being started
+    owner: int = json.loads(layout.state.read_text(encoding="utf-8"))["owner"]
+    return not owner or not holder.alive(owner)
 
 
 def _command_status(_: argparse.Namespace) -> int:
@@ -223,6 +234,20 @@ def _command_restart(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _command_image(arguments: argparse.Namespace) -> int:
+    layout = _layout(arguments.index)
+    init = holder.recorded(layout, "init")
+    if init is None:
+        sys.stderr.write(f"testbed: there is no cluster {arguments.index}\n")
+        return 1
+    archive = arguments.archive
+    if archive is None:
+        archive = layout.run / "programs.tar"
+        images.write_programs(archive, arguments.name, arguments.program)
+    components.import_image(components.Cluster(layout, init), archive)
+    return 0
+
+
 def main() -> int:
     """Run one command."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -232,13 +257,19 @@ def main() -> int:
     starts.add_argument("--level", choices=LEVELS, default="node")
     starts.add_argument("--owner", type=int, default=0, help="its end makes the cluster stale")
     stops = commands.add_parser("down", help="take a cluster down and leave nothing behind")
-    stops.add_argument("--index", type=int, default=0)
+    stops.add_argument("--index", type=int, help="this one, also if a test is using it")
     stops.add_argument("--all", action="store_true", help="also those of other people")
     commands.add_parser("status", help="which clusters and processes are up")
     again = commands.add_parser("restart", help="kill one component and start it again")
     again.add_argument("component", choices=sorted(components.NAMES))
     again.add_argument("--index", type=int, default=0)
     again.add_argument("--signal", default="KILL")
+    brings = commands.add_parser("image", help="bring an image to the node")
+    brings.add_argument("--index", type=int, default=0)
+    brings.add_argument("--name", default="localhost/programs:1", help="of the one that is made")
+    from_ = brings.add_mutually_exclusive_group(required=True)
+    from_.add_argument("--program", type=Path, action="append", help="make it of static programs")
+    from_.add_argument("--archive", type=Path, help="import a docker archive or an OCI archive")
     arguments = parser.parse_args()
     actions = {
         "build": _command_build,
@@ -246,6 +277,7 @@ def main() -> int:
         "down": _command_down,
         "status": _command_status,
         "restart": _command_restart,
+        "image": _command_image,
     }
     return actions[arguments.command](arguments)
 

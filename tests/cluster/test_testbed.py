@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 POD = {
     "apiVersion": "v1",
     "kind": "Pod",
@@ -97,6 +99,20 @@ def test_a_cluster_that_goes_leaves_others_what_they_have_mounted(
     testbed("down", "--index", str(state["index"]))
     assert Path(LOGS).is_dir()
     assert private_mounts(cluster) == before
+
+
+def test_down_without_a_number_leaves_the_clusters_of_running_tests(
+    testbed: Callable[..., subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    used = tmp_path / ".cache" / "etude" / "testbed" / "cluster-0"
+    used.mkdir(parents=True)
+    (used / "cluster.json").write_text(json.dumps({"owner": os.getpid()}))
+    done = testbed("down")
+    assert done.returncode == 0, done.stderr
+    assert used.is_dir()
 
 
 def private_mounts(cluster: Mapping[str, Any]) -> set[str]:
