@@ -4,6 +4,9 @@ import json
 
 import grpc
 
+from etude.common.tls import targets
+from etude.common.tls.wire import Wire, own
+
 CHUNK_BYTES = 1 << 20
 """Largest piece of a stream: a bigger message blocks the event loop while it is serialised."""
 
@@ -52,10 +55,30 @@ _OPTIONS: list[tuple[str, int | str]] = [
 ]
 
 
-def dial(target: str, *, max_backoff_ms: int = MAX_BACKOFF_MS) -> grpc.aio.Channel:
-    """A long-lived channel to host:port; connects on first use and reconnects by itself."""
-    backoff = ("grpc.max_reconnect_backoff_ms", max_backoff_ms)
-    return grpc.aio.insecure_channel(target, options=[*_OPTIONS, backoff])
+def dial(
+    target: str, *, max_backoff_ms: int = MAX_BACKOFF_MS, wire: Wire | None = None
+) -> grpc.aio.Channel:
+    """A long-lived channel to host:port; connects on first use and reconnects by itself.
+
+    Args:
+        target: where to, and by NAME@HOST:PORT whose certificate must answer there.
+        max_backoff_ms: longest wait before the next try.
+        wire: certificates or none; this process's own unless given.
+
+    Raises:
+        UserError: it would leave the machine in the clear, or does not say whom it means.
+    """
+    wire = wire or own()
+    options = [*_OPTIONS, ("grpc.max_reconnect_backoff_ms", max_backoff_ms)]
+    if wire.credentials is not None:
+        # Not without need, as in wire.py.
+        from etude.common.tls.channel import RotatingChannel  # noqa: PLC0415
+
+        namespace = wire.credentials.identity.namespace
+        return RotatingChannel(targets.expected(target, namespace), wire.credentials, options)
+    address = targets.parse(target).address
+    wire.require_private(address, "the connection")
+    return grpc.aio.insecure_channel(address, options=options)
 
 
 def chunks(data: bytes) -> list[bytes]:

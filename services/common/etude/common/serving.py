@@ -21,6 +21,8 @@ from typing_extensions import override
 from etude.common import stacks
 from etude.common.channels import MAX_MESSAGE_BYTES
 from etude.common.errors import EtudeError, FullError, InvalidFieldError
+from etude.common.tls import guard
+from etude.common.tls.wire import Wire, own
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +59,18 @@ def rich_status(error: EtudeError) -> status_pb2.Status:
     return status_pb2.Status(code=error.code.value[0], message=str(error), details=packed)
 
 
-class _Errors(grpc.aio.ServerInterceptor):
-    """Answers our errors with their status, and everything else with an id that is in the log."""
+Admission = Callable[[str, Any], None]
+"""Raises where a method may not be called by whoever makes the call."""
+
+
+@dataclass(slots=True)
+class _Edge(grpc.aio.ServerInterceptor):
+    """Turns strangers away, and answers our errors with their status, others with an id.
+
+    The id is in the log, beside the error.
+    """
+
+    wire: Wire
 
     @override
     async def intercept_service(
@@ -71,8 +83,12 @@ class _Errors(grpc.aio.ServerInterceptor):
             return None
         method = handler_call_details.method
         if handler.response_streaming:
-            return _wrapped(handler, _guarded_stream(method, _behaviour(handler)))
-        return _wrapped(handler, _guarded_unary(method, _behaviour(handler)))
+            return _wrapped(handler, _guarded_stream(method, _behaviour(handler), self._admit))
+        return _wrapped(handler, _guarded_unary(method, _behaviour(handler), self._admit))
+
+    def _admit(self, method: str, context: guard.Call) -> None:
+        if self.wire.credentials is not None:
+            guard.admit(context, self.wire.credentials.identity, method)
 
 
 def _behaviour(handler: Any) -> Callable[..., Any]:  # noqa: ANN401
@@ -92,9 +108,12 @@ def _wrapped(handler: Any, behaviour: Callable[..., Any]) -> Any:  # noqa: ANN40
     return make(behaviour, handler.request_deserializer, handler.response_serializer)
 
 
-def _guarded_unary(method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+def _guarded_unary(
+    method: str, behaviour: Callable[..., Any], admit: Admission
+) -> Callable[..., Any]:
     async def call(request: Any, context: Any) -> Any:  # noqa: ANN401
         try:
+            admit(method, context)
             return await behaviour(request, context)
         except Exception as error:  # noqa: BLE001 - the edge of the process
             await _abort(method, error, context)
@@ -102,9 +121,12 @@ def _guarded_unary(method: str, behaviour: Callable[..., Any]) -> Callable[..., 
     return call
 
 
-def _guarded_stream(method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+def _guarded_stream(
+    method: str, behaviour: Callable[..., Any], admit: Admission
+) -> Callable[..., Any]:
     async def call(request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: ANN401
         try:
+            admit(method, context)
             async for response in behaviour(request, context):
                 yield response
         except Exception as error:  # noqa: BLE001 - the edge of the process
@@ -139,11 +161,15 @@ class Server:
     host: str = "127.0.0.1"
     port: int = 0
     """0 picks a free port; after start() the real one."""
+    wire: Wire = field(default_factory=own)
+    """Certificates or none; this process's own unless given."""
+    open_credentials: grpc.ServerCredentials | None = None
+    """Of a server that asks nobody for a certificate, and judges its callers otherwise."""
     grpc_server: grpc.aio.Server = field(init=False)
     _health: health.aio.HealthServicer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.grpc_server = grpc.aio.server(interceptors=[_Errors()], options=_OPTIONS)
+        self.grpc_server = grpc.aio.server(interceptors=[_Edge(self.wire)], options=_OPTIONS)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
         names = (*self.service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -154,9 +180,19 @@ class Server:
 
         Raises:
             OSError: the port is taken.
+            UserError: others would be answered in the clear, and nobody asked for that.
         """
+        address = f"{self.host}:{self.port}"
+        credentials = self.open_credentials
+        if credentials is None and self.wire.credentials is not None:
+            credentials = self.wire.credentials.for_server()
+        if credentials is None:
+            self.wire.require_private(address, "what is served")
         try:
-            self.port = self.grpc_server.add_insecure_port(f"{self.host}:{self.port}")
+            if credentials is None:
+                self.port = self.grpc_server.add_insecure_port(address)
+            else:
+                self.port = self.grpc_server.add_secure_port(address, credentials)
         except RuntimeError as cause:
             raise OSError(f"cannot listen on {self.host}:{self.port}: {cause}") from cause
         await self.ready(is_ready=False)

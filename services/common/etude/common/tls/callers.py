@@ -1,0 +1,98 @@
+"""Who may call what: a table, and a pure function that reads it."""
+
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import NamedTuple
+
+from etude.common.tls.identity import (
+    BROKER,
+    EDGE,
+    NODE,
+    OPERATOR,
+    REWARDS,
+    TRAINER,
+    Identity,
+)
+
+
+class Bond(Enum):
+    """What a caller must share with the one it calls."""
+
+    DOMAIN = auto()
+    """The trust domain alone."""
+    RUN = auto()
+    """Namespace and run."""
+    POOL = auto()
+    """Namespace and pool."""
+    USE = auto()
+    """Namespace; a run's own pool serves that run alone."""
+
+
+class Caller(NamedTuple):
+    """A role that may call, and its bond to the one it calls."""
+
+    role: str
+    bond: Bond
+
+
+_OPERATOR = (Caller(OPERATOR, Bond.DOMAIN),)
+_TRAINER = (Caller(TRAINER, Bond.RUN),)
+_NODE = (Caller(NODE, Bond.POOL),)
+_BROKER = (Caller(BROKER, Bond.POOL),)
+_CLIENTS = (Caller(TRAINER, Bond.USE), Caller(REWARDS, Bond.USE), Caller(EDGE, Bond.POOL))
+
+CALLERS: Mapping[str, tuple[Caller, ...]] = {
+    "etude.v1.RunService": _OPERATOR,
+    "etude.v1.PoolService": _OPERATOR,
+    "etude.v1.InferenceService": _TRAINER,
+    "etude.v1.WeightService": _TRAINER,
+    "etude.v1.RewardService": _TRAINER,
+    "etude.v1.EnvBrokerService": _CLIENTS,
+    "etude.v1.EnvBrokerService/Heartbeat": _NODE,
+    "etude.v1.EnvNodeService": _CLIENTS,
+    "etude.v1.EnvNodeService/OpenEnvironments": _BROKER,
+    "etude.v1.EnvNodeService/CloseEnvironments": _BROKER,
+    "etude.v1.EnvAccessService": _CLIENTS,
+    "etude.v1.EnvStateService": _CLIENTS,
+}
+"""By service, or by method where one differs. What is not listed is refused."""
+
+OPEN = frozenset({"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"})
+"""For everybody with a certificate of the trust domain."""
+
+
+def refusal(caller: Identity, callee: Identity, method: str) -> str:
+    """Why this caller may not call this method of this callee; empty if it may.
+
+    Args:
+        caller: from its certificate.
+        callee: the one that is called.
+        method: as gRPC has it, /package.Service/Method.
+    """
+    if caller.domain != callee.domain:
+        return f"{caller.uri} is of another trust domain than {callee.domain}"
+    name = method.removeprefix("/")
+    service = name.partition("/")[0]
+    if service in OPEN:
+        return ""
+    allowed = CALLERS.get(name) or CALLERS.get(service, ())
+    if any(_fits(caller, callee, each) for each in allowed):
+        return ""
+    roles = " or ".join(f"{each.role} ({each.bond.name.lower()})" for each in allowed) or "nobody"
+    return f"{caller.uri} may not call {name} of {callee.uri}: that is for {roles}"
+
+
+def _fits(caller: Identity, callee: Identity, allowed: Caller) -> bool:
+    if allowed.bond is Bond.DOMAIN:
+        return caller.role == allowed.role
+    if caller.namespace != callee.namespace or caller.role not in {"", allowed.role}:
+        return False
+    if not caller.role or not callee.role:
+        return True  # one certificate for a namespace tells nobody in it apart
+    match allowed.bond:
+        case Bond.RUN:
+            return caller.run == callee.run
+        case Bond.POOL:
+            return caller.pool == callee.pool
+        case Bond.USE:
+            return callee.run in {"", caller.run}

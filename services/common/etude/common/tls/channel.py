@@ -1,0 +1,130 @@
+"""A channel that shows the newest certificate: gRPC fixes a channel's own at its birth."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import grpc
+from typing_extensions import override
+
+from etude.common.tls import handshake, metrics
+from etude.common.tls.credentials import Credentials, for_channel
+from etude.common.tls.material import Material
+from etude.common.tls.targets import Target
+
+log = logging.getLogger(__name__)
+
+Options = Sequence[tuple[str, int | str]]
+LONGEST_CALL_S = 86_400.0
+"""Calls that run when the certificate changes end on the connection that they began on."""
+
+
+@dataclass(slots=True, eq=False)
+class RotatingChannel(grpc.aio.Channel):
+    """Opens a connection anew when the files of its certificate change; calls do not notice."""
+
+    target: Target
+    credentials: Credentials
+    options: Options
+    _shown: Material | None = field(default=None, init=False)
+    _inner: grpc.aio.Channel | None = field(default=None, init=False)
+    _watching: asyncio.Task[None] | None = field(default=None, init=False)
+    _ending: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+
+    def newest(self) -> grpc.aio.Channel:
+        """The connection for a call that begins now."""
+        current = self.credentials.current()
+        if self._inner is None or self._shown is not current:
+            self._retire()
+            self._shown = current
+            name = ("grpc.ssl_target_name_override", self.target.server_name)
+            self._inner = grpc.aio.secure_channel(
+                self.target.address, for_channel(current), options=[*self.options, name]
+            )
+            watch = self._watch(self._inner)
+            self._watching = asyncio.create_task(watch, name=f"tls-{self.target.address}")
+        return self._inner
+
+    def _retire(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._inner is not None:
+            ending = asyncio.create_task(
+                self._inner.close(LONGEST_CALL_S), name=f"end-{self.target.address}"
+            )
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+
+    async def _watch(self, channel: grpc.aio.Channel) -> None:
+        """Say why a peer cannot be reached where the reason is a certificate."""
+        said = ""
+        state = channel.get_state()
+        while state is not grpc.ChannelConnectivity.SHUTDOWN:
+            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                why = await handshake.problem(self.credentials, self.target)
+                if why:
+                    metrics.REFUSED.labels("client").inc()
+                if why and why != said:
+                    log.warning("TLS handshake with %s fails: %s", self.target.address, why)
+                said = why
+            await channel.wait_for_state_change(state)
+            state = channel.get_state()
+
+    @override
+    async def __aenter__(self) -> Self:
+        return self
+
+    @override
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @override
+    async def close(self, grace: float | None = None) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+        for ending in self._ending:
+            ending.cancel()
+        if self._inner is not None:
+            await self._inner.close(grace)
+
+    @override
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        return self.newest().get_state(try_to_connect)
+
+    @override
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        await self.newest().wait_for_state_change(last_observed_state)
+
+    @override
+    async def channel_ready(self) -> None:
+        await self.newest().channel_ready()
+
+    @override
+    def unary_unary(self, *path: Any, **kinds: Any) -> Any:
+        return self._each(lambda channel: channel.unary_unary(*path, **kinds))
+
+    @override
+    def unary_stream(self, *path: Any, **kinds: Any) -> Any:
+        return self._each(lambda channel: channel.unary_stream(*path, **kinds))
+
+    @override
+    def stream_unary(self, *path: Any, **kinds: Any) -> Any:
+        return self._each(lambda channel: channel.stream_unary(*path, **kinds))
+
+    @override
+    def stream_stream(self, *path: Any, **kinds: Any) -> Any:
+        return self._each(lambda channel: channel.stream_stream(*path, **kinds))
+
+    def _each(self, bind: Callable[[grpc.aio.Channel], Any]) -> Callable[..., Any]:
+        """A method of a stub, bound to whichever connection is newest when it is called."""
+        bound: list[tuple[grpc.aio.Channel, Any]] = []
+
+        def call(*words: Any, **options: Any) -> Any:  # noqa: ANN401
+            channel = self.newest()
+            if not bound or bound[0][0] is not channel:
+                bound[:] = [(channel, bind(channel))]
+            return bound[0][1](*words, **options)
+
+        return call

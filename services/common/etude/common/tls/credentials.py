@@ -1,0 +1,106 @@
+"""Certificates that are read again whenever their files change."""
+
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from etude.common.errors import UserError
+from etude.common.tls import material, metrics
+from etude.common.tls.identity import Identity
+from etude.common.tls.material import Material
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 1.0
+"""Files are looked at no more often than this."""
+
+
+@dataclass(slots=True)
+class Credentials:
+    """The newest usable material of a folder; gRPC asks for it from its own threads."""
+
+    folder: Path
+    look_every_s: float = LOOK_EVERY_S
+    _now: Material = field(init=False)
+    _stamp: str = field(init=False)
+    _looked_s: float = field(init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    def __post_init__(self) -> None:
+        """Read it for the first time.
+
+        Raises:
+            UserError: it cannot be used.
+        """
+        self._stamp = material.stamp(self.folder)
+        self._now = material.read(self.folder)
+        self._looked_s = time.monotonic()
+        self._told()
+
+    @property
+    def identity(self) -> Identity:
+        """Who we are."""
+        return self._now.identity
+
+    def current(self) -> Material:
+        """What to show now. Files that cannot be used leave the last ones that could."""
+        with self._lock:
+            if time.monotonic() - self._looked_s >= self.look_every_s:
+                self._looked_s = time.monotonic()
+                self._look()
+            return self._now
+
+    def _look(self) -> None:
+        stamp = material.stamp(self.folder)
+        if stamp == self._stamp:
+            return
+        try:
+            found = material.read(self.folder)
+        except UserError as error:
+            # Perhaps between two of its files: the stamp stays, so that they are read again.
+            metrics.UNREADABLE.inc()
+            log.warning("certificates stay as they were: %s", error)
+            return
+        if found.identity != self._now.identity:
+            for gauge in (metrics.EXPIRY, metrics.BEGIN):
+                gauge.remove(self._now.identity.uri)
+        self._now, self._stamp = found, stamp
+        self._told()
+
+    def _told(self) -> None:
+        metrics.LOADED.inc()
+        metrics.EXPIRY.labels(self._now.identity.uri).set(self._now.not_after.timestamp())
+        metrics.BEGIN.labels(self._now.identity.uri).set(self._now.not_before.timestamp())
+        log.info("certificate of %s until %s", self._now.identity.uri, self._now.not_after)
+
+    def for_server(self) -> grpc.ServerCredentials:
+        """Asks every client for its certificate, and shows the newest of ours at each handshake."""
+        given: list[Material] = [self.current()]
+
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            newest = self.current()
+            if newest is given[0]:
+                return None
+            given[0] = newest
+            return _configuration(newest)
+
+        return grpc.dynamic_ssl_server_credentials(
+            _configuration(given[0]),
+            fetch,  # type: ignore[arg-type]  # None, for no change, is missing in the stubs
+            require_client_authentication=True,
+        )
+
+
+def for_channel(shown: Material) -> grpc.ChannelCredentials:
+    """Fixed for the life of a channel: gRPC has no other for clients."""
+    return grpc.ssl_channel_credentials(shown.ca, shown.key, shown.certificate)
+
+
+def _configuration(shown: Material) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration(
+        [(shown.key, shown.certificate)], root_certificates=shown.ca
+    )

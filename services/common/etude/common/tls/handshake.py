@@ -1,0 +1,62 @@
+"""Why a handshake fails: gRPC says only that the peer is unavailable."""
+
+import asyncio
+import contextlib
+import ssl
+
+from etude.common.tls.credentials import Credentials
+from etude.common.tls.material import CA, CERTIFICATE, KEY
+from etude.common.tls.targets import Target
+
+LIMIT_S = 5.0
+
+
+async def problem(credentials: Credentials, target: Target) -> str:
+    """What keeps one side from believing the other; empty if nothing does, or nobody answers."""
+    host, _, port = target.address.rpartition(":")
+    try:
+        context = await asyncio.to_thread(_context, credentials)
+        async with asyncio.timeout(LIMIT_S):
+            reader, writer = await asyncio.open_connection(
+                host.strip("[]"), int(port), ssl=context, server_hostname=target.server_name
+            )
+            return await _refusal(reader, writer, credentials)
+    except ssl.SSLCertVerificationError as error:
+        return f"its certificate is not good for {target.server_name}: {error.verify_message}"
+    except ssl.SSLError as error:
+        return f"it refuses the handshake: {error.reason}"
+    except (OSError, TimeoutError, ValueError):
+        return ""
+
+
+async def _refusal(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, credentials: Credentials
+) -> str:
+    """What the server thinks of our certificate, which in TLS 1.3 it sees after our handshake.
+
+    One that accepts it sends its HTTP/2 settings; gRPC's hangs up without an alert.
+    """
+    why = ""
+    try:
+        first = await reader.read(1)
+    except ssl.SSLError as error:
+        first, why = b"", str(error.reason)
+    except ConnectionError:
+        first = b""
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+    if first:
+        return ""
+    shown = credentials.current()
+    valid = f"valid from {shown.not_before} to {shown.not_after}"
+    return f"it refuses our certificate, {shown.identity.uri}, {valid}{why and f': {why}'}"
+
+
+def _context(credentials: Credentials) -> ssl.SSLContext:
+    folder = credentials.folder
+    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(folder / CA))
+    context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+    context.set_alpn_protocols(["h2"])
+    return context

@@ -1,0 +1,77 @@
+"""Who speaks: what a certificate says of its holder."""
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+OPERATOR = "operator"
+TRAINER = "trainer"
+INFERENCE = "inference"
+REWARDS = "rewards"
+BROKER = "broker"
+NODE = "node"
+EDGE = "edge"
+
+DOMAIN = "etude.dev"
+"""Trust domain where none is chosen."""
+
+_LABEL = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
+_URI = re.compile(
+    rf"spiffe://(?P<domain>{_LABEL})/ns/(?P<namespace>{_LABEL})"
+    rf"(/run/(?P<run>{_LABEL}))?(/pool/(?P<pool>{_LABEL}))?(/role/(?P<role>[a-z]+))?"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """A part of a run or of a pool; without a role, anything in its namespace but the operator."""
+
+    domain: str
+    namespace: str
+    run: str = ""
+    """The run it belongs to; also that of a run's own pool."""
+    pool: str = ""
+    role: str = ""
+
+    @classmethod
+    def parse(cls, uri: str) -> Self:
+        """The identity that a SPIFFE URI names.
+
+        Raises:
+            ValueError: it names none of ours.
+
+        Source: https://github.com/spiffe/spiffe/blob/main/standards/SPIFFE-ID.md.
+        """
+        found = _URI.fullmatch(uri)
+        if found is None:
+            raise ValueError(f"{uri!r} is not spiffe://DOMAIN/ns/NAMESPACE[/run/…][/pool/…]/role/…")
+        return cls(**{name: text or "" for name, text in found.groupdict().items()})
+
+    @property
+    def uri(self) -> str:
+        """As certificates have it."""
+        parts = (("ns", self.namespace), ("run", self.run), ("pool", self.pool))
+        path = "".join(f"/{key}/{value}" for key, value in (*parts, ("role", self.role)) if value)
+        return f"spiffe://{self.domain}{path}"
+
+    @property
+    def server_name(self) -> str:
+        """DNS name that whoever dials it asks of its certificate: that of its Service.
+
+        A certificate for a whole namespace answers to every name in it.
+        """
+        if not self.role:
+            return f"*.{self.namespace}.svc"
+        workload = "-".join(part for part in (self.pool or self.run, self.role) if part)
+        return f"{workload}.{self.namespace}.svc"
+
+
+def identities(names: list[str]) -> list[Identity]:
+    """Ours among the names of a certificate."""
+    found = []
+    for name in names:
+        try:
+            found.append(Identity.parse(name))
+        except ValueError:
+            continue
+    return found
