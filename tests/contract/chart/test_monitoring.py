@@ -23,6 +23,7 @@ FROM_PODS = {
     "Inference": OF_RUN,
     "Rewards": OF_RUN,
     "Environments: broker and nodes": OF_RUN | {"pool"},
+    "Every part: certificates": OF_RUN | {"pool"},
 }
 """Likewise with those that our PodMonitors take from the pods' own."""
 ENDINGS = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("",), "gauge": ("",)}

@@ -1,0 +1,1 @@
+"""Signs certificates for pods where the cluster has nobody else for it."""

@@ -1,0 +1,52 @@
+"""The issuer's own certificate, which it signs itself."""
+
+import datetime
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from etude.common.errors import Problem, UserError
+from etude.common.tls.identity import Identity
+from etude.operator.issuer import authorities, signing
+from etude.operator.issuer.service import utc_now
+
+ROLE = "issuer"
+
+
+@dataclass(slots=True)
+class Own:
+    """Shows a certificate that is at most half-way through its life."""
+
+    folder: Path
+    identity: Identity
+    lifetime: datetime.timedelta
+    _signed: datetime.datetime | None = None
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Asks no client for a certificate: who comes has none yet."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration(),
+            self._fetch,  # type: ignore[arg-type]  # None, for no change, is missing in the stubs
+            require_client_authentication=False,
+        )
+
+    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        is_young = self._signed is not None and utc_now() - self._signed < self.lifetime / 2
+        return None if is_young else self._configuration()
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        now = utc_now()
+        authority = authorities.signing(authorities.read(self.folder), now, self.lifetime)
+        if authority is None:
+            fix = "see docs/runbooks/certificates-expire.md"
+            raise UserError(Problem("InvalidTls", "holds no CA valid now", str(self.folder), fix))
+        key = ec.generate_private_key(ec.SECP256R1())
+        shown = signing.certificate(
+            authority, key.public_key(), self.identity, now=now, lifetime=self.lifetime
+        )
+        self._signed = now
+        private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        return grpc.ssl_server_certificate_configuration([(private, shown)])

@@ -1,0 +1,132 @@
+"""Answers those who ask for certificates."""
+
+import datetime
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import grpc
+from typing_extensions import override
+
+from etude.common.errors import ForbiddenError, InvalidFieldError, UnavailableError
+from etude.common.tls.identity import Identity
+from etude.operator import metrics
+from etude.operator.cluster.api import ClusterError
+from etude.operator.cluster.replies import answered
+from etude.operator.cluster.rest import Rest
+from etude.operator.issuer import authorities, judging, signing
+from etude.operator.issuer.authorities import Authority
+from etude.operator.manifests import Manifest
+from etude.v1 import certificates_pb2, certificates_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
+
+
+class Reviews(Protocol):
+    """Says whose a token is."""
+
+    async def reviewed(self, review: Manifest) -> Manifest:
+        """The status of a TokenReview.
+
+        Raises:
+            ClusterError: nobody answers.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class ApiReviews(Reviews):
+    """Asks the API server, which also knows whether the token's pod is still there."""
+
+    rest: Rest
+
+    @override
+    async def reviewed(self, review: Manifest) -> Manifest:
+        reply = await self.rest.request("POST", REVIEWS, body=review)
+        status: Manifest = answered(reply, "review a token").get("status") or {}
+        return status
+
+
+@dataclass(slots=True)
+class MemoryReviews(Reviews):
+    """Knows the tokens that a test gives it, for the audiences that it gives them for."""
+
+    tokens: dict[str, tuple[str, str]]
+    """Of each token: audience and user name."""
+
+    @override
+    async def reviewed(self, review: Manifest) -> Manifest:
+        audience, user = self.tokens.get(review["spec"]["token"], ("", ""))
+        if audience not in review["spec"]["audiences"]:
+            return {"authenticated": False}
+        return {"authenticated": True, "audiences": [audience], "user": {"username": user}}
+
+
+def utc_now() -> datetime.datetime:
+    """This machine's time."""
+    return datetime.datetime.now(datetime.UTC)
+
+
+@dataclass(slots=True, kw_only=True)
+class CertificateService(certificates_pb2_grpc.CertificateServiceServicer):
+    """Signs for whoever the API server knows."""
+
+    reviews: Reviews
+    folder: Path
+    """Its CAs; read for each certificate, so that another can be added."""
+    domain: str
+    operator: str
+    """The operator's account, NAMESPACE:NAME."""
+    lifetime: datetime.timedelta
+    now: Callable[[], datetime.datetime] = utc_now
+
+    @override
+    async def IssueCertificate(
+        self,
+        request: certificates_pb2.IssueCertificateRequest,
+        context: grpc.aio.ServicerContext[
+            certificates_pb2.IssueCertificateRequest, certificates_pb2.IssueCertificateResponse
+        ],
+    ) -> certificates_pb2.IssueCertificateResponse:
+        identity = _identity(request.identity)
+        key = signing.public_key(request.signing_request)
+        await self._judge(request.token, identity)
+        known, now = authorities.read(self.folder), self.now()
+        signed = signing.certificate(
+            self._signing(known, now), key, identity, now=now, lifetime=self.lifetime
+        )
+        metrics.CERTIFICATES.labels("issued").inc()
+        log.info("certificate for %s", identity.uri)
+        return certificates_pb2.IssueCertificateResponse(
+            certificate=signed, trust=authorities.trust(known, now)
+        )
+
+    async def _judge(self, token: str, identity: Identity) -> None:
+        try:
+            status = await self.reviews.reviewed(judging.review(token, identity))
+        except ClusterError as cause:
+            metrics.CERTIFICATES.labels("failed").inc()
+            raise UnavailableError(f"the API server does not review tokens: {cause}") from cause
+        why = judging.refusal(status, identity, domain=self.domain, operator=self.operator)
+        if why:
+            metrics.CERTIFICATES.labels("refused").inc()
+            log.warning("no certificate for %s: %s", identity.uri, why)
+            raise ForbiddenError(f"{identity.uri}: {why}")
+
+    def _signing(self, known: list[Authority], now: datetime.datetime) -> Authority:
+        found = authorities.signing(known, now, self.lifetime)
+        if found is None:
+            metrics.CERTIFICATES.labels("failed").inc()
+            raise UnavailableError("no CA is valid now: see docs/runbooks/certificates-expire.md")
+        return found
+
+
+def _identity(text: str) -> Identity:
+    try:
+        return Identity.parse(text)
+    except ValueError as cause:
+        raise InvalidFieldError("identity", str(cause)) from cause

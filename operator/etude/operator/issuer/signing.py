@@ -1,0 +1,77 @@
+"""Turns a key into a certificate."""
+
+import datetime
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from etude.common.errors import InvalidFieldError
+from etude.common.tls.identity import Identity
+from etude.operator.issuer.authorities import Authority
+
+CLOCK_SKEW = datetime.timedelta(minutes=5)
+"""A certificate is good for a machine whose clock is behind by this."""
+
+
+def public_key(signing_request: bytes) -> ec.EllipticCurvePublicKey:
+    """The key of a PKCS #10 request, whose holder signed it.
+
+    Raises:
+        InvalidFieldError: it is none, or not one that we sign.
+    """
+    where = "signing_request"
+    try:
+        request = x509.load_der_x509_csr(signing_request)
+        is_signed = request.is_signature_valid
+        key = request.public_key()
+    except ValueError as cause:
+        raise InvalidFieldError(where, "is no PKCS #10 request in DER") from cause
+    if not is_signed:
+        raise InvalidFieldError(where, "is not signed by its own key")
+    if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != ec.SECP256R1.name:
+        raise InvalidFieldError(where, "has another key than one of P-256")
+    return key
+
+
+def certificate(
+    authority: Authority,
+    key: ec.EllipticCurvePublicKey,
+    identity: Identity,
+    *,
+    now: datetime.datetime,
+    lifetime: datetime.timedelta,
+) -> bytes:
+    """PEM of a certificate that names this identity and nothing else; never outlives its CA."""
+    ends = min(now + lifetime, authority.certificate.not_valid_after_utc)
+    names = [x509.UniformResourceIdentifier(identity.uri), x509.DNSName(identity.server_name)]
+    usage = x509.KeyUsage(*(number == 0 for number in range(9)))  # signs, and nothing else
+    both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    issuer = authority.certificate
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([]))
+        .issuer_name(issuer.subject)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(max(now - CLOCK_SKEW, issuer.not_valid_before_utc))
+        .not_valid_after(ends)
+        # Critical, since the subject is empty: RFC 5280, 4.2.1.6.
+        .add_extension(x509.SubjectAlternativeName(names), critical=True)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.ExtendedKeyUsage(both), critical=False)
+        .add_extension(_key_of(issuer), critical=False)
+    )
+    return built.sign(authority.key, hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
+def _key_of(issuer: x509.Certificate) -> x509.AuthorityKeyIdentifier:
+    """Which key of its issuer signed it, as the issuer calls that."""
+    try:
+        named = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    except x509.ExtensionNotFound:
+        return x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key())  # type: ignore[arg-type]  # of every kind that signs
+    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(named)

@@ -1,0 +1,86 @@
+"""Asks an issuer for a certificate."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from etude.common.errors import UnavailableError
+from etude.common.tls import targets
+from etude.common.tls.bundle import bundle
+from etude.common.tls.material import CA, CERTIFICATE, KEY
+from etude.v1 import certificates_pb2, certificates_pb2_grpc
+
+DEADLINE_S = 10.0
+
+
+class IssuerError(UnavailableError):
+    """The issuer did not answer, or said no."""
+
+    reason = "IssuerUnreachable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Petition:
+    """Who asks whom for what."""
+
+    identity: str
+    """SPIFFE URI."""
+    issuer: str
+    """host:port, the host by its Service's name."""
+    token: Path
+    """A token of the cluster for the identity as its audience; the kubelet keeps it fresh."""
+    trust: Path
+    """Folder with the CAs that the issuer's own certificate may come from."""
+
+
+async def obtained(petition: Petition, learned: bytes = b"") -> dict[str, bytes]:
+    """New files for a folder of certificates, by name; the key is made here.
+
+    Args:
+        petition: who asks whom.
+        learned: PEM certificates of CAs that an earlier answer named.
+
+    Raises:
+        IssuerError: there is no certificate to be had now.
+    """
+    key = ec.generate_private_key(ec.SECP256R1())
+    signing_request = (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(x509.Name([]))
+        .sign(key, hashes.SHA256())
+        .public_bytes(Encoding.DER)
+    )
+    try:
+        token = petition.token.read_text(encoding="utf-8").strip()
+        trusted = bundle(petition.trust) + learned
+    except OSError as cause:
+        raise IssuerError(f"cannot ask {petition.issuer}: {cause}") from cause
+    request = certificates_pb2.IssueCertificateRequest(
+        signing_request=signing_request, identity=petition.identity, token=token
+    )
+    answer = await _asked(petition.issuer, request, trusted)
+    return {
+        CA: answer.trust,
+        CERTIFICATE: answer.certificate,
+        KEY: key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
+    }
+
+
+async def _asked(
+    issuer: str, request: certificates_pb2.IssueCertificateRequest, trusted: bytes
+) -> certificates_pb2.IssueCertificateResponse:
+    target = targets.expected(issuer, "")
+    name = ("grpc.ssl_target_name_override", target.server_name)
+    # Not by channels.dial: this is how what that one needs is come by.
+    credentials = grpc.ssl_channel_credentials(root_certificates=trusted)
+    async with grpc.aio.secure_channel(target.address, credentials, options=[name]) as channel:
+        stub = certificates_pb2_grpc.CertificateServiceStub(channel)
+        try:
+            return await stub.IssueCertificate(request, timeout=DEADLINE_S)
+        except grpc.aio.AioRpcError as cause:
+            raise IssuerError(f"{issuer}: {cause.code().name}: {cause.details()}") from cause

@@ -1,0 +1,156 @@
+"""An issuer and those who ask it, over real gRPC."""
+
+import asyncio
+import datetime
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from tests.support import pki
+from typing_extensions import override
+
+from etude.common.errors import UserError
+from etude.common.probes import Probes
+from etude.common.serving import Server
+from etude.common.tls import keeper, material
+from etude.common.tls.asking import IssuerError, Petition, obtained
+from etude.common.tls.identity import Identity
+from etude.common.tls.targets import named
+from etude.common.tls.wire import told
+from etude.operator.issuer.own import Own
+from etude.operator.issuer.service import CertificateService, MemoryReviews
+from etude.v1 import certificates_pb2_grpc
+
+TRAINER = "spiffe://etude.dev/ns/lab/run/demo/role/trainer"
+ACCOUNT = "system:serviceaccount:lab:default"
+LIFE = datetime.timedelta(hours=24)
+WAIT_S = 30.0
+
+
+@dataclass
+class World:
+    """A running issuer, and a pod that may ask it."""
+
+    folder: Path
+    server: Server
+    service: CertificateService
+
+    @property
+    def petition(self) -> Petition:
+        name = "etude-issuer.etude-system.svc"
+        return Petition(
+            identity=TRAINER,
+            issuer=named(name, f"127.0.0.1:{self.server.port}"),
+            token=self.folder / "token",
+            trust=self.folder / "trust",
+        )
+
+
+def add_ca(folder: Path, name: str, age: datetime.timedelta = datetime.timedelta(0)) -> bytes:
+    made = pki.Authority(name, begins=pki.now() - age - pki.HOUR / 60, ends=pki.now() + 10 * LIFE)
+    for part in ("ca", "trust"):
+        (folder / part).mkdir(exist_ok=True)
+        (folder / part / f"{name}.crt").write_bytes(made.pem)
+    (folder / "ca" / f"{name}.key").write_bytes(made.key_pem)
+    return made.pem
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    add_ca(tmp_path, "ca-1")
+    (tmp_path / "token").write_text("good\n")
+    service = CertificateService(
+        reviews=MemoryReviews({"good": (TRAINER, ACCOUNT)}),
+        folder=tmp_path / "ca",
+        domain="etude.dev",
+        operator="etude-system:etude-operator",
+        lifetime=LIFE,
+    )
+    identity = Identity(domain="etude.dev", namespace="etude-system", run="etude", role="issuer")
+    own = Own(tmp_path / "ca", identity, LIFE)
+    server = Server([], wire=told(""), open_credentials=own.credentials())
+    certificates_pb2_grpc.add_CertificateServiceServicer_to_server(service, server.grpc_server)
+    await server.start()
+    yield World(tmp_path, server, service)
+    await server.stop(0)
+
+
+async def test_a_pod_gets_a_certificate_with_a_key_that_never_left_it(world: World) -> None:
+    files = await obtained(world.petition)
+    shown = material.read(pki.write(world.folder / "out", files))
+    assert shown.identity.uri == TRAINER
+    assert shown.ca == (world.folder / "trust" / "ca-1.crt").read_bytes()
+
+
+async def test_a_token_for_something_else_gets_nothing(world: World) -> None:
+    rewards = replace(world.petition, identity=TRAINER.replace("trainer", "rewards"))
+    with pytest.raises(IssuerError, match="PERMISSION_DENIED"):
+        await obtained(rewards)
+    (world.folder / "token").write_text("stolen")
+    with pytest.raises(IssuerError, match="PERMISSION_DENIED"):
+        await obtained(world.petition)
+
+
+async def test_an_issuer_that_is_not_believed_never_sees_the_token(world: World) -> None:
+    (world.folder / "trust" / "ca-1.crt").write_bytes(pki.Authority().pem)
+    asked: list[str] = []
+
+    @dataclass
+    class Curious(MemoryReviews):
+        """Notes every token that it sees."""
+
+        @override
+        async def reviewed(self, review: dict[str, Any]) -> dict[str, Any]:
+            asked.append(review["spec"]["token"])
+            return {}
+
+    world.service.reviews = Curious({})
+    with pytest.raises(IssuerError, match="CERTIFICATE_VERIFY_FAILED"):
+        await obtained(world.petition)
+    assert asked == []
+
+
+async def test_a_ca_that_is_added_is_believed_at_once_and_signs_when_all_know_it(
+    world: World,
+) -> None:
+    first = (world.folder / "trust" / "ca-1.crt").read_bytes()
+    second = add_ca(world.folder, "ca-2")
+    young = await obtained(world.petition)
+    assert young["ca.crt"] == first + second
+    pki.write(world.folder / "before", young)
+    world.service.now = lambda: pki.now() + LIFE
+    later = await obtained(world.petition)
+    made = x509.load_pem_x509_certificate(later["tls.crt"])
+    made.verify_directly_issued_by(x509.load_pem_x509_certificate(second))
+
+
+async def test_a_keeper_waits_for_its_issuer_and_then_replaces_before_the_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "FIRST_DELAY_S", 0.01)
+    world.service.lifetime = datetime.timedelta(seconds=2)
+    (world.folder / "token").rename(world.folder / "later")
+    out = world.folder / "out"
+    settings = keeper.Settings(folder=out, petition=world.petition, host="127.0.0.1", probe_port=0)
+    probes, stop = Probes(0), asyncio.Event()
+    keeping = asyncio.create_task(keeper.keep(settings, probes, stop))
+    await asyncio.sleep(0)
+    assert not probes.ready
+    (world.folder / "later").rename(world.folder / "token")
+    seen: set[bytes] = set()
+    async with asyncio.timeout(WAIT_S):
+        while len(seen) < 3:
+            try:
+                seen.add(material.read(out).certificate)
+            except UserError:
+                assert not seen, "what is there stays readable"
+            await asyncio.sleep(0.02)
+    assert probes.ready
+    stop.set()
+    await keeping
+    versions = [path for path in out.iterdir() if path.is_dir() and not path.is_symlink()]
+    assert len(versions) == 1, "no old key is left"
+    assert all((out / name).stat().st_mode & 0o077 == 0 for name in ("tls.key", "tls.crt"))

@@ -1,0 +1,72 @@
+"""Who gets which certificate."""
+
+from typing import Any
+
+import pytest
+
+from etude.common.tls.identity import Identity
+from etude.operator.issuer.judging import refusal, review
+
+URI = "spiffe://etude.dev/ns/lab/run/demo/role/trainer"
+OPERATOR = "spiffe://etude.dev/ns/etude-system/role/operator"
+
+
+def reviewed(user: str = "system:serviceaccount:lab:default", uri: str = URI) -> dict[str, Any]:
+    return {"authenticated": True, "audiences": [uri], "user": {"username": user}}
+
+
+def judged(status: dict[str, Any], uri: str = URI) -> str:
+    return refusal(
+        status, Identity.parse(uri), domain="etude.dev", operator="etude-system:etude-operator"
+    )
+
+
+def test_a_pod_of_the_namespace_is_who_its_token_was_made_for() -> None:
+    assert judged(reviewed()) == ""
+
+
+def test_a_token_is_reviewed_for_the_one_identity_that_is_asked_for() -> None:
+    assert review("t", Identity.parse(URI))["spec"] == {"token": "t", "audiences": [URI]}
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        ({}, "not one of this cluster's"),
+        ({"authenticated": False, "error": "expired"}, "not one of this cluster's"),
+        ({**reviewed(), "audiences": []}, "for something else"),
+        (reviewed(uri=URI.replace("trainer", "rewards")), "for something else"),
+        (reviewed("system:serviceaccount:other:default"), "nobody in lab"),
+        (reviewed("system:serviceaccount:lab2:default"), "nobody in lab"),
+        (reviewed("kubernetes-admin"), "not a ServiceAccount's"),
+        (reviewed("system:node:lab"), "not a ServiceAccount's"),
+    ],
+)
+def test_everybody_else_is_refused(status: dict[str, Any], why: str) -> None:
+    assert why in judged(status)
+
+
+def test_another_domain_is_not_signed_for() -> None:
+    uri = URI.replace("etude.dev", "etude.example")
+    assert "trust domain" in judged(reviewed(uri=uri), uri)
+
+
+@pytest.mark.parametrize(
+    ("account", "uri", "is_given"),
+    [
+        ("etude-system:etude-operator", OPERATOR, True),
+        ("etude-system:default", OPERATOR, False),
+        ("lab:default", "spiffe://etude.dev/ns/lab/role/operator", False),
+        ("lab:etude-operator", "spiffe://etude.dev/ns/lab/role/operator", False),
+        ("etude-system:etude-operator", "spiffe://etude.dev/ns/x/run/r/role/operator", False),
+    ],
+)
+def test_the_operator_is_one_account_and_no_other(account: str, uri: str, is_given: Any) -> None:
+    words = judged(reviewed(f"system:serviceaccount:{account}", uri), uri)
+    assert (words == "") is is_given
+
+
+@pytest.mark.parametrize("path", ["", "/role/issuer", "/run/r/role/janitor"])
+def test_nobody_is_a_whole_namespace_or_has_a_role_that_there_is_not(path: str) -> None:
+    uri = f"spiffe://etude.dev/ns/lab{path}"
+    assert judged(reviewed(uri=uri), uri) == "nobody has that role"
