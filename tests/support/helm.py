@@ -15,10 +15,15 @@ NAMESPACE = "etude-system"
 KUBERNETES = "1.36.0"
 SERVED = tuple(
     word
-    for kind in ("PodMonitor", "PrometheusRule")
-    for word in ("--api-versions", f"monitoring.coreos.com/v1/{kind}")
+    for kind in (
+        *("monitoring.coreos.com/v1/PodMonitor", "monitoring.coreos.com/v1/PrometheusRule"),
+        "cert-manager.io/v1/Certificate",
+    )
+    for word in ("--api-versions", kind)
 )
-"""Words for a cluster that has the Prometheus Operator's kinds."""
+"""Words for a cluster that has the kinds of the Prometheus Operator and of cert-manager."""
+PLAIN = {"mode": "Plaintext"}
+"""What tests render that are not about certificates: Helm makes another CA each time."""
 
 Values = Mapping[str, Any]
 Manifest = dict[str, Any]
@@ -74,7 +79,9 @@ def template(
 ) -> "subprocess.CompletedProcess[str]":
     """What `helm template` answers for a release `etude` with an image."""
     words = ("--namespace", NAMESPACE, "--kube-version", KUBERNETES, *words)
-    return helm("template", "etude", str(chart), *words, values={"image": IMAGE, **values})
+    return helm(
+        "template", "etude", str(chart), *words, values={"image": IMAGE, "tls": PLAIN, **values}
+    )
 
 
 def rendered(values: Values, *words: str) -> Rendered:

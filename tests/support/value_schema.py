@@ -10,7 +10,10 @@ from tests.support.helm import CHART
 Node = dict[str, Any]
 ANY = "any"
 """Stands for a name that users choose."""
-WHOLE = ("operator.resources", "operator.affinity", "minio.resources")
+WHOLE = (
+    *("operator.resources", "operator.affinity", "minio.resources"),
+    "tls.selfManaged.resources",
+)
 """Objects of Kubernetes that are given and documented as one value, though we know their fields."""
 
 

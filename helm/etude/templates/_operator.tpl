@@ -18,6 +18,7 @@
 {{- with .Values.isolation.seccompProfile }}
 - {name: ETUDE_NODE_SECCOMP_PROFILE, value: {{ . | quote }}}
 {{- end }}
+{{ include "etude.tlsEnv" . }}
 {{- with .Values.telemetry.otlpEndpoint }}
 - {name: ETUDE_OTLP_ENDPOINT, value: {{ . | quote }}}
 {{- end }}
@@ -83,9 +84,12 @@ matchExpressions:
 {{- /* Volumes of a pod with the operator's program, and where they are mounted. */ -}}
 {{- define "etude.volumes" -}}
 - {name: tmp, emptyDir: {}}
+{{- if eq .Values.tls.mode "SelfManaged" }}
+{{ include "etude.trustVolume" . }}
+{{- end }}
 {{- range .Values.operator.extraVolumes }}
-{{- if eq .name "tmp" }}
-{{- fail "operator.extraVolumes: the chart has a volume tmp: take another name" }}
+{{- if has .name (list "tmp" "tls" "tls-token" "trust") }}
+{{- fail (printf "operator.extraVolumes: the chart has a volume %s: take another name" .name) }}
 {{- end }}
 - {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -93,6 +97,9 @@ matchExpressions:
 
 {{- define "etude.mounts" -}}
 - {name: tmp, mountPath: /tmp}
+{{- if eq .Values.tls.mode "SelfManaged" }}
+{{ include "etude.trustMount" . }}
+{{- end }}
 {{- with .Values.operator.extraVolumeMounts }}
 {{ toYaml . }}
 {{- end }}

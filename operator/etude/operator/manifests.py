@@ -31,6 +31,7 @@ RESOURCES: Mapping[str, Resource] = {
     "Job": Resource("batch/v1", "jobs"),
     "PodDisruptionBudget": Resource("policy/v1", "poddisruptionbudgets"),
     "NetworkPolicy": Resource("networking.k8s.io/v1", "networkpolicies"),
+    "Certificate": Resource("cert-manager.io/v1", "certificates"),
     "Event": Resource("events.k8s.io/v1", "events"),
     "Lease": Resource("coordination.k8s.io/v1", "leases"),
 }

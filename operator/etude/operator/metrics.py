@@ -53,6 +53,7 @@ POOL_WARM = Gauge(
 )
 POOL_IDLE = Counter(
     "etude_pool_idle_slot_seconds", "Slots of ready nodes that nobody held.", ["namespace", "pool"]
+)
 CERTIFICATES = Counter(
     "etude_issuer_requests", "Requests to the issuer: issued, refused or failed.", ["result"]
 )

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from etude.common.tls.bundle import bundle
+from etude.common.tls.identity import DOMAIN
+from etude.operator.desired.certificates import Issuer, Mode, Tls
 from etude.operator.desired.runs import Platform
 
 PARTS = ("trainer", "inference", "rewards", "envserver", "operator")
@@ -47,6 +50,7 @@ class Settings:
                 node_seccomp_profile=env.get("ETUDE_NODE_SECCOMP_PROFILE") or None,
                 namespace=env["ETUDE_NAMESPACE"],
                 kvm_resource=env.get("ETUDE_KVM_RESOURCE") or None,
+                tls=_tls(env),
             ),
             pod=env["ETUDE_POD"],
             namespace=env["ETUDE_NAMESPACE"],
@@ -59,6 +63,54 @@ class Settings:
             kubeconfig=None if is_inside else _kubeconfig(env),
             otlp_endpoint=env.get("ETUDE_OTLP_ENDPOINT") or None,
         )
+
+
+def _tls(env: Mapping[str, str]) -> Tls:
+    """The platform's choice; the chart always makes one.
+
+    Raises:
+        ValueError: naming a variable that cannot be read.
+    """
+    text = env["ETUDE_TLS_MODE"]
+    if text not in set(Mode):
+        raise ValueError(f"ETUDE_TLS_MODE: {text!r} is none of {', '.join(Mode)}")
+    mode = Mode(text)
+    return Tls(
+        mode=mode,
+        domain=env.get("ETUDE_TLS_DOMAIN") or DOMAIN,
+        lifetime_hours=_hours(env),
+        secret=env["ETUDE_TLS_SECRET"] if mode is Mode.SECRET else "",
+        issuer=_issuer(env) if mode is Mode.CERT_MANAGER else None,
+        target=env["ETUDE_TLS_ISSUER"] if mode is Mode.SELF_MANAGED else "",
+        trust=_trust(Path(env["ETUDE_TLS_TRUST"])) if mode is Mode.SELF_MANAGED else "",
+    )
+
+
+def _issuer(env: Mapping[str, str]) -> Issuer:
+    return Issuer(
+        name=env["ETUDE_TLS_ISSUER_NAME"],
+        kind=env["ETUDE_TLS_ISSUER_KIND"],
+        group=env["ETUDE_TLS_ISSUER_GROUP"],
+    )
+
+
+def _hours(env: Mapping[str, str]) -> int:
+    text = env.get("ETUDE_TLS_LIFETIME_HOURS", "24")
+    if not text.isdecimal() or not int(text):
+        raise ValueError(f"ETUDE_TLS_LIFETIME_HOURS: {text!r} is no number of hours")
+    return int(text)
+
+
+def _trust(folder: Path) -> str:
+    """All certificates of a folder, in one.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = bundle(folder)
+    if not found:
+        raise ValueError(f"ETUDE_TLS_TRUST: there is no certificate in {folder}")
+    return found.decode()
 
 
 def _kubeconfig(env: Mapping[str, str]) -> Path:

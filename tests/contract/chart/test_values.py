@@ -16,6 +16,8 @@ README = CHART / "README.md"
 EFFECTS = yaml.safe_load(Path(__file__).with_name("effects.yaml").read_text())
 CONTEXT: dict[str, Any] = EFFECTS["context"]
 EXAMPLES: dict[str, Any] = EFFECTS["examples"]
+CONTEXTS: dict[str, Any] = EFFECTS["contexts"]
+ELSEWHERE: list[str] = EFFECTS["elsewhere"]
 PLACES = [place for place in places() if place.path != ("global",)]
 """`global` is Helm's own: charts share it, and ours reads nothing of it."""
 NAMED = [place for place in PLACES if place.node.get("additionalProperties") is False]
@@ -110,11 +112,15 @@ def text_of(values: dict[str, Any]) -> str:
 
 
 def test_every_value_has_an_example_of_its_effect() -> None:
-    assert EXAMPLES.keys() == set(VALUES)
+    assert {*EXAMPLES, *ELSEWHERE} == set(VALUES)
 
 
-@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
 def test_a_value_changes_what_the_chart_makes(name: str, everything: str) -> None:
     values = copy.deepcopy(CONTEXT)
+    own = next((tls for start, tls in CONTEXTS.items() if name.startswith(start)), None)
+    if own is not None:
+        values["tls"] = copy.deepcopy(own)
+        everything = text_of(values)
     put(values, tuple(name.split(".")), EXAMPLES[name])
     assert text_of(values) != everything

@@ -41,6 +41,7 @@ def test_a_kubeconfig_that_is_not_there_is_named(
     monkeypatch.setenv("ETUDE_POD", "operator-0")
     monkeypatch.setenv("ETUDE_NAMESPACE", "lab")
     monkeypatch.setenv("ETUDE_PROBE_PORT", "0")
+    monkeypatch.setenv("ETUDE_TLS_MODE", "Plaintext")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     with pytest.raises(SystemExit) as ended:
         main()

@@ -9,6 +9,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from etude.common.tls import targets
 from etude.operator.clock import rfc3339
 from etude.operator.cluster.api import (
     Cluster,
@@ -130,11 +131,16 @@ class KubernetesCluster(Cluster):
 
     @override
     def address(self, namespace: str, target: str) -> str:
-        """By the pod's own address where it is known: a DNS name lags behind a new pod."""
+        """By the pod's own address where it is known: a DNS name lags behind a new pod.
+
+        Its Service's name goes with it, which the certificate there must have.
+        """
         host, _, port = target.rpartition(":")
         pod = self.cache.get(Ref("Pod", namespace, host.partition(".")[0]))
         address = (pod or {}).get("status", {}).get("podIP")
-        return f"{address}:{port}" if address else f"{host}.{namespace}.svc:{port}"
+        if not address:
+            return f"{host}.{namespace}.svc:{port}"
+        return targets.named(f"{host.partition('.')[2]}.{namespace}.svc", f"{address}:{port}")
 
     @override
     def subscribe(self, listener: Listener) -> None:

@@ -37,6 +37,7 @@ class Watches:
     cache: Cache
     namespaces: tuple[str, ...] = ()
     """All of them when empty."""
+    children: tuple[str, ...] = CHILDREN
 
     def observe(self, kind: str, manifest: Manifest) -> None:
         """Take over one event of a watch."""
@@ -48,14 +49,14 @@ class Watches:
 
     async def sync(self) -> None:
         """Fill the caches; afterwards keep_watching() keeps them filled."""
-        for kind in (*KINDS, *CHILDREN):
+        for kind in (*KINDS, *self.children):
             for scope in self._scopes():
                 await self._first_list(kind, scope)
 
     async def keep_watching(self) -> None:
         """Follow every child, and check everything now and then, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for kind in CHILDREN:
+            for kind in self.children:
                 for scope in self._scopes():
                     group.create_task(self._follow(kind, scope), name=f"watch-{kind}-{scope}")
             group.create_task(self._keep_checking(), name="watch-check")
@@ -108,7 +109,7 @@ class Watches:
     async def _keep_checking(self) -> None:
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
-            for kind in (*KINDS, *CHILDREN):
+            for kind in (*KINDS, *self.children):
                 for scope in self._scopes():
                     try:
                         await self._check(kind, scope)
@@ -153,7 +154,7 @@ class Watches:
 
 
 def _query(kind: str) -> list[tuple[str, str]]:
-    return [SELECTOR] if kind in CHILDREN else []
+    return [] if kind in KINDS else [SELECTOR]
 
 
 def _typed(kind: str) -> Manifest:

@@ -1,11 +1,12 @@
 """What serves a pool over HTTP: a pure function from the pool to it."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from etude.common.api.edge import Edge
 from etude.common.api.kinds import EnvPool
 from etude.operator import names
-from etude.operator.desired.pods import KEYS_FOLDER, Plan, base_env, env
+from etude.operator.desired.pods import KEYS_FOLDER, Plan, PodCertificate, base_env, env
 from etude.operator.desired.ports import PORTS
 from etude.operator.desired.runs import COMMANDS, brokers
 from etude.operator.desired.workloads import service, stateful_set
@@ -14,7 +15,9 @@ from etude.operator.manifests import Manifest
 GRACE_S = 30
 
 
-def edge_children(pool: EnvPool, labels: Mapping[str, str], image: str) -> list[Manifest]:
+def edge_children(
+    pool: EnvPool, labels: Mapping[str, str], image: str, certificate: PodCertificate | None = None
+) -> list[Manifest]:
     """The edge of a pool that asks for one: a Service, and at most one pod behind it.
 
     Sandboxes live in their edge's process: beside a second one, half of the requests would not
@@ -24,7 +27,7 @@ def edge_children(pool: EnvPool, labels: Mapping[str, str], image: str) -> list[
         return []
     name = names.child(pool.metadata.name, names.EDGE)
     own = {**labels, names.ROLE: names.EDGE}
-    plan = _plan(pool, pool.spec.edge, image)
+    plan = replace(_plan(pool, pool.spec.edge, image), certificate=certificate)
     replicas = 0 if pool.spec.is_released else 1
     return [
         service(pool, name, own, PORTS[names.EDGE], is_headless=False),

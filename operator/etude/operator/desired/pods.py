@@ -6,6 +6,7 @@ from typing import Any
 
 from etude.common.api.placement import Toleration
 from etude.common.api.podtemplate import ResourceClaim
+from etude.common.tls.wire import VARIABLE
 from etude.operator.manifests import Manifest
 from etude.operator.names import ROLE
 
@@ -14,15 +15,37 @@ SPEC_FOLDER = "/etc/etude"
 SCRATCH_FOLDER = "/scratch"
 KEYS_FOLDER = "/etc/etude-keys"
 EGRESS_FOLDER = "/etc/etude-egress"
+TLS_FOLDER = "/etc/etude-tls"
 USER_ID = 10_001
 POD_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 """Where Kubernetes says which pod of its StatefulSet one is."""
+
+_READ_ONLY = frozenset({"spec", "keys", "egress", "tls"})
 
 START_LIMIT_S = 600
 """Importing a training stack or an engine on a busy machine may take minutes."""
 
 UNRESPONSIVE_GRACE_S = 30
 """One that does not answer gets no longer than Kubernetes gives any pod that says nothing."""
+
+
+_RESTRICTED: Manifest = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodCertificate:
+    """What a pod's spec says of its certificate."""
+
+    setting: str
+    """Value of ETUDE_TLS."""
+    volumes: Sequence[Manifest] = ()
+    """The first one is mounted at TLS_FOLDER."""
+    keeper: Manifest | None = None
+    """A further container, without image and security context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +84,8 @@ class Plan:
     """Profile among the node's own, where the runtime's default forbids what the role is for."""
     classes: Mapping[str, str] = field(default_factory=dict)
     """Names of a PriorityClass and a RuntimeClass, by the pod spec's field."""
+    certificate: PodCertificate | None = None
+    """How its processes prove who they are to others."""
     over: Mapping[str, Any] = field(default_factory=dict)
     """Part of a pod template that is laid over what comes of the rest."""
 
@@ -118,8 +143,10 @@ def pod_spec(plan: Plan) -> Manifest:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [_container(plan)],
-        "volumes": [_volume(name, plan) for name in _mounts(plan)],
+        "volumes": _volumes(plan),
     }
+    if plan.certificate is not None and plan.certificate.keeper is not None:
+        spec["initContainers"] = [_keeper(plan, plan.certificate.keeper)]
     if plan.node_selector:
         spec["nodeSelector"] = dict(plan.node_selector)
     if plan.tolerations:
@@ -161,14 +188,9 @@ def _container(plan: Plan) -> Manifest:
         "name": plan.role,
         "image": plan.image,
         "command": list(plan.command),
-        "env": list(plan.env),
+        "env": [*plan.env, *_wire(plan)],
         **(_served(plan) if plan.ports else {}),
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-            **_seccomp(plan),
-        },
+        "securityContext": {**_RESTRICTED, **_seccomp(plan)},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [_mount(name, path) for name, path in _mounts(plan).items()],
     }
@@ -178,6 +200,17 @@ def _container(plan: Plan) -> Manifest:
     if resources:
         container["resources"] = resources
     return container
+
+
+def _keeper(plan: Plan, keeper: Manifest) -> Manifest:
+    """In the image of the pod's role, which its machine has anyway."""
+    policy = "FallbackToLogsOnError"
+    own = {"image": plan.image, "securityContext": _RESTRICTED, "terminationMessagePolicy": policy}
+    return {**keeper, **own}
+
+
+def _wire(plan: Plan) -> list[Manifest]:
+    return [] if plan.certificate is None else [env(VARIABLE, plan.certificate.setting)]
 
 
 def _seccomp(plan: Plan) -> Manifest:
@@ -237,12 +270,19 @@ def _mounts(plan: Plan) -> dict[str, str]:
         mounts["egress"] = EGRESS_FOLDER
     if plan.shared_memory:
         mounts["shm"] = "/dev/shm"  # noqa: S108 - its own
+    if plan.certificate is not None and plan.certificate.volumes:
+        mounts["tls"] = TLS_FOLDER
     return mounts
 
 
 def _mount(name: str, path: str) -> Manifest:
     mount: Manifest = {"name": name, "mountPath": path}
-    return mount | {"readOnly": True} if name in {"spec", "keys", "egress"} else mount
+    return mount | {"readOnly": True} if name in _READ_ONLY else mount
+
+
+def _volumes(plan: Plan) -> list[Manifest]:
+    own = [_volume(name, plan) for name in _mounts(plan) if name != "tls"]
+    return own if plan.certificate is None else [*own, *plan.certificate.volumes]
 
 
 def _volume(name: str, plan: Plan) -> Manifest:

@@ -9,14 +9,16 @@ from etude.common.api.autoscaling import Autoscaling
 from etude.common.api.kinds import EnvPool
 from etude.common.api.pool import DriverName
 from etude.common.files import ResolvedPool
+from etude.common.tls import targets
 from etude.operator import names
-from etude.operator.desired import reach
+from etude.operator.desired import certificates, reach
 from etude.operator.desired.edge import edge_children
 from etude.operator.desired.pods import (
     EGRESS_FOLDER,
     POD_INDEX,
     SPEC_FOLDER,
     Plan,
+    PodCertificate,
     base_env,
     env,
     field_env,
@@ -51,12 +53,29 @@ def pool_children(
         _pool_map(pool),
         service(pool, name, broker_labels, PORTS[names.BROKER]),
         stateful_set(pool, name, broker_labels, plan, replicas=num_brokers, attempt=0),
-        *edge_children(pool, labels, images[ENVSERVER]),
+        *edge_children(pool, labels, images[ENVSERVER], _certificate(pool, names.EDGE, platform)),
         *(_node(pool, ordinal, images, platform) for ordinal in ordinals),
     ]
+    children += _certificates(pool, platform)
     if platform.namespace is not None and pool.spec.network.policy == "Managed":
-        children += reach.pool_policies(pool, platform.namespace)
+        asks = certificates.asks_issuer(platform.tls)
+        children += reach.pool_policies(pool, platform.namespace, asks_issuer=asks)
     return [stamped(child) for child in children]
+
+
+def _certificates(pool: EnvPool, platform: Platform) -> list[Manifest]:
+    if platform.tls is None:
+        return []
+    parts = [names.BROKER, names.NODE, *([names.EDGE] if pool.spec.edge is not None else [])]
+    identities = [certificates.pool_identity(platform.tls, pool, part) for part in parts]
+    return certificates.children(pool, platform.tls, identities)
+
+
+def _certificate(pool: EnvPool, role: str, platform: Platform) -> PodCertificate | None:
+    if platform.tls is None:
+        return None
+    identity = certificates.pool_identity(platform.tls, pool, role)
+    return certificates.of_pod(platform.tls, identity, pool.metadata.name)
 
 
 def pool_labels(pool: EnvPool) -> dict[str, str]:
@@ -103,7 +122,7 @@ def _pool_plan(pool: EnvPool, role: str, images: Mapping[str, str], platform: Pl
     if role == names.NODE:
         variables += [
             field_env("ETUDE_POD_IP", "status.podIP"),
-            env("ETUDE_ADVERTISE", f"$(ETUDE_POD_IP):{PORTS[names.NODE]['grpc']}"),
+            env("ETUDE_ADVERTISE", _advertised(pool, platform)),
             _broker_target(pool),
             *_egress_folder(pool),
         ]
@@ -124,7 +143,15 @@ def _pool_plan(pool: EnvPool, role: str, images: Mapping[str, str], platform: Pl
         seccomp_profile=platform.node_seccomp_profile if role == names.NODE else None,
         devices=_devices(pool, role, platform),
         egress_secrets=_egress_secrets(pool) if role == names.NODE else (),
+        certificate=_certificate(pool, role, platform),
     )
+
+
+def _advertised(pool: EnvPool, platform: Platform) -> str:
+    """Where a node is dialled; where that must be proved, also who answers there."""
+    address = f"$(ETUDE_POD_IP):{PORTS[names.NODE]['grpc']}"
+    workload = names.child(pool.metadata.name, names.NODE)
+    return address if platform.tls is None else targets.named(workload, address)
 
 
 def _egress_secrets(pool: EnvPool) -> list[tuple[str, str]]:

@@ -12,3 +12,6 @@ PORTS: Mapping[str, Mapping[str, int]] = {
     names.EDGE: {"http": 7050},
     names.REWARDS: {"grpc": 7040},
 }
+
+ISSUER_PORT = 7060
+"""Of the chart's own issuer of certificates."""

@@ -11,13 +11,14 @@ from etude.common.api.network import EgressPolicy
 from etude.common.api.pool import StoreAccess
 from etude.operator import names
 from etude.operator.desired.pods import PROBE_PORT
-from etude.operator.desired.ports import PORTS
+from etude.operator.desired.ports import ISSUER_PORT, PORTS
 from etude.operator.desired.workloads import head
 from etude.operator.manifests import Manifest
 
 LINK_LOCAL = "169.254.0.0/16"
 """Where clouds answer with a machine's own credentials."""
 OPERATOR_LABELS = {"app.kubernetes.io/name": "etude", "app.kubernetes.io/component": "operator"}
+ISSUER_LABELS = {"app.kubernetes.io/name": "etude", "app.kubernetes.io/component": "issuer"}
 NAMESPACE = "kubernetes.io/metadata.name"
 """Label with which Kubernetes names every namespace."""
 DNS_PORT = 53
@@ -28,19 +29,23 @@ Rule = Manifest
 Selector = Mapping[str, str]
 
 
-def run_policies(run: RLRun, pools: Sequence[str], operator_namespace: str) -> list[Manifest]:
+def run_policies(
+    run: RLRun, pools: Sequence[str], operator_namespace: str, *, asks_issuer: bool = False
+) -> list[Manifest]:
     """One for each role of a run.
 
     Args:
         run: the run.
         pools: names of the EnvPools that its environments come from.
         operator_namespace: where the operator runs, which dials the controller.
+        asks_issuer: whether its pods get their certificates from an issuer beside the operator.
     """
     ours = {names.RUN: run.metadata.name}
     trainer, inference, rewards = (
         {**ours, names.ROLE: role} for role in (names.TRAINER, names.INFERENCE, names.REWARDS)
     )
     outside = _outside(run.spec.storage, run.spec.observability.otlp_endpoint)
+    outside += _issuer(operator_namespace) if asks_issuer else []
     environments = [rule for pool in pools for rule in _environments(pool)]
     operator = _from_operator(operator_namespace, names.TRAINER)
     ways = {
@@ -61,15 +66,18 @@ def run_policies(run: RLRun, pools: Sequence[str], operator_namespace: str) -> l
     ]
 
 
-def pool_policies(pool: EnvPool, operator_namespace: str) -> list[Manifest]:
+def pool_policies(
+    pool: EnvPool, operator_namespace: str, *, asks_issuer: bool = False
+) -> list[Manifest]:
     """One for each part of a pool. Any run of its namespace may use it."""
     ours = {names.POOL: pool.metadata.name}
     broker, node, edge = (
         {**ours, names.ROLE: role} for role in (names.BROKER, names.NODE, names.EDGE)
     )
     clients: list[Selector] = [{names.ROLE: names.TRAINER}, {names.ROLE: names.REWARDS}, edge]
-    signals = _outside(None, pool.spec.observability.otlp_endpoint)
-    outside = _outside(pool.spec.store, pool.spec.observability.otlp_endpoint)
+    issuer = _issuer(operator_namespace) if asks_issuer else []
+    signals = _outside(None, pool.spec.observability.otlp_endpoint) + issuer
+    outside = _outside(pool.spec.store, pool.spec.observability.otlp_endpoint) + issuer
     if pool.spec.network.egress is not EgressPolicy.NONE:
         # A node's own proxy tells its environments apart, and refuses what no rule allows.
         outside.append(_anywhere(()))
@@ -141,6 +149,15 @@ def _from_operator(namespace: str, role: str) -> Rule:
         "podSelector": {"matchLabels": OPERATOR_LABELS},
     }
     return {"from": [peer], "ports": _ports([PORTS[role]["grpc"]])}
+
+
+def _issuer(namespace: str) -> list[Rule]:
+    """The way to whoever signs certificates."""
+    peer = {
+        "namespaceSelector": {"matchLabels": {NAMESPACE: namespace}},
+        "podSelector": {"matchLabels": ISSUER_LABELS},
+    }
+    return [{"to": [peer], "ports": _ports([ISSUER_PORT])}]
 
 
 def _outside(store: StoreAccess | None, otlp_endpoint: str | None) -> list[Rule]:

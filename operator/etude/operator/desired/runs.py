@@ -11,8 +11,9 @@ from etude.common.api.podtemplate import PodTemplate
 from etude.common.api.roles import EnvironmentRole, RoleSpec
 from etude.common.files import ResolvedRun
 from etude.operator import names
-from etude.operator.desired import reach
-from etude.operator.desired.pods import SPEC_FOLDER, Plan, base_env, env, toleration
+from etude.operator.desired import certificates, reach
+from etude.operator.desired.certificates import Tls
+from etude.operator.desired.pods import SPEC_FOLDER, Plan, PodCertificate, base_env, env, toleration
 from etude.operator.desired.ports import PORTS
 from etude.operator.desired.workloads import head, service, stateful_set
 from etude.operator.manifests import Manifest, stamped
@@ -46,6 +47,8 @@ class Platform:
     does not, and the restricted standard allows a Localhost profile."""
     namespace: str | None = None
     """Where the operator runs, which NetworkPolicies let in; on one machine there are none."""
+    tls: Tls | None = None
+    """Where certificates come from; None keeps every part on its own machine."""
     kvm_resource: str | None = None
     """Resource of a device plugin that gives pods /dev/kvm; without it microVMs are translated."""
 
@@ -79,7 +82,7 @@ def run_children(run: RLRun, shape: RunShape, platform: Platform) -> list[Manife
             service(run, name, labels, PORTS[role]),
             stateful_set(run, name, labels, plan, replicas=pods, attempt=attempt),
         ]
-    children += _policies(run, platform)
+    children += [*_policies(run, platform), *_certificates(run, platform)]
     return [stamped(child) for child in children]
 
 
@@ -87,7 +90,22 @@ def _policies(run: RLRun, platform: Platform) -> list[Manifest]:
     if platform.namespace is None or run.spec.network.policy == "Unmanaged":
         return []
     pools = [pool_name(run, role) for role in run.spec.roles.environments]
-    return reach.run_policies(run, pools, platform.namespace)
+    asks = certificates.asks_issuer(platform.tls)
+    return reach.run_policies(run, pools, platform.namespace, asks_issuer=asks)
+
+
+def _certificates(run: RLRun, platform: Platform) -> list[Manifest]:
+    if platform.tls is None:
+        return []
+    identities = [certificates.run_identity(platform.tls, run, role) for role in roles(run)]
+    return certificates.children(run, platform.tls, identities)
+
+
+def _certificate(run: RLRun, role: str, platform: Platform) -> PodCertificate | None:
+    if platform.tls is None:
+        return None
+    identity = certificates.run_identity(platform.tls, run, role)
+    return certificates.of_pod(platform.tls, identity, run.metadata.name)
 
 
 def own_pools(run: RLRun, *, is_running: bool) -> list[Manifest]:
@@ -208,6 +226,7 @@ def _run_plan(run: RLRun, role: str, shape: RunShape, platform: Platform) -> Pla
         node_selector=spec.node_selector,
         tolerations=[toleration(each) for each in spec.tolerations],
         classes=_classes(spec),
+        certificate=_certificate(run, role, platform),
         over=_over(spec.pod_template),
         grace_s=_grace_s(run, role),
         shared_memory=role in {names.TRAINER, names.INFERENCE},

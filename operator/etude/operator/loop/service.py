@@ -13,7 +13,8 @@ from etude.operator.cluster.cache import Cache
 from etude.operator.cluster.kubernetes import KubernetesCluster
 from etude.operator.cluster.leases import KubernetesLeases
 from etude.operator.cluster.rest import Rest
-from etude.operator.cluster.watches import Watches
+from etude.operator.cluster.watches import CHILDREN, Watches
+from etude.operator.desired.certificates import Mode
 from etude.operator.loop import events
 from etude.operator.loop.leader import Leader
 from etude.operator.loop.workers import operator
@@ -39,7 +40,7 @@ async def serve(settings: Settings) -> None:
             KubernetesLeases(rest, settings.namespace, settings.lease), clock, settings.pod
         )
         cache = Cache()
-        watches = Watches(rest, cache, settings.namespaces)
+        watches = Watches(rest, cache, settings.namespaces, _children(settings))
         cluster = KubernetesCluster(rest, cache, leader.may_write)
         made = operator(
             cluster,
@@ -67,6 +68,14 @@ async def serve(settings: Settings) -> None:
                     task.cancel()
         await leader.release()
     log.info("stopped")
+
+
+def _children(settings: Settings) -> tuple[str, ...]:
+    """Certificates are watched only where the operator makes them: who else may not serve them."""
+    tls = settings.platform.tls
+    if tls is not None and tls.mode is Mode.CERT_MANAGER:
+        return (*CHILDREN, "Certificate")
+    return CHILDREN
 
 
 @contextlib.asynccontextmanager

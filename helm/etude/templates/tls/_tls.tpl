@@ -1,0 +1,134 @@
+{{- /* What parts are told about certificates; refuses what cannot work. */ -}}
+{{- define "etude.tlsEnv" -}}
+{{- $tls := .Values.tls -}}
+- {name: ETUDE_TLS_MODE, value: {{ $tls.mode }}}
+- {name: ETUDE_TLS_DOMAIN, value: {{ $tls.trustDomain }}}
+- {name: ETUDE_TLS_LIFETIME_HOURS, value: {{ $tls.certificateHours | quote }}}
+{{- if eq $tls.mode "SelfManaged" }}
+- {name: ETUDE_TLS_ISSUER, value: {{ include "etude.issuerTarget" . }}}
+- {name: ETUDE_TLS_TRUST, value: /etc/etude-trust}
+{{- else if eq $tls.mode "CertManager" }}
+{{- if not (.Capabilities.APIVersions.Has "cert-manager.io/v1/Certificate") }}
+{{- fail "tls.mode: this cluster serves no Certificate of cert-manager.io/v1: install cert-manager first, or take SelfManaged (with `helm template`, add --api-versions cert-manager.io/v1/Certificate)" }}
+{{- end }}
+{{- if not $tls.issuerRef.name }}
+{{- fail "tls.issuerRef.name: CertManager needs the name of an issuer" }}
+{{- end }}
+- {name: ETUDE_TLS_ISSUER_NAME, value: {{ $tls.issuerRef.name }}}
+- {name: ETUDE_TLS_ISSUER_KIND, value: {{ $tls.issuerRef.kind }}}
+- {name: ETUDE_TLS_ISSUER_GROUP, value: {{ $tls.issuerRef.group }}}
+{{- else if eq $tls.mode "Secret" }}
+{{- if not $tls.secretName }}
+{{- fail "tls.secretName: Secret needs the name of one that every namespace with runs has, and this one" }}
+{{- end }}
+- {name: ETUDE_TLS_SECRET, value: {{ $tls.secretName }}}
+{{- end }}
+{{- end -}}
+
+{{- define "etude.issuer" -}}
+{{ include "etude.name" . }}-issuer
+{{- end -}}
+
+{{- define "etude.issuerTarget" -}}
+{{ include "etude.issuer" . }}.{{ .Release.Namespace }}.svc:7060
+{{- end -}}
+
+{{- define "etude.issuerSelector" -}}
+app.kubernetes.io/name: etude
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: issuer
+{{- end -}}
+
+{{- define "etude.operatorIdentity" -}}
+spiffe://{{ .Values.tls.trustDomain }}/ns/{{ .Release.Namespace }}/role/operator
+{{- end -}}
+
+{{- define "etude.caSecret" -}}
+{{ .Values.tls.selfManaged.caSecret | default (printf "%s-ca" (include "etude.name" .)) }}
+{{- end -}}
+
+{{- /* Names of CAs that are believed: the one that was added last, and its predecessor. */ -}}
+{{- define "etude.caNames" -}}
+{{- $last := int .Values.tls.selfManaged.generation -}}
+{{- range untilStep (int (max 1 (sub $last 1))) (int (add $last 1)) 1 }}
+- ca-{{ . }}
+{{- end }}
+{{- end -}}
+
+{{- /* The CAs' certificates as files, never their keys. */ -}}
+{{- define "etude.trustVolume" -}}
+- name: trust
+  secret:
+    secretName: {{ include "etude.caSecret" . }}
+    items:
+      {{- range include "etude.caNames" . | fromYamlArray }}
+      - {key: {{ . }}.crt, path: {{ . }}.crt}
+      {{- end }}
+{{- end -}}
+
+{{- define "etude.trustMount" -}}
+- {name: trust, mountPath: /etc/etude-trust, readOnly: true}
+{{- end -}}
+
+{{- /* How the operator's own pod comes by its certificate. */ -}}
+{{- define "etude.tlsVolumes" -}}
+{{- $mode := .Values.tls.mode -}}
+{{- if eq $mode "SelfManaged" }}
+- {name: tls, emptyDir: {medium: Memory, sizeLimit: 1Mi}}
+- name: tls-token
+  projected:
+    defaultMode: 0440
+    sources:
+      - serviceAccountToken:
+          audience: {{ include "etude.operatorIdentity" . }}
+          expirationSeconds: 3600
+          path: token
+{{- else if eq $mode "CertManager" }}
+- {name: tls, secret: {secretName: {{ include "etude.name" . }}-operator-tls, defaultMode: 0440}}
+{{- else if eq $mode "Secret" }}
+- {name: tls, secret: {secretName: {{ .Values.tls.secretName }}, defaultMode: 0440}}
+{{- end }}
+{{- end -}}
+
+{{- define "etude.tlsSetting" -}}
+- {name: ETUDE_TLS, value: {{ ternary "Plaintext" "/etc/etude-tls" (eq .Values.tls.mode "Plaintext") }}}
+{{- end -}}
+
+{{- define "etude.tlsMount" -}}
+{{- if ne .Values.tls.mode "Plaintext" }}
+- {name: tls, mountPath: /etc/etude-tls, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- /* The sidecar that keeps the operator's certificate fresh; the operator gives runs the same. */ -}}
+{{- define "etude.keeper" -}}
+- name: certificates
+  image: {{ include "etude.image" (dict "root" . "role" "operator") }}
+  imagePullPolicy: {{ .Values.imagePullPolicy }}
+  command: [python, -m, etude.common.tls.keeper]
+  restartPolicy: Always
+  env:
+    - {name: ETUDE_TLS_FOLDER, value: /etc/etude-tls}
+    - {name: ETUDE_TLS_IDENTITY, value: {{ include "etude.operatorIdentity" . }}}
+    - {name: ETUDE_TLS_ISSUER, value: {{ include "etude.issuerTarget" . }}}
+    - {name: ETUDE_TLS_TOKEN, value: /var/run/etude-token/token}
+    - {name: ETUDE_TLS_TRUST, value: /etc/etude-trust}
+    - {name: ETUDE_HOST, value: "0.0.0.0"}
+    - {name: ETUDE_PROBE_PORT, value: "8081"}
+  ports:
+    - {name: keeper, containerPort: 8081, protocol: TCP}
+  startupProbe:
+    httpGet: {path: /readyz, port: 8081}
+    periodSeconds: 1
+    timeoutSeconds: 5
+    failureThreshold: 600
+  terminationMessagePolicy: FallbackToLogsOnError
+  securityContext: {{- include "etude.containerSecurity" . | nindent 4 }}
+  resources:
+    requests: {cpu: 5m, memory: 48Mi}
+    limits: {memory: 128Mi}
+  volumeMounts:
+    - {name: tls, mountPath: /etc/etude-tls}
+    - {name: tls-token, mountPath: /var/run/etude-token, readOnly: true}
+    - {name: trust, mountPath: /etc/etude-trust, readOnly: true}
+{{- end -}}

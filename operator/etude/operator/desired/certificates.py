@@ -1,0 +1,215 @@
+"""How pods come by their certificates: pure functions from the platform's choice to manifests."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from etude.common.api.kinds import EnvPool, RLRun
+from etude.common.tls.identity import DOMAIN, Identity
+from etude.operator import names
+from etude.operator.desired.pods import TLS_FOLDER, PodCertificate
+from etude.operator.desired.workloads import head
+from etude.operator.manifests import Manifest
+
+TOKEN_FOLDER = "/var/run/etude-token"  # noqa: S105 - a folder
+TRUST_FOLDER = "/etc/etude-trust"
+KEEPER = "certificates"
+"""Name of the container that keeps a pod's certificate fresh."""
+KEEPER_PORT = 8081
+TOKEN_SECONDS = 3_600
+"""The kubelet puts a new token in its place after four fifths of it."""
+
+
+class Mode(StrEnum):
+    """Where certificates come from."""
+
+    SELF_MANAGED = "SelfManaged"
+    """Each pod asks the chart's own issuer, and shows a token of the cluster for it."""
+    CERT_MANAGER = "CertManager"
+    """cert-manager writes a Secret for each Certificate that the operator applies."""
+    SECRET = "Secret"  # noqa: S105 - a mode
+    """The platform's team puts a Secret into each namespace."""
+    PLAINTEXT = "Plaintext"
+    """Nowhere: everything is sent in the clear."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issuer:
+    """An issuer of cert-manager's, or of somebody who speaks its language."""
+
+    name: str
+    kind: str = "ClusterIssuer"
+    group: str = "cert-manager.io"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """What the operator was installed with."""
+
+    mode: Mode
+    domain: str = DOMAIN
+    """Trust domain: the first part of every identity."""
+    lifetime_hours: int = 24
+    """Of a certificate, for the modes that issue them."""
+    secret: str = ""
+    """Name of the Secret in each namespace."""
+    issuer: Issuer | None = None
+    target: str = ""
+    """host:port of the chart's own issuer."""
+    trust: str = ""
+    """PEM certificates of its CA."""
+
+
+def run_identity(tls: Tls, run: RLRun, role: str) -> Identity:
+    """A role of a run."""
+    metadata = run.metadata
+    return Identity(domain=tls.domain, namespace=metadata.namespace, run=metadata.name, role=role)
+
+
+def pool_identity(tls: Tls, pool: EnvPool, role: str) -> Identity:
+    """A part of a pool, and of the run that owns it."""
+    metadata = pool.metadata
+    return Identity(
+        domain=tls.domain,
+        namespace=metadata.namespace,
+        run=metadata.labels.get(names.RUN, ""),
+        pool=metadata.name,
+        role=role,
+    )
+
+
+def children(
+    owner: RLRun | EnvPool, tls: Tls | None, identities: Sequence[Identity]
+) -> list[Manifest]:
+    """What a run or a pool owns for the certificates of its parts."""
+    match tls.mode if tls is not None else None:
+        case Mode.CERT_MANAGER:
+            assert tls is not None  # noqa: S101 - it has a mode
+            return [_certificate(owner, tls, each) for each in identities]
+        case Mode.SELF_MANAGED:
+            assert tls is not None  # noqa: S101 - it has a mode
+            return [_trust(owner, tls)]
+        case Mode.SECRET | Mode.PLAINTEXT | None:
+            return []
+
+
+def of_pod(tls: Tls | None, identity: Identity, owner: str) -> PodCertificate | None:
+    """How one part's pods get their certificate; None leaves them on their own machine."""
+    if tls is None:
+        return None
+    match tls.mode:
+        case Mode.PLAINTEXT:
+            return PodCertificate(setting=Mode.PLAINTEXT)
+        case Mode.SECRET:
+            return PodCertificate(setting=TLS_FOLDER, volumes=[_secret(tls.secret)])
+        case Mode.CERT_MANAGER:
+            return PodCertificate(setting=TLS_FOLDER, volumes=[_secret(secret_name(identity))])
+        case Mode.SELF_MANAGED:
+            return _kept(tls, identity, owner)
+
+
+def asks_issuer(tls: Tls | None) -> bool:
+    """Whether pods get their certificates from the issuer beside the operator."""
+    return tls is not None and tls.mode is Mode.SELF_MANAGED
+
+
+def secret_name(identity: Identity) -> str:
+    """The Secret that cert-manager writes for a part, and the Certificate that asks for it."""
+    return f"{identity.server_name.partition('.')[0]}-tls"
+
+
+def trust_name(owner: str) -> str:
+    """The ConfigMap with the CA that the pods of a run or pool believe at first."""
+    return names.child(owner, "trust")
+
+
+def _secret(name: str) -> Manifest:
+    # Else every user of the container reads the key, that of a guest's monitor too.
+    return {"name": "tls", "secret": {"secretName": name, "defaultMode": 0o440}}
+
+
+def _certificate(owner: RLRun | EnvPool, tls: Tls, identity: Identity) -> Manifest:
+    assert tls.issuer is not None, "CertManager comes with an issuer"  # noqa: S101 - our own mistake
+    name = secret_name(identity)
+    spec = {
+        "secretName": name,
+        "duration": f"{tls.lifetime_hours}h0m0s",
+        "renewBefore": f"{max(1, tls.lifetime_hours // 3)}h0m0s",
+        "privateKey": {"algorithm": "ECDSA", "size": 256, "rotationPolicy": "Always"},
+        "uris": [identity.uri],
+        "dnsNames": [identity.server_name],
+        "usages": ["digital signature", "server auth", "client auth"],
+        "issuerRef": {
+            "name": tls.issuer.name,
+            "kind": tls.issuer.kind,
+            "group": tls.issuer.group,
+        },
+    }
+    labels = _labels(owner)
+    return {**head(owner, "cert-manager.io/v1", "Certificate", name, labels), "spec": spec}
+
+
+def _trust(owner: RLRun | EnvPool, tls: Tls) -> Manifest:
+    name = trust_name(owner.metadata.name)
+    return {**head(owner, "v1", "ConfigMap", name, _labels(owner)), "data": {"ca.crt": tls.trust}}
+
+
+def _labels(owner: RLRun | EnvPool) -> Mapping[str, str]:
+    # Without a role: what has one is taken for a part that runs.
+    if owner.kind == "RLRun":
+        return {names.MANAGED_BY: names.OURS, names.RUN: owner.metadata.name}
+    run = owner.metadata.labels.get(names.RUN)
+    labels = {names.MANAGED_BY: names.OURS, names.POOL: owner.metadata.name}
+    return labels | {names.RUN: run} if run else labels
+
+
+def _kept(tls: Tls, identity: Identity, owner: str) -> PodCertificate:
+    """A pod whose keeper asks the issuer. Its key never leaves the pod's memory."""
+    token = {"audience": identity.uri, "expirationSeconds": TOKEN_SECONDS, "path": "token"}
+    return PodCertificate(
+        setting=TLS_FOLDER,
+        volumes=[
+            {"name": "tls", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+            {
+                "name": "tls-token",
+                "projected": {"sources": [{"serviceAccountToken": token}], "defaultMode": 0o440},
+            },
+            {"name": "tls-trust", "configMap": {"name": trust_name(owner)}},
+        ],
+        keeper=keeper(tls.target, identity.uri),
+    )
+
+
+def keeper(target: str, identity: str) -> Manifest:
+    """The container beside a pod's own that keeps its certificate fresh.
+
+    A sidecar: it has a certificate before the others start, and outlives them at the end.
+    """
+    settings = {
+        "ETUDE_TLS_FOLDER": TLS_FOLDER,
+        "ETUDE_TLS_IDENTITY": identity,
+        "ETUDE_TLS_ISSUER": target,
+        "ETUDE_TLS_TOKEN": f"{TOKEN_FOLDER}/token",
+        "ETUDE_TLS_TRUST": TRUST_FOLDER,
+        "ETUDE_HOST": "0.0.0.0",  # noqa: S104 - the kubelet probes it
+        "ETUDE_PROBE_PORT": str(KEEPER_PORT),
+    }
+    return {
+        "name": KEEPER,
+        "command": ["python", "-m", "etude.common.tls.keeper"],
+        "restartPolicy": "Always",
+        "env": [{"name": name, "value": value} for name, value in settings.items()],
+        "ports": [{"name": "keeper", "containerPort": KEEPER_PORT, "protocol": "TCP"}],
+        "startupProbe": {
+            "httpGet": {"path": "/readyz", "port": KEEPER_PORT},
+            "periodSeconds": 1,
+            "timeoutSeconds": 5,
+            "failureThreshold": 600,
+        },
+        "resources": {"requests": {"cpu": "5m", "memory": "48Mi"}, "limits": {"memory": "128Mi"}},
+        "volumeMounts": [
+            {"name": "tls", "mountPath": TLS_FOLDER},
+            {"name": "tls-token", "mountPath": TOKEN_FOLDER, "readOnly": True},
+            {"name": "tls-trust", "mountPath": TRUST_FOLDER, "readOnly": True},
+        ],
+    }

@@ -1,0 +1,162 @@
+"""What pods and their owners are told about certificates."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from etude.common.api.kinds import EnvPool, RLRun
+from etude.common.tls.identity import Identity
+from etude.operator.desired import pools as desired_pools
+from etude.operator.desired import runs as desired
+from etude.operator.desired.certificates import Issuer, Mode, Tls
+from etude.operator.desired.runs import Platform, RunShape
+from etude.operator.manifests import Manifest
+
+Build = Callable[..., dict[str, Any]]
+TRUST = "-----BEGIN CERTIFICATE-----\n"
+CHOICES = {
+    Mode.SELF_MANAGED: Tls(mode=Mode.SELF_MANAGED, target="i.etude-system.svc:7060", trust=TRUST),
+    Mode.CERT_MANAGER: Tls(mode=Mode.CERT_MANAGER, issuer=Issuer(name="ca")),
+    Mode.SECRET: Tls(mode=Mode.SECRET, secret="wire"),
+    Mode.PLAINTEXT: Tls(mode=Mode.PLAINTEXT),
+}
+EDGE = {"keysRef": {"name": "keys"}}
+
+
+@pytest.fixture
+def made(run_body: Build, platform: Platform) -> Callable[[Tls | None], list[Manifest]]:
+    """Everything of a run and of its pool, which has an edge."""
+
+    def make(tls: Tls | None) -> list[Manifest]:
+        given = replace(platform, tls=tls)
+        run = RLRun.model_validate(run_body())
+        found = desired.run_children(run, RunShape(images=platform.images), given)
+        body = next(each for each in found if each["kind"] == "EnvPool")
+        body["metadata"]["uid"] = "uid-pool"
+        pool = EnvPool.model_validate({**body, "spec": {**body["spec"], "edge": EDGE}})
+        return found + desired_pools.pool_children(pool, (0,), platform.images, given)
+
+    return make
+
+
+def pods(found: list[Manifest]) -> dict[str, Manifest]:
+    """The spec of each pod, by its role."""
+    specs = {}
+    for each in found:
+        match each["kind"]:
+            case "StatefulSet":
+                template = each["spec"]["template"]
+                specs[template["metadata"]["labels"]["etude.dev/role"]] = template["spec"]
+            case "Pod":
+                specs[each["metadata"]["labels"]["etude.dev/role"]] = each["spec"]
+            case _:
+                continue
+    return specs
+
+
+def told(spec: Manifest, variable: str) -> str | None:
+    values = {each["name"]: each.get("value") for each in spec["containers"][0]["env"]}
+    return values.get(variable)
+
+
+ROLES = {"trainer", "inference", "rewards", "broker", "node", "edge"}
+
+
+@pytest.mark.parametrize("mode", [m for m in Mode if m is not Mode.PLAINTEXT])
+def test_every_pod_finds_a_certificate_where_it_is_told_to_look(made: Any, mode: Mode) -> None:
+    found = pods(made(CHOICES[mode]))
+    assert found.keys() == ROLES
+    for role, spec in found.items():
+        folder = told(spec, "ETUDE_TLS")
+        mounts = {each["mountPath"]: each for each in spec["containers"][0]["volumeMounts"]}
+        assert folder in mounts, role
+        assert mounts[folder]["readOnly"] is True
+        assert mounts[folder]["name"] in {volume["name"] for volume in spec["volumes"]}
+
+
+def test_plaintext_is_said_and_nothing_is_mounted_for_it(made: Any) -> None:
+    for spec in pods(made(CHOICES[Mode.PLAINTEXT])).values():
+        assert told(spec, "ETUDE_TLS") == "Plaintext"
+        assert not [volume for volume in spec["volumes"] if volume["name"].startswith("tls")]
+
+
+def test_who_was_told_nothing_keeps_to_its_machine(made: Any) -> None:
+    for spec in pods(made(None)).values():
+        assert told(spec, "ETUDE_TLS") is None
+
+
+def test_cert_manager_is_asked_for_one_certificate_per_part(made: Any) -> None:
+    found = made(CHOICES[Mode.CERT_MANAGER])
+    certificates = {m["spec"]["secretName"]: m for m in found if m["kind"] == "Certificate"}
+    mounted = {
+        volume["secret"]["secretName"]
+        for spec in pods(found).values()
+        for volume in spec["volumes"]
+        if volume["name"] == "tls"
+    }
+    assert certificates.keys() == mounted
+    assert len(mounted) == len(ROLES), "no part has another's key"
+    names = {tuple(each["spec"]["uris"]) for each in certificates.values()}
+    assert len(names) == len(ROLES)
+    for each in certificates.values():
+        (uri,) = each["spec"]["uris"]
+        assert each["spec"]["dnsNames"] == [Identity.parse(uri).server_name]
+        assert each["spec"]["issuerRef"]["name"] == "ca"
+        assert each["metadata"]["ownerReferences"][0]["controller"] is True
+
+
+def test_a_runs_own_pool_is_known_as_the_runs(made: Any) -> None:
+    found = made(CHOICES[Mode.CERT_MANAGER])
+    uris = [m["spec"]["uris"][0] for m in found if m["kind"] == "Certificate"]
+    assert "spiffe://etude.dev/ns/lab/run/demo/pool/demo-repos/role/broker" in uris
+    assert "spiffe://etude.dev/ns/lab/run/demo/role/trainer" in uris
+
+
+def test_a_kept_pods_token_is_good_for_its_identity_and_nothing_else(made: Any) -> None:
+    for role, spec in pods(made(CHOICES[Mode.SELF_MANAGED])).items():
+        (keeper,) = spec["initContainers"]
+        assert keeper["restartPolicy"] == "Always", "a sidecar"
+        volumes = {each["name"]: each for each in spec["volumes"]}
+        (source,) = volumes["tls-token"]["projected"]["sources"]
+        audience = source["serviceAccountToken"]["audience"]
+        assert Identity.parse(audience).role == role
+        given = {each["name"]: each["value"] for each in keeper["env"]}
+        assert given["ETUDE_TLS_IDENTITY"] == audience
+        mounted = {each["name"] for each in spec["containers"][0]["volumeMounts"]}
+        assert "tls-token" not in mounted, "the role itself never sees the token"
+        assert spec["automountServiceAccountToken"] is False
+
+
+def test_a_kept_pod_believes_the_ca_that_the_operator_was_installed_with(made: Any) -> None:
+    found = made(CHOICES[Mode.SELF_MANAGED])
+    maps = {m["metadata"]["name"]: m["data"] for m in found if m["kind"] == "ConfigMap"}
+    for spec in pods(found).values():
+        (trust,) = [each for each in spec["volumes"] if each["name"] == "tls-trust"]
+        assert maps[trust["configMap"]["name"]] == {"ca.crt": TRUST}
+
+
+def test_kept_pods_may_reach_the_issuer_and_others_may_not(made: Any) -> None:
+    def reached(mode: Mode) -> set[str]:
+        return {
+            policy["metadata"]["name"]
+            for policy in made(CHOICES[mode])
+            if policy["kind"] == "NetworkPolicy"
+            for rule in policy["spec"]["egress"]
+            if any(port["port"] == 7060 for port in rule.get("ports", ()))
+        }
+
+    assert len(reached(Mode.SELF_MANAGED)) == len(ROLES)
+    assert reached(Mode.CERT_MANAGER) == set()
+
+
+def test_a_node_says_who_answers_at_its_address(made: Any) -> None:
+    spec = pods(made(CHOICES[Mode.SELF_MANAGED]))["node"]
+    assert told(spec, "ETUDE_ADVERTISE") == "demo-repos-node@$(ETUDE_POD_IP):7030"
+
+
+def test_no_pod_and_no_object_holds_a_key(made: Any) -> None:
+    for tls in CHOICES.values():
+        kinds = {each["kind"] for each in made(tls)}
+        assert "Secret" not in kinds
