@@ -260,6 +260,18 @@ async def test_a_server_of_another_run_that_answers_at_the_address_is_not_called
         await until(lambda: f"not good for {mine}" in caplog.text)
 
 
+async def test_who_dials_anew_for_each_call_learns_why_it_fails(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "etude.common.tls.channel")
+    target = await world.serve(who("rewards"), authority=pki.Authority())
+    channel = dial(target, wire=world.wire(who("trainer")))
+    with pytest.raises(grpc.aio.AioRpcError):
+        await score(channel)
+    await channel.close()
+    assert "its certificate is not good for a-rewards.lab.svc" in caplog.text
+
+
 async def test_a_client_in_the_clear_gets_nothing(world: World) -> None:
     target = await world.serve(who("rewards"))
     async with dial(target, wire=told("Plaintext")) as channel:

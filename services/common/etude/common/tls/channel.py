@@ -31,6 +31,7 @@ class RotatingChannel(grpc.aio.Channel):
     _shown: Material | None = field(default=None, init=False)
     _inner: grpc.aio.Channel | None = field(default=None, init=False)
     _watching: asyncio.Task[None] | None = field(default=None, init=False)
+    _said: str = field(default="", init=False)
     _ending: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     def newest(self) -> grpc.aio.Channel:
@@ -59,18 +60,20 @@ class RotatingChannel(grpc.aio.Channel):
 
     async def _watch(self, channel: grpc.aio.Channel) -> None:
         """Say why a peer cannot be reached where the reason is a certificate."""
-        said = ""
         state = channel.get_state()
         while state is not grpc.ChannelConnectivity.SHUTDOWN:
             if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                why = await handshake.problem(self.credentials, self.target)
-                if why:
-                    metrics.REFUSED.labels("client").inc()
-                if why and why != said:
-                    log.warning("TLS handshake with %s fails: %s", self.target.address, why)
-                said = why
+                await self._explain()
             await channel.wait_for_state_change(state)
             state = channel.get_state()
+
+    async def _explain(self) -> None:
+        why = await handshake.problem(self.credentials, self.target)
+        if why:
+            metrics.REFUSED.labels("client").inc()
+        if why and why != self._said:
+            log.warning("TLS handshake with %s fails: %s", self.target.address, why)
+        self._said = why
 
     @override
     async def __aenter__(self) -> Self:
@@ -84,6 +87,10 @@ class RotatingChannel(grpc.aio.Channel):
     async def close(self, grace: float | None = None) -> None:
         if self._watching is not None:
             self._watching.cancel()
+        is_failing = grpc.ChannelConnectivity.TRANSIENT_FAILURE
+        if self._inner is not None and self._inner.get_state() is is_failing and not self._said:
+            # Who dials anew for each call would never learn why it fails.
+            await self._explain()
         for ending in self._ending:
             ending.cancel()
         if self._inner is not None:

@@ -8,7 +8,8 @@ from etude.common.tls.credentials import Credentials
 from etude.common.tls.material import CA, CERTIFICATE, KEY
 from etude.common.tls.targets import Target
 
-LIMIT_S = 5.0
+LIMIT_S = 2.0
+"""Whoever closes a channel may wait for this."""
 
 
 async def problem(credentials: Credentials, target: Target) -> str:
