@@ -241,6 +241,19 @@ def _coredns(layout: Layout) -> tuple[str, ...]:
     return (layout.binary("coredns"), "-conf", f"{layout.conf}/Corefile")
 
 
+def _kwok(layout: Layout) -> tuple[str, ...]:
+    return (
+        layout.binary("kwok"),
+        f"--kubeconfig={layout.kubeconfig}",
+        f"--config={layout.conf}/kwok.json",
+        "--manage-all-nodes=false",
+        "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
+        f"--cidr={layout.fake_range}",
+        f"--node-ip={layout.node_ip}",
+        "--node-lease-duration-seconds=40",
+    )
+
+
 _COMMANDS: dict[str, Callable[[Layout], tuple[str, ...]]] = {
     "containerd": _containerd,
     "etcd": _etcd,
@@ -250,5 +263,6 @@ _COMMANDS: dict[str, Callable[[Layout], tuple[str, ...]]] = {
     "kubelet": _kubelet,
     "kube-proxy": _kube_proxy,
     "coredns": _coredns,
+    "kwok": _kwok,
 }
 NAMES = tuple(_COMMANDS)

@@ -83,6 +83,12 @@ def enter(holder: int, command: tuple[str, ...], *, mounts: bool = True) -> tupl
     return ("nsenter", "-t", str(holder), *inside, "--", "nice", "-n", "5", *command)
 
 
+def take_addresses(holder: int, addresses: str) -> None:
+    """Let processes inside listen on every address of a range, as if each were a host's own."""
+    words = ("nsenter", "-t", str(holder), "-n", "ip", "route", "add", "local", addresses)
+    subprocess.run((*words, "dev", "lo"), check=True, timeout=30)
+
+
 def spawn(layout: Layout, name: str, command: tuple[str, ...]) -> int:
     """Start a process with a log of its own; records and answers the pid that does the work.
 

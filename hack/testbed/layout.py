@@ -56,6 +56,11 @@ class Layout:
         return f"10.{200 + self.index}.0.0/24"
 
     @property
+    def fake_range(self) -> str:
+        """Addresses of pods that kwok pretends to run; whoever is inside listens on all of them."""
+        return "10.245.0.0/16"
+
+    @property
     def server(self) -> str:
         """URL of the API server."""
         return f"https://{self.node_ip}:6443"

@@ -21,7 +21,7 @@ from layout import MAX_CLUSTERS, Layout
 
 ROOT = Path(__file__).parents[2]
 SECCOMP = ROOT / "helm" / "etude" / "files" / "seccomp"
-LEVELS = ("apiserver", "node")
+LEVELS = ("apiserver", "kwok", "node")
 
 
 def obstacle() -> str:
@@ -47,7 +47,8 @@ def up(level: str, owner: int) -> Layout:
     """Start a cluster under the first free number.
 
     Args:
-        level: apiserver for etcd, API server and controllers; node for everything.
+        level: apiserver for etcd, API server and controllers; kwok for those, a scheduler and what
+            pretends to be the kubelet of annotated nodes; node for everything.
         owner: process whose end makes the cluster stale; 0 for none.
 
     Raises:
@@ -126,6 +127,10 @@ def _start(layout: Layout, level: str) -> None:
     components.start(cluster, "kube-controller-manager")
     if level == "node":
         _start_node(cluster)
+    if level == "kwok":
+        holder.take_addresses(cluster.init, layout.fake_range)
+        for name in ("kube-scheduler", "kwok"):
+            components.start(cluster, name)
     components.wait_for_account(layout)
 
 
