@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from etude.operator.cluster import rest as requests
 from etude.operator.cluster.api import (
     ClusterError,
     ConflictError,
@@ -49,12 +50,14 @@ class ApiServer:
         self.watch_status = 200
         self.requests: list[tuple[str, str, Any]] = []
         self.headers: dict[str, str] = {}
+        self.pause_s = 0.0
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.text()
         self.requests.append((request.method, request.path_qs, json.loads(body) if body else None))
         if "watch" in request.query:
             return await self._watch(request)
+        await asyncio.sleep(self.pause_s)
         answers = self.answers[f"{request.method} {request.path}"]
         status, content = answers.pop(0) if len(answers) > 1 else (answers or [(404, {})])[0]
         text = content if isinstance(content, str) else json.dumps(content)
@@ -138,6 +141,46 @@ async def test_a_watch_goes_on_from_the_list_and_lists_again_when_it_is_too_late
         path for _, path, _ in server.requests if path.startswith(f"{PODS}?") and "watch" in path
     ]
     assert ["resourceVersion=5" in watches[0], "resourceVersion=7" in watches[1]] == [True, True]
+
+
+async def test_a_list_is_read_page_by_page_and_anew_when_a_page_is_too_late(serve: Serve) -> None:
+    async with serve() as (server, cluster):
+        first, second = pod(5), pod(6, uid="u2")
+        second["metadata"]["name"] = "q"
+        more = listing(7, first)
+        more[1]["metadata"]["continue"] = "token"
+        gone = 410, {"message": "The provided continue parameter is too old"}
+        server.answers[f"GET {PODS}"] = [more, gone, more, listing(7, second)]
+        for kind in (*KINDS, *CHILDREN):
+            server.answers.setdefault(f"GET {path_of(kind)}", [listing(1)])
+        await Watches(cluster.rest, cluster.cache).sync()
+        assert {m["metadata"]["name"] for m in cluster.every("Pod")} == {"p", "q"}
+    asked = [path for _, path, _ in server.requests if path.startswith(PODS)]
+    assert ["continue=token" in path for path in asked] == [False, True, False, True]
+
+
+async def test_a_request_that_is_cancelled_as_it_times_out_ends_its_task(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that took its cancellation for a time-out would outlive its term of leadership."""
+    limit_s = 0.02
+    monkeypatch.setattr(requests, "WRITE_TIMEOUT_S", limit_s)
+    async with serve() as (server, cluster):
+        server.answers["PATCH /busy"] = [(200, {})]
+        server.pause_s = 1.0
+
+        async def work() -> None:
+            while True:
+                with contextlib.suppress(ClusterError):
+                    await cluster.rest.request("PATCH", "/busy", body={})
+
+        for attempt in range(20):
+            tasks = [asyncio.create_task(work()) for _ in range(8)]
+            await asyncio.sleep(limit_s + (attempt - 10) / 2_500)
+            for task in tasks:
+                task.cancel()
+            _, pending = await asyncio.wait(tasks, timeout=10 * limit_s + 1)
+            assert not pending
 
 
 async def test_a_watch_that_is_refused_is_tried_again_ever_later(
@@ -240,7 +283,7 @@ async def test_an_api_server_that_asks_for_a_pause_gets_it(serve: Serve) -> None
         server.answers["PATCH /api/v1/namespaces/lab/pods/p/status"] = [(429, {"message": "later"})]
         with pytest.raises(ClusterError):
             await cluster.replace_status(pod(5), {})
-        assert cluster.rest.budget.tokens == pytest.approx(-100.0)
+        assert cluster.rest.budget.tokens == pytest.approx(-cluster.rest.budget.rate_per_s)
 
 
 async def test_a_delete_names_the_very_object_and_shows_at_once(serve: Serve) -> None:

@@ -19,6 +19,7 @@
 - {name: ETUDE_NODE_SECCOMP_PROFILE, value: {{ . | quote }}}
 {{- end }}
 {{ include "etude.tlsEnv" . }}
+- {name: ETUDE_API_REQUESTS_PER_S, value: {{ int .Values.operator.apiRequestsPerSecond | quote }}}
 {{- with .Values.telemetry.otlpEndpoint }}
 - {name: ETUDE_OTLP_ENDPOINT, value: {{ . | quote }}}
 {{- end }}

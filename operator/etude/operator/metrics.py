@@ -7,19 +7,30 @@ RECONCILE_SECONDS = Histogram(
     "etude_reconcile_duration_seconds",
     "Time of one pass, API calls included.",
     ["kind"],
-    buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30),
+    buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 30),
 )
 QUEUE_DEPTH = Gauge("etude_workqueue_depth", "Keys in line.")
 QUEUE_ADDS = Counter("etude_workqueue_adds", "Keys added, repeats included.")
+QUEUE_RETRIES = Counter("etude_workqueue_retries", "Keys put back after a pass that failed.")
+QUEUE_WAIT_SECONDS = Histogram(
+    "etude_workqueue_wait_seconds",
+    "Time of a key in line, from when it was due to when a worker took it.",
+    buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30),
+)
 LEADER = Gauge("etude_leader", "1 while this replica acts.")
 API_REQUESTS = Counter(
-    "etude_api_requests", "Requests to the API server.", ["verb", "resource", "code"]
+    "etude_api_requests",
+    "Requests to the API server; the code of one without an answer is none.",
+    ["verb", "resource", "code"],
 )
 API_SECONDS = Histogram(
     "etude_api_request_duration_seconds",
     "Time of one request to the API server.",
     ["verb"],
     buckets=(0.005, 0.01, 0.05, 0.1, 0.5, 1, 5),
+)
+API_WAITED = Counter(
+    "etude_api_wait_seconds", "Time in which requests waited for the operator's own rate limit."
 )
 WATCH_LAST_EVENT = Gauge(
     "etude_watch_last_event_timestamp_seconds", "When a watch last brought something.", ["kind"]

@@ -11,6 +11,8 @@ from etude.common.tls.identity import DOMAIN
 from etude.operator.desired.certificates import Issuer, Mode, Tls
 from etude.operator.desired.runs import Platform
 
+RATE_PER_S = 500
+"""Enough for 20 new runs a second; API servers shed load by themselves before this harms them."""
 PARTS = ("trainer", "inference", "rewards", "envserver", "operator")
 
 
@@ -33,6 +35,9 @@ class Settings:
     kubeconfig: Path | None
     """Used outside a cluster; unset inside one."""
     otlp_endpoint: str | None
+    """Collector of trace spans; without it there are none."""
+    api_requests_per_s: float
+    """What the API server is asked at most in the long run."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
@@ -61,7 +66,10 @@ class Settings:
             host=env.get("ETUDE_HOST", "127.0.0.1"),
             probe_port=_port(env, "ETUDE_PROBE_PORT", "8080"),
             kubeconfig=None if is_inside else _kubeconfig(env),
-            otlp_endpoint=env.get("ETUDE_OTLP_ENDPOINT") or None,
+            otlp_endpoint=env.get("ETUDE_OTLP_ENDPOINT")
+            or env.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+            or None,
+            api_requests_per_s=_rate(env, "ETUDE_API_REQUESTS_PER_S"),
         )
 
 
@@ -123,3 +131,10 @@ def _port(env: Mapping[str, str], name: str, default: str) -> int:
     if not text.isdecimal() or int(text) > 65_535:
         raise ValueError(f"{name}: {text!r} is no port")
     return int(text)
+
+
+def _rate(env: Mapping[str, str], name: str) -> float:
+    text = env.get(name, str(RATE_PER_S))
+    if not text.isdecimal() or not int(text):
+        raise ValueError(f"{name}: {text!r} is no whole number of requests above 0")
+    return float(text)

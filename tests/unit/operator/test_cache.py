@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.operator.cluster.cache import Cache
+from etude.operator.cluster.slim import slim
 from etude.operator.manifests import Manifest, Ref, covers, digest, merge_patch, quantity, stamped
 
 KEY = Ref("Pod", "lab", "p")
@@ -30,6 +31,16 @@ def test_an_older_version_is_dropped() -> None:
     assert cache.see(pod(5))
     assert not cache.see(pod(4))
     assert cache.get(KEY) == pod(5)
+
+
+def test_of_a_pods_spec_a_large_cluster_keeps_its_machine_alone() -> None:
+    cache = Cache(slim)
+    spec = {"nodeName": "n", "containers": [{"name": "c", "image": "i"}]}
+    cache.see({**pod(5, managedFields=[{"manager": "x"}]), "spec": spec})
+    assert cache.get(KEY) == {**pod(5), "spec": {"nodeName": "n"}}
+    service = {**pod(6, uid="u2"), "kind": "Service", "spec": {"ports": [{"port": 1}]}}
+    cache.see(service)
+    assert cache.every("Service") == [service]
 
 
 def test_a_late_event_does_not_bring_an_object_back() -> None:

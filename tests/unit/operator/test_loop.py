@@ -10,8 +10,9 @@ from typing_extensions import override
 from etude.operator.clock import ManualClock
 from etude.operator.cluster.memory import MemoryCluster
 from etude.operator.desired.runs import Platform
+from etude.operator.loop.users import Users
 from etude.operator.loop.workers import operator
-from etude.operator.manifests import Manifest
+from etude.operator.manifests import Manifest, Ref
 from etude.operator.reports.peers import MemoryPeers
 
 LIMIT_S = 30.0
@@ -49,3 +50,16 @@ async def test_a_pass_that_ends_with_the_leadership_is_made_again_in_the_next_te
             await asyncio.sleep(0.01)
         term.cancel()
         await asyncio.wait({term})
+
+
+def test_runs_are_found_by_the_pools_of_others_that_they_refer_to(
+    run_body: Callable[..., dict[str, Any]],
+) -> None:
+    users = Users()
+    run = run_body()
+    users.see(run)
+    assert not users.of("lab", "demo-repos"), "its own pool belongs to it"
+    run["spec"]["roles"]["environments"] = [{"name": "repos", "poolRef": {"name": "shared"}}]
+    users.see(run)
+    assert users.of("lab", "shared") == [Ref("RLRun", "lab", "demo")]
+    assert not users.of("elsewhere", "shared")

@@ -5,6 +5,7 @@ import itertools
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY
 
 from etude.operator.loop.queue import LONGEST_RETRY_S, WorkQueue
 from etude.operator.manifests import Ref
@@ -18,6 +19,20 @@ async def test_keys_come_in_order_and_once() -> None:
         queue.add(key)
     assert len(queue) == 2
     assert [await queue.take(), await queue.take()] == [A, B]
+
+
+async def test_what_is_in_line_and_how_long_it_was_is_counted() -> None:
+    def shown(name: str) -> float:
+        return REGISTRY.get_sample_value(f"etude_workqueue_{name}") or 0.0
+
+    adds, waits, retries = shown("adds_total"), shown("wait_seconds_count"), shown("retries_total")
+    queue = WorkQueue()
+    for key in (A, B, A):
+        queue.add(key)
+    assert (shown("depth"), shown("adds_total") - adds) == (2, 3)
+    queue.retry(await queue.take())
+    assert (shown("depth"), shown("wait_seconds_count") - waits) == (1, 1)
+    assert shown("retries_total") - retries == 1
 
 
 async def test_a_key_that_changes_while_it_is_at_work_comes_again_after() -> None:

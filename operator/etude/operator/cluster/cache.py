@@ -1,10 +1,11 @@
 """What this process knows of the cluster: every object it watches, never older than its writes."""
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from etude.operator.cluster.api import Listener
+from etude.operator.cluster.slim import unmanaged
 from etude.operator.manifests import Manifest, Ref, controller_uid, ref, resource_version, uid
 
 REMEMBERED_DELETIONS = 10_000
@@ -19,7 +20,12 @@ class Cache:
     our own last write, is dropped. So is any event of an object that is known to be gone.
     """
 
-    _objects: dict[Ref, Manifest] = field(default_factory=dict)
+    slim: Callable[[Manifest], Manifest] = unmanaged
+    """What of an object is kept."""
+    _objects: defaultdict[str, dict[Ref, Manifest]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    """By kind: most readers want all objects of one, and pods are the many."""
     _owned: defaultdict[str, set[Ref]] = field(default_factory=lambda: defaultdict(set))
     _gone: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _listeners: list[Listener] = field(default_factory=list)
@@ -30,28 +36,28 @@ class Cache:
 
     def get(self, key: Ref) -> Manifest | None:
         """One object."""
-        return self._objects.get(key)
+        return self._objects[key.kind].get(key)
 
     def every(self, kind: str) -> Sequence[Manifest]:
         """All objects of a kind."""
-        return [m for key, m in self._objects.items() if key.kind == kind]
+        return list(self._objects[kind].values())
 
     def owned(self, owner_uid: str) -> Sequence[Manifest]:
         """All objects that this one controls, by name."""
-        return [self._objects[key] for key in sorted(self._owned.get(owner_uid, ()))]
+        return [self._objects[key.kind][key] for key in sorted(self._owned.get(owner_uid, ()))]
 
     def see(self, manifest: Manifest) -> bool:
         """Take over a version of an object; False when it is old news."""
-        manifest = _slim(manifest)
         key = ref(manifest)
-        known = self._objects.get(key)
+        known = self.get(key)
         if uid(manifest) in self._gone:
             return False
         if known is not None and resource_version(manifest) <= resource_version(known):
             return False
         if known is not None:
             self._unlink(key, known)
-        self._objects[key] = manifest
+        manifest = self.slim(manifest)
+        self._objects[key.kind][key] = manifest
         owner = controller_uid(manifest)
         if owner:
             self._owned[owner].add(key)
@@ -60,20 +66,21 @@ class Cache:
 
     def amend(self, key: Ref, **metadata: object) -> None:
         """Remember what a write of ours did to an object's metadata, until the watch says so."""
-        known = self._objects.get(key)
+        known = self.get(key)
         if known is not None:
-            self._objects[key] = {**known, "metadata": {**known["metadata"], **metadata}}
-            self._tell(self._objects[key])
+            amended = {**known, "metadata": {**known["metadata"], **metadata}}
+            self._objects[key.kind][key] = amended
+            self._tell(amended)
 
     def lose(self, key: Ref, gone_uid: str) -> None:
         """Forget an object for good; a newer one of the same name stays."""
         self._gone[gone_uid] = None
         if len(self._gone) > REMEMBERED_DELETIONS:
             self._gone.popitem(last=False)
-        known = self._objects.get(key)
+        known = self.get(key)
         if known is not None and uid(known) == gone_uid:
             self._unlink(key, known)
-            del self._objects[key]
+            del self._objects[key.kind][key]
             self._tell(known)
 
     def is_gone(self, uid: str) -> bool:
@@ -103,11 +110,3 @@ class Cache:
     def _tell(self, manifest: Manifest) -> None:
         for listener in self._listeners:
             listener(manifest)
-
-
-def _slim(manifest: Manifest) -> Manifest:
-    """The object without what nobody here reads and every write lengthens."""
-    if "managedFields" not in manifest["metadata"]:
-        return manifest
-    metadata = {k: v for k, v in manifest["metadata"].items() if k != "managedFields"}
-    return {**manifest, "metadata": metadata}

@@ -2,14 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from etude.operator import metrics, names
 from etude.operator.cluster.api import ClusterError
 from etude.operator.cluster.cache import Cache
 from etude.operator.cluster.replies import answered
 from etude.operator.cluster.rest import METADATA_ONLY, GoneError, Rest, path_of
+from etude.operator.cluster.slim import unmanaged
 from etude.operator.manifests import KINDS, RESOURCES, Manifest, ref, resource_version, uid
 
 log = logging.getLogger(__name__)
@@ -27,6 +29,8 @@ CHECK_EVERY_S = 300.0
 """A watch that silently lost something is found out after this."""
 CHECK_GRACE_S = 5.0
 """What a watch has not brought by then, it has missed."""
+PAGE = 500
+"""Objects of one answer to a list: all pods of a large cluster at once would not fit in memory."""
 
 
 @dataclass(slots=True)
@@ -99,12 +103,35 @@ class Watches:
             yield manifest["metadata"]["resourceVersion"]
 
     async def _list(self, kind: str, namespace: str) -> str:
-        reply = await self.rest.request("GET", path_of(kind, namespace), query=_query(kind))
-        body = answered(reply, f"list {kind}")
-        version: str = body["metadata"]["resourceVersion"]
-        listed = [{**_typed(kind), **item} for item in body.get("items") or ()]
+        listed, version = await self._all(kind, namespace, self.cache.slim)
         self.cache.relist(kind, listed, version=int(version), namespace=namespace)
         return version
+
+    async def _all(
+        self,
+        kind: str,
+        namespace: str,
+        kept: Callable[[Manifest], Manifest],
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[list[Manifest], str]:
+        """All objects of a kind, page by page, and the version of the list.
+
+        Raises:
+            GoneError: the next page is too old; begin again.
+        """
+        listed: list[Manifest] = []
+        query = [*_query(kind), ("limit", str(PAGE))]
+        path, token = path_of(kind, namespace), ""
+        while True:
+            page = [*query, ("continue", token)] if token else query
+            reply = await self.rest.request("GET", path, query=page, headers=headers)
+            if reply.status == HTTPStatus.GONE:
+                raise GoneError(path)
+            body = answered(reply, f"list {kind}")
+            listed += [kept({**_typed(kind), **item}) for item in body.get("items") or ()]
+            token = body["metadata"].get("continue", "")
+            if not token:
+                return listed, body["metadata"]["resourceVersion"]
 
     async def _keep_checking(self) -> None:
         while True:
@@ -118,15 +145,10 @@ class Watches:
 
     async def _check(self, kind: str, namespace: str) -> None:
         """Compare versions with the API server's, and list again where the watch missed one."""
-        reply = await self.rest.request(
-            "GET", path_of(kind, namespace), query=_query(kind), headers={"Accept": METADATA_ONLY}
-        )
-        body = answered(reply, f"check {kind}")
-        listed = {
-            item["metadata"]["uid"]: int(item["metadata"]["resourceVersion"])
-            for item in body.get("items") or ()
-        }
-        version = int(body["metadata"]["resourceVersion"])
+        accept = {"Accept": METADATA_ONLY}
+        items, at = await self._all(kind, namespace, unmanaged, accept)
+        listed = {uid(item): resource_version(item) for item in items}
+        version = int(at)
         await asyncio.sleep(CHECK_GRACE_S)
         missed = sum(1 for _ in self._missed(kind, namespace, listed, version))
         if missed:

@@ -5,6 +5,7 @@ import heapq
 import random
 from dataclasses import dataclass, field
 
+from etude.operator import metrics
 from etude.operator.manifests import Ref
 
 FIRST_RETRY_S = 0.005
@@ -15,8 +16,8 @@ LONGEST_RETRY_S = 60.0
 class WorkQueue:
     """A de-duplicating queue; use it from one event loop."""
 
-    _waiting: dict[Ref, None] = field(default_factory=dict)
-    """In line, oldest first."""
+    _waiting: dict[Ref, float] = field(default_factory=dict)
+    """In line since when, oldest first."""
     _working: set[Ref] = field(default_factory=set)
     _dirty: set[Ref] = field(default_factory=set)
     """Added while a worker had them."""
@@ -31,11 +32,14 @@ class WorkQueue:
 
     def add(self, key: Ref) -> None:
         """Have the key looked at soon; one that is at work is looked at again after."""
+        metrics.QUEUE_ADDS.inc()
         self._due.pop(key, None)
         if key in self._working:
             self._dirty.add(key)
         else:
-            self._waiting[key] = None
+            now = asyncio.get_running_loop().time()
+            self._waiting.setdefault(key, now)
+            metrics.QUEUE_DEPTH.set(len(self._waiting))
             self._news.set()
 
     def add_after(self, key: Ref, delay_s: float) -> None:
@@ -55,8 +59,10 @@ class WorkQueue:
             next_due_s = self._promote()
             if self._waiting:
                 key = next(iter(self._waiting))
-                del self._waiting[key]
+                since = self._waiting.pop(key)
                 self._working.add(key)
+                metrics.QUEUE_DEPTH.set(len(self._waiting))
+                metrics.QUEUE_WAIT_SECONDS.observe(asyncio.get_running_loop().time() - since)
                 return key
             self._news.clear()
             timeout = asyncio.timeout(next_due_s)
@@ -75,6 +81,7 @@ class WorkQueue:
         """Looking at the key failed: later again; returns after how many seconds."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
+        metrics.QUEUE_RETRIES.inc()
         limit_s = min(FIRST_RETRY_S * 2 ** min(failures, 30), LONGEST_RETRY_S)
         delay_s = random.uniform(limit_s / 2, limit_s)  # noqa: S311 - no secret
         self._leave(key)

@@ -12,7 +12,7 @@ from etude.common.api.checkpoint_status import CheckpointStatus
 from etude.common.api.kinds import Checkpoint, EnvPool, Resource, RLRun
 from etude.common.api.meta import ObjectMeta
 from etude.common.api.status import EnvPoolStatus, RLRunStatus, Status
-from etude.operator import failures, names
+from etude.operator import failures, names, spans
 from etude.operator.acceptance import ACCEPTED
 from etude.operator.actions import (
     Action,
@@ -112,8 +112,8 @@ class Reconciler:
         try:
             resource = kind.model_validate(manifest)
         except ValidationError as error:
-            await self.writer.write(manifest, _unreadable(manifest, status, error, self._now()))
-            return None
+            found = _unreadable(manifest, status, error, self._now())
+            return await self.writer.write(manifest, found)
         return await self._perform(manifest, decide(resource, manifest))
 
     def _run(self, run: RLRun, manifest: Manifest) -> Decision[RLRunStatus]:
@@ -157,14 +157,17 @@ class Reconciler:
 
     async def _perform(self, manifest: Manifest, decision: Decision[S]) -> float | None:
         about = uid(manifest)
+        spans.decided(len(decision.actions))
         refusal = await self._act_all(manifest, decision.actions)
         if refusal is not None:
             if self._refusals.remember(manifest, refusal):
                 return 0.0
-            await self.writer.write(manifest, decision.status)
-            return PROBLEM_RETRY_S
+            left = await self.writer.write(manifest, decision.status)
+            return PROBLEM_RETRY_S if left is None else left
         had_problem = self._refusals.end(about)
         left = await self.writer.write(manifest, decision.status)
+        if left is not None and decision.requeue_after_s == 0.0:
+            return left  # what is to be done next is done once this is written
         waits = [wait for wait in (decision.requeue_after_s, left) if wait is not None]
         # How far the controller's words have been dealt with is known to the next pass only.
         dealt = any(isinstance(action, DealtWith) for action in decision.actions)

@@ -13,6 +13,7 @@ from etude.operator.cluster.cache import Cache
 from etude.operator.cluster.kubernetes import KubernetesCluster
 from etude.operator.cluster.leases import KubernetesLeases
 from etude.operator.cluster.rest import Rest
+from etude.operator.cluster.slim import slim
 from etude.operator.cluster.watches import CHILDREN, Watches
 from etude.operator.desired.certificates import Mode
 from etude.operator.loop import events
@@ -32,14 +33,15 @@ async def serve(settings: Settings) -> None:
     Raises:
         UserError: the settings lead to no API server.
     """
-    telemetry.setup("etude-operator", otlp_endpoint=settings.otlp_endpoint, traces_file=None)
+    if settings.otlp_endpoint is not None:  # else spans are made by nobody, and cost nothing
+        telemetry.setup("etude-operator", otlp_endpoint=settings.otlp_endpoint, traces_file=None)
     stop = asyncio.Event()
     async with _probed(settings) as probes, _connected(settings) as rest:
         clock = SystemClock()
         leader = Leader(
             KubernetesLeases(rest, settings.namespace, settings.lease), clock, settings.pod
         )
-        cache = Cache()
+        cache = Cache(slim)
         watches = Watches(rest, cache, settings.namespaces, _children(settings))
         cluster = KubernetesCluster(rest, cache, leader.may_write)
         made = operator(
@@ -90,7 +92,7 @@ async def _probed(settings: Settings) -> AsyncIterator[Probes]:
 
 @contextlib.asynccontextmanager
 async def _connected(settings: Settings) -> AsyncIterator[Rest]:
-    rest = await Rest.connect(settings.kubeconfig)
+    rest = await Rest.connect(settings.kubeconfig, rate_per_s=settings.api_requests_per_s)
     try:
         yield rest
     finally:

@@ -4,16 +4,15 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from opentelemetry import trace
-
-from etude.operator import metrics, names
+from etude.operator import metrics, names, spans
 from etude.operator.clock import Clock
 from etude.operator.cluster.api import Cluster, ClusterError, ConflictError
 from etude.operator.desired.runs import Platform
 from etude.operator.loop.queue import WorkQueue
 from etude.operator.loop.reconcile import Reconciler
+from etude.operator.loop.users import Users
 from etude.operator.loop.writer import StatusWriter
 from etude.operator.manifests import KINDS, Manifest, Ref, labels, ref
 from etude.operator.reports.followers import Followers
@@ -21,7 +20,6 @@ from etude.operator.reports.latest import ReportBook
 from etude.operator.reports.peers import Peers
 
 log = logging.getLogger(__name__)
-tracer = trace.get_tracer("etude.operator")
 
 RESYNC_S = 600.0
 """Every object is looked at this often even if nothing happens."""
@@ -35,6 +33,7 @@ class Operator:
     reconciler: Reconciler
     queue: WorkQueue
     workers: int = 8
+    users: Users = field(default_factory=Users)
 
     async def run(self) -> None:
         """Bring everything closer to what it should be, until cancelled."""
@@ -49,8 +48,9 @@ class Operator:
 
     def changed(self, manifest: Manifest) -> None:
         """Have everything looked at that a changed object may concern."""
+        if manifest["kind"] == "RLRun":
+            self.users.see(manifest)
         for key in self.concerned(manifest):
-            metrics.QUEUE_ADDS.inc()
             self.queue.add(key)
 
     def concerned(self, manifest: Manifest) -> list[Ref]:
@@ -65,7 +65,7 @@ class Operator:
         elif names.RUN in found:
             keys.append(Ref("RLRun", namespace, found[names.RUN]))
         if kind == "EnvPool":
-            keys += self._users(namespace, manifest["metadata"]["name"])
+            keys += self.users.of(namespace, manifest["metadata"]["name"])
         return keys
 
     def add_all(self) -> None:
@@ -73,16 +73,6 @@ class Operator:
         for kind in KINDS:
             for manifest in self.cluster.every(kind):
                 self.queue.add(ref(manifest))
-
-    def _users(self, namespace: str, pool: str) -> list[Ref]:
-        """Runs that refer to a pool of somebody else."""
-        found = []
-        for run in self.cluster.every("RLRun"):
-            roles = run["spec"].get("roles", {}).get("environments") or ()
-            refers = any((role.get("poolRef") or {}).get("name") == pool for role in roles)
-            if refers and ref(run).namespace == namespace:
-                found.append(ref(run))
-        return found
 
     async def _resync(self) -> None:
         while True:
@@ -92,7 +82,6 @@ class Operator:
     async def _work(self) -> None:
         while True:
             key = await self.queue.take()
-            metrics.QUEUE_DEPTH.set(len(self.queue))
             try:
                 await self.one(key)
             except asyncio.CancelledError:
@@ -102,31 +91,32 @@ class Operator:
 
     async def one(self, key: Ref) -> None:
         """One pass over one object, and when the next one is due."""
-        attributes = {"etude.kind": key.kind, "etude.name": key.name}
+        with metrics.RECONCILE_SECONDS.labels(key.kind).time(), spans.reconcile(key):
+            result = await self._pass(key)
+            spans.ended(result)
+        metrics.RECONCILES.labels(key.kind, result).inc()
+
+    async def _pass(self, key: Ref) -> str:
+        """Look at an object, and put its key back as that went; returns how."""
         try:
-            with (
-                metrics.RECONCILE_SECONDS.labels(key.kind).time(),
-                tracer.start_as_current_span("etude.reconcile", attributes=attributes),
-            ):
-                again_s = await self.reconciler.reconcile(key)
+            again_s = await self.reconciler.reconcile(key)
         except ConflictError:
             # The newer state is on its way into the cache.
-            metrics.RECONCILES.labels(key.kind, "conflict").inc()
             self.queue.retry(key)
+            return "conflict"
         except ClusterError as error:
             delay_s = self.queue.retry(key)
-            metrics.RECONCILES.labels(key.kind, "error").inc()
             log.warning("%s %s: %s; again in %.1f s", key.kind, key.name, error, delay_s)
+            return "error"
         except Exception:
             # One object that we do not understand must not stop the work on the others.
             delay_s = self.queue.retry(key)
-            metrics.RECONCILES.labels(key.kind, "bug").inc()
             log.exception("%s %s: again in %.1f s", key.kind, key.name, delay_s)
-        else:
-            metrics.RECONCILES.labels(key.kind, "ok").inc()
-            self.queue.done(key)
-            if again_s is not None:
-                self.queue.add_after(key, again_s)
+            return "bug"
+        self.queue.done(key)
+        if again_s is not None:
+            self.queue.add_after(key, again_s)
+        return "ok"
 
 
 @contextlib.asynccontextmanager
@@ -154,6 +144,8 @@ async def operator(
             writer=StatusWriter(cluster, clock, instance, pace_s),
         )
         made = Operator(cluster, reconciler, queue)
+        for run in cluster.every("RLRun"):
+            made.users.see(run)
         cluster.subscribe(made.changed)
         try:
             yield made

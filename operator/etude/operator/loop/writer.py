@@ -21,6 +21,11 @@ MOVING = {
 }
 """Figures that change all the time; everything else in a status is written at once."""
 
+RATE_PER_S = 1.0
+"""Writes of one object's status in the long run, whatever they say."""
+BURST = 60.0
+"""Writes that may follow each other at once: a whole life, however many turns it takes."""
+
 REPORTER = "etude.dev/operator"
 
 
@@ -33,10 +38,10 @@ class StatusWriter:
     instance: str
     pace_s: float = 5.0
     """Least time between two writes of the same object that only move figures."""
-    _written: dict[str, float] = field(default_factory=dict)
+    _written: "dict[str, _Written]" = field(default_factory=dict)
 
     async def write(self, seen: Manifest, status: Status) -> float | None:
-        """Write what differs; returns after how many seconds the rest should be written.
+        """Write what differs; returns after how many seconds what was held back should be written.
 
         Raises:
             ConflictError: the object has changed since it was seen.
@@ -46,11 +51,14 @@ class StatusWriter:
         if after == before:
             return None
         now = self.clock.monotonic_s()
-        due = self._written.get(uid(seen), float("-inf")) + self.pace_s
-        if now < due and _lasting(after) == _lasting(before):
-            return due - now
+        written = self._written.setdefault(uid(seen), _Written(BURST, now, float("-inf")))
+        wait_s = written.wait_s(now)
+        if _lasting(after) == _lasting(before):
+            wait_s = max(wait_s, written.last_s + self.pace_s - now)
+        if wait_s > 0:
+            return wait_s
         await self.cluster.replace_status(seen, after)
-        self._written[uid(seen)] = now
+        written.note(now)
         for note in _notes(known, status):
             await self.record(seen, note)
         return None
@@ -89,6 +97,26 @@ class StatusWriter:
                 "uid": uid(about),
             },
         }
+
+
+@dataclass(slots=True)
+class _Written:
+    """The writes of one status: a token bucket, and when the last one was."""
+
+    tokens: float
+    counted_s: float
+    last_s: float
+
+    def wait_s(self, now_s: float) -> float:
+        """How long to hold the next write back; 0 or less for not at all."""
+        earned = (now_s - self.counted_s) * RATE_PER_S
+        self.tokens, self.counted_s = min(BURST, self.tokens + earned), now_s
+        return (1 - self.tokens) / RATE_PER_S
+
+    def note(self, now_s: float) -> None:
+        """One was written."""
+        self.tokens -= 1
+        self.last_s = now_s
 
 
 def _lasting(status: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,13 +65,13 @@ def _actions(pool: EnvPool, seen: SeenPool, platform: Platform) -> Iterator[Acti
     yield from _departures(pool, seen, size)
     # What is released at once is not kept for a moment more.
     there = [] if pool.spec.is_released else seen.nodes
-    wanted = ordinals(there, size.limit)
-    children = desired_pools.pool_children(pool, wanted, pool.status.resolved.images, platform)
+    # A pod's template is fixed when it is made: what runs is left as it is.
+    made = {_ordinal(node) for node in seen.nodes}
+    new = tuple(each for each in ordinals(there, size.limit) if each not in made)
+    children = desired_pools.pool_children(pool, new, pool.status.resolved.images, platform)
     for manifest in children:
         live = seen.children.get(ref(manifest))
-        # A pod's template is fixed when it is made: what runs is left as it is.
-        is_stale = live is not None and live["kind"] != "Pod" and not is_applied(live, manifest)
-        if live is None or is_stale:
+        if live is None or not is_applied(live, manifest):
             yield Apply(manifest, names.POOL_FIELD_MANAGER)
     yield from _prunings(pool, seen, {ref(manifest) for manifest in children})
 

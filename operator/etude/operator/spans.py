@@ -1,0 +1,60 @@
+"""What the operator does, as OpenTelemetry spans: a pass over an object, and its requests."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from opentelemetry import trace
+from opentelemetry.trace import SpanKind, Status, StatusCode
+
+from etude.operator.manifests import Ref
+
+tracer = trace.get_tracer("etude.operator")
+
+
+@contextlib.contextmanager
+def reconcile(key: Ref) -> Iterator[None]:
+    """One pass over one object."""
+    attributes = {
+        "k8s.namespace.name": key.namespace,
+        "etude.kind": key.kind,
+        "etude.name": key.name,
+    }
+    with tracer.start_as_current_span("etude.reconcile", attributes=attributes):
+        yield
+
+
+def decided(actions: int) -> None:
+    """Tell how many actions the pass under way was to carry out."""
+    trace.get_current_span().set_attribute("etude.actions", actions)
+
+
+def ended(result: str) -> None:
+    """Tell what came of the pass under way; anything but ok is an error."""
+    span = trace.get_current_span()
+    span.set_attribute("etude.result", result)
+    if result != "ok":
+        span.set_status(Status(StatusCode.ERROR, result))
+
+
+@contextlib.contextmanager
+def request(verb: str, resource: str) -> Iterator[Callable[[int], None]]:
+    """One request to the API server inside a pass; those of watches and renewals are no spans."""
+    if not trace.get_current_span().is_recording():
+        yield _tell_nobody
+        return
+    attributes = {"http.request.method": verb, "etude.resource": resource}
+    about = tracer.start_as_current_span(
+        f"{verb} {resource}", kind=SpanKind.CLIENT, attributes=attributes
+    )
+    with about as span:
+
+        def told(status: int) -> None:
+            span.set_attribute("http.response.status_code", status)
+            if status >= 400:
+                span.set_status(Status(StatusCode.ERROR))
+
+        yield told
+
+
+def _tell_nobody(_: int) -> None:
+    return None
