@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo test test-gpu test-long fuzz-frames check fix protos docs chart-readme bench bench-autoscaler bench-weights search-model chaos-weights minio testbed test-operator microvms test-env bench-env system-deps buf
+.PHONY: help demo test test-gpu test-long fuzz-frames check fix protos docs chart-readme bench bench-autoscaler bench-operator bench-weights search-model chaos-weights minio testbed test-operator microvms test-env bench-env system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -94,10 +94,11 @@ chart-readme: $(READY) ## regenerate the chart's README from its values (needs G
 	$(RUN) python hack/chart_readme.py
 
 # The first run of bench/weights.py trains a model for minutes, and bench/env.py starts thousands of
-# machines, so they have targets of their own.
+# machines, and bench/operator_scale.py thousands of pods,
+# so they have targets of their own.
 # The demo comes first: others replay the run that it makes.
 bench: $(READY) ## one table of ratios per claim, but for the weights
-	@for script in bench/demo.py $(sort $(filter-out bench/demo.py bench/weights.py bench/env.py,$(wildcard bench/*.py))); do $(RUN) python $$script || exit 1; done
+	@for script in bench/demo.py $(sort $(filter-out bench/demo.py bench/weights.py bench/env.py bench/operator_scale.py,$(wildcard bench/*.py))); do $(RUN) python $$script || exit 1; done
 
 bench-env: $(READY) ## environments against their goals: starts, forks, density, bursts, placements (QEMU, Go, root, idle)
 	$(RUN) python hack/guest.py
@@ -109,6 +110,10 @@ bench-weights: $(READY) ## what a policy version costs to move, against what oth
 
 bench-autoscaler: $(READY) ## how long GPUs wait for environments under five ways to size a pool (simulated, a minute)
 	$(RUN) python bench/autoscaler.py
+
+bench-operator: $(READY) ## runs a second, API writes, memory and restart of the operator (KWOK; Go, root, idle, ten minutes)
+	$(RUN) python hack/testbed/build.py
+	$(RUN) python bench/operator_scale.py
 
 search-model: $(READY) ## train a table of word vectors for code search on the Python code at hand (four CPU minutes)
 	PYTHONPATH=bench $(RUN) python -m search_bench.train --seed $(SEED)

@@ -1,0 +1,1 @@
+"""The operator on a real API server with nodes of KWOK, measured."""

@@ -1,0 +1,173 @@
+"""The operator as a process, with the environment and the account that the chart gives its pod."""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from operator_bench.testbed import HOME, ROOT, Testbed, memory_mib, processor_s
+
+POD = "etude-operator-bench"
+PORT = 8080
+WRITES = {"POST", "PATCH", "PUT", "DELETE"}
+
+
+class Sample(NamedTuple):
+    """One series of /metrics."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+class Operator:
+    """One operator, started and ended as often as wanted."""
+
+    def __init__(self, testbed: Testbed, folder: Path) -> None:
+        self._testbed, self._folder = testbed, folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._url = f"http://{testbed.state['node_ip']}:{PORT}"
+        self._environment = self._of_the_chart()
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs now.
+
+        Raises:
+            RuntimeError: none does.
+        """
+        if self._process is None or self._process.poll() is not None:
+            raise RuntimeError(f"the operator ended: see {self.log}")
+        return self._process.pid
+
+    @property
+    def log(self) -> Path:
+        """What it says."""
+        return self._folder / "operator.log"
+
+    def start(self) -> None:
+        """Start it."""
+        command = [str(ROOT / ".venv" / "bin" / "etude-operator")]
+        self._process = self._testbed.start(command, self.log, self._environment)
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """End it, and wait for its end."""
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait(timeout=60)
+            self._process = None
+
+    def processor_s(self) -> float:
+        """Its CPU seconds until now."""
+        return processor_s(self.pid)
+
+    def memory_mib(self, field: str = "VmRSS") -> float:
+        """Its memory."""
+        return memory_mib(self.pid, field)
+
+    async def metrics(self) -> "Metrics":
+        """What it counts at this moment."""
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{self._url}/metrics", timeout=aiohttp.ClientTimeout(30)) as answer,
+        ):
+            return Metrics(tuple(_samples(await answer.text())), time.monotonic())
+
+    async def is_ready(self) -> bool:
+        """Whether its caches are filled."""
+        try:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(f"{self._url}/readyz", timeout=aiohttp.ClientTimeout(5)) as answer,
+            ):
+                return answer.status == 200
+        except (OSError, aiohttp.ClientError, TimeoutError):
+            return False
+
+    def _of_the_chart(self) -> dict[str, str]:
+        kubectl = ("kubectl", "-n", HOME)
+        found = json.loads(
+            self._testbed.program(*kubectl, "get", "deployment/etude-operator", "-o", "json")
+        )
+        spec = found["spec"]["template"]["spec"]
+        given = {each["name"]: each.get("value", "") for each in spec["containers"][0]["env"]}
+        account = spec["serviceAccountName"]
+        token = self._testbed.program(*kubectl, "create", "token", account, "--duration=6h").strip()
+        config = self._folder / "operator.kubeconfig"
+        known = json.loads(Path(self._testbed.state["kubeconfig"]).read_text(encoding="utf-8"))
+        known["users"] = [{"name": "operator", "user": {"token": token}}]
+        known["contexts"][0]["context"]["user"] = "operator"
+        config.write_text(json.dumps(known), encoding="utf-8")
+        own = {"ETUDE_POD": POD, "ETUDE_NAMESPACE": HOME, "ETUDE_PROBE_PORT": str(PORT)}
+        return given | own | {"KUBECONFIG": str(config)}
+
+
+class Metrics(NamedTuple):
+    """One reading of /metrics."""
+
+    samples: tuple[Sample, ...]
+    at_s: float
+
+    def total(self, name: str, **labels: str) -> float:
+        """The sum of a series over every label that is not given."""
+        return sum(
+            each.value
+            for each in self.samples
+            if each.name == name and labels.items() <= each.labels.items()
+        )
+
+    def writes(self) -> float:
+        """Requests that change something, but for the leader's renewals."""
+        return sum(
+            each.value
+            for each in self.samples
+            if each.name == "etude_api_requests_total"
+            and each.labels["verb"] in WRITES
+            and each.labels["resource"] != "leases"
+        )
+
+    def written(self) -> dict[str, float]:
+        """Writes by verb and resource, but for the leader's renewals."""
+        found: dict[str, float] = {}
+        for each in self.samples:
+            if each.name != "etude_api_requests_total" or each.labels["verb"] not in WRITES:
+                continue
+            if each.labels["resource"] != "leases":
+                key = f"{each.labels['verb']} {each.labels['resource']} {each.labels['code']}"
+                found[key] = found.get(key, 0) + each.value
+        return found
+
+    def quantile_ms(self, before: "Metrics", name: str, share: float, **labels: str) -> float:
+        """A quantile of a histogram since an earlier reading, as its buckets tell, in ms."""
+        steps: dict[float, float] = {}
+        for reading, sign in ((self, 1), (before, -1)):
+            for each in reading.samples:
+                if each.name == f"{name}_bucket" and labels.items() <= each.labels.items():
+                    limit = float(each.labels["le"])
+                    steps[limit] = steps.get(limit, 0) + sign * each.value
+        return 1000 * _quantile(sorted(steps.items()), share)
+
+
+def _quantile(steps: list[tuple[float, float]], share: float) -> float:
+    """By interpolation inside the bucket, as Prometheus does."""
+    wanted = share * steps[-1][1] if steps else 0
+    below, reached = 0.0, 0.0
+    for limit, count in steps:
+        if count >= wanted and count > reached:
+            if limit == float("inf"):
+                return below
+            return below + (limit - below) * (wanted - reached) / (count - reached)
+        below, reached = limit, count
+    return below
+
+
+def _samples(text: str) -> Iterator[Sample]:
+    for family in text_string_to_metric_families(text):
+        for each in family.samples:
+            yield Sample(each.name, dict(each.labels), float(each.value))

@@ -1,0 +1,131 @@
+"""Everything that takes part: cluster, nodes, operator, controllers, and what has been seen."""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from operator_bench.api import GROUP, Api, Object, all_of, condition, ticks
+from operator_bench.manifests import NAMESPACE, PODS_PER_NODE, node
+from operator_bench.operator_process import Metrics, Operator
+from operator_bench.testbed import Testbed, processor_s
+
+RUNS = f"{GROUP}/namespaces/{NAMESPACE}/rlruns"
+POOLS = f"{GROUP}/namespaces/{NAMESPACE}/envpools"
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+BENCH = Path(__file__).parents[1]
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a watch of runs and pools has brought, by kind and name."""
+
+    newest: dict[tuple[str, str], Object] = field(default_factory=dict)
+    observed_s: dict[tuple[str, str], float] = field(default_factory=dict)
+    """When the operator first said that an object was as asked for."""
+    ready_s: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def take(self, change: str, found: Object) -> None:
+        """One event."""
+        key = (found["kind"], found["metadata"]["name"])
+        if change == "DELETED":
+            self.newest.pop(key, None)
+            return
+        self.newest[key] = found
+        status = found.get("status", {})
+        now = time.monotonic()
+        if status.get("observedGeneration") == found["metadata"]["generation"]:
+            self.observed_s.setdefault(key, now)
+        if "True" in {condition(found, "Ready"), condition(found, "Available")}:
+            self.ready_s.setdefault(key, now)
+
+    def holds(self, kind: str, name: str, what: str) -> bool:
+        """Whether a condition of an object is True now."""
+        return condition(self.newest.get((kind, name), {}), what) == "True"
+
+
+@dataclass(slots=True)
+class Scene:
+    """What every measurement works with."""
+
+    testbed: Testbed
+    api: Api
+    operator: Operator
+    seen: Seen
+    controllers: "subprocess.Popen[bytes]"
+
+    async def metrics(self) -> Metrics:
+        """What the operator counts now."""
+        return await self.operator.metrics()
+
+    async def make(self, path: str, manifests: list[Object]) -> float:
+        """Create objects, many at once; returns when it began."""
+        began_s = time.monotonic()
+        await all_of(partial(self.api.call, "POST", path, each) for each in manifests)
+        return began_s
+
+    def processor_s(self) -> dict[str, float]:
+        """CPU seconds of every process until now."""
+        ours = {"operator": self.operator.processor_s()}
+        ours["controllers"] = processor_s(self.controllers.pid)
+        ours["bench"] = time.process_time()
+        found = self.testbed.processor_s() | ours
+        return {name: round(spent_s, 1) for name, spent_s in found.items()}
+
+
+@contextlib.asynccontextmanager
+async def scene(folder: Path, *, pods: int) -> AsyncIterator[Scene]:
+    """A cluster with room for so many pods, and our operator at work on it."""
+    testbed = Testbed.up()
+    try:
+        testbed.install()
+        api = Api(testbed.server, testbed.run / "pki")
+        await _prepare(api, pods=pods)
+        async with _served(testbed, api, folder) as made:
+            yield made
+        await api.close()
+    finally:
+        testbed.down()
+
+
+@contextlib.asynccontextmanager
+async def _served(testbed: Testbed, api: Api, folder: Path) -> AsyncIterator[Scene]:
+    operator = Operator(testbed, folder)
+    controllers = testbed.start(
+        [sys.executable, "-m", "operator_bench.standin", str(testbed.run / "cluster.json")],
+        folder / "controllers.log",
+        {"PYTHONPATH": str(BENCH)},
+    )
+    seen = Seen()
+    operator.start()
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(api.watch(path, seen.take)) for path in (RUNS, POOLS)]
+            await until_ready(operator)
+            yield Scene(testbed, api, operator, seen, controllers)
+            for task in tasks:
+                task.cancel()
+    finally:
+        operator.stop()
+        controllers.kill()
+        controllers.wait(timeout=30)
+
+
+async def until_ready(operator: Operator) -> None:
+    """Until its caches are filled."""
+    async for _ in ticks(0.2):
+        if await operator.is_ready():
+            return
+
+
+async def _prepare(api: Api, *, pods: int) -> None:
+    labels = {"etude.dev/weak-isolation": "allow"}
+    made = {"metadata": {"name": NAMESPACE, "labels": labels}}
+    await api.call("POST", "/api/v1/namespaces", made)
+    machines = [node(f"machine-{number}") for number in range(pods // PODS_PER_NODE + 10)]
+    await all_of(partial(api.call, "POST", "/api/v1/nodes", each) for each in machines)
