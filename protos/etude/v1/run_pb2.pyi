@@ -58,7 +58,7 @@ class EnvironmentSummary(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[_environments_pb2.Isolation, str]] = ..., leased: _Optional[int] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("state", "phase", "step", "target_step", "policy_version", "last_step_unix_ms", "reward_mean", "reward_ewma", "staleness_p50", "staleness_max", "rollouts", "productive_seconds", "step_seconds_p99", "observed_generation", "tokens_per_second", "eval_success", "environments", "loss", "reason", "message", "mismatch")
+    __slots__ = ("state", "phase", "step", "target_step", "policy_version", "last_step_unix_ms", "reward_mean", "reward_ewma", "staleness_p50", "staleness_max", "rollouts", "productive_seconds", "step_seconds_p99", "observed_generation", "tokens_per_second", "eval_success", "environments", "loss", "reason", "message", "mismatch", "step_tokens", "wait_seconds", "work_seconds", "engines", "engine_limit")
     STATE_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +80,11 @@ class RunStatus(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     MISMATCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WORK_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_LIMIT_FIELD_NUMBER: _ClassVar[int]
     state: RunState
     phase: str
     step: int
@@ -101,7 +106,12 @@ class RunStatus(_message.Message):
     reason: str
     message: str
     mismatch: float
-    def __init__(self, state: _Optional[_Union[RunState, str]] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., target_step: _Optional[int] = ..., policy_version: _Optional[int] = ..., last_step_unix_ms: _Optional[int] = ..., reward_mean: _Optional[float] = ..., reward_ewma: _Optional[float] = ..., staleness_p50: _Optional[float] = ..., staleness_max: _Optional[float] = ..., rollouts: _Optional[_Union[RolloutCounts, _Mapping]] = ..., productive_seconds: _Optional[float] = ..., step_seconds_p99: _Optional[float] = ..., observed_generation: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., eval_success: _Optional[float] = ..., environments: _Optional[_Iterable[_Union[EnvironmentSummary, _Mapping]]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., mismatch: _Optional[float] = ...) -> None: ...
+    step_tokens: float
+    wait_seconds: float
+    work_seconds: float
+    engines: int
+    engine_limit: int
+    def __init__(self, state: _Optional[_Union[RunState, str]] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., target_step: _Optional[int] = ..., policy_version: _Optional[int] = ..., last_step_unix_ms: _Optional[int] = ..., reward_mean: _Optional[float] = ..., reward_ewma: _Optional[float] = ..., staleness_p50: _Optional[float] = ..., staleness_max: _Optional[float] = ..., rollouts: _Optional[_Union[RolloutCounts, _Mapping]] = ..., productive_seconds: _Optional[float] = ..., step_seconds_p99: _Optional[float] = ..., observed_generation: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., eval_success: _Optional[float] = ..., environments: _Optional[_Iterable[_Union[EnvironmentSummary, _Mapping]]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., mismatch: _Optional[float] = ..., step_tokens: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., work_seconds: _Optional[float] = ..., engines: _Optional[int] = ..., engine_limit: _Optional[int] = ...) -> None: ...
 
 class CheckpointRecord(_message.Message):
     __slots__ = ("step", "policy_version", "reason", "uri", "manifest_digest", "size_bytes", "metrics", "keyframe", "request")
@@ -192,19 +202,27 @@ class DumpStacks(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ScaleEngines(_message.Message):
+    __slots__ = ("replicas",)
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    replicas: int
+    def __init__(self, replicas: _Optional[int] = ...) -> None: ...
+
 class CommandRequest(_message.Message):
-    __slots__ = ("command_id", "checkpoint", "suspend", "configure", "dump_stacks")
+    __slots__ = ("command_id", "checkpoint", "suspend", "configure", "dump_stacks", "scale_engines")
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     SUSPEND_FIELD_NUMBER: _ClassVar[int]
     CONFIGURE_FIELD_NUMBER: _ClassVar[int]
     DUMP_STACKS_FIELD_NUMBER: _ClassVar[int]
+    SCALE_ENGINES_FIELD_NUMBER: _ClassVar[int]
     command_id: str
     checkpoint: CheckpointNow
     suspend: SuspendRun
     configure: ConfigureRun
     dump_stacks: DumpStacks
-    def __init__(self, command_id: _Optional[str] = ..., checkpoint: _Optional[_Union[CheckpointNow, _Mapping]] = ..., suspend: _Optional[_Union[SuspendRun, _Mapping]] = ..., configure: _Optional[_Union[ConfigureRun, _Mapping]] = ..., dump_stacks: _Optional[_Union[DumpStacks, _Mapping]] = ...) -> None: ...
+    scale_engines: ScaleEngines
+    def __init__(self, command_id: _Optional[str] = ..., checkpoint: _Optional[_Union[CheckpointNow, _Mapping]] = ..., suspend: _Optional[_Union[SuspendRun, _Mapping]] = ..., configure: _Optional[_Union[ConfigureRun, _Mapping]] = ..., dump_stacks: _Optional[_Union[DumpStacks, _Mapping]] = ..., scale_engines: _Optional[_Union[ScaleEngines, _Mapping]] = ...) -> None: ...
 
 class CommandResponse(_message.Message):
     __slots__ = ()

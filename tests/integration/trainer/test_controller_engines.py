@@ -343,3 +343,24 @@ async def test_a_replica_that_was_lost_is_not_waited_for_again(
     async with asyncio.timeout(15):
         await serving.commit(VersionId(2, 8))
     assert serving.rotation == (replicas[0].target,)
+
+
+async def test_engines_join_and_leave_with_a_version_and_none_serves_an_older_one(
+    replicas: list[Replica], engines: Make
+) -> None:
+    first, second = replicas
+    serving = engines()
+    serving.limit = 1
+    await serving.commit(VERSION)
+    assert serving.rotation == (first.target,)
+    assert second.live is None
+    serving.limit = 2
+    assert serving.rotation == (first.target,), "nothing changes between two versions"
+    newer, newest = VersionId(2, 8), VersionId(2, 9)
+    await serving.commit(newer)
+    assert serving.rotation == (first.target, second.target)
+    assert [r.live for r in replicas] == [newer, newer]
+    serving.limit = 1
+    await serving.commit(newest)
+    assert serving.rotation == (first.target,)
+    assert [r.live for r in replicas] == [newest, newer]

@@ -63,6 +63,8 @@ class RunShape:
     """By role; 0 unless the role was restarted."""
     brokers: Mapping[str, int] = field(default_factory=dict)
     """How many each pool of somebody else has, by the environment that it serves."""
+    engines: int | None = None
+    """Engines that stay though fewer are wanted."""
     is_running: bool = True
     """False keeps the objects and releases the pods."""
 
@@ -73,7 +75,8 @@ def run_children(run: RLRun, shape: RunShape, platform: Platform) -> list[Manife
     if run.spec.roles.inference is not None:
         children.append(_engine_budget(run))
     for role, replicas in roles(run).items():
-        pods = replicas if shape.is_running else 0
+        kept = shape.engines if role == names.INFERENCE else None
+        pods = (kept or replicas) if shape.is_running else 0
         plan = _run_plan(run, role, shape, platform)
         labels = {**run_labels(run), names.ROLE: role}
         name = names.child(run.metadata.name, role)
@@ -128,10 +131,19 @@ def roles(run: RLRun) -> dict[str, int]:
     """Pods per role while the run is running."""
     wanted = {names.TRAINER: 1}
     if run.spec.roles.inference is not None:
-        wanted[names.INFERENCE] = run.spec.roles.inference.replicas
+        wanted[names.INFERENCE] = engine_replicas(run)
     if run.spec.roles.rewards is not None:
         wanted[names.REWARDS] = 1
     return wanted
+
+
+def engine_replicas(run: RLRun) -> int:
+    """Engines that a run should have: what was decided last, or what it begins with."""
+    role = run.spec.roles.inference
+    if role is None:
+        return 0
+    chosen = run.status.engines.replicas if run.status.engines is not None else role.replicas
+    return max(role.least, min(chosen, role.most))
 
 
 def role_spec(run: RLRun, role: str) -> RoleSpec:
@@ -271,7 +283,9 @@ def _peers(run: RLRun, role: str, shape: RunShape) -> list[Manifest]:
 def _engines(run: RLRun) -> list[Manifest]:
     workload = names.child(run.metadata.name, names.INFERENCE)
     port = PORTS[names.INFERENCE]["grpc"]
-    replicas = roles(run).get(names.INFERENCE, 0)
+    role = run.spec.roles.inference
+    # Those that may come later too: the controller reads this once.
+    replicas = 0 if role is None else role.most
     targets = [names.address(workload, port, ordinal) for ordinal in range(replicas)]
     return [env("ETUDE_INFERENCE_TARGETS", ",".join(targets))] if targets else []
 

@@ -6,7 +6,7 @@ from etude.common.api.kinds import RLRun
 from etude.operator import names
 from etude.operator.actions import Order
 from etude.operator.desired.ports import PORTS
-from etude.operator.runs import limits
+from etude.operator.runs import engines, limits
 from etude.operator.runs.seen import Seen
 from etude.v1 import run_pb2
 
@@ -23,6 +23,10 @@ def orders(run: RLRun, seen: Seen) -> Iterator[Order]:
         checkpoint = run_pb2.CheckpointNow(request=asked.metadata.uid)
         request = run_pb2.CommandRequest(checkpoint=checkpoint)
         yield order(run, request, f"checkpoint/{asked.metadata.uid}", 0)
+    scale = engines.order(run, report.status)
+    if scale is not None and run.status.engines is not None:
+        what = f"engines/{scale.scale_engines.replicas}"
+        yield order(run, scale, what, run.status.engines.version)
     if report.status.observed_generation < run.metadata.generation:
         request = run_pb2.CommandRequest(
             configure=run_pb2.ConfigureRun(

@@ -16,6 +16,7 @@ from etude.operator.runs import (
     cleanup,
     commands,
     disruptions,
+    engines,
     holds,
     intents,
     limits,
@@ -132,6 +133,9 @@ def _recorded(course: Course) -> RLRunStatus | None:
         return records.undertaken(run, course.seen, next_up, now)
     if holds.kept(run, now) != run.status.hold:
         return run.status.model_copy(update={"hold": None})
+    engines_wanted = engines.decided(run, course.seen)
+    if course.is_running and engines_wanted != run.status.engines:
+        return run.status.model_copy(update={"engines": engines_wanted})
     if course.is_running and run.status.active.since is None:
         return records.started(run, course.platform, now)
     return None
@@ -176,6 +180,7 @@ def _children(course: Course) -> Iterator[Action]:
         images=resolved.images,
         attempts=undertakings.attempts_of(run),
         brokers={name: pool.spec.brokers for name, pool in course.seen.pools.items()},
+        engines=engines.kept(run, course.seen),
         is_running=course.is_running,
     )
     wanted = desired.run_children(run, shape, course.platform)

@@ -79,7 +79,13 @@ def _needed(view: View) -> list[RoleStatus]:
 
 
 def _are_pods_ready(view: View) -> bool:
-    return all(role.ready >= role.desired > 0 for role in _needed(view))
+    """Whether what the active phase needs is there; engines beyond the least may come later."""
+    engines = view.run.spec.roles.inference
+    least = {names.INFERENCE: engines.least} if engines is not None else {}
+    return all(
+        role.desired > 0 and role.ready >= min(role.desired, least.get(role.name, role.desired))
+        for role in _needed(view)
+    )
 
 
 def _all_pods(view: View) -> list[Manifest]:

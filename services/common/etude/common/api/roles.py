@@ -72,17 +72,75 @@ class TrainerRole(RoleSpec):
     """Padded tokens of one forward and backward pass."""
 
 
+class EngineScaling(Model):
+    """Whether the number of engines follows the steps."""
+
+    mode: Literal["Fixed", "StepTime"] = "Fixed"
+    """Fixed keeps replicas; StepTime has as many engines as let a step take targetStepSeconds."""
+    target_step_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
+    """StepTime: what a step should take, sampling and training together."""
+
+
 class InferenceRole(RoleSpec):
     """The engines that serve the policy."""
 
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.autoscaling.mode == 'StepTime' ? has(self.minReplicas)"
+            " && has(self.maxReplicas) && has(self.autoscaling.targetStepSeconds)"
+            " : !has(self.minReplicas) && !has(self.maxReplicas)"
+            " && !has(self.autoscaling.targetStepSeconds)",
+            holds=lambda s: (
+                len({s.autoscaling.mode == "StepTime", *(g is not None for g in s.scaling)}) == 1
+            ),
+            message="minReplicas, maxReplicas and autoscaling.targetStepSeconds go together with"
+            " autoscaling.mode StepTime, and with no other",
+            fix="give all three with mode: StepTime, or none of them",
+            field_path=".autoscaling",
+        ),
+        Rule(
+            cel="!has(self.minReplicas) || !has(self.maxReplicas)"
+            " || (self.minReplicas <= self.replicas && self.replicas <= self.maxReplicas)",
+            holds=lambda s: (
+                s.min_replicas is None
+                or s.max_replicas is None
+                or s.min_replicas <= s.replicas <= s.max_replicas
+            ),
+            message="replicas must be within minReplicas and maxReplicas: the run begins with it",
+            fix="set replicas between the two",
+            field_path=".replicas",
+        ),
+    )
+
     replicas: Annotated[int, Field(ge=1, le=1_024)] = 1
-    """Engines, each behind its own address."""
+    """Engines, each behind its own address; with StepTime those that the run begins with."""
+    min_replicas: Annotated[int, Field(ge=1, le=1_024)] | None = None
+    """StepTime: engines at least."""
+    max_replicas: Annotated[int, Field(ge=1, le=1_024)] | None = None
+    """StepTime: engines at most."""
+    autoscaling: EngineScaling = Field(default_factory=EngineScaling)
+    """Whether their number follows the steps; it changes between two versions only."""
     max_model_len: Annotated[int, Field(ge=16, le=1_048_576)] = 32_768
     """Longest prompt plus completion, in tokens."""
     max_concurrent: Annotated[int, Field(ge=1, le=4_096)] = 64
     """Requests that one engine runs at once."""
     kv_cache_mib: Annotated[int, Field(ge=16, le=1_048_576)] | None = None
     """CPU engines: memory of the KV cache; 1 GiB unless set."""
+
+    @property
+    def scaling(self) -> tuple[int | None, ...]:
+        """What only StepTime has."""
+        return (self.min_replicas, self.max_replicas, self.autoscaling.target_step_seconds)
+
+    @property
+    def least(self) -> int:
+        """Engines that there are in any case."""
+        return self.min_replicas or self.replicas
+
+    @property
+    def most(self) -> int:
+        """Engines that there may be."""
+        return self.max_replicas or self.replicas
 
 
 class EnvironmentRole(Model):

@@ -82,6 +82,17 @@ class RoleStatus(Status):
     """Value of status.attempt when this role was last started anew."""
 
 
+class EngineStatus(Status):
+    """How many engines there should be, where their number follows the steps."""
+
+    replicas: Count
+    """Engines wanted."""
+    version: Count = 0
+    """Policy version at which that was decided."""
+    message: Annotated[str, Field(max_length=256)] = ""
+    """Why, in figures."""
+
+
 class EnvironmentStatus(Status):
     """The environments of one entry of roles.environments."""
 
@@ -247,6 +258,8 @@ class RLRunStatus(Status):
     """An account of every rollout."""
     roles: Annotated[tuple[RoleStatus, ...], Field(max_length=8)] = ()
     """Pods by role."""
+    engines: EngineStatus | None = None
+    """Engines wanted, where roles.inference.autoscaling decides it."""
     environments: Annotated[tuple[EnvironmentStatus, ...], Field(max_length=32)] = ()
     """Pools by environment."""
     last_checkpoint: CheckpointSummary | None = None

@@ -45,6 +45,8 @@ class Engines:
     together_s: float | None = None
     """Longest wait for all replicas to be prepared, before those that are swap at once; None has
     each swap as soon as it is ready."""
+    limit: int = 0
+    """How many of the targets to count on, from the next version on; 0 for all."""
     rotation: tuple[str, ...] = ()
     """Replicas that serve the newest committed version."""
     last_pause_s: float = 0.0
@@ -68,6 +70,11 @@ class Engines:
         return cls(targets, timeout_s=weights.timeout_seconds, together_s=together_s)
 
     @property
+    def wanted(self) -> Sequence[str]:
+        """Replicas that are counted on; others may start, or be about to go."""
+        return self.targets[: self.limit] if self.limit else self.targets
+
+    @property
     def trouble(self) -> str:
         """Which replicas are far behind; empty while none is."""
         newest = self._newest
@@ -76,7 +83,7 @@ class Engines:
         behind = [
             f"{target} serves {live}"
             for target, live in sorted(self._live.items())
-            if newest.number - live.number > MAX_LAG
+            if target in self.wanted and newest.number - live.number > MAX_LAG
         ]
         return f"{', '.join(behind)}; the newest version is {newest}" if behind else ""
 
@@ -84,7 +91,8 @@ class Engines:
         """Tell replicas that move by themselves what there is; nothing waits for them."""
         if self.together_s is not None:
             return
-        for target, replica in self._replicas.items():
+        for target in self.wanted:
+            replica = self._replicas[target]
             hint = asyncio.create_task(replica.announce(version), name=f"announce-{target}")
             self._hints.add(hint)
             hint.add_done_callback(self._hints.discard)
@@ -97,7 +105,7 @@ class Engines:
             EnginesLateError: none served it in time.
             UnavailableError: none can.
         """
-        if not self.targets:
+        if not self.wanted:
             return
         self._newest = version
         self._stop_moves()
@@ -133,14 +141,14 @@ class Engines:
     async def _answering(self) -> list[str]:
         """Replicas that are worth waiting for: one that was lost is not waited for again."""
         if not self.rotation:
-            return list(self.targets)
-        away = [target for target in self.targets if target not in self.rotation]
+            return list(self.wanted)
+        away = [target for target in self.wanted if target not in self.rotation]
         statuses = await asyncio.gather(*(self._replicas[target].status() for target in away))
         for target, status in zip(away, statuses, strict=True):
             if status is not None:
                 self._saw(target, status)
         silent = {target for target, status in zip(away, statuses, strict=True) if status is None}
-        return [target for target in self.targets if target not in silent]
+        return [target for target in self.wanted if target not in silent]
 
     def _saw(self, target: str, status: weights_pb2.WeightStatus) -> None:
         if status.HasField("live"):
@@ -154,7 +162,7 @@ class Engines:
 
         tasks = {
             target: asyncio.create_task(moved(self._replicas[target]), name=f"{what}-{target}")
-            for target in self.targets
+            for target in self.wanted
             if target in targets
         }
         self._moves.update(tasks.values())
@@ -167,9 +175,9 @@ class Engines:
         serving = await self._ended(tasks, version, grace_s=self.grace_s)
         for target in serving:
             self._saw(target, tasks[target].result())
-        self.rotation = tuple(target for target in self.targets if target in serving)
+        self.rotation = tuple(target for target in self.wanted if target in serving)
         self.last_pause_s = max(tasks[target].result().last_pause_seconds for target in serving)
-        for target in self.targets:
+        for target in self.wanted:
             if target not in serving:
                 self._chase(target, version, tasks.get(target) or under_way.get(target))
 
@@ -187,11 +195,11 @@ class Engines:
         done = {target: task for target, task in tasks.items() if task.done()}
         errors = {t: error for t, task in done.items() if (error := task.exception()) is not None}
         refused = [e for e in errors.values() if isinstance(e, ContentRefusedError)]
-        if 2 * len(refused) > len(self.targets):
+        if 2 * len(refused) > len(self.wanted):
             raise VersionRefusedError(f"version {version}: {refused[0]}")
         if len(done) == len(errors):
             raise next(iter(errors.values()), None) or EnginesLateError(
-                f"no engine of {', '.join(self.targets)} served version {version}"
+                f"no engine of {', '.join(self.wanted)} served version {version}"
                 f" within {self.timeout_s:.0f} s: see the logs of the inference role"
             )
         for target, error in errors.items():
@@ -238,7 +246,7 @@ class Engines:
             self._saw(target, status)
             if self._newest == version:
                 serving = {*self.rotation, target}
-                self.rotation = tuple(each for each in self.targets if each in serving)
+                self.rotation = tuple(each for each in self.wanted if each in serving)
             return status
 
         chase = asyncio.create_task(catch_up(), name=f"catch-up-{target}")

@@ -193,7 +193,7 @@ def _assemble(
         next_version=opened.next_version,
         learners=parts.learners,
         rollouts=parts.rollouts,
-        engines=Engines.of(settings.inference_targets, spec.weights),
+        engines=_engines(settings, spec),
         saver=Saver(inputs.store, opened.book, parts.learners),
         versions=Versions(store=inputs.store, run_uid=resolved.uid, holder=settings.pod),
         upkeep=Upkeep(
@@ -212,6 +212,14 @@ def _assemble(
             {role.name: role.template for role in spec.roles.environments},
         ),
     )
+
+
+def _engines(settings: Settings, spec: RLRunSpec) -> Engines:
+    engines = Engines.of(settings.inference_targets, spec.weights)
+    role = spec.roles.inference
+    if role is not None and role.autoscaling.mode == "StepTime":
+        engines.limit = role.replicas
+    return engines
 
 
 @contextlib.asynccontextmanager

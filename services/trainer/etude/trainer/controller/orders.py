@@ -34,6 +34,8 @@ class Orders:
     wants_checkpoint: bool = False
     requests: list[str] = field(default_factory=list)
     """Checkpoint objects that ask for a state of their own, oldest first."""
+    engines: int = 0
+    """How many engines to count on; 0 for what the run began with."""
     suspend: run_pb2.SuspendRun | None = None
     halting: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the controller shall stop working."""
@@ -60,6 +62,12 @@ class Orders:
             raise InvalidFieldError("command_id", "is empty")
         if request.command_id in self._seen:
             return
+        self._carry_out(request)
+        self._seen[request.command_id] = None
+        while len(self._seen) > _MAX_REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+
+    def _carry_out(self, request: run_pb2.CommandRequest) -> None:
         match request.WhichOneof("what"):
             case "checkpoint":
                 self._wish(request.checkpoint)
@@ -68,13 +76,12 @@ class Orders:
                 self.halting.set()
             case "configure":
                 self._configure(request.configure)
+            case "scale_engines":
+                self.engines = request.scale_engines.replicas
             case "dump_stacks":
                 dump_stacks()
             case _:
                 raise InvalidFieldError("what", "is unset")
-        self._seen[request.command_id] = None
-        while len(self._seen) > _MAX_REMEMBERED:
-            del self._seen[next(iter(self._seen))]
 
     @property
     def last_save(self) -> Reason | None:

@@ -166,6 +166,8 @@ async def _encode(run: Run, *, is_served: bool) -> None:
 
 async def _serve(run: Run, version: VersionId) -> None:
     """Have the engines swap; a run that is told to stop does not wait for them."""
+    # Between two versions only: whoever joins has to load this one first.
+    run.engines.limit = run.orders.engines or run.engines.limit
     await run.unless_halted(run.engines.commit(version))
     run.served = version
     run.moved()

@@ -352,6 +352,8 @@ class Reinforcement:
         run.stepped(result, seconds=seconds)
         records = [group.finished[index] for group in groups for index in group.valid()]
         measured(run, step_figures(records))
+        worked_s = result.seconds + run.publish_s
+        run.throughput.stepped(records, waited_s=waited_s, worked_s=worked_s)
         faults = Faults(
             sum(len(group.masked) for group in groups),
             run.figures.retried - self._retried,
@@ -363,12 +365,7 @@ class Reinforcement:
         return (
             step_row(run.place(), result, seconds=seconds)
             | {"policy_version": version, "rollout_seconds": round(waited_s, 3)}
-            | policy_fields(
-                result,
-                records,
-                staleness=staleness,
-                faults=faults,
-            )
+            | policy_fields(result, records, staleness=staleness, faults=faults)
         )
 
     def _report(

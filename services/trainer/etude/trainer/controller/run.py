@@ -28,6 +28,7 @@ from etude.trainer.controller.recovery import Book
 from etude.trainer.controller.reports import Reports
 from etude.trainer.controller.saving import Saver, keyframe_of
 from etude.trainer.controller.state import ControllerState, Cursor, Figures
+from etude.trainer.controller.throughput import Throughput
 from etude.trainer.controller.upkeep import KEYFRAME_OVERDUE, Upkeep
 from etude.trainer.controller.versions import BaseLostError, Encoded, Versions
 from etude.trainer.work import Learners, Rollouts
@@ -79,6 +80,7 @@ class Run:
     uploading: Patience = field(default_factory=Patience)
     """For versions on their way, beside the steps."""
     cadence: Cadence = field(default_factory=Cadence)
+    throughput: Throughput = field(default_factory=Throughput)
     in_flight: InFlight[Encoded] = field(
         default_factory=lambda: InFlight((VersionRefusedError, BaseLostError))
     )
@@ -194,6 +196,8 @@ class Run:
         counts.retried = figures.retried
         if figures.eval_success is not None:
             status.eval_success = figures.eval_success
+        self.throughput.tell(status)
+        status.engines, status.engine_limit = len(self.engines.rotation), self.engines.limit
         self._report_trouble()
         self.reports.touch()
 

@@ -1,0 +1,69 @@
+"""How many engines a run should have now, and when that may change."""
+
+from etude.common.api.kinds import RLRun
+from etude.common.api.roles import InferenceRole
+from etude.common.api.status import EngineStatus
+from etude.operator import names
+from etude.operator.desired import runs as desired
+from etude.operator.manifests import Ref
+from etude.operator.runs.seen import Seen
+from etude.operator.scaling.engines import Bounds, Signals, wanted
+from etude.v1 import run_pb2
+
+SETTLE_VERSIONS = 5
+"""Versions for which a number stays before it is judged: smoothed figures forget in as many."""
+
+
+def scaled_role(run: RLRun) -> InferenceRole | None:
+    """The engines, if their number follows the steps."""
+    role = run.spec.roles.inference
+    return role if role is not None and role.autoscaling.mode == "StepTime" else None
+
+
+def decided(run: RLRun, seen: Seen) -> EngineStatus | None:
+    """What should stand in the status: the number so far, or the next one at a new version."""
+    role = scaled_role(run)
+    if role is None:
+        return None
+    before = run.status.engines or EngineStatus(replicas=role.replicas)
+    present = desired.engine_replicas(run)
+    if present != before.replicas:  # the spec has other bounds by now
+        before = before.model_copy(update={"replicas": present})
+    report = seen.report.status if seen.report.is_current else None
+    if report is None or report.state != run_pb2.RUN_STATE_RUNNING or report.engines != present:
+        return before
+    since = report.policy_version - before.version
+    if since < 0:  # another store, which counts anew
+        return before.model_copy(update={"version": report.policy_version})
+    if since < SETTLE_VERSIONS:
+        return before
+    signals = Signals(report.step_tokens, report.wait_seconds, report.work_seconds, report.engines)
+    step_s = float(role.autoscaling.target_step_seconds or 0)
+    count = wanted(signals, Bounds(role.least, role.most, step_s), present)
+    if count == present:
+        return before
+    message = (
+        f"{present} engines: a step waits {signals.wait_s:.1f} s for {signals.tokens:.0f} tokens"
+        f" and works {signals.work_s:.1f} s; targetStepSeconds {step_s:.0f}"
+    )
+    return EngineStatus(replicas=count, version=report.policy_version, message=message)
+
+
+def kept(run: RLRun, seen: Seen) -> int | None:
+    """Engines that stay until the controller counts on fewer; None for as many as are wanted."""
+    if scaled_role(run) is None:
+        return None
+    key = Ref("StatefulSet", run.metadata.namespace, names.child(run.metadata.name, "inference"))
+    live = seen.children.get(key)
+    count, present = desired.engine_replicas(run), live["spec"].get("replicas", 1) if live else 0
+    report = seen.report.status if seen.report.is_current else None
+    does_without = report is not None and 0 < report.engine_limit <= count
+    return present if present > count and not does_without else None
+
+
+def order(run: RLRun, report: run_pb2.RunStatus) -> run_pb2.CommandRequest | None:
+    """What the controller should be told, if it counts on another number."""
+    count = desired.engine_replicas(run)
+    if scaled_role(run) is None or report.engine_limit == count:
+        return None
+    return run_pb2.CommandRequest(scale_engines=run_pb2.ScaleEngines(replicas=count))
