@@ -9,8 +9,8 @@ from etude.v1 import run_pb2
 
 SET = Ref("StatefulSet", "lab", "demo-inference")
 BUDGET = Ref("PodDisruptionBudget", "lab", "demo-inference")
-SLOW = {"step_tokens": 480_000.0, "wait_seconds": 120.0, "work_seconds": 20.0}
-FAST = {"step_tokens": 480_000.0, "wait_seconds": 10.0, "work_seconds": 20.0}
+SLOW: dict[str, Any] = {"step_tokens": 480_000.0, "wait_seconds": 120.0, "work_seconds": 20.0}
+FAST: dict[str, Any] = {"step_tokens": 480_000.0, "wait_seconds": 10.0, "work_seconds": 20.0}
 
 
 @pytest.fixture
