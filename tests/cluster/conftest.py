@@ -17,6 +17,8 @@ from tests.support import testbeds
 from tests.support.cut_demo import make_data
 
 ROOT = Path(__file__).parents[2]
+# Tests dial pods by their addresses, in the clear as the chart below is installed.
+os.environ.setdefault("ETUDE_TLS", "Plaintext")
 
 
 class Reply(NamedTuple):

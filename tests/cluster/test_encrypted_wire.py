@@ -1,11 +1,13 @@
 """A run whose parts prove to each other who they are, on a real node."""
 
+import base64
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from tests.cluster.test_run_on_the_node import at_step, get, phase_of, wait_until
+from tests.support import pki
 from tests.support.cut_demo import cut_demo
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +31,15 @@ def upgrade(helm: Callable[..., str], chart: str) -> Iterator[Callable[..., str]
 
     yield to
     to(**{"tls.mode": "Plaintext", "operator.replicas": "0"})
+
+
+def add_ca(kubectl: Kubectl, namespace: str, name: str) -> None:
+    """A further CA beside those of the release, as a later generation would be."""
+    made = pki.Authority(name, ends=pki.now() + 24 * pki.HOUR, begins=pki.now())
+    files = {f"{name}.crt": made.pem, f"{name}.key": made.key_pem}
+    data = {key: base64.b64encode(text).decode() for key, text in files.items()}
+    patch = json.dumps({"data": data})
+    kubectl("-n", namespace, "patch", "secret", "etude-ca", "--type=merge", "-p", patch)
 
 
 def restarts(kubectl: Kubectl, namespace: str) -> dict[str, int]:
@@ -56,8 +67,7 @@ def test_a_run_trains_while_its_certificates_and_their_ca_are_replaced(
     run = cut_demo(store, f"runs/{lab}")
     kubectl("-n", lab, "apply", "-f", "-", text=json.dumps(run))
     wait_until(kubectl, lab, lambda r: r.get("status", {}).get("activePhase") == "rl", "phase rl")
-    upgrade(**own, **{"tls.selfManaged.generation": "2"})
-    kubectl(*issuer, f"ETUDE_TLS_LIFETIME_SECONDS={SHORT_S}")
+    add_ca(kubectl, chart, "ca-2")
     done = wait_until(kubectl, lab, lambda r: phase_of(r) == "Succeeded", "Succeeded")
     assert at_step(done) == 3
     assert done["status"]["rollouts"]["trained"] > 0

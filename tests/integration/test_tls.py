@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import re
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from etude.v1 import (
     run_pb2_grpc,
 )
 
+ROOT = Path(__file__).parents[2]
 WAIT_S = 30.0
 
 
@@ -333,3 +336,31 @@ async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(WAIT_S):
         while not holds():  # noqa: ASYNC110 - what is waited for is a line of a log
             await asyncio.sleep(0.02)
+
+
+async def test_the_guides_certificates_let_a_namespace_and_the_operator_talk(
+    tmp_path: Path,
+) -> None:
+    page = (ROOT / "docs" / "how-to" / "encrypt-the-wire.md").read_text()
+    (block,) = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
+    words = ("bash", "-euc", block)
+    await asyncio.to_thread(subprocess.run, words, cwd=tmp_path, check=True, timeout=60)
+    lab, operator = (Wire(credentials=Credentials(tmp_path / name)) for name in ("lab", "operator"))
+    server = Server(["etude.v1.RewardService"], wire=lab)
+    rewards_pb2_grpc.add_RewardServiceServicer_to_server(Rewards(), server.grpc_server)
+    run_pb2_grpc.add_RunServiceServicer_to_server(Run(), server.grpc_server)
+    await server.start()
+    address = f"127.0.0.1:{server.port}"
+    try:
+        async with dial(named("demo-rewards", address), wire=lab) as channel:
+            assert (await score(channel)).rubric_digest == "d"
+            with pytest.raises(grpc.aio.AioRpcError, match="that is for operator"):
+                await command(channel)
+        async with dial(named("demo-trainer.lab.svc", address), wire=operator) as channel:
+            assert await command(channel) is not None
+        async with dial(named("demo-trainer.other.svc", address), wire=operator) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await command(channel)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    finally:
+        await server.stop(0)

@@ -1,0 +1,222 @@
+"""A pool on a real node whose parts prove who they are, and clients that do, or do not."""
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+import pytest
+from cryptography import x509
+from tests.cluster.test_encrypted_wire import restarts
+from tests.cluster.test_machines_on_the_node import pod_ip
+from tests.support import pki
+from tests.support.pool_client import Pool
+from tests.support.testbeds import Program
+
+from etude.common.channels import dial
+from etude.common.tls.asking import IssuerError, Petition, obtained
+from etude.common.tls.credentials import Credentials
+from etude.common.tls.targets import named
+from etude.common.tls.wire import PLAINTEXT, Wire, told
+from etude.v1 import environments_pb2, environments_pb2_grpc
+
+LIFE_S = 60
+"""Of a certificate here."""
+LIMIT_S = 900
+POOL: dict[str, Any] = {
+    "apiVersion": "etude.dev/v1alpha1",
+    "kind": "EnvPool",
+    "metadata": {"name": "shared"},
+    "spec": {
+        "templates": [{"name": "python", "trust": "Trusted"}],
+        "isolation": {"minimum": "Process"},
+        "replicas": 1,
+        "slotsPerReplica": 4,
+    },
+}
+
+pytestmark = [pytest.mark.usefixtures("crds"), pytest.mark.timeout(3 * LIMIT_S)]
+
+
+class Lab(NamedTuple):
+    """A namespace with an encrypted pool, and a release that can be changed."""
+
+    kubectl: Program
+    home: str
+    name: str
+    folder: Path
+
+    def token(self, identity: str, namespace: str) -> str:
+        """What the API server gives to an account of a namespace for an identity."""
+        words = ("create", "token", "default", f"--audience={identity}", "--duration=10m")
+        return self.kubectl("-n", namespace, *words).strip()
+
+    def identity(self, run: str, namespace: str = "") -> str:
+        return f"spiffe://etude.dev/ns/{namespace or self.name}/run/{run}/role/trainer"
+
+    async def become(self, identity: str, namespace: str) -> Wire:
+        """A certificate from the issuer, as a pod of a namespace would get it."""
+        folder = self.folder / identity.removeprefix("spiffe://").replace("/", "-")
+        folder.mkdir(exist_ok=True)
+        token = folder / "token"
+        token.write_text(await asyncio.to_thread(self.token, identity, namespace))
+        ip = await asyncio.to_thread(self._issuer)
+        petition = Petition(
+            identity=identity,
+            issuer=named(f"etude-issuer.{self.home}.svc", f"{ip}:7060"),
+            token=token,
+            trust=self._trust(),
+        )
+        made = pki.write(folder / "tls", await obtained(petition))
+        return Wire(credentials=Credentials(made))
+
+    def _issuer(self) -> str:
+        label = "app.kubernetes.io/component=issuer"
+        found = self.kubectl("-n", self.home, "get", "pods", "-l", label, "-o", "json")
+        pods = json.loads(found)["items"]
+        ips = [p["status"]["podIP"] for p in pods if "deletionTimestamp" not in p["metadata"]]
+        return str(ips[-1])
+
+    def _trust(self) -> Path:
+        found = json.loads(self.kubectl("-n", self.home, "get", "secret", "etude-ca", "-o", "json"))
+        folder = self.folder / "trust"
+        folder.mkdir(exist_ok=True)
+        for name, text in found["data"].items():
+            if name.endswith(".crt"):
+                (folder / name).write_bytes(base64.b64decode(text))
+        return folder
+
+    def signer(self, pod: str) -> str:
+        """Name of the CA that signed what a pod shows now."""
+        words = ("-n", self.name, "exec", pod, "-c", "certificates", "--")
+        pem = self.kubectl(*words, "cat", "/etc/etude-tls/tls.crt")
+        return x509.load_pem_x509_certificate(pem.encode()).issuer.rfc4514_string()
+
+
+@pytest.fixture
+def release(
+    helm: Program, kubectl: Program, chart: str
+) -> Iterator[Callable[[Mapping[str, str]], None]]:
+    """Change the release's values; certificates live for a minute. It is as it was afterwards."""
+    root = Path(__file__).parents[2] / "helm" / "etude"
+
+    def change(values: Mapping[str, str]) -> None:
+        sets = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+        helm("upgrade", "etude", str(root), "-n", chart, "--reuse-values", *sets)
+        if values.get("tls.mode") == PLAINTEXT:
+            return
+        issuer = ("-n", chart, "set", "env", "deployment/etude-issuer")
+        kubectl(*issuer, f"ETUDE_TLS_LIFETIME_SECONDS={LIFE_S}")
+        for name in ("issuer", "operator"):
+            words = ("rollout", "status", f"deployment/etude-{name}", f"--timeout={LIMIT_S}s")
+            kubectl("-n", chart, *words)
+
+    yield change
+    change({"tls.mode": PLAINTEXT, "operator.replicas": "0"})
+
+
+@pytest.fixture
+def lab(
+    kubectl: Program,
+    chart: str,
+    namespace: str,
+    tmp_path: Path,
+    release: Callable[[Mapping[str, str]], None],
+) -> Lab:
+    """The pool, ready."""
+    if Path("/tmp") in Path(__file__).parents:
+        pytest.skip("pods have a /tmp of their own over the checkout: clone it somewhere else")
+    one = {"tls.selfManaged.replicas": "1", "operator.replicas": "1"}
+    release({"tls.mode": "SelfManaged", **one})
+    kubectl("-n", namespace, "apply", "-f", "-", text=json.dumps(POOL))
+    deadline_s = time.monotonic() + LIMIT_S
+    while True:
+        found = json.loads(kubectl("-n", namespace, "get", "envp", "shared", "-o", "json"))
+        if found.get("status", {}).get("phase") == "Ready":
+            return Lab(kubectl, chart, namespace, tmp_path)
+        assert time.monotonic() < deadline_s, found.get("status")
+        time.sleep(0.5)
+
+
+def clients(broker: str, wire: Wire) -> tuple[grpc.aio.Channel, Pool]:
+    channel = dial(named("shared-broker", broker), wire=wire)
+    stub = environments_pb2_grpc.EnvBrokerServiceStub(channel)
+    return channel, Pool(stub, environments_pb2_grpc.PoolServiceStub(channel), "empty:")
+
+
+async def refused(broker: str, wire: Wire) -> grpc.aio.AioRpcError:
+    channel, pool = clients(broker, wire)
+    async with channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await pool.launch("stranger")
+    return caught.value
+
+
+async def test_a_pool_serves_its_namespace_and_nobody_else_while_everything_is_replaced(
+    lab: Lab, namespace: str
+) -> None:
+    broker = f"{await asyncio.to_thread(pod_ip, lab.kubectl, namespace, 'shared-broker-0')}:7020"
+    assert (await refused(broker, told(PLAINTEXT))).code() is grpc.StatusCode.UNAVAILABLE
+    stranger = await lab.become(lab.identity("mine", lab.home), lab.home)
+    error = await refused(broker, stranger)
+    assert error.code() is grpc.StatusCode.PERMISSION_DENIED, error.details()
+    with pytest.raises(IssuerError, match="is nobody in"):
+        await lab.become(lab.identity("mine"), lab.home)
+
+    mine = lab.identity("mine")
+    wire = await lab.become(mine, namespace)
+    channel, pool = clients(broker, wire)
+    async with channel:
+        watching = pool.watch.WatchPool(environments_pb2.WatchPoolRequest(), timeout=30)
+        with pytest.raises(grpc.aio.AioRpcError, match="that is for operator"):
+            await anext(aiter(watching))
+        (lease,) = await pool.launch("a")
+        assert lease.endpoint.startswith("shared-node@")
+        second = asyncio.create_task(
+            asyncio.to_thread(release, {"tls.selfManaged.generation": "2"})
+        )
+        turns = await turns_until_signed_anew(lab, pool, lease, wire)
+        await second
+    assert turns > LIFE_S / 2
+    again = await asyncio.to_thread(restarts, lab.kubectl, namespace)
+    assert set(again.values()) == {0}, again
+
+
+async def turns_until_signed_anew(
+    lab: Lab, pool: Pool, lease: environments_pb2.Lease, wire: Wire
+) -> int:
+    """Calls to the node, one a second, until broker and node have certificates of the second CA.
+
+    None of them may fail. Our own certificate is replaced meanwhile, as a keeper would.
+    """
+    deadline_s, turns, renewed_s = time.monotonic() + LIMIT_S, 0, time.monotonic()
+    assert wire.credentials is not None
+    nodes = dial(lease.endpoint, wire=wire)
+    stub = environments_pb2_grpc.EnvNodeServiceStub(nodes)
+    async with nodes:
+        while True:
+            turns += 1
+            call = environments_pb2.ToolCall(
+                call_id=str(turns), name="run_terminal", arguments_json='{"command": "echo on"}'
+            )
+            request = environments_pb2.RunTurnRequest(
+                lease_id=lease.lease_id, agent_token=lease.agent_token, calls=[call]
+            )
+            answer = await stub.RunTurn(request, timeout=60)
+            assert answer.results[0].content.decode().strip() == "on"
+            await pool.broker.RenewLeases(
+                environments_pb2.RenewLeasesRequest(lease_ids=[lease.lease_id]), timeout=60
+            )
+            if time.monotonic() - renewed_s > LIFE_S / 3:
+                await lab.become(wire.credentials.identity.uri, lab.name)
+                renewed_s = time.monotonic()
+                parts = ("shared-broker-0", "shared-node-0")
+                signers = [await asyncio.to_thread(lab.signer, part) for part in parts]
+                if all("ca-2" in signer for signer in signers):
+                    return turns
+                assert time.monotonic() < deadline_s, signers
+            await asyncio.sleep(1)
