@@ -8,6 +8,8 @@ OURS = "etude"
 RUN = "etude.dev/run"
 POOL = "etude.dev/pool"
 CHECKPOINT = "etude.dev/checkpoint"
+SAVED_BY = "etude.dev/saved-by"
+"""Label of the Jobs of a run's checkpoints: they may outlive the run, and are no role of it."""
 ROLE = "etude.dev/role"
 ATTEMPT = "etude.dev/attempt"
 

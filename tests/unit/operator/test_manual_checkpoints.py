@@ -204,3 +204,16 @@ async def test_with_skip_a_failing_run_saves_nothing(lab: Any, run_body: Any) ->
     assert [each.checkpoint for each in last] == [False]
     await lab.advance(31)
     assert lab.condition("Failed")[0] == "True"
+
+
+async def test_the_data_of_a_run_that_is_gone_is_deleted_by_a_job_with_a_way_out(
+    running: Any,
+) -> None:
+    await running.tell_checkpoint(10)
+    await running.finish_jobs()
+    running.cluster.remove(Ref("RLRun", "lab", "demo"))
+    await running.settle()
+    (job,) = running.names("Job")
+    assert running.names("NetworkPolicy") == [job]
+    await running.finish_jobs()
+    assert running.names("Checkpoint") == running.names("NetworkPolicy") == []

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from etude.common.api.kinds import EnvPool, RLRun
+from etude.common.api.run import Storage
 from etude.operator.desired import pools as desired_pools
+from etude.operator.desired import reach
 from etude.operator.desired import runs as desired
 from etude.operator.desired.runs import Platform, RunShape
 from etude.operator.manifests import Manifest
@@ -158,9 +160,52 @@ def test_only_names_and_the_store_are_reached_outside(policies: list[Manifest]) 
 
 
 @pytest.mark.parametrize("port", [80, 443])
-def test_a_clouds_metadata_is_reached_by_nobody(policies: list[Manifest], port: int) -> None:
-    for _, pod in everyone():
-        assert not reaches(policies, pod, "169.254.169.254", port)
+@pytest.mark.parametrize("address", ["169.254.169.254", "fd00:ec2::254", "fe80::1"])
+def test_a_clouds_metadata_is_reached_by_nobody(
+    policies: list[Manifest], address: str, port: int
+) -> None:
+    for _, pod in (*everyone(), ("janitor", JANITOR)):
+        assert not reaches(policies, pod, address, port)
+
+
+def test_a_store_may_have_an_address_of_either_family(policies: list[Manifest]) -> None:
+    for address in ("52.216.1.1", "2600:1f18::1"):
+        assert reaches(policies, role("trainer"), address, 443)
+        assert not reaches(policies, role("trainer"), address, 22)
+
+
+JANITOR = Pod({"etude.dev/saved-by": "demo", "etude.dev/role": "janitor"})
+
+
+def test_the_jobs_of_checkpoints_reach_the_store_and_nobody_reaches_them(
+    policies: list[Manifest],
+) -> None:
+    assert reaches(policies, JANITOR, "52.216.1.1", 443)
+    assert reaches(policies, JANITOR, "10.96.0.10", 53)
+    assert not reaches(policies, JANITOR, "52.216.1.1", 22)
+    for name, pod in everyone():
+        assert not reaches(policies, JANITOR, pod, GRPC[name])
+        assert not reaches(policies, pod, JANITOR, 443)
+
+
+def test_a_job_that_outlives_its_run_has_a_way_out_of_its_own() -> None:
+    labels = {
+        "app.kubernetes.io/managed-by": "etude",
+        "etude.dev/checkpoint": "demo-s1",
+        "etude.dev/saved-by": "demo",
+    }
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "demo-s1-del", "namespace": "lab", "uid": "u", "labels": labels},
+        "spec": {"template": {"metadata": {"labels": {**labels, "etude.dev/role": "janitor"}}}},
+    }
+    storage = Storage(uri="s3://runs/demo", endpoint="http://minio.store:9000")
+    policies = [reach.job_policy(job, storage)]
+    pod = Pod({**labels, "etude.dev/role": "janitor"})
+    assert reaches(policies, pod, "10.1.2.3", 9000)
+    assert not reaches(policies, pod, "10.1.2.3", 443)
+    assert not reaches(policies, STRANGER, pod, 443)
 
 
 def children(body: dict[str, Any], platform: Platform) -> list[Manifest]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from etude.operator.clock import seconds
 from etude.operator.cluster.api import Cluster
 from etude.operator.cluster.controllers import JOB_COMPLETE, JOB_FAILED
 from etude.operator.conditions import no, yes
+from etude.operator.desired import reach
 from etude.operator.desired.pods import Plan, env, job_spec
 from etude.operator.desired.runs import Platform
 from etude.operator.failures import PodFailure, failures
@@ -29,6 +31,7 @@ from etude.operator.manifests import (
     is_true,
     labels,
     ref,
+    stamped,
     uid,
 )
 from etude.operator.reasons import Reason
@@ -58,6 +61,10 @@ class SeenCheckpoint:
     """Whether the namespace refused a Job because it is going away."""
     run: RLRun | None = None
     """Of a request: the run that it names."""
+    policies: frozenset[str] = frozenset()
+    """Names of NetworkPolicies of its Jobs."""
+    is_orphan: bool = False
+    """Whether there is no run of its name, whose policies would let its Jobs out."""
     num_at_work: int = 0
     """Jobs of checkpoints of the namespace that are under way."""
 
@@ -82,6 +89,12 @@ def gather(
         endings=endings,
         is_namespace_closing=is_namespace_closing,
         run=_run(cluster, checkpoint),
+        policies=frozenset(
+            ref(job).name
+            for job in jobs.values()
+            if cluster.get(Ref("NetworkPolicy", namespace, ref(job).name)) is not None
+        ),
+        is_orphan=_is_orphan(cluster, checkpoint),
         num_at_work=_num_at_work(cluster, namespace),
     )
 
@@ -95,6 +108,12 @@ def _run(cluster: Cluster, checkpoint: Checkpoint) -> RLRun | None:
     with suppress(ValidationError):
         return None if found is None else RLRun.model_validate(found)
     return None
+
+
+def _is_orphan(cluster: Cluster, checkpoint: Checkpoint) -> bool:
+    about = checkpoint.spec.run_ref
+    namespace = checkpoint.metadata.namespace
+    return about is None or cluster.get(Ref("RLRun", namespace, about.name)) is None
 
 
 def _is_request(checkpoint: Checkpoint) -> bool:
@@ -153,7 +172,8 @@ def _verification(
     if is_true(job, JOB_COMPLETE):
         return Decision(status=status_of(checkpoint, yes("Ready", Reason.CHECKPOINT_VERIFIED), now))
     if not is_true(job, JOB_FAILED):
-        return Decision(status=verifying, requeue_after_s=RETRY_S)
+        actions = tuple(_ways_out(checkpoint, seen, job, platform))
+        return Decision(status=verifying, actions=actions, requeue_after_s=RETRY_S)
     ending = seen.endings.get(VERIFY)
     if ending is not None and ending.exit_code == EXIT_CORRUPT:
         return Decision(
@@ -199,7 +219,18 @@ def _deletion_by_job(
         ending = seen.endings.get(DELETE)
         fact = no("Ready", Reason.DELETION_FAILED, ending.message if ending else "")
         return _again(status_of(checkpoint, fact, now), seen, DELETE, now)
-    return Decision(status=checkpoint.status)
+    ways_out = tuple(_ways_out(checkpoint, seen, job, platform))
+    return Decision(status=checkpoint.status, actions=ways_out)
+
+
+def _ways_out(
+    checkpoint: Checkpoint, seen: SeenCheckpoint, job: Manifest, platform: Platform
+) -> Iterator[Apply]:
+    """A NetworkPolicy for a Job that works after its run is gone; it goes with the Job."""
+    storage = checkpoint.storage
+    is_needed = platform.namespace is not None and seen.is_orphan and storage is not None
+    if is_needed and storage is not None and ref(job).name not in seen.policies:
+        yield Apply(stamped(reach.job_policy(job, storage)), names.CHECKPOINT_FIELD_MANAGER)
 
 
 def _release(checkpoint: Checkpoint, seen: SeenCheckpoint) -> Finalizers:
@@ -246,6 +277,8 @@ def _job(checkpoint: Checkpoint, what: str, platform: Platform) -> Apply:
         grace_s=30,
     )
     labels = {names.MANAGED_BY: names.OURS, names.CHECKPOINT: checkpoint.metadata.name[:63]}
+    if checkpoint.spec.run_ref is not None:
+        labels[names.SAVED_BY] = checkpoint.spec.run_ref.name
     manifest = {
         "apiVersion": "batch/v1",
         "kind": "Job",

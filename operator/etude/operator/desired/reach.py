@@ -15,8 +15,14 @@ from etude.operator.desired.ports import ISSUER_PORT, PORTS
 from etude.operator.desired.workloads import head
 from etude.operator.manifests import Manifest
 
-LINK_LOCAL = "169.254.0.0/16"
-"""Where clouds answer with a machine's own credentials."""
+ANYWHERE = {
+    "0.0.0.0/0": ["169.254.0.0/16"],
+    "::/0": ["fe80::/10", "fd00:ec2::254/128", "fd20:ce::254/128"],
+}
+"""Every address, but for those at which clouds answer with a machine's own credentials.
+
+Source: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-retrieval.html,
+https://cloud.google.com/compute/docs/metadata/querying-metadata."""
 OPERATOR_LABELS = {"app.kubernetes.io/name": "etude", "app.kubernetes.io/component": "operator"}
 ISSUER_LABELS = {"app.kubernetes.io/name": "etude", "app.kubernetes.io/component": "issuer"}
 NAMESPACE = "kubernetes.io/metadata.name"
@@ -56,8 +62,10 @@ def run_policies(
         ),
         names.INFERENCE: (inference, [_from([trainer], names.INFERENCE)], []),
         names.REWARDS: (rewards, [_from([trainer], names.REWARDS)], environments),
+        names.JANITOR: ({names.SAVED_BY: run.metadata.name, names.ROLE: names.JANITOR}, [], []),
     }
     has = {names.TRAINER: True, names.INFERENCE: run.spec.roles.inference is not None}
+    has[names.JANITOR] = True
     has[names.REWARDS] = run.spec.roles.rewards is not None
     return [
         _policy(run, role, selected, ingress, [*outside, *egress])
@@ -108,6 +116,32 @@ def pool_policies(
     return parts
 
 
+def job_policy(job: Manifest, store: StoreAccess) -> Manifest:
+    """The way to the store of a Job that outlives the run whose policy let it out."""
+    metadata = job["metadata"]
+    given = job["spec"]["template"]["metadata"]["labels"]
+    # What the Job controller adds has names of its own.
+    selected = {name: given[name] for name in (names.CHECKPOINT, names.ROLE)}
+    owner = {name: job[name] for name in ("apiVersion", "kind")}
+    owner |= {"name": metadata["name"], "uid": metadata["uid"], "controller": True}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "labels": {name: given[name] for name in (names.MANAGED_BY, names.CHECKPOINT)},
+            "ownerReferences": [owner],
+        },
+        "spec": {
+            "podSelector": {"matchLabels": selected},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [],
+            "egress": _outside(store, None),
+        },
+    }
+
+
 def _policy(
     owner: RLRun | EnvPool,
     role: str,
@@ -116,8 +150,8 @@ def _policy(
     egress: Sequence[Rule],
 ) -> Manifest:
     # Without the role: what has one is taken for a part that runs.
-    of = {key: value for key, value in selected.items() if key != names.ROLE}
-    labels = {names.MANAGED_BY: names.OURS, **of}
+    kind = names.RUN if isinstance(owner, RLRun) else names.POOL
+    labels = {names.MANAGED_BY: names.OURS, kind: owner.metadata.name}
     name = names.child(owner.metadata.name, role)
     # Probes and metrics hold no secrets, and who scrapes them is the platform's choice.
     probes = {"ports": _ports([PROBE_PORT])}
@@ -181,8 +215,8 @@ def _port_of(url: str | None, otherwise: int) -> int:
 
 def _anywhere(ports: Sequence[int]) -> Rule:
     """Everywhere but to a machine's own services; on every port if none is named."""
-    block = {"ipBlock": {"cidr": "0.0.0.0/0", "except": [LINK_LOCAL]}}
-    return {"to": [block], **({"ports": _ports(ports)} if ports else {})}
+    blocks = [{"ipBlock": {"cidr": all_, "except": own}} for all_, own in ANYWHERE.items()]
+    return {"to": blocks, **({"ports": _ports(ports)} if ports else {})}
 
 
 def _pods(labels: Selector) -> Manifest:
