@@ -116,7 +116,8 @@ def release(
             kubectl("-n", chart, *words)
 
     yield change
-    change({"tls.mode": PLAINTEXT, "operator.replicas": "0"})
+    change({"tls.mode": PLAINTEXT})
+    kubectl("-n", chart, "scale", "deployment/etude-operator", "--replicas=0")
 
 
 @pytest.fixture

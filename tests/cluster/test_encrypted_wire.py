@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.usefixtures("crds"), pytest.mark.timeout(3_600)]
 
 
 @pytest.fixture
-def upgrade(helm: Callable[..., str], chart: str) -> Iterator[Callable[..., str]]:
+def upgrade(helm: Callable[..., str], kubectl: Kubectl, chart: str) -> Iterator[Callable[..., str]]:
     """Change values of the release, which is as it was afterwards."""
 
     def to(**values: str) -> str:
@@ -30,7 +30,8 @@ def upgrade(helm: Callable[..., str], chart: str) -> Iterator[Callable[..., str]
         return helm("upgrade", "etude", path, "-n", chart, "--reuse-values", *sets)
 
     yield to
-    to(**{"tls.mode": "Plaintext", "operator.replicas": "0"})
+    to(**{"tls.mode": "Plaintext"})
+    kubectl("-n", chart, "scale", "deployment/etude-operator", "--replicas=0")
 
 
 def add_ca(kubectl: Kubectl, namespace: str, name: str) -> None:
