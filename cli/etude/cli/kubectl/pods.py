@@ -15,6 +15,9 @@ STORE = re.compile(r"\bStoreError\b|\bStorageUnavailable\b")
 STUCK = {"FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "NetworkNotReady"}
 """Reasons of Events while nothing of a pod runs yet."""
 
+KEEPER = "certificates"
+"""Container that keeps a pod's certificate fresh."""
+
 EXITS = {
     1: "an error that the program did not expect",
     64: "it was called with something it does not take",
@@ -229,6 +232,15 @@ class End(NamedTuple):
         return Finding(reason, f"{self.pod} ended{code}{meaning}{self.times}", evidence)
 
 
+def _uncertified(pod: Manifest, _events: Sequence[Manifest]) -> Finding | None:
+    """A sidecar gets the pod's certificate before anything else of it starts."""
+    sidecars = pod.get("status", {}).get("initContainerStatuses") or ()
+    if not any(each["name"] == KEEPER and not each.get("started") for each in sidecars):
+        return None
+    do = f"kubectl logs {name(pod)} -c {KEEPER} says why; see docs/runbooks/certificates-expire.md"
+    return Finding("PodsNotReady", f"{name(pod)} has no certificate yet", (), do)
+
+
 def _starting(pod: Manifest, events: Sequence[Manifest]) -> Finding | None:
     if is_ready(pod) or pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}:
         return None
@@ -262,5 +274,7 @@ def _last(events: Sequence[Manifest], reasons: set[str], start: str = "") -> str
     return found[-1] if found else ""
 
 
-LOOKS: tuple[Look, ...] = (_held, _unschedulable, _unpulled, _unmade, _crashing, _stuck, _starting)
+LOOKS: tuple[Look, ...] = (
+    *(_held, _unschedulable, _unpulled, _unmade, _crashing, _stuck, _uncertified, _starting),
+)
 """What to look for, the worst first."""

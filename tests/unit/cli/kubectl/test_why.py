@@ -151,6 +151,16 @@ def test_a_volume_that_does_not_come_is_found_in_the_events() -> None:
     assert 'configmap "demo-run" not found' in told(found)
 
 
+def test_a_pod_that_gets_no_certificate_is_told_from_one_that_starts() -> None:
+    unready = pod(ready=False, container=waiting("PodInitializing"))
+    sidecar = {"name": "certificates", "started": False, "state": {"running": {}}}
+    unready["status"]["initContainerStatuses"] = [sidecar]
+    found = of_pod(unready)
+    assert found.do.startswith("kubectl logs demo-trainer-0 -c certificates")
+    sidecar["started"] = True
+    assert "certificate" not in told(of_pod(unready))
+
+
 def test_pods_that_a_quota_keeps_from_being_made_wait_for_quota() -> None:
     workload = {
         "kind": "StatefulSet",

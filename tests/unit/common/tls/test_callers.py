@@ -1,5 +1,7 @@
 """Who may call what."""
 
+import importlib
+import pkgutil
 from dataclasses import replace
 from itertools import product
 
@@ -7,27 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import etude.v1
 from etude.common.tls.callers import CALLERS, OPEN, refusal
 from etude.common.tls.identity import Identity
-from etude.v1 import (
-    environment_access_pb2,
-    environment_state_pb2,
-    environments_pb2,
-    inference_pb2,
-    rewards_pb2,
-    run_pb2,
-    weights_pb2,
-)
 
-FILES = (
-    *(environment_access_pb2, environment_state_pb2, environments_pb2),
-    *(inference_pb2, rewards_pb2, run_pb2, weights_pb2),
-)
+JUDGES_BY_TOKEN = "etude.v1.CertificateService"
+FILES = [
+    importlib.import_module(f"etude.v1.{module.name}")
+    for module in pkgutil.iter_modules(etude.v1.__path__)
+    if module.name.endswith("_pb2")
+]
 METHODS = [
     f"/{service.full_name}/{method.name}"
     for file in FILES
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
+    if service.full_name != JUDGES_BY_TOKEN
 ]
 SERVERS = {
     "RunService": "trainer",
