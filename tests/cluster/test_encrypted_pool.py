@@ -39,6 +39,9 @@ POOL: dict[str, Any] = {
     },
 }
 
+LOOK = {"command": "ls /etc/etude-tls /var/run/etude-token 2>/dev/null; echo on"}
+"""What an environment does; it finds neither the node's key nor anything to get one with."""
+
 pytestmark = [pytest.mark.usefixtures("crds"), pytest.mark.timeout(3 * LIMIT_S)]
 
 
@@ -202,7 +205,7 @@ async def turns_until_signed_anew(
         while True:
             turns += 1
             call = environments_pb2.ToolCall(
-                call_id=str(turns), name="run_terminal", arguments_json='{"command": "echo on"}'
+                call_id=str(turns), name="run_terminal", arguments_json=json.dumps(LOOK)
             )
             request = environments_pb2.RunTurnRequest(
                 lease_id=lease.lease_id, agent_token=lease.agent_token, calls=[call]
