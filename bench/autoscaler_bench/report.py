@@ -16,7 +16,7 @@ def figures(found: Found) -> dict[str, Any]:
     said: dict[str, Any] = {
         str(mode): _together([modes[mode] for modes in found.values()]) for mode in Mode
     }
-    plans = [modes[mode] for modes in found.values() for mode in (Mode.PLAN, Mode.DEFAULTS)]
+    plans = [modes[mode] for modes in found.values() for mode in (Mode.PLAN, Mode.PATIENT)]
     said["plan_idle_over_kpa_idle"] = _ratio(said, Mode.PLAN, Mode.KPA, "idle_s")
     said["plan_sandbox_over_kpa_sandbox"] = _ratio(said, Mode.PLAN, Mode.KPA, "sandbox_s")
     said["decide_us"] = round(

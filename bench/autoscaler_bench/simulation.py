@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from autoscaler_bench.events import Clock
@@ -12,7 +12,11 @@ from autoscaler_bench.pool import Pool
 from autoscaler_bench.run import Run
 from autoscaler_bench.scalers import Fixed, Hpa, Kpa, Planned, Scaler
 from autoscaler_bench.traces import Trace
-from etude.operator.scaling.config import TICK_S, Autoscaling, PoolConfig, Predictive, Refill
+from etude.common.api.autoscaling import Autoscaling as GivenAutoscaling
+from etude.common.api.autoscaling import ScalingMode
+from etude.common.api.pool import EnvPoolSpec, Template
+from etude.operator.pools.settings import pool_config
+from etude.operator.scaling.config import TICK_S, Autoscaling, PoolConfig, Refill
 from etude.operator.scaling.limits import creates, refilled
 from etude.operator.scaling.values import Bucket
 from etude.trainer.controller.planning import REPEAT_S
@@ -21,14 +25,16 @@ REFILL = Refill()
 """How fast the cluster bears replicas to be created, whoever asks."""
 
 
-SETTINGS = Autoscaling(
-    target_utilization_percent=100,
-    stable_window_s=30,
-    max_scale_up_rate=1000,
-    scale_down_delay_s=15,
-    predictive=Predictive(service_level_percent=80),
+DEFAULTS = pool_config(
+    EnvPoolSpec(
+        templates=(Template(name="any"),),
+        max_replicas=1,
+        autoscaling=GivenAutoscaling(mode=ScalingMode.PREDICTIVE),
+    )
 )
-"""Of a pool all of whose runs plan: what waits for the unknown by default may be short then."""
+"""What a pool has that says nothing but its mode."""
+PATIENT = Autoscaling()
+"""One set of settings with and without a plan, for what nobody knows: longer windows and delays."""
 
 
 class Mode(StrEnum):
@@ -40,10 +46,10 @@ class Mode(StrEnum):
     PLAN = "kpa_plan"
     ORACLE = "oracle"
     TUNED = "kpa_tuned"
-    DEFAULTS = "kpa_plan_defaults"
+    PATIENT = "kpa_plan_patient"
 
 
-PLANNED = {Mode.PLAN, Mode.DEFAULTS}
+PLANNED = {Mode.PLAN, Mode.PATIENT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,21 +117,20 @@ class Simulation:
             case Mode.KPA:
                 scaler = Kpa(self.clock, pool)
             case Mode.TUNED:
-                scaler = Kpa(self.clock, pool, SETTINGS)
+                settings = DEFAULTS.while_planned or PATIENT
+                scaler = Kpa(self.clock, pool, settings)
             case Mode.PLAN:
-                scaler = Planned(self.clock, pool, planner, self._config(SETTINGS))
-            case Mode.DEFAULTS:
-                scaler = Planned(self.clock, pool, planner, self._config(Autoscaling()))
+                scaler = Planned(self.clock, pool, planner, self._config(DEFAULTS))
+            case Mode.PATIENT:
+                patient = replace(DEFAULTS, autoscaling=PATIENT, while_planned=None)
+                scaler = Planned(self.clock, pool, planner, self._config(patient))
             case Mode.ORACLE:
                 scaler = Oracle(self.clock, pool, run, need(self.trace))
         return scaler
 
-    def _config(self, autoscaling: Autoscaling) -> PoolConfig:
-        return PoolConfig(
-            max_replicas=self.trace.max_replicas,
-            slots_per_replica=self.trace.slots,
-            autoscaling=autoscaling,
-        )
+    def _config(self, config: PoolConfig) -> PoolConfig:
+        trace = self.trace
+        return replace(config, max_replicas=trace.max_replicas, slots_per_replica=trace.slots)
 
     def _acting(self, pool: Pool, scaler: Scaler) -> Callable[[], None]:
         """Do what a scaler says, as fast as replicas can be created."""

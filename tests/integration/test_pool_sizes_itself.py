@@ -42,7 +42,6 @@ POOL = {
             "mode": "Predictive",
             "stableWindowSeconds": 10,
             "scaleDownDelaySeconds": 4,
-            "predictive": {"planStaleSeconds": 1},
             "scaleToZero": {"mode": "Never", "graceSeconds": 0},
         },
     },

@@ -2,6 +2,9 @@
 {{- define "etude.env" -}}
 - {name: ETUDE_HOST, value: "0.0.0.0"}
 - {name: ETUDE_PROBE_PORT, value: "8080"}
+{{- if .Values.keda.enabled }}
+- {name: ETUDE_SCALER_PORT, value: "7070"}
+{{- end }}
 - name: ETUDE_POD
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: ETUDE_NAMESPACE

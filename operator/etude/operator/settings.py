@@ -32,6 +32,8 @@ class Settings:
     """Namespaces that are served; all of them when empty."""
     host: str
     probe_port: int
+    scaler_port: int | None
+    """Where KEDA asks about pools in mode External; unset, nobody can."""
     kubeconfig: Path | None
     """Used outside a cluster; unset inside one."""
     otlp_endpoint: str | None
@@ -65,6 +67,7 @@ class Settings:
             ),
             host=env.get("ETUDE_HOST", "127.0.0.1"),
             probe_port=_port(env, "ETUDE_PROBE_PORT", "8080"),
+            scaler_port=_port(env, "ETUDE_SCALER_PORT", "0") or None,
             kubeconfig=None if is_inside else _kubeconfig(env),
             otlp_endpoint=env.get("ETUDE_OTLP_ENDPOINT")
             or env.get("OTEL_EXPORTER_OTLP_ENDPOINT")

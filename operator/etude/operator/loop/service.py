@@ -16,6 +16,7 @@ from etude.operator.cluster.rest import Rest
 from etude.operator.cluster.slim import slim
 from etude.operator.cluster.watches import CHILDREN, Watches
 from etude.operator.desired.certificates import Mode
+from etude.operator.keda import service as keda
 from etude.operator.loop import events
 from etude.operator.loop.leader import Leader
 from etude.operator.loop.workers import operator
@@ -54,7 +55,8 @@ async def serve(settings: Settings) -> None:
         )
         with shutdown_signals(stop):
             await watches.sync()
-            async with made as acting, asyncio.TaskGroup() as tasks:
+            asked = keda.serving(cluster, settings.host, settings.scaler_port)
+            async with asked, made as acting, asyncio.TaskGroup() as tasks:
                 watching = events.watch(
                     watches.observe, namespaces=settings.namespaces, kubeconfig=settings.kubeconfig
                 )

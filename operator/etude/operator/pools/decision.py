@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from etude.common.api.autoscaling import ScalingMode
 from etude.common.api.kinds import EnvPool
 from etude.common.api.status import EnvPoolStatus, Resolved
 from etude.operator import acceptance, names
@@ -32,7 +33,9 @@ def decide(
             requeue_after_s=0.0,
         )
     actions = () if problem is not None else tuple(_actions(pool, seen, platform))
-    is_moving = pool.spec.is_sized_for_demand or any(isinstance(a, Vacate) for a in actions)
+    is_moving = pool.spec.mode is not ScalingMode.MANUAL or any(
+        isinstance(a, Vacate) for a in actions
+    )
     return Decision(
         status=status(pool, seen, now, problem or seen.problem),
         actions=actions,

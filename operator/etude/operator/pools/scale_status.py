@@ -33,7 +33,8 @@ def scale_facts(pool: EnvPool, size: Size) -> Iterator[Fact]:
 def autoscaler(pool: EnvPool, size: Size, now: Moment) -> AutoscalerStatus:
     """What decided on the number of nodes."""
     before, decision = pool.status.autoscaler, size.decision
-    changes: dict[str, object] = {"mode": str(pool.spec.mode)}
+    mode = "Unknown" if size.is_blind else str(pool.spec.mode)
+    changes: dict[str, object] = {"mode": mode, "plan_peak": size.plan_peak}
     if decision is not None:
         changes = _decided(decision, size)
     if size.desired != pool.status.desired:

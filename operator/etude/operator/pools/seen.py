@@ -12,6 +12,9 @@ from etude.operator.manifests import Manifest, Ref, is_true, labels, ref, uid
 from etude.operator.pools.sizing import Size
 from etude.operator.reports.latest import PoolReport, ReportBook
 
+PLANNING = (ScalingMode.PREDICTIVE, ScalingMode.EXTERNAL)
+"""Modes in which plans count."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenPool:
@@ -43,7 +46,7 @@ def gather(cluster: Cluster, book: ReportBook, pool: EnvPool, problem: Fact | No
         brokers=[p for p in sets.get(names.BROKER, ()) if p["kind"] == "Pod"],
         edges=[p for p in sets.get(names.EDGE, ()) if p["kind"] == "Pod"],
         report=book.pool(pool.metadata.uid),
-        asking=_asking(cluster, pool) if pool.spec.mode is ScalingMode.PREDICTIVE else {},
+        asking=_asking(cluster, pool) if pool.spec.mode in PLANNING else {},
         problem=problem,
     )
 

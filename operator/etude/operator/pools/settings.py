@@ -20,6 +20,7 @@ from etude.operator.scaling.config import (
 )
 from etude.operator.scaling.schedule import problem
 
+MOST_REPLICAS = 10_000
 REACTIVE = Autoscaling(mode=Mode.REACTIVE)
 UNPLANNED = Autoscaling(max_scale_up_rate=1_000.0, scale_down_delay_s=60.0)
 """Of mode Predictive while there is no plan to go by: a run's first waves come without."""
@@ -28,6 +29,7 @@ PLANNED = Autoscaling(
     stable_window_s=30.0,
     max_scale_up_rate=1_000.0,
     scale_down_delay_s=15.0,
+    predictive=Predictive(service_level_percent=80.0),
 )
 """What waits for the unknown may be short while the next wave is known."""
 
@@ -50,6 +52,13 @@ def pool_config(spec: EnvPoolSpec) -> PoolConfig:
         autoscaling=_autoscaling(given, UNPLANNED if is_planning else REACTIVE),
         while_planned=_autoscaling(given, PLANNED) if is_planning else None,
     )
+
+
+def planning_config(spec: EnvPoolSpec) -> PoolConfig:
+    """What plans are read by for a pool that somebody else sizes."""
+    most = spec.max_replicas or MOST_REPLICAS
+    slots = spec.slots_per_replica
+    return PoolConfig(max_replicas=most, slots_per_replica=slots, autoscaling=PLANNED)
 
 
 def problems(spec: EnvPoolSpec, *, at: str) -> Iterator[str]:

@@ -1,8 +1,11 @@
 """How many nodes a pool should have now: decided here, or by somebody else."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
+from etude.common.api.autoscaling import ScalingMode
 from etude.common.api.kinds import EnvPool
 from etude.common.api.meta import number
 from etude.operator.actions import Moment
@@ -10,11 +13,13 @@ from etude.operator.manifests import Manifest, is_true
 from etude.operator.names import ordinal
 from etude.operator.pools.observed import Member, members, metrics, name_of, plans, staying
 from etude.operator.pools.provisions import Provisions
-from etude.operator.pools.settings import pool_config
+from etude.operator.pools.settings import planning_config, pool_config
 from etude.operator.reports.latest import PoolReport
 from etude.operator.scaling.config import TICK_S
-from etude.operator.scaling.decision import decide_pool
+from etude.operator.scaling.decision import SILENT_S, decide_pool
+from etude.operator.scaling.demand import outlook
 from etude.operator.scaling.provision import PRIOR, Provision
+from etude.operator.scaling.trust import usable
 from etude.operator.scaling.values import PoolDecision, PoolState, restarted
 
 FORGOTTEN_S = 30.0
@@ -32,11 +37,22 @@ class Size:
     """Nodes that get no more environments, and go once they hold none."""
     decision: PoolDecision | None = None
     """What led to it, where the operator decides."""
+    plan_peak: int = 0
+    """Slots that plans ask for of a pool in mode External, for whoever sizes it."""
+    is_blind: bool = False
+    """Whether its brokers are silent."""
     plan_version: int = 0
     """Of the newest plan that counted."""
     provision: Provision = PRIOR
     samples: int = 0
     """Nodes that provision was learnt from."""
+
+
+class Told(NamedTuple):
+    """What is known of a pool that somebody else sizes."""
+
+    plan_peak: int
+    is_blind: bool
 
 
 @dataclass(slots=True)
@@ -69,10 +85,31 @@ class Sizer:
         if not pool.spec.is_sized_for_demand:
             self._state = self._size = None
             made = asked_for(pool, nodes, report)
+            if pool.spec.mode is ScalingMode.EXTERNAL:
+                made = replace(made, **self._told(pool, nodes, report, asking, now)._asdict())
         else:
             made = self._decided(pool, nodes, report, asking, now)
         took = self.provisions
         return replace(made, provision=took.found, samples=len(took.took_s))
+
+    def _told(
+        self,
+        pool: EnvPool,
+        nodes: Sequence[Manifest],
+        report: PoolReport,
+        asking: Mapping[str, int | None],
+        now: Moment,
+    ) -> Told:
+        """What whoever sizes the pool wants to know."""
+        seen = metrics(
+            nodes, report, brokers=pool.spec.brokers, provision=self.provisions.found, now=now
+        )
+        if now.monotonic_s - seen.seen_s > SILENT_S:
+            return Told(0, is_blind=True)
+        config = planning_config(pool.spec)
+        believed = usable(plans(report, asking), config.autoscaling, now_s=now.monotonic_s)
+        peak = outlook(believed, seen, config, now_s=now.monotonic_s).peak
+        return Told(math.ceil(peak), is_blind=False)
 
     def _decided(
         self,

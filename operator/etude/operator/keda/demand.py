@@ -1,0 +1,72 @@
+"""What a pool in mode External needs, for whoever sizes it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from etude.common.api.autoscaling import ScalingMode
+from etude.common.api.kinds import EnvPool
+from etude.common.errors import InvalidFieldError, UnavailableError, UnknownIdError, WrongStateError
+from etude.operator.cluster.api import Cluster
+from etude.operator.manifests import Ref
+
+METRIC = "etude-slots"
+POOL, UTILIZATION = "pool", "targetUtilizationPercent"
+"""What a trigger's metadata may say."""
+USUAL_PERCENT = 80
+
+
+class Demand(NamedTuple):
+    """What is asked of a pool, and what one replica serves of it."""
+
+    slots: int
+    """Leased, waited for, or planned within the time that a replica takes to be ready."""
+    per_replica: float
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """Those of all pools, as every replica of the operator knows them: from their statuses."""
+
+    cluster: Cluster
+
+    def of(self, namespace: str, metadata: Mapping[str, str]) -> Demand:
+        """The demand of the pool that a trigger names, in the namespace of its ScaledObject.
+
+        Raises:
+            InvalidFieldError: the trigger's metadata cannot be acted on.
+            UnknownIdError: there is no such pool.
+            WrongStateError: somebody else sizes it.
+            UnavailableError: its brokers say nothing, so that nobody can know.
+        """
+        name = metadata.get(POOL, "")
+        if not name:
+            raise InvalidFieldError(f"scalerMetadata.{POOL}", "is missing: name an EnvPool")
+        share = _percent(metadata.get(UTILIZATION, str(USUAL_PERCENT))) / 100
+        pool = self._pool(namespace, name)
+        if pool.spec.mode is not ScalingMode.EXTERNAL:
+            raise WrongStateError(
+                f"EnvPool {name} is in mode {pool.spec.mode}: set spec.autoscaling.mode to External"
+            )
+        told, slots = pool.status.autoscaler, pool.status.slots
+        if told.mode != ScalingMode.EXTERNAL or slots is None:
+            raise UnavailableError(f"the brokers of EnvPool {name} say nothing yet")
+        asked = max(slots.leased + slots.queued, told.plan_peak)
+        return Demand(asked, share * pool.spec.slots_per_replica)
+
+    def _pool(self, namespace: str, name: str) -> EnvPool:
+        manifest = self.cluster.get(Ref("EnvPool", namespace, name))
+        if manifest is None:
+            raise UnknownIdError(f"no EnvPool {name} in namespace {namespace}")
+        try:
+            return EnvPool.model_validate(manifest)
+        except ValidationError as cause:
+            raise WrongStateError(f"EnvPool {name} is not valid: see its conditions") from cause
+
+
+def _percent(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 100:
+        raise InvalidFieldError(f"scalerMetadata.{UTILIZATION}", f"{text!r} is not from 1 to 100")
+    return int(text)

@@ -1,0 +1,105 @@
+"""The operator as an external scaler of KEDA."""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import grpc
+from typing_extensions import override
+
+from etude.common.errors import UnavailableError
+from etude.common.serving import Server
+from etude.operator.cluster.api import Cluster
+from etude.operator.keda.demand import METRIC, Demand, Demands
+from etude.v1 import external_scaler_pb2 as keda
+from etude.v1 import external_scaler_pb2_grpc
+
+SERVICE = keda.DESCRIPTOR.services_by_name["ExternalScaler"].full_name
+LOOK_S = 0.5
+"""How often a stream looks for changes."""
+DRAIN_S = 1.0
+
+
+@dataclass(slots=True)
+class ScalerService(external_scaler_pb2_grpc.ExternalScalerServicer):
+    """Answers from what is cached: any replica of the operator can."""
+
+    demands: Demands
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    """Ends the streams, which have no end of their own."""
+
+    def _demand(self, about: keda.ScaledObjectRef) -> Demand:
+        return self.demands.of(about.namespace, about.scalerMetadata)
+
+    @override
+    async def IsActive(
+        self,
+        request: keda.ScaledObjectRef,
+        context: grpc.aio.ServicerContext[keda.ScaledObjectRef, keda.IsActiveResponse],
+    ) -> keda.IsActiveResponse:
+        return keda.IsActiveResponse(result=self._demand(request).slots > 0)
+
+    @override
+    async def StreamIsActive(
+        self,
+        request: keda.ScaledObjectRef,
+        context: grpc.aio.ServicerContext[keda.ScaledObjectRef, keda.IsActiveResponse],
+    ) -> AsyncIterator[keda.IsActiveResponse]:
+        last: bool | None = None
+        while not self.stop.is_set():
+            # While brokers are silent there is nothing to tell.
+            with contextlib.suppress(UnavailableError):
+                present = self._demand(request).slots > 0
+                if present != last:
+                    last = present
+                    yield keda.IsActiveResponse(result=present)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self.stop.wait()
+
+    @override
+    async def GetMetricSpec(
+        self,
+        request: keda.ScaledObjectRef,
+        context: grpc.aio.ServicerContext[keda.ScaledObjectRef, keda.GetMetricSpecResponse],
+    ) -> keda.GetMetricSpecResponse:
+        target = self._demand(request).per_replica
+        whole = max(1, math.floor(target))
+        spec = keda.MetricSpec(metricName=METRIC, targetSize=whole, targetSizeFloat=target)
+        return keda.GetMetricSpecResponse(metricSpecs=[spec])
+
+    @override
+    async def GetMetrics(
+        self,
+        request: keda.GetMetricsRequest,
+        context: grpc.aio.ServicerContext[keda.GetMetricsRequest, keda.GetMetricsResponse],
+    ) -> keda.GetMetricsResponse:
+        slots = self._demand(request.scaledObjectRef).slots
+        value = keda.MetricValue(
+            metricName=METRIC, metricValue=slots, metricValueFloat=float(slots)
+        )
+        return keda.GetMetricsResponse(metricValues=[value])
+
+
+@contextlib.asynccontextmanager
+async def serving(cluster: Cluster, host: str, port: int | None) -> AsyncIterator[Server | None]:
+    """The scaler for as long as the block runs; none without a port.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    if port is None:
+        yield None
+        return
+    server = Server([SERVICE], host, port)
+    service = ScalerService(Demands(cluster))
+    external_scaler_pb2_grpc.add_ExternalScalerServicer_to_server(service, server.grpc_server)
+    await server.start()
+    await server.ready()
+    try:
+        yield server
+    finally:
+        service.stop.set()
+        await server.stop(DRAIN_S)
