@@ -4,9 +4,10 @@ python bench/autoscaler.py [--waves N] [--seed N] [--trace NAME]
 
 The same simulated runs, drawn from a seed, meet the same simulated pool: only what decides the
 number of replicas differs. `kpa` is Knative's autoscaler with its own parameters; `kpa_plan` is the
-operator's own decision with the trainer's own forecast, which sees the past alone. Two more rows
-say what is due to settings: `kpa_tuned` has those of `kpa_plan` without plans, `kpa_plan_defaults`
-has plans and the defaults of an EnvPool. It takes less than a minute of one core.
+operator's own decision for a pool in mode Predictive that sets nothing, with the trainer's own
+forecast, which sees the past alone. Two more rows say what is due to settings: `kpa_tuned` has
+those of `kpa_plan` while there is a plan, without plans; `kpa_plan_patient` has plans and the
+settings of mode Reactive. It takes a minute of one core.
 
 Examples:
   make bench-autoscaler                                      the table, and its file

@@ -21,6 +21,8 @@ class Broker(environments_pb2_grpc.EnvBrokerServiceServicer):
     missing: set[str] = field(default_factory=set)
     """Leases that are gone."""
     plans: list[environments_pb2.ReportPlanRequest] = field(default_factory=list)
+    ready_by_unix_ms: int = 0
+    """What is said of every template that a plan names."""
     breaks: int = 0
     """Streams that break after their first answer."""
     held: int = 0
@@ -68,7 +70,12 @@ class Broker(environments_pb2_grpc.EnvBrokerServiceServicer):
         ],
     ) -> environments_pb2.ReportPlanResponse:
         self.plans.append(request)
-        return environments_pb2.ReportPlanResponse()
+        names = sorted({wave.template for wave in request.plan.waves})
+        ready = [
+            environments_pb2.TemplateReady(template=name, ready_by_unix_ms=self.ready_by_unix_ms)
+            for name in names
+        ]
+        return environments_pb2.ReportPlanResponse(templates=ready)
 
     @override
     async def PrepareGroup(

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -11,7 +12,9 @@ from tests.support.scripted_environments import Broker
 
 from etude.common.serving import Server
 from etude.trainer.controller import planning
-from etude.trainer.controller.planning import Planner
+from etude.trainer.controller.groups import Group
+from etude.trainer.controller.planning import Planner, soonest
+from etude.trainer.controller.tasks import Task, TaskOrder
 from etude.v1 import environments_pb2_grpc
 
 MakeWorld = Callable[..., Any]
@@ -84,4 +87,49 @@ async def test_a_plan_is_confirmed_again_and_again_until_the_phase_is_over(
     await asyncio.sleep(0.1)
 
     assert len(broker.plans) == told
+    await planner.close()
+
+
+async def told(planner: Planner) -> None:
+    """The planner has a rhythm, and its plan has been answered."""
+    for _ in range(3):
+        planner.wave([["repos"]], siblings=4)
+    planner.stepped()
+    await asyncio.gather(*planner._reports.values())
+
+
+async def test_groups_whose_environments_are_there_ask_first(broker: Broker) -> None:
+    tasks = tuple(
+        Task(task_id=f"t/{n}", uri=f"file:///{n}", environment=name)
+        for n, name in enumerate(["repos", "web", "repos", "web"])
+    )
+    order = TaskOrder(tasks=tasks, seed=0)
+    groups = [
+        Group(
+            group_id=str(n), phase="rl", position=n, task_id=order.at(n).task_id, seed=0, sequence=n
+        )
+        for n in range(4)
+    ]
+    environments = [order.at(n).environment for n in range(4)]
+    planner = Planner("run", {"repos": broker.endpoint}, {"repos": "python"})
+    assert soonest(planner, order, groups) == groups
+    broker.ready_by_unix_ms = round(1000 * time.time()) + 3_600_000
+    await told(planner)
+    assert planner.ready_ms("repos") == broker.ready_by_unix_ms
+    turn = [environments[group.position] for group in soonest(planner, order, groups)]
+    assert turn == ["web", "web", "repos", "repos"]
+    broker.ready_by_unix_ms = 1
+    await told(planner)
+    assert soonest(planner, order, groups) == groups
+    await planner.close()
+
+
+async def test_what_a_broker_said_counts_as_long_as_it_answers(broker: Broker) -> None:
+    planner = Planner("run", {"repos": broker.endpoint}, {"repos": "python"})
+    broker.ready_by_unix_ms = round(1000 * time.time()) + 3_600_000
+    await told(planner)
+    assert planner.ready_ms("repos")
+    planner.brokers = {"repos": "127.0.0.1:1"}
+    await told(planner)
+    assert planner.ready_ms("repos") == 0
     await planner.close()

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -12,6 +12,7 @@ import grpc
 from etude.common import channels
 from etude.common.sharding import target_of
 from etude.trainer.controller.forecast import Forecast
+from etude.trainer.controller.groups import Group
 from etude.trainer.controller.tasks import TaskOrder
 from etude.v1 import environments_pb2, environments_pb2_grpc, plan_pb2
 
@@ -43,6 +44,8 @@ class Planner:
     """Under way, by environment."""
     _unheard: set[str] = field(default_factory=set)
     """Environments whose brokers did not take the last plan."""
+    _ready_ms: dict[str, int] = field(default_factory=dict)
+    """By environment, when its broker could give one more, in Unix milliseconds; 0: at once."""
     _following: Sequence[Mapping[str, int]] = ()
     """Environments by name, of each wave behind the newest one."""
     _repeating: "asyncio.Task[None] | None" = None
@@ -67,6 +70,11 @@ class Planner:
         self._tell()
         if self._repeating is None and self.brokers:
             self._repeating = asyncio.create_task(self._repeat(), name="repeat-plans")
+
+    def ready_ms(self, environment: str) -> int:
+        """When its broker could give one more environment; 0: at once, or nobody knows."""
+        at_ms = self._ready_ms.get(environment, 0)
+        return at_ms if at_ms > 1000 * time.time() else 0
 
     def stepped(self) -> None:
         """A step begins to train, which says when the next wave comes."""
@@ -122,13 +130,25 @@ class Planner:
         broker = environments_pb2_grpc.EnvBrokerServiceStub(self._channels[target])
         request = environments_pb2.ReportPlanRequest(run_id=self.run_id, plan=plan)
         try:
-            await broker.ReportPlan(request, timeout=DEADLINE_S)
+            answer = await broker.ReportPlan(request, timeout=DEADLINE_S)
         except grpc.aio.AioRpcError as error:
             if environment not in self._unheard:
                 log.warning("no plan reached the broker of %s: %s", environment, error.details())
             self._unheard.add(environment)
+            self._ready_ms.pop(environment, None)
         else:
             self._unheard.discard(environment)
+            for told in answer.templates:
+                self._ready_ms[environment] = told.ready_by_unix_ms
+
+
+def soonest(planner: Planner, order: TaskOrder, groups: Iterable[Group]) -> list[Group]:
+    """Groups in the order in which they should ask for environments: those first that get some.
+
+    What they are, and that all of them are trained, does not depend on it. Of those that need not
+    wait, the order stays as it was.
+    """
+    return sorted(groups, key=lambda each: planner.ready_ms(order.at(each.position).environment))
 
 
 def upcoming(order: TaskOrder, *, first: int, left: int, wave: int) -> list[list[str]]:

@@ -18,7 +18,7 @@ from etude.trainer.controller.groups import Group, policy_batch
 from etude.trainer.controller.in_flight import nobody
 from etude.trainer.controller.ledger import Step
 from etude.trainer.controller.outcomes import measured
-from etude.trainer.controller.planning import upcoming
+from etude.trainer.controller.planning import soonest, upcoming
 from etude.trainer.controller.publishing import publish, serve, settle
 from etude.trainer.controller.records import (
     Faults,
@@ -240,21 +240,22 @@ class Reinforcement:
         for group in self._live():
             if not self._is_ready(group) and group.group_id not in self._in_flight:
                 self._launch(group)
-        num_new = 0
+        new: list[Group] = []
         while (count := self._num_admitted()) < self._limit:
-            admitted = None
-            if self.bound.can_admit(count, serving=self._serving):
-                admitted = self._admit_next()
+            may = self.bound.can_admit(count, serving=self._serving)
+            admitted = self._admit_next() if may else None
             if admitted is None:
                 break
-            self._launch(admitted)
-            num_new += 1
+            new.append(admitted)
+        planner = self.run.planner
+        for group in soonest(planner, self.order, new) if self.bound.max_staleness else new:
+            self._launch(group)
         # What replaces a few dropped groups is no wave.
         size = self.algorithm.prompts_per_step * self.bound.steps_per_version
-        if 2 * num_new >= size:
+        if 2 * len(new) >= size:
             left, first = self._limit - count, self.run.book.ledger.cursors[self.phase.name]
             waves = upcoming(self.order, first=first, left=left, wave=size)
-            self.run.planner.wave(waves, siblings=self.algorithm.group_size)
+            planner.wave(waves, siblings=self.algorithm.group_size)
 
     @property
     def _limit(self) -> int:
