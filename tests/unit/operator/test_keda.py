@@ -156,7 +156,7 @@ async def test_the_bytes_are_those_of_kedas_documentation(
     """The request by hand, from https://keda.sh/docs/2.18/concepts/external-scalers/."""
     await say(lab, waiting=3)
     about = field(1, b"so") + field(2, b"lab") + b"".join(entries({"pool": "repos"}))
-    asked = channel.unary_unary("/externalscaler.ExternalScaler/IsActive")
+    asked: Any = channel.unary_unary("/externalscaler.ExternalScaler/IsActive")
     assert await asked(about) == bytes([1 << 3, 1])
     asked = channel.unary_unary("/externalscaler.ExternalScaler/GetMetrics")
     answer = await asked(field(1, about) + field(2, b"etude-slots"))

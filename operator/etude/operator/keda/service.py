@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from etude.common.errors import UnavailableError
 from etude.common.serving import Server
+from etude.common.tls.wire import Wire
 from etude.operator.cluster.api import Cluster
 from etude.operator.keda.demand import METRIC, Demand, Demands
 from etude.v1 import external_scaler_pb2 as keda
@@ -93,7 +94,8 @@ async def serving(cluster: Cluster, host: str, port: int | None) -> AsyncIterato
     if port is None:
         yield None
         return
-    server = Server([SERVICE], host, port)
+    # KEDA has no certificate of ours. It hears of counts alone, and NetworkPolicy says who asks.
+    server = Server([SERVICE], host, port, wire=Wire())
     service = ScalerService(Demands(cluster))
     external_scaler_pb2_grpc.add_ExternalScalerServicer_to_server(service, server.grpc_server)
     await server.start()
