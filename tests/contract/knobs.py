@@ -149,7 +149,8 @@ EVALUATED = dict.fromkeys(("name", "uri", "environment"), f"{CONTROLLER}.inputs 
 
 RLRUN = {
     "suspend": f"{OPERATOR}.runs.intents",
-    "model.uri": f"{CONTROLLER}.inputs",
+    "model.uri": "etude.common.api.run self",
+    "model.checkpointRef.name": f"{OPERATOR}.runs.seen about",
     "model.seed": f"{CONTROLLER}.host",
     **dict(under("storage", STORAGE)),
     "phases[].name": f"{CONTROLLER}.program",

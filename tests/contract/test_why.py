@@ -55,6 +55,7 @@ TROUBLE = {
         reason: of_run("Accepted", "False", reason)
         for reason in (
             *(Reason.INVALID_PARAMETERS, Reason.POOL_NOT_FOUND, Reason.NAME_CONFLICT),
+            Reason.CHECKPOINT_NOT_READY,
             *(Reason.REFUSED, Reason.NAMESPACE_CLOSING, Reason.CLUSTER_UNAVAILABLE),
         )
     },

@@ -15,6 +15,7 @@ from etude.operator.desired.pods import is_reserved
 from etude.operator.desired.runs import Platform
 from etude.operator.pools.settings import problems
 from etude.operator.reasons import Reason
+from etude.operator.runs import model
 from etude.operator.runs.seen import Seen
 
 ACCEPTED = "Accepted"
@@ -28,6 +29,9 @@ def run_problem(run: RLRun, seen: Seen, platform: Platform) -> Fact | None:
     """The first thing that keeps the run from being accepted."""
     for message in _wrong_parameters(run, platform):
         return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
+    words = model.complaint(run, seen.model)
+    if words:
+        return no(ACCEPTED, Reason.CHECKPOINT_NOT_READY, words)
     return next(_wrong_pools(run, seen, platform), None)
 
 

@@ -12,6 +12,8 @@ class Reason(StrEnum):
     """A field that the schema cannot judge is wrong; the message names it."""
     POOL_NOT_FOUND = "PoolNotFound"
     """A poolRef names no EnvPool of this namespace."""
+    CHECKPOINT_NOT_READY = "CheckpointNotReady"
+    """The checkpoint that model.checkpointRef names is not there, not Ready, or holds no model."""
     NAME_CONFLICT = "NameConflict"
     """A child's name is taken by an object that is not ours."""
     REFUSED = "Refused"

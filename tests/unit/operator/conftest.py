@@ -263,6 +263,8 @@ class Lab:
             self.dirty[key] = None
 
     def _changed(self, manifest: Manifest) -> None:
+        if manifest["kind"] == "RLRun":
+            self.operator.users.see(manifest)
         for key in self.operator.concerned(manifest):
             self.dirty[key] = None
 

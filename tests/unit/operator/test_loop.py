@@ -58,8 +58,8 @@ def test_runs_are_found_by_the_pools_of_others_that_they_refer_to(
     users = Users()
     run = run_body()
     users.see(run)
-    assert not users.of("lab", "demo-repos"), "its own pool belongs to it"
+    assert not users.of(Ref("EnvPool", "lab", "demo-repos")), "its own pool belongs to it"
     run["spec"]["roles"]["environments"] = [{"name": "repos", "poolRef": {"name": "shared"}}]
     users.see(run)
-    assert users.of("lab", "shared") == [Ref("RLRun", "lab", "demo")]
-    assert not users.of("elsewhere", "shared")
+    assert users.of(Ref("EnvPool", "lab", "shared")) == [Ref("RLRun", "lab", "demo")]
+    assert not users.of(Ref("EnvPool", "elsewhere", "shared"))

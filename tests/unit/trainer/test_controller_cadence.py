@@ -96,6 +96,8 @@ async def test_each_request_gets_a_checkpoint_of_its_own_and_no_second_one(
         2: "b",
     }
     assert (made[1]["reason"], made[2]["reason"]) == ("Manual", "Manual")
+    for step in (1, 2):
+        assert f"checkpoints/{step:012d}/model/config.json" in world.store.objects
     told = [
         r.checkpoint.request
         for r in world.runs[0].reports._happenings

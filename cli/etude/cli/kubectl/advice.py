@@ -40,6 +40,11 @@ ACCEPTANCE = {
         "the pool that the run refers to does not exist",
         "create the EnvPool in the run's namespace, or name another: kubectl get envp",
     ),
+    "CheckpointNotReady": Advice(
+        "the checkpoint that the run starts from is not there, not Ready, or holds no model",
+        "kubectl get ckpt shows what there is; kubectl etude checkpoint RUN --now has a run write"
+        " one with its model",
+    ),
     "NameConflict": Advice(
         "the name of a part of the run is taken by an object of somebody else",
         "delete that object, or give the run another name",

@@ -9,6 +9,7 @@ from etude.common.api.kinds import RLRun
 from etude.common.api.meta import API_VERSION
 from etude.common.api.podtemplate import PodTemplate
 from etude.common.api.roles import EnvironmentRole, RoleSpec
+from etude.common.api.run import ModelSource, RLRunSpec
 from etude.common.files import ResolvedRun
 from etude.operator import names
 from etude.operator.desired import certificates, reach
@@ -111,6 +112,15 @@ def _certificate(run: RLRun, role: str, platform: Platform) -> PodCertificate | 
     return certificates.of_pod(platform.tls, identity, run.metadata.name)
 
 
+def resolved_spec(run: RLRun) -> RLRunSpec:
+    """The spec as processes get it, with what only the cluster knows filled in."""
+    model, resolved = run.spec.model, run.status.resolved
+    if model.checkpoint_ref is None or resolved is None or resolved.model_uri is None:
+        return run.spec
+    found = ModelSource(uri=resolved.model_uri, seed=model.seed)
+    return run.spec.model_copy(update={"model": found})
+
+
 def own_pools(run: RLRun, *, is_running: bool) -> list[Manifest]:
     """The pools that the run owns; without nodes while the run holds no pods."""
     return [
@@ -174,7 +184,7 @@ def _run_map(run: RLRun) -> Manifest:
         namespace=run.metadata.namespace,
         uid=run.metadata.uid,
         generation=run.metadata.generation,
-        spec=run.spec,
+        spec=resolved_spec(run),
     )
     data = {"run.json": json_text(resolved.to_json())}
     name = names.child(run.metadata.name, "run")

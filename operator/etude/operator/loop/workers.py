@@ -64,8 +64,8 @@ class Operator:
             keys.append(Ref("EnvPool", namespace, found[names.POOL]))
         elif names.RUN in found:
             keys.append(Ref("RLRun", namespace, found[names.RUN]))
-        if kind == "EnvPool":
-            keys += self.users.of(namespace, manifest["metadata"]["name"])
+        if kind in {"EnvPool", "Checkpoint"}:
+            keys += self.users.of(ref(manifest))
         return keys
 
     def add_all(self) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from etude.common.api.kinds import RLRun
 from etude.operator import names
 from etude.operator.actions import Order
+from etude.operator.desired import runs as desired
 from etude.operator.desired.ports import PORTS
 from etude.operator.runs import engines, limits
 from etude.operator.runs.seen import Seen
@@ -30,7 +31,9 @@ def orders(run: RLRun, seen: Seen) -> Iterator[Order]:
     if report.status.observed_generation < run.metadata.generation:
         request = run_pb2.CommandRequest(
             configure=run_pb2.ConfigureRun(
-                spec_json=run.spec.model_dump_json(by_alias=True, exclude_none=True),
+                spec_json=desired.resolved_spec(run).model_dump_json(
+                    by_alias=True, exclude_none=True
+                ),
                 generation=run.metadata.generation,
             )
         )

@@ -137,7 +137,7 @@ def _recorded(course: Course) -> RLRunStatus | None:
     if course.is_running and engines_wanted != run.status.engines:
         return run.status.model_copy(update={"engines": engines_wanted})
     if course.is_running and run.status.active.since is None:
-        return records.started(run, course.platform, now)
+        return records.started(run, course.seen, course.platform, now)
     return None
 
 

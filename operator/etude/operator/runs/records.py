@@ -15,13 +15,13 @@ from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339
 from etude.operator.desired import runs as desired
 from etude.operator.desired.runs import Platform
-from etude.operator.runs import disruptions, holds, limits, undertakings, usage
+from etude.operator.runs import disruptions, holds, limits, model, undertakings, usage
 from etude.operator.runs.figures import figures
 from etude.operator.runs.seen import Seen
 from etude.operator.runs.undertakings import Undertaking
 
 
-def started(run: RLRun, platform: Platform, now: Moment) -> RLRunStatus:
+def started(run: RLRun, seen: Seen, platform: Platform, now: Moment) -> RLRunStatus:
     """The status of a run that is about to get its pods, for the first time or again."""
     status = run.status
     attempts = undertakings.attempts_of(run)
@@ -32,13 +32,23 @@ def started(run: RLRun, platform: Platform, now: Moment) -> RLRunStatus:
     )
     return status.model_copy(
         update={
-            "resolved": status.resolved or Resolved(images=dict(platform.images)),
+            "resolved": _resolved(run, seen, platform),
             "start_time": status.start_time or when,
             "active": ActiveTime(seconds=status.active.seconds, since=when),
             "roles": roles,
             "phase": status.phase or "Pending",
         }
     )
+
+
+def _resolved(run: RLRun, seen: Seen, platform: Platform) -> Resolved:
+    """Defaults as they were at acceptance; the model as it is named now, which may change later."""
+    resolved = run.status.resolved or Resolved(images=dict(platform.images))
+    if run.spec.model.checkpoint_ref is None:
+        return resolved.model_copy(update={"model_uri": None})
+    if seen.model is None or not seen.model.saved.uri:
+        return resolved
+    return resolved.model_copy(update={"model_uri": model.folder(seen.model)})
 
 
 def undertaken(run: RLRun, seen: Seen, next_up: Undertaking, now: Moment) -> RLRunStatus:

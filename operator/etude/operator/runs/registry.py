@@ -32,7 +32,7 @@ def happenings(run: RLRun, seen: Seen) -> Iterator[Action]:
 
 def retirements(run: RLRun, seen: Seen) -> Iterator[Action]:
     """Let go of the checkpoints that newer ones have superseded."""
-    for checkpoint in retention.superseded(seen.checkpoints, run.spec.checkpointing):
+    for checkpoint in retention.superseded(seen.checkpoints, run.spec.checkpointing, seen.named):
         if not checkpoint.metadata.deletion_timestamp:
             key = Ref("Checkpoint", run.metadata.namespace, checkpoint.metadata.name)
             yield Delete(key, checkpoint.metadata.uid)

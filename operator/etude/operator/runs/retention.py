@@ -1,7 +1,7 @@
 """Which checkpoints of a run stay."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from etude.common.api.checkpointing import Checkpointing, KeepBest
 from etude.common.api.kinds import Checkpoint
@@ -12,7 +12,9 @@ FIGURES = {"Reward": "reward", "EvalSuccess": "evalSuccess"}
 
 
 def superseded(
-    checkpoints: Sequence[Checkpoint], checkpointing: Checkpointing
+    checkpoints: Sequence[Checkpoint],
+    checkpointing: Checkpointing,
+    named: Set[str] = frozenset(),
 ) -> Iterator[Checkpoint]:
     """Those that are older than the newest verified ones that are kept, and not among the best.
 
@@ -22,8 +24,9 @@ def superseded(
     Args:
         checkpoints: of the run, newest first.
         checkpointing: how many to keep.
+        named: those that runs start from, which stay.
     """
-    passing = [c for c in checkpoints if not _stays(c)]
+    passing = [c for c in checkpoints if not _stays(c) and c.metadata.name not in named]
     verified = [c for c in passing if is_ready(c)]
     kept = verified[: checkpointing.keep_last]
     if len(kept) < checkpointing.keep_last:

@@ -23,6 +23,7 @@ from etude.operator.manifests import (
 )
 from etude.operator.reasons import Reason
 from etude.operator.reports.latest import ReportBook, RunReport
+from etude.operator.runs import model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,10 @@ class Seen:
     """Those of this run that are written, newest first."""
     requests: Sequence[Checkpoint] = ()
     """Those that users asked for and that are not written yet, oldest first."""
+    model: Checkpoint | None = None
+    """The Checkpoint that its start weights come from."""
+    named: frozenset[str] = frozenset()
+    """Checkpoints that runs of the namespace start from."""
     sandboxes: int = 0
     """Environments that it leases, in all pools, as their brokers said last."""
     report: RunReport = field(default_factory=RunReport)
@@ -114,6 +119,8 @@ def gather(cluster: Cluster, book: ReportBook, run: RLRun, problem: Fact | None)
         children=children,
         pods=role_pods(cluster, run),
         pools=pools,
+        model=_model(cluster, run),
+        named=_named(cluster, run, len(found)),
         sandboxes=_sandboxes(book, run, pools.values()),
         checkpoints=sorted(
             (c for c in found if c.saved.uri),
@@ -140,6 +147,21 @@ def _pools(cluster: Cluster, run: RLRun) -> dict[str, EnvPool]:
             with suppress(ValidationError):
                 pools[role.name] = EnvPool.model_validate(manifest)
     return pools
+
+
+def _named(cluster: Cluster, run: RLRun, num_checkpoints: int) -> frozenset[str]:
+    """What may not be superseded; nobody asks every run about it while nothing can be."""
+    if num_checkpoints <= run.spec.checkpointing.keep_last:
+        return frozenset()
+    return model.named(cluster, run.metadata.namespace)
+
+
+def _model(cluster: Cluster, run: RLRun) -> Checkpoint | None:
+    about = run.spec.model.checkpoint_ref
+    if about is None:
+        return None
+    found = cluster.get(Ref("Checkpoint", run.metadata.namespace, about.name))
+    return None if found is None else _checkpoint(found)
 
 
 def _sandboxes(book: ReportBook, run: RLRun, pools: Iterable[EnvPool]) -> int:

@@ -14,7 +14,7 @@ from etude.common.api.lifecycle import (
     FailurePolicy,
     Seconds,
 )
-from etude.common.api.meta import NAMED, Model, Name, Rule, Uri
+from etude.common.api.meta import NAMED, Model, Name, NameRef, Rule, Uri
 from etude.common.api.network import RunNetwork
 from etude.common.api.observability import Observability
 from etude.common.api.phases import Phase, RolloutPolicy, TaskSet
@@ -29,10 +29,34 @@ DEFAULT_ROLLOUT = RolloutPolicy()
 class ModelSource(Model):
     """Where the starting weights come from."""
 
-    uri: Uri
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="has(self.uri) != has(self.checkpointRef)",
+            holds=lambda s: (s.uri is None) != (s.checkpoint_ref is None),
+            message="give exactly one of uri and checkpointRef",
+            fix="keep uri for a model folder, checkpointRef for the model of a checkpoint",
+        ),
+    )
+
+    uri: Uri | None = None
     """A Hugging Face model folder; without weight files in it, weights are drawn from seed."""
+    checkpoint_ref: NameRef | None = None
+    """A Checkpoint of this namespace that holds a model: one of reason PhaseEnd, Final, Manual or
+    Imported. Its store is reached as spec.storage says. It is not superseded while a run names
+    it."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Seed of freshly drawn weights."""
+
+    @property
+    def folder(self) -> str:
+        """Where the model lies.
+
+        Raises:
+            ValueError: only the operator knows: this is no spec that it gave to a process.
+        """
+        if self.uri is None:
+            raise ValueError("model.checkpointRef is unresolved")
+        return self.uri
 
 
 class Storage(StoreAccess):

@@ -227,6 +227,8 @@ class Resolved(Status):
         default_factory=dict, max_length=8
     )
     """Image of each role that names none."""
+    model_uri: Annotated[str, Field(max_length=1024)] | None = None
+    """Model folder of the checkpoint that model.checkpointRef named."""
 
 
 class RLRunStatus(Status):

@@ -128,13 +128,13 @@ def find_inputs(resolved: ResolvedRun, settings: Settings) -> Inputs:
     spec = resolved.spec
     store = _storage(spec)
     probe(store)
-    model_folder = materialise(spec.model.uri, settings.scratch, spec.storage)
+    model_folder = materialise(spec.model.folder, settings.scratch, spec.storage)
     if not (model_folder / "config.json").is_file():
         raise UserError(
             Problem(
                 reason="InvalidSpec",
                 what="holds no config.json, so it is no model folder",
-                where=f"model.uri: {spec.model.uri}",
+                where=f"model.uri: {spec.model.folder}",
                 fix="give a Hugging Face model folder",
             )
         )

@@ -269,7 +269,7 @@ class Run:
                 found = await self.saver.save(
                     self.state(),
                     reason=reason,
-                    with_model=reason in {"PhaseEnd", "Final"},
+                    with_model=reason in {"PhaseEnd", "Final", "Manual"},
                     figures=self._checkpoint_figures(),
                     request=request,
                 )

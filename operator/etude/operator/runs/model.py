@@ -1,0 +1,53 @@
+"""Start weights of a run that come from a checkpoint."""
+
+from etude.common.api.kinds import Checkpoint, RLRun
+from etude.operator.cluster.api import Cluster
+from etude.operator.conditions import holds
+from etude.operator.manifests import Manifest
+
+WITH_MODEL = ("PhaseEnd", "Final", "Manual", "Imported")
+"""Reasons of checkpoints that hold a model folder beside the learner's state."""
+
+
+def folder(checkpoint: Checkpoint) -> str:
+    """The Hugging Face folder of a checkpoint."""
+    return f"{checkpoint.saved.uri.rstrip('/')}/model"
+
+
+def complaint(run: RLRun, found: Checkpoint | None) -> str:
+    """Why a run cannot start from what it names, in words; empty where it can.
+
+    A model that was found once stays known, also when its checkpoint is gone.
+
+    Args:
+        run: the run.
+        found: the Checkpoint that it names, if there is one.
+    """
+    ref, resolved = run.spec.model.checkpoint_ref, run.status.resolved
+    if ref is None or (resolved is not None and resolved.model_uri is not None):
+        return ""
+    at = "spec.model.checkpointRef.name"
+    if found is None:
+        return f"{at}: there is no Checkpoint {ref.name} in this namespace"
+    if not holds(found.status.conditions, "Ready"):
+        return f"{at}: {ref.name} is {found.status.phase or 'not looked at yet'}, not Ready"
+    if found.spec.reason not in WITH_MODEL:
+        wanted = ", ".join(WITH_MODEL)
+        return f"{at}: {ref.name} is {found.spec.reason} and holds no model; name one of {wanted}"
+    return ""
+
+
+def named(cluster: Cluster, namespace: str) -> frozenset[str]:
+    """Checkpoints that runs of a namespace start from."""
+    return frozenset(
+        name
+        for run in cluster.every("RLRun")
+        if run["metadata"].get("namespace", "default") == namespace
+        for name in names_in(run)
+    )
+
+
+def names_in(run: Manifest) -> list[str]:
+    """Checkpoints that one run starts from."""
+    found = (run["spec"].get("model", {}).get("checkpointRef") or {}).get("name")
+    return [] if found is None else [found]
