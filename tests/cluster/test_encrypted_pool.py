@@ -147,7 +147,7 @@ def lab(
 
 
 def clients(broker: str, wire: Wire) -> tuple[grpc.aio.Channel, Pool]:
-    channel = dial(named("shared-broker", broker), wire=wire)
+    channel = dial(broker, wire=wire)
     stub = environments_pb2_grpc.EnvBrokerServiceStub(channel)
     return channel, Pool(stub, environments_pb2_grpc.PoolServiceStub(channel), "empty:")
 
@@ -163,7 +163,8 @@ async def refused(broker: str, wire: Wire) -> grpc.aio.AioRpcError:
 async def test_a_pool_serves_its_namespace_and_nobody_else_while_everything_is_replaced(
     lab: Lab, namespace: str
 ) -> None:
-    broker = f"{await asyncio.to_thread(pod_ip, lab.kubectl, namespace, 'shared-broker-0')}:7020"
+    ip = await asyncio.to_thread(pod_ip, lab.kubectl, namespace, "shared-broker-0")
+    broker = named(f"shared-broker.{namespace}.svc", f"{ip}:7020")
     assert (await refused(broker, told(PLAINTEXT))).code() is grpc.StatusCode.UNAVAILABLE
     stranger = await lab.become(lab.identity("mine", lab.home), lab.home)
     error = await refused(broker, stranger)

@@ -1,6 +1,7 @@
 """The CAs of an issuer: which of them signs, and which of them are to be believed."""
 
 import datetime
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 
 from etude.common.errors import Problem, UserError
 
+_NAME = re.compile(r"ca-([0-9]{1,9})\.crt").fullmatch
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Authority:
@@ -18,6 +21,8 @@ class Authority:
 
     certificate: x509.Certificate
     key: CertificateIssuerPrivateKeyTypes = field(repr=False)
+    since: datetime.datetime
+    """When this issuer was given it; later than that after a restart."""
 
     @property
     def pem(self) -> bytes:
@@ -33,34 +38,37 @@ class Authority:
 def signing(
     authorities: Sequence[Authority], now: datetime.datetime, lifetime: datetime.timedelta
 ) -> Authority | None:
-    """The one that signs: the newest that every holder of a certificate has heard of.
+    """The one that signs: the last that every holder of a certificate has heard of.
 
-    Who got a certificate learned with it of every CA of that moment. A CA that is older than the
-    life of a certificate is therefore known to everybody; a younger one signs only where there is
-    no older one, which is right after the installation. So a CA is replaced by adding another.
+    Who got a certificate learned with it of every CA of that moment. One that was told of for the
+    life of a certificate is therefore known to everybody; until the last one is, its predecessor
+    signs. So a CA is replaced by adding another, however old that one is.
+
+    Args:
+        authorities: in the order in which they were added.
+        now: the present.
+        lifetime: of the certificates that are signed.
     """
-    valid = sorted(
-        (each for each in authorities if each.is_valid(now)),
-        key=lambda each: each.certificate.not_valid_before_utc,
-    )
-    known = [each for each in valid if each.certificate.not_valid_before_utc + lifetime <= now]
+    valid = [each for each in authorities if each.is_valid(now)]
+    known = [each for each in valid if each.since + lifetime <= now]
     return known[-1] if known else next(iter(valid), None)
 
 
 def trust(authorities: Sequence[Authority], now: datetime.datetime) -> bytes:
-    """PEM of everyone to be believed."""
-    return b"".join(each.pem for each in authorities if each.is_valid(now))
+    """PEM of everyone to be believed, those included that have not begun: they may sign later."""
+    return b"".join(each.pem for each in authorities if now < each.certificate.not_valid_after_utc)
 
 
 def read(folder: Path) -> list[Authority]:
-    """Those of a folder: NAME.crt and NAME.key each, as the chart's Secret has them.
+    """Those of a folder, ca-1.crt and ca-1.key and so on, in the order of their numbers.
 
     Raises:
         UserError: there is none, or one cannot be read.
     """
-    found = [_pair(path) for path in sorted(folder.glob("*.crt"))]
+    numbered = {int(match[1]): path for path in folder.glob("*.crt") if (match := _NAME(path.name))}
+    found = [_pair(numbered[number]) for number in sorted(numbered)]
     if not found:
-        fix = "let the chart make it, or put NAME.crt and NAME.key into the Secret that it names"
+        fix = "let the chart make it, or put ca-1.crt and ca-1.key into the Secret that it names"
         raise UserError(Problem("InvalidTls", "holds no CA", str(folder), fix))
     return found
 
@@ -68,6 +76,9 @@ def read(folder: Path) -> list[Authority]:
 def _pair(path: Path) -> Authority:
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        # The kubelet writes all files anew when one changes: then all are young, as after a
+        # restart, and the first goes on signing.
+        since = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC)
         key = load_pem_private_key(path.with_suffix(".key").read_bytes(), password=None)
     except (OSError, ValueError, TypeError) as cause:
         fix = "PEM without a password, a certificate and its key"
@@ -75,4 +86,4 @@ def _pair(path: Path) -> Authority:
     if key.public_key() != certificate.public_key():
         fix = "replace both at once"
         raise UserError(Problem("InvalidTls", "and its key do not belong together", str(path), fix))
-    return Authority(certificate=certificate, key=key)  # type: ignore[arg-type]  # signs, as checked
+    return Authority(certificate=certificate, key=key, since=since)  # type: ignore[arg-type]  # signs, as checked

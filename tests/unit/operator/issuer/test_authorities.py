@@ -1,7 +1,6 @@
 """Which CA signs, when there are several, and what it signs."""
 
 import datetime
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -25,45 +24,68 @@ KEY = ec.generate_private_key(ec.SECP256R1())
 TRAINER = Identity.parse("spiffe://etude.dev/ns/lab/run/demo/role/trainer")
 
 
-def authority(age: datetime.timedelta, left: datetime.timedelta = 1_000 * HOUR) -> Authority:
+def authority(
+    age: datetime.timedelta,
+    left: datetime.timedelta = 1_000 * HOUR,
+    told: datetime.timedelta | None = None,
+) -> Authority:
+    """A CA of an age, which was told of for as long unless said otherwise."""
     made = pki.Authority(f"{age} old", begins=NOW - age, ends=NOW + left, key=KEY)
-    return Authority(certificate=made.certificate, key=KEY)
+    since = NOW - (age if told is None else told)
+    return Authority(certificate=made.certificate, key=KEY, since=since)
 
 
-def test_a_ca_that_everybody_has_heard_of_signs_before_a_younger_one() -> None:
+def test_a_ca_that_everybody_has_heard_of_signs_and_its_successor_waits() -> None:
     old, young = authority(100 * HOUR), authority(23 * HOUR)
     assert authorities.signing([old, young], NOW, LIFE) is old
-    assert authorities.signing([young, old], NOW + HOUR, LIFE) is young
+    assert authorities.signing([old, young], NOW + HOUR, LIFE) is young
 
 
-def test_the_first_ca_signs_at_once() -> None:
+def test_a_ca_that_was_made_long_before_it_was_added_waits_all_the_same() -> None:
+    first, second = authority(100 * HOUR), authority(500 * HOUR, told=HOUR)
+    assert authorities.signing([first, second], NOW, LIFE) is first
+    assert authorities.signing([first, second], NOW + 23 * HOUR, LIFE) is second
+
+
+def test_the_first_ca_signs_at_once_and_after_every_restart() -> None:
     first = authority(datetime.timedelta())
     assert authorities.signing([first], NOW, LIFE) is first
+    restarted = [authority(age * HOUR, told=datetime.timedelta()) for age in (500, 100)]
+    assert authorities.signing(restarted, NOW, LIFE) is restarted[0]
 
 
-def test_a_ca_that_ended_or_has_not_begun_signs_nothing_and_is_not_believed() -> None:
+def test_a_ca_that_ended_or_has_not_begun_signs_nothing_and_only_one_will_be_believed() -> None:
     ended, future = authority(2 * LIFE, left=-HOUR), authority(-HOUR)
     assert authorities.signing([ended, future], NOW, LIFE) is None
-    assert authorities.trust([ended, future], NOW) == b""
+    assert authorities.trust([ended, future], NOW) == future.pem
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(0, 72), min_size=1, max_size=4), st.integers(0, 200))
+@given(
+    st.lists(st.tuples(st.integers(0, 72), st.integers(0, 72)), min_size=1, max_size=4),
+    st.integers(0, 200),
+)
 def test_whoever_holds_a_certificate_believes_the_one_that_signs(
-    births: Sequence[int], at: int
+    births: list[tuple[int, int]], at: int
 ) -> None:
-    """For every moment: a holder who was served at any time within a life knows the signer."""
-    known = [authority(-birth * HOUR) for birth in births]
+    """For every moment: a holder who was served at any time within a life knows the signer.
+
+    CAs are added one after the other, made before or after that.
+    """
+    added = sorted(told for _, told in births)
+    known = [
+        authority(-begin * HOUR, told=-told * HOUR)
+        for (begin, _), told in zip(births, added, strict=True)
+    ]
     now = NOW + at * HOUR
-    signer = authorities.signing(known, now, LIFE)
-    if signer is None:
-        assert now < min(each.certificate.not_valid_before_utc for each in known)
-        return
-    first = min(each.certificate.not_valid_before_utc for each in known)
     for hours in range(24):
         served = now - hours * HOUR
-        if served >= first:
-            assert signer.pem in authorities.trust(known, served)
+        there = [each for each in known if each.since <= served]
+        if authorities.signing(there, served, LIFE) is None:
+            continue  # nobody was served then
+        signer = authorities.signing([each for each in known if each.since <= now], now, LIFE)
+        assert signer is not None
+        assert signer.pem in authorities.trust(there, served)
 
 
 def request(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
@@ -113,3 +135,12 @@ def test_a_folder_without_a_ca_or_with_another_key_is_named(tmp_path: Path) -> N
         authorities.read(tmp_path)
     (tmp_path / "ca-1.key").write_bytes(made.key_pem)
     assert [each.pem for each in authorities.read(tmp_path)] == [made.pem]
+
+
+def test_cas_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    made = {number: pki.Authority(f"ca-{number}") for number in (10, 9, 11)}
+    for number, each in made.items():
+        (tmp_path / f"ca-{number}.crt").write_bytes(each.pem)
+        (tmp_path / f"ca-{number}.key").write_bytes(each.key_pem)
+    found = [each.pem for each in authorities.read(tmp_path)]
+    assert found == [made[number].pem for number in (9, 10, 11)]
