@@ -57,11 +57,19 @@ class Operator:
         self._process = self._testbed.start(command, self.log, self._environment)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """End it, and wait for its end."""
+        """End it, and wait for its end.
+
+        Raises:
+            TimeoutExpired: it did not end when it was told to; it was killed.
+        """
         if self._process is not None:
-            self._process.send_signal(number)
-            self._process.wait(timeout=60)
-            self._process = None
+            process, self._process = self._process, None
+            process.send_signal(number)
+            try:
+                process.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
 
     def processor_s(self) -> float:
         """Its CPU seconds until now."""

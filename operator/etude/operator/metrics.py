@@ -38,6 +38,16 @@ WATCH_LAST_EVENT = Gauge(
 WATCH_GAPS = Counter(
     "etude_watch_gap", "Objects that a watch had missed, found by listing.", ["kind"]
 )
+EVENTS_DROPPED = Counter(
+    "etude_events_dropped", "Kubernetes Events that were not published: too many of one object."
+)
+STARTUP_SECONDS = Histogram(
+    "etude_startup_seconds",
+    "Time of a pod's start by role and stage: until it is scheduled, its containers have started, "
+    "it is ready.",
+    ["role", "stage"],
+    buckets=(1, 2, 5, 10, 30, 60, 120, 300, 600, 1800),
+)
 RUN_STEP = Gauge("etude_run_step", "Finished steps of the active phase.", ["namespace", "run"])
 RUN_ETTR = Gauge(
     "etude_run_effective_training_time_ratio",

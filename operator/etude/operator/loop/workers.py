@@ -12,6 +12,7 @@ from etude.operator.cluster.api import Cluster, ClusterError, ConflictError
 from etude.operator.desired.runs import Platform
 from etude.operator.loop.queue import WorkQueue
 from etude.operator.loop.reconcile import Reconciler
+from etude.operator.loop.startups import Startups
 from etude.operator.loop.users import Users
 from etude.operator.loop.writer import StatusWriter
 from etude.operator.manifests import KINDS, Manifest, Ref, labels, ref
@@ -34,6 +35,7 @@ class Operator:
     queue: WorkQueue
     workers: int = 8
     users: Users = field(default_factory=Users)
+    startups: Startups = field(default_factory=Startups)
 
     async def run(self) -> None:
         """Bring everything closer to what it should be, until cancelled."""
@@ -50,6 +52,8 @@ class Operator:
         """Have everything looked at that a changed object may concern."""
         if manifest["kind"] == "RLRun":
             self.users.see(manifest)
+        if manifest["kind"] == "Pod":
+            self.startups.see(manifest)
         for key in self.concerned(manifest):
             self.queue.add(key)
 

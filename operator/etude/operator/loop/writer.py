@@ -8,10 +8,12 @@ from typing import Any
 
 from etude.common.api.meta import Condition
 from etude.common.api.status import Status
+from etude.operator import metrics
 from etude.operator.actions import Note
 from etude.operator.clock import Clock
 from etude.operator.cluster.api import Cluster
 from etude.operator.conditions import transitions
+from etude.operator.loop.pace import Bucket
 from etude.operator.manifests import Manifest, uid
 
 MOVING = {
@@ -21,10 +23,13 @@ MOVING = {
 }
 """Figures that change all the time; everything else in a status is written at once."""
 
-RATE_PER_S = 1.0
+STATUSES_PER_S = 1.0
 """Writes of one object's status in the long run, whatever they say."""
-BURST = 60.0
+STATUS_BURST = 60.0
 """Writes that may follow each other at once: a whole life, however many turns it takes."""
+EVENTS_PER_S = 0.1
+EVENT_BURST = 100.0
+"""Events of one object at once; kubelets have 25. A condition that flaps is in its status."""
 
 REPORTER = "etude.dev/operator"
 
@@ -38,7 +43,8 @@ class StatusWriter:
     instance: str
     pace_s: float = 5.0
     """Least time between two writes of the same object that only move figures."""
-    _written: "dict[str, _Written]" = field(default_factory=dict)
+    _told: "dict[str, _Told]" = field(default_factory=dict)
+    """By uid."""
 
     async def write(self, seen: Manifest, status: Status) -> float | None:
         """Write what differs; returns after how many seconds what was held back should be written.
@@ -51,25 +57,44 @@ class StatusWriter:
         if after == before:
             return None
         now = self.clock.monotonic_s()
-        written = self._written.setdefault(uid(seen), _Written(BURST, now, float("-inf")))
-        wait_s = written.wait_s(now)
+        told = self._about(seen)
+        wait_s = told.statuses.wait_s(now)
         if _lasting(after) == _lasting(before):
-            wait_s = max(wait_s, written.last_s + self.pace_s - now)
+            wait_s = max(wait_s, told.written_s + self.pace_s - now)
         if wait_s > 0:
             return wait_s
         await self.cluster.replace_status(seen, after)
-        written.note(now)
+        told.statuses.take()
+        told.written_s = now
         for note in _notes(known, status):
             await self.record(seen, note)
         return None
 
     async def record(self, about: Manifest, note: Note) -> None:
-        """Publish an Event about an object."""
+        """Publish an Event about an object, unless there were too many of it lately.
+
+        What an Event tells is in the status too, or in the controller's log.
+        """
+        events = self._about(about).events
+        if events.wait_s(self.clock.monotonic_s()) > 0:
+            metrics.EVENTS_DROPPED.inc()
+            return
+        events.take()
         await self.cluster.record(self._event(about, note))
 
     def forget(self, gone_uid: str) -> None:
         """The object is gone."""
-        self._written.pop(gone_uid, None)
+        self._told.pop(gone_uid, None)
+
+    def _about(self, seen: Manifest) -> "_Told":
+        now = self.clock.monotonic_s()
+        return self._told.setdefault(
+            uid(seen),
+            _Told(
+                statuses=Bucket(rate_per_s=STATUSES_PER_S, burst=STATUS_BURST, counted_s=now),
+                events=Bucket(rate_per_s=EVENTS_PER_S, burst=EVENT_BURST, counted_s=now),
+            ),
+        )
 
     def _event(self, about: Manifest, note: Note) -> Manifest:
         metadata = about["metadata"]
@@ -100,23 +125,13 @@ class StatusWriter:
 
 
 @dataclass(slots=True)
-class _Written:
-    """The writes of one status: a token bucket, and when the last one was."""
+class _Told:
+    """What was said about one object."""
 
-    tokens: float
-    counted_s: float
-    last_s: float
-
-    def wait_s(self, now_s: float) -> float:
-        """How long to hold the next write back; 0 or less for not at all."""
-        earned = (now_s - self.counted_s) * RATE_PER_S
-        self.tokens, self.counted_s = min(BURST, self.tokens + earned), now_s
-        return (1 - self.tokens) / RATE_PER_S
-
-    def note(self, now_s: float) -> None:
-        """One was written."""
-        self.tokens -= 1
-        self.last_s = now_s
+    statuses: Bucket
+    events: Bucket
+    written_s: float = float("-inf")
+    """When its status was written last."""
 
 
 def _lasting(status: Mapping[str, Any]) -> dict[str, Any]:

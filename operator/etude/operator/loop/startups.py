@@ -1,0 +1,61 @@
+"""How long pods take from being asked for to being ready, stage by stage."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from etude.operator import metrics, names
+from etude.operator.clock import seconds
+from etude.operator.manifests import Manifest, condition, is_deleting, is_true, labels, uid
+
+NODE = "scheduled"
+"""From its creation until it has a node: quota, the queue, capacity."""
+CONTAINERS = "started"
+"""From then until its last container runs: claims, volumes, images."""
+READY = "ready"
+"""From then until it says that it is ready: devices, the model, the store."""
+
+
+@dataclass(slots=True)
+class Startups:
+    """Every pod is counted once, and only if it was seen before it was ready.
+
+    A restarted operator finds thousands of ready pods; their starts are old news.
+    """
+
+    _starting: set[str] = field(default_factory=set)
+
+    def see(self, pod: Manifest) -> None:
+        """One event about a pod."""
+        role = labels(pod).get(names.ROLE)
+        if role is None:
+            return
+        if not is_true(pod, "Ready") and not is_deleting(pod):
+            self._starting.add(uid(pod))
+        elif uid(pod) in self._starting:
+            self._starting.discard(uid(pod))
+            for stage, taken_s in stages(pod).items():
+                metrics.STARTUP_SECONDS.labels(role, stage).observe(taken_s)
+
+
+def stages(pod: Manifest) -> Mapping[str, float]:
+    """Seconds of each stage of a ready pod; nothing while a moment of it is not known."""
+    if not is_true(pod, "Ready"):
+        return {}
+    containers = pod.get("status", {}).get("containerStatuses") or ()
+    running = [(each.get("state") or {}).get("running") or {} for each in containers]
+    moments = [
+        pod["metadata"].get("creationTimestamp"),
+        condition(pod, "PodScheduled").get("lastTransitionTime"),
+        max((each.get("startedAt") or "" for each in running), default=""),
+        condition(pod, "Ready").get("lastTransitionTime"),
+    ]
+    if not all(moments):
+        return {}
+    at_s = [seconds(str(moment)) for moment in moments]
+    # Clocks of API server, scheduler and kubelet differ; no stage takes less than no time.
+    return {
+        stage: max(0.0, end_s - begin_s)
+        for stage, begin_s, end_s in zip(
+            (NODE, CONTAINERS, READY), at_s[:-1], at_s[1:], strict=True
+        )
+    }

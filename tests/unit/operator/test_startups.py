@@ -1,0 +1,59 @@
+"""How long pods take to start, as their own status tells it."""
+
+from typing import Any
+
+from prometheus_client import REGISTRY
+
+from etude.operator.loop.startups import Startups, stages
+
+
+def at(second: int) -> str:
+    return f"2026-01-01T00:00:{second:02d}Z"
+
+
+def pod(uid: str, *, is_ready: bool, started: tuple[int, ...] = (9, 7)) -> dict[str, Any]:
+    conditions = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": at(5)}]
+    word = "True" if is_ready else "False"
+    conditions.append({"type": "Ready", "status": word, "lastTransitionTime": at(30)})
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": "p",
+            "uid": uid,
+            "creationTimestamp": at(1),
+            "labels": {"etude.dev/role": "startups-test"},
+        },
+        "status": {
+            "conditions": conditions,
+            "containerStatuses": [{"state": {"running": {"startedAt": at(s)}}} for s in started],
+        },
+    }
+
+
+def test_each_stage_ends_where_the_next_begins() -> None:
+    found = stages(pod("u", is_ready=True))
+    assert found == {"scheduled": 4.0, "started": 4.0, "ready": 21.0}
+
+
+def test_clocks_that_differ_make_no_stage_shorter_than_nothing() -> None:
+    assert stages(pod("u", is_ready=True, started=(3,)))["started"] == 0.0
+
+
+def test_a_start_of_which_a_moment_is_missing_is_not_counted() -> None:
+    assert stages(pod("u", is_ready=True, started=())) == {}
+    assert stages(pod("u", is_ready=False)) == {}
+
+
+def test_a_start_is_counted_once_and_only_if_it_was_seen() -> None:
+    def counted() -> float:
+        about = {"role": "startups-test", "stage": "ready"}
+        return REGISTRY.get_sample_value("etude_startup_seconds_count", about) or 0.0
+
+    startups = Startups()
+    startups.see(pod("old", is_ready=True))
+    assert counted() == 0
+    startups.see(pod("new", is_ready=False))
+    startups.see(pod("new", is_ready=True))
+    startups.see(pod("new", is_ready=True))
+    assert counted() == 1

@@ -1,0 +1,99 @@
+"""What users are told, and how often at most."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from typing_extensions import override
+
+from etude.common.api.meta import Condition
+from etude.common.api.status import EnvPoolStatus
+from etude.operator.actions import Note
+from etude.operator.clock import ManualClock
+from etude.operator.cluster.memory import MemoryCluster
+from etude.operator.loop.pace import Bucket
+from etude.operator.loop.writer import EVENT_BURST, STATUS_BURST, StatusWriter
+from etude.operator.manifests import Manifest, Ref
+
+POOL = Ref("EnvPool", "lab", "pool")
+
+
+@dataclass(slots=True)
+class CountingCluster(MemoryCluster):
+    """Counts what it is told."""
+
+    told: list[str] = field(default_factory=list)
+
+    @override
+    async def record(self, event: Manifest) -> None:
+        self.told.append(event["reason"])
+
+
+def pool(clock: ManualClock) -> CountingCluster:
+    cluster = CountingCluster(clock=clock)
+    metadata = {"name": "pool", "namespace": "lab", "uid": "u", "generation": 1}
+    spec: dict[str, Any] = {"templates": [{"name": "t"}], "replicas": 1}
+    cluster.put(
+        {"apiVersion": "etude.dev/v1alpha1", "kind": "EnvPool"}
+        | {
+            "metadata": metadata,
+            "spec": spec,
+        }
+    )
+    return cluster
+
+
+def flapping(number: int) -> EnvPoolStatus:
+    condition = Condition.model_validate(
+        {
+            "type": "Available",
+            "status": "True" if number % 2 else "False",
+            "reason": "Flaps",
+            "message": str(number),
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }
+    )
+    return EnvPoolStatus(conditions=(condition,))
+
+
+async def test_a_status_that_flaps_is_written_once_a_second_in_the_long_run() -> None:
+    clock = ManualClock()
+    cluster = pool(clock)
+    writer = StatusWriter(cluster, clock, "test", 0.0)
+    waits = list[float]()
+    for number in range(1_000):
+        seen = cluster.get(POOL)
+        assert seen is not None
+        wait_s = await writer.write(seen, flapping(number))
+        waits += [] if wait_s is None else [wait_s]
+        clock.advance(0.1)
+    written = 1_000 - len(waits)
+    assert STATUS_BURST < written <= STATUS_BURST + 100 + 1, "a hundred seconds went by"
+    assert all(0 < wait_s <= 1 for wait_s in waits)
+
+
+async def test_events_of_one_object_are_bounded_and_of_others_not() -> None:
+    clock = ManualClock()
+    cluster = pool(clock)
+    writer = StatusWriter(cluster, clock, "test", 0.0)
+    about = cluster.get(POOL)
+    assert about is not None
+    for number in range(1_000):
+        await writer.record(about, Note(f"n-{number}", "Told", "words"))
+    assert len(cluster.told) == EVENT_BURST
+    other = {**about, "metadata": {**about["metadata"], "uid": "v"}}
+    await writer.record(other, Note("n", "Other", "words"))
+    assert cluster.told[-1] == "Other"
+
+
+@given(st.lists(st.floats(0, 10), max_size=100))
+def test_no_bucket_gives_more_than_its_burst_and_its_rate(pauses: list[float]) -> None:
+    bucket = Bucket(rate_per_s=2.0, burst=5.0, counted_s=0.0)
+    now_s, given_out = 0.0, 0
+    for pause_s in pauses:
+        now_s += pause_s
+        if bucket.wait_s(now_s) == 0:
+            bucket.take()
+            given_out += 1
+        assert given_out <= 5 + 2 * now_s + 1e-6
