@@ -137,3 +137,38 @@ async def test_an_attempt_only_grows_and_no_pod_runs_while_suspended(
     await story(lab, run_body)
     assert violations == []
     assert attempts == sorted(attempts)
+
+
+async def test_a_new_operator_says_nothing_new_before_it_has_heard_the_controller(
+    lab: Any, run_body: Any
+) -> None:
+    lab.cluster.put(run_body())
+    await lab.settle()
+    await lab.say(state=run_pb2.RUN_STATE_CHECKPOINTING, step=1)
+    assert lab.condition("Ready")[0] == "True"
+    before, writes = lab.run().status, len(lab.writes)
+    assert before.phase == "Checkpointing"
+    said = lab.peers.runs.copy()
+    lab.new_controller()
+    await lab.kill()
+    await lab.settle()
+    assert lab.writes[writes:] == []
+    lab.peers.runs.update(said)
+    await lab.kill()
+    await lab.settle()
+    assert lab.writes[writes:] == [], "the controller says what is known"
+    assert lab.run().status == before
+
+
+async def test_a_controller_that_a_new_operator_never_hears_is_unreachable(
+    lab: Any, run_body: Any
+) -> None:
+    lab.cluster.put(run_body())
+    await lab.settle()
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
+    lab.new_controller()
+    await lab.kill()
+    await lab.settle()
+    await lab.advance(31)
+    assert lab.condition("Ready") == ("False", "ControllerUnreachable")
+    assert lab.condition("Progressing") == ("False", "ControllerUnreachable")

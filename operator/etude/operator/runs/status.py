@@ -1,6 +1,6 @@
 """What to say about a run."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.status import RLRunStatus, RoleStatus
@@ -16,6 +16,8 @@ from etude.v1 import run_pb2
 
 State = run_pb2.RunState
 SUSPENDING = {"Suspend", "Release"}
+TOLD = {"Ready", "Progressing", "Degraded"}
+"""What a run whose pods are ready is depends on its controller's words."""
 
 
 def concluded(view: View) -> RLRunStatus:
@@ -36,7 +38,7 @@ def concluded(view: View) -> RLRunStatus:
 
 def facts(view: View) -> list[Fact]:
     """Every condition of the run; all of them, so that none is ever left over."""
-    return [
+    found = [
         view.problem or yes("Accepted", Reason.ACCEPTED),
         _pods_scheduled(view),
         _roles_ready(view),
@@ -49,6 +51,24 @@ def facts(view: View) -> list[Fact]:
         _degraded(view),
         *_endings(view),
     ]
+    return [*_remembered(view, found)] if view.is_awaited else found
+
+
+def _remembered(view: View, found: Sequence[Fact]) -> Iterator[Fact]:
+    """The facts, with what only the controller can tell as it was written down last."""
+    before = {each.type: each for each in view.status.conditions}
+    is_unheard = any(f == _unheard() for f in found)
+    for fact in found:
+        known = before.get(fact.type)
+        if is_unheard and known is not None and fact.type in TOLD:
+            yield Fact(known.type, known.status == "True", known.reason, known.message)
+        else:
+            yield fact
+
+
+def _unheard() -> Fact:
+    message = "the trainer's pod is ready, but its controller does not report"
+    return no("Ready", Reason.CONTROLLER_UNREACHABLE, message)
 
 
 def phase(view: View, found: Sequence[Fact]) -> str:
@@ -66,6 +86,7 @@ def phase(view: View, found: Sequence[Fact]) -> str:
         (intent is not None and intent.type in SUSPENDING, "Suspending"),
         (not fact["Accepted"].holds, "Pending"),
         (not _are_pods_ready(view), "Restarting" if attempt else "Provisioning"),
+        (view.is_awaited and fact["Ready"].holds, view.status.phase),
         (state in {State.RUN_STATE_UNSPECIFIED, State.RUN_STATE_LOADING}, "Initializing"),
         (state == State.RUN_STATE_CHECKPOINTING, "Checkpointing"),
         (state == State.RUN_STATE_EVALUATING, "Evaluating"),
@@ -147,8 +168,7 @@ def _ready(view: View) -> Fact:
         if fact is not None and not fact.holds:
             return no("Ready", fact.reason, fact.message)
     if not view.has_connection:
-        message = "the trainer's pod is ready, but its controller does not report"
-        return no("Ready", Reason.CONTROLLER_UNREACHABLE, message)
+        return _unheard()
     return yes("Ready", Reason.CONTROLLER_CONNECTED)
 
 

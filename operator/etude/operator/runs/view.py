@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from etude.common.api.kinds import RLRun
 from etude.common.api.status import RLRunStatus
 from etude.operator.actions import Moment
-from etude.operator.conditions import Fact
+from etude.operator.conditions import Fact, holds
 from etude.operator.runs import intents
 from etude.operator.runs.seen import Seen
 from etude.v1 import run_pb2
@@ -45,7 +45,20 @@ class View:
     @property
     def has_connection(self) -> bool:
         """Whether the controller reports, or did so until a moment ago."""
+        return self.report is not None or (self.seen.report.status is not None and self._lately)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether this operator has not heard the controller yet, and another one just did.
+
+        A new operator dials every run at once. Until it has had the time to, what only controllers
+        can tell is what the last operator wrote down.
+        """
+        was_ready = holds(self.status.conditions, "Ready")
+        return self.seen.report.status is None and was_ready and self._lately
+
+    @property
+    def _lately(self) -> bool:
+        """Whether nobody has been silent for too long."""
         silent = self.seen.report.silent_since_s
-        limit = intents.SILENCE_LIMIT_S
-        lately = silent is not None and self.now.monotonic_s - silent < limit
-        return self.report is not None or (self.seen.report.status is not None and lately)
+        return silent is not None and self.now.monotonic_s - silent < intents.SILENCE_LIMIT_S
