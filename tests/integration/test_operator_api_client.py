@@ -218,6 +218,21 @@ async def test_an_object_of_another_controller_is_not_touched(serve: Serve) -> N
     assert [method for method, _, _ in server.requests] == ["GET"]
 
 
+@pytest.mark.parametrize(("exceptions", "is_used"), [("", True), ("127.0.0.1", False)])
+async def test_a_proxy_of_the_environment_is_asked_unless_it_says_otherwise(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, exceptions: str, *, is_used: bool
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", exceptions)
+    async with serve() as (server, cluster):
+        server.answers["GET /x"] = [(200, {})]
+        if is_used:
+            with pytest.raises(ClusterError, match="ProxyConnection"):
+                await cluster.rest.request("GET", "/x")
+        else:
+            assert (await cluster.rest.request("GET", "/x")).status == 200
+
+
 async def test_no_write_leaves_through_a_closed_gate(serve: Serve) -> None:
     async with serve() as (server, cluster):
         cluster.may_write = lambda: False

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes.aio import config
@@ -112,9 +113,9 @@ class Rest:
             ) from cause
         client = ApiClient(configuration=settings)
         connector = aiohttp.TCPConnector(ssl=client.rest_client.ssl_context, limit=0)
-        session = aiohttp.ClientSession(
-            connector=connector, trust_env=True, read_bufsize=LONGEST_EVENT
-        )
+        # Not trust_env: it reads a file in another thread before every request.
+        settings.proxy = settings.proxy or _proxy_of(settings.host)
+        session = aiohttp.ClientSession(connector=connector, read_bufsize=LONGEST_EVENT)
         return cls(client, session, Budget(rate_per_s))
 
     async def close(self) -> None:
@@ -208,6 +209,14 @@ class Rest:
             proxy=settings.proxy,
             proxy_headers=settings.proxy_headers,
         )
+
+
+def _proxy_of(server: str) -> str | None:
+    """The proxy that the environment names for a server (HTTPS_PROXY, NO_PROXY)."""
+    url = urlsplit(server)
+    if proxy_bypass(url.netloc):
+        return None
+    return getproxies().get(url.scheme)
 
 
 def path_of(kind: str, namespace: str = "", name: str = "", subresource: str = "") -> str:
