@@ -103,6 +103,38 @@ def test_a_killed_daemon_is_started_again_and_what_it_left_goes_on(
     until(lambda: not supervised.living(b""))
 
 
+ASKED = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+def told(*_):
+    open(os.environ["STARTS"], "a").write("asked\\n")
+time.sleep(0.3)  # as long as imports
+open(os.environ["STARTS"], "a").write(f"{os.getpid()}\\n")
+time.sleep(0.3)
+signal.signal(signal.SIGUSR1, told)
+open(os.environ["STARTS"], "a").write("ready\\n")
+while True:
+    time.sleep(600)
+"""
+
+
+def test_a_daemon_is_asked_for_its_stacks_and_lives_on_also_while_it_starts(
+    supervise: Supervise,
+) -> None:
+    supervised = supervise(ASKED, "no cell")
+
+    def words() -> list[str]:
+        starts = supervised.starts
+        return starts.read_text().split() if starts.exists() else []
+
+    until(lambda: len(words()) == 1)
+    supervised.process.send_signal(signal.SIGUSR1)  # before it can hear of it
+    until(lambda: "ready" in words())
+    supervised.process.send_signal(signal.SIGUSR1)
+    until(lambda: "asked" in words())
+    assert len(words()) == 3, "it was started once"
+
+
 def test_whatever_ran_ends_with_a_supervisor_that_is_killed(supervise: Supervise) -> None:
     supervised = supervise()
     until(lambda: supervised.num_starts() == 1)

@@ -61,6 +61,7 @@ class Keeper:
         """Keep the daemon until it ends by itself or is told to; returns its exit code."""
         for number in cell.ENDING:
             signal.signal(number, self._told)
+        signal.signal(signal.SIGUSR1, self._asked)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, cell.ENDING)
         quick = 0
         while True:
@@ -76,7 +77,10 @@ class Keeper:
             self._wait(_FIRST_DELAY_S * 2**quick)
 
     def _live(self) -> int:
+        # It must not die of being asked for its stacks before it has a handler for that.
+        handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         self._daemon = subprocess.Popen(self._command)
+        signal.signal(signal.SIGUSR1, handler)
         if self._stopping:
             self._daemon.terminate()
         while True:
@@ -93,6 +97,13 @@ class Keeper:
 
     def _told(self, number: int, _: object) -> None:
         self._stopping = True
+        self._pass_on(number)
+
+    def _asked(self, number: int, _: object) -> None:
+        """Somebody wants to see stacks: the daemon's, for these say nothing."""
+        self._pass_on(number)
+
+    def _pass_on(self, number: int) -> None:
         daemon = self._daemon
         if daemon is not None:
             # It is ours and not waited for, so the number is not another's.
