@@ -20,6 +20,7 @@ WHILE_RUNNING: dict[str, Any] = {
     "deadlines": {"activeSeconds": 3_600},
     "observability": {"otlpEndpoint": "http://collector:4317"},
 }
+SCHEDULE = [{"cron": "0 8 * * 1-5", "minIdle": 8}]
 Kubectl = Callable[..., str]
 
 pytestmark = pytest.mark.usefixtures("crds")
@@ -85,9 +86,42 @@ def test_a_pool_scales_by_its_subresource(kubectl: Kubectl, namespace: str) -> N
     replicas = "jsonpath={.spec.replicas}"
     assert kubectl("-n", namespace, "get", "envp", "python-repos", "-o", replicas) == "3"
     refused = kubectl(
-        "-n", namespace, "scale", "envp", "python-repos", "--replicas=1001", fails=True
+        "-n", namespace, "scale", "envp", "python-repos", "--replicas=10001", fails=True
     )
-    assert "should be less than or equal to 1000" in refused
+    assert "should be less than or equal to 10000" in refused
+
+
+def test_nobody_scales_a_pool_beyond_its_most_or_one_that_sizes_itself(
+    kubectl: Kubectl, namespace: str
+) -> None:
+    kubectl("-n", namespace, "apply", "-f", str(EXAMPLES / "envpool.yaml"))
+    pool = f"-n {namespace} envp python-repos"
+    scale = ("-n", namespace, "scale", "envp", "python-repos")
+    patch(kubectl, pool, {"maxReplicas": 4})
+    refused = kubectl(*scale, "--replicas=5", fails=True)
+    assert "replicas must be at most maxReplicas" in refused
+    refused = patch(kubectl, pool, {"autoscaling": {}}, fails=True)
+    assert "the operator decides how many nodes there are" in refused
+    patch(kubectl, pool, {"autoscaling": {"schedule": SCHEDULE}, "replicas": None})
+    refused = kubectl(*scale, "--replicas=3", fails=True)
+    assert "the operator decides how many nodes there are" in refused
+    shown = json.loads(kubectl("-n", namespace, "get", "envp", "python-repos", "-o", "json"))
+    assert shown["spec"]["autoscaling"]["mode"] == "Predictive"
+    assert shown["spec"]["autoscaling"]["schedule"][0]["timeZone"] == "UTC"
+    patch(kubectl, pool, {"autoscaling": None, "replicas": 2})
+
+
+def test_whoever_scales_a_pool_in_mode_external_finds_its_figures(
+    kubectl: Kubectl, namespace: str
+) -> None:
+    kubectl("-n", namespace, "apply", "-f", str(EXAMPLES / "envpool.yaml"))
+    pool = f"-n {namespace} envp python-repos"
+    patch(kubectl, pool, {"autoscaling": {"mode": "External"}})
+    report(kubectl, pool, {"replicas": 2, "selector": "etude.dev/pool=python-repos"})
+    path = f"/apis/etude.dev/v1alpha1/namespaces/{namespace}/envpools/python-repos/scale"
+    scale = json.loads(kubectl("get", "--raw", path))
+    assert scale["spec"]["replicas"] == 2
+    assert scale["status"] == {"replicas": 2, "selector": "etude.dev/pool=python-repos"}
 
 
 def test_kubectl_shows_the_columns_by_short_name_and_by_category(
