@@ -121,6 +121,14 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
+async def test_p15_the_first_answer_says_what_time_it_is(serve: Serve) -> None:
+    async with serve() as (server, cluster):
+        server.answers[f"GET {PODS}"] = [listing(1)]
+        server.headers = {"Date": "Sat, 01 Jan 2000 12:00:00 GMT"}
+        await cluster.rest.request("GET", PODS)
+        assert 0 <= cluster.rest.clock.wall_s() - 946_728_000 < LIMIT_S
+
+
 async def test_a_watch_goes_on_from_the_list_and_lists_again_when_it_is_too_late(
     serve: Serve,
 ) -> None:

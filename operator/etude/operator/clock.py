@@ -1,8 +1,10 @@
 """Time as a parameter: wall time to show, monotonic time to decide."""
 
+import contextlib
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Protocol
 
 from typing_extensions import override
@@ -26,6 +28,32 @@ class SystemClock(Clock):
     @override
     def monotonic_s(self) -> float:
         return time.monotonic()
+
+
+@dataclass(slots=True)
+class ServerClock(Clock):
+    """The API server's time of day, which all replicas share, however wrong their own is.
+
+    It is asked once: from then on time passes as this machine's monotonic clock says, so that no
+    clock that somebody sets ends a deadline of a run.
+    """
+
+    _ahead_s: float | None = None
+    """Of the monotonic clock; unknown until the API server has answered."""
+
+    @override
+    def wall_s(self) -> float:
+        return time.time() if self._ahead_s is None else time.monotonic() + self._ahead_s
+
+    @override
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+    def learn(self, date: str | None) -> None:
+        """Take over the time of an answer, as HTTP writes it; only the first one counts."""
+        if self._ahead_s is None and date is not None:
+            with contextlib.suppress(ValueError):  # no API server of ours writes that
+                self._ahead_s = parsedate_to_datetime(date).timestamp() - time.monotonic()
 
 
 @dataclass(slots=True)

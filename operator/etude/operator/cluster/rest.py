@@ -17,6 +17,7 @@ from yarl import URL
 
 from etude.common.errors import Problem, UserError
 from etude.operator import metrics, spans
+from etude.operator.clock import ServerClock
 from etude.operator.cluster.api import ClusterError
 from etude.operator.cluster.replies import Reply
 from etude.operator.manifests import RESOURCES, Ref
@@ -86,6 +87,8 @@ class Rest:
     client: ApiClient
     session: aiohttp.ClientSession
     budget: Budget
+    clock: ServerClock = field(default_factory=ServerClock)
+    """Learns the time of day from the first answer."""
 
     @classmethod
     async def connect(cls, kubeconfig: Path | None, *, rate_per_s: float = RATE_PER_S) -> "Rest":
@@ -156,6 +159,7 @@ class Rest:
                 metrics.API_REQUESTS.labels(verb, resource, "none").inc()
                 raise ClusterError(f"{verb} {path}: {cause!r}") from cause
             told(answer.status)
+        self.clock.learn(answer.headers.get("Date"))
         if answer.status in {429, 503}:
             after = answer.headers.get("Retry-After", "1")
             self.budget.pause(float(after) if after.isdecimal() else 1.0)

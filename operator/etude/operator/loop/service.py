@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from etude.common import telemetry
 from etude.common.probes import Probes
 from etude.common.serving import shutdown_signals
-from etude.operator.clock import SystemClock
 from etude.operator.cluster.cache import Cache
 from etude.operator.cluster.kubernetes import KubernetesCluster
 from etude.operator.cluster.leases import KubernetesLeases
@@ -38,7 +37,7 @@ async def serve(settings: Settings) -> None:
         telemetry.setup("etude-operator", otlp_endpoint=settings.otlp_endpoint, traces_file=None)
     stop = asyncio.Event()
     async with _probed(settings) as probes, _connected(settings) as rest:
-        clock = SystemClock()
+        clock = rest.clock
         leader = Leader(
             KubernetesLeases(rest, settings.namespace, settings.lease), clock, settings.pod
         )
