@@ -70,6 +70,25 @@ async def test_a_position_of_an_earlier_epoch_means_from_the_start() -> None:
     assert (await read(reports, 1, epoch=1, after=99))[0].event.reason == "A"
 
 
+async def test_p03_who_listens_anew_hears_the_newest_status_however_old_it_is() -> None:
+    reports = Reports("u", 2)
+    reports.state(run_pb2.RUN_STATE_EVALUATING)
+    reports.event("A", "first")
+    known = (await read(reports, 2))[0].sequence
+    (again,) = await read(reports, 1, epoch=2, after=known)
+    assert again.status.state == run_pb2.RUN_STATE_EVALUATING
+
+
+async def test_a_watcher_is_told_a_status_once() -> None:
+    reports = Reports("u", 2)
+    reports.state(run_pb2.RUN_STATE_RUNNING)
+    reading = asyncio.create_task(read(reports, 2))
+    while not reading.done():
+        await asyncio.sleep(0.01)
+        reports.event("A", "first")
+    assert [r.WhichOneof("body") for r in reading.result()].count("status") == 1
+
+
 async def test_a_waiting_watcher_is_woken() -> None:
     reports = Reports("u", 1)
     waiting = asyncio.create_task(read(reports, 1))

@@ -78,15 +78,20 @@ class Reports:
     async def watch(
         self, *, epoch: int, after_sequence: int
     ) -> AsyncIterator[run_pb2.WatchRunResponse]:
-        """Everything after a known position; a position of another epoch means from the start."""
-        seen = after_sequence if epoch == self.epoch else 0
+        """Everything after a known position; a position of another epoch means from the start.
+
+        The newest status comes in any case: whoever listens anew may have forgotten it, and the
+        next change of it may be an evaluation away.
+        """
+        seen, told = (after_sequence if epoch == self.epoch else 0), 0
         while True:
-            while self._sequence <= seen:
+            while self._sequence <= seen and self._status_sequence <= told:
                 await self._news.wait()
             upto = self._sequence
             for report in [r for r in self._happenings if r.sequence > seen]:
                 yield self._addressed(report)
-            if self._status_sequence > seen:
+            if self._status_sequence > told:
+                told = self._status_sequence
                 report = run_pb2.WatchRunResponse(sequence=self._status_sequence)
                 report.status.CopyFrom(self.status)
                 yield self._addressed(report)
