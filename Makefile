@@ -37,7 +37,7 @@ fix: $(READY) ## format and repair what can be repaired
 test: $(READY) $(if $(ROOT),system-deps) ## unit, contract, integration; cluster and microVM tests where Go and the rights are present
 	$(RUN) python hack/testbed/build.py --if-possible
 	$(RUN) pytest -m "not long" --numprocesses=auto tests/unit tests/contract
-	$(RUN) pytest -m "not long" tests/cluster tests/integration tests/attacks
+	$(RUN) pytest -m "not long" tests/cluster tests/operator_faults/test_crash_plans.py tests/integration tests/attacks
 
 test-gpu: $(READY) ## the kernels on a real GPU (EXTRA=gpu)
 	ETUDE_REQUIRE=gpu $(RUN) pytest tests/gpu
@@ -65,7 +65,7 @@ testbed: $(READY) ## build and start a real control plane and node, and run the 
 
 # Suites that show what the operator does under faults and bad input; each writes its figures into
 # bench/out/faults.json by tests/support/figures.py.
-OPERATOR_SUITES = $(wildcard tests/operator_faults tests/operator_mutations tests/cluster/test_mutations.py tests/cluster/test_rights_used.py)
+OPERATOR_SUITES = tests/operator_faults $(wildcard tests/operator_mutations tests/cluster/test_mutations.py tests/cluster/test_rights_used.py)
 
 test-operator: $(READY) ## crash plans, faults of the API server, mutated manifests, used rights: figures in bench/out/faults.json
 	$(RUN) python hack/testbed/build.py

@@ -1,5 +1,6 @@
 """A pool: its broker, its nodes, its figures."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +46,24 @@ async def test_a_pool_gets_a_broker_and_its_nodes(pool_lab: Any) -> None:
     found = status(pool_lab)
     assert (found.phase, found.replicas, found.ready_replicas) == ("Ready", 2, 2)
     assert found.selector == "etude.dev/pool=repos,etude.dev/role=node"
+
+
+async def test_p17_a_pool_of_as_many_images_as_it_may_have_has_a_short_status(lab: Any) -> None:
+    (limit,) = [
+        each.max_length
+        for each in EnvPool.model_fields["spec"].annotation.model_fields["templates"].metadata  # type: ignore[union-attr] # a model
+        if hasattr(each, "max_length")
+    ]
+    image = f"s3://images/{'x' * 400}/{'0' * 32}"
+    templates = [{"name": f"image-{n}", "image": image} for n in range(limit)]
+    lab.cluster.put(body(templates=templates, isolation={"minimum": "MicroVM"}))
+    await lab.settle()
+    for name in nodes(lab):
+        lab.end(name, exit_code=1, message="y" * 4_096)
+    await lab.settle()
+    found = lab.cluster.objects()[KEY]
+    assert found["status"]["phase"] == "Degraded", found["status"]
+    assert len(json.dumps(found["status"])) < 100 * 1_024
 
 
 async def test_scaling_down_takes_the_highest_nodes_and_up_fills_the_gaps(pool_lab: Any) -> None:
