@@ -72,6 +72,12 @@ def labels(manifest: Manifest) -> Mapping[str, str]:
     return found
 
 
+def checkpoint_of(manifest: Manifest) -> str | None:
+    """The checkpoint that a Job or one of its pods is for; a label is too short for some names."""
+    annotations: Mapping[str, str] = manifest["metadata"].get("annotations") or {}
+    return annotations.get(names.CHECKPOINT) or labels(manifest).get(names.CHECKPOINT)
+
+
 def is_deleting(manifest: Manifest) -> bool:
     """Whether the object has been asked to go."""
     return bool(manifest["metadata"].get("deletionTimestamp"))

@@ -8,6 +8,7 @@ OURS = "etude"
 RUN = "etude.dev/run"
 POOL = "etude.dev/pool"
 CHECKPOINT = "etude.dev/checkpoint"
+"""As a label for selectors, and as an annotation with the whole name, which may be longer."""
 SAVED_BY = "etude.dev/saved-by"
 """Label of the Jobs of a run's checkpoints: they may outlive the run, and are no role of it."""
 ROLE = "etude.dev/role"
@@ -35,6 +36,7 @@ POOL_FIELD_MANAGER = "etude/envpool"
 CHECKPOINT_FIELD_MANAGER = "etude/checkpoint"
 
 MAX_NAME = 40
+MAX_LABEL = 63
 
 
 def child(owner: str, role: str) -> str:
@@ -50,6 +52,11 @@ def pod(workload: str, ordinal: int) -> str:
 def ordinal(pod: str) -> int:
     """The place of a pod in its workload, as its name says."""
     return int(pod.rpartition("-")[2])
+
+
+def label(name: str) -> str:
+    """A name as the value of a label: a long one is cut, and does not say whose it is alone."""
+    return name[:MAX_LABEL].rstrip("-._")
 
 
 def address(workload: str, port: int, ordinal: int = 0) -> str:

@@ -136,7 +136,8 @@ def job_name(checkpoint: Checkpoint, what: str) -> str:
     An import that is made anew under its old name must not take the verdict on the old one.
     """
     identity = hashlib.sha256(checkpoint.metadata.uid.encode()).hexdigest()[:8]
-    return f"{checkpoint.metadata.name[:50]}-{identity}-{what[:3]}"
+    # A name has dots in it, and no part of one ends in a hyphen.
+    return f"{checkpoint.metadata.name[:50].rstrip('-.')}-{identity}-{what[:3]}"
 
 
 def decide(
@@ -152,8 +153,14 @@ def decide(
         finalizers = (*checkpoint.metadata.finalizers, names.CHECKPOINT_DATA)
         return Decision(status=checkpoint.status, actions=(Finalizers(seen.manifest, finalizers),))
     if is_settled(checkpoint):
-        return Decision(status=checkpoint.status, actions=_tidy(seen, VERIFY))
+        return Decision(status=_observed(checkpoint, now), actions=_tidy(seen, VERIFY))
     return _verification(checkpoint, seen, now, platform)
+
+
+def _observed(checkpoint: Checkpoint, now: Moment) -> CheckpointStatus:
+    """The verdict as it stands, for the spec as it is now: a pin changes nothing of it."""
+    known = ready_fact(checkpoint)
+    return checkpoint.status if known is None else status_of(checkpoint, known, now)
 
 
 def _verification(
@@ -276,9 +283,11 @@ def _job(checkpoint: Checkpoint, what: str, platform: Platform) -> Apply:
         secret=secret.name if secret is not None else None,
         grace_s=30,
     )
-    labels = {names.MANAGED_BY: names.OURS, names.CHECKPOINT: checkpoint.metadata.name[:63]}
+    name = checkpoint.metadata.name
+    labels = {names.MANAGED_BY: names.OURS, names.CHECKPOINT: names.label(name)}
     if checkpoint.spec.run_ref is not None:
         labels[names.SAVED_BY] = checkpoint.spec.run_ref.name
+    whose = {names.CHECKPOINT: name}
     manifest = {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -286,7 +295,8 @@ def _job(checkpoint: Checkpoint, what: str, platform: Platform) -> Apply:
             "name": job_name(checkpoint, what),
             "namespace": checkpoint.metadata.namespace,
             "labels": labels,
+            "annotations": whose,
         },
-        "spec": job_spec(plan, labels),
+        "spec": job_spec(plan, labels, whose),
     }
     return Apply(manifest, names.CHECKPOINT_FIELD_MANAGER)

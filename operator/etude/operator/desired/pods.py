@@ -171,13 +171,16 @@ def _apart_from(labels: Mapping[str, str]) -> Manifest:
     return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
 
 
-def job_spec(plan: Plan, labels: Mapping[str, str]) -> Manifest:
+def job_spec(plan: Plan, labels: Mapping[str, str], annotations: Mapping[str, str]) -> Manifest:
     """The spec of a Job that runs one such pod to its end."""
     return {
         "backoffLimit": 2,
         "ttlSecondsAfterFinished": 600,
         "template": {
-            "metadata": {"labels": {**labels, ROLE: plan.role}},
+            "metadata": {
+                "labels": {**labels, ROLE: plan.role},
+                "annotations": dict(annotations),
+            },
             "spec": {**pod_spec(plan), "restartPolicy": "Never"},
         },
     }

@@ -15,7 +15,7 @@ from etude.operator.loop.reconcile import Reconciler
 from etude.operator.loop.startups import Startups
 from etude.operator.loop.users import Users
 from etude.operator.loop.writer import StatusWriter
-from etude.operator.manifests import KINDS, Manifest, Ref, labels, ref
+from etude.operator.manifests import KINDS, Manifest, Ref, checkpoint_of, labels, ref
 from etude.operator.reports.followers import Followers
 from etude.operator.reports.latest import ReportBook
 from etude.operator.reports.peers import Peers
@@ -62,8 +62,9 @@ class Operator:
         found, namespace = labels(manifest), ref(manifest).namespace
         kind = manifest["kind"]
         keys = [ref(manifest)] if kind in KINDS else []
-        if names.CHECKPOINT in found and kind not in KINDS:
-            keys.append(Ref("Checkpoint", namespace, found[names.CHECKPOINT]))
+        checkpoint = None if kind in KINDS else checkpoint_of(manifest)
+        if checkpoint is not None:
+            keys.append(Ref("Checkpoint", namespace, checkpoint))
         elif names.POOL in found:
             keys.append(Ref("EnvPool", namespace, found[names.POOL]))
         elif names.RUN in found:
