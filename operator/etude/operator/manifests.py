@@ -130,7 +130,10 @@ def covers(live: object, desired: object, *, path: str = "") -> bool:
         if not isinstance(live, dict):
             return False
         for key, value in desired.items():
-            if key not in live or not covers(live[key], value, path=f"{path}.{key}"):
+            if key not in live:
+                if not _is_nothing(key, value):
+                    return False
+            elif not covers(live[key], value, path=f"{path}.{key}"):
                 return False
         return True
     if isinstance(desired, list):
@@ -138,6 +141,11 @@ def covers(live: object, desired: object, *, path: str = "") -> bool:
     if ".resources." in path and isinstance(desired, str) and isinstance(live, str):
         return quantity(live) == quantity(desired)
     return live == desired
+
+
+def _is_nothing(key: str, value: object) -> bool:
+    """Whether the API server keeps no trace of a field; a volume is told by its kind alone."""
+    return value is None or (value in ([], {}) and key != "emptyDir")
 
 
 def is_applied(live: Manifest, manifest: Manifest) -> bool:

@@ -206,11 +206,24 @@ def _own_pool(run: RLRun, role: EnvironmentRole, *, is_running: bool) -> Manifes
     spec["observability"] = run.spec.observability.to_json() | given
     if template.mode is ScalingMode.EXTERNAL:
         spec.pop("replicas", None)  # whoever scales it owns them
+    spec = _without_empty(spec)
     if not is_running:
         released = {name: value for name, value in spec.items() if name not in _SIZING}
         spec = released | {"replicas": 0}
     name = names.own_pool(run.metadata.name, role.name)
     return {**head(run, API_VERSION, "EnvPool", name, run_labels(run)), "spec": spec}
+
+
+def _without_empty(value: Manifest) -> Manifest:
+    """The same without empty mappings.
+
+    Server-side apply takes the keys of a mapping that shrinks to nothing away and leaves null,
+    which the schema of a kind of ours then refuses: only what is not sent at all goes.
+    """
+    inner = {
+        key: _without_empty(each) if isinstance(each, dict) else each for key, each in value.items()
+    }
+    return {key: each for key, each in inner.items() if each != {}}
 
 
 def _engine_budget(run: RLRun) -> Manifest:
