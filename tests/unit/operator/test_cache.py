@@ -154,7 +154,7 @@ def test_amerge_patch_turns_one_status_into_the_other(before: Any, after: Any) -
 
 def test_what_is_empty_is_covered_by_nothing_but_for_a_kind_of_volume() -> None:
     # The API server drops empty lists and mappings: without this every pass would apply them.
-    desired = {"tolerations": [], "nodeSelector": {}, "affinity": None, "name": "a"}
+    desired: Manifest = {"tolerations": [], "nodeSelector": {}, "affinity": None, "name": "a"}
     assert covers({"name": "a"}, desired)
     assert not covers({"name": "a", "tolerations": [{"key": "b"}]}, desired)
     assert not covers({"name": "a"}, {"name": "a", "emptyDir": {}})

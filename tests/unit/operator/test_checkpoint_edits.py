@@ -5,6 +5,11 @@ from typing import Any
 
 import pytest
 
+from etude.common.api.kinds import Checkpoint
+from etude.operator.actions import Moment
+from etude.operator.checkpoints.decision import SeenCheckpoint, decide
+from etude.operator.conditions import no
+from etude.operator.desired.runs import Platform
 from etude.operator.manifests import Ref
 
 LABEL = re.compile(r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$")
@@ -58,3 +63,23 @@ async def test_a_checkpoint_of_any_name_is_verified_at_once(lab: Any, name: str)
     await lab.finish_jobs()
     live = lab.cluster.objects()[Ref("Checkpoint", "lab", name)]
     assert live["status"]["phase"] == "Ready"
+
+
+@pytest.mark.parametrize("is_going", [False, True])
+def test_a_job_that_the_api_server_refuses_is_named_in_the_status(
+    platform: Platform, *, is_going: bool
+) -> None:
+    body = imported("old")
+    body["metadata"] |= {"uid": "u", "finalizers": ["etude.dev/checkpoint-data"]}
+    body["spec"] |= {"deletionPolicy": "Delete", "runRef": {"name": "demo", "uid": "r"}}
+    if is_going:
+        body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    words = "Job lab/old is invalid: spec.template.spec.containers[0].envFrom[0].secretRef.name"
+    seen = SeenCheckpoint(manifest=body, problem=no("Accepted", "Refused", words))
+    now = Moment(wall_s=1_700_000_000.0, monotonic_s=1.0)
+    found = decide(Checkpoint.model_validate(body), seen, now, platform)
+    (ready,) = found.status.conditions
+    assert (ready.type, ready.status, ready.reason) == ("Ready", "False", "Refused")
+    assert ready.message == words
+    assert found.status.phase == ("Deleting" if is_going else "Verifying")
+    assert len(found.actions) == 1, "it is tried again"

@@ -16,9 +16,9 @@ from etude.operator.checkpoints import requests
 from etude.operator.checkpoints.janitor import EXIT_CORRUPT
 from etude.operator.checkpoints.phases import status_of
 from etude.operator.clock import seconds
-from etude.operator.cluster.api import Cluster
+from etude.operator.cluster.api import Cluster, NamespaceClosingError
 from etude.operator.cluster.controllers import JOB_COMPLETE, JOB_FAILED
-from etude.operator.conditions import no, yes
+from etude.operator.conditions import Fact, no, yes
 from etude.operator.desired import reach
 from etude.operator.desired.pods import Plan, env, job_spec
 from etude.operator.desired.runs import Platform
@@ -65,13 +65,13 @@ class SeenCheckpoint:
     """Names of NetworkPolicies of its Jobs."""
     is_orphan: bool = False
     """Whether there is no run of its name, whose policies would let its Jobs out."""
+    problem: Fact | None = None
+    """What kept the last decision about it from being carried out."""
     num_at_work: int = 0
     """Jobs of checkpoints of the namespace that are under way."""
 
 
-def gather(
-    cluster: Cluster, checkpoint: Checkpoint, *, is_namespace_closing: bool
-) -> SeenCheckpoint:
+def gather(cluster: Cluster, checkpoint: Checkpoint, problem: Fact | None) -> SeenCheckpoint:
     """Everything that a decision about this checkpoint depends on."""
     namespace, name = checkpoint.metadata.namespace, checkpoint.metadata.name
     jobs: dict[str, Manifest] = {}
@@ -87,7 +87,6 @@ def gather(
         manifest=cluster.get(Ref("Checkpoint", namespace, name)) or {},
         jobs=jobs,
         endings=endings,
-        is_namespace_closing=is_namespace_closing,
         run=_run(cluster, checkpoint),
         policies=frozenset(
             ref(job).name
@@ -95,6 +94,10 @@ def gather(
             if cluster.get(Ref("NetworkPolicy", namespace, ref(job).name)) is not None
         ),
         is_orphan=_is_orphan(cluster, checkpoint),
+        is_namespace_closing=(
+            problem is not None and problem.reason == NamespaceClosingError.reason
+        ),
+        problem=problem,
         num_at_work=_num_at_work(cluster, namespace),
     )
 
@@ -175,7 +178,8 @@ def _verification(
     if job is None and seen.num_at_work >= MAX_JOBS:
         return Decision(status=verifying, requeue_after_s=TURN_S)
     if job is None:
-        return Decision(status=verifying, actions=(_job(checkpoint, VERIFY, platform),))
+        status = verifying if seen.problem is None else status_of(checkpoint, _kept(seen), now)
+        return Decision(status=status, actions=(_job(checkpoint, VERIFY, platform),))
     if is_true(job, JOB_COMPLETE):
         return Decision(status=status_of(checkpoint, yes("Ready", Reason.CHECKPOINT_VERIFIED), now))
     if not is_true(job, JOB_FAILED):
@@ -188,6 +192,12 @@ def _verification(
         )
     fact = no("Ready", Reason.STORAGE_UNAVAILABLE, ending.message if ending else "")
     return _again(status_of(checkpoint, fact, now), seen, VERIFY, now)
+
+
+def _kept(seen: SeenCheckpoint) -> Fact:
+    """What the API server has against its Job."""
+    assert seen.problem is not None, "asked for without one"  # noqa: S101 - our own mistake
+    return no("Ready", seen.problem.reason, seen.problem.message)
 
 
 def _deletion(
@@ -212,6 +222,7 @@ def _deletion_by_job(
     job = seen.jobs.get(DELETE)
     if job is None:
         fact = no("Ready", Reason.DELETING, "its objects are being deleted")
+        fact = fact if seen.problem is None else _kept(seen)
         if seen.num_at_work >= MAX_JOBS:
             return Decision(status=status_of(checkpoint, fact, now), requeue_after_s=TURN_S)
         actions = (_job(checkpoint, DELETE, platform),)

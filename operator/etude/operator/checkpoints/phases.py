@@ -17,11 +17,12 @@ PHASES = {
     Reason.WRITING: "Writing",
     Reason.RUN_OVER: "Failed",
 }
-"""The word for kubectl; Verifying for every other reason."""
+"""The word for kubectl; for every other reason Verifying, or Deleting once it goes."""
 
 
 def status_of(checkpoint: Checkpoint, fact: Fact, now: Moment) -> CheckpointStatus:
     """The status with what is known of its data, and what it holds."""
+    otherwise = "Deleting" if checkpoint.metadata.deletion_timestamp else "Verifying"
     when = rfc3339(now.wall_s)
     held = checkpoint.saved
     copied = {name: getattr(held, name) for name in Saved.model_fields}
@@ -29,7 +30,7 @@ def status_of(checkpoint: Checkpoint, fact: Fact, now: Moment) -> CheckpointStat
         update={
             **copied,
             "observed_generation": checkpoint.metadata.generation,
-            "phase": PHASES.get(Reason(fact.reason), "Verifying"),
+            "phase": PHASES.get(Reason(fact.reason), otherwise),
             "conditions": conditions(
                 [fact],
                 checkpoint.status.conditions,

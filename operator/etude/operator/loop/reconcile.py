@@ -30,7 +30,7 @@ from etude.operator.actions import (
 )
 from etude.operator.checkpoints import decision as checkpoints
 from etude.operator.clock import Clock, rfc3339
-from etude.operator.cluster.api import Cluster, NamespaceClosingError, NameTakenError, RefusedError
+from etude.operator.cluster.api import Cluster, NameTakenError, RefusedError
 from etude.operator.conditions import conditions, no
 from etude.operator.desired import runs as desired
 from etude.operator.desired.ports import PORTS
@@ -151,8 +151,7 @@ class Reconciler:
 
     def _checkpoint(self, checkpoint: Checkpoint, manifest: Manifest) -> Decision[CheckpointStatus]:
         problem = self._refusals.fact(uid(manifest))
-        is_closing = problem is not None and problem.reason == NamespaceClosingError.reason
-        found = checkpoints.gather(self.cluster, checkpoint, is_namespace_closing=is_closing)
+        found = checkpoints.gather(self.cluster, checkpoint, problem)
         return checkpoints.decide(checkpoint, found, self._now(), self.platform)
 
     async def _perform(self, manifest: Manifest, decision: Decision[S]) -> float | None:

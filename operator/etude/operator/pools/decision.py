@@ -17,6 +17,8 @@ from etude.operator.pools.status import status
 from etude.operator.scaling.config import TICK_S
 
 _OVER = {"Failed", "Succeeded"}
+_PARTS = {"Service", "StatefulSet", "NetworkPolicy"}
+"""Kinds of children that come and go with a field; nodes are counted, and the map stays."""
 
 
 def decide(
@@ -99,6 +101,6 @@ def _prunings(pool: EnvPool, seen: SeenPool, wanted: set[Ref]) -> Iterator[Delet
     """Children of parts that left the spec; what others gave the pool as an owner is theirs."""
     ours = desired_pools.pool_labels(pool).items()
     for key, live in seen.children.items():
-        is_part = key.kind in {"Service", "StatefulSet"} and ours <= labels(live).items()
+        is_part = key.kind in _PARTS and ours <= labels(live).items()
         if is_part and key not in wanted and not is_deleting(live):
             yield Delete(key, uid(live))

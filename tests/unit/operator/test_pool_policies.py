@@ -1,0 +1,36 @@
+"""NetworkPolicies of a pool, which come and go with a word of its spec."""
+
+from typing import Any
+
+from etude.operator.manifests import Ref
+
+POLICIES = ["repos-broker", "repos-edge", "repos-node"]
+
+
+def body(policy: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "etude.dev/v1alpha1",
+        "kind": "EnvPool",
+        "metadata": {"name": "repos", "namespace": "lab"},
+        "spec": {
+            "templates": [{"name": "python"}],
+            "edge": {"keysRef": {"name": "keys"}},
+            "network": {"policy": policy},
+        },
+    }
+
+
+async def test_a_pool_that_is_no_longer_managed_loses_its_policies_and_nothing_else(
+    lab: Any,
+) -> None:
+    lab.cluster.put(body("Managed"))
+    await lab.settle()
+    assert sorted(lab.names("NetworkPolicy")) == POLICIES
+    before = set(lab.cluster.objects())
+    lab.cluster.put(body("Unmanaged"))
+    await lab.settle()
+    gone = {Ref("NetworkPolicy", "lab", name) for name in POLICIES}
+    assert before - set(lab.cluster.objects()) == gone
+    lab.cluster.put(body("Managed"))
+    await lab.settle()
+    assert set(lab.cluster.objects()) == before
