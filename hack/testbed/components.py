@@ -188,6 +188,16 @@ def _api_server(layout: Layout) -> tuple[str, ...]:
         f"--proxy-client-key-file={pki}/front-proxy.key",
         "--max-requests-inflight=2000",
         "--max-mutating-requests-inflight=1000",
+        *_audit(layout),
+    )
+
+
+def _audit(layout: Layout) -> tuple[str, ...]:
+    if not layout.audit_policy.exists():
+        return ()
+    return (
+        f"--audit-policy-file={layout.audit_policy}",
+        f"--audit-log-path={layout.audit_log}",
     )
 
 

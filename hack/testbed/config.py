@@ -30,6 +30,13 @@ def write(layout: Layout, *, trees: list[Path]) -> None:
     _json(layout.conf / "oci-base.json", _container(trees))
 
 
+def write_audit_policy(layout: Layout, user: str) -> None:
+    """Have every request of one user written down, without what it carries."""
+    rules = [{"level": "Metadata", "users": [user]}, {"level": "None"}]
+    policy = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": rules}
+    _json(layout.audit_policy, policy | {"omitStages": ["RequestReceived"]})
+
+
 def _json(path: Path, content: object) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 

@@ -91,6 +91,16 @@ class Layout:
         return self.run / "cluster.json"
 
     @property
+    def audit_policy(self) -> Path:
+        """Whose requests the API server writes down; without the file it writes down nobody's."""
+        return self.conf / "audit.json"
+
+    @property
+    def audit_log(self) -> Path:
+        """A JSON object for each of those requests."""
+        return self.logs / "audit.log"
+
+    @property
     def containerd_socket(self) -> Path:
         """Where containerd listens."""
         return self.run / "ctrd" / "c.sock"

@@ -43,20 +43,21 @@ def obstacle() -> str:
     return "" if entered.returncode == 0 else f"unshare: {entered.stderr.decode().strip()}"
 
 
-def up(level: str, owner: int) -> Layout:
+def up(level: str, owner: int, audited: str = "") -> Layout:
     """Start a cluster under the first free number.
 
     Args:
         level: apiserver for etcd, API server and controllers; kwok for those, a scheduler and what
             pretends to be the kubelet of annotated nodes; node for everything.
         owner: process whose end makes the cluster stale; 0 for none.
+        audited: user whose requests the API server writes down; nobody's when empty.
 
     Raises:
         RuntimeError: something did not start; the cluster is taken down again.
     """
     layout = _reserve(owner)
     try:
-        _start(layout, level)
+        _start(layout, level, audited)
     except BaseException:
         kept = build.CACHE / f"failed-{layout.index}"
         shutil.rmtree(kept, ignore_errors=True)
@@ -87,6 +88,7 @@ def _reserve(owner: int) -> Layout:
                 "host_ip": layout.host_ip,
                 "run": str(layout.run),
                 "binaries": str(layout.binaries),
+                "audit_log": str(layout.audit_log),
                 "image": images.BASE,
             }
             layout.state.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
@@ -111,9 +113,11 @@ def _is_stale(layout: Layout) -> bool:
     return not owner and (init is None or not holder.alive(init))
 
 
-def _start(layout: Layout, level: str) -> None:
+def _start(layout: Layout, level: str, audited: str) -> None:
     pki.create(layout)
     config.write(layout, trees=bound_trees())
+    if audited:
+        config.write_audit_policy(layout, audited)
     cluster = components.Cluster(layout, holder.start(layout))
     if level == "node":
         components.start(cluster, "containerd")
@@ -189,7 +193,7 @@ def _command_up(arguments: argparse.Namespace) -> int:
         sys.stderr.write(f"testbed: no cluster here: {reason}\n")
         return 69  # EX_UNAVAILABLE: tests skip on it, anything else is a failure
     begun_s = time.monotonic()
-    layout = up(arguments.level, arguments.owner)
+    layout = up(arguments.level, arguments.owner, arguments.audit)
     sys.stdout.write(layout.state.read_text(encoding="utf-8"))
     sys.stderr.write(f"testbed: up in {time.monotonic() - begun_s:.1f} s\n")
     return 0
@@ -261,6 +265,7 @@ def main() -> int:
     starts = commands.add_parser("up", help="start a cluster and print where it is")
     starts.add_argument("--level", choices=LEVELS, default="node")
     starts.add_argument("--owner", type=int, default=0, help="its end makes the cluster stale")
+    starts.add_argument("--audit", default="", help="user whose requests are written down")
     stops = commands.add_parser("down", help="take a cluster down and leave nothing behind")
     stops.add_argument("--index", type=int, help="this one, also if a test is using it")
     stops.add_argument("--all", action="store_true", help="also those of other people")

@@ -29,9 +29,12 @@ def driver(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(words, check=False, capture_output=True, text=True, timeout=UP_LIMIT_S)
 
 
-def cluster(level: str) -> Iterator[State]:
-    """A cluster from `up` to `down`; the level `apiserver` has no node, and takes half as long."""
-    started = driver("up", "--level", level, "--owner", str(os.getpid()))
+def cluster(level: str, *, audited: str = "") -> Iterator[State]:
+    """A cluster from `up` to `down`; the level `apiserver` has no node, and takes half as long.
+
+    Requests of the user `audited` are written to the file that the state calls audit_log.
+    """
+    started = driver("up", "--level", level, "--owner", str(os.getpid()), "--audit", audited)
     if started.returncode == UNAVAILABLE:
         needs.skip(started.stderr.strip(), "cluster")
     assert started.returncode == 0, started.stderr

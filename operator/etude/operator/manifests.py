@@ -127,20 +127,22 @@ def covers(live: object, desired: object, *, path: str = "") -> bool:
     """
     # Manifests are plain dicts; asking for Mapping would take half of the time of a pass.
     if isinstance(desired, dict):
-        if not isinstance(live, dict):
-            return False
-        for key, value in desired.items():
-            if key not in live:
-                if not _is_nothing(key, value):
-                    return False
-            elif not covers(live[key], value, path=f"{path}.{key}"):
-                return False
-        return True
+        return isinstance(live, dict) and _mapping_covers(live, desired, path)
     if isinstance(desired, list):
         return isinstance(live, list) and _list_covers(live, desired, path)
     if ".resources." in path and isinstance(desired, str) and isinstance(live, str):
         return quantity(live) == quantity(desired)
     return live == desired
+
+
+def _mapping_covers(live: Manifest, desired: Manifest, path: str) -> bool:
+    for key, value in desired.items():
+        if key in live:
+            if not covers(live[key], value, path=f"{path}.{key}"):
+                return False
+        elif not _is_nothing(key, value):
+            return False
+    return True
 
 
 def _is_nothing(key: str, value: object) -> bool:
