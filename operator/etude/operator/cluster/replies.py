@@ -10,6 +10,11 @@ from etude.operator.cluster.api import (
 )
 from etude.operator.manifests import Manifest
 
+_FOR_GOOD = {400, 403, 404, 405, 413, 415, 422}
+_UNREADABLE = ("failed to convert new object", "failed to create typed patch object")
+"""How server-side apply says, as an error of its own, that a manifest is no object of its kind:
+a quantity that is none, a text for a number, an unknown field."""
+
 
 class Reply(NamedTuple):
     """What the API server answered."""
@@ -35,9 +40,14 @@ def accepted(reply: Reply, what: str) -> Manifest:
         raise NamespaceClosingError(message)
     if reply.status == 409:
         raise ConflictError(message)
-    if reply.status in {400, 403, 404, 405, 413, 415, 422}:
+    if reply.status in _FOR_GOOD or _is_no_such_object(reply):
         raise RefusedError(message)
     raise ClusterError(message)
+
+
+def _is_no_such_object(reply: Reply) -> bool:
+    message = str(reply.body.get("message"))
+    return reply.status == 500 and any(words in message for words in _UNREADABLE)
 
 
 def answered(reply: Reply, what: str) -> Manifest:

@@ -1,0 +1,32 @@
+"""What an API server means by its answers to a write."""
+
+import pytest
+
+from etude.operator.cluster.api import ClusterError, RefusedError
+from etude.operator.cluster.replies import Reply, accepted
+
+QUANTITY = (
+    "failed to convert new object (lab/demo-trainer; apps/v1, Kind=StatefulSet) to proper version:"
+    " unable to convert unstructured object to apps/v1, Kind=StatefulSet: quantities must match the"
+    " regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
+)
+UNKNOWN = (
+    "failed to create typed patch object (lab/demo-trainer; apps/v1, Kind=StatefulSet):"
+    " .spec.template.spec.nonesuch: field not declared in schema"
+)
+
+
+@pytest.mark.parametrize("message", [QUANTITY, UNKNOWN])
+def test_what_is_no_such_object_is_refused_although_the_server_calls_it_its_own_error(
+    message: str,
+) -> None:
+    reply = Reply(500, {"reason": "InternalError", "message": message})
+    with pytest.raises(RefusedError, match="StatefulSet"):
+        accepted(reply, "StatefulSet lab/demo-trainer")
+
+
+def test_an_error_of_the_server_itself_may_be_different_next_time() -> None:
+    reply = Reply(500, {"reason": "InternalError", "message": "etcdserver: request timed out"})
+    with pytest.raises(ClusterError) as caught:
+        accepted(reply, "StatefulSet lab/demo-trainer")
+    assert not isinstance(caught.value, RefusedError)
