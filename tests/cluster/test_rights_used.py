@@ -1,0 +1,133 @@
+"""The rights of the operator's account against what it does, by the API server's own log.
+
+Every pod that comes of the chart and of our objects stands before a namespace that enforces
+restricted Pod Security.
+"""
+
+import json
+import random
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.mutations import process, produced, rights, walls
+from tests.mutations.api import Api
+from tests.mutations.life import Life
+from tests.mutations.process import HOME
+from tests.mutations.rights import FORBIDDEN, Right
+from tests.support import figures, helm, testbeds
+from tests.support.helm import ROOT
+from tests.support.renders import renders
+
+ACCOUNT = f"system:serviceaccount:{HOME}:etude-operator"
+UNSEEN: Mapping[Right, str] = {
+    Right("etude.dev", f"{plural}/finalizers", "update"): (
+        "OwnerReferencesPermissionEnforcement asks for it inside another request"
+    )
+    for plural in ("rlruns", "envpools")
+}
+"""Rights that no request of the log shows, each with the reason to have it."""
+EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def audited() -> Iterator[Mapping[str, Any]]:
+    """A control plane that writes down what the operator's account asks for, with the chart."""
+    for state in testbeds.cluster("apiserver", audited=ACCOUNT):
+        process.install(state)
+        yield state
+
+
+@pytest.fixture(scope="module")
+def api(audited: Mapping[str, Any]) -> Api:
+    return Api(audited)
+
+
+@pytest.fixture
+def namespace(api: Api) -> str:
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    body = json.dumps({"metadata": {"name": name}})
+    assert api.call("POST", "/api/v1/namespaces", body).is_good
+    return name
+
+
+def roles(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    kubectl = testbeds.program(state, "kubectl")
+    whole = json.loads(kubectl("get", "clusterrole", "etude-operator", "-o", "json"))
+    leader = json.loads(kubectl("-n", HOME, "get", "role", "etude-operator-leader", "-o", "json"))
+    return [whole, leader]
+
+
+def test_a_life_of_every_kind_uses_each_right_and_lacks_none(
+    audited: Mapping[str, Any], api: Api, namespace: str, tmp_path: Path
+) -> None:
+    address = f"127.{random.randint(2, 250)}.{random.randint(1, 250)}.1"
+    with process.running(audited, tmp_path) as operator:
+        for part in ("checkpoint", "pool", "run"):
+            own = f"{namespace}-{part}"
+            assert api.call(
+                "POST", "/api/v1/namespaces", json.dumps({"metadata": {"name": own}})
+            ).is_good
+            getattr(Life(api, own, address), part)()
+        assert operator.troubles == []
+    log = Path(audited["audit_log"])
+    used, granted = rights.used(log), rights.granted(roles(audited))
+    unused = {str(each) for each in granted - used - set(UNSEEN)}
+    missing = {str(each) for each in used - granted}
+    figures.record("faults", rbac_unused=sorted(unused), rbac_missing=sorted(missing))
+    assert rights.refused(log) == []
+    assert (unused, missing) == (set(), set())
+    assert set(UNSEEN) <= granted - used, "the list of what cannot be seen is longer than needed"
+
+
+def test_what_the_operator_has_no_business_with_is_forbidden(api: Api) -> None:
+    allowed = []
+    for verb, path in FORBIDDEN:
+        reply = api.call(verb, path, None if verb == "GET" else "{}", as_user=ACCOUNT)
+        if reply.status != 403:
+            allowed.append(f"{verb} {path}: {reply.status} {reply.message[:200]}")
+    figures.record("faults", forbidden_calls=len(FORBIDDEN), forbidden_allowed=len(allowed))
+    assert len(FORBIDDEN) >= 50
+    assert allowed == []
+
+
+def test_every_pod_of_the_chart_and_of_our_objects_is_admitted_where_restricted_is_enforced(
+    api: Api,
+) -> None:
+    home = f"walls-{uuid.uuid4().hex[:8]}"
+    walls.restricted(api, home)
+    charts = {
+        json.dumps(template): manifest
+        for render in renders()
+        for manifest in helm.rendered(render.values, *render.words).manifests
+        for _, template in walls.pods([manifest])
+    }
+    examples = [
+        each
+        for path in EXAMPLES
+        for each in yaml.safe_load_all(path.read_text(encoding="utf-8"))
+        if isinstance(each, dict) and each.get("apiVersion") == "etude.dev/v1alpha1"
+    ]
+    children = produced.made([*examples, *produced.bodies(seed=0)])
+    asked = [*charts.values(), *children]
+    refusals = list(walls.refusals(api, home, asked))
+    figures.record(
+        "faults",
+        pods_admitted=len(asked) - len(refusals),
+        pods_refused=len(refusals),
+        pods_of_the_chart=len(charts),
+    )
+    assert refusals == []
+    assert len(children) > 20
+
+
+def test_a_pod_that_is_not_restricted_is_found(api: Api) -> None:
+    home = f"walls-{uuid.uuid4().hex[:8]}"
+    walls.restricted(api, home)
+    pod = {"kind": "Pod", "metadata": {"name": "a"}}
+    weak = pod | {"spec": {"containers": [{"name": "a", "image": "a"}]}}
+    (why,) = walls.refusals(api, home, [weak])
+    assert "violates PodSecurity" in why

@@ -1,0 +1,97 @@
+"""Many benches beside each other: what becomes of a list of changes."""
+
+import queue
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from tests.mutations.api import Api
+from tests.mutations.cases import Mutation
+from tests.mutations.checkpoints import CheckpointBench
+from tests.mutations.lab import Bench, Outcome, Verdict
+
+from etude.common.api import crd
+
+
+class Crew(NamedTuple):
+    """Benches beside each other for objects of one kind."""
+
+    api: Api
+    kind: crd.Kind
+    benches: int
+    say: Callable[[str], None]
+
+    def bench(self) -> Bench:
+        """A namespace with the base object in it."""
+        kind = CheckpointBench if self.kind is crd.CHECKPOINT else Bench
+        return kind(self.api, self.kind)
+
+    def shown(self, taken: Sequence[Mutation]) -> list[Outcome]:
+        """What becomes of changes that the API server takes.
+
+        Raises:
+            AssertionError: a bench could not be made.
+        """
+        left: queue.SimpleQueue[Mutation] = queue.SimpleQueue()
+        for mutation in taken:
+            left.put(mutation)
+        done: list[Outcome] = []
+        crashes: list[str] = []
+
+        def work() -> None:
+            try:
+                self._work(left, done)
+            except Exception:  # noqa: BLE001 - a thread's end is told by the one that waits for it
+                crashes.append(traceback.format_exc())
+
+        threads = [threading.Thread(target=work) for _ in range(self.benches)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not crashes, crashes
+        return done
+
+    def _work(self, left: "queue.SimpleQueue[Mutation]", done: list[Outcome]) -> None:
+        """Take one change after the other; a bench that is left in disorder is replaced."""
+        bench: Bench | None = None
+        while (mutation := _next(left)) is not None:
+            bench = bench or self.bench()
+            try:
+                outcome = bench.tried(mutation)
+            except Exception:  # noqa: BLE001 - whatever it is belongs to this change
+                outcome = Outcome(mutation, Verdict.SHOWN, (traceback.format_exc()[-1_500:],))
+            done.append(outcome)
+            if outcome.faults:
+                self.say(f"{mutation}: {outcome.verdict}: {outcome.faults}")
+            if outcome.leaves_disorder:
+                bench.close()
+                bench = None
+        if bench is not None:
+            bench.close()
+
+
+def outcomes(crew: Crew, wanted: Sequence[Mutation], *, most_shown: int) -> list[Outcome]:
+    """What becomes of each change: those that the API server refuses, and up to `most_shown` that
+    it takes, which are led there and back."""
+    done: list[Outcome] = []
+    taken: list[Mutation] = []
+    bench = crew.bench()
+    for mutation in wanted:
+        refusal = bench.refused(mutation)
+        if refusal is None:
+            taken.append(mutation)
+            continue
+        done.append(refusal)
+        if refusal.faults:
+            crew.say(f"{mutation}: {refusal.faults}")
+    bench.close()
+    return [*done, *crew.shown(taken[:most_shown])]
+
+
+def _next(left: "queue.SimpleQueue[Mutation]") -> Mutation | None:
+    try:
+        return left.get_nowait()
+    except queue.Empty:
+        return None

@@ -1,0 +1,246 @@
+"""One object in a namespace of its own, led from its base to a change and back."""
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from tests.mutations import schema, shown, state
+from tests.mutations.api import MERGE, Api, Reply, path_of
+from tests.mutations.cases import Mutation, dumped
+from tests.mutations.state import Manifest
+from tests.mutations.values import Raw
+
+from etude.common.api import crd
+
+LIMIT_S = 90.0
+"""For one change to be dealt with: a pass takes milliseconds, and a busy machine gets patience."""
+LIVE = {
+    "RLRun": {
+        *("checkpointing", "evaluation", "failurePolicy", "deadlines", "observability", "budget"),
+        *("network", "ttlSecondsAfterFinished", "deletionRules", "suspend", "managedBy"),
+    },
+    "EnvPool": {"replicas", "lease", "health", "search", "warm", "snapshotsUri"},
+}
+"""Parts that change while the object works; for the others it is brought to rest first."""
+MOST_PODS = 40
+"""In a namespace: a list of a thousand replicas is a matter of numbers, not of pods."""
+
+
+class Verdict(StrEnum):
+    """What became of a change."""
+
+    REFUSED = "refused by the API server"
+    DECLINED = "declined in the status"
+    SHOWN = "shown"
+    ENDED = "ended the run"
+
+
+class Outcome(NamedTuple):
+    """What became of a change, and what is wrong with that."""
+
+    mutation: Mutation
+    verdict: Verdict
+    faults: tuple[str, ...] = ()
+
+    @property
+    def leaves_disorder(self) -> bool:
+        """Whether the object cannot serve for another change."""
+        return bool(self.faults) or self.verdict is Verdict.ENDED
+
+
+class NeverError(Exception):
+    """Something did not happen in time."""
+
+
+class Bench:
+    """A namespace with the base object of one kind in it, and the state that it settled in."""
+
+    def __init__(self, api: Api, kind: crd.Kind) -> None:
+        self.api, self.kind = api, kind
+        self.namespace = f"{kind.short}-{uuid.uuid4().hex[:8]}"
+        self._prepare()
+        self.base = schema.base(kind)
+        reply = self._create(self.base)
+        assert reply.is_good, reply.message
+        self._settle()
+        assert self._accepted()[0], self._accepted()[1]
+        self.home = self._steady()
+        problems = list(shown.differences(self._live(), state.children(api, self.namespace)))
+        assert not problems, problems
+
+    def close(self) -> None:
+        """Leave nothing that the operator or the controllers would go on with."""
+        self.api.call("DELETE", f"/api/v1/namespaces/{self.namespace}")
+
+    def refused(self, mutation: Mutation) -> Outcome | None:
+        """The API server's refusal of a change; None if it takes it."""
+        body = mutation.body()
+        probe = {**body, "metadata": {**body["metadata"], "name": "probe"}}
+        reply = self._create(probe, "dryRun=All")
+        if reply.is_good:
+            return None
+        return Outcome(mutation, Verdict.REFUSED, tuple(unnamed(reply, mutation)))
+
+    def tried(self, mutation: Mutation) -> Outcome:
+        """What becomes of a change that the API server takes, and of its undoing."""
+        body = mutation.body()
+        is_live = mutation.top in {*LIVE[self.kind.name], ""}
+        if not is_live:
+            self._rest()
+        reply = self._put(body)
+        if not reply.is_good:
+            faults = tuple(unnamed(reply, mutation))
+            faults += tuple(self._home())
+            return Outcome(mutation, Verdict.REFUSED, faults)
+        verdict, faults = self._judged(mutation)
+        if verdict is Verdict.ENDED:
+            return Outcome(mutation, verdict)
+        if not is_live:
+            self._rest()
+        return Outcome(mutation, verdict, (*faults, *self._home()))
+
+    def _judged(self, mutation: Mutation) -> tuple[Verdict, tuple[str, ...]]:
+        self._settle()
+        if _is_over(self._live()):
+            return Verdict.ENDED, ()
+        is_accepted, message = self._accepted()
+        if not is_accepted:
+            is_named = "spec." in message or self.namespace in message
+            return Verdict.DECLINED, () if is_named else (f"says {message!r}, and no field",)
+        try:
+            self._until(lambda: not self._differences(), "every field shows")
+        except NeverError:
+            return Verdict.SHOWN, tuple(self._differences())
+        return Verdict.SHOWN, ()
+
+    def _differences(self) -> list[str]:
+        found = state.children(self.api, self.namespace)
+        return list(shown.differences(self._live(), found))
+
+    def _home(self) -> Iterator[str]:
+        """Back to the base; yields what is not as it was."""
+        reply = self._put(self.base)
+        if not reply.is_good:
+            yield f"the way back is refused: {reply.message}"
+            return
+        self._settle()
+        try:
+            self._until(lambda: self._essence() == self.home, "the state of before")
+        except NeverError:
+            yield from (f"not as before{each}" for each in state.unlike(self.home, self._essence()))
+
+    def _essence(self) -> dict[str, Any]:
+        found = state.essence(state.children(self.api, self.namespace))
+        return {**found, "conditions": state.conditions(self._live())}
+
+    def _steady(self) -> dict[str, Any]:
+        """The state once it has been the same for a second."""
+        before: dict[str, Any] = {}
+
+        def is_same() -> bool:
+            nonlocal before
+            now = self._essence()
+            is_there = now == before and self._has_all_pods()
+            before = now
+            return is_there
+
+        self._until(is_same, "a state that stays", every_s=1.0)
+        return before
+
+    def _has_all_pods(self) -> bool:
+        found = state.children(self.api, self.namespace)
+        sets = [each for (kind, _), each in found.items() if kind == "StatefulSet"]
+        wanted = sum(each["spec"]["replicas"] for each in sets)
+        return len([name for kind, name in found if kind == "Pod"]) >= int(wanted)
+
+    def _rest(self) -> None:
+        """Suspend a run, or take the nodes of a pool away."""
+        field = {"suspend": True} if self.kind is crd.RLRUN else {"replicas": 0}
+        path = path_of(self.kind.name, self.namespace, "base")
+        reply = self.api.call("PATCH", path, json.dumps({"spec": field}), content=MERGE)
+        assert reply.is_good, reply.message
+        self._settle()
+        if self.kind is crd.RLRUN:
+            self._until(lambda: self._is("Suspended"), "the suspension")
+
+    def _settle(self) -> None:
+        """Until the operator has looked at the object as it is now, and at its pools."""
+        self._until(self._is_observed, "observedGeneration catches up")
+
+    def _is_observed(self) -> bool:
+        live = self._live()
+        if live["spec"].get("managedBy", "etude.dev/operator") != "etude.dev/operator":
+            return True
+        pools = self.api.listed("EnvPool", self.namespace) if self.kind is crd.RLRUN else ()
+        return all(
+            each.get("status", {}).get("observedGeneration") == each["metadata"]["generation"]
+            for each in (live, *pools)
+        )
+
+    def _live(self) -> Manifest:
+        return self.api.get(self.kind.name, self.namespace, "base")
+
+    def _accepted(self) -> tuple[bool, str]:
+        """Whether the operator takes the object and its pools, and why not."""
+        pools = self.api.listed("EnvPool", self.namespace) if self.kind is crd.RLRUN else ()
+        verdicts = [_acceptance(each) for each in (self._live(), *pools)]
+        return next((each for each in verdicts if not each[0]), verdicts[0])
+
+    def _is(self, condition: str) -> bool:
+        return state.conditions(self._live()).get(condition, ("", ""))[0] == "True"
+
+    def _create(self, body: Manifest, query: str = "") -> Reply:
+        path = path_of(self.kind.name, self.namespace) + f"?fieldValidation=Strict&{query}"
+        return self.api.call("POST", path, dumped(body))
+
+    def _put(self, body: Manifest) -> Reply:
+        """Make the object what the body says; whoever wrote in between is overtaken."""
+        path = path_of(self.kind.name, self.namespace, "base") + "?fieldValidation=Strict"
+        while True:
+            version = self._live()["metadata"]["resourceVersion"]
+            metadata = {**body["metadata"], "namespace": self.namespace, "resourceVersion": version}
+            reply = self.api.call("PUT", path, dumped({**body, "metadata": metadata}))
+            if reply.status != 409:
+                return reply
+
+    def _until(self, holds: Callable[[], bool], what: str, every_s: float = 0.1) -> None:
+        deadline_s = time.monotonic() + LIMIT_S
+        while not holds():
+            if time.monotonic() > deadline_s:
+                live = json.dumps(self._live().get("status"))
+                raise NeverError(f"{self.namespace}: never happened: {what}: {live}")
+            time.sleep(every_s)
+
+    def _prepare(self) -> None:
+        labels = {"etude.dev/weak-isolation": "allow"}
+        home = {"metadata": {"name": self.namespace, "labels": labels}}
+        assert self.api.call("POST", "/api/v1/namespaces", json.dumps(home)).is_good
+        quota = {"metadata": {"name": "pods"}, "spec": {"hard": {"pods": str(MOST_PODS)}}}
+        path = f"/api/v1/namespaces/{self.namespace}/resourcequotas"
+        assert self.api.call("POST", path, json.dumps(quota)).is_good
+
+
+def _acceptance(live: Manifest) -> tuple[bool, str]:
+    for each in live.get("status", {}).get("conditions") or ():
+        if each["type"] == "Accepted":
+            return each["status"] == "True", each["message"]
+    return live["kind"] == "Checkpoint", "there is no condition Accepted"
+
+
+def _is_over(live: Manifest) -> bool:
+    found = state.conditions(live)
+    return any(found.get(kind, ("", ""))[0] == "True" for kind in ("Complete", "Failed"))
+
+
+def unnamed(reply: Reply, mutation: Mutation) -> Iterator[str]:
+    """What a refusal lacks: it has to be the API server's own, and to name the field."""
+    if reply.status not in {400, 403, 413, 422}:
+        yield f"answers {reply.status}: {reply.message[:300]}"
+    names = [str(step) for step in mutation.steps if isinstance(step, str)]
+    # A number beyond every double ends the parsing of the whole, which names the number.
+    is_named = isinstance(mutation.value, Raw) and mutation.value in reply.message
+    if not is_named and not any(name in reply.message for name in names[-2:]):
+        yield f"does not name the field: {reply.message[:600]}"
