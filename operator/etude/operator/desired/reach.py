@@ -51,7 +51,7 @@ def run_policies(
         {**ours, names.ROLE: role} for role in (names.TRAINER, names.INFERENCE, names.REWARDS)
     )
     outside = _outside(run.spec.storage, run.spec.observability.otlp_endpoint)
-    outside += _issuer(operator_namespace) if asks_issuer else []
+    issuer = _issuer(operator_namespace) if asks_issuer else []
     environments = [rule for pool in pools for rule in _environments(pool)]
     operator = _from_operator(operator_namespace, names.TRAINER)
     ways = {
@@ -68,7 +68,14 @@ def run_policies(
     has[names.JANITOR] = True
     has[names.REWARDS] = run.spec.roles.rewards is not None
     return [
-        _policy(run, role, selected, ingress, [*outside, *egress])
+        # A Job talks with nobody who would ask for its certificate.
+        _policy(
+            run,
+            role,
+            selected,
+            ingress,
+            [*outside, *([] if role == names.JANITOR else issuer), *egress],
+        )
         for role, (selected, ingress, egress) in ways.items()
         if has[role]
     ]
