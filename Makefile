@@ -72,6 +72,11 @@ test-operator: $(READY) ## crash plans, faults of the API server, mutated manife
 	ETUDE_REQUIRE=cluster $(RUN) pytest $(OPERATOR_SUITES)
 	@cat bench/out/faults.json
 
+e2e: $(READY) ## a run on a real node from helm install to helm uninstall, its pods killed: a transcript with times (needs Go, root)
+	$(RUN) python hack/testbed/build.py
+	$(RUN) python hack/minio.py
+	$(RUN) python -m tests.e2e_cluster
+
 microvms: $(READY) ## the tests of real microVMs, which nothing may skip (QEMU, Go, root)
 	ETUDE_REQUIRE=qemu $(RUN) pytest tests/integration/qemu
 

@@ -10,16 +10,23 @@ from typing import Any
 from etude.common.api import documents
 
 ROOT = Path(__file__).parents[2]
-SIZES = ("--rl", "64", "--held-out", "16", "--traces", "400")
+TASKS = 64
+SIZES = ("--held-out", "16", "--traces", "400")
 
 Store = Mapping[str, str]
 
 
-def make_data(store: Store) -> None:
-    """Model, tasks and transcripts of the demo, in the bucket that pods read."""
+def make_data(store: Store, tasks: int = TASKS) -> None:
+    """Model, tasks and transcripts of the demo, in the bucket that pods read.
+
+    Args:
+        store: where; its folder is the bucket.
+        tasks: to train on. A run uses each once.
+    """
     generate = (sys.executable, "-m", "etude.envserver.tasks.generate")
     where = ("--out", str(Path(store["folder"]) / "demo"), "--seed", "0")
-    subprocess.run((*generate, *where, *SIZES), check=True, capture_output=True, timeout=300)
+    sizes = ("--rl", str(tasks), *SIZES)
+    subprocess.run((*generate, *where, *sizes), check=True, capture_output=True, timeout=300)
 
 
 def cut_demo(store: Store, prefix: str) -> dict[str, Any]:
