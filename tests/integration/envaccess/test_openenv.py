@@ -42,13 +42,8 @@ def base(edge: Edge, key: str) -> str:
 
 
 @pytest.mark.usefixtures("package")
-@pytest.mark.parametrize(
-    ("role", "mode"),
-    [
-        ("key", "simulation"),
-        pytest.param("tools_key", "production", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("role", "mode"), [("key", "simulation"), ("tools_key", "production")])
 def test_the_validator_finds_nothing_wrong(edge: Edge, role: str, mode: str) -> None:
     done = theirs("openenv", "validate", "--url", base(edge, getattr(edge, role)), "--json")
 

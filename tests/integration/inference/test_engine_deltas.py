@@ -166,14 +166,20 @@ async def test_going_back_is_exact_and_leaves_no_old_keys_and_values(bench: Benc
     await bench.assert_exact(VersionId(1, bench.number))
 
 
+async def until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110 - an engine has no events
+            await asyncio.sleep(0.01)
+
+
 async def test_draining_lets_running_requests_end_under_their_version(bench: Bench) -> None:
     bench.engine.options = replace(bench.engine.options, pause="Drain")
     running = asyncio.create_task(bench.sample("drain", count=200), name="drain")
-    await asyncio.sleep(0.1)
+    await until(bench.engine._unfinished)
     learn(bench.policy)
     version = bench.publish()
     swap = asyncio.create_task(bench.receiver.catch_up(), name="swap")
-    await asyncio.sleep(0.1)
+    await until(lambda: swap.done() or not bench.engine._gate.is_set())
     late = asyncio.create_task(bench.sample("late"), name="late")
     assert len((await running).labels) == 1
     await swap

@@ -13,8 +13,10 @@ from tests.support.parallel_engine import options_of
 
 ROOT = Path(__file__).parents[3]
 
+pytestmark = pytest.mark.long
 
-@pytest.fixture(scope="module", params=["tensor", pytest.param("pipeline", marks=pytest.mark.long)])
+
+@pytest.fixture(scope="module", params=["tensor", "pipeline"])
 def seen(
     request: pytest.FixtureRequest,
     make_model: Callable[..., Path],

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 from tests.support.model_tensors import schema_of, words_of
 from tests.support.publishing import TrainedPolicy
@@ -33,6 +34,7 @@ async def served(role: Any, version: VersionId) -> weights_pb2.WeightStatus:
     return answer.status
 
 
+@pytest.mark.long
 async def test_a_role_follows_deltas_and_comes_back_to_the_newest_after_a_kill(role: Any) -> None:
     policy = initial_policy(str(role.model))
     version = policy.publish(role.store, 0, complete=True, run=RUN_UID).version

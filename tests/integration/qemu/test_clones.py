@@ -89,10 +89,13 @@ async def test_a_clone_cannot_write_the_template(lab: Lab, template: Template) -
 async def test_a_frozen_clone_uses_no_cpu_time_and_goes_on_where_it_was(lab: Lab) -> None:
     guest = await lab.guest()
     await guest.sh("(while true; do :; done) & echo $! > /tmp/busy; sleep 0.1")
+    running = ticks(guest.vm.pid)
+    await asyncio.sleep(1)
+    busy = ticks(guest.vm.pid) - running
     await guest.vm.freeze()
     before = ticks(guest.vm.pid)
     await asyncio.sleep(1)
-    assert ticks(guest.vm.pid) == before
+    assert ticks(guest.vm.pid) - before <= max(1, busy // 10)  # what the monitor does on its way
     await guest.vm.thaw()
     assert await guest.sh("echo on") == "on"
 

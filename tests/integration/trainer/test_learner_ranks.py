@@ -34,6 +34,7 @@ async def run(folder: Path, *, world_size: int) -> Results:
     return results
 
 
+@pytest.mark.long
 async def test_two_ranks_make_the_same_update_as_one_and_read_each_others_checkpoints(
     tmp_path: Path,
 ) -> None:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -57,6 +58,7 @@ def model(folder: Path) -> None:
     Qwen3MoeForCausalLM(config).save_pretrained(folder)
 
 
+@pytest.mark.long
 async def test_the_shards_of_two_ranks_add_up_to_the_exported_model_at_every_version(
     tmp_path: Path,
 ) -> None:

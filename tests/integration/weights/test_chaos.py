@@ -40,6 +40,7 @@ def chain(tmp_path: Path, *options: str) -> dict[str, Any]:
     return figures
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("store", ["folder"])
 def test_through_every_fault_each_replica_serves_only_what_was_published(
     tmp_path: Path, store: str

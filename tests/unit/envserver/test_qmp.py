@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from etude.envserver.drivers.machines.errors import VmmError
+from etude.envserver.drivers.qemu import migration
 from etude.envserver.drivers.qemu.handing import hand_over
 from etude.envserver.drivers.qemu.qmp import LINE_BYTES, Qmp
 
@@ -170,3 +171,14 @@ async def test_a_file_that_the_monitor_took_has_a_number(
         await task
     for descriptor in (reader, writer, *monitor.descriptors):
         os.close(descriptor)
+
+
+async def test_a_monitor_that_is_not_done_with_a_state_is_waited_for(
+    monitor: Monitor, qmp: Qmp
+) -> None:
+    task = asyncio.create_task(migration.settled(qmp))
+    for status in ("finish-migrate", "finish-migrate", "postmigrate"):
+        asked = await monitor.heard()
+        assert not task.done()
+        await monitor.say({"return": {"status": status}, "id": asked["id"]})
+    await task

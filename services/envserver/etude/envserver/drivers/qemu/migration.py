@@ -14,6 +14,8 @@ LIMIT_S = 120.0
 _UNLIMITED = 1 << 40
 """Bytes per second; QEMU's default is 128 MiB."""
 _NAME = "state"
+_FINISHING = "finish-migrate"
+_SETTLING_S = 0.001
 _MAX_DEVICE_BYTES = 4 << 20
 """200 times of what it is. A monitor that was taken over may write what it likes."""
 
@@ -36,6 +38,7 @@ async def send(vm: Vm, target: int, *, leaves_memory: bool) -> None:
         await vm.qmp.execute("getfd", {"fdname": _NAME}, descriptors=(target,))
         await vm.qmp.execute("migrate", {"uri": f"fd:{_NAME}"})
         await _completed(ended)
+        await settled(vm.qmp)
     except VmmError as error:
         raise await vm.explained(error) from error
     finally:
@@ -132,10 +135,32 @@ async def _completed(ended: "asyncio.Future[Event]") -> None:
         raise VmmError("the monitor could not move its state")
 
 
+async def settled(qmp: Qmp) -> None:
+    """Wait until a monitor that has written a state lets its machine go on.
+
+    It says that it is done a moment before it is, and refuses `cont` until then.
+
+    Raises:
+        VmmError: the connection ended, or it went on for too long.
+    """
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while await _run_state(qmp) == _FINISHING:  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(_SETTLING_S)
+    except TimeoutError as cause:
+        raise VmmError(f"the monitor was not done in {LIMIT_S:g} s") from cause
+
+
 async def _check_paused(qmp: Qmp) -> None:
+    found = await _run_state(qmp)
+    if found != "paused":
+        raise VmmError(f"a restored machine is {str(found)[:100]} instead of paused")
+
+
+async def _run_state(qmp: Qmp) -> object:
+    """What the monitor says of its machine; one that was taken over may say anything."""
     answer = await qmp.execute("query-status")
-    if not isinstance(answer, dict) or answer.get("status") != "paused":
-        raise VmmError(f"a restored machine is {str(answer)[:100]} instead of paused")
+    return answer.get("status") if isinstance(answer, dict) else answer
 
 
 def _capabilities(*, leaves_memory: bool) -> dict[str, object]:
