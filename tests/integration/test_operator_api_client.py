@@ -250,6 +250,7 @@ async def test_no_write_leaves_through_a_closed_gate(serve: Serve) -> None:
             cluster.delete(KEY, uid="u1"),
             cluster.replace_status(pod(5), {}),
             cluster.set_finalizers(pod(5), []),
+            cluster.adopt(pod(5), {"labels": {}}),
         ):
             with pytest.raises(ClusterError, match="may lead"):
                 await write
