@@ -20,7 +20,7 @@ from etude.envserver.drivers.process import ProcessDriver
 from etude.operator.clock import SystemClock
 from etude.operator.desired.runs import Platform
 from etude.operator.loop.workers import operator
-from etude.operator.manifests import Ref, is_deleting, is_true, labels
+from etude.operator.manifests import Manifest, Ref, is_deleting, is_true, labels
 from etude.operator.processes.cluster import ProcessCluster, ProcessKubelet, process_cluster
 from etude.operator.reports.peers import GrpcPeers
 from etude.v1 import environments_pb2, environments_pb2_grpc, plan_pb2
@@ -71,15 +71,25 @@ class Pool:
         return EnvPool.model_validate(self.cluster.get(KEY)).status
 
     @property
+    def nodes(self) -> list[Manifest]:
+        """Those that nobody has asked to go."""
+        pods = self.cluster.every("Pod")
+        nodes = (pod for pod in pods if labels(pod).get("etude.dev/role") == "node")
+        return [node for node in nodes if not is_deleting(node)]
+
+    @property
     def ready(self) -> list[str]:
-        """Nodes that answer and that nobody has asked to go."""
-        return [
-            str(pod["metadata"]["name"])
-            for pod in self.cluster.every("Pod")
-            if labels(pod).get("etude.dev/role") == "node"
-            and is_true(pod, "Ready")
-            and not is_deleting(pod)
-        ]
+        """Those of them that answer."""
+        return [str(node["metadata"]["name"]) for node in self.nodes if is_true(node, "Ready")]
+
+    def holder(self, lease: environments_pb2.Lease) -> str:
+        """The node of a lease; it may take some before its first probe."""
+        port = int(lease.endpoint.rpartition(":")[2])
+        assert isinstance(self.cluster.kubelet, ProcessKubelet)
+        book = self.cluster.kubelet.ports
+        names = [str(node["metadata"]["name"]) for node in self.nodes]
+        (found,) = [name for name in names if book.port(name, 7030) == port]
+        return found
 
     @contextlib.asynccontextmanager
     async def broker(
@@ -170,9 +180,9 @@ async def test_a_pool_grows_for_demand_and_for_plans_and_gives_up_empty_nodes_on
 ) -> None:
     assert len(pool.ready) == 1
     leases = await pool.launch("wave", 5)
-    assert len(pool.ready) >= 3
+    assert len(pool.nodes) >= 3
     kept, rest = leases[-1], leases[:-1]
-    holder = next(name for name in pool.ready if _holds(pool, name, kept))
+    holder = pool.holder(kept)
     await pool.release(rest)
     await pool.until(lambda: len(pool.ready) == 1, "one node is left")
     assert pool.ready == [holder]
@@ -186,10 +196,3 @@ async def test_a_pool_grows_for_demand_and_for_plans_and_gives_up_empty_nodes_on
     await pool.until(lambda: len(pool.ready) == 1, "the plan is over")
     assert await pool.missing(kept) == []
     assert pool.status.provision.samples >= 3
-
-
-def _holds(pool: Pool, name: str, lease: environments_pb2.Lease) -> bool:
-    """Whether a node is where a lease is."""
-    port = int(lease.endpoint.rpartition(":")[2])
-    assert isinstance(pool.cluster.kubelet, ProcessKubelet)
-    return pool.cluster.kubelet.ports.port(name, 7030) == port
