@@ -16,6 +16,11 @@ SERVER_TIMEOUT_S = 300
 """An integer: kopf sends it as it is, and the API server refuses 300.0."""
 CLIENT_TIMEOUT_S = 330
 
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 30.0
+
+log = logging.getLogger(__name__)
+
 Observe = Callable[[str, Manifest], None]
 """Told ADDED, MODIFIED or DELETED, and the object."""
 
@@ -23,11 +28,29 @@ Observe = Callable[[str, Manifest], None]
 async def watch(observe: Observe, *, namespaces: tuple[str, ...], kubeconfig: Path | None) -> None:
     """Follow every object of ours until cancelled.
 
-    kopf lives in a thread with an event loop of its own: it takes the signal handlers and stops
-    every task of the loop that it runs in.
+    kopf ends at answers that a moment later are others: an API server that still forbids
+    everything, a version that is too old, an event that breaks off. It is begun anew then, and
+    lists everything; what was deleted meanwhile is found by the check of all watches.
+    """
+    loop = asyncio.get_running_loop()
+    delay_s = FIRST_DELAY_S
+    while True:
+        began_s = loop.time()
+        why = await _watch_once(observe, namespaces, kubeconfig)
+        if loop.time() - began_s > LONGEST_DELAY_S:
+            delay_s = FIRST_DELAY_S
+        log.warning("the watch of our kinds ended: %s; again in %.1f s", why, delay_s)
+        await asyncio.sleep(delay_s)
+        delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
-    Raises:
-        RuntimeError: kopf ended by itself.
+
+async def _watch_once(
+    observe: Observe, namespaces: tuple[str, ...], kubeconfig: Path | None
+) -> str:
+    """Follow until kopf ends by itself; returns why it did.
+
+    It lives in a thread with an event loop of its own: it takes the signal handlers and stops
+    every task of the loop that it runs in.
     """
     loop = asyncio.get_running_loop()
 
@@ -40,9 +63,11 @@ async def watch(observe: Observe, *, namespaces: tuple[str, ...], kubeconfig: Pa
     watcher = _Watcher(registry=_registry(tell, kubeconfig), namespaces=namespaces)
     try:
         await asyncio.to_thread(watcher.run)
+    except Exception as error:  # noqa: BLE001 - kopf names no errors of its own
+        return repr(error)
     finally:
         watcher.stop()
-    raise RuntimeError("the watch of our kinds ended")
+    return "it stopped"
 
 
 @dataclass(slots=True, kw_only=True)
