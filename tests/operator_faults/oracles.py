@@ -18,14 +18,14 @@ UID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 ADDRESS = re.compile(r"127\.\d+\.\d+\.\d+")
 JOB = re.compile(r"-[0-9a-f]{8}-(ver|del)(-[a-z0-9]{5})?$")
 """Jobs carry a hash of a uid, their pods a random word more."""
-REPEATABLE = re.compile(r"(Job|Pod)/\S+-del$")
+REPEATABLE = re.compile(r"(Job|Pod|NetworkPolicy)/\S+-del$")
 """Data may be deleted twice: a Job that is over is taken away before its checkpoint is let go."""
 THEIRS = {"kube-root-ca.crt"}
 VOLATILE = {
     *("resourceVersion", "managedFields", "creationTimestamp", "deletionTimestamp", "generation"),
     *("nodeName", "clusterIP", "clusterIPs", "observedGeneration"),
     # How long it took.
-    *("active", "ettr", "usage", "productiveSeconds", "reported"),
+    *("active", "ettr", "usage", "productiveSeconds", "reported", "provision"),
     *("controller-revision-hash", "currentRevision", "updateRevision", "collisionCount"),
 }
 
