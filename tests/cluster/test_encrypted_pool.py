@@ -13,6 +13,7 @@ import pytest
 from cryptography import x509
 from tests.cluster.test_encrypted_wire import restarts
 from tests.cluster.test_machines_on_the_node import pod_ip
+from tests.cluster.test_operator import eventually
 from tests.support import pki
 from tests.support.pool_client import Pool
 from tests.support.testbeds import Program
@@ -134,6 +135,9 @@ def lab(
     """The pool, ready."""
     if Path("/tmp") in Path(__file__).parents:
         pytest.skip("pods have a /tmp of their own over the checkout: clone it somewhere else")
+    # One that is told to go may act for a moment longer, and would make a pool in the clear.
+    label = ("-l", "app.kubernetes.io/component=operator", "-o", "name")
+    eventually(lambda: kubectl("-n", chart, "get", "pods", *label) == "", "no operator", LIMIT_S)
     one = {"tls.selfManaged.replicas": "1", "operator.replicas": "1"}
     release({"tls.mode": "SelfManaged", **one})
     kubectl("-n", namespace, "apply", "-f", "-", text=json.dumps(POOL))
