@@ -52,6 +52,7 @@ def test_what_a_process_reads_once_stays_while_the_run_holds_pods(
         "phases": longer,
         "roles": {"trainer": {"rolloutWorkers": 2}},
         "weights": {"advanced": {"retainVersions": 8}},
+        "scheduling": {"priorityClassName": "high"},
     }
     assert changes.keys() == set(crd.FROZEN)
     for field, value in changes.items():

@@ -56,12 +56,18 @@ TROUBLE = {
         for reason in (
             *(Reason.INVALID_PARAMETERS, Reason.POOL_NOT_FOUND, Reason.NAME_CONFLICT),
             Reason.CHECKPOINT_NOT_READY,
+            *(Reason.FEATURE_DISABLED, Reason.JOBSET_NOT_INSTALLED, Reason.KUEUE_NOT_INSTALLED),
+            *(Reason.KUBERAY_NOT_INSTALLED, Reason.GATEWAY_API_NOT_INSTALLED),
             *(Reason.REFUSED, Reason.NAMESPACE_CLOSING, Reason.CLUSTER_UNAVAILABLE),
         )
     },
     Reason.WEAK_ISOLATION_NOT_ALLOWED: of_pool(
         "Accepted", "False", Reason.WEAK_ISOLATION_NOT_ALLOWED
     ),
+    **{
+        reason: of_run("QuotaReserved", "False", reason)
+        for reason in (Reason.WAITING_FOR_QUOTA, Reason.INADMISSIBLE, Reason.EVICTED)
+    },
     Reason.UNSCHEDULABLE: of_run("PodsScheduled", "False", Reason.UNSCHEDULABLE),
     **{
         reason: of_run("RolesReady", "False", reason)
@@ -111,7 +117,13 @@ TROUBLE = {
 }
 """Each reason that keeps somebody waiting, where it is seen."""
 WELL = {
-    *(Reason.ACCEPTED, Reason.SCHEDULED, Reason.PODS_READY, Reason.POOLS_AVAILABLE),
+    *(
+        Reason.ACCEPTED,
+        Reason.QUOTA_RESERVED,
+        Reason.SCHEDULED,
+        Reason.PODS_READY,
+        Reason.POOLS_AVAILABLE,
+    ),
     *(Reason.NOT_NEEDED, Reason.CONTROLLER_CONNECTED, Reason.STEPS_FINISH, Reason.NODES_READY),
     *(Reason.CHECKPOINT_VERIFIED, Reason.NO_CHECKPOINT, Reason.VERIFYING, Reason.HEALTHY),
     *(Reason.NOT_SUSPENDED, Reason.NOT_FINISHED, Reason.BURST_FITS),

@@ -11,6 +11,7 @@ Manifest = dict[str, Any]
 NOW = datetime(2026, 5, 1, 12, 0, 0, tzinfo=UTC)
 FINE = {
     "Accepted": ("True", "Accepted"),
+    "QuotaReserved": ("True", "NotNeeded"),
     "PodsScheduled": ("True", "Scheduled"),
     "RolesReady": ("True", "PodsReady"),
     "EnvironmentsReady": ("True", "PoolsAvailable"),

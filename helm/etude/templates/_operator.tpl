@@ -15,6 +15,9 @@
 - {name: ETUDE_IMAGE_{{ upper $role }}, value: {{ include "etude.image" (dict "root" $ "role" $role) | quote }}}
 {{- end }}
 - {name: ETUDE_ALLOW_WEAK_ISOLATION, value: {{ ternary "1" "0" .Values.isolation.allowProcess | quote }}}
+{{- with include "etude.integrations" . }}
+- {name: ETUDE_INTEGRATIONS, value: {{ . | quote }}}
+{{- end }}
 {{- with .Values.isolation.kvmResource }}
 - {name: ETUDE_KVM_RESOURCE, value: {{ . | quote }}}
 {{- end }}
@@ -32,6 +35,13 @@
 {{- end }}
 - {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- end -}}
+
+{{- /* Names of the integrations that are enabled, with commas. */ -}}
+{{- define "etude.integrations" -}}
+{{- $enabled := list -}}
+{{- range $name, $each := .Values.integrations }}{{ if $each.enabled }}{{ $enabled = append $enabled $name }}{{ end }}{{ end -}}
+{{ join "," $enabled }}
 {{- end -}}
 
 {{- /* What the restricted Pod Security standard asks of a pod, and of a container. */ -}}

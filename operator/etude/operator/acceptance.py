@@ -9,6 +9,7 @@ from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.api.podtemplate import directives, leaks, variables
 from etude.common.api.pool import DriverName, EnvPoolSpec, IsolationLevel
 from etude.common.api.rewards import check_function
+from etude.operator import integrations
 from etude.operator.conditions import Fact, no
 from etude.operator.desired import runs as desired
 from etude.operator.desired.pods import is_reserved
@@ -27,6 +28,10 @@ Parameters = Mapping[str, JsonValue]
 
 def run_problem(run: RLRun, seen: Seen, platform: Platform) -> Fact | None:
     """The first thing that keeps the run from being accepted."""
+    for need in integrations.needs(run):
+        missing = integrations.problem(need, platform.integrations, seen.served)
+        if missing is not None:
+            return missing
     for message in _wrong_parameters(run, platform):
         return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
     words = model.complaint(run, seen.model)

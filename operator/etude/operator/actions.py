@@ -66,6 +66,14 @@ class Fulfil:
 
 
 @dataclass(frozen=True, slots=True)
+class Tell:
+    """Write the status of an object of somebody else, as it was seen."""
+
+    seen: Manifest
+    status: Manifest
+
+
+@dataclass(frozen=True, slots=True)
 class Order:
     """Hand a command to the run's controller."""
 
@@ -100,7 +108,7 @@ class DealtWith:
     position: Position
 
 
-Action = Apply | Delete | Finalizers | Adopt | Fulfil | Order | Vacate | Note | DealtWith
+Action = Apply | Delete | Finalizers | Adopt | Fulfil | Tell | Order | Vacate | Note | DealtWith
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

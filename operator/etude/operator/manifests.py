@@ -34,8 +34,20 @@ RESOURCES: Mapping[str, Resource] = {
     "Certificate": Resource("cert-manager.io/v1", "certificates"),
     "Event": Resource("events.k8s.io/v1", "events"),
     "Lease": Resource("coordination.k8s.io/v1", "leases"),
+    "JobSet": Resource("jobset.x-k8s.io/v1alpha2", "jobsets"),
+    "HTTPRoute": Resource("gateway.networking.k8s.io/v1", "httproutes"),
+    "RayCluster": Resource("ray.io/v1", "rayclusters"),
+    "Workload": Resource("kueue.x-k8s.io/v1beta2", "workloads"),
+    "ResourceFlavor": Resource("kueue.x-k8s.io/v1beta2", "resourceflavors"),
+    "WorkloadPriorityClass": Resource("kueue.x-k8s.io/v1beta2", "workloadpriorityclasses"),
 }
 
+
+CLUSTER_WIDE = ("ResourceFlavor", "WorkloadPriorityClass")
+"""Kinds of other projects that lie in no namespace. The operator only reads them."""
+
+MADE_ONCE = ("JobSet", "RayCluster", "Workload")
+"""Kinds that are created and deleted and never changed: others write what we would undo."""
 
 KINDS = ("RLRun", "EnvPool", "Checkpoint")
 """The kinds of ours: users make them, we reconcile them, and they outlive everything else."""

@@ -14,6 +14,9 @@ SAVED_BY = "etude.dev/saved-by"
 ROLE = "etude.dev/role"
 ATTEMPT = "etude.dev/attempt"
 
+RAY_NODE = "ray.io/node-type"
+"""Label of KubeRay: head or worker."""
+
 APPLIED = "etude.dev/applied"
 """Digest of what we applied last, so that a field that we stop sending is noticed."""
 
@@ -29,6 +32,8 @@ REWARDS = "rewards"
 BROKER = "broker"
 NODE = "node"
 EDGE = "edge"
+POLICY = "policy"
+"""What the outside reaches of a run; no role."""
 JANITOR = "janitor"
 
 RUN_FIELD_MANAGER = "etude/rlrun"

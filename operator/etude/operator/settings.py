@@ -58,13 +58,12 @@ class Settings:
                 namespace=env["ETUDE_NAMESPACE"],
                 kvm_resource=env.get("ETUDE_KVM_RESOURCE") or None,
                 tls=_tls(env),
+                integrations=frozenset(_words(env, "ETUDE_INTEGRATIONS")),
             ),
             pod=env["ETUDE_POD"],
             namespace=env["ETUDE_NAMESPACE"],
             lease=env.get("ETUDE_LEASE", "etude-operator"),
-            namespaces=tuple(
-                name for name in env.get("ETUDE_WATCH_NAMESPACES", "").split(",") if name
-            ),
+            namespaces=_words(env, "ETUDE_WATCH_NAMESPACES"),
             host=env.get("ETUDE_HOST", "127.0.0.1"),
             probe_port=_port(env, "ETUDE_PROBE_PORT", "8080"),
             scaler_port=_port(env, "ETUDE_SCALER_PORT", "0") or None,
@@ -127,6 +126,10 @@ def _trust(folder: Path) -> str:
 def _kubeconfig(env: Mapping[str, str]) -> Path:
     given = env.get("KUBECONFIG", "").split(os.pathsep)[0]
     return Path(given) if given else Path(env.get("HOME", "/")) / ".kube" / "config"
+
+
+def _words(env: Mapping[str, str], name: str) -> tuple[str, ...]:
+    return tuple(word for word in env.get(name, "").split(",") if word)
 
 
 def _port(env: Mapping[str, str], name: str, default: str) -> int:

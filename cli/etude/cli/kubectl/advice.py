@@ -62,6 +62,36 @@ ACCEPTANCE = {
         "the API server did not do what the operator asked for; it asks again",
         "look whether the API server is well: kubectl get --raw /readyz?verbose",
     ),
+    "FeatureDisabled": Advice(
+        "a field asks for what the operator was installed without",
+        "have the chart's value that is named set, or remove the field",
+    ),
+    "JobSetNotInstalled": Advice(
+        "a field asks for JobSet, which is not installed in this cluster",
+        "have it installed (the run goes on by itself then), or remove the field that is named",
+    ),
+    "KueueNotInstalled": Advice(
+        "a field asks for a queue, and Kueue is not installed in this cluster",
+        "have it installed (the run goes on by itself then), or remove the field that is named",
+    ),
+    "KubeRayNotInstalled": Advice(
+        "a field asks for KubeRay, which is not installed in this cluster",
+        "have it installed (the run goes on by itself then), or remove the field that is named",
+    ),
+    "GatewayAPINotInstalled": Advice(
+        "a field asks for the Gateway API, which is not installed in this cluster",
+        "have it installed (the run goes on by itself then), or remove the field that is named",
+    ),
+    "QuotaReserved": Advice("the queue has admitted the run"),
+    "Inadmissible": Advice(
+        "the queue cannot admit the run as things are",
+        "have what the message names created: kubectl get localqueues says what is there",
+    ),
+    "Evicted": Advice(
+        "the queue has taken the run's quota back",
+        "nothing, if somebody else's turn is right: it goes on when it is admitted again; kubectl"
+        " get workloads says by whom it was preempted",
+    ),
     "WeakIsolationNotAllowed": Advice(
         "a pool asks for process isolation, which this platform does not allow",
         "install the chart with isolation.allowProcess=true if you trust the templates, or ask for"

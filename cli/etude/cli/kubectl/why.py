@@ -129,6 +129,12 @@ def _refused(case: Case) -> Explanation | None:
     return case.because(State.WAITS if is_again else State.STANDS_STILL, refused)
 
 
+def _queued(case: Case) -> Explanation | None:
+    """A run without quota has no pods that could say more."""
+    queued = case.says("QuotaReserved", "False")
+    return None if queued is None else case.because(State.WAITS, queued)
+
+
 def _blocked(case: Case) -> Explanation | None:
     """What keeps pods and pools from working; what passes by itself comes last."""
     if case.says("Progressing", "True"):
@@ -259,6 +265,7 @@ QUESTIONS: tuple[Callable[[Case], Explanation | None], ...] = (
     _unobserved,
     _resting,
     _refused,
+    _queued,
     _blocked,
     _roles_unready,
     _stalled,

@@ -1,6 +1,6 @@
 """What the operator asks of a cluster; reads come from caches, writes go to the API server."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar, Protocol
 
 from etude.common.errors import EtudeError, UnavailableError
@@ -51,6 +51,8 @@ class Cluster(Protocol):
     async def apply(self, manifest: Manifest, *, manager: str) -> Manifest:
         """Create or change an object so that it says this, and forget what we said before.
 
+        One of a kind that is made once stays as it is.
+
         Raises:
             NameTakenError: the name belongs to an object with another controller.
             RefusedError: the object is not acceptable.
@@ -98,6 +100,10 @@ class Cluster(Protocol):
 
     def address(self, namespace: str, target: str) -> str:
         """Where this process reaches `pod.service:port` of a namespace."""
+        ...
+
+    def served(self, kinds: Collection[str]) -> frozenset[str]:
+        """Which of these kinds of other projects can be used; those that cannot are looked for."""
         ...
 
     def subscribe(self, listener: Listener) -> None: ...

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from typing_extensions import override
@@ -19,9 +19,11 @@ from etude.operator.cluster.api import (
     NameTakenError,
 )
 from etude.operator.cluster.cache import Cache
+from etude.operator.cluster.discovery import Discovery
 from etude.operator.cluster.replies import Reply, accepted, answered
 from etude.operator.cluster.rest import APPLY, MERGE, Query, Rest, object_path, path_of
 from etude.operator.manifests import (
+    MADE_ONCE,
     Manifest,
     Ref,
     controller_uid,
@@ -48,6 +50,7 @@ class KubernetesCluster(Cluster):
     rest: Rest
     cache: Cache
     may_write: Callable[[], bool] = lambda: True
+    discovery: Discovery = field(default_factory=Discovery)
 
     @override
     async def apply(self, manifest: Manifest, *, manager: str) -> Manifest:
@@ -55,6 +58,9 @@ class KubernetesCluster(Cluster):
         live = self.cache.get(key) or await self._read(key)
         if live is not None and controller_uid(live) != controller_uid(manifest):
             raise NameTakenError(key)
+        if live is not None and key.kind in MADE_ONCE:
+            self.cache.see(live)
+            return live
         if live is not None:
             # With a uid, server-side apply refuses to create what has gone in between.
             manifest = {**manifest, "metadata": {**manifest["metadata"], "uid": uid(live)}}
@@ -65,10 +71,11 @@ class KubernetesCluster(Cluster):
 
     @override
     async def delete(self, ref: Ref, *, uid: str, grace_s: int | None = None) -> None:
+        # One that makes pods by way of others stays until they are gone, so that they are known.
         body: Manifest = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
-            "propagationPolicy": "Background",
+            "propagationPolicy": "Foreground" if ref.kind in MADE_ONCE else "Background",
             "preconditions": {"uid": uid},
         }
         if grace_s is not None:
@@ -136,15 +143,31 @@ class KubernetesCluster(Cluster):
         Its Service's name goes with it, which the certificate there must have.
         """
         host, _, port = target.rpartition(":")
-        pod = self.cache.get(Ref("Pod", namespace, host.partition(".")[0]))
+        pod = self._pod(namespace, host.partition(".")[0])
         address = (pod or {}).get("status", {}).get("podIP")
         if not address:
             return f"{host}.{namespace}.svc:{port}"
         return targets.named(f"{host.partition('.')[2]}.{namespace}.svc", f"{address}:{port}")
 
     @override
+    def served(self, kinds: Collection[str]) -> frozenset[str]:
+        return self.discovery.among(kinds)
+
+    @override
     def subscribe(self, listener: Listener) -> None:
         self.cache.subscribe(listener)
+
+    def _pod(self, namespace: str, host: str) -> Manifest | None:
+        """The pod of this host name, which is its own name but for those of Jobs."""
+        named = self.cache.get(Ref("Pod", namespace, host))
+        if named is not None:
+            return named
+        found = (
+            pod
+            for pod in self.cache.every("Pod")
+            if pod["spec"].get("hostname") == host and ref(pod).namespace == namespace
+        )
+        return next((pod for pod in found if not is_deleting(pod)), None)
 
     async def _read(self, key: Ref) -> Manifest | None:
         reply = await self.rest.request("GET", object_path(key))

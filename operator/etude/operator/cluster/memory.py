@@ -2,7 +2,7 @@
 
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from etude.operator.cluster import controllers as kubernetes_controllers
 from etude.operator.cluster.api import Cluster, ConflictError, Listener, NameTakenError
 from etude.operator.cluster.cache import Cache
 from etude.operator.manifests import (
+    MADE_ONCE,
     Manifest,
     Ref,
     controller_uid,
@@ -68,6 +69,8 @@ class MemoryCluster(Cluster):
     is_lagging: bool = False
     after_write: Write = no_fault
     events: list[Manifest] = field(default_factory=list)
+    integrations: frozenset[str] = frozenset()
+    """Kinds of other projects that are served."""
     _objects: dict[Ref, Manifest] = field(default_factory=dict)
     _applied: dict[tuple[Ref, str], Manifest] = field(default_factory=dict)
     _cache: Cache = field(default_factory=Cache)
@@ -82,6 +85,8 @@ class MemoryCluster(Cluster):
         live = self._objects.get(key)
         if live is not None and controller_uid(live) != controller_uid(manifest):
             raise NameTakenError(key)
+        if live is not None and key.kind in MADE_ONCE:
+            return live
         before = self._applied.get((key, manager), {})
         self._applied[key, manager] = manifest
         stored = self._store(_merged(live or {}, before, manifest))
@@ -149,6 +154,10 @@ class MemoryCluster(Cluster):
     @override
     def address(self, namespace: str, target: str) -> str:
         return target
+
+    @override
+    def served(self, kinds: Collection[str]) -> frozenset[str]:
+        return self.integrations & frozenset(kinds)
 
     @override
     def subscribe(self, listener: Listener) -> None:

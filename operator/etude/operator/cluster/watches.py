@@ -2,17 +2,27 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 
 from etude.operator import metrics, names
 from etude.operator.cluster.api import ClusterError
 from etude.operator.cluster.cache import Cache
+from etude.operator.cluster.discovery import Discovery
 from etude.operator.cluster.replies import answered
 from etude.operator.cluster.rest import METADATA_ONLY, GoneError, Rest, path_of
 from etude.operator.cluster.slim import unmanaged
-from etude.operator.manifests import KINDS, RESOURCES, Manifest, ref, resource_version, uid
+from etude.operator.manifests import (
+    CLUSTER_WIDE,
+    KINDS,
+    RESOURCES,
+    Manifest,
+    ref,
+    resource_version,
+    uid,
+)
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +52,9 @@ class Watches:
     namespaces: tuple[str, ...] = ()
     """All of them when empty."""
     children: tuple[str, ...] = CHILDREN
+    discovery: Discovery = field(default_factory=Discovery)
+    _extra: dict[str, list[asyncio.Task[None]]] = field(default_factory=dict)
+    """Who follows each kind of other projects that is served."""
 
     def observe(self, kind: str, manifest: Manifest) -> None:
         """Take over one event of a watch."""
@@ -54,23 +67,64 @@ class Watches:
     async def sync(self) -> None:
         """Fill the caches; afterwards keep_watching() keeps them filled."""
         for kind in (*KINDS, *self.children):
-            for scope in self._scopes():
-                await self._first_list(kind, scope)
+            for scope in self._scopes(kind):
+                await self._patiently(partial(self._list, kind, scope))
+        await self._patiently(self._discover)
 
     async def keep_watching(self) -> None:
         """Follow every child, and check everything now and then, until cancelled."""
         async with asyncio.TaskGroup() as group:
             for kind in self.children:
-                for scope in self._scopes():
+                for scope in self._scopes(kind):
                     group.create_task(self._follow(kind, scope), name=f"watch-{kind}-{scope}")
             group.create_task(self._keep_checking(), name="watch-check")
+            group.create_task(self._keep_discovering(group), name="discovery")
 
-    async def _first_list(self, kind: str, namespace: str) -> None:
-        """List with patience: the storage of a CRD that was just installed is not there yet."""
+    async def _keep_discovering(self, group: asyncio.TaskGroup) -> None:
+        """Follow kinds of other projects from when they are installed until they are removed."""
+        while True:
+            try:
+                usable = await self._discover()
+            except ClusterError as error:
+                log.warning("%s; again when somebody asks", error)
+            else:
+                self._follow_only(usable, group)
+            await self.discovery.wait()
+
+    def _follow_only(self, kinds: Set[str], group: asyncio.TaskGroup) -> None:
+        for kind in kinds - self._extra.keys():
+            self._extra[kind] = [
+                group.create_task(self._follow(kind, scope), name=f"watch-{kind}-{scope}")
+                for scope in self._scopes(kind)
+            ]
+        for kind in self._extra.keys() - kinds:
+            for task in self._extra.pop(kind):
+                task.cancel()
+            for known in self.cache.every(kind):
+                self.cache.lose(ref(known), uid(known))
+
+    async def _discover(self) -> set[str]:
+        """Which kinds of other projects can be used: served, and their objects in the cache."""
+        served = await self.discovery.look(self.rest)
+        usable = {kind for kind in served if kind in self._extra or await self._can_list(kind)}
+        self.discovery.found(usable)
+        return usable
+
+    async def _can_list(self, kind: str) -> bool:
+        try:
+            for scope in self._scopes(kind):
+                await self._list(kind, scope)
+        except ClusterError as error:
+            log.warning("%s is served, but of no use: %s", kind, error)
+            return False
+        return True
+
+    async def _patiently(self, ask: Callable[[], Awaitable[object]]) -> None:
+        """Ask until there is an answer: the storage of a new CRD is not there at once."""
         delay_s = FIRST_DELAY_S
         while True:
             try:
-                await self._list(kind, namespace)
+                await ask()
             except ClusterError as error:
                 log.warning("%s; again in %.1f s", error, delay_s)
             else:
@@ -136,8 +190,8 @@ class Watches:
     async def _keep_checking(self) -> None:
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
-            for kind in (*KINDS, *self.children):
-                for scope in self._scopes():
+            for kind in (*KINDS, *self.children, *self._extra):
+                for scope in self._scopes(kind):
                     try:
                         await self._check(kind, scope)
                     except ClusterError as error:
@@ -171,12 +225,12 @@ class Watches:
             if item not in listed and known_version <= version:
                 yield item
 
-    def _scopes(self) -> tuple[str, ...]:
-        return self.namespaces or ("",)
+    def _scopes(self, kind: str) -> tuple[str, ...]:
+        return ("",) if kind in CLUSTER_WIDE else self.namespaces or ("",)
 
 
 def _query(kind: str) -> list[tuple[str, str]]:
-    return [] if kind in KINDS else [SELECTOR]
+    return [] if kind in {*KINDS, *CLUSTER_WIDE} else [SELECTOR]
 
 
 def _typed(kind: str) -> Manifest:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from etude.common.api.placement import Toleration
 from etude.common.api.podtemplate import ResourceClaim
@@ -34,6 +34,17 @@ _RESTRICTED: Manifest = {
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
 }
+
+
+class Nearness(NamedTuple):
+    """Pods that run in one part of the cluster."""
+
+    labels: Mapping[str, str]
+    """Of the pods."""
+    topology_key: str
+    """Node label whose value is the same for all of them."""
+    is_required: bool
+    """Whether a pod would rather not run than run elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +91,8 @@ class Plan:
     tolerations: Sequence[Manifest] = ()
     apart_from: Mapping[str, str] | None = None
     """Labels of pods that it shares no machine with."""
+    near: Nearness | None = None
+    """Which pods it shares a part of the cluster with."""
     seccomp_profile: str | None = None
     """Profile among the node's own, where the runtime's default forbids what the role is for."""
     classes: Mapping[str, str] = field(default_factory=dict)
@@ -153,6 +166,8 @@ def pod_spec(plan: Plan) -> Manifest:
         spec["tolerations"] = list(plan.tolerations)
     if plan.apart_from is not None:
         spec["affinity"] = _apart_from(plan.apart_from)
+    if plan.near is not None:
+        spec["affinity"] = _near(plan.near)
     if plan.claims:
         spec["resourceClaims"] = [_claim(each) for each in plan.claims]
     spec |= plan.classes
@@ -169,6 +184,18 @@ def _claim(claim: ResourceClaim) -> Manifest:
 def _apart_from(labels: Mapping[str, str]) -> Manifest:
     term = {"labelSelector": {"matchLabels": dict(labels)}, "topologyKey": "kubernetes.io/hostname"}
     return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+
+
+def _near(near: Nearness) -> Manifest:
+    """The first pod matches itself, which the scheduler takes for met wherever it goes."""
+    term = {
+        "labelSelector": {"matchLabels": dict(near.labels)},
+        "topologyKey": near.topology_key,
+    }
+    if near.is_required:
+        return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    weighted = [{"weight": 100, "podAffinityTerm": term}]
+    return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": weighted}}
 
 
 def job_spec(plan: Plan, labels: Mapping[str, str], annotations: Mapping[str, str]) -> Manifest:

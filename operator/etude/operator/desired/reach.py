@@ -6,10 +6,12 @@ Policies add up and are directed: a connection needs the caller's way out and th
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import urlparse
 
+from etude.common.api.gateway import PolicyGateway
 from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.api.network import EgressPolicy
 from etude.common.api.pool import StoreAccess
 from etude.operator import names
+from etude.operator.desired import gateways
 from etude.operator.desired.pods import PROBE_PORT
 from etude.operator.desired.ports import ISSUER_PORT, PORTS
 from etude.operator.desired.workloads import head
@@ -54,13 +56,22 @@ def run_policies(
     issuer = _issuer(operator_namespace) if asks_issuer else []
     environments = [rule for pool in pools for rule in _environments(pool)]
     operator = _from_operator(operator_namespace, names.TRAINER)
+    # Ray's parts talk to each other on whichever ports they find.
+    is_spread = run.spec.scheduling.kind == "RayCluster"
+    among = [_pods(trainer)] if is_spread else []
+    outsiders = [_from_gateway(run, each) for each in _gateways(run)]
     ways = {
         names.TRAINER: (
             trainer,
-            [operator],
-            [_to(inference, names.INFERENCE), _to(rewards, names.REWARDS), *environments],
+            [operator, *({"from": [each]} for each in among)],
+            [
+                *({"to": [each]} for each in among),
+                _to(inference, names.INFERENCE),
+                _to(rewards, names.REWARDS),
+                *environments,
+            ],
         ),
-        names.INFERENCE: (inference, [_from([trainer], names.INFERENCE)], []),
+        names.INFERENCE: (inference, [_from([trainer], names.INFERENCE), *outsiders], []),
         names.REWARDS: (rewards, [_from([trainer], names.REWARDS)], environments),
         names.JANITOR: ({names.SAVED_BY: run.metadata.name, names.ROLE: names.JANITOR}, [], []),
     }
@@ -199,6 +210,16 @@ def _issuer(namespace: str) -> list[Rule]:
         "podSelector": {"matchLabels": ISSUER_LABELS},
     }
     return [{"to": [peer], "ports": _ports([ISSUER_PORT])}]
+
+
+def _gateways(run: RLRun) -> list[PolicyGateway]:
+    inference = run.spec.roles.inference
+    return [] if inference is None or inference.gateway is None else [inference.gateway]
+
+
+def _from_gateway(run: RLRun, gateway: PolicyGateway) -> Rule:
+    peer = {"namespaceSelector": {"matchLabels": {NAMESPACE: gateways.proxies(run, gateway)}}}
+    return {"from": [peer], "ports": _ports(gateways.PORT.values())}
 
 
 def _outside(store: StoreAccess | None, otlp_endpoint: str | None) -> list[Rule]:

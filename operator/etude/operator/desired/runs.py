@@ -2,21 +2,25 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from etude.common.api.autoscaling import ScalingMode
 from etude.common.api.kinds import RLRun
 from etude.common.api.meta import API_VERSION
-from etude.common.api.podtemplate import PodTemplate
 from etude.common.api.roles import EnvironmentRole, RoleSpec
 from etude.common.api.run import ModelSource, RLRunSpec
 from etude.common.files import ResolvedRun
 from etude.operator import names
-from etude.operator.desired import certificates, reach
+from etude.operator.desired import certificates, given, reach
+from etude.operator.desired.addresses import address
 from etude.operator.desired.certificates import Tls
+from etude.operator.desired.gateways import way_in
+from etude.operator.desired.jobsets import Part, job_set
 from etude.operator.desired.pods import SPEC_FOLDER, Plan, PodCertificate, base_env, env, toleration
 from etude.operator.desired.ports import PORTS
-from etude.operator.desired.workloads import head, service, stateful_set
+from etude.operator.desired.quotas import Flavor, workload
+from etude.operator.desired.rayclusters import ray_cluster, workers
+from etude.operator.desired.workloads import head, pod_template, service, stateful_set
 from etude.operator.manifests import Manifest, stamped
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
@@ -27,8 +31,6 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     names.NODE: ("etude-envserver", "node"),
     names.EDGE: ("etude-envserver", "edge"),
 }
-SAVING_MARGIN_S = 30
-"""A trainer that saves on its way out has its time-out and this much to end in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,8 @@ class Platform:
     """Where the operator runs, which NetworkPolicies let in; on one machine there are none."""
     tls: Tls | None = None
     """Where certificates come from; None keeps every part on its own machine."""
+    integrations: frozenset[str] = frozenset()
+    """Names of the APIs of other projects that the operator may use where they are served."""
     kvm_resource: str | None = None
     """Resource of a device plugin that gives pods /dev/kvm; without it microVMs are translated."""
 
@@ -68,6 +72,14 @@ class RunShape:
     """Engines that stay though fewer are wanted."""
     is_running: bool = True
     """False keeps the objects and releases the pods."""
+    is_queued: bool = False
+    """Whether the run waits in a queue, which is to find what it shall admit."""
+    has_place: bool = False
+    """Whether its Workload stays: from when it waits for quota until it needs none any more."""
+    priority: int | None = None
+    """Its priority in the queue."""
+    flavors: Mapping[str, Flavor] = field(default_factory=dict)
+    """The machines that the queue gave it, by role."""
 
 
 def run_children(run: RLRun, shape: RunShape, platform: Platform) -> list[Manifest]:
@@ -75,19 +87,58 @@ def run_children(run: RLRun, shape: RunShape, platform: Platform) -> list[Manife
     children = [_run_map(run), *own_pools(run, is_running=shape.is_running)]
     if run.spec.roles.inference is not None:
         children.append(_engine_budget(run))
-    for role, replicas in roles(run).items():
-        kept = shape.engines if role == names.INFERENCE else None
-        pods = (kept or replicas) if shape.is_running else 0
-        plan = _run_plan(run, role, shape, platform)
-        labels = {**run_labels(run), names.ROLE: role}
-        name = names.child(run.metadata.name, role)
-        attempt = shape.attempts.get(role, 0)
-        children += [
-            service(run, name, labels, PORTS[role]),
-            stateful_set(run, name, labels, plan, replicas=pods, attempt=attempt),
-        ]
+    for role in roles(run):
+        children += _role(run, role, shape, platform)
+    children += way_in(run, {**run_labels(run), names.ROLE: names.INFERENCE})
+    if shape.is_running or shape.is_queued:
+        children += _made_once(run, shape, platform)
+    if run.spec.scheduling.admission == "Workload" and shape.has_place:
+        parts = _parts(run, replace(shape, flavors={}), platform)
+        children.append(workload(run, run_labels(run), parts, shape.priority))
     children += [*_policies(run, platform), *_certificates(run, platform)]
     return [stamped(child) for child in children]
+
+
+def _made_once(run: RLRun, shape: RunShape, platform: Platform) -> list[Manifest]:
+    """What others turn into pods, and what is there for as long as the pods are wanted."""
+    match run.spec.scheduling.kind:
+        case "JobSet":
+            return [job_set(run, run_labels(run), _parts(run, shape, platform))]
+        case "RayCluster":
+            return [ray_cluster(run, run_labels(run), _part(run, names.TRAINER, shape, platform))]
+        case "StatefulSet":
+            return []
+
+
+def has_set(run: RLRun, role: str) -> bool:
+    """Whether a role's pods come from a StatefulSet of its own."""
+    kind = run.spec.scheduling.kind
+    return kind == "StatefulSet" or (kind == "RayCluster" and role != names.TRAINER)
+
+
+def _role(run: RLRun, role: str, shape: RunShape, platform: Platform) -> list[Manifest]:
+    """The names of a role's pods and, unless the run has one workload for all, what makes them."""
+    name = names.child(run.metadata.name, role)
+    labels = {**run_labels(run), names.ROLE: role}
+    named = service(run, name, labels, PORTS[role])
+    if not has_set(run, role):
+        return [named]
+    plan = _run_plan(run, role, shape, platform)
+    kept = shape.engines if role == names.INFERENCE else None
+    pods = (kept or roles(run)[role]) if shape.is_running else 0
+    attempt = shape.attempts.get(role, 0)
+    return [named, stateful_set(run, name, labels, plan, replicas=pods, attempt=attempt)]
+
+
+def _parts(run: RLRun, shape: RunShape, platform: Platform) -> list[Part]:
+    return [_part(run, role, shape, platform) for role in roles(run)]
+
+
+def _part(run: RLRun, role: str, shape: RunShape, platform: Platform) -> Part:
+    labels = {**run_labels(run), names.ROLE: role}
+    plan = _run_plan(run, role, shape, platform)
+    template = pod_template(labels, plan, shape.attempts.get(role, 0))
+    return Part(role, names.child(run.metadata.name, role), roles(run)[role], template)
 
 
 def _policies(run: RLRun, platform: Platform) -> list[Manifest]:
@@ -140,6 +191,8 @@ def pool_name(run: RLRun, role: EnvironmentRole) -> str:
 def roles(run: RLRun) -> dict[str, int]:
     """Pods per role while the run is running."""
     wanted = {names.TRAINER: 1}
+    if run.spec.scheduling.kind == "RayCluster":
+        wanted[names.TRAINER] += workers(run)
     if run.spec.roles.inference is not None:
         wanted[names.INFERENCE] = engine_replicas(run)
     if run.spec.roles.rewards is not None:
@@ -239,6 +292,7 @@ def _engine_budget(run: RLRun) -> Manifest:
 def _run_plan(run: RLRun, role: str, shape: RunShape, platform: Platform) -> Plan:
     spec = role_spec(run, role)
     secret = run.spec.storage.secret_ref
+    flavor = shape.flavors.get(role, Flavor())
     return Plan(
         role=role,
         image=spec.image or shape.images[role],
@@ -258,38 +312,15 @@ def _run_plan(run: RLRun, role: str, shape: RunShape, platform: Platform) -> Pla
         gpu_resource=spec.gpu_resource,
         claims=spec.resource_claims,
         secret=secret.name if secret is not None else None,
-        node_selector=spec.node_selector,
-        tolerations=[toleration(each) for each in spec.tolerations],
-        classes=_classes(spec),
+        node_selector={**spec.node_selector, **flavor.node_selector},
+        tolerations=[*map(toleration, spec.tolerations), *flavor.tolerations],
+        classes=given.classes(run, spec),
+        near=given.near(run, {**run_labels(run), names.ROLE: role}),
         certificate=_certificate(run, role, platform),
-        over=_over(spec.pod_template),
-        grace_s=_grace_s(run, role),
+        over=given.over(spec.pod_template),
+        grace_s=given.grace_s(run, role, spec),
         shared_memory=role in {names.TRAINER, names.INFERENCE},
     )
-
-
-def _classes(spec: RoleSpec) -> dict[str, str]:
-    given = {
-        "priorityClassName": spec.priority_class_name,
-        "runtimeClassName": spec.runtime_class_name,
-    }
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _over(given: PodTemplate) -> Manifest:
-    """What the spec lays over the pods of a role."""
-    metadata = {"labels": given.labels, "annotations": given.annotations}
-    found: Manifest = {"metadata": {name: part for name, part in metadata.items() if part}}
-    return found | ({"spec": given.spec} if given.spec else {})
-
-
-def _grace_s(run: RLRun, role: str) -> int:
-    """A trainer that is told to go saves first; a drain must not cut that short."""
-    spec = role_spec(run, role)
-    given = spec.termination_grace_period_seconds
-    if role == names.TRAINER and given is None:
-        return run.spec.checkpointing.timeout_seconds + SAVING_MARGIN_S
-    return spec.grace_s
 
 
 def _peers(run: RLRun, role: str, shape: RunShape) -> list[Manifest]:
@@ -304,21 +335,17 @@ def _peers(run: RLRun, role: str, shape: RunShape) -> list[Manifest]:
 
 
 def _engines(run: RLRun) -> list[Manifest]:
-    workload = names.child(run.metadata.name, names.INFERENCE)
-    port = PORTS[names.INFERENCE]["grpc"]
     role = run.spec.roles.inference
     # Those that may come later too: the controller reads this once.
     replicas = 0 if role is None else role.most
-    targets = [names.address(workload, port, ordinal) for ordinal in range(replicas)]
+    targets = [address(run, names.INFERENCE, ordinal) for ordinal in range(replicas)]
     return [env("ETUDE_INFERENCE_TARGETS", ",".join(targets))] if targets else []
 
 
 def _rewards(run: RLRun) -> list[Manifest]:
     if run.spec.roles.rewards is None:
         return []
-    workload = names.child(run.metadata.name, names.REWARDS)
-    port = PORTS[names.REWARDS]["grpc"]
-    return [env("ETUDE_REWARDS_TARGET", names.address(workload, port))]
+    return [env("ETUDE_REWARDS_TARGET", address(run, names.REWARDS))]
 
 
 def brokers(pool: str, count: int) -> list[str]:

@@ -42,8 +42,6 @@ def stateful_set(
     attempt: int,
 ) -> Manifest:
     """A role as a StatefulSet that changes nothing on its own."""
-    ours = {**labels, names.ATTEMPT: str(attempt)}
-    template = overlay.merged({"metadata": {"labels": ours}, "spec": pod_spec(plan)}, plan.over)
     spec = {
         "serviceName": name,
         "replicas": replicas,
@@ -51,9 +49,15 @@ def stateful_set(
         # An update of the operator or of the spec restarts nothing by itself.
         "updateStrategy": {"type": "OnDelete"},
         "selector": {"matchLabels": dict(labels)},
-        "template": template,
+        "template": pod_template(labels, plan, attempt),
     }
     return {**head(owner, "apps/v1", "StatefulSet", name, labels), "spec": spec}
+
+
+def pod_template(labels: Mapping[str, str], plan: Plan, attempt: int) -> Manifest:
+    """What the pods of a role are made from."""
+    ours = {**labels, names.ATTEMPT: str(attempt)}
+    return overlay.merged({"metadata": {"labels": ours}, "spec": pod_spec(plan)}, plan.over)
 
 
 def head(

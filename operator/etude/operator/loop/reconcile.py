@@ -26,6 +26,7 @@ from etude.operator.actions import (
     Moment,
     Note,
     Order,
+    Tell,
     Vacate,
 )
 from etude.operator.checkpoints import decision as checkpoints
@@ -33,13 +34,13 @@ from etude.operator.clock import Clock, rfc3339
 from etude.operator.cluster.api import Cluster, NameTakenError, RefusedError
 from etude.operator.conditions import conditions, no
 from etude.operator.desired import runs as desired
-from etude.operator.desired.ports import PORTS
+from etude.operator.desired.addresses import address
 from etude.operator.desired.runs import Platform
 from etude.operator.loop import measures
 from etude.operator.loop.measures import Measures
 from etude.operator.loop.refusals import Refusal, Refusals
 from etude.operator.loop.writer import StatusWriter
-from etude.operator.manifests import Manifest, Ref, is_deleting, is_true, ref, uid
+from etude.operator.manifests import Manifest, Ref, is_deleting, is_true, labels, ref, uid
 from etude.operator.pools import decision as pools
 from etude.operator.pools import seen as pool_seen
 from etude.operator.pools.sizing import Sizers
@@ -125,10 +126,10 @@ class Reconciler:
         self.book.dealt_with(run.metadata.uid, Position(reported.epoch, reported.sequence))
         attempt = undertakings.attempts_of(run).get(names.TRAINER, 0)
         pods = seen.role_pods(self.cluster, run).get(names.TRAINER, ())
-        workload = names.child(run.metadata.name, names.TRAINER)
-        target = names.address(workload, PORTS[names.TRAINER]["grpc"])
+        target = address(run, names.TRAINER)
         peer = Peer(uid(manifest))
-        self._follow(manifest, peer, target, failures.of_attempt(pods, attempt))
+        controllers = [pod for pod in pods if labels(pod).get(names.RAY_NODE) != "worker"]
+        self._follow(manifest, peer, target, failures.of_attempt(controllers, attempt))
         found = seen.gather(self.cluster, self.book, run, self._refusals.fact(run.metadata.uid))
         if run.spec.suspend and run.status.intent is None and found.is_gone:
             self.book.ended(run.metadata.uid)
@@ -196,7 +197,7 @@ class Reconciler:
                 measures.applied(action.manifest)
             case Delete():
                 await self.cluster.delete(action.ref, uid=action.uid, grace_s=action.grace_s)
-            case Finalizers() | Adopt() | Fulfil():
+            case Finalizers() | Adopt() | Fulfil() | Tell():
                 await self._mark(action)
             case Order():
                 await self._order(about, action)
@@ -207,9 +208,11 @@ class Reconciler:
             case DealtWith():
                 self.book.dealt_with(uid(about), action.position)
 
-    async def _mark(self, action: Finalizers | Adopt | Fulfil) -> None:
-        """Write on an object that a user made, or may have made."""
+    async def _mark(self, action: Finalizers | Adopt | Fulfil | Tell) -> None:
+        """Write on an object that others look at or may have made, as it was seen."""
         match action:
+            case Tell():
+                await self.cluster.replace_status(action.seen, action.status)
             case Finalizers():
                 await self.cluster.set_finalizers(action.seen, action.finalizers)
             case Adopt():

@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator
 from etude.common import telemetry
 from etude.common.probes import Probes
 from etude.common.serving import shutdown_signals
+from etude.operator import integrations
 from etude.operator.cluster.cache import Cache
+from etude.operator.cluster.discovery import Discovery
 from etude.operator.cluster.kubernetes import KubernetesCluster
 from etude.operator.cluster.leases import KubernetesLeases
 from etude.operator.cluster.rest import Rest
@@ -42,8 +44,9 @@ async def serve(settings: Settings) -> None:
             KubernetesLeases(rest, settings.namespace, settings.lease), clock, settings.pod
         )
         cache = Cache(slim)
-        watches = Watches(rest, cache, settings.namespaces, _children(settings))
-        cluster = KubernetesCluster(rest, cache, leader.may_write)
+        discovery = Discovery(integrations.kinds(settings.platform.integrations))
+        watches = Watches(rest, cache, settings.namespaces, _children(settings), discovery)
+        cluster = KubernetesCluster(rest, cache, leader.may_write, discovery)
         made = operator(
             cluster,
             GrpcPeers(),

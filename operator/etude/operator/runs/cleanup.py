@@ -10,7 +10,10 @@ from etude.operator.manifests import Ref, is_deleting, labels, uid
 from etude.operator.runs.seen import Seen
 
 _KINDS = {
-    "DeleteRoles": ("StatefulSet", "Service", "PodDisruptionBudget"),
+    "DeleteRoles": (
+        *("StatefulSet", "JobSet", "RayCluster", "Workload"),
+        *("Service", "HTTPRoute", "PodDisruptionBudget"),
+    ),
     "DeletePools": ("EnvPool",),
 }
 

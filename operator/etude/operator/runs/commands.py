@@ -6,7 +6,7 @@ from etude.common.api.kinds import RLRun
 from etude.operator import names
 from etude.operator.actions import Order
 from etude.operator.desired import runs as desired
-from etude.operator.desired.ports import PORTS
+from etude.operator.desired.addresses import address
 from etude.operator.runs import engines, limits
 from etude.operator.runs.seen import Seen
 from etude.v1 import run_pb2
@@ -44,8 +44,7 @@ def order(run: RLRun, request: run_pb2.CommandRequest, what: str, number: int) -
     """An order under an id by which the controller knows it again."""
     metadata = run.metadata
     request.command_id = f"{metadata.uid}/{metadata.generation}/{what}/{number}"
-    trainer = names.child(metadata.name, names.TRAINER)
-    return Order(names.address(trainer, PORTS[names.TRAINER]["grpc"]), request)
+    return Order(address(run, names.TRAINER), request)
 
 
 def _last_orders(run: RLRun) -> Iterator[Order]:

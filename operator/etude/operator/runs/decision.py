@@ -5,14 +5,24 @@ from dataclasses import dataclass
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.status import RLRunStatus
-from etude.operator import acceptance, names
+from etude.operator import acceptance, integrations, names
 from etude.operator.actions import Action, Apply, Decision, Delete, Moment
 from etude.operator.conditions import Fact
 from etude.operator.desired import runs as desired
 from etude.operator.desired.runs import Platform, RunShape
-from etude.operator.manifests import Ref, is_applied, is_deleting, labels, ref, uid
+from etude.operator.manifests import (
+    MADE_ONCE,
+    Manifest,
+    Ref,
+    is_applied,
+    is_deleting,
+    labels,
+    ref,
+    uid,
+)
 from etude.operator.reasons import Reason
 from etude.operator.runs import (
+    blind,
     cleanup,
     commands,
     disruptions,
@@ -20,18 +30,24 @@ from etude.operator.runs import (
     holds,
     intents,
     limits,
+    queueing,
+    quota,
     records,
     registry,
     undertakings,
     usage,
 )
 from etude.operator.runs import status as run_status
+from etude.operator.runs.quota import Quota
 from etude.operator.runs.seen import Seen
 from etude.operator.runs.view import View
 from etude.v1 import run_pb2
 
 WATCHFUL_S = 5.0
 """How often a run is looked at while something is awaited that no event announces."""
+
+INSTALL_S = 30.0
+"""What others are to install or to free is looked for this often on behalf of a run."""
 
 STUCK_GRACE_S = 30
 """A trainer that finished nothing for so long will not save a checkpoint on its way out."""
@@ -49,6 +65,18 @@ class Course:
     """What is wrong with the run itself; its children are left alone until that is put right."""
     is_running: bool
     """Whether it should hold pods."""
+    quota: Quota | None = None
+    """What the queue says of a run that should hold pods."""
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether it would hold pods if its queue let it."""
+        return self.quota is not None and not self.quota.allows_pods
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether nothing of it has to be there that is not there."""
+        return not (self.is_running or self.is_queued)
 
 
 def decide(run: RLRun, seen: Seen, now: Moment, platform: Platform) -> Decision[RLRunStatus]:
@@ -59,13 +87,18 @@ def decide(run: RLRun, seen: Seen, now: Moment, platform: Platform) -> Decision[
     """
     if run.metadata.deletion_timestamp:
         return Decision(status=run.status.model_copy(update={"phase": "Terminating"}))
+    problem = acceptance.run_problem(run, seen, platform)
+    if problem is not None and blind.is_blind(run, problem):
+        return Decision(status=blind.status(run, problem, now), requeue_after_s=INSTALL_S)
+    said = quota.quota(run, seen)
     course = Course(
         run=run,
         seen=seen,
         now=now,
         platform=platform,
-        problem=acceptance.run_problem(run, seen, platform),
-        is_running=_is_wanted(run),
+        problem=problem,
+        is_running=_is_wanted(run) and said.allows_pods,
+        quota=said if _is_wanted(run) else None,
     )
     ending = run_status.ending_of(run) or _fulfilled(run, seen)
     if ending is not None:
@@ -117,6 +150,7 @@ def _over(course: Course, ending: Fact) -> Decision[RLRunStatus]:
         *registry.happenings(run, seen),
         *_children(course),
         *disruptions.hurried(seen.pods),
+        *queueing.told(run, seen, now, ending),
         *cleanup.deletions(run, seen, ending.type, now),
     )
     again_s = cleanup.next_s(run, ending.type, now)
@@ -136,8 +170,17 @@ def _recorded(course: Course) -> RLRunStatus | None:
     engines_wanted = engines.decided(run, course.seen)
     if course.is_running and engines_wanted != run.status.engines:
         return run.status.model_copy(update={"engines": engines_wanted})
+    return _begun(course)
+
+
+def _begun(course: Course) -> RLRunStatus | None:
+    """The status of a run that is about to get pods, or a place in its queue."""
+    run, now = course.run, course.now
     if course.is_running and run.status.active.since is None:
         return records.started(run, course.seen, course.platform, now)
+    if course.is_queued:
+        accepted = records.accepted(run, course.seen, course.platform, now)
+        return accepted if accepted.resolved != run.status.resolved else None
     return None
 
 
@@ -155,6 +198,7 @@ def _status(course: Course, ending: Fact | None) -> RLRunStatus:
         now=course.now,
         problem=course.problem or course.seen.problem,
         is_running=course.is_running,
+        quota=course.quota,
         ending=ending,
     )
     return run_status.concluded(view)
@@ -164,6 +208,7 @@ def _actions(course: Course) -> Iterator[Action]:
     yield from registry.happenings(course.run, course.seen)
     if course.problem is None or not course.is_running:
         yield from _children(course)
+    yield from queueing.told(course.run, course.seen, course.now, None)
     yield from _replacements(course)
     yield from disruptions.hurried(course.seen.pods)
     yield from commands.orders(course.run, course.seen)
@@ -182,14 +227,22 @@ def _children(course: Course) -> Iterator[Action]:
         brokers={name: pool.spec.brokers for name, pool in course.seen.pools.items()},
         engines=engines.kept(run, course.seen),
         is_running=course.is_running,
+        is_queued=course.is_queued,
+        has_place=quota.has_place(run, course.seen, is_wanted=not course.is_resting),
+        priority=quota.priority(run, course.seen),
+        flavors=course.quota.flavors if course.quota is not None else {},
     )
     wanted = desired.run_children(run, shape, course.platform)
     for manifest in wanted:
         live = course.seen.children.get(ref(manifest))
-        is_missing = live is None and course.is_running
-        if is_missing or (live is not None and not is_applied(live, manifest)):
+        is_missing = live is None and course.problem is None and not course.is_resting
+        if is_missing or (live is not None and not _is_as_made(live, manifest)):
             yield Apply(manifest, names.RUN_FIELD_MANAGER)
     yield from _prunings(course, {ref(manifest) for manifest in wanted})
+
+
+def _is_as_made(live: Manifest, manifest: Manifest) -> bool:
+    return manifest["kind"] in MADE_ONCE or is_applied(live, manifest)
 
 
 def _prunings(course: Course, wanted: set[Ref]) -> Iterator[Delete]:
@@ -222,6 +275,8 @@ def _look_again_s(course: Course) -> float | None:
     """When time alone may call for something new."""
     run, seen, now = course.run, course.seen, course.now
     waits: list[float] = []
+    if integrations.is_missing(course.problem) or course.is_queued:
+        waits.append(INSTALL_S)
     if run.status.intent is not None:
         waits.append(WATCHFUL_S)
     if not course.is_running:

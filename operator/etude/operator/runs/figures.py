@@ -81,12 +81,14 @@ def _reported(run: RLRun, report: run_pb2.RunStatus) -> dict[str, object]:
 
 def _roles(run: RLRun, seen: Seen, *, is_running: bool) -> tuple[RoleStatus, ...]:
     attempts = undertakings.attempts_of(run)
+    before = {role.name: role.after for role in run.status.roles}
     return tuple(
         RoleStatus(
             name=role,
             desired=pods if is_running else 0,
             ready=seen.ready(role, attempt=attempts.get(role, 0)),
             attempt=attempts.get(role, 0),
+            after=before.get(role),
         )
         for role, pods in desired.roles(run).items()
     )

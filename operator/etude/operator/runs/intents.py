@@ -7,7 +7,7 @@ from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339, seconds
 from etude.operator.manifests import Manifest, is_deleting, labels
 from etude.operator.reasons import Reason
-from etude.operator.runs import aftermath, limits, salvage, undertakings
+from etude.operator.runs import aftermath, limits, quota, salvage, undertakings
 from etude.operator.runs.seen import Seen, is_corrupt, is_ready
 from etude.operator.runs.undertakings import Undertaking
 from etude.v1 import run_pb2
@@ -46,6 +46,10 @@ def _next(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
     if hold is not None:
         again = undertakings.intent(run, "Suspend", hold.reason, hold.message, now)
         return Undertaking(None if seen.is_gone else again)
+    said = quota.quota(run, seen)
+    if said.is_being_left:
+        evicted = undertakings.intent(run, "Suspend", Reason.EVICTED, said.message, now)
+        return Undertaking(evicted)
     return (
         aftermath.after_failure(run, seen, now)
         or aftermath.after_deadline(run, seen, now)

@@ -23,9 +23,15 @@ from etude.operator.runs.undertakings import Undertaking
 
 def started(run: RLRun, seen: Seen, platform: Platform, now: Moment) -> RLRunStatus:
     """The status of a run that is about to get its pods, for the first time or again."""
+    status = accepted(run, seen, platform, now)
+    active = ActiveTime(seconds=status.active.seconds, since=rfc3339(now.wall_s))
+    return status.model_copy(update={"active": active})
+
+
+def accepted(run: RLRun, seen: Seen, platform: Platform, now: Moment) -> RLRunStatus:
+    """The status of a run that is about to get its children."""
     status = run.status
     attempts = undertakings.attempts_of(run)
-    when = rfc3339(now.wall_s)
     roles = tuple(
         RoleStatus(name=role, desired=pods, ready=0, attempt=attempts.get(role, status.attempt))
         for role, pods in desired.roles(run).items()
@@ -33,8 +39,7 @@ def started(run: RLRun, seen: Seen, platform: Platform, now: Moment) -> RLRunSta
     return status.model_copy(
         update={
             "resolved": _resolved(run, seen, platform),
-            "start_time": status.start_time or when,
-            "active": ActiveTime(seconds=status.active.seconds, since=when),
+            "start_time": status.start_time or rfc3339(now.wall_s),
             "roles": roles,
             "phase": status.phase or "Pending",
         }
@@ -63,9 +68,7 @@ def undertaken(run: RLRun, seen: Seen, next_up: Undertaking, now: Moment) -> RLR
         changes |= {
             "attempt": intent.attempt,
             "roles": tuple(
-                role.model_copy(update={"attempt": intent.attempt, "ready": 0})
-                if role.name in again
-                else role
+                _again(role, intent.attempt, seen) if role.name in again else role
                 for role in run.status.roles
             ),
             "restarts": _counted(run.status, again),
@@ -89,6 +92,13 @@ def observed(run: RLRun, seen: Seen, now: Moment, *, is_running: bool, is_over: 
         changes["intent"] = changes["hold"] = None
         changes["completion_time"] = run.status.completion_time or rfc3339(now.wall_s)
     return run.model_copy(update={"status": run.status.model_copy(update=changes)})
+
+
+def _again(role: RoleStatus, attempt: int, seen: Seen) -> RoleStatus:
+    """A role that is to start anew; what has been made by now is not of the new attempt."""
+    return role.model_copy(
+        update={"attempt": attempt, "ready": 0, "after": seen.newest_made(role.name)}
+    )
 
 
 def _counted(status: RLRunStatus, roles: Sequence[str]) -> Restarts:

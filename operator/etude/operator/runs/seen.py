@@ -1,17 +1,18 @@
 """What is known of a run when a decision is made; from caches alone."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
 from etude.common.api.kinds import Checkpoint, EnvPool, RLRun
-from etude.operator import names
+from etude.operator import integrations, names
 from etude.operator.cluster.api import Cluster
 from etude.operator.conditions import Fact, holds
 from etude.operator.desired import runs as desired
 from etude.operator.manifests import (
+    MADE_ONCE,
     Manifest,
     Ref,
     controller_uid,
@@ -47,6 +48,12 @@ class Seen:
     sandboxes: int = 0
     """Environments that it leases, in all pools, as their brokers said last."""
     report: RunReport = field(default_factory=RunReport)
+    served: frozenset[str] = frozenset()
+    """Kinds of other projects that the run asks for and that can be used."""
+    flavors: Mapping[str, Manifest] = field(default_factory=dict)
+    """ResourceFlavors by name, if the run waits for quota by a Workload."""
+    priorities: Mapping[str, int] = field(default_factory=dict)
+    """WorkloadPriorityClasses by name, likewise."""
     problem: Fact | None = None
     """What kept the last decision from being carried out."""
 
@@ -58,9 +65,17 @@ class Seen:
     @property
     def is_released(self) -> bool:
         """Whether nothing asks for pods any more."""
-        pools = [m for key, m in self.children.items() if key.kind == "EnvPool"]
-        asking = [m for m in [*self.sets, *pools] if not is_deleting(m)]
-        return all(not m["spec"].get("replicas", 1) for m in asking)
+        return not any(map(asks_for_pods, self.children.values()))
+
+    def newest_made(self, role: str) -> str | None:
+        """When the newest pod of a role was made, by the API server's clock.
+
+        None where a pod says itself of which attempt it is.
+        """
+        if any(labels(m).get(names.ROLE) == role for m in self.sets):
+            return None
+        made = (pod["metadata"].get("creationTimestamp") for pod in self.pods.get(role, ()))
+        return max(filter(None, made), default=None)
 
     @property
     def is_gone(self) -> bool:
@@ -100,12 +115,55 @@ class Seen:
 
 
 def role_pods(cluster: Cluster, run: RLRun) -> dict[str, list[Manifest]]:
-    """Pods of the run's StatefulSets, by role; those on their way out too."""
-    return {
-        labels(m).get(names.ROLE, ""): [p for p in cluster.owned(uid(m)) if p["kind"] == "Pod"]
-        for m in cluster.owned(run.metadata.uid)
-        if m["kind"] == "StatefulSet"
-    }
+    """Pods of the run's workloads, by role; those on their way out too."""
+    found: dict[str, list[Manifest]] = {}
+    for workload in cluster.owned(run.metadata.uid):
+        if workload["kind"] == "StatefulSet":
+            pods = [p for p in cluster.owned(uid(workload)) if p["kind"] == "Pod"]
+            found[labels(workload).get(names.ROLE, "")] = pods
+        elif workload["kind"] in MADE_ONCE:
+            for pod in _below(cluster, workload):
+                role = labels(pod).get(names.ROLE, "")
+                found.setdefault(role, []).append(_of_its_attempt(pod, role, run))
+    return found
+
+
+def _below(cluster: Cluster, owner: Manifest) -> Iterator[Manifest]:
+    """The pods that an object makes, itself or by way of Jobs."""
+    for each in cluster.owned(uid(owner)):
+        if each["kind"] == "Pod":
+            yield each
+        elif each["kind"] == "Job":
+            yield from _below(cluster, each)
+
+
+def _of_its_attempt(pod: Manifest, role: str, run: RLRun) -> Manifest:
+    """The pod as if its template had been changed for every attempt, which nobody did.
+
+    Of the present attempt is what was made after it was decided on, by the API server's clock.
+    """
+    now = next((each for each in run.status.roles if each.name == role), None)
+    if now is None:
+        return pod
+    is_older = now.after is not None and pod["metadata"].get("creationTimestamp", "") <= now.after
+    attempt = str(max(0, now.attempt - 1) if is_older else now.attempt)
+    metadata = {**pod["metadata"], "labels": {**labels(pod), names.ATTEMPT: attempt}}
+    return {**pod, "metadata": metadata}
+
+
+def asks_for_pods(child: Manifest) -> bool:
+    """Whether a child of a run is there to have pods."""
+    if is_deleting(child):
+        return False
+    match child["kind"]:
+        case "StatefulSet" | "EnvPool":
+            return bool(child["spec"].get("replicas", 1))
+        case "JobSet":
+            return not child["spec"].get("suspend", False)
+        case "RayCluster":
+            return True
+        case _:
+            return False
 
 
 def gather(cluster: Cluster, book: ReportBook, run: RLRun, problem: Fact | None) -> Seen:
@@ -115,8 +173,13 @@ def gather(cluster: Cluster, book: ReportBook, run: RLRun, problem: Fact | None)
     every = [_checkpoint(m) for m in owned if m["kind"] == "Checkpoint"]
     found = [c for c in every if c is not None]
     pools = _pools(cluster, run)
+    by_hand = run.spec.scheduling.admission == "Workload"
+    flavors = cluster.every("ResourceFlavor") if by_hand else ()
+    classes = cluster.every("WorkloadPriorityClass") if by_hand else ()
     return Seen(
         children=children,
+        flavors={m["metadata"]["name"]: m for m in flavors},
+        priorities={m["metadata"]["name"]: m["value"] for m in classes},
         pods=role_pods(cluster, run),
         pools=pools,
         model=_model(cluster, run),
@@ -132,6 +195,9 @@ def gather(cluster: Cluster, book: ReportBook, run: RLRun, problem: Fact | None)
             key=lambda c: (c.metadata.creation_timestamp or "", c.metadata.name),
         ),
         report=book.run(run.metadata.uid),
+        served=cluster.served(
+            {kind for need in integrations.needs(run) for kind in need.integration.kinds}
+        ),
         problem=problem,
     )
 

@@ -40,6 +40,7 @@ def facts(view: View) -> list[Fact]:
     """Every condition of the run; all of them, so that none is ever left over."""
     found = [
         view.problem or yes("Accepted", Reason.ACCEPTED),
+        _quota_reserved(view),
         _pods_scheduled(view),
         _roles_ready(view),
         _environments_ready(view),
@@ -85,6 +86,7 @@ def phase(view: View, found: Sequence[Fact]) -> str:
         (fact["Suspended"].holds, "Suspended"),
         (intent is not None and intent.type in SUSPENDING, "Suspending"),
         (not fact["Accepted"].holds, "Pending"),
+        (_is_queued(view), "Queued"),
         (not _are_pods_ready(view), "Restarting" if attempt else "Provisioning"),
         (view.is_awaited and fact["Ready"].holds, view.status.phase),
         (state in {State.RUN_STATE_UNSPECIFIED, State.RUN_STATE_LOADING}, "Initializing"),
@@ -117,7 +119,19 @@ def _resting(view: View) -> str | None:
     """Why the run holds no pods on purpose."""
     if view.ending is not None:
         return Reason.FINISHED
+    if view.quota is not None and _is_queued(view):
+        return view.quota.reason
     return None if view.is_running else Reason.SUSPENDED
+
+
+def _is_queued(view: View) -> bool:
+    return view.quota is not None and not view.quota.allows_pods
+
+
+def _quota_reserved(view: View) -> Fact:
+    if view.quota is not None:
+        return view.quota.fact
+    return no("QuotaReserved", _resting(view) or Reason.SUSPENDED)
 
 
 def _pods_scheduled(view: View) -> Fact:

@@ -7,6 +7,7 @@ from etude.common.api.status import RLRunStatus
 from etude.operator.actions import Moment
 from etude.operator.conditions import Fact, holds
 from etude.operator.runs import intents
+from etude.operator.runs.quota import Quota
 from etude.operator.runs.seen import Seen
 from etude.v1 import run_pb2
 
@@ -23,6 +24,8 @@ class View:
     """Why the run is not accepted."""
     is_running: bool
     """Whether the run should hold pods."""
+    quota: Quota | None = None
+    """What the queue says of a run that should hold pods; None of any other."""
     ending: Fact | None = None
     """Complete or Failed, once the run is over."""
 

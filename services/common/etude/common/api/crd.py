@@ -64,8 +64,9 @@ HOLDS_PODS = (
 """True from the start of a run until it is suspended. CRD rules have no variables."""
 
 
-FROZEN = ("model", "storage", "phases", "roles", "weights")
-"""Parts of a run that its processes read once, as they start. The rest reaches a running run."""
+FROZEN = ("model", "storage", "phases", "roles", "weights", "scheduling")
+"""Parts of a run that its processes read once, as they start, or that its pods were made by. The
+rest reaches a running run."""
 
 
 def while_holding_pods(field: str) -> RootRule:

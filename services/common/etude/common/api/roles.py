@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, JsonValue
 
+from etude.common.api.gateway import PolicyGateway
 from etude.common.api.meta import NAMED, Fraction, LabelValue, Model, Name, NameRef, Rule
 from etude.common.api.placement import Toleration
 from etude.common.api.podtemplate import PodTemplate, ResourceClaim
@@ -126,6 +127,9 @@ class InferenceRole(RoleSpec):
     """Requests that one engine runs at once."""
     kv_cache_mib: Annotated[int, Field(ge=16, le=1_048_576)] | None = None
     """CPU engines: memory of the KV cache; 1 GiB unless set."""
+    gateway: PolicyGateway | None = None
+    """Where the policy's OpenAI endpoint is reached from outside the cluster, by the Gateway API;
+    nowhere unless set. Engines ask for no key: the Gateway must."""
 
     @property
     def scaling(self) -> tuple[int | None, ...]:

@@ -20,6 +20,7 @@ from etude.common.api.observability import Observability
 from etude.common.api.phases import Phase, RolloutPolicy, TaskSet
 from etude.common.api.pool import StoreAccess
 from etude.common.api.roles import Roles
+from etude.common.api.scheduling import Scheduling
 from etude.common.api.weights import Weights
 
 DEFAULT_ROLLOUT = RolloutPolicy()
@@ -210,6 +211,20 @@ class RLRunSpec(Model):
             field_path=".checkpointing.keepBest.metric",
         ),
         Rule(
+            cel="!has(self.roles.inference) || !has(self.roles.inference.maxReplicas)"
+            " || (self.scheduling.admission == 'None' && self.scheduling.workload != 'JobSet')",
+            holds=lambda s: (
+                s.roles.inference is None
+                or s.roles.inference.max_replicas is None
+                or (s.scheduling.admission == "None" and s.scheduling.kind != "JobSet")
+            ),
+            message="a JobSet and a queue hold a fixed number of pods: the number of engines cannot"
+            " follow the time that steps take",
+            fix="remove minReplicas, maxReplicas and autoscaling, or scheduling.admission and"
+            " workload",
+            field_path=".roles.inference.maxReplicas",
+        ),
+        Rule(
             cel="!has(self.ttlSecondsAfterFinished) || !has(self.deletionRules)"
             " || size(self.deletionRules) == 0",
             holds=lambda s: s.ttl_seconds_after_finished is None or not s.deletion_rules,
@@ -237,6 +252,8 @@ class RLRunSpec(Model):
     """When states are saved."""
     evaluation: Annotated[tuple[Evaluation, ...], Field(max_length=16), NAMED] = ()
     """Measurements on held-out tasks."""
+    scheduling: Scheduling = Field(default_factory=Scheduling)
+    """How its pods get their machines."""
     failure_policy: FailurePolicy = Field(default_factory=FailurePolicy)
     """What failures lead to, and how often the run may restart."""
     deadlines: Deadlines = Field(default_factory=Deadlines)

@@ -80,6 +80,8 @@ class RoleStatus(Status):
     """Pods of the current attempt that answer their readiness probe."""
     attempt: Count = 0
     """Value of status.attempt when this role was last started anew."""
+    after: Time | None = None
+    """When the newest pod of earlier attempts was made, where pods do not say so themselves."""
 
 
 class EngineStatus(Status):

@@ -1,0 +1,18 @@
+"""Where the pods of a run's roles are, whatever they come from."""
+
+from etude.common.api.kinds import RLRun
+from etude.operator import names
+from etude.operator.desired.ports import PORTS
+
+
+def address(run: RLRun, role: str, ordinal: int = 0) -> str:
+    """A pod of a role behind the role's headless Service, from the same namespace."""
+    workload = names.child(run.metadata.name, role)
+    return f"{_host(run, workload, ordinal)}.{workload}:{PORTS[role]['grpc']}"
+
+
+def _host(run: RLRun, workload: str, ordinal: int) -> str:
+    """The host name that its workload gives a pod."""
+    if run.spec.scheduling.kind == "JobSet":
+        return f"{workload}-0-{ordinal}"  # the first and only Job of its role
+    return names.pod(workload, ordinal)

@@ -1,0 +1,50 @@
+"""The way in from a Gateway of the platform to the engines of a run.
+
+API: gateway.networking.k8s.io/v1.
+"""
+
+from collections.abc import Mapping
+
+from etude.common.api.gateway import PolicyGateway
+from etude.common.api.kinds import RLRun
+from etude.operator import names
+from etude.operator.desired.ports import PORTS
+from etude.operator.desired.workloads import head, service
+from etude.operator.manifests import Manifest
+
+API = "gateway.networking.k8s.io/v1"
+PORT = {"http": PORTS[names.INFERENCE]["http"]}
+
+
+def way_in(run: RLRun, labels: Mapping[str, str]) -> list[Manifest]:
+    """A Service over the engines that are ready, and the route to it.
+
+    Args:
+        run: the run.
+        labels: of its engines.
+    """
+    inference = run.spec.roles.inference
+    if inference is None or inference.gateway is None:
+        return []
+    name = names.child(run.metadata.name, names.POLICY)
+    backend = {"name": name, "port": PORT["http"]}
+    spec: Manifest = {
+        "parentRefs": [_parent(run, inference.gateway)],
+        "rules": [{"backendRefs": [backend]}],
+    }
+    if inference.gateway.hostnames:
+        spec["hostnames"] = [*inference.gateway.hostnames]
+    # Not the engines' own Service, whose names are there before they are ready.
+    balanced = service(run, name, labels, PORT, is_headless=False)
+    return [balanced, {**head(run, API, "HTTPRoute", name, labels), "spec": spec}]
+
+
+def proxies(run: RLRun, gateway: PolicyGateway) -> str:
+    """The namespace from which engines are called."""
+    return gateway.proxy_namespace or gateway.namespace or run.metadata.namespace
+
+
+def _parent(run: RLRun, gateway: PolicyGateway) -> Manifest:
+    parent = {"name": gateway.name, "namespace": gateway.namespace or run.metadata.namespace}
+    section = gateway.section_name
+    return parent if section is None else {**parent, "sectionName": section}

@@ -1,0 +1,46 @@
+"""What the spec of a run says about the pods of a role, as parts of a pod's plan."""
+
+from collections.abc import Mapping
+
+from etude.common.api.kinds import RLRun
+from etude.common.api.podtemplate import PodTemplate
+from etude.common.api.roles import RoleSpec
+from etude.operator import names
+from etude.operator.desired.pods import Nearness
+from etude.operator.manifests import Manifest
+
+SAVING_MARGIN_S = 30
+"""A trainer that saves on its way out has its time-out and this much to end in order."""
+
+
+def classes(run: RLRun, spec: RoleSpec) -> dict[str, str]:
+    """The pods' PriorityClass and RuntimeClass; a role's own comes before the run's."""
+    given = {
+        "priorityClassName": spec.priority_class_name or run.spec.scheduling.priority_class_name,
+        "runtimeClassName": spec.runtime_class_name,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def near(run: RLRun, labels: Mapping[str, str]) -> Nearness | None:
+    """How near to each other the pods with these labels are."""
+    topology = run.spec.scheduling.topology
+    if topology is None:
+        return None
+    key = topology.required or topology.preferred or ""
+    return Nearness(labels, key, is_required=topology.required is not None)
+
+
+def over(given: PodTemplate) -> Manifest:
+    """What the spec lays over the pods of a role."""
+    metadata = {"labels": given.labels, "annotations": given.annotations}
+    found: Manifest = {"metadata": {name: part for name, part in metadata.items() if part}}
+    return found | ({"spec": given.spec} if given.spec else {})
+
+
+def grace_s(run: RLRun, role: str, spec: RoleSpec) -> int:
+    """A trainer that is told to go saves first; a drain must not cut that short."""
+    given = spec.termination_grace_period_seconds
+    if role == names.TRAINER and given is None:
+        return run.spec.checkpointing.timeout_seconds + SAVING_MARGIN_S
+    return spec.grace_s

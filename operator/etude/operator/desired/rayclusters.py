@@ -1,0 +1,88 @@
+"""The trainer of a run as a RayCluster: a head with the controller, workers for more learners.
+
+API: ray.io/v1. Made once, then left to KubeRay. A RayCluster and not a RayJob: what follows from a
+failure is the run's to say.
+"""
+
+import copy
+from collections.abc import Mapping
+
+from etude.common.api.kinds import RLRun
+from etude.operator import names
+from etude.operator.desired.jobsets import Part
+from etude.operator.desired.workloads import head
+from etude.operator.manifests import Manifest
+
+API = "ray.io/v1"
+OWN_COMMANDS = "ray.io/overwrite-container-cmd"
+"""Annotation with which KubeRay leaves the commands of containers alone."""
+GROUP = "learners"
+
+GCS_PORT = 6379
+NODE_PORT = 6380
+OBJECTS_PORT = 6381
+START = "ray start --disable-usage-stats --include-dashboard=false"
+PORTS = f"--node-manager-port={NODE_PORT} --object-manager-port={OBJECTS_PORT}"
+
+
+def workers(run: RLRun) -> int:
+    """Pods beside the head, each of its size, for the ranks that its GPUs do not reach for."""
+    trainer = run.spec.roles.trainer
+    if not trainer.gpus_per_replica:
+        return 0
+    return -(-trainer.learner_ranks // trainer.gpus_per_replica) - 1
+
+
+def ray_cluster(run: RLRun, labels: Mapping[str, str], trainer: Part) -> Manifest:
+    """The trainer's pods: a head, and a group of workers if one pod is too small for the ranks."""
+    gpus, count = run.spec.roles.trainer.gpus_per_replica, workers(run)
+    manifest = head(run, API, "RayCluster", run.metadata.name, {**labels, names.ROLE: trainer.role})
+    manifest["metadata"]["annotations"] = {OWN_COMMANDS: "true"}
+    group = {
+        "groupName": GROUP,
+        "replicas": count,
+        "minReplicas": count,
+        "maxReplicas": count,
+        "rayStartParams": {},
+        "template": _worker(trainer, gpus),
+    }
+    manifest["spec"] = {
+        "headGroupSpec": {"rayStartParams": {}, "template": _head(trainer, gpus)},
+        "workerGroupSpecs": [group] if count else [],
+    }
+    return manifest
+
+
+def _head(part: Part, gpus: int) -> Manifest:
+    """The trainer as it is anywhere, beside a Ray that others can join."""
+    template = copy.deepcopy(part.template)
+    # KubeRay gives pods no names that could be dialled.
+    template["spec"] |= {"hostname": names.pod(part.service, 0), "subdomain": part.service}
+    container = _container(template, part.role)
+    ours = " ".join(container["command"])
+    start = f"{START} {PORTS} --head --port={GCS_PORT} --num-cpus=1 --num-gpus={gpus}"
+    container["command"] = ["/bin/sh", "-c", f"{start} && exec {ours}"]
+    container["env"] = [
+        *container["env"],
+        {"name": "RAY_ADDRESS", "value": f"127.0.0.1:{GCS_PORT}"},
+    ]
+    return template
+
+
+def _worker(part: Part, gpus: int) -> Manifest:
+    """A pod of the same size that joins the head; KubeRay says where that is."""
+    template = copy.deepcopy(part.template)
+    container = _container(template, part.role)
+    join = f'{START} {PORTS} --address="$FQ_RAY_IP:{GCS_PORT}" --num-cpus=1 --num-gpus={gpus}'
+    container["command"] = ["/bin/sh", "-c", f"exec {join} --block"]
+    for name in ("ports", "startupProbe"):
+        container.pop(name, None)
+    probe = {"tcpSocket": {"port": NODE_PORT}, "periodSeconds": 5}
+    container["readinessProbe"] = {**probe, "failureThreshold": 6}
+    container["livenessProbe"] = {**probe, "failureThreshold": 120}
+    return template
+
+
+def _container(template: Manifest, role: str) -> Manifest:
+    found: Manifest = next(c for c in template["spec"]["containers"] if c["name"] == role)
+    return found

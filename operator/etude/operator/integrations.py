@@ -1,0 +1,93 @@
+"""What other projects' APIs the operator can use, and which of them a run asks for."""
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple, TypeGuard
+
+from etude.common.api.kinds import RLRun
+from etude.operator.conditions import Fact, no
+from etude.operator.reasons import Reason
+
+
+class Integration(NamedTuple):
+    """An API of another project."""
+
+    name: str
+    """Its key below `integrations` in the chart's values."""
+    product: str
+    """Its name for people."""
+    kinds: tuple[str, ...]
+    """What the operator reads or writes; all of them must be served."""
+    absent: Reason
+
+
+JOBSET = Integration("jobset", "JobSet", ("JobSet",), Reason.JOBSET_NOT_INSTALLED)
+KUEUE = Integration(
+    "kueue",
+    "Kueue",
+    ("Workload", "ResourceFlavor", "WorkloadPriorityClass"),
+    Reason.KUEUE_NOT_INSTALLED,
+)
+KUBERAY = Integration("kuberay", "KubeRay", ("RayCluster",), Reason.KUBERAY_NOT_INSTALLED)
+GATEWAY = Integration("gatewayApi", "Gateway API", ("HTTPRoute",), Reason.GATEWAY_API_NOT_INSTALLED)
+INTEGRATIONS = (JOBSET, KUEUE, KUBERAY, GATEWAY)
+
+
+class Need(NamedTuple):
+    """An integration that a field asks for."""
+
+    integration: Integration
+    field: str
+
+
+def kinds(enabled: Collection[str]) -> tuple[str, ...]:
+    """The kinds of the integrations with these names."""
+    return tuple(kind for each in INTEGRATIONS if each.name in enabled for kind in each.kinds)
+
+
+def needs(run: RLRun) -> Iterator[Need]:
+    """What a run asks for."""
+    scheduling = run.spec.scheduling
+    if scheduling.kind == "JobSet":
+        asks = "admission" if scheduling.workload == "Auto" else "workload"
+        yield Need(JOBSET, f"spec.scheduling.{asks}")
+    if scheduling.kind == "RayCluster":
+        yield Need(KUBERAY, "spec.scheduling.workload")
+    inference = run.spec.roles.inference
+    if inference is not None and inference.gateway is not None:
+        yield Need(GATEWAY, "spec.roles.inference.gateway")
+    if scheduling.queue_name is not None:
+        yield Need(KUEUE, "spec.scheduling.queueName")
+
+
+def is_missing(fact: Fact | None) -> TypeGuard[Fact]:
+    """Whether this is a problem that ends by itself once somebody installs something."""
+    return fact is not None and fact.reason in {each.absent for each in INTEGRATIONS}
+
+
+def hides_pods(fact: Fact) -> bool:
+    """Whether what is missing made pods, or let them be."""
+    return fact.reason in {each.absent for each in (JOBSET, KUEUE, KUBERAY)}
+
+
+def problem(need: Need, enabled: Collection[str], served: Collection[str]) -> Fact | None:
+    """Why a need is not met.
+
+    Args:
+        need: what a run asks for.
+        enabled: names of the integrations that the operator was installed with.
+        served: kinds that the API server serves.
+    """
+    integration, field = need
+    if integration.name not in enabled:
+        message = (
+            f"{field}: the operator may not use {integration.product}: set the chart's value"
+            f" integrations.{integration.name}.enabled to true, or remove the field"
+        )
+        return no("Accepted", Reason.FEATURE_DISABLED, message)
+    if not set(integration.kinds) <= set(served):
+        message = (
+            f"{field}: {integration.product} is not installed in this cluster: install it, and the"
+            " run goes on by itself, or remove the field"
+        )
+        return no("Accepted", integration.absent, message)
+    return None

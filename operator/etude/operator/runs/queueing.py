@@ -1,0 +1,93 @@
+"""What a run's queue is told: that its pods are ready, that they are gone, that it is over.
+
+Source: the contract of Kueue's jobs (pkg/controller/jobframework/reconciler.go).
+"""
+
+from collections.abc import Iterator, Mapping
+
+from etude.common.api.kinds import RLRun
+from etude.operator.actions import Moment, Tell
+from etude.operator.clock import rfc3339
+from etude.operator.conditions import Fact, no, yes
+from etude.operator.desired import quotas
+from etude.operator.desired import runs as desired
+from etude.operator.manifests import Manifest, condition, is_deleting, is_true
+from etude.operator.runs import undertakings
+from etude.operator.runs.seen import Seen
+
+AT_ONCE = {"Preempted", "NodeFailures"}
+"""Evictions after which a run stands in its queue at once; after others the queue says when."""
+
+
+def told(run: RLRun, seen: Seen, now: Moment, ending: Fact | None) -> Iterator[Tell]:
+    """What the queue does not know yet.
+
+    Args:
+        run: the run.
+        seen: what is known of it.
+        now: both clocks.
+        ending: Complete or Failed, once the run is over.
+    """
+    live = seen.children.get(quotas.ref_of(run))
+    if live is None or is_deleting(live) or is_true(live, "Finished"):
+        return
+    if ending is not None:
+        reason = "Succeeded" if ending.type == "Complete" else "Failed"
+        yield _told(live, [yes("Finished", reason, ending.message or ending.reason)], now)
+    elif is_true(live, "Evicted") and is_true(live, "QuotaReserved") and seen.is_gone:
+        yield _told(live, _left(condition(live, "Evicted")), now, without="admission")
+    elif is_true(live, "Admitted"):
+        fact = _readiness(live, are_ready=_are_ready(run, seen))
+        if fact is not None:
+            yield _told(live, [fact], now)
+
+
+def _left(evicted: Mapping[str, str]) -> list[Fact]:
+    """That nothing holds the quota any more."""
+    why = evicted.get("message") or ""
+    reason = evicted.get("reason") or "Evicted"
+    return [
+        no("QuotaReserved", "Pending", why),
+        no("Admitted", "NoReservation", "The workload has no reservation"),
+        Fact("Requeued", reason in AT_ONCE, reason, why),
+    ]
+
+
+def _are_ready(run: RLRun, seen: Seen) -> bool:
+    attempts = undertakings.attempts_of(run)
+    return all(
+        seen.ready(role, attempt=attempts.get(role, 0)) >= pods
+        for role, pods in desired.roles(run).items()
+    )
+
+
+def _readiness(live: Manifest, *, are_ready: bool) -> Fact | None:
+    """Whether all pods are ready, if that is news."""
+    before = condition(live, "PodsReady")
+    had_been = before.get("reason") in {"Started", "Recovered", "WaitForRecovery"}
+    if (before.get("status") == "True") == are_ready and before:
+        return None
+    if are_ready:
+        return yes("PodsReady", "Recovered" if had_been else "Started", "All pods are ready")
+    waits_for = "WaitForRecovery" if had_been else "WaitForStart"
+    return no("PodsReady", waits_for, "Not all pods are ready")
+
+
+def _told(live: Manifest, facts: list[Fact], now: Moment, *, without: str = "") -> Tell:
+    """The Workload's status with these conditions, beside those that others wrote."""
+    status = live.get("status") or {}
+    conditions = {each["type"]: each for each in status.get("conditions") or ()}
+    for fact in facts:
+        before = conditions.get(fact.type, {})
+        truth = "True" if fact.holds else "False"
+        is_same = before.get("status") == truth
+        conditions[fact.type] = {
+            "type": fact.type,
+            "status": truth,
+            "reason": fact.reason,
+            "message": fact.message,
+            "observedGeneration": live["metadata"].get("generation", 0),
+            "lastTransitionTime": before["lastTransitionTime"] if is_same else rfc3339(now.wall_s),
+        }
+    kept = {name: part for name, part in status.items() if name != without}
+    return Tell(live, {**kept, "conditions": list(conditions.values())})

@@ -1,0 +1,134 @@
+"""Whether a run's queue lets it have pods."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from etude.common.api.kinds import RLRun
+from etude.operator.conditions import Fact
+from etude.operator.desired import jobsets, quotas
+from etude.operator.desired.quotas import Flavor
+from etude.operator.manifests import Manifest, condition, is_deleting, is_true
+from etude.operator.reasons import Reason
+from etude.operator.runs.seen import Seen
+
+CONDITION = "QuotaReserved"
+
+
+class Quota(NamedTuple):
+    """What a run's queue says."""
+
+    is_reserved: bool
+    """Whether the queue has admitted the run."""
+    reason: Reason
+    message: str = ""
+    is_being_left: bool = False
+    """Whether the run still has the pods for which the queue has no quota any more."""
+    flavors: Mapping[str, Flavor] = {}
+    """On which machines each role may run."""
+
+    @property
+    def allows_pods(self) -> bool:
+        """Whether pods may be there: until they have saved, also those without quota."""
+        return self.is_reserved or self.is_being_left
+
+    @property
+    def fact(self) -> Fact:
+        """The same as a condition."""
+        return Fact(CONDITION, self.is_reserved, self.reason, self.message)
+
+
+def quota(run: RLRun, seen: Seen) -> Quota:
+    """What the queue of a run says now; without a queue nothing is in its way."""
+    match run.spec.scheduling.admission:
+        case "None":
+            return Quota(is_reserved=True, reason=Reason.NOT_NEEDED)
+        case "JobSet":
+            return _of_job_set(run, seen.children.get(jobsets.ref_of(run)))
+        case "Workload":
+            return _of_workload(run, seen)
+
+
+def priority(run: RLRun, seen: Seen) -> int | None:
+    """The run's priority in its queue; None without a class, or before its class is there."""
+    name = run.spec.scheduling.workload_priority_class_name
+    return None if name is None else seen.priorities.get(name)
+
+
+def has_place(run: RLRun, seen: Seen, *, is_wanted: bool) -> bool:
+    """Whether the run's Workload stays, or is to be made.
+
+    One that is suspended gives its quota back when its pods are gone. One that is over keeps its
+    Workload, which says so and holds no quota.
+    """
+    is_over = run.status.completion_time is not None
+    is_busy = run.status.intent is not None or not seen.is_gone
+    return is_over or is_busy or (is_wanted and is_queueable(run, seen))
+
+
+def is_queueable(run: RLRun, seen: Seen) -> bool:
+    """Whether the queue can be asked."""
+    named = run.spec.scheduling.workload_priority_class_name
+    by_hand = run.spec.scheduling.admission == "Workload"
+    return not by_hand or named is None or named in seen.priorities
+
+
+def _of_job_set(run: RLRun, live: Manifest | None) -> Quota:
+    if live is None or is_deleting(live) or live["spec"].get("suspend", False):
+        return _waiting(run)
+    return _reserved(run)
+
+
+def _of_workload(run: RLRun, seen: Seen) -> Quota:
+    live = seen.children.get(quotas.ref_of(run))
+    given = quotas.assigned(live) if live is not None else {}
+    named = {name for names in given.values() for name in names}
+    flavors = {
+        role: quotas.joined(seen.flavors[name] for name in names if name in seen.flavors)
+        for role, names in given.items()
+    }
+    if live is None or is_deleting(live):
+        found = _waiting(run)
+    elif not is_true(live, "Admitted") or is_true(live, "Evicted"):
+        found = _waiting(run, live)
+    elif named - seen.flavors.keys():
+        missing = ", ".join(sorted(named - seen.flavors.keys()))
+        found = _no(Reason.INADMISSIBLE, f"ResourceFlavor {missing} does not exist")
+    else:
+        found = _reserved(run)
+    is_left = not found.is_reserved and not seen.is_gone
+    if not is_queueable(run, seen):
+        name = run.spec.scheduling.workload_priority_class_name
+        words = f"WorkloadPriorityClass {name} does not exist"
+        found = found._replace(reason=Reason.INADMISSIBLE, message=words)
+    return found._replace(is_being_left=is_left, flavors=flavors)
+
+
+def _no(reason: Reason, message: str) -> Quota:
+    return Quota(is_reserved=False, reason=reason, message=message)
+
+
+def _reserved(run: RLRun) -> Quota:
+    message = f"LocalQueue {run.spec.scheduling.queue_name} has admitted the run"
+    return Quota(is_reserved=True, reason=Reason.QUOTA_RESERVED, message=message)
+
+
+def _waiting(run: RLRun, workload: Manifest | None = None) -> Quota:
+    """Before the first admission, or after the queue took it back."""
+    queue = f"LocalQueue {run.spec.scheduling.queue_name}"
+    said = condition(workload or {}, CONDITION)
+    evicted = condition(workload or {}, "Evicted")
+    if said.get("reason") == Reason.INADMISSIBLE:
+        return _no(Reason.INADMISSIBLE, f"{queue}: {said.get('message', '')}")
+    if _had_quota(run) or evicted.get("status") == "True":
+        words = f"{queue} took the run's quota back; it waits to be admitted again"
+        because = evicted.get("message") or evicted.get("reason") or ""
+        return _no(Reason.EVICTED, f"{words}: {because}" if because else words)
+    waits = f"{queue} has not admitted the run yet"
+    because = said.get("message", "")
+    return _no(Reason.WAITING_FOR_QUOTA, f"{waits}: {because}" if because else waits)
+
+
+def _had_quota(run: RLRun) -> bool:
+    """Whether the queue had admitted the run since it began to wait."""
+    before = next((c for c in run.status.conditions if c.type == CONDITION), None)
+    return before is not None and (before.status == "True" or before.reason == Reason.EVICTED)

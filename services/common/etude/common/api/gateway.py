@@ -1,0 +1,33 @@
+"""How a policy is reached from outside the cluster, by a Gateway that the platform runs."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from etude.common.api.meta import Model
+from etude.common.api.scheduling import ObjectName
+
+HOST = r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+
+Namespace = Annotated[
+    str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+]
+
+
+class PolicyGateway(Model):
+    """A Gateway that leads to the engines of a run."""
+
+    name: ObjectName
+    """The Gateway."""
+    namespace: Namespace | None = None
+    """Its namespace; the run's own unless set. Its listeners must allow routes from the run's."""
+    section_name: ObjectName | None = None
+    """One of its listeners; every one that fits unless set."""
+    hostnames: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=253, pattern=HOST)], ...],
+        Field(max_length=16),
+    ] = ()
+    """Hosts under which the policy answers; all of the listener's unless set."""
+    proxy_namespace: Namespace | None = None
+    """Where the Gateway's proxies run, which the run's NetworkPolicy lets in; the Gateway's own
+    namespace unless set."""

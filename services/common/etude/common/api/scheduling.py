@@ -1,0 +1,95 @@
+"""How the pods of a run get their machines: workload, queue, priority, topology."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from etude.common.api.meta import Model, Rule
+
+NODE_LABEL = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+OBJECT = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+
+NodeLabel = Annotated[str, Field(min_length=1, max_length=63, pattern=NODE_LABEL)]
+ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=OBJECT)]
+
+Workload = Literal["StatefulSet", "JobSet", "RayCluster"]
+"""What a role's pods can come from."""
+
+
+class Topology(Model):
+    """How near to each other the pods of one role are."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="has(self.required) != has(self.preferred)",
+            holds=lambda s: (s.required is None) != (s.preferred is None),
+            message="give exactly one of required and preferred",
+            fix="keep required for pods that may not run apart, preferred for those that may",
+        ),
+    )
+
+    required: NodeLabel | None = None
+    """Key of a node label, for example topology.kubernetes.io/zone: every pod of a role runs where
+    it has one and the same value, or not at all."""
+    preferred: NodeLabel | None = None
+    """The same, where the scheduler finds room."""
+
+
+class Scheduling(Model):
+    """How the pods of a run get their machines."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="has(self.queueName) == (self.admission != 'None')",
+            holds=lambda s: (s.queue_name is not None) == (s.admission != "None"),
+            message="queueName needs an admission, and every admission but None a queueName",
+            fix="name a LocalQueue of the namespace and set admission: JobSet, or remove both",
+            field_path=".queueName",
+        ),
+        Rule(
+            cel="self.admission != 'JobSet' || self.workload in ['Auto', 'JobSet']",
+            holds=lambda s: s.admission != "JobSet" or s.workload in {"Auto", "JobSet"},
+            message="admission JobSet needs workload JobSet: the queue admits the JobSet itself",
+            fix="set workload: Auto",
+            field_path=".workload",
+        ),
+        Rule(
+            cel="self.admission != 'Workload' || self.workload in ['Auto', 'StatefulSet']",
+            holds=lambda s: s.admission != "Workload" or s.workload in {"Auto", "StatefulSet"},
+            message="admission Workload is for StatefulSets, which a queue cannot hold back itself",
+            fix="set workload: Auto, or admission: JobSet",
+            field_path=".workload",
+        ),
+        Rule(
+            cel="!has(self.workloadPriorityClassName) || self.admission != 'None'",
+            holds=lambda s: s.workload_priority_class_name is None or s.admission != "None",
+            message="workloadPriorityClassName is a place in a queue, and the run is in none",
+            fix="set admission and queueName, or remove workloadPriorityClassName",
+            field_path=".workloadPriorityClassName",
+        ),
+    )
+
+    workload: Literal["Auto", "StatefulSet", "JobSet", "RayCluster"] = "Auto"
+    """What the pods of the roles come from: a StatefulSet for each role, one JobSet for the run, or
+    a RayCluster of KubeRay for the trainer beside StatefulSets. Auto is StatefulSet, and JobSet
+    where admission says so. A RayCluster has as many pods of the trainer's size as learnerRanks
+    need; everything else has one."""
+    admission: Literal["None", "JobSet", "Workload"] = "None"
+    """Who lets the run have pods. JobSet: Kueue, which suspends and resumes the run's JobSet; pods
+    that lose their quota save as they are told to go. Workload: Kueue too, by a Workload for which
+    the StatefulSets wait; pods that lose their quota stay until a checkpoint is verified."""
+    queue_name: ObjectName | None = None
+    """LocalQueue of the namespace in which the run waits."""
+    priority_class_name: ObjectName | None = None
+    """PriorityClass of the pods of every role that names none of its own."""
+    workload_priority_class_name: ObjectName | None = None
+    """WorkloadPriorityClass of Kueue: the run's place in the queue, which pods do not have."""
+    topology: Topology | None = None
+    """How near to each other the pods of one role are; the scheduler's choice unless set."""
+
+    @property
+    def kind(self) -> Workload:
+        """What the pods of the roles come from."""
+        if self.workload == "Auto":
+            return "JobSet" if self.admission == "JobSet" else "StatefulSet"
+        return self.workload

@@ -1,0 +1,94 @@
+"""KubeRay's controller: pods for the head and for every worker, and the head's Service.
+
+Contract (https://docs.ray.io/en/latest/cluster/kubernetes, ray.io/v1): pods are controlled by the
+RayCluster, labelled `ray.io/cluster` and `ray.io/node-type`, and have names that none can foresee.
+One that is gone is made again. Workers are told where the head is by `FQ_RAY_IP`. The commands of
+containers stay where the annotation `ray.io/overwrite-container-cmd` says so, and the cluster that
+lacks it is a fault of the test.
+"""
+
+import copy
+from collections.abc import Sequence
+
+from tests.support.controllers.client import Client, Manifest
+from tests.support.controllers.objects import controller, is_deleting, is_true, owner_uid, path
+
+API = "ray.io/v1"
+
+
+async def kuberay(client: Client) -> None:
+    """One look at every RayCluster.
+
+    Raises:
+        ValueError: one would have the commands of its containers replaced.
+    """
+    for each in await client.every(f"/apis/{API}/rayclusters"):
+        if each["metadata"].get("annotations", {}).get("ray.io/overwrite-container-cmd") != "true":
+            raise ValueError("KubeRay would replace the commands of the containers")
+        if not is_deleting(each):
+            await _reconcile(client, each)
+
+
+async def _reconcile(client: Client, cluster: Manifest) -> None:
+    metadata, spec = cluster["metadata"], cluster["spec"]
+    at = path("v1", metadata["namespace"], "pods")
+    pods = [p for p in await client.every(at) if owner_uid(p) == metadata["uid"]]
+    groups = [("headgroup", "head", 1, spec["headGroupSpec"]["template"])]
+    groups += [
+        (each["groupName"], "worker", each["replicas"], each["template"])
+        for each in spec.get("workerGroupSpecs", ())
+    ]
+    for group, kind, count, template in groups:
+        have = [p for p in pods if p["metadata"]["labels"]["ray.io/group"] == group]
+        for _ in range(count - len(have)):
+            await client.create(at, _pod(cluster, group, kind, template))
+    await client.create(path("v1", metadata["namespace"], "services"), _service(cluster))
+    await _say(client, cluster, pods)
+
+
+def _pod(cluster: Manifest, group: str, kind: str, template: Manifest) -> Manifest:
+    metadata = cluster["metadata"]
+    made = copy.deepcopy(template)
+    labels = {"ray.io/cluster": metadata["name"], "ray.io/group": group, "ray.io/node-type": kind}
+    if kind == "worker":
+        host = f"{metadata['name']}-head-svc.{metadata['namespace']}.svc.cluster.local"
+        made["spec"]["containers"][0]["env"].append({"name": "FQ_RAY_IP", "value": host})
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "generateName": f"{metadata['name']}-{group}-{kind}-",
+            "labels": made["metadata"]["labels"] | labels,
+            "ownerReferences": controller(cluster, API, "RayCluster"),
+        },
+        "spec": made["spec"],
+    }
+
+
+def _service(cluster: Manifest) -> Manifest:
+    name = cluster["metadata"]["name"]
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": f"{name}-head-svc",
+            "ownerReferences": controller(cluster, API, "RayCluster"),
+        },
+        "spec": {
+            "clusterIP": "None",
+            "selector": {"ray.io/cluster": name, "ray.io/node-type": "head"},
+            "ports": [{"name": "gcs-server", "port": 6379}],
+        },
+    }
+
+
+async def _say(client: Client, cluster: Manifest, pods: Sequence[Manifest]) -> None:
+    metadata = cluster["metadata"]
+    ready = [p for p in pods if is_true(p, "Ready")]
+    workers = [p for p in ready if p["metadata"]["labels"]["ray.io/node-type"] == "worker"]
+    status: Manifest = {"readyWorkerReplicas": len(workers)}
+    if pods and len(ready) == len(pods):
+        status["state"] = "ready"
+    if status != cluster.get("status"):
+        at = path(API, metadata["namespace"], "rayclusters", metadata["name"], "status")
+        await client.patch(at, {"status": status})

@@ -1,0 +1,110 @@
+"""A trainer as a RayCluster: one pod or several, found where it always is."""
+
+from dataclasses import replace
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from etude.common.api.kinds import RLRun
+from etude.operator.desired import runs as desired
+from etude.operator.desired.runs import Platform, RunShape
+from etude.operator.manifests import Manifest, Ref
+
+RAY = {"workload": "RayCluster"}
+
+
+@pytest.fixture
+def platform(platform: Platform) -> Platform:
+    return replace(platform, integrations=frozenset({"kuberay"}))
+
+
+def with_trainer(run_body: Any, **trainer: Any) -> Manifest:
+    body: Manifest = run_body(scheduling=RAY)
+    body["spec"]["roles"]["trainer"] = trainer
+    return body
+
+
+def children_of(body: Manifest, platform: Platform) -> dict[tuple[str, str], Manifest]:
+    shape = RunShape(images=platform.images)
+    made = desired.run_children(RLRun.model_validate(body), shape, platform)
+    return {(m["kind"], m["metadata"]["name"]): m for m in made}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "workers"),
+    [(1, 0, 0), (4, 0, 0), (8, 8, 0), (9, 8, 1), (16, 8, 1), (3, 1, 2)],
+)
+def test_there_are_as_many_workers_as_the_ranks_need_beside_the_head(
+    ranks: int, gpus: int, workers: int, run_body: Any, platform: Platform
+) -> None:
+    body = with_trainer(run_body, learnerRanks=ranks, gpusPerReplica=gpus)
+    made = children_of(body, platform)
+    groups = made["RayCluster", "demo"]["spec"]["workerGroupSpecs"]
+    assert [group["replicas"] for group in groups] == ([workers] if workers else [])
+    assert desired.roles(RLRun.model_validate(body))["trainer"] == 1 + workers
+
+
+def test_pods_of_a_ray_cluster_are_valid_and_ask_for_what_the_trainer_asks_for(
+    run_body: Any, platform: Platform
+) -> None:
+    body = with_trainer(run_body, learnerRanks=4, gpusPerReplica=2, memory="8Gi")
+    spec = children_of(body, platform)["RayCluster", "demo"]["spec"]
+    head, worker = spec["headGroupSpec"]["template"], spec["workerGroupSpecs"][0]["template"]
+    for name, template in (("head", head), ("worker", worker)):
+        pod = {"apiVersion": "v1", "kind": "Pod", **template}
+        pod["metadata"] = {**pod["metadata"], "name": name}
+        kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
+        (container,) = template["spec"]["containers"]
+        assert container["resources"]["limits"] == {"memory": "8Gi", "nvidia.com/gpu": "2"}
+        assert "--num-gpus=2" in container["command"][-1]
+        assert template["metadata"]["labels"]["etude.dev/role"] == "trainer"
+    assert head["spec"]["containers"][0]["command"][-1].endswith("&& exec etude-trainer")
+    assert "RAY_ADDRESS" in {each["name"] for each in head["spec"]["containers"][0]["env"]}
+    assert "startupProbe" not in worker["spec"]["containers"][0]
+
+
+def test_everything_but_the_trainer_stays_a_stateful_set(run_body: Any, platform: Platform) -> None:
+    made = children_of(with_trainer(run_body, learnerRanks=2, gpusPerReplica=1), platform)
+    assert {name for kind, name in made if kind == "StatefulSet"} == {
+        "demo-inference",
+        "demo-rewards",
+    }
+    assert ("Service", "demo-trainer") in made
+
+
+def test_parts_of_ray_reach_each_other(run_body: Any, platform: Platform) -> None:
+    made = children_of(with_trainer(run_body, learnerRanks=2, gpusPerReplica=1), platform)
+    spec = made["NetworkPolicy", "demo-trainer"]["spec"]
+    mine = {"podSelector": spec["podSelector"]}
+    assert {"from": [mine]} in spec["ingress"]
+    assert {"to": [mine]} in spec["egress"]
+
+
+async def test_the_head_is_dialled_and_the_workers_are_waited_for(lab: Any, run_body: Any) -> None:
+    lab.cluster.integrations = frozenset({"RayCluster"})
+    lab.cluster.put(with_trainer(run_body, learnerRanks=2, gpusPerReplica=1))
+    await lab.settle()
+    cluster = lab.cluster.objects()[Ref("RayCluster", "lab", "demo")]
+    pod(lab, cluster, "demo-head-x", "head")
+    await lab.settle()
+    assert lab.run().status.phase == "Provisioning"
+    assert "demo-trainer-0.demo-trainer:7000" in lab.peers.runs
+    pod(lab, cluster, "demo-learners-worker-y", "worker")
+    await lab.settle()
+    (role,) = (r for r in lab.run().status.roles if r.name == "trainer")
+    assert (role.desired, role.ready) == (2, 2)
+    assert lab.condition("RolesReady") == ("True", "PodsReady")
+
+
+def pod(lab: Any, cluster: Manifest, name: str, kind: str) -> None:
+    """What KubeRay would make."""
+    spec = cluster["spec"]
+    groups = {"head": spec["headGroupSpec"], "worker": spec["workerGroupSpecs"][0]}
+    template = groups[kind]["template"]
+    owner = {"uid": cluster["metadata"]["uid"], "kind": "RayCluster", "controller": True}
+    labels = {**template["metadata"]["labels"], "ray.io/node-type": kind}
+    metadata = {"name": name, "namespace": "lab", "labels": labels, "ownerReferences": [owner]}
+    lab.cluster.put(
+        {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+    )
