@@ -141,6 +141,8 @@ class Lab:
                     "data": [{"name": "traces", "uri": "s3://nowhere/traces.jsonl"}],
                 }
             ],
+            # No controller answers, and nobody shall wait for what it cannot save.
+            "checkpointing": {"onSuspend": "Skip"},
             "roles": {"trainer": {"cpu": "1"}, "inference": {"replicas": 2, "cpu": "1"}},
         }
         kind = {"apiVersion": "etude.dev/v1alpha1", "kind": "RLRun", "metadata": {"name": name}}

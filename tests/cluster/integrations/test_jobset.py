@@ -69,7 +69,8 @@ def test_a_suspended_run_has_no_jobset_and_comes_back_with_what_changed(
     lab.until("all pods", lambda: lab.condition("RolesReady") == ("True", "PodsReady"))
     lab.patch("rlr", "demo", suspend=True)
     lab.until("suspension", lambda: lab.condition("Suspended") == ("True", "ByUser"))
-    assert lab.names("jobsets,jobs,pods") == []
+    assert lab.names("pods") == []
+    lab.until("no JobSet", lambda: lab.names("jobsets,jobs") == [])
     near = {**JOBSET, "topology": {"required": "topology.kubernetes.io/zone"}}
     lab.patch("rlr", "demo", suspend=False, scheduling=near)
     lab.until("all pods", lambda: lab.condition("RolesReady") == ("True", "PodsReady"))

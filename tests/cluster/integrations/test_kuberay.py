@@ -64,4 +64,5 @@ def test_a_failed_head_is_replaced_with_its_workers_and_a_suspended_run_has_none
     assert generation == made["metadata"]["generation"]
     lab.patch("rlr", "demo", suspend=True)
     lab.until("suspension", lambda: lab.condition("Suspended") == ("True", "ByUser"))
-    assert lab.names("rayclusters,pods") == []
+    assert lab.names("pods") == []
+    lab.until("no RayCluster", lambda: lab.names("rayclusters") == [])

@@ -1,5 +1,8 @@
 """A run as one JobSet: what it says, and what is told of its pods."""
 
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +11,7 @@ import pytest
 
 from etude.common.api.kinds import RLRun
 from etude.operator.desired import runs as desired
+from etude.operator.desired.jobsets import NEVER_DONE
 from etude.operator.desired.runs import Platform, RunShape
 from etude.operator.manifests import Manifest, Ref
 
@@ -145,3 +149,42 @@ def child(name: str, owner: Manifest, labels: dict[str, str]) -> Manifest:
     reference = {"uid": owner["metadata"]["uid"], "kind": owner["kind"], "controller": True}
     mine = {"etude.dev/run": "demo", **labels}
     return {"name": name, "namespace": "lab", "labels": mine, "ownerReferences": [reference]}
+
+
+def ended(program: str, *, told_to_go: bool) -> tuple[int, str]:
+    """How a container's command ends, and what it said."""
+    words = ("/bin/sh", "-c", NEVER_DONE, "trainer", sys.executable, "-c", program)
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        if told_to_go:
+            process.send_signal(signal.SIGTERM)
+        said = process.stdout.read()
+        return process.wait(timeout=60), said
+
+
+SAVES = """
+import signal, sys, time
+def leave(*_):
+    time.sleep(0.2)
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("up", flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+def test_a_role_that_saves_as_it_is_told_to_go_is_no_work_that_is_done() -> None:
+    assert ended(SAVES, told_to_go=True) == (143, "saved\n")
+
+
+@pytest.mark.parametrize("code", [1, 78, 137])
+def test_a_failure_keeps_its_exit_code(code: int) -> None:
+    program = f"print('up', flush=True); import os; os._exit({code})"
+    assert ended(program, told_to_go=False) == (code, "")
+
+
+def test_what_ends_by_itself_is_started_again() -> None:
+    assert ended("print('up', flush=True)", told_to_go=False) == (143, "")

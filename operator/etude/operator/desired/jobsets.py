@@ -20,6 +20,18 @@ PREFERRED = "kueue.x-k8s.io/podset-preferred-topology"
 FOR_EVER = 2**31 - 1
 """A Job counts every pod that is replaced; ours are to be replaced for as long as the run lasts."""
 
+NEVER_DONE = """\
+trap 'kill -TERM "$child" 2>/dev/null' TERM
+"$@" &
+child=$!
+wait "$child"; code=$?
+while kill -0 "$child" 2>/dev/null; do wait "$child"; code=$?; done
+[ "$code" -ne 0 ] || code=143
+exit "$code\"
+"""
+"""A Job takes a container that ends well for work that is done, and makes no pod for it again. Ours
+end well when they are told to go, by a drain or a queue, after they have saved."""
+
 
 class Part(NamedTuple):
     """One role of the run."""
@@ -67,7 +79,14 @@ def _job(part: Part, labels: Mapping[str, str], scheduling: Scheduling) -> Manif
     topology = _topology(scheduling)
     if topology:
         metadata = {**metadata, "annotations": metadata.get("annotations", {}) | topology}
-    spec = part.template["spec"] | {"restartPolicy": "OnFailure", "subdomain": part.service}
+    containers = [
+        c | {"command": ["/bin/sh", "-c", NEVER_DONE, part.role, *c["command"]]}
+        if c["name"] == part.role
+        else c
+        for c in part.template["spec"]["containers"]
+    ]
+    ours = {"restartPolicy": "OnFailure", "subdomain": part.service, "containers": containers}
+    spec = part.template["spec"] | ours
     return {
         "metadata": {"labels": {**labels, names.ROLE: part.role}},
         "spec": {
