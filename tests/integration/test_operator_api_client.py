@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from etude.operator.cluster import discovery
 from etude.operator.cluster import rest as requests
 from etude.operator.cluster.api import (
     ClusterError,
@@ -20,6 +21,7 @@ from etude.operator.cluster.api import (
     RefusedError,
 )
 from etude.operator.cluster.cache import Cache
+from etude.operator.cluster.discovery import Discovery
 from etude.operator.cluster.kubernetes import KubernetesCluster
 from etude.operator.cluster.leases import KubernetesLeases
 from etude.operator.cluster.rest import Rest, path_of
@@ -340,3 +342,57 @@ async def test_pods_are_reached_by_their_address_once_it_is_known(serve: Serve) 
         assert cluster.address("lab", "p.svc:7000") == "p.svc.lab.svc:7000"
         cluster.cache.see({**pod(5), "status": {"podIP": "10.0.0.7"}})
         assert cluster.address("lab", "p.svc:7000") == "10.0.0.7:7000"
+
+
+JOBSETS = path_of("JobSet")
+SERVED = (200, {"resources": [{"name": "jobsets", "kind": "JobSet"}, {"name": "jobsets/status"}]})
+
+
+def groups(*versions: str) -> tuple[int, Any]:
+    return 200, {"groups": [{"versions": [{"groupVersion": each}]} for each in versions]}
+
+
+def job_set() -> Manifest:
+    metadata = {"name": "demo", "namespace": "lab", "uid": "u2", "resourceVersion": "3"}
+    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": metadata}
+
+
+async def test_an_api_is_used_from_when_it_is_installed_until_it_is_removed(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery, "LEAST_S", 0.01)
+    key, wanted = Ref("JobSet", "lab", "demo"), {"JobSet"}
+    async with serve() as (server, cluster):
+        cluster.discovery = Discovery(("JobSet",))
+        for kind in (*KINDS, *CHILDREN):
+            server.answers[f"GET {path_of(kind)}"] = [listing(1)]
+        server.answers["GET /apis/jobset.x-k8s.io/v1alpha2"] = [SERVED]
+        api = server.answers["GET /apis"]
+        api.append(groups())
+        watches = Watches(cluster.rest, cluster.cache, discovery=cluster.discovery)
+        await watches.sync()
+        assert cluster.served(wanted) == frozenset()
+        watching = asyncio.create_task(watches.keep_watching())
+        server.answers[f"GET {JOBSETS}"] = [FORBIDDEN, listing(5, job_set())]
+        api[:] = [groups("jobset.x-k8s.io/v1alpha2")]
+        await until(lambda: cluster.served(wanted) == wanted)
+        assert cluster.get(key) is not None, "known before it is used"
+        await until(
+            lambda: any("watch=1" in path and JOBSETS in path for _, path, _ in server.requests)
+        )
+        api[:] = [(503, {}), groups()]
+        await until(lambda: not cluster.served({*wanted, "RayCluster"}))
+        await until(lambda: cluster.get(key) is None)
+        watching.cancel()
+
+
+async def test_what_is_made_once_is_never_written_again(serve: Serve) -> None:
+    async with serve() as (server, cluster):
+        server.answers[f"GET {path_of('JobSet', 'lab', 'demo')}"] = [(200, job_set())]
+        assert await cluster.apply({**job_set(), "spec": {}}, manager="test") == job_set()
+        assert {method for method, _, _ in server.requests} == {"GET"}
+        path = path_of("JobSet", "lab", "demo")
+        server.answers[f"DELETE {path}"] = [(200, {})]
+        await cluster.delete(Ref("JobSet", "lab", "demo"), uid="u2")
+    (body,) = (body for method, _, body in server.requests if method == "DELETE")
+    assert body["propagationPolicy"] == "Foreground"

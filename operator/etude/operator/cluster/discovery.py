@@ -51,11 +51,15 @@ class Discovery:
         Raises:
             ClusterError: it does not say.
         """
+        wanted = {RESOURCES[kind].api_version for kind in self.kinds}
+        if not wanted:
+            return set()
+        # A version that is not served is answered with words, and not with a status.
+        groups = answered(await rest.request("GET", "/apis"), "discover groups")["groups"]
+        served = {version["groupVersion"] for group in groups for version in group["versions"]}
         found: set[str] = set()
-        for version in {RESOURCES[kind].api_version for kind in self.kinds}:
+        for version in wanted & served:
             reply = await rest.request("GET", f"/apis/{version}")
-            if reply.status == 404:
-                continue
             listed = answered(reply, f"discover {version}").get("resources") or ()
             plurals = {each["name"] for each in listed}
             found |= {
