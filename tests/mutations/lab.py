@@ -22,7 +22,7 @@ LIVE = {
         *("checkpointing", "evaluation", "failurePolicy", "deadlines", "observability", "budget"),
         *("network", "ttlSecondsAfterFinished", "deletionRules", "suspend", "managedBy"),
     },
-    "EnvPool": {"replicas", "lease", "health", "search", "warm", "snapshotsUri"},
+    "EnvPool": {"lease", "health", "search", "warm", "snapshotsUri"},
 }
 """Parts that change while the object works; for the others it is brought to rest first."""
 MOST_PODS = 40

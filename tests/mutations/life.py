@@ -124,11 +124,16 @@ class Life:
         self._patch("RLRun", {"suspend": False})
 
     def pool(self) -> None:
-        """A pool is made, loses a node, its edge and its policies, and goes."""
+        """A pool is made, loses a node to a failure, its edge and its policies, and goes."""
         self._make("EnvPool", schema.base(crd.ENV_POOL))
         self.until(lambda: len(self._nodes()) == 2, "two nodes")
-        self._patch("EnvPool", {"replicas": 1, "edge": None, "network": {"policy": "Unmanaged"}})
-        self.until(lambda: len(self._nodes()) == 1, "one node")
+        before = {each["metadata"]["uid"] for each in self._nodes()}
+        self._status(self._nodes()[0]["metadata"]["name"], {"phase": "Failed"})
+        self.until(
+            lambda: len({each["metadata"]["uid"] for each in self._nodes()} & before) == 1,
+            "the node that failed goes",
+        )
+        self._patch("EnvPool", {"edge": None, "network": {"policy": "Unmanaged"}})
         self.until(lambda: not list(self.api.listed("NetworkPolicy", self.namespace)), "policies")
         self.api.call("DELETE", path_of("EnvPool", self.namespace, "base"))
 

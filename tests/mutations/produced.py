@@ -36,7 +36,7 @@ def bodies(seed: int) -> Iterator[Manifest]:
     for kind in crd.KINDS:
         yield schema.base(kind)
         for mutation in cases.mutations(kind, seed):
-            if THEIRS not in mutation.path and mutation.steps[0] == "spec":
+            if THEIRS not in mutation.path and mutation.top:
                 yield json.loads(cases.dumped(mutation.body()))
 
 

@@ -145,7 +145,7 @@ def _broker_of(pool: Manifest) -> str:
 def _of_pool(spec: Manifest, whole: Manifest, children: Children) -> Iterator[str]:
     name = whole["metadata"]["name"]
     said = json.loads(_get(children, "ConfigMap", f"{name}-pool")["data"]["pool.json"])["spec"]
-    yield from unequal("pool.json", {**spec, "replicas": 1}, said)
+    yield from unequal("pool.json", _unsized(spec), _unsized(said))
     nodes = [
         child
         for (kind, _), child in children.items()
@@ -153,15 +153,22 @@ def _of_pool(spec: Manifest, whole: Manifest, children: Children) -> Iterator[st
         and child["metadata"]["labels"].get("etude.dev/pool") == name
         and child["metadata"]["labels"].get("etude.dev/role") == "node"
     ]
-    yield from unequal(f"nodes of {name}", spec["replicas"], len(nodes))
     broker = _get(children, "StatefulSet", f"{name}-broker")["spec"]
-    wanted = spec["brokers"] if spec["replicas"] else 0
-    yield from unequal("brokers", wanted, broker["replicas"])
+    if "autoscaling" not in spec:  # else demand says how many
+        replicas = spec.get("replicas", 1)
+        yield from unequal(f"nodes of {name}", replicas, len(nodes))
+        wanted = spec["brokers"] if replicas else 0
+        yield from unequal("brokers", wanted, broker["replicas"])
     parts = ["broker", "node", *(["edge"] if "edge" in spec else [])]
     yield from _policies(spec["network"]["policy"], children, name, parts)
     yield from _of_edge(spec, children, name)
     for node in nodes:
         yield from _of_node(spec, node["spec"], name)
+
+
+def _unsized(spec: Manifest) -> Manifest:
+    """Without what is the operator's business alone, and must restart no pod."""
+    return {key: value for key, value in spec.items() if key not in {"replicas", "autoscaling"}}
 
 
 def _of_edge(spec: Manifest, children: Children, name: str) -> Iterator[str]:
