@@ -42,15 +42,40 @@ UPLOADS = "uploads"
 OBJECT_STORE_BYTES = 256 << 20
 """Batches travel through it one at a time; Ray spills what does not fit."""
 
+STARTS = 4
+"""How often a Ray of our own is started before its failure is the run's."""
+
+TOO_SLOW = "timed out during startup"
+"""What Ray says of a node that is late; it has no type for it."""
+
 Actor = Any
 """Ray's handles have no static type."""
 
 
 def start(address: str | None) -> None:
-    """Join a Ray cluster, or start one on this machine that serves this run alone."""
+    """Join a Ray cluster, or start one on this machine that serves this run alone.
+
+    Raises:
+        Exception: Ray's own, once it gave up STARTS times.
+    """
     if address is not None:
         ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
         return
+    for left in reversed(range(STARTS)):
+        try:
+            _start_here()
+        except Exception as error:
+            # Ray waits 30 s for its node, which a busy machine may exceed; what this process
+            # has imported by then took longer.
+            if TOO_SLOW not in str(error) or not left:
+                raise
+            log.warning("Ray's node did not start in time; once more, %d left", left)
+            ray.shutdown()
+        else:
+            return
+
+
+def _start_here() -> None:
     ray.init(
         include_dashboard=False,
         num_cpus=1,
