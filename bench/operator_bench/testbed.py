@@ -66,6 +66,7 @@ class Testbed(NamedTuple):
     def install(self) -> None:
         """Our chart, with nobody at work yet."""
         values = {"image": "localhost/etude-base:1", "isolation.allowProcess": "true"}
+        values["tls.mode"] = "Plaintext"  # controllers and brokers are played without certificates
         sets = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
         chart = str(ROOT / "helm" / "etude")
         self.program("helm", "install", "etude", chart, "-n", HOME, "--create-namespace", *sets)

@@ -341,7 +341,6 @@ async def test_pods_are_reached_by_their_address_once_it_is_known(serve: Serve) 
     async with serve() as (_, cluster):
         assert cluster.address("lab", "p.svc:7000") == "p.svc.lab.svc:7000"
         cluster.cache.see({**pod(5), "status": {"podIP": "10.0.0.7"}})
-        # With the name that the certificate there must have.
         assert cluster.address("lab", "p.svc:7000") == "svc.lab.svc@10.0.0.7:7000"
 
 
