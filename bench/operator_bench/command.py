@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from operator_bench import measures
-from operator_bench.manifests import LIFE, REST, rl_run, sft_run
+from operator_bench.manifests import LIFE, REST, THEIRS, rl_run, sft_run
 from operator_bench.report import table
 from operator_bench.scene import Scene, scene
 
@@ -23,6 +23,7 @@ OUT = Path(__file__).parents[1] / "out" / "operator.json"
 REST_S = 60.0
 LIVES = 5
 CHANGES = 200
+PEER_RUNS = 100
 CHANGES_PER_S = 5.0
 
 Say = Callable[[str], None]
@@ -124,6 +125,18 @@ async def _restart(made: Scene, _: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+async def _peer(made: Scene, options: argparse.Namespace) -> dict[str, Any]:
+    count = min(options.runs, PEER_RUNS)
+    ours = [sft_run(f"ours-{number}") for number in range(count)]
+    theirs = [sft_run(f"{THEIRS}-{number}") for number in range(count + 1)]
+    found = await measures.beside_kopf(made, ours, theirs)
+    return {
+        "ours_runs_per_s": round(found.ours_per_s, 2),
+        "kopf_runs_per_s": round(found.theirs_per_s, 2),
+        "ours_over_kopf": round(found.ours_per_s / found.theirs_per_s, 2),
+    }
+
+
 def _names(options: argparse.Namespace) -> list[str]:
     return [f"{REST}-{number}" for number in range(options.runs)]
 
@@ -135,6 +148,7 @@ MEASURES: Mapping[str, Callable[[Scene, argparse.Namespace], Awaitable[dict[str,
     "lives": _lives,
     "pods": _pods,
     "restart": _restart,
+    "peer": _peer,
 }
 
 

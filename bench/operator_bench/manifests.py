@@ -11,6 +11,8 @@ STEPS = 20
 LIFE = "life"
 """Names of runs that live through all of it begin so; the others rest in their first step."""
 REST = "rest"
+THEIRS = "theirs"
+"""Made by the operator that ours is compared with."""
 
 
 def sft_run(name: str) -> dict[str, Any]:

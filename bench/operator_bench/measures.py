@@ -11,7 +11,7 @@ from typing import NamedTuple
 from operator_bench.api import GROUP, Object, all_of, ticks, until
 from operator_bench.manifests import NAMESPACE, pool
 from operator_bench.operator_process import Metrics
-from operator_bench.scene import POOLS, RUNS, Scene
+from operator_bench.scene import POOLS, RUNS, Scene, until_ready
 
 LIMIT_S = 1_800
 SETTLE_S = 15
@@ -221,3 +221,35 @@ async def restarted(scene: Scene) -> Restart:
         if time.monotonic() - began_s > LIMIT_S:
             raise TimeoutError(f"not consistent within {LIMIT_S} s")
         await asyncio.sleep(0.25)
+
+
+class Peer(NamedTuple):
+    """The same runs by our operator and by a handler of kopf."""
+
+    ours_per_s: float
+    theirs_per_s: float
+
+
+async def beside_kopf(scene: Scene, ours: list[Object], theirs: list[Object]) -> Peer:
+    """Equally many runs by each in turn, on the same cluster, until each run has its children."""
+    ours_per_s = await _rate(scene, ours)
+    await settled(scene)
+    scene.operator.stop()
+    peer = scene.start("operator_bench.peer")
+    try:
+        # Its first list is over when a run that is made now is handled.
+        await _rate(scene, theirs[:1])
+        theirs_per_s = await _rate(scene, theirs[1:])
+    finally:
+        peer.kill()
+        peer.wait(timeout=30)
+        scene.operator.start()
+    await until_ready(scene.operator)
+    return Peer(ours_per_s, theirs_per_s)
+
+
+async def _rate(scene: Scene, manifests: list[Object]) -> float:
+    keys = {("RLRun", each["metadata"]["name"]) for each in manifests}
+    began_s = await scene.make(RUNS, manifests)
+    await until(lambda: keys <= scene.seen.observed_s.keys(), "children of every run", LIMIT_S)
+    return len(keys) / (max(scene.seen.observed_s[key] for key in keys) - began_s)

@@ -58,6 +58,11 @@ class Scene:
     operator: Operator
     seen: Seen
     controllers: "subprocess.Popen[bytes]"
+    folder: Path
+
+    def start(self, module: str) -> "subprocess.Popen[bytes]":
+        """A program of the bench on the cluster's network."""
+        return _start(self.testbed, self.folder, module)
 
     async def metrics(self) -> Metrics:
         """What the operator counts now."""
@@ -96,24 +101,25 @@ async def scene(folder: Path, *, pods: int) -> AsyncIterator[Scene]:
 @contextlib.asynccontextmanager
 async def _served(testbed: Testbed, api: Api, folder: Path) -> AsyncIterator[Scene]:
     operator = Operator(testbed, folder)
-    controllers = testbed.start(
-        [sys.executable, "-m", "operator_bench.standin", str(testbed.run / "cluster.json")],
-        folder / "controllers.log",
-        {"PYTHONPATH": str(BENCH)},
-    )
+    controllers = _start(testbed, folder, "operator_bench.standin")
     seen = Seen()
     operator.start()
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(api.watch(path, seen.take)) for path in (RUNS, POOLS)]
             await until_ready(operator)
-            yield Scene(testbed, api, operator, seen, controllers)
+            yield Scene(testbed, api, operator, seen, controllers, folder)
             for task in tasks:
                 task.cancel()
     finally:
         operator.stop()
         controllers.kill()
         controllers.wait(timeout=30)
+
+
+def _start(testbed: Testbed, folder: Path, module: str) -> "subprocess.Popen[bytes]":
+    words = [sys.executable, "-m", module, str(testbed.run / "cluster.json")]
+    return testbed.start(words, folder / f"{module}.log", {"PYTHONPATH": str(BENCH)})
 
 
 async def until_ready(operator: Operator) -> None:
