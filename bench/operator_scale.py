@@ -15,7 +15,7 @@ Examples:
   make bench-operator                                    all of it, and bench/out/operator.json
   python bench/operator_scale.py --runs 50 --pods 500          a small one, in two minutes
   python bench/operator_scale.py --runs 200 --only runs        how fast runs come to be, alone
-  python bench/operator_scale.py --runs 100 --only peer   beside a handler of kopf that makes the same
+  python bench/operator_scale.py --runs 100 --only peer        beside a handler of kopf
   python bench/operator_scale.py --kind rl --runs 100 --only runs   runs with every role and a pool
 """
 

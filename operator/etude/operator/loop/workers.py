@@ -33,7 +33,9 @@ class Operator:
     cluster: Cluster
     reconciler: Reconciler
     queue: WorkQueue
-    workers: int = 8
+    workers: int = 24
+    """A pass mostly waits for the API server: a dozen requests, one after the other. With 8, a slow
+    API server and not our time bounded the runs a second."""
     users: Users = field(default_factory=Users)
     startups: Startups = field(default_factory=Startups)
 
