@@ -18,7 +18,7 @@ from tests.support.testbeds import Program
 from etude.common.api import crd
 
 ROOT = Path(__file__).parents[2]
-RELEASED = ROOT / "tests" / "data" / "crds"
+RELEASED = ROOT / "tests" / "data" / "releases"
 NOW = ROOT / "helm" / "etude" / "files" / "crds"
 VERSIONS = sorted(path for path in RELEASED.iterdir() if path.is_dir())
 MANY = 120

@@ -43,7 +43,11 @@ POOL: dict[str, Any] = {
 LOOK = {"command": "ls /etc/etude-tls /var/run/etude-token 2>/dev/null; echo on"}
 """What an environment does; it finds neither the node's key nor anything to get one with."""
 
-pytestmark = [pytest.mark.usefixtures("crds"), pytest.mark.timeout(3 * LIMIT_S)]
+pytestmark = [
+    pytest.mark.long,  # certificates of minutes, waited for
+    pytest.mark.usefixtures("crds"),
+    pytest.mark.timeout(3 * LIMIT_S),
+]
 
 
 class Lab(NamedTuple):

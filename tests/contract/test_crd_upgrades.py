@@ -11,7 +11,7 @@ from tests.support.crd_changes import breaks
 
 from etude.common.api import crd
 
-RELEASED = Path(__file__).parents[1] / "data" / "crds"
+RELEASED = Path(__file__).parents[1] / "data" / "releases"
 EXCEPTIONS = yaml.safe_load((RELEASED / "exceptions.yaml").read_text(encoding="utf-8")) or []
 VERSIONS = sorted(path for path in RELEASED.iterdir() if path.is_dir())
 
