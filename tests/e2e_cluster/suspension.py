@@ -50,8 +50,8 @@ def resume(scene: Scene) -> None:
 
 
 def _suspended_at(scene: Scene) -> Object:
-    (saved,) = (each for each in scene.checkpoints() if each["spec"]["reason"] == "Suspend")
-    return saved
+    """The newest one: a state that was saved on time a moment before is not saved again."""
+    return max(scene.checkpoints(), key=lambda each: int(each["spec"]["step"]))
 
 
 def _ready_at(scene: Scene, name: str) -> Change:
