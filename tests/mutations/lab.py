@@ -236,11 +236,14 @@ def _is_over(live: Manifest) -> bool:
 
 
 def unnamed(reply: Reply, mutation: Mutation) -> Iterator[str]:
-    """What a refusal lacks: it has to be the API server's own, and to name the field."""
+    """What a refusal lacks: it has to be the API server's own, and to name the field.
+
+    A rule about several fields names the part of the spec that holds them.
+    """
     if reply.status not in {400, 403, 413, 422}:
         yield f"answers {reply.status}: {reply.message[:300]}"
     names = [str(step) for step in mutation.steps if isinstance(step, str)]
     # A number beyond every double ends the parsing of the whole, which names the number.
     is_named = isinstance(mutation.value, Raw) and mutation.value in reply.message
-    if not is_named and not any(name in reply.message for name in names[-2:]):
+    if not is_named and not any(name in reply.message for name in names[1:] or names):
         yield f"does not name the field: {reply.message[:600]}"

@@ -17,7 +17,15 @@ def pods(manifests: Iterable[Manifest]) -> Iterator[tuple[str, Manifest]]:
         if manifest["kind"] == "Pod":
             yield name, {"metadata": {}, "spec": spec}
         elif "template" in spec and "containers" in spec["template"].get("spec", {}):
-            yield name, spec["template"]
+            yield name, _with_claims(spec)
+
+
+def _with_claims(spec: Manifest) -> Manifest:
+    """A template with the volumes that a StatefulSet adds to each of its pods."""
+    claims = [each["metadata"]["name"] for each in spec.get("volumeClaimTemplates") or ()]
+    inner = spec["template"]["spec"]
+    volumes = [*(inner.get("volumes") or ()), *({"name": n, "emptyDir": {}} for n in claims)]
+    return {**spec["template"], "spec": {**inner, "volumes": volumes}}
 
 
 def refusals(api: Api, namespace: str, manifests: Iterable[Manifest]) -> Iterator[str]:
