@@ -106,6 +106,7 @@ def test_a_suspended_run_goes_on_at_the_step_after_its_checkpoint(
     assert steps == list(range(1, wanted + 1)), "each step once, in order"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("demo_data", "operator_pod")
 def test_a_trainer_that_is_evicted_saves_first_and_goes_on_where_it_stopped(
     kubectl: Kubectl, lab: str, store: Store
