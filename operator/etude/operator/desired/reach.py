@@ -48,48 +48,45 @@ def run_policies(
         operator_namespace: where the operator runs, which dials the controller.
         asks_issuer: whether its pods get their certificates from an issuer beside the operator.
     """
-    ours = {names.RUN: run.metadata.name}
-    trainer, inference, rewards = (
-        {**ours, names.ROLE: role} for role in (names.TRAINER, names.INFERENCE, names.REWARDS)
-    )
+    roles = run.spec.roles
     outside = _outside(run.spec.storage, run.spec.observability.otlp_endpoint)
-    issuer = _issuer(operator_namespace) if asks_issuer else []
+    served = [*outside, *(_issuer(operator_namespace) if asks_issuer else [])]
     environments = [rule for pool in pools for rule in _environments(pool)]
     operator = _from_operator(operator_namespace, names.TRAINER)
+    made = [_trainer_policy(run, operator, [*served, *environments])]
+    if roles.inference is not None:
+        part = _part(run, names.INFERENCE)
+        asked = [_from([_part(run, names.TRAINER)], names.INFERENCE)]
+        asked += [_from_gateway(run, each) for each in _gateways(run)]
+        made.append(_policy(run, names.INFERENCE, part, asked, served))
+    if roles.rewards is not None:
+        part = _part(run, names.REWARDS)
+        asked = [_from([_part(run, names.TRAINER)], names.REWARDS)]
+        made.append(_policy(run, names.REWARDS, part, asked, [*served, *environments]))
+    # A Job talks with nobody who would ask for its certificate.
+    job = {names.SAVED_BY: run.metadata.name, names.ROLE: names.JANITOR}
+    return [*made, _policy(run, names.JANITOR, job, [], outside)]
+
+
+def _part(run: RLRun, role: str) -> Selector:
+    return {names.RUN: run.metadata.name, names.ROLE: role}
+
+
+def _trainer_policy(run: RLRun, operator: Rule, outside: Sequence[Rule]) -> Manifest:
+    trainer = _part(run, names.TRAINER)
     # Ray's parts talk to each other on whichever ports they find.
-    is_spread = run.spec.scheduling.kind == "RayCluster"
-    among = [_pods(trainer)] if is_spread else []
-    outsiders = [_from_gateway(run, each) for each in _gateways(run)]
-    ways = {
-        names.TRAINER: (
-            trainer,
-            [operator, *({"from": [each]} for each in among)],
-            [
-                *({"to": [each]} for each in among),
-                _to(inference, names.INFERENCE),
-                _to(rewards, names.REWARDS),
-                *environments,
-            ],
-        ),
-        names.INFERENCE: (inference, [_from([trainer], names.INFERENCE), *outsiders], []),
-        names.REWARDS: (rewards, [_from([trainer], names.REWARDS)], environments),
-        names.JANITOR: ({names.SAVED_BY: run.metadata.name, names.ROLE: names.JANITOR}, [], []),
-    }
-    has = {names.TRAINER: True, names.INFERENCE: run.spec.roles.inference is not None}
-    has[names.JANITOR] = True
-    has[names.REWARDS] = run.spec.roles.rewards is not None
-    return [
-        # A Job talks with nobody who would ask for its certificate.
-        _policy(
-            run,
-            role,
-            selected,
-            ingress,
-            [*outside, *([] if role == names.JANITOR else issuer), *egress],
-        )
-        for role, (selected, ingress, egress) in ways.items()
-        if has[role]
+    among = [_pods(trainer)] if run.spec.scheduling.kind == "RayCluster" else []
+    partners = [
+        _to(_part(run, names.INFERENCE), names.INFERENCE),
+        _to(_part(run, names.REWARDS), names.REWARDS),
     ]
+    return _policy(
+        run,
+        names.TRAINER,
+        trainer,
+        [operator, *({"from": [each]} for each in among)],
+        [*({"to": [each]} for each in among), *partners, *outside],
+    )
 
 
 def pool_policies(
