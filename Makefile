@@ -84,7 +84,7 @@ test-env: $(READY) ## environments on every driver, with the attacks on them; sk
 	ETUDE_REQUIRE=qemu $(RUN) pytest tests/unit/guest tests/contract/test_guest_agents.py tests/contract/test_workspaces.py tests/integration/envserver tests/integration/envaccess tests/integration/tasks tests/integration/qemu tests/integration/firecracker tests/integration/gvisor tests/attacks
 
 protos: $(READY) ## regenerate the committed stubs
-	$(RUN) python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos --grpc_python_out=protos --mypy_grpc_out=protos protos/etude/v1/*.proto
+	$(RUN) python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos --grpc_python_out=protos --mypy_grpc_out=protos protos/etude/*/*.proto
 
 docs: $(READY) ## regenerate CRDs and reference pages, and build the site into site/
 	$(RUN) python -m etude.common.api.crd

@@ -8,8 +8,9 @@ import grpc
 import pytest
 
 from etude.common import channels
+from etude.keda import external_scaler_pb2, external_scaler_pb2_grpc
 from etude.operator.keda.service import serving
-from etude.v1 import environments_pb2, external_scaler_pb2, external_scaler_pb2_grpc
+from etude.v1 import environments_pb2
 
 BROKER = "repos-broker-0.repos-broker:7020"
 PATIENCE_S = 60.0

@@ -12,10 +12,10 @@ from typing_extensions import override
 from etude.common.errors import UnavailableError
 from etude.common.serving import Server
 from etude.common.tls.wire import Wire
+from etude.keda import external_scaler_pb2 as keda
+from etude.keda import external_scaler_pb2_grpc
 from etude.operator.cluster.api import Cluster
 from etude.operator.keda.demand import METRIC, Demand, Demands
-from etude.v1 import external_scaler_pb2 as keda
-from etude.v1 import external_scaler_pb2_grpc
 
 SERVICE = keda.DESCRIPTOR.services_by_name["ExternalScaler"].full_name
 LOOK_S = 0.5

@@ -13,10 +13,7 @@ import etude.v1
 from etude.common.tls.callers import CALLERS, OPEN, refusal
 from etude.common.tls.identity import Identity
 
-NOT_LISTED = {
-    "etude.v1.CertificateService",  # judges by token
-    "externalscaler.ExternalScaler",  # KEDA's, which calls in the clear
-}
+JUDGES_BY_TOKEN = "etude.v1.CertificateService"
 FILES = [
     importlib.import_module(f"etude.v1.{module.name}")
     for module in pkgutil.iter_modules(etude.v1.__path__)
@@ -27,7 +24,7 @@ METHODS = [
     for file in FILES
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
-    if service.full_name not in NOT_LISTED
+    if service.full_name != JUDGES_BY_TOKEN
 ]
 SERVERS = {
     "RunService": "trainer",

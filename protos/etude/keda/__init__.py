@@ -1,0 +1,1 @@
+"""KEDA's wire, with committed stubs: what it asks of an external scaler."""
