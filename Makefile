@@ -1,6 +1,6 @@
 # Every target works on a fresh Linux machine with Python >= 3.11 and pip: uv and the locked
 # dependencies come by themselves.
-.PHONY: help demo test test-gpu test-long fuzz-frames check fix protos docs chart-readme bench bench-autoscaler bench-operator bench-weights search-model chaos-weights minio testbed test-operator microvms test-env bench-env system-deps buf
+.PHONY: help demo check fix test test-gpu test-long fuzz-frames chaos-weights minio testbed test-operator e2e microvms test-env protos docs chart-readme bench bench-env bench-weights bench-autoscaler bench-operator search-model system-deps buf
 UV    := $(shell uv --version >/dev/null 2>&1 && command -v uv || echo .tools/bin/uv)
 EXTRA ?= cpu
 READY := .venv/.ready-$(EXTRA)
@@ -9,7 +9,7 @@ SEED  ?= 0
 ROOT  := $(shell [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo yes)
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
 .tools/bin/uv:
 	python3 -m pip install --quiet --disable-pip-version-check --target .tools uv
@@ -65,7 +65,7 @@ testbed: $(READY) ## build and start a real control plane and node, and run the 
 
 # Suites that show what the operator does under faults and bad input; each writes its figures into
 # bench/out/faults.json by tests/support/figures.py.
-OPERATOR_SUITES = tests/operator_faults $(wildcard tests/operator_mutations tests/cluster/test_mutations.py tests/cluster/test_rights_used.py)
+OPERATOR_SUITES = tests/operator_faults tests/cluster/test_mutations.py tests/cluster/test_rights_used.py
 
 test-operator: $(READY) ## crash plans, faults of the API server, mutated manifests, used rights: figures in bench/out/faults.json
 	$(RUN) python hack/testbed/build.py
@@ -98,11 +98,10 @@ chart-readme: $(READY) ## regenerate the chart's README from its values (needs G
 	$(RUN) python hack/testbed/build.py
 	$(RUN) python hack/chart_readme.py
 
-# The first run of bench/weights.py trains a model for minutes, and bench/env.py starts thousands of
-# machines, and bench/operator_scale.py thousands of pods,
-# so they have targets of their own.
+# The first run of bench/weights.py trains a model for minutes, bench/env.py starts thousands of
+# machines and bench/operator_scale.py thousands of pods: they have targets of their own.
 # The demo comes first: others replay the run that it makes.
-bench: $(READY) ## one table of ratios per claim, but for the weights
+bench: $(READY) ## one table of ratios per claim, but for those of the bench-… targets
 	@for script in bench/demo.py $(sort $(filter-out bench/demo.py bench/weights.py bench/env.py bench/operator_scale.py,$(wildcard bench/*.py))); do $(RUN) python $$script || exit 1; done
 
 bench-env: $(READY) ## environments against their goals: starts, forks, density, bursts, placements (QEMU, Go, root, idle)

@@ -62,9 +62,7 @@ def test_a_documented_command_exists_with_its_options(page: str, command: str) -
     if words is None:
         words, verb = plugin_words(command), get_command(plugin.app)
     if words is None:
-        target = re.match(r"make ([a-z-]+)", command)
-        assert target is None or f"\n{target[1]}:" in (ROOT / "Makefile").read_text()
-        return
+        return  # test_makefile.py is about targets of make
     while words and words[0] in getattr(verb, "commands", {}):
         verb = verb.commands[words.pop(0)]  # type: ignore[attr-defined] # a group has them
     is_verb = not hasattr(verb, "commands") or words == ["--help"]
