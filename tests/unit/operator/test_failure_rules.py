@@ -196,7 +196,10 @@ async def test_a_rule_may_end_a_run_that_stalls(lab: Any, run_body: Build) -> No
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"cause": "Stalled", "exitCodes": {"values": [1]}}, "only a rule on Exit has exitCodes"),
+        (
+            {"cause": "Stalled", "exitCodes": {"values": [1]}},
+            "only a rule of cause Exit has exitCodes",
+        ),
         ({"cause": "PodCondition"}, "needs podConditions"),
         ({"cause": "Exit", "podConditions": ["Ready"]}, "needs podConditions"),
         ({"cause": "Stalled", "role": "trainer"}, "has no role"),

@@ -100,8 +100,10 @@ class Autoscaling(Model):
             " || (has(self.schedule) && size(self.schedule) > 0)"
             " || has(self.refill))",
             holds=lambda s: s.mode in DECIDED or s.is_bare,
-            message="in modes Manual and External somebody else decides: beside mode nothing is"
-            " read",
+            message="in modes Manual and External somebody else decides, and nothing reads"
+            " targetUtilizationPercent, stableWindowSeconds, panicWindowPercent,"
+            " panicThresholdPercent, maxScaleUpRate, maxScaleDownRate, scaleDownDelaySeconds,"
+            " burstCapacity, scaleToZero, schedule and refill",
             fix="remove the other fields, or take mode: Reactive",
             field_path=".mode",
         ),

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from etude.common.api.checkpointing import Depth
-from etude.common.api.meta import Model, Rule, Uri
+from etude.common.api.meta import Model, Name, Rule, Uri
 from etude.common.api.run import Storage
 
 DIGEST = r"^[0-9a-f]{64}$"
@@ -14,7 +14,7 @@ DIGEST = r"^[0-9a-f]{64}$"
 class RunRef(Model):
     """The run that a checkpoint came from."""
 
-    name: Annotated[str, Field(min_length=1, max_length=40)]
+    name: Name
     """Its metadata.name."""
     uid: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     """Its metadata.uid, so that a new run of the same name is not mistaken for it; a request names
@@ -44,7 +44,7 @@ class CheckpointSpec(Model):
         Rule(
             cel="has(self.runRef) || self.reason == 'Imported'",
             holds=lambda s: s.run_ref is not None or s.reason == "Imported",
-            message="only an import has no runRef",
+            message="only an import, reason Imported, has no runRef",
             fix="name the run: runRef: {name: …}",
             field_path=".runRef",
         ),
@@ -72,7 +72,8 @@ class CheckpointSpec(Model):
                     and s.keyframe is None
                 )
             ),
-            message="what a Manual checkpoint holds stands in its status, once it is written",
+            message="a checkpoint of reason Manual has no step, policyVersion, sizeBytes,"
+            " keyframe and metrics here: they stand in its status, once it is written",
             fix="remove step, policyVersion, sizeBytes, keyframe and metrics",
             field_path=".step",
         ),

@@ -4,8 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from etude.common.api.meta import Model
-from etude.common.api.scheduling import ObjectName
+from etude.common.api.meta import Model, ObjectName
 
 HOST = r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 

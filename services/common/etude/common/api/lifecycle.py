@@ -50,7 +50,7 @@ class FailureRule(Model):
         Rule(
             cel="self.cause == 'Exit' || !has(self.exitCodes)",
             holds=lambda s: s.cause is Cause.EXIT or s.exit_codes is None,
-            message="only a rule on Exit has exitCodes",
+            message="only a rule of cause Exit has exitCodes",
             fix="set cause: Exit, or remove exitCodes",
             field_path=".exitCodes",
         ),
@@ -58,14 +58,14 @@ class FailureRule(Model):
             cel="(self.cause == 'PodCondition')"
             " == (has(self.podConditions) && size(self.podConditions) > 0)",
             holds=lambda s: (s.cause is Cause.POD_CONDITION) == bool(s.pod_conditions),
-            message="a rule on PodCondition needs podConditions, and no other has them",
+            message="a rule of cause PodCondition needs podConditions, and no other has them",
             fix="name the conditions, for example podConditions: [DisruptionTarget]",
             field_path=".podConditions",
         ),
         Rule(
             cel="self.cause != 'Stalled' || !has(self.role)",
             holds=lambda s: s.cause is not Cause.STALLED or s.role is None,
-            message="a rule on Stalled has no role: the run as a whole makes no progress",
+            message="a rule of cause Stalled has no role: the run as a whole makes no progress",
             fix="remove role",
             field_path=".role",
         ),
@@ -100,7 +100,7 @@ class FailurePolicy(Model):
         Rule(
             cel="!has(self.rules) || self.rules.all(r, self.rules.exists_one(q, q.name == r.name))",
             holds=lambda s: len({r.name for r in s.listed}) == len(s.listed),
-            message="names of rules must be unique",
+            message="every name of rules must be unique",
             fix="rename one of the rules",
             field_path=".rules",
         ),

@@ -16,10 +16,16 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
 NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+OBJECT = rf"^{SUBDOMAIN}$"
+QUALIFIED = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 DECIMAL = r"^[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?$"
 
 Name = Annotated[str, Field(min_length=1, max_length=40, pattern=NAME)]
 """An RFC 1035 label short enough for every child's name."""
+
+ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=OBJECT)]
+"""What Kubernetes takes for the name of most objects: a DNS subdomain."""
 
 Uri = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^(file|s3)://")]
 Fraction = Annotated[str, Field(min_length=1, max_length=32, pattern=DECIMAL)]
@@ -164,5 +170,5 @@ class Condition(Model):
 class NameRef(Model):
     """A reference to an object of the same namespace."""
 
-    name: Annotated[str, Field(min_length=1, max_length=253)]
+    name: ObjectName
     """Its metadata.name."""

@@ -135,7 +135,7 @@ class Network(Model):
         Rule(
             cel="(self.egress == 'Custom') == (has(self.rules) && size(self.rules) > 0)",
             holds=lambda s: (s.egress is EgressPolicy.CUSTOM) == bool(s.listed),
-            message="Custom needs rules, and nothing else reads them",
+            message="egress Custom needs rules, and nothing else reads them",
             fix="set egress to Custom, or remove rules",
             field_path=".rules",
         ),

@@ -4,12 +4,16 @@ from typing import Annotated
 
 from pydantic import Field
 
+from etude.common.addresses import ENDPOINT
 from etude.common.api.meta import Model
+
+COLLECTOR = ENDPOINT.removesuffix("/?$") + r"(/[!-~]*)?$"
+"""With a path, too, which the transport leaves out."""
 
 
 class Observability(Model):
     """Where signals go."""
 
-    otlp_endpoint: Annotated[str, Field(max_length=512, pattern=r"^https?://")] | None = None
+    otlp_endpoint: Annotated[str, Field(max_length=512, pattern=COLLECTOR)] | None = None
     """OTLP gRPC endpoint for traces, read as a pod starts; without it a cluster keeps no traces,
     and `etude run` writes them to traces.jsonl in the run's folder."""

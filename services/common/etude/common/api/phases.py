@@ -182,13 +182,13 @@ class Phase(Model):
         Rule(
             cel="self.type != 'ReinforcementLearning' || (has(self.tasks) && has(self.algorithm))",
             holds=lambda s: not s.is_rl or (s.tasks is not None and s.algorithm is not None),
-            message="a ReinforcementLearning phase needs tasks and algorithm",
+            message="a phase of type ReinforcementLearning needs tasks and algorithm",
             fix="add tasks: [{name, uri, environment}] and algorithm: {name: DrGRPO}",
         ),
         Rule(
             cel="self.type != 'ReinforcementLearning' || (!has(self.data) && !has(self.batchSize))",
             holds=lambda s: not s.is_rl or (s.data is None and s.batch_size is None),
-            message="a ReinforcementLearning phase has no data and no batchSize:"
+            message="a phase of type ReinforcementLearning has no data and no batchSize:"
             " use tasks and algorithm.promptsPerStep",
             fix="remove data and batchSize",
         ),
@@ -206,7 +206,7 @@ class Phase(Model):
                     and s.rollout is None
                 )
             ),
-            message="a supervised phase needs data"
+            message="a phase of a supervised type needs data"
             " and has no tasks, algorithm, asyncLimits or rollout",
             fix="add data: [{name, uri}] and remove tasks, algorithm, asyncLimits and rollout",
         ),
@@ -216,8 +216,8 @@ class Phase(Model):
             holds=lambda s: (
                 s.success_policy is None or s.is_rl == (s.success_policy.metric != "Loss")
             ),
-            message="successPolicy.metric is Reward or Success in reinforcement learning, and Loss"
-            " in a supervised phase",
+            message="successPolicy.metric is Reward or Success where type is"
+            " ReinforcementLearning, and Loss in a supervised phase",
             fix="use a metric that the phase has",
             field_path=".successPolicy.metric",
         ),

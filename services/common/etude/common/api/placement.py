@@ -4,9 +4,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from etude.common.api.meta import LabelValue, Model, Rule
+from etude.common.api.meta import QUALIFIED, SUBDOMAIN, LabelValue, Model, Rule
 
-KEY = r"^([A-Za-z0-9]([-A-Za-z0-9_./]*[A-Za-z0-9])?)?$"
+KEY = rf"^(({SUBDOMAIN}/)?{QUALIFIED})?$"
 
 
 class Toleration(Model):
@@ -14,8 +14,8 @@ class Toleration(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            cel="self.operator == 'Equal' ? has(self.key) : !has(self.value)",
-            holds=lambda s: s.key is not None if s.operator == "Equal" else s.value is None,
+            cel="self.operator == 'Equal' ? has(self.key) && self.key != '' : !has(self.value)",
+            holds=lambda s: bool(s.key) if s.operator == "Equal" else s.value is None,
             message="operator Equal needs a key, and operator Exists takes no value",
             fix="write {key: KEY, value: VALUE}, or {key: KEY, operator: Exists}",
         ),

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, JsonValue
 
-from etude.common.api.meta import LabelValue, Model, Name, Rule
+from etude.common.api.meta import LabelValue, Model, Name, ObjectName, Rule
 
 RESERVED_LABELS = ("etude.dev/", "app.kubernetes.io/managed-by")
 HOST_NAMESPACES = ("hostNetwork", "hostPID", "hostIPC", "hostUsers")
@@ -17,7 +17,7 @@ class ResourceClaim(Model):
 
     name: Name
     """Its name in the pod."""
-    resource_claim_template_name: Annotated[str, Field(min_length=1, max_length=253)]
+    resource_claim_template_name: ObjectName
     """ResourceClaimTemplate of the namespace from which each pod's claim is made."""
 
 

@@ -86,7 +86,7 @@ class Isolation(Model):
             holds=lambda s: (
                 s.driver is not DriverName.GVISOR or s.minimum is not IsolationLevel.MICRO_VM
             ),
-            message="a container of GVisor is a weaker wall than MicroVM",
+            message="a container of driver GVisor is a weaker wall than MicroVM",
             fix="set minimum to Sandbox, or take driver: QemuMicroVM",
             field_path=".minimum",
         ),
@@ -181,14 +181,16 @@ SIZES: tuple[Rule, ...] = (
     Rule(
         cel=f"!{_DECIDES} || !has(self.replicas)",
         holds=lambda s: not s.is_sized_for_demand or s.replicas is None,
-        message="in modes Reactive and Predictive the operator decides how many nodes there are",
+        message="with autoscaling.mode Reactive or Predictive the operator decides how many nodes"
+        " there are, and not replicas",
         fix="remove replicas, or take autoscaling.mode: Manual",
         field_path=".replicas",
     ),
     Rule(
         cel=f"!{_DECIDES} || has(self.maxReplicas)",
         holds=lambda s: not s.is_sized_for_demand or s.max_replicas is not None,
-        message="a pool that grows by itself needs maxReplicas, the most nodes that it may have",
+        message="with mode Reactive or Predictive a pool grows by itself, and needs maxReplicas:"
+        " the most nodes that it may have",
         fix="set maxReplicas",
         field_path=".autoscaling",
     ),
@@ -197,7 +199,8 @@ SIZES: tuple[Rule, ...] = (
         holds=lambda s: (
             s.is_sized_for_demand or (s.min_idle is None and s.overcommit_factor is None)
         ),
-        message="minIdle and overcommitFactor guide the operator, which decides nothing here",
+        message="minIdle and overcommitFactor guide the operator, which decides nothing but in mode"
+        " Reactive or Predictive",
         fix="remove them, or take autoscaling.mode: Reactive or Predictive",
         field_path=".autoscaling",
     ),
@@ -218,7 +221,7 @@ SIZES: tuple[Rule, ...] = (
             or s.max_replicas is None
             or s.min_idle <= s.max_replicas * s.slots_per_replica
         ),
-        message="minIdle is in slots, and maxReplicas nodes must have as many",
+        message="minIdle must be at most maxReplicas times slotsPerReplica: it is in slots",
         fix="lower minIdle, or raise maxReplicas",
         field_path=".minIdle",
     ),
@@ -232,7 +235,8 @@ SIZES: tuple[Rule, ...] = (
             or s.autoscaling.scale_to_zero is None
             or s.autoscaling.scale_to_zero.mode is ZeroMode.NEVER
         ),
-        message="a pool that keeps minIdle slots never goes to zero",
+        message="a pool that keeps minIdle slots never goes to zero, as"
+        " autoscaling.scaleToZero.mode WhenIdle says",
         fix="remove minIdle, or set autoscaling.scaleToZero.mode to Never",
         field_path=".minIdle",
     ),
@@ -266,7 +270,8 @@ class EnvPoolSpec(Model):
         Rule(
             cel=_unless(_BOUND_TO_A_NODE, "!has(self.snapshotsUri)"),
             holds=lambda s: s.snapshots_uri is None or s.isolation.driver not in _BOUND_TO_A_NODE,
-            message="snapshots of this driver hold memory that is of use on their own node only",
+            message="snapshots of this isolation.driver hold memory that is of use on their own"
+            " node only: it takes no snapshotsUri",
             fix="remove snapshotsUri, or take isolation.driver: Process",
             field_path=".snapshotsUri",
         ),
@@ -278,7 +283,8 @@ class EnvPoolSpec(Model):
             holds=lambda s: (
                 s.network.egress is EgressPolicy.NONE or s.isolation.driver is not DriverName.GVISOR
             ),
-            message="environments of GVisor have no way out",
+            message="environments of isolation.driver GVisor have no way out: network.egress must"
+            " be None",
             fix="set egress to None, or take isolation.driver: QemuMicroVM",
             field_path=".network.egress",
         ),
@@ -289,7 +295,7 @@ class EnvPoolSpec(Model):
             holds=lambda s: (
                 s.health.crash_loop_threshold is None or s.isolation.driver not in _PREPARE_NOTHING
             ),
-            message="this driver starts no machines that could crash one after the other",
+            message="this isolation.driver starts no machines that could crash one after the other",
             fix="remove crashLoopThreshold, or take isolation.driver: QemuMicroVM",
             field_path=".health.crashLoopThreshold",
         ),
@@ -300,7 +306,8 @@ class EnvPoolSpec(Model):
                 f" && self.warm.maxShellsPerReplica == {MAX_SHELLS})",
             ),
             holds=lambda s: s.warm == Warm() or s.isolation.driver not in _PREPARE_NOTHING,
-            message="this driver starts every environment anew and prepares none",
+            message="this isolation.driver starts every environment anew and prepares none: it"
+            " takes no shellsPerReplica and no maxShellsPerReplica",
             fix="remove warm, or take isolation.driver: QemuMicroVM",
             field_path=".warm",
         ),
@@ -313,7 +320,8 @@ class EnvPoolSpec(Model):
                 not any(template.warm_per_replica for template in s.templates)
                 or s.isolation.driver not in _PREPARE_NOTHING
             ),
-            message="this driver starts every environment anew: it takes no warmPerReplica",
+            message="this isolation.driver starts every environment anew: it takes no"
+            " warmPerReplica",
             fix="remove warmPerReplica, or take isolation.driver: QemuMicroVM",
             field_path=".templates",
         ),

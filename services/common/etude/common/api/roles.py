@@ -5,13 +5,26 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, JsonValue
 
 from etude.common.api.gateway import PolicyGateway
-from etude.common.api.meta import NAMED, Fraction, LabelValue, Model, Name, NameRef, Rule
+from etude.common.api.meta import (
+    NAMED,
+    QUALIFIED,
+    SUBDOMAIN,
+    Fraction,
+    LabelValue,
+    Model,
+    Name,
+    NameRef,
+    ObjectName,
+    Rule,
+)
 from etude.common.api.placement import Toleration
 from etude.common.api.podtemplate import PodTemplate, ResourceClaim
 from etude.common.api.pool import EnvPoolSpec
 
 DEFAULT_GRACE_S = 60
-RESOURCE = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+RESOURCE = rf"^{SUBDOMAIN}/{QUALIFIED}$"
+IMAGE = r"^[!-~]+$"
+"""Blanks are in no reference, and Kubernetes refuses a pod for those around it."""
 
 
 class EnvVar(Model):
@@ -26,7 +39,7 @@ class EnvVar(Model):
 class RoleSpec(Model):
     """Size and placement of one role's pods."""
 
-    image: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    image: Annotated[str, Field(min_length=1, max_length=512, pattern=IMAGE)] | None = None
     """Container image; the chart's default unless set."""
     gpus_per_replica: Annotated[int, Field(ge=0, le=64)] = 0
     """Whole GPUs per pod."""
@@ -44,9 +57,9 @@ class RoleSpec(Model):
     """Labels that a node must carry."""
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=16)] = ()
     """Taints that do not keep pods away."""
-    priority_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    priority_class_name: ObjectName | None = None
     """PriorityClass of the pods."""
-    runtime_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    runtime_class_name: ObjectName | None = None
     """RuntimeClass of the pods."""
     pod_template: PodTemplate = Field(default_factory=PodTemplate)
     """Whatever else pods should have: labels, annotations, affinity, topology spread, volumes."""
@@ -206,7 +219,7 @@ class RewardsRole(RoleSpec):
         Rule(
             cel="self.functions.exists_one(f, f.function == 'Verifier')",
             holds=lambda s: sum(f.function == "Verifier" for f in s.functions) == 1,
-            message="exactly one of the functions must be a Verifier",
+            message="exactly one of the functions must have function Verifier",
             fix="add {name: success, function: Verifier}, or remove all but one of them",
             field_path=".functions",
         ),

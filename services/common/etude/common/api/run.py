@@ -91,7 +91,7 @@ class RLRunSpec(Model):
         Rule(
             cel="self.phases.all(p, self.phases.exists_one(q, q.name == p.name))",
             holds=lambda s: len({p.name for p in s.phases}) == len(s.phases),
-            message="phase names must be unique",
+            message="every name of phases must be unique",
             fix="rename one of the phases",
             field_path=".phases",
         ),
@@ -107,7 +107,7 @@ class RLRunSpec(Model):
                     and s.roles.rewards is not None
                 )
             ),
-            message="a ReinforcementLearning phase needs"
+            message="a phase of phases with type ReinforcementLearning needs"
             " roles.inference, roles.environments and roles.rewards",
             fix="add the roles that are missing; examples/demo/rlrun.yaml has all of them",
             field_path=".roles",
@@ -130,7 +130,8 @@ class RLRunSpec(Model):
             holds=lambda s: all(
                 e.phase in {p.name for p in s.phases if p.is_rl} for e in s.evaluation
             ),
-            message="every evaluation[].phase must name a ReinforcementLearning phase",
+            message="every evaluation[].phase must be the name of one of phases, of type"
+            " ReinforcementLearning",
             fix="name a phase of type ReinforcementLearning",
             field_path=".evaluation",
         ),
@@ -157,8 +158,8 @@ class RLRunSpec(Model):
                 )
             ),
             message="phases[].rollout.maxTokens must not be above roles.inference.maxModelLen"
-            f" (without a rollout it is {DEFAULT_ROLLOUT.max_tokens}): an engine takes no longer"
-            " prompt",
+            " where type is ReinforcementLearning (without a rollout it is"
+            f" {DEFAULT_ROLLOUT.max_tokens}): an engine takes no longer prompt",
             fix="set rollout.maxTokens to roles.inference.maxModelLen or less",
             field_path=".phases",
         ),
@@ -191,8 +192,8 @@ class RLRunSpec(Model):
                 for p in s.phases
                 if p.gate is not None
             ),
-            message="every phases[].gate must name an evaluation of its own phase; GreedySuccess"
-            " one with a greedy pass",
+            message="every phases[].gate must name an evaluation of its own phase, and with metric"
+            " GreedySuccess one with a greedy pass",
             fix="add an entry to evaluation with phase: the gate's, and greedy: Ends or Always",
             field_path=".phases",
         ),
@@ -218,8 +219,8 @@ class RLRunSpec(Model):
                 or s.roles.inference.max_replicas is None
                 or (s.scheduling.admission == "None" and s.scheduling.kind != "JobSet")
             ),
-            message="a JobSet and a queue hold a fixed number of pods: the number of engines cannot"
-            " follow the time that steps take",
+            message="maxReplicas needs scheduling.admission None, and a workload that is no"
+            " JobSet: these hold a fixed number of pods",
             fix="remove minReplicas, maxReplicas and autoscaling, or scheduling.admission and"
             " workload",
             field_path=".roles.inference.maxReplicas",

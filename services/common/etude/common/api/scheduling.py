@@ -4,13 +4,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from etude.common.api.meta import Model, Rule
+from etude.common.api.meta import QUALIFIED, SUBDOMAIN, Model, ObjectName, Rule
 
-NODE_LABEL = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
-OBJECT = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+NODE_LABEL = rf"^({SUBDOMAIN}/)?{QUALIFIED}$"
 
 NodeLabel = Annotated[str, Field(min_length=1, max_length=63, pattern=NODE_LABEL)]
-ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=OBJECT)]
 
 Workload = Literal["StatefulSet", "JobSet", "RayCluster"]
 """What a role's pods can come from."""
@@ -63,9 +61,23 @@ class Scheduling(Model):
         Rule(
             cel="!has(self.workloadPriorityClassName) || self.admission != 'None'",
             holds=lambda s: s.workload_priority_class_name is None or s.admission != "None",
-            message="workloadPriorityClassName is a place in a queue, and the run is in none",
+            message="workloadPriorityClassName is a place in a queue, and with admission None the"
+            " run is in none",
             fix="set admission and queueName, or remove workloadPriorityClassName",
             field_path=".workloadPriorityClassName",
+        ),
+        Rule(
+            cel="self.admission != 'JobSet' || ((!has(self.queueName) || size(self.queueName) <="
+            " 63) && (!has(self.workloadPriorityClassName)"
+            " || size(self.workloadPriorityClassName) <= 63))",
+            holds=lambda s: (
+                s.admission != "JobSet"
+                or all(len(n or "") <= 63 for n in (s.queue_name, s.workload_priority_class_name))
+            ),
+            message="queueName and workloadPriorityClassName of admission JobSet are labels of the"
+            " JobSet, which have at most 63 characters",
+            fix="take shorter names, or admission: Workload",
+            field_path=".queueName",
         ),
     )
 
