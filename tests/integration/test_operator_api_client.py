@@ -2,14 +2,12 @@
 
 import asyncio
 import contextlib
-import json
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
+from tests.support.api_servers import LIMIT_S, PODS, ApiServer, serving
 
 from etude.operator.cluster import discovery
 from etude.operator.cluster import rest as requests
@@ -20,17 +18,15 @@ from etude.operator.cluster.api import (
     NameTakenError,
     RefusedError,
 )
-from etude.operator.cluster.cache import Cache
 from etude.operator.cluster.discovery import Discovery
 from etude.operator.cluster.kubernetes import KubernetesCluster
 from etude.operator.cluster.leases import KubernetesLeases
-from etude.operator.cluster.rest import Rest, path_of
+from etude.operator.cluster.rest import path_of
 from etude.operator.cluster.watches import CHILDREN, Watches
 from etude.operator.manifests import KINDS, Manifest, Ref
 
-LIMIT_S = 60.0
-PODS = "/api/v1/pods"
 KEY = Ref("Pod", "lab", "p")
+POD = "/api/v1/namespaces/lab/pods/p"
 
 
 def pod(version: int, *, uid: str = "u1", phase: str = "Running") -> Manifest:
@@ -43,75 +39,12 @@ def pod(version: int, *, uid: str = "u1", phase: str = "Running") -> Manifest:
     }
 
 
-class ApiServer:
-    """Answers from lists: one per method and path, the last answer again and again."""
-
-    def __init__(self) -> None:
-        self.answers: defaultdict[str, list[tuple[int, Any]]] = defaultdict(list)
-        self.watches: list[list[dict[str, Any]]] = []
-        self.watch_status = 200
-        self.requests: list[tuple[str, str, Any]] = []
-        self.headers: dict[str, str] = {}
-        self.pause_s = 0.0
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        body = await request.text()
-        self.requests.append((request.method, request.path_qs, json.loads(body) if body else None))
-        if "watch" in request.query:
-            return await self._watch(request)
-        await asyncio.sleep(self.pause_s)
-        answers = self.answers[f"{request.method} {request.path}"]
-        status, content = answers.pop(0) if len(answers) > 1 else (answers or [(404, {})])[0]
-        text = content if isinstance(content, str) else json.dumps(content)
-        return web.Response(status=status, text=text, headers=self.headers)
-
-    async def _watch(self, request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(status=self.watch_status)
-        await response.prepare(request)
-        events = self.watches.pop(0) if request.path == PODS and self.watches else None
-        for event in events or ():
-            await response.write(json.dumps(event).encode() + b"\n")
-        if events is None and self.watch_status == 200:
-            await asyncio.sleep(LIMIT_S)
-        return response
-
-
 Serve = Callable[[], contextlib.AbstractAsyncContextManager[tuple[ApiServer, KubernetesCluster]]]
 
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Serve:
-    @contextlib.asynccontextmanager
-    async def serving() -> AsyncIterator[tuple[ApiServer, KubernetesCluster]]:
-        server = ApiServer()
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", server.handle)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = runner.addresses[0][:2]
-        file = tmp_path / "kubeconfig"
-        file.write_text(KUBECONFIG.format(server=f"http://{host}:{port}"))
-        rest = await Rest.connect(file)
-        try:
-            async with asyncio.timeout(LIMIT_S):
-                yield server, KubernetesCluster(rest, Cache())
-        finally:
-            await rest.close()
-            await runner.cleanup()
-
-    return serving
-
-
-KUBECONFIG = """
-apiVersion: v1
-kind: Config
-current-context: c
-contexts: [{{name: c, context: {{cluster: c, user: u}}}}]
-clusters: [{{name: c, cluster: {{server: "{server}"}}}}]
-users: [{{name: u, user: {{token: t}}}}]
-"""
+    return lambda: serving(tmp_path)
 
 
 def listing(version: int, *items: Manifest) -> tuple[int, Any]:
@@ -315,7 +248,7 @@ async def test_an_api_server_that_asks_for_a_pause_gets_it(serve: Serve) -> None
 async def test_a_delete_names_the_very_object_and_shows_at_once(serve: Serve) -> None:
     async with serve() as (server, cluster):
         cluster.cache.see(pod(5))
-        server.answers["DELETE /api/v1/namespaces/lab/pods/p"] = [(200, pod(6)), (409, {})]
+        server.answers[f"DELETE {POD}"] = [(200, pod(6)), (409, {})]
         await cluster.delete(KEY, uid="u1")
         found = cluster.get(KEY)
         await cluster.delete(KEY, uid="u0", grace_s=30)
@@ -324,6 +257,18 @@ async def test_a_delete_names_the_very_object_and_shows_at_once(serve: Serve) ->
     assert server.requests[0][2]["preconditions"] == {"uid": "u1"}
     assert "gracePeriodSeconds" not in server.requests[0][2]
     assert server.requests[1][2]["gracePeriodSeconds"] == 30
+
+
+async def test_a_delete_that_meets_a_conflict_is_done_only_if_the_object_is_another(
+    serve: Serve,
+) -> None:
+    async with serve() as (server, cluster):
+        server.answers[f"DELETE {POD}"] = [(409, {})]
+        server.answers[f"GET {POD}"] = [(200, pod(5)), (200, pod(6, uid="u2")), (404, {})]
+        with pytest.raises(ConflictError):
+            await cluster.delete(KEY, uid="u1")
+        await cluster.delete(KEY, uid="u1")
+        await cluster.delete(KEY, uid="u1")
 
 
 async def test_a_status_is_written_as_a_patch_of_what_was_seen(serve: Serve) -> None:

@@ -61,7 +61,13 @@ class Cluster(Protocol):
         ...
 
     async def delete(self, ref: Ref, *, uid: str, grace_s: int | None = None) -> None:
-        """Ask this very object to go; one that is gone already is fine."""
+        """Ask this very object to go; one that is gone already is fine.
+
+        Raises:
+            ConflictError: it is still there; try again.
+            RefusedError: it may not be deleted.
+            ClusterError: try again.
+        """
         ...
 
     async def replace_status(self, seen: Manifest, status: Manifest) -> Manifest:

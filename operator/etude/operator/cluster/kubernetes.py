@@ -81,9 +81,10 @@ class KubernetesCluster(Cluster):
         if grace_s is not None:
             body["gracePeriodSeconds"] = grace_s
         reply = await self._send("DELETE", object_path(ref), body)
-        if reply.status not in {404, 409}:  # gone already, or another object of the same name
-            accepted(reply, f"delete {ref.kind} {ref.name}")
-            self.cache.amend(ref, deletionTimestamp=rfc3339(time.time()))
+        if reply.status == 404 or (reply.status == 409 and await self._is_another(ref, uid)):
+            return
+        accepted(reply, f"delete {ref.kind} {ref.name}")
+        self.cache.amend(ref, deletionTimestamp=rfc3339(time.time()))
 
     @override
     async def replace_status(self, seen: Manifest, status: Manifest) -> Manifest:
@@ -168,6 +169,15 @@ class KubernetesCluster(Cluster):
             if pod["spec"].get("hostname") == host and ref(pod).namespace == namespace
         )
         return next((pod for pod in found if not is_deleting(pod)), None)
+
+    async def _is_another(self, key: Ref, known: str) -> bool:
+        """Whether an object has gone, another of its name or none in its place.
+
+        A conflict alone does not say: a server may also have lost a race for the object, which
+        then stays, and no event would ever have it deleted again.
+        """
+        live = await self._read(key)
+        return live is None or uid(live) != known
 
     async def _read(self, key: Ref) -> Manifest | None:
         reply = await self.rest.request("GET", object_path(key))
