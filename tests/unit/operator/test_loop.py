@@ -5,14 +5,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from typing_extensions import override
 
 from etude.operator.clock import ManualClock
+from etude.operator.cluster.api import RefusedError
 from etude.operator.cluster.memory import MemoryCluster
 from etude.operator.desired.runs import Platform
 from etude.operator.loop.users import Users
 from etude.operator.loop.workers import operator
-from etude.operator.manifests import Manifest, Ref
+from etude.operator.manifests import Manifest, Ref, ref
 from etude.operator.reports.peers import MemoryPeers
 
 LIMIT_S = 30.0
@@ -30,6 +32,40 @@ class HangingCluster(MemoryCluster):
         self.reached.set()
         await self.answers.wait()
         return await MemoryCluster.apply(self, manifest, manager=manager)
+
+
+@dataclass(slots=True)
+class StrictCluster(MemoryCluster):
+    """Its API server has an older schema, and takes no status until that is mended."""
+
+    is_mended: bool = False
+
+    @override
+    async def replace_status(self, seen: Manifest, status: Manifest) -> Manifest:
+        if not self.is_mended:
+            raise RefusedError("status.novel: Unknown field")
+        return await MemoryCluster.replace_status(self, seen, status)
+
+
+async def test_a_status_that_is_refused_is_written_once_it_is_taken(
+    platform: Platform,
+    run_body: Callable[..., dict[str, Any]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = ManualClock()
+    cluster = StrictCluster(clock=clock)
+    key = ref(cluster.put(run_body()))
+    made = operator(cluster, MemoryPeers(), platform, clock, instance="test", pace_s=0.0)
+    async with made as acting:
+        acting.add_all()
+        for is_mended in (False, True):
+            cluster.is_mended = is_mended
+            assert await acting.queue.take() == key
+            await acting.one(key)
+    (said,) = caplog.records
+    assert "Unknown field" in said.getMessage()
+    assert said.exc_info is None, "it is not a bug of ours"
+    assert cluster.objects()[key]["status"]["startTime"]
 
 
 async def test_a_pass_that_ends_with_the_leadership_is_made_again_in_the_next_term(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from etude.operator import metrics, names, spans
 from etude.operator.clock import Clock
-from etude.operator.cluster.api import Cluster, ClusterError, ConflictError
+from etude.operator.cluster.api import Cluster, ClusterError, ConflictError, RefusedError
 from etude.operator.desired.runs import Platform
 from etude.operator.loop.queue import WorkQueue
 from etude.operator.loop.reconcile import Reconciler
@@ -111,7 +111,8 @@ class Operator:
             # The newer state is on its way into the cache.
             self.queue.retry(key)
             return "conflict"
-        except ClusterError as error:
+        except (ClusterError, RefusedError) as error:
+            # What refuses a status is a schema or a right, which whoever installs us may mend.
             delay_s = self.queue.retry(key)
             log.warning("%s %s: %s; again in %.1f s", key.kind, key.name, error, delay_s)
             return "error"
