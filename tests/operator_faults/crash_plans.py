@@ -1,7 +1,7 @@
 """Plans that kill the operator at its k-th write, and what became of them."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -96,21 +96,26 @@ async def attempt(lab: Lab, workload: Workload, plan: Plan, reference: Reference
 
 
 async def attempt_all(
-    lab: Lab, workload: Workload, plans: Iterable[Plan], reference: Reference
-) -> Sequence[Outcome]:
-    """Carry plans out, a few at once."""
+    lab: Lab,
+    workload: Workload,
+    plans: Iterable[Plan],
+    reference: Reference,
+    tell: Callable[[Outcome], None],
+) -> None:
+    """Carry plans out, a few at once, and tell of each as soon as it is over."""
     turns = asyncio.Semaphore(AT_ONCE)
 
-    async def one(plan: Plan) -> Outcome:
+    async def one(plan: Plan) -> None:
         async with turns:
             found = await attempt(lab, workload, plan, reference)
             if not found.fired:
                 # How many writes tell of moving figures is a matter of timing.
                 found = await attempt(lab, workload, plan, reference)
-            print(found, flush=True)  # noqa: T201 - shown for a plan that fails
-            return found
+            tell(found)
 
-    return await asyncio.gather(*(one(plan) for plan in plans))
+    async with asyncio.TaskGroup() as group:
+        for plan in plans:
+            group.create_task(one(plan), name=f"plan {plan}")
 
 
 def plans(count: int) -> list[Plan]:
