@@ -20,3 +20,10 @@ def test_no_figure_is_lost_when_suites_record_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: figures.record("out", folder=tmp_path, **{name: 1}), names))
     assert set(json.loads((tmp_path / "out.json").read_text())) == set(names)
+
+
+def test_a_figure_that_no_suite_recorded_is_named(tmp_path: Path) -> None:
+    assert figures.absent("faults", ["mutations"], folder=tmp_path) == ["mutations"]
+    figures.record("faults", folder=tmp_path, rbac_unused=[], crashed=0)
+    wanted = ["crashed", "mutations", "rbac_unused"]
+    assert figures.absent("faults", wanted, folder=tmp_path) == ["mutations"]

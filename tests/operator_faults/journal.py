@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,19 +49,14 @@ class Journal:
                 file.write(json.dumps(outcome.plan) + "\n")
 
     def _read(self) -> None:
-        lines = _lines(self.path)
-        head = next(lines, None)
-        if isinstance(head, dict) and head["code"] == self.code:
+        text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:  # a process ended inside its last line
+            self.path.write_text(whole, encoding="utf-8")
+        head, *lines = [json.loads(line) for line in whole.splitlines()] or [{}]
+        if head.get("code") == self.code:
             self.reference = _reference(head["reference"])
             self.reached = {Plan(*line) for line in lines}
-
-
-def _lines(path: Path) -> Iterator[Any]:
-    """What was written whole; a process may have ended inside its last line."""
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            if line.endswith("\n"):
-                yield json.loads(line)
 
 
 def _written(reference: Reference) -> dict[str, Any]:
