@@ -92,6 +92,8 @@ POOL = {
     "autoscaling.predictive.costs.sandboxSecond": f"{OPERATOR}.pools.settings costs",
     "autoscaling.refill.maxPerSecond": f"{OPERATOR}.pools.settings refill",
     "autoscaling.refill.maxInFlight": f"{OPERATOR}.pools.settings refill",
+    "backend": f"{OPERATOR}.desired.pools spec",
+    "sandboxTemplateRef.name": f"{OPERATOR}.pools.seen named",
     "slotsPerReplica": f"{NODE}.serve spec",
     "brokers": f"{OPERATOR}.desired.pools spec",
     "placement.nodeSelector": f"{OPERATOR}.desired.pools",

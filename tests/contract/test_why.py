@@ -61,9 +61,14 @@ TROUBLE = {
             *(Reason.REFUSED, Reason.NAMESPACE_CLOSING, Reason.CLUSTER_UNAVAILABLE),
         )
     },
-    Reason.WEAK_ISOLATION_NOT_ALLOWED: of_pool(
-        "Accepted", "False", Reason.WEAK_ISOLATION_NOT_ALLOWED
-    ),
+    **{
+        reason: of_pool("Accepted", "False", reason)
+        for reason in (
+            Reason.WEAK_ISOLATION_NOT_ALLOWED,
+            Reason.AGENT_SANDBOX_NOT_INSTALLED,
+            Reason.SANDBOX_TEMPLATE_NOT_FOUND,
+        )
+    },
     **{
         reason: of_run("QuotaReserved", "False", reason)
         for reason in (Reason.WAITING_FOR_QUOTA, Reason.INADMISSIBLE, Reason.EVICTED)

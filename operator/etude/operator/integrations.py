@@ -1,9 +1,10 @@
-"""What other projects' APIs the operator can use, and which of them a run asks for."""
+"""What other projects' APIs the operator can use, and which of them a run or a pool asks for."""
 
 from collections.abc import Collection, Iterator
 from typing import NamedTuple, TypeGuard
 
-from etude.common.api.kinds import RLRun
+from etude.common.api.backend import Backend
+from etude.common.api.kinds import EnvPool, RLRun
 from etude.operator.conditions import Fact, no
 from etude.operator.reasons import Reason
 
@@ -29,7 +30,13 @@ KUEUE = Integration(
 )
 KUBERAY = Integration("kuberay", "KubeRay", ("RayCluster",), Reason.KUBERAY_NOT_INSTALLED)
 GATEWAY = Integration("gatewayApi", "Gateway API", ("HTTPRoute",), Reason.GATEWAY_API_NOT_INSTALLED)
-INTEGRATIONS = (JOBSET, KUEUE, KUBERAY, GATEWAY)
+AGENT_SANDBOX = Integration(
+    "agentSandbox",
+    "agent-sandbox",
+    ("Sandbox", "SandboxTemplate"),
+    Reason.AGENT_SANDBOX_NOT_INSTALLED,
+)
+INTEGRATIONS = (JOBSET, KUEUE, KUBERAY, GATEWAY, AGENT_SANDBOX)
 
 
 class Need(NamedTuple):
@@ -59,6 +66,12 @@ def needs(run: RLRun) -> Iterator[Need]:
         yield Need(KUEUE, "spec.scheduling.queueName")
 
 
+def pool_needs(pool: EnvPool) -> Iterator[Need]:
+    """What a pool asks for."""
+    if pool.spec.backend is Backend.AGENT_SANDBOX:
+        yield Need(AGENT_SANDBOX, "spec.backend")
+
+
 def is_missing(fact: Fact | None) -> TypeGuard[Fact]:
     """Whether this is a problem that ends by itself once somebody installs something."""
     return fact is not None and fact.reason in {each.absent for each in INTEGRATIONS}
@@ -73,7 +86,7 @@ def problem(need: Need, enabled: Collection[str], served: Collection[str]) -> Fa
     """Why a need is not met.
 
     Args:
-        need: what a run asks for.
+        need: what a run or a pool asks for.
         enabled: names of the integrations that the operator was installed with.
         served: kinds that the API server serves.
     """
@@ -86,8 +99,8 @@ def problem(need: Need, enabled: Collection[str], served: Collection[str]) -> Fa
         return no("Accepted", Reason.FEATURE_DISABLED, message)
     if not set(integration.kinds) <= set(served):
         message = (
-            f"{field}: {integration.product} is not installed in this cluster: install it, and the"
-            " run goes on by itself, or remove the field"
+            f"{field}: {integration.product} is not installed in this cluster: install it, and all"
+            " goes on by itself, or remove the field"
         )
         return no("Accepted", integration.absent, message)
     return None

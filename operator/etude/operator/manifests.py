@@ -40,13 +40,18 @@ RESOURCES: Mapping[str, Resource] = {
     "Workload": Resource("kueue.x-k8s.io/v1beta2", "workloads"),
     "ResourceFlavor": Resource("kueue.x-k8s.io/v1beta2", "resourceflavors"),
     "WorkloadPriorityClass": Resource("kueue.x-k8s.io/v1beta2", "workloadpriorityclasses"),
+    "Sandbox": Resource("agents.x-k8s.io/v1beta1", "sandboxes"),
+    "SandboxTemplate": Resource("extensions.agents.x-k8s.io/v1beta1", "sandboxtemplates"),
 }
 
 
 CLUSTER_WIDE = ("ResourceFlavor", "WorkloadPriorityClass")
 """Kinds of other projects that lie in no namespace. The operator only reads them."""
 
-MADE_ONCE = ("JobSet", "RayCluster", "Workload")
+ONLY_READ = (*CLUSTER_WIDE, "SandboxTemplate")
+"""Kinds of other projects that people make, and that carry no label of ours."""
+
+MADE_ONCE = ("JobSet", "RayCluster", "Workload", "Sandbox")
 """Kinds that are created and deleted and never changed: others write what we would undo."""
 
 KINDS = ("RLRun", "EnvPool", "Checkpoint")

@@ -34,6 +34,10 @@ class Reason(StrEnum):
     """A field asks for KubeRay, whose API the cluster does not serve; it is looked for."""
     GATEWAY_API_NOT_INSTALLED = "GatewayAPINotInstalled"
     """A field asks for the Gateway API, which the cluster does not serve; it is looked for."""
+    AGENT_SANDBOX_NOT_INSTALLED = "AgentSandboxNotInstalled"
+    """A pool asks for agent-sandbox, whose API the cluster does not serve; it is looked for."""
+    SANDBOX_TEMPLATE_NOT_FOUND = "SandboxTemplateNotFound"
+    """A pool's sandboxTemplateRef names no SandboxTemplate of this namespace."""
 
     QUOTA_RESERVED = "QuotaReserved"
     """The queue has admitted the run."""

@@ -6,7 +6,7 @@ import pytest
 from tests.support.helm import rendered
 
 from etude.operator.integrations import INTEGRATIONS
-from etude.operator.manifests import CLUSTER_WIDE, MADE_ONCE, RESOURCES
+from etude.operator.manifests import CLUSTER_WIDE, MADE_ONCE, ONLY_READ, RESOURCES
 
 NAMES = [each.name for each in INTEGRATIONS]
 USED = {"list", "watch"}
@@ -32,7 +32,7 @@ def test_an_integration_grants_what_the_operator_does_with_its_kinds(integration
     wanted = set()
     for kind in integration.kinds:
         api_version, plural = RESOURCES[kind]
-        verbs = USED if kind in CLUSTER_WIDE else MADE
+        verbs = USED if kind in ONLY_READ else MADE
         wanted |= {(api_version.partition("/")[0], plural, verb) for verb in verbs}
     if "Workload" in integration.kinds:
         wanted.add(("kueue.x-k8s.io", "workloads/status", "patch"))

@@ -82,6 +82,15 @@ ACCEPTANCE = {
         "a field asks for the Gateway API, which is not installed in this cluster",
         "have it installed (the run goes on by itself then), or remove the field that is named",
     ),
+    "AgentSandboxNotInstalled": Advice(
+        "a pool asks for Sandboxes, and agent-sandbox is not installed in this cluster",
+        "have it installed with its extensions (the pool goes on by itself then), or make the pool"
+        " anew without backend",
+    ),
+    "SandboxTemplateNotFound": Advice(
+        "a pool names a SandboxTemplate that is not in its namespace",
+        "create it (the pool goes on by itself then): kubectl get sandboxtemplates",
+    ),
     "QuotaReserved": Advice("the queue has admitted the run"),
     "Inadmissible": Advice(
         "the queue cannot admit the run as things are",

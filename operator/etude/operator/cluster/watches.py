@@ -17,6 +17,7 @@ from etude.operator.cluster.slim import unmanaged
 from etude.operator.manifests import (
     CLUSTER_WIDE,
     KINDS,
+    ONLY_READ,
     RESOURCES,
     Manifest,
     ref,
@@ -230,7 +231,7 @@ class Watches:
 
 
 def _query(kind: str) -> list[tuple[str, str]]:
-    return [] if kind in {*KINDS, *CLUSTER_WIDE} else [SELECTOR]
+    return [] if kind in {*KINDS, *ONLY_READ} else [SELECTOR]
 
 
 def _typed(kind: str) -> Manifest:

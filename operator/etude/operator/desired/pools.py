@@ -6,6 +6,7 @@ from dataclasses import replace
 from decimal import Decimal
 
 from etude.common.api.autoscaling import Autoscaling
+from etude.common.api.backend import Backend
 from etude.common.api.kinds import EnvPool
 from etude.common.api.pool import DriverName
 from etude.common.files import ResolvedPool
@@ -27,6 +28,7 @@ from etude.operator.desired.pods import (
 )
 from etude.operator.desired.ports import PORTS
 from etude.operator.desired.runs import COMMANDS, Platform, brokers, json_text, traces
+from etude.operator.desired.sandboxes import sandbox
 from etude.operator.desired.workloads import head, service, stateful_set
 from etude.operator.manifests import Manifest, quantity, stamped
 
@@ -41,9 +43,21 @@ NODE_GRACE_S = 60
 
 
 def pool_children(
-    pool: EnvPool, ordinals: tuple[int, ...], images: Mapping[str, str], platform: Platform
+    pool: EnvPool,
+    ordinals: tuple[int, ...],
+    images: Mapping[str, str],
+    platform: Platform,
+    template: Manifest | None = None,
 ) -> list[Manifest]:
-    """The broker of a pool, and the nodes with the given ordinals, in the order to apply them."""
+    """The broker of a pool, and the nodes with the given ordinals, in the order to apply them.
+
+    Args:
+        pool: the pool.
+        ordinals: of its nodes.
+        images: by their names.
+        platform: what the operator was installed with.
+        template: SandboxTemplate that its nodes are made by, of a pool of backend AgentSandbox.
+    """
     labels = pool_labels(pool)
     name = names.child(pool.metadata.name, names.BROKER)
     broker_labels = {**labels, names.ROLE: names.BROKER}
@@ -54,7 +68,7 @@ def pool_children(
         service(pool, name, broker_labels, PORTS[names.BROKER]),
         stateful_set(pool, name, broker_labels, plan, replicas=num_brokers, attempt=0),
         *edge_children(pool, labels, images[ENVSERVER], _certificate(pool, names.EDGE, platform)),
-        *(_node(pool, ordinal, images, platform) for ordinal in ordinals),
+        *(_node(pool, ordinal, images, platform, template) for ordinal in ordinals),
     ]
     children += _certificates(pool, platform)
     if platform.namespace is not None and pool.spec.network.policy == "Managed":
@@ -193,10 +207,18 @@ def _broker_target(pool: EnvPool) -> Manifest:
     return env("ETUDE_BROKER_TARGET", ",".join(targets))
 
 
-def _node(pool: EnvPool, ordinal: int, images: Mapping[str, str], platform: Platform) -> Manifest:
+def _node(
+    pool: EnvPool,
+    ordinal: int,
+    images: Mapping[str, str],
+    platform: Platform,
+    template: Manifest | None,
+) -> Manifest:
     labels = {**pool_labels(pool), names.ROLE: names.NODE}
     plan = _placed(_pool_plan(pool, names.NODE, images, platform), pool)
     name = node_name(pool.metadata.name, ordinal)
+    if pool.spec.backend is Backend.AGENT_SANDBOX:
+        return sandbox(pool, name, labels, plan, template or {})
     return {**head(pool, "v1", "Pod", name, labels), "spec": pod_spec(plan)}
 
 

@@ -27,7 +27,8 @@ def run(found: RLRun) -> None:
 def applied(manifest: Manifest) -> None:
     """An object was created or changed; nodes are never changed."""
     found = labels(manifest)
-    if manifest["kind"] == "Pod" and found.get(names.ROLE) == names.NODE:
+    is_node = manifest["kind"] in {"Pod", "Sandbox"} and found.get(names.ROLE) == names.NODE
+    if is_node:
         metrics.POOL_CREATES.labels(ref(manifest).namespace, found[names.POOL]).inc()
 
 

@@ -7,9 +7,11 @@ from etude.common.api.kinds import EnvPool
 from etude.common.api.status import EnvPoolStatus, Resolved
 from etude.operator import acceptance, names
 from etude.operator.actions import Action, Apply, Decision, Delete, Moment, Vacate
+from etude.operator.conditions import Fact
 from etude.operator.desired import pools as desired_pools
 from etude.operator.desired.runs import Platform, brokers
 from etude.operator.manifests import Manifest, Ref, is_applied, is_deleting, labels, ref, uid
+from etude.operator.pools import sandboxes
 from etude.operator.pools.observed import members, name_of, staying
 from etude.operator.pools.seen import SeenPool
 from etude.operator.pools.sizing import Size, asked_for
@@ -27,7 +29,9 @@ def decide(
     """One pass over one pool. No I/O, no clock."""
     if pool.metadata.deletion_timestamp:
         return Decision(status=pool.status.model_copy(update={"phase": "Terminating"}))
-    problem = acceptance.pool_problem(pool, platform)
+    problem = acceptance.pool_problem(pool, platform) or sandboxes.problem(
+        pool, platform, served=seen.served, template=seen.sandbox_template
+    )
     if problem is None and pool.status.resolved is None:
         resolved = Resolved(images=dict(platform.images))
         return Decision(
@@ -41,8 +45,14 @@ def decide(
     return Decision(
         status=status(pool, seen, now, problem or seen.problem),
         actions=actions,
-        requeue_after_s=TICK_S if is_moving else None,
+        requeue_after_s=_look_again_s(problem, is_moving=is_moving),
     )
+
+
+def _look_again_s(problem: Fact | None, *, is_moving: bool) -> float | None:
+    if sandboxes.is_awaited(problem):
+        return sandboxes.LOOK_AGAIN_S
+    return TICK_S if is_moving else None
 
 
 def ordinals(nodes: Sequence[Manifest], limit: int) -> tuple[int, ...]:
@@ -73,7 +83,9 @@ def _actions(pool: EnvPool, seen: SeenPool, platform: Platform) -> Iterator[Acti
     # A pod's template is fixed when it is made: what runs is left as it is.
     made = {_ordinal(node) for node in seen.nodes}
     new = tuple(each for each in ordinals(there, size.limit) if each not in made)
-    children = desired_pools.pool_children(pool, new, pool.status.resolved.images, platform)
+    children = desired_pools.pool_children(
+        pool, new, pool.status.resolved.images, platform, seen.sandbox_template
+    )
     for manifest in children:
         live = seen.children.get(ref(manifest))
         if live is None or not is_applied(live, manifest):

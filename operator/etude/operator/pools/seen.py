@@ -1,14 +1,16 @@
 """What is known of a pool."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from etude.common.api.autoscaling import ScalingMode
+from etude.common.api.backend import Backend
 from etude.common.api.kinds import EnvPool
-from etude.operator import names
+from etude.operator import integrations, names
 from etude.operator.cluster.api import Cluster
 from etude.operator.conditions import Fact
 from etude.operator.manifests import Manifest, Ref, is_true, labels, ref, uid
+from etude.operator.pools import sandboxes
 from etude.operator.pools.sizing import Size
 from etude.operator.reports.latest import PoolReport, ReportBook
 
@@ -27,6 +29,10 @@ class SeenPool:
     report: PoolReport = field(default_factory=PoolReport)
     asking: Mapping[str, int | None] = field(default_factory=dict)
     """GPUs of each run of the namespace, by uid; None for one that is suspended or over."""
+    served: frozenset[str] = frozenset()
+    """Kinds of other projects that the pool asks for and that can be used."""
+    sandbox_template: Manifest | None = None
+    """What sandboxTemplateRef names."""
     size: Size | None = None
     """What the pool's sizer says; without one, what the spec asks for."""
     problem: Fact | None = None
@@ -42,13 +48,30 @@ def gather(cluster: Cluster, book: ReportBook, pool: EnvPool, problem: Fact | No
     }
     return SeenPool(
         children=children,
-        nodes=[m for m in children.values() if labels(m).get(names.ROLE) == names.NODE],
+        nodes=list(_nodes(cluster, pool, children)),
         brokers=[p for p in sets.get(names.BROKER, ()) if p["kind"] == "Pod"],
         edges=[p for p in sets.get(names.EDGE, ()) if p["kind"] == "Pod"],
         report=book.pool(pool.metadata.uid),
         asking=_asking(cluster, pool) if pool.spec.mode in PLANNING else {},
+        served=cluster.served(
+            {kind for need in integrations.pool_needs(pool) for kind in need.integration.kinds}
+        ),
+        sandbox_template=_template(cluster, pool),
         problem=problem,
     )
+
+
+def _nodes(cluster: Cluster, pool: EnvPool, children: Mapping[Ref, Manifest]) -> Iterable[Manifest]:
+    if pool.spec.backend is Backend.AGENT_SANDBOX:
+        return sandboxes.nodes(cluster, pool, children)
+    return (m for m in children.values() if labels(m).get(names.ROLE) == names.NODE)
+
+
+def _template(cluster: Cluster, pool: EnvPool) -> Manifest | None:
+    named = pool.spec.sandbox_template_ref
+    if named is None:
+        return None
+    return cluster.get(Ref("SandboxTemplate", pool.metadata.namespace, named.name))
 
 
 def _asking(cluster: Cluster, pool: EnvPool) -> dict[str, int | None]:

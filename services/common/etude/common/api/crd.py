@@ -153,6 +153,7 @@ ENV_POOL = Kind(
     status=EnvPoolStatus,
     rules=(
         NAME_RULE,
+        unchanged("backend"),
         RootRule(
             cel="(has(oldSelf.spec.replicas) && oldSelf.spec.replicas == 0)"
             " || self.spec.brokers == oldSelf.spec.brokers",

@@ -21,7 +21,8 @@ class ResourceClaim(Model):
     """ResourceClaimTemplate of the namespace from which each pod's claim is made."""
 
 
-def _is_ours(key: str) -> bool:
+def is_reserved_label(key: str) -> bool:
+    """Whether pods have this label from the operator."""
     return key.startswith(RESERVED_LABELS[0]) or key in RESERVED_LABELS
 
 
@@ -32,7 +33,7 @@ class PodTemplate(Model):
         Rule(
             cel="!has(self.labels) || self.labels.all(k,"
             " !k.startsWith('etude.dev/') && k != 'app.kubernetes.io/managed-by')",
-            holds=lambda s: not any(map(_is_ours, s.labels)),
+            holds=lambda s: not any(map(is_reserved_label, s.labels)),
             message="labels of etude.dev and app.kubernetes.io/managed-by are the operator's",
             fix="remove them, or take a prefix of your own",
             field_path=".labels",

@@ -1,0 +1,40 @@
+"""A node as a Sandbox of agent-sandbox.
+
+API: https://github.com/kubernetes-sigs/agent-sandbox, agents.x-k8s.io/v1beta1, release v1.0.7.
+"""
+
+from collections.abc import Mapping
+
+from etude.common.api.kinds import EnvPool
+from etude.operator.desired import overlay
+from etude.operator.desired.pods import Plan, pod_spec
+from etude.operator.desired.workloads import head
+from etude.operator.manifests import RESOURCES, Manifest
+
+
+def sandbox(
+    pool: EnvPool, name: str, labels: Mapping[str, str], plan: Plan, template: Manifest
+) -> Manifest:
+    """A node's pod, with what the platform's template lays over it, for a controller to run.
+
+    Args:
+        pool: whose node it is.
+        name: of the Sandbox, and so of its pod.
+        labels: of both.
+        plan: of the pod.
+        template: the SandboxTemplate.
+    """
+    blueprint = template.get("spec", {})
+    over = blueprint.get("podTemplate", {})
+    metadata = over.get("metadata", {})
+    pod: Manifest = {
+        "metadata": {"labels": {**metadata.get("labels", {}), **labels}},
+        "spec": overlay.merged(pod_spec(plan), over.get("spec", {})),
+    }
+    if metadata.get("annotations"):
+        pod["metadata"]["annotations"] = metadata["annotations"]
+    spec: Manifest = {"podTemplate": pod}
+    if blueprint.get("volumeClaimTemplates"):
+        spec["volumeClaimTemplates"] = blueprint["volumeClaimTemplates"]
+    api_version = RESOURCES["Sandbox"].api_version
+    return {**head(pool, api_version, "Sandbox", name, labels), "spec": spec}
