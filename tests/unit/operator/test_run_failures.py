@@ -154,6 +154,19 @@ async def test_a_run_that_never_reports_fails_after_its_deadline(lab: Any, run_b
     assert lab.condition("Failed") == ("True", "DeadlineExceeded")
 
 
+async def test_an_operator_that_was_just_started_fails_no_run_that_has_reported_before(
+    lab: Any, run_body: Any
+) -> None:
+    lab.cluster.put(run_body(deadlines={"preRunningSeconds": 300}))
+    await lab.settle()
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=5)
+    await lab.advance(1_000)
+    lab.new_controller()  # the new operator looks before it has heard anything
+    await lab.kill()
+    await lab.settle()
+    assert lab.condition("Failed")[0] == "False"
+
+
 async def test_time_with_pods_is_limited_and_time_without_is_not_counted(
     lab: Any, run_body: Any
 ) -> None:

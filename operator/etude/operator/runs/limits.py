@@ -67,7 +67,9 @@ def deadlines_left_s(run: RLRun, seen: Seen, now: Moment) -> list[float]:
     if began is None:
         return []
     left = []
-    if deadlines.pre_running_seconds is not None and seen.report.status is None:
+    # An operator that was just started has heard nothing yet; what an earlier one heard is written.
+    is_unheard = seen.report.status is None and run.status.step is None
+    if deadlines.pre_running_seconds is not None and is_unheard:
         left.append(deadlines.pre_running_seconds - (now.wall_s - seconds(began)))
     if deadlines.active_seconds is not None:
         left.append(deadlines.active_seconds - active_s(run, now.wall_s))
