@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from etude.operator.clock import Clock
 from etude.operator.pools import figures as pool_figures
+from etude.operator.reports.plausible import plausible
 from etude.v1 import environments_pb2, run_pb2
 
 RESUMED = "Resumed"
@@ -107,18 +108,18 @@ class ReportBook:
     def take(self, uid: str, response: run_pb2.WatchRunResponse) -> bool:
         """Note one message of a controller; True when it should be acted on at once."""
         report = self.run(uid)
-        position = Position(response.epoch, response.sequence)
-        report.epoch = response.epoch
+        position = Position(max(0, response.epoch), max(0, response.sequence))
+        report.epoch = position.epoch
         if response.HasField("status"):
-            report.status_epoch = response.epoch
-            return self._take_status(report, response.status)
+            report.status_epoch = position.epoch
+            return self._take_status(report, plausible(response.status))
         if position <= report.done or any(h.position == position for h in report.happenings):
             return False
         checkpoint = response.checkpoint if response.HasField("checkpoint") else None
         event = response.event if response.HasField("event") else None
         if event is not None and event.reason == RESUMED:
-            report.resumed_epoch = response.epoch
-        may_be_old = report.resumed_epoch != response.epoch
+            report.resumed_epoch = position.epoch
+        may_be_old = report.resumed_epoch != position.epoch
         report.happenings.append(Happening(position, checkpoint, event, may_be_old))
         return True
 

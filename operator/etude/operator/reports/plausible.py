@@ -1,0 +1,44 @@
+"""A controller's words, cut to what can be: they come from an image of the user's own choice."""
+
+import math
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from etude.v1 import run_pb2
+
+LARGEST = 2**53 - 1
+"""What every reader of JSON keeps whole."""
+LAST_MS = 253_402_300_799_000
+"""The end of the year 9999, after which there are no dates."""
+
+FIGURES = {"reward_mean", "reward_ewma", "tokens_per_second", "eval_success", "loss", "mismatch"}
+"""Only shown, and left out where they are no numbers; every other double is an amount."""
+LONGEST = {"phase": 63, "reason": 64, "message": 1024}
+
+_INTEGERS = {FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64}
+
+
+def plausible(said: run_pb2.RunStatus) -> run_pb2.RunStatus:
+    """The status with impossible amounts as zero, and with texts that a status has room for.
+
+    One that could not be written down would keep the run from everything: its suspension, its
+    deadlines, its budget.
+    """
+    found = run_pb2.RunStatus()
+    found.CopyFrom(said)
+    _clean(found)
+    found.last_step_unix_ms = min(found.last_step_unix_ms, LAST_MS)
+    return found
+
+
+def _clean(message: Message) -> None:
+    for field, value in message.ListFields():
+        if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE and not field.is_repeated:
+            _clean(value)
+        elif field.cpp_type in _INTEGERS:
+            setattr(message, field.name, min(max(0, value), LARGEST))
+        elif field.name not in FIGURES and field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE:
+            setattr(message, field.name, value if math.isfinite(value) and value >= 0 else 0.0)
+        elif field.name in LONGEST:
+            setattr(message, field.name, value[: LONGEST[field.name]])
