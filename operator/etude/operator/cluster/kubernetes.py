@@ -21,7 +21,7 @@ from etude.operator.cluster.api import (
 from etude.operator.cluster.cache import Cache
 from etude.operator.cluster.discovery import Discovery
 from etude.operator.cluster.replies import Reply, accepted, answered
-from etude.operator.cluster.rest import APPLY, MERGE, Query, Rest, object_path, path_of
+from etude.operator.cluster.rest import APPLY, JSON, MERGE, Query, Rest, object_path, path_of
 from etude.operator.manifests import (
     MADE_ONCE,
     Manifest,
@@ -114,11 +114,11 @@ class KubernetesCluster(Cluster):
 
     @override
     async def record(self, event: Manifest) -> None:
-        self._check_gate()
-        namespace = event["metadata"]["namespace"]
-        path = path_of("Event", namespace)
+        path = path_of("Event", event["metadata"]["namespace"])
         try:
-            reply = await self.rest.request("POST", path, body=event)
+            reply = await self._through_gate("POST", path, event)
+        except GateClosedError:
+            raise
         except ClusterError as error:
             log.warning("an Event was lost: %s", error)  # it only tells what the status says too
             return
@@ -205,21 +205,36 @@ class KubernetesCluster(Cluster):
         body: Mapping[str, Any],
         *,
         query: Query = (),
-        content: str = "application/json",
+        content: str = JSON,
     ) -> Reply:
         """One write, and a second one where the first met a right that may only be missing yet."""
-        headers = {"Content-Type": content}
-        self._check_gate()
-        reply = await self.rest.request(verb, path, query=query, body=body, headers=headers)
+        reply = await self._through_gate(verb, path, body, query=query, content=content)
         if not _lacks_a_right(reply):
             return reply
         await asyncio.sleep(SECOND_TRY_S)
-        self._check_gate()
-        return await self.rest.request(verb, path, query=query, body=body, headers=headers)
+        return await self._through_gate(verb, path, body, query=query, content=content)
 
-    def _check_gate(self) -> None:
+    async def _through_gate(
+        self,
+        verb: str,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        query: Query = (),
+        content: str = JSON,
+    ) -> Reply:
+        """One write. The gate is asked last: in line it may wait for longer than a lease lasts.
+
+        Raises:
+            GateClosedError: this replica does not lead any more.
+        """
+        await self.rest.budget.take()
         if not self.may_write():
             raise GateClosedError("another replica may lead by now")
+        headers = {"Content-Type": content}
+        return await self.rest.request(
+            verb, path, query=query, body=body, headers=headers, is_urgent=True
+        )
 
 
 def _lacks_a_right(reply: Reply) -> bool:
