@@ -17,6 +17,8 @@ PACE_S = 1.0
 """Figures that only move are looked at this often; anything else at once."""
 FIRST_DELAY_S = 0.2
 LONGEST_DELAY_S = 5.0
+MOST_HAPPENINGS = 1_000
+"""That wait to be registered: a controller that tells more is told to begin again after them."""
 
 News = Callable[[Ref, float], None]
 """Told which object to look at, and within how many seconds."""
@@ -54,8 +56,8 @@ class Followers:
         if known is not None and known.pod_uid != pod_uid:
             self.leave(peer)
         if peer not in self._following:
-            listen = self._follow_run if key.kind == "RLRun" else self._follow_pool
-            task = self.tasks.create_task(listen(key, peer, target), name=f"follow-{key.name}")
+            listening = self._follow(key, peer, target)
+            task = self.tasks.create_task(listening, name=f"follow-{key.name}")
             self._following[peer] = Following(pod_uid, task)
 
     def leave(self, peer: Peer) -> None:
@@ -78,43 +80,46 @@ class Followers:
         for peer in list(self._following):
             self.leave(peer)
 
-    async def _follow_run(self, key: Ref, peer: Peer, target: str) -> None:
-        uid, delay_s = peer.uid, FIRST_DELAY_S
+    async def _follow(self, key: Ref, peer: Peer, target: str) -> None:
+        """Listen until cancelled; what breaks off is listened to anew."""
+        hear = self._hear_run if key.kind == "RLRun" else self._hear_pool
+        delay_s = FIRST_DELAY_S
         while True:
             try:
-                await self._hear_run(key, uid, target)
+                await hear(key, peer, target)
                 delay_s = FIRST_DELAY_S
             except PeerError as error:
                 log.info("%s/%s: %s", key.namespace, key.name, error)
-                if self.book.run(uid).is_connected:
-                    delay_s = FIRST_DELAY_S
-                    self.book.disconnected(uid)
-                    self.tell(key, 0)
+                delay_s = FIRST_DELAY_S if self._break(key, peer) else delay_s
+            except Exception:
+                # One peer that we do not understand must not end the operator.
+                log.exception("%s/%s cannot be followed", key.namespace, key.name)
+                self._break(key, peer)
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
-    async def _hear_run(self, key: Ref, uid: str, target: str) -> None:
+    def _break(self, key: Ref, peer: Peer) -> bool:
+        """A stream has ended; whether it was a run's, and open."""
+        if key.kind != "RLRun" or not self.book.run(peer.uid).is_connected:
+            return False
+        self.book.disconnected(peer.uid)
+        self.tell(key, 0)
+        return True
+
+    async def _hear_run(self, key: Ref, peer: Peer, target: str) -> None:
+        uid = peer.uid
         after = self.book.run(uid).done
         address = self.cluster.address(key.namespace, target)
         async for response in self.peers.watch_run(address, after):
             if response.run_uid != uid:
                 raise PeerError(f"{address} serves run {response.run_uid}, not {uid}")
+            if len(self.book.run(uid).happenings) >= MOST_HAPPENINGS:
+                raise PeerError(f"{address} tells more than can be written down")
             was_connected = self.book.run(uid).is_connected
             if not was_connected:
                 self.book.connected(uid)
             is_urgent = self.book.take(uid, response)
             self.tell(key, 0 if is_urgent or not was_connected else PACE_S)
-
-    async def _follow_pool(self, key: Ref, peer: Peer, target: str) -> None:
-        delay_s = FIRST_DELAY_S
-        while True:
-            try:
-                await self._hear_pool(key, peer, target)
-                delay_s = FIRST_DELAY_S
-            except PeerError as error:
-                log.info("%s/%s: %s", key.namespace, key.name, error)
-            await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
     async def _hear_pool(self, key: Ref, peer: Peer, target: str) -> None:
         address = self.cluster.address(key.namespace, target)

@@ -1,0 +1,91 @@
+"""Listening to controllers: what one of them does never ends the listening to the others."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from typing_extensions import override
+
+from etude.operator.clock import ManualClock
+from etude.operator.cluster.memory import MemoryCluster
+from etude.operator.manifests import Ref
+from etude.operator.reports import followers as following
+from etude.operator.reports.followers import Followers, Peer
+from etude.operator.reports.latest import Position, ReportBook
+from etude.operator.reports.peers import MemoryPeers
+from etude.v1 import environments_pb2, run_pb2
+
+KEY = Ref("RLRun", "lab", "demo")
+TARGET = "demo-trainer-0.demo-trainer:7000"
+LIMIT_S = 30.0
+
+
+class BrokenOnce(MemoryPeers):
+    """The first to be dialled raises what nobody names."""
+
+    is_broken = True
+
+    @override
+    async def watch_run(
+        self, target: str, after: Position
+    ) -> AsyncIterator[run_pb2.WatchRunResponse]:
+        self._break()
+        async for response in MemoryPeers.watch_run(self, target, after):
+            yield response
+
+    @override
+    async def watch_pool(self, target: str) -> AsyncIterator[environments_pb2.WatchPoolResponse]:
+        self._break()
+        async for response in MemoryPeers.watch_pool(self, target):
+            yield response
+
+    def _break(self) -> None:
+        if self.is_broken:
+            self.is_broken = False
+            raise ValueError("a certificate that nobody can read")
+
+
+@pytest.fixture(autouse=True)
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "FIRST_DELAY_S", 0.0)
+
+
+def event(sequence: int) -> run_pb2.WatchRunResponse:
+    return run_pb2.WatchRunResponse(
+        run_uid="uid", epoch=1, sequence=sequence, event=run_pb2.RunEvent(reason="Started")
+    )
+
+
+@pytest.mark.parametrize("kind", ["RLRun", "EnvPool"])
+async def test_a_peer_that_cannot_be_dialled_as_nobody_foresaw_is_dialled_again(kind: str) -> None:
+    heard = asyncio.Event()
+    peers, book = BrokenOnce(), ReportBook(ManualClock())
+    peers.runs[TARGET].say(event(1))
+    peers.pools[TARGET].say(environments_pb2.WatchPoolResponse(sequence=1))
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
+        followers = Followers(MemoryCluster(), book, peers, lambda *_: heard.set(), tasks)
+        followers.follow(KEY._replace(kind=kind), Peer("uid"), TARGET, pod_uid="1")
+        await heard.wait()
+        followers.leave_all()
+
+
+async def test_a_controller_that_tells_without_end_is_heard_as_fast_as_it_is_dealt_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(following, "MOST_HAPPENINGS", 3)
+    peers, book = MemoryPeers(), ReportBook(ManualClock())
+    for sequence in range(1, 11):
+        peers.runs[TARGET].say(event(sequence))
+    told: list[int] = []
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
+        followers = Followers(MemoryCluster(), book, peers, lambda *_: None, tasks)
+        followers.follow(KEY, Peer("uid"), TARGET, pod_uid="1")
+        while told[-1:] != [10]:
+            await asyncio.sleep(0)
+            waiting = book.run("uid").happenings
+            assert len(waiting) <= 3
+            told += [each.position.sequence for each in waiting]
+            if waiting:
+                book.dealt_with("uid", waiting[-1].position)
+        followers.leave_all()
+    assert told == list(range(1, 11))
