@@ -110,3 +110,15 @@ def test_nothing_that_was_added_is_ever_lost_or_worked_on_twice_at_once(steps: l
             queue.done(key)
 
     asyncio.run(run())
+
+
+async def test_a_date_that_is_given_again_and_again_is_kept_once() -> None:
+    queue = WorkQueue()
+    for _ in range(1_000):
+        queue.add_after(A, 31_536_000.0)
+        queue.add_after(B, 0.0)
+        queue.add(A)
+        for _ in range(2):
+            queue.done(await queue.take())
+    queue.add_after(A, 31_536_000.0)
+    assert len(queue._heap) < 100

@@ -10,6 +10,9 @@ from etude.operator.manifests import Ref
 
 FIRST_RETRY_S = 0.005
 LONGEST_RETRY_S = 60.0
+SPARSE = 8
+"""Superseded entries for one that holds, before they are cleared away: a date that is a year away
+is given anew by every pass."""
 
 
 @dataclass(slots=True)
@@ -52,6 +55,9 @@ class WorkQueue:
             self._due[key] = due
             heapq.heappush(self._heap, (due, key))
             self._news.set()
+            if len(self._heap) > SPARSE * (len(self._due) + 1):
+                self._heap = [(at, each) for each, at in self._due.items()]
+                heapq.heapify(self._heap)
 
     async def take(self) -> Ref:
         """The next key; done() or retry() must follow."""
