@@ -35,6 +35,8 @@ EDGE = "edge"
 POLICY = "policy"
 """What the outside reaches of a run; no role."""
 JANITOR = "janitor"
+ROLES = frozenset({TRAINER, INFERENCE, REWARDS, BROKER, NODE, EDGE, JANITOR})
+"""Of pods that we make; a label of somebody else's pod may say anything."""
 
 RUN_FIELD_MANAGER = "etude/rlrun"
 POOL_FIELD_MANAGER = "etude/envpool"

@@ -1,11 +1,13 @@
 """The operator's loop: what ends with a term of leadership, and what the next one takes up."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 from typing_extensions import override
 
 from etude.operator.clock import ManualClock
@@ -13,11 +15,12 @@ from etude.operator.cluster.api import RefusedError
 from etude.operator.cluster.memory import MemoryCluster
 from etude.operator.desired.runs import Platform
 from etude.operator.loop.users import Users
-from etude.operator.loop.workers import operator
+from etude.operator.loop.workers import Operator, operator
 from etude.operator.manifests import Manifest, Ref, ref
 from etude.operator.reports.peers import MemoryPeers
 
 LIMIT_S = 30.0
+Acting = tuple[MemoryCluster, contextlib.AbstractAsyncContextManager[Operator]]
 
 
 @dataclass(slots=True)
@@ -99,3 +102,48 @@ def test_runs_are_found_by_the_pools_of_others_that_they_refer_to(
     users.see(run)
     assert users.of(Ref("EnvPool", "lab", "shared")) == [Ref("RLRun", "lab", "demo")]
     assert not users.of(Ref("EnvPool", "elsewhere", "shared"))
+
+
+@pytest.fixture
+def acting(platform: Platform) -> Acting:
+    clock = ManualClock()
+    cluster = MemoryCluster(clock=clock)
+    return cluster, operator(cluster, MemoryPeers(), platform, clock, instance="test", pace_s=0.0)
+
+
+async def test_a_run_that_is_gone_or_looks_elsewhere_is_found_by_no_pool(
+    acting: Acting, run_body: Callable[..., dict[str, Any]]
+) -> None:
+    cluster, making = acting
+    shared, other = Ref("EnvPool", "lab", "shared"), Ref("EnvPool", "lab", "other")
+
+    def run_on(pool: str) -> Manifest:
+        run = run_body()
+        run["spec"]["roles"]["environments"] = [{"name": "repos", "poolRef": {"name": pool}}]
+        return run
+
+    async with making as made:
+        key = ref(cluster.put(run_on("shared")))
+        assert made.users.of(shared) == [key]
+        cluster.put(run_on("other"))
+        assert (made.users.of(shared), made.users.of(other)) == ([], [key])
+        cluster.forget(key)
+        assert made.users.of(other) == []
+
+
+async def test_whoever_leads_no_more_shows_no_figures_and_knows_nothing(
+    acting: Acting, run_body: Callable[..., dict[str, Any]]
+) -> None:
+    cluster, making = acting
+    about = {"namespace": "lab", "run": "demo"}
+    run = run_body()
+    run["status"] = {"step": {"current": 7}}
+    cluster.put(run)
+    async with asyncio.timeout(LIMIT_S), making as made:
+        term = asyncio.create_task(made.run())
+        while REGISTRY.get_sample_value("etude_run_step", about) is None:  # noqa: ASYNC110 - seen as a reader sees it
+            await asyncio.sleep(0.01)
+        term.cancel()
+        await asyncio.wait({term})
+        assert REGISTRY.get_sample_value("etude_run_step", about) is None
+        assert not made.reconciler.book.runs

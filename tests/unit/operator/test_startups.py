@@ -11,7 +11,9 @@ def at(second: int) -> str:
     return f"2026-01-01T00:00:{second:02d}Z"
 
 
-def pod(uid: str, *, is_ready: bool, started: tuple[int, ...] = (9, 7)) -> dict[str, Any]:
+def pod(
+    uid: str, *, is_ready: bool, started: tuple[int, ...] = (9, 7), role: str = "edge"
+) -> dict[str, Any]:
     conditions = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": at(5)}]
     word = "True" if is_ready else "False"
     conditions.append({"type": "Ready", "status": word, "lastTransitionTime": at(30)})
@@ -22,7 +24,7 @@ def pod(uid: str, *, is_ready: bool, started: tuple[int, ...] = (9, 7)) -> dict[
             "name": "p",
             "uid": uid,
             "creationTimestamp": at(1),
-            "labels": {"etude.dev/role": "startups-test"},
+            "labels": {"etude.dev/role": role},
         },
         "status": {
             "conditions": conditions,
@@ -45,15 +47,41 @@ def test_a_start_of_which_a_moment_is_missing_is_not_counted() -> None:
     assert stages(pod("u", is_ready=False)) == {}
 
 
-def test_a_start_is_counted_once_and_only_if_it_was_seen() -> None:
-    def counted() -> float:
-        about = {"role": "startups-test", "stage": "ready"}
-        return REGISTRY.get_sample_value("etude_startup_seconds_count", about) or 0.0
+def counted(role: str = "edge") -> float:
+    about = {"role": role, "stage": "ready"}
+    return REGISTRY.get_sample_value("etude_startup_seconds_count", about) or 0.0
 
-    startups = Startups()
+
+def test_a_start_is_counted_once_and_only_if_it_was_seen() -> None:
+    startups, before = Startups(), counted()
     startups.see(pod("old", is_ready=True))
-    assert counted() == 0
+    assert counted() == before
     startups.see(pod("new", is_ready=False))
     startups.see(pod("new", is_ready=True))
     startups.see(pod("new", is_ready=True))
-    assert counted() == 1
+    assert counted() == before + 1
+
+
+def test_a_pod_that_is_ready_again_has_not_started_again() -> None:
+    startups, before = Startups(), counted()
+    for is_ready in (False, True, False, True):
+        startups.see(pod("flapping", is_ready=is_ready))
+    startups.see(pod("old", is_ready=True))
+    startups.see(pod("old", is_ready=False))
+    startups.see(pod("old", is_ready=True))
+    assert counted() == before + 1
+
+
+def test_nothing_is_kept_of_a_pod_that_is_gone() -> None:
+    startups = Startups()
+    for is_ready in (False, True):
+        startups.see(pod("gone", is_ready=is_ready))
+        startups.forget(pod("gone", is_ready=is_ready))
+    assert startups == Startups()
+
+
+def test_the_pods_of_others_make_no_series() -> None:
+    startups = Startups()
+    for is_ready in (False, True):
+        startups.see(pod("theirs", is_ready=is_ready, role="anything at all"))
+    assert counted("anything at all") == 0

@@ -103,6 +103,12 @@ class Reconciler:
             case _:
                 return await self._parsed(manifest, Checkpoint, CheckpointStatus, self._checkpoint)
 
+    def retire(self) -> None:
+        """Know nothing any more: another operator acts from here on, and shows the figures."""
+        self.followers.leave_all()
+        for key, known in list(self._uids.items()):
+            self._forget(key, known)
+
     async def _parsed(
         self,
         manifest: Manifest,

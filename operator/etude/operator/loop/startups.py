@@ -23,18 +23,34 @@ class Startups:
     """
 
     _starting: set[str] = field(default_factory=set)
+    """Seen before they were ready, by uid."""
+    _settled: set[str] = field(default_factory=set)
+    """Were ready once: what is ready again has not started again."""
 
     def see(self, pod: Manifest) -> None:
         """One event about a pod."""
-        role = labels(pod).get(names.ROLE)
-        if role is None:
+        role, name = labels(pod).get(names.ROLE), uid(pod)
+        if role not in names.ROLES or name in self._settled:
             return
-        if not is_true(pod, "Ready") and not is_deleting(pod):
-            self._starting.add(uid(pod))
-        elif uid(pod) in self._starting:
-            self._starting.discard(uid(pod))
-            for stage, taken_s in stages(pod).items():
-                metrics.STARTUP_SECONDS.labels(role, stage).observe(taken_s)
+        if is_true(pod, "Ready"):
+            self._settled.add(name)
+            if name in self._starting:
+                self._starting.discard(name)
+                _count(role, pod)
+        elif is_deleting(pod):
+            self._starting.discard(name)
+        else:
+            self._starting.add(name)
+
+    def forget(self, pod: Manifest) -> None:
+        """The pod is gone."""
+        self._starting.discard(uid(pod))
+        self._settled.discard(uid(pod))
+
+
+def _count(role: str, pod: Manifest) -> None:
+    for stage, taken_s in stages(pod).items():
+        metrics.STARTUP_SECONDS.labels(role, stage).observe(taken_s)
 
 
 def stages(pod: Manifest) -> Mapping[str, float]:

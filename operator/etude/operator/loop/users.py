@@ -13,19 +13,30 @@ class Users:
     """An index by what is referred to.
 
     A pool changes more often than anybody could ask every run about it.
-
-    A run stays in it after its end; looking at one that is gone costs nothing.
     """
 
     _runs: defaultdict[Ref, set[Ref]] = field(default_factory=lambda: defaultdict(set))
+    _named: dict[Ref, frozenset[Ref]] = field(default_factory=dict)
+    """What each run refers to."""
 
     def see(self, run: Manifest) -> None:
         """Note what a run refers to now."""
-        for about in _named(run):
+        self.forget(ref(run))
+        named = frozenset(_named(run))
+        if named:
+            self._named[ref(run)] = named
+        for about in named:
             self._runs[about].add(ref(run))
 
+    def forget(self, run: Ref) -> None:
+        """The run is gone."""
+        for about in self._named.pop(run, frozenset()):
+            self._runs[about].discard(run)
+            if not self._runs[about]:
+                del self._runs[about]
+
     def of(self, about: Ref) -> Sequence[Ref]:
-        """Runs that refer to a pool or a checkpoint, or once did."""
+        """Runs that refer to a pool or a checkpoint."""
         return sorted(self._runs.get(about, ()))
 
 

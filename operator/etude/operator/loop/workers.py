@@ -48,16 +48,23 @@ class Operator:
                 for number in range(self.workers):
                     group.create_task(self._work(), name=f"worker-{number}")
         finally:
-            self.reconciler.followers.leave_all()
+            self.reconciler.retire()
 
     def changed(self, manifest: Manifest) -> None:
         """Have everything looked at that a changed object may concern."""
-        if manifest["kind"] == "RLRun":
-            self.users.see(manifest)
-        if manifest["kind"] == "Pod":
-            self.startups.see(manifest)
+        self._index(manifest, is_gone=self.cluster.get(ref(manifest)) is None)
         for key in self.concerned(manifest):
             self.queue.add(key)
+
+    def _index(self, manifest: Manifest, *, is_gone: bool) -> None:
+        if manifest["kind"] == "RLRun" and is_gone:
+            self.users.forget(ref(manifest))
+        elif manifest["kind"] == "RLRun":
+            self.users.see(manifest)
+        elif manifest["kind"] == "Pod" and is_gone:
+            self.startups.forget(manifest)
+        elif manifest["kind"] == "Pod":
+            self.startups.see(manifest)
 
     def concerned(self, manifest: Manifest) -> list[Ref]:
         """Which of our objects a change may matter to."""
