@@ -3,7 +3,10 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from etude.common.api.status import Restarts
 from etude.operator.manifests import Manifest, Ref
 from etude.operator.runs import disruptions
 from etude.operator.runs.disruptions import STARTING_GRACE_S
@@ -60,6 +63,31 @@ async def test_a_disrupted_pod_is_counted_once_however_long_it_takes_to_go(runni
         await running.kill()
         await running.settle()
     assert running.run().status.restarts.infra == 1
+
+
+@given(
+    looks=st.lists(st.lists(st.integers(0, 9), unique=True), max_size=8), most=st.integers(1, 12)
+)
+def test_no_disrupted_pod_is_counted_twice_however_many_there_are(
+    looks: list[list[int]], most: int
+) -> None:
+    restarts, met = Restarts(), set[int]()
+    gone_before = False
+    for look in looks:
+        pods = [disrupted(f"pod-{number}") for number in look]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(disruptions, "MAX_REMEMBERED", most)
+            restarts = disruptions.noted(restarts, {"trainer": pods})
+            assert disruptions.noted(restarts, {"trainer": pods}) is restarts
+        gone_before = gone_before or bool(met - set(look))
+        met |= set(look)
+        assert len(restarts.disrupted) <= most
+    if not gone_before:
+        assert restarts.infra == min(most, len(met))
+
+
+def disrupted(uid: str) -> Manifest:
+    return {"kind": "Pod", "metadata": {"name": uid, "uid": uid}, "status": {"conditions": GOING}}
 
 
 async def test_a_drained_trainer_has_the_time_that_a_checkpoint_may_take(

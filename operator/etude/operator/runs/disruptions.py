@@ -24,11 +24,13 @@ def noted(restarts: Restarts, pods: Mapping[str, Sequence[Manifest]]) -> Restart
         pods: of the run, by role.
     """
     met = [uid(pod) for of_role in pods.values() for pod in of_role if is_true(pod, TARGET)]
-    new = [each for each in met if each not in restarts.disrupted]
-    known = tuple(met)[:MAX_REMEMBERED]
-    if not new and known == restarts.disrupted:
+    known = [each for each in restarts.disrupted if each in met]
+    # What there is no room to remember is counted once there is, so that nothing is counted twice.
+    new = [each for each in met if each not in known][: MAX_REMEMBERED - len(known)]
+    disrupted = (*known, *new)
+    if disrupted == restarts.disrupted:
         return restarts
-    return restarts.model_copy(update={"infra": restarts.infra + len(new), "disrupted": known})
+    return restarts.model_copy(update={"infra": restarts.infra + len(new), "disrupted": disrupted})
 
 
 def hurried(pods: Mapping[str, Sequence[Manifest]]) -> Iterator[Delete]:
