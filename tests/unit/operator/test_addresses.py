@@ -5,10 +5,11 @@ from typing import cast
 from etude.operator.cluster.cache import Cache
 from etude.operator.cluster.kubernetes import KubernetesCluster
 from etude.operator.cluster.rest import Rest
+from etude.operator.cluster.slim import slim
 
 
 def test_a_pod_of_a_job_is_found_by_its_host_name() -> None:
-    cache = Cache()
+    cache = Cache(slim)  # as in a cluster
     cluster = KubernetesCluster(cast("Rest", None), cache)  # nothing here is asked
     cache.see(
         {

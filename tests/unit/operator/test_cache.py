@@ -35,7 +35,7 @@ def test_an_older_version_is_dropped() -> None:
 
 def test_of_a_pods_spec_a_large_cluster_keeps_its_machine_alone() -> None:
     cache = Cache(slim)
-    spec = {"nodeName": "n", "containers": [{"name": "c", "image": "i"}]}
+    spec = {"nodeName": "n", "hostname": "p", "containers": [{"name": "c", "image": "i"}]}
     cache.see({**pod(5, managedFields=[{"manager": "x"}]), "spec": spec})
     assert cache.get(KEY) == {**pod(5), "spec": {"nodeName": "n"}}
     service = {**pod(6, uid="u2"), "kind": "Service", "spec": {"ports": [{"port": 1}]}}
