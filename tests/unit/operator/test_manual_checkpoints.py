@@ -72,6 +72,18 @@ async def test_a_request_is_written_by_its_run_and_read_back(running: Any) -> No
     assert running.names("Checkpoint") == [KEY.name]
 
 
+async def test_what_was_written_is_noted_at_once_however_much_was_said_of_the_request(
+    running: Any,
+) -> None:
+    running.cluster.put(asked())
+    await running.settle()
+    words = running.reconciler.writer._about(running.cluster.get(KEY)).statuses
+    while not words.wait_s(running.clock.monotonic_s()):
+        words.take()
+    await running.tell(record(running))
+    assert found(running).status.uri == record(running).uri
+
+
 async def test_a_request_is_ordered_once_however_often_the_operator_dies(running: Any) -> None:
     running.cluster.put(asked())
     await running.settle()

@@ -226,7 +226,8 @@ class Reconciler:
             case Fulfil():
                 asked = self.cluster.get(action.ref)
                 if asked is not None and uid(asked) == action.uid:
-                    await self.writer.write(asked, action.status)
+                    # Not at the writer's pace: what is held back here would never be told again.
+                    await self.cluster.replace_status(asked, action.status.to_json())
 
     async def _order(self, about: Manifest, order: Order) -> None:
         """Hand an order over, unless that was just done; one that is lost is given again."""
