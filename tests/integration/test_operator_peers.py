@@ -9,7 +9,9 @@ import grpc
 import pytest
 from typing_extensions import override
 
+from etude.common import channels
 from etude.common.serving import Server
+from etude.common.tls.wire import told
 from etude.operator.clock import SystemClock
 from etude.operator.cluster.memory import MemoryCluster
 from etude.operator.manifests import Ref
@@ -145,6 +147,25 @@ async def test_a_peer_that_goes_away_ends_the_stream_with_an_error() -> None:
         await server.stop(0)
         with pytest.raises(PeerError):
             await anext(stream)
+
+
+NOWHERE_PRIVATE = "10.9.9.9:7000"
+"""Beyond this machine, and a test's process has neither certificates nor leave to go without."""
+
+
+async def test_a_peer_that_cannot_be_spoken_to_safely_fails_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channels, "own", lambda: told(""))
+    peers, words = GrpcPeers(), "InvalidTls"
+    with pytest.raises(PeerError, match=words):
+        await anext(peers.watch_run(NOWHERE_PRIVATE, Position()))
+    with pytest.raises(PeerError, match=words):
+        await anext(peers.watch_pool(NOWHERE_PRIVATE))
+    with pytest.raises(PeerError, match=words):
+        await peers.order(NOWHERE_PRIVATE, run_pb2.CommandRequest())
+    with pytest.raises(PeerError, match=words):
+        await peers.drain(NOWHERE_PRIVATE, ["a"])
 
 
 async def test_followers_write_into_the_book_and_notice_a_controller_of_another_run() -> None:

@@ -1,6 +1,7 @@
 """How the operator talks to controllers and brokers: it dials, they report, it orders."""
 
 import asyncio
+import contextlib
 from collections import defaultdict
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ import grpc
 from typing_extensions import override
 
 from etude.common.channels import CONTROL_DEADLINE_S, dial
-from etude.common.errors import UnavailableError
+from etude.common.errors import UnavailableError, UserError
 from etude.operator.reports.latest import Position
 from etude.v1 import environments_pb2, environments_pb2_grpc, run_pb2, run_pb2_grpc
 
@@ -67,7 +68,7 @@ class GrpcPeers(Peers):
         self, target: str, after: Position
     ) -> AsyncIterator[run_pb2.WatchRunResponse]:
         request = run_pb2.WatchRunRequest(epoch=after.epoch, after_sequence=after.sequence)
-        async with dial(target) as channel:
+        async with _reached(target) as channel:
             call = run_pb2_grpc.RunServiceStub(channel).WatchRun(request, timeout=STREAM_LIMIT_S)
             async for response in _until_reopened(call):
                 yield response
@@ -75,14 +76,14 @@ class GrpcPeers(Peers):
     @override
     async def watch_pool(self, target: str) -> AsyncIterator[environments_pb2.WatchPoolResponse]:
         request = environments_pb2.WatchPoolRequest()
-        async with dial(target) as channel:
+        async with _reached(target) as channel:
             stub = environments_pb2_grpc.PoolServiceStub(channel)
             async for response in _until_reopened(stub.WatchPool(request, timeout=STREAM_LIMIT_S)):
                 yield response
 
     @override
     async def order(self, target: str, request: run_pb2.CommandRequest) -> None:
-        async with dial(target) as channel:
+        async with _reached(target) as channel:
             try:
                 await run_pb2_grpc.RunServiceStub(channel).Command(
                     request, timeout=CONTROL_DEADLINE_S
@@ -93,7 +94,7 @@ class GrpcPeers(Peers):
     @override
     async def drain(self, target: str, nodes: Sequence[str]) -> frozenset[str]:
         request = environments_pb2.DrainRequest(node_ids=nodes, hold_seconds=HOLD_S)
-        async with dial(target) as channel:
+        async with _reached(target) as channel:
             try:
                 answer = await environments_pb2_grpc.PoolServiceStub(channel).Drain(
                     request, timeout=DRAIN_DEADLINE_S
@@ -101,6 +102,21 @@ class GrpcPeers(Peers):
             except grpc.aio.AioRpcError as cause:
                 raise PeerError(f"{target}: {cause.details() or cause.code()}") from cause
         return frozenset(answer.empty_node_ids)
+
+
+@contextlib.asynccontextmanager
+async def _reached(target: str) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel for as long as the block runs.
+
+    Raises:
+        PeerError: this one must not be spoken to; of the others that says nothing.
+    """
+    try:
+        channel = dial(target)
+    except UserError as cause:
+        raise PeerError(str(cause)) from cause
+    async with channel:
+        yield channel
 
 
 async def _until_reopened(stream: AsyncIterable[T]) -> AsyncIterator[T]:

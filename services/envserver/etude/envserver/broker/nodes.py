@@ -8,7 +8,7 @@ import grpc
 from typing_extensions import override
 
 from etude.common import channels, telemetry
-from etude.common.errors import UnavailableError
+from etude.common.errors import UnavailableError, UserError
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 OPEN_DEADLINE_S = 60.0
@@ -67,7 +67,10 @@ class GrpcNodes(Nodes):
 
     def _stub(self, endpoint: str) -> "environments_pb2_grpc.EnvNodeServiceAsyncStub":
         if endpoint not in self._channels:
-            self._channels[endpoint] = channels.dial(endpoint)
+            try:
+                self._channels[endpoint] = channels.dial(endpoint)
+            except UserError as cause:  # a node says where it is: that is no setting of ours
+                raise NodeError(str(cause)) from cause
         return environments_pb2_grpc.EnvNodeServiceStub(self._channels[endpoint])
 
 

@@ -1,0 +1,19 @@
+"""A node may say that it is anywhere; the broker does not go there in the clear."""
+
+import pytest
+
+from etude.common import channels
+from etude.common.tls.wire import told
+from etude.envserver.broker.nodes import GrpcNodes, NodeError
+from etude.v1 import environments_pb2
+
+
+async def test_a_node_that_cannot_be_spoken_to_safely_fails_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channels, "own", lambda: told(""))
+    nodes, elsewhere = GrpcNodes(), "10.9.9.9:7030"
+    with pytest.raises(NodeError, match="InvalidTls"):
+        await nodes.open(elsewhere, environments_pb2.OpenEnvironmentsRequest())
+    with pytest.raises(NodeError, match="InvalidTls"):
+        await nodes.close(elsewhere, ["lease"])
