@@ -23,6 +23,7 @@ from etude.operator.cluster.kubernetes import GateClosedError, KubernetesCluster
 from etude.operator.cluster.leases import KubernetesLeases
 from etude.operator.cluster.rest import path_of
 from etude.operator.cluster.watches import CHILDREN, Watches
+from etude.operator.loop.leader import LeaseRecord
 from etude.operator.manifests import KINDS, Manifest, Ref
 
 KEY = Ref("Pod", "lab", "p")
@@ -236,6 +237,14 @@ async def test_a_right_that_is_only_missing_yet_is_no_refusal(serve: Serve) -> N
         server.answers["PATCH /api/v1/namespaces/lab/pods/p/status"] = [FORBIDDEN]
         with pytest.raises(RefusedError, match="cannot patch"):
             await cluster.replace_status(pod(5), {"phase": "Failed"})
+
+
+async def test_a_lease_that_says_nothing_yet_is_anybodys(serve: Serve) -> None:
+    async with serve() as (server, cluster):
+        empty = {"kind": "Lease", "metadata": {"name": "l", "resourceVersion": "9"}}
+        server.answers[f"GET {path_of('Lease', 'lab', 'l')}"] = [(200, empty)]
+        found = await KubernetesLeases(cluster.rest, "lab", "l").read()
+    assert found == LeaseRecord(holder="", duration_s=0, version="9")
 
 
 async def test_an_api_server_that_asks_for_a_pause_gets_it(serve: Serve) -> None:

@@ -25,7 +25,7 @@ class KubernetesLeases(Leases):
         if reply.status == 404:
             return None
         manifest = answered(reply, "read lease")
-        spec = manifest["spec"]
+        spec = manifest.get("spec") or {}  # optional: whoever made it need not lead
         return LeaseRecord(
             holder=spec.get("holderIdentity") or "",
             duration_s=spec.get("leaseDurationSeconds") or 0,
