@@ -26,6 +26,9 @@ from etude.v1 import certificates_pb2_grpc
 
 TRAINER = "spiffe://etude.dev/ns/lab/run/demo/role/trainer"
 ACCOUNT = "system:serviceaccount:lab:default"
+OPERATOR = "spiffe://etude.dev/ns/etude-system/role/operator"
+OPERATOR_ACCOUNT = "system:serviceaccount:etude-system:etude-operator"
+HOST = "etude-operator.etude-system"
 LIFE = datetime.timedelta(hours=24)
 WAIT_S = 30.0
 
@@ -63,11 +66,12 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     add_ca(tmp_path, "ca-1")
     (tmp_path / "token").write_text("good\n")
     service = CertificateService(
-        reviews=MemoryReviews({"good": (TRAINER, ACCOUNT)}),
+        reviews=MemoryReviews({"good": (TRAINER, ACCOUNT), "ours": (OPERATOR, OPERATOR_ACCOUNT)}),
         folder=tmp_path / "ca",
         domain="etude.dev",
         operator="etude-system:etude-operator",
         lifetime=LIFE,
+        operator_hosts=[HOST],
     )
     identity = Identity(domain="etude.dev", namespace="etude-system", run="etude", role="issuer")
     own = Own(tmp_path / "ca", identity, LIFE)
@@ -92,6 +96,19 @@ async def test_a_token_for_something_else_gets_nothing(world: World) -> None:
     (world.folder / "token").write_text("stolen")
     with pytest.raises(IssuerError, match="PERMISSION_DENIED"):
         await obtained(world.petition)
+
+
+def hosts(files: dict[str, bytes]) -> list[str]:
+    made = x509.load_pem_x509_certificate(files["tls.crt"])
+    names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return names.get_values_for_type(x509.DNSName)
+
+
+async def test_only_the_operator_answers_to_the_names_of_its_service(world: World) -> None:
+    assert hosts(await obtained(world.petition)) == ["demo-trainer.lab.svc"]
+    (world.folder / "token").write_text("ours")
+    files = await obtained(replace(world.petition, identity=OPERATOR))
+    assert hosts(files) == ["operator.etude-system.svc", HOST]
 
 
 async def test_an_issuer_that_is_not_believed_never_sees_the_token(world: World) -> None:

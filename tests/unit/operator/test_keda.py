@@ -2,12 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from tests.support import pki
 
 from etude.common import channels
+from etude.common.tls.credentials import Credentials
+from etude.common.tls.identity import Identity
+from etude.common.tls.wire import Wire
 from etude.keda import external_scaler_pb2, external_scaler_pb2_grpc
 from etude.operator.keda.service import serving
 from etude.v1 import environments_pb2
@@ -169,3 +174,33 @@ async def test_the_bytes_are_those_of_kedas_documentation(
 async def test_nobody_is_answered_without_a_port(lab: Any) -> None:
     async with serving(lab.cluster, "127.0.0.1", None) as server:
         assert server is None
+
+
+OPERATOR = Identity(domain="etude.dev", namespace="etude-system", role="operator")
+
+
+async def test_with_certificates_keda_learns_who_answers_and_needs_none_itself(
+    lab: Any, tmp_path: Path
+) -> None:
+    lab.cluster.put(body())
+    await lab.settle()
+    await say(lab, waiting=3)
+    authority = pki.Authority()
+    wire = Wire(credentials=Credentials(pki.write(tmp_path, authority.issue(OPERATOR))))
+    async with serving(lab.cluster, "127.0.0.1", 0, wire=wire) as server:
+        assert server is not None
+        target, name = f"127.0.0.1:{server.port}", OPERATOR.server_name
+        known, other = (
+            grpc.ssl_channel_credentials(ca) for ca in (authority.pem, pki.Authority().pem)
+        )
+        options = [("grpc.ssl_target_name_override", name)]
+        async with grpc.aio.secure_channel(target, known, options=options) as channel:
+            assert await value(external_scaler_pb2_grpc.ExternalScalerStub(channel)) == 3
+        for stranger in (
+            grpc.aio.secure_channel(target, other, options=options),
+            grpc.aio.insecure_channel(target),
+        ):
+            async with stranger:
+                keda = external_scaler_pb2_grpc.ExternalScalerStub(stranger)
+                code, _ = await refusal(keda.IsActive(ref()))
+                assert code is grpc.StatusCode.UNAVAILABLE

@@ -27,6 +27,8 @@ class Settings:
     """The issuer's own: its name is that of its Service."""
     operator: str
     """The operator's account, NAMESPACE:NAME."""
+    operator_hosts: tuple[str, ...]
+    """DNS names of the operator's Service."""
     lifetime: datetime.timedelta
     host: str
     port: int
@@ -43,6 +45,7 @@ class Settings:
             ValueError: a number is none.
         """
         namespace, service = env["ETUDE_NAMESPACE"], env["ETUDE_ISSUER_SERVICE"]
+        host = f"{env['ETUDE_OPERATOR_SERVICE']}.{namespace}"
         return cls(
             folder=Path(env["ETUDE_CA_FOLDER"]),
             identity=Identity(
@@ -52,6 +55,7 @@ class Settings:
                 role="issuer",
             ),
             operator=f"{namespace}:{env['ETUDE_OPERATOR_ACCOUNT']}",
+            operator_hosts=(host, f"{host}.svc"),
             lifetime=datetime.timedelta(seconds=int(env["ETUDE_TLS_LIFETIME_SECONDS"])),
             host=env.get("ETUDE_HOST", "127.0.0.1"),
             port=int(env.get("ETUDE_PORT", "7060")),

@@ -26,6 +26,7 @@ async def serve(settings: Settings) -> None:
         domain=settings.identity.domain,
         operator=settings.operator,
         lifetime=settings.lifetime,
+        operator_hosts=settings.operator_hosts,
     )
     names = [certificates_pb2.DESCRIPTOR.services_by_name["CertificateService"].full_name]
     own = Own(settings.folder, settings.identity, settings.lifetime)

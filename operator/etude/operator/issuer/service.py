@@ -2,7 +2,7 @@
 
 import datetime
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -11,7 +11,7 @@ import grpc
 from typing_extensions import override
 
 from etude.common.errors import ForbiddenError, InvalidFieldError, UnavailableError
-from etude.common.tls.identity import Identity
+from etude.common.tls.identity import OPERATOR, Identity
 from etude.operator import metrics
 from etude.operator.cluster.api import ClusterError
 from etude.operator.cluster.replies import answered
@@ -82,6 +82,8 @@ class CertificateService(certificates_pb2_grpc.CertificateServiceServicer):
     operator: str
     """The operator's account, NAMESPACE:NAME."""
     lifetime: datetime.timedelta
+    operator_hosts: Sequence[str] = ()
+    """DNS names of the operator's Service, where KEDA asks it."""
     now: Callable[[], datetime.datetime] = utc_now
 
     @override
@@ -97,7 +99,12 @@ class CertificateService(certificates_pb2_grpc.CertificateServiceServicer):
         await self._judge(request.token, identity)
         known, now = authorities.read(self.folder), self.now()
         signed = signing.certificate(
-            self._signing(known, now), key, identity, now=now, lifetime=self.lifetime
+            self._signing(known, now),
+            key,
+            identity,
+            now=now,
+            lifetime=self.lifetime,
+            also=self.operator_hosts if identity.role == OPERATOR else (),
         )
         metrics.CERTIFICATES.labels("issued").inc()
         log.info("certificate for %s", identity.uri)

@@ -1,6 +1,7 @@
 """Turns a key into a certificate."""
 
 import datetime
+from collections.abc import Sequence
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -43,10 +44,21 @@ def certificate(
     *,
     now: datetime.datetime,
     lifetime: datetime.timedelta,
+    also: Sequence[str] = (),
 ) -> bytes:
-    """PEM of a certificate that names this identity and nothing else; never outlives its CA."""
+    """PEM of a certificate that names this identity and nothing else; never outlives its CA.
+
+    Args:
+        authority: signs it.
+        key: its holder's.
+        identity: whom it names.
+        now: it begins a little before that.
+        lifetime: at most.
+        also: further DNS names under which the holder is reached.
+    """
     ends = min(now + lifetime, authority.certificate.not_valid_after_utc)
-    names = [x509.UniformResourceIdentifier(identity.uri), x509.DNSName(identity.server_name)]
+    hosts = (x509.DNSName(name) for name in (identity.server_name, *also))
+    names = [x509.UniformResourceIdentifier(identity.uri), *hosts]
     usage = x509.KeyUsage(*(number == 0 for number in range(9)))  # signs, and nothing else
     both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     issuer = authority.certificate

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from etude.common.errors import UnavailableError
 from etude.common.serving import Server
-from etude.common.tls.wire import Wire
+from etude.common.tls.wire import Wire, own
 from etude.keda import external_scaler_pb2 as keda
 from etude.keda import external_scaler_pb2_grpc
 from etude.operator.cluster.api import Cluster
@@ -85,8 +85,16 @@ class ScalerService(external_scaler_pb2_grpc.ExternalScalerServicer):
 
 
 @contextlib.asynccontextmanager
-async def serving(cluster: Cluster, host: str, port: int | None) -> AsyncIterator[Server | None]:
+async def serving(
+    cluster: Cluster, host: str, port: int | None, *, wire: Wire | None = None
+) -> AsyncIterator[Server | None]:
     """The scaler for as long as the block runs; none without a port.
+
+    Args:
+        cluster: where the pools are.
+        host: address to listen on.
+        port: 0 picks a free one.
+        wire: certificates or none; this process's own unless given.
 
     Raises:
         OSError: the port is taken.
@@ -94,8 +102,11 @@ async def serving(cluster: Cluster, host: str, port: int | None) -> AsyncIterato
     if port is None:
         yield None
         return
-    # KEDA has no certificate of ours. It hears of counts alone, and NetworkPolicy says who asks.
-    server = Server([SERVICE], host, port, wire=Wire())
+    # KEDA has no certificate of ours, and is asked for none: it learns who answers, and nobody else
+    # reads along. It hears of counts alone, and NetworkPolicy says who asks.
+    shown = (wire or own()).credentials
+    credentials = shown.for_server(asks=False) if shown is not None else None
+    server = Server([SERVICE], host, port, wire=Wire(), open_credentials=credentials)
     service = ScalerService(Demands(cluster))
     external_scaler_pb2_grpc.add_ExternalScalerServicer_to_server(service, server.grpc_server)
     await server.start()

@@ -77,8 +77,12 @@ class Credentials:
         metrics.BEGIN.labels(self._now.identity.uri).set(self._now.not_before.timestamp())
         log.info("certificate of %s until %s", self._now.identity.uri, self._now.not_after)
 
-    def for_server(self) -> grpc.ServerCredentials:
-        """Asks every client for its certificate, and shows the newest of ours at each handshake."""
+    def for_server(self, *, asks: bool = True) -> grpc.ServerCredentials:
+        """Shows the newest of our certificates at each handshake.
+
+        Args:
+            asks: every client for its own; else everybody is answered.
+        """
         given: list[Material] = [self.current()]
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
@@ -91,7 +95,7 @@ class Credentials:
         return grpc.dynamic_ssl_server_credentials(
             _configuration(given[0]),
             fetch,  # type: ignore[arg-type]  # None, for no change, is missing in the stubs
-            require_client_authentication=True,
+            require_client_authentication=asks,
         )
 
 
