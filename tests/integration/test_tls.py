@@ -310,6 +310,19 @@ async def test_certificates_and_their_ca_change_under_calls_and_none_fails(world
         stream.cancel()
 
 
+async def test_a_channel_that_is_closed_ends_calls_of_every_certificate(world: World) -> None:
+    target = await world.serve(who("trainer"))
+    channel = dial(target, wire=world.wire(OPERATOR))
+    stream = run_pb2_grpc.RunServiceStub(channel).WatchRun(run_pb2.WatchRunRequest())
+    assert (await anext(aiter(stream))).sequence == 1
+    pki.write(world.place(OPERATOR), world.authority.issue(OPERATOR))
+    await command(channel)
+    assert not stream.done(), "it goes on over the connection that it began on"
+    await channel.close()
+    async with asyncio.timeout(WAIT_S):
+        assert await stream.code() is grpc.StatusCode.CANCELLED
+
+
 async def test_files_that_cannot_be_used_leave_the_certificate_that_could(world: World) -> None:
     identity = who("trainer")
     wire = world.wire(identity)

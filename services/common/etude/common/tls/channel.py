@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
+from weakref import WeakSet
 
 import grpc
 from typing_extensions import override
@@ -33,6 +34,7 @@ class RotatingChannel(grpc.aio.Channel):
     _watching: asyncio.Task[None] | None = field(default=None, init=False)
     _said: str = field(default="", init=False)
     _ending: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    _calls: "WeakSet[grpc.aio.Call]" = field(default_factory=WeakSet, init=False)
 
     def newest(self) -> grpc.aio.Channel:
         """The connection for a call that begins now."""
@@ -91,10 +93,12 @@ class RotatingChannel(grpc.aio.Channel):
         if self._inner is not None and self._inner.get_state() is is_failing and not self._said:
             # Who dials anew for each call would never learn why it fails.
             await self._explain()
-        for ending in self._ending:
-            ending.cancel()
         if self._inner is not None:
             await self._inner.close(grace)
+        # gRPC cannot close a channel again that it closes with patience: its calls would hang.
+        for call in list(self._calls):
+            call.cancel()
+        await asyncio.gather(*self._ending)
 
     @override
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
@@ -132,6 +136,8 @@ class RotatingChannel(grpc.aio.Channel):
             channel = self.newest()
             if not bound or bound[0][0] is not channel:
                 bound[:] = [(channel, bind(channel))]
-            return bound[0][1](*words, **options)
+            made = bound[0][1](*words, **options)
+            self._calls.add(made)
+            return made
 
         return call
