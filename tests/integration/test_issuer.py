@@ -3,9 +3,10 @@
 import asyncio
 import datetime
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from cryptography import x509
@@ -111,23 +112,32 @@ async def test_only_the_operator_answers_to_the_names_of_its_service(world: Worl
     assert hosts(files) == ["operator.etude-system.svc", HOST]
 
 
+@dataclass
+class Curious(MemoryReviews):
+    """Notes every token that it sees."""
+
+    asked: list[str] = field(default_factory=list)
+
+    @override
+    async def reviewed(self, review: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append(review["spec"]["token"])
+        return {}
+
+
 async def test_an_issuer_that_is_not_believed_never_sees_the_token(world: World) -> None:
     (world.folder / "trust" / "ca-1.crt").write_bytes(pki.Authority().pem)
-    asked: list[str] = []
-
-    @dataclass
-    class Curious(MemoryReviews):
-        """Notes every token that it sees."""
-
-        @override
-        async def reviewed(self, review: dict[str, Any]) -> dict[str, Any]:
-            asked.append(review["spec"]["token"])
-            return {}
-
-    world.service.reviews = Curious({})
+    world.service.reviews = curious = Curious({})
     with pytest.raises(IssuerError, match="CERTIFICATE_VERIFY_FAILED"):
         await obtained(world.petition)
-    assert asked == []
+    assert curious.asked == []
+
+
+async def test_what_no_token_can_be_is_not_passed_on_to_the_api_server(world: World) -> None:
+    world.service.reviews = curious = Curious({})
+    (world.folder / "token").write_text("x" * 100_000)
+    with pytest.raises(IssuerError, match="INVALID_ARGUMENT: token: is longer"):
+        await obtained(world.petition)
+    assert curious.asked == []
 
 
 async def test_a_ca_that_is_added_is_believed_at_once_and_signs_when_all_know_it(
@@ -142,6 +152,38 @@ async def test_a_ca_that_is_added_is_believed_at_once_and_signs_when_all_know_it
     later = await obtained(world.petition)
     made = x509.load_pem_x509_certificate(later["tls.crt"])
     made.verify_directly_issued_by(x509.load_pem_x509_certificate(second))
+
+
+async def test_an_answer_that_is_nonsense_leaves_what_was_there(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, files = world.folder / "out", await obtained(world.petition)
+    keeper.put(out, files)
+    answer = AsyncMock(return_value={**files, "tls.crt": b"nonsense"})
+    monkeypatch.setattr(keeper, "obtained", answer)
+    settings = keeper.Settings(folder=out, petition=world.petition, host="127.0.0.1", probe_port=0)
+    with pytest.raises(IssuerError, match="answers nonsense"):
+        await keeper.renew(settings)
+    assert material.read(out).certificate == files["tls.crt"]
+
+
+async def test_a_keeper_asks_anew_when_it_is_told_to_believe_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "LOOK_S", 0.01)
+    monkeypatch.setattr(keeper, "FIRST_DELAY_S", 0.01)
+    out = world.folder / "out"
+    settings = keeper.Settings(folder=out, petition=world.petition, host="127.0.0.1", probe_port=0)
+    probes, stop = Probes(0), asyncio.Event()
+    keeping = asyncio.create_task(keeper.keep(settings, probes, stop))
+    async with asyncio.timeout(WAIT_S):
+        while not probes.ready:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.01)
+        second = add_ca(world.folder, "ca-2")
+        while second not in material.read(out).ca:  # noqa: ASYNC110 - it is another's file
+            await asyncio.sleep(0.01)
+    stop.set()
+    await keeping
 
 
 async def test_a_keeper_waits_for_its_issuer_and_then_replaces_before_the_end(

@@ -43,8 +43,9 @@ def refusal(reviewed: Mapping[str, Any], identity: Identity, *, domain: str, ope
         return "the token is not a ServiceAccount's"
     account = user.removeprefix(_ACCOUNT)
     if identity.role == identities.OPERATOR:
-        is_bare = not identity.run and not identity.pool
-        return "" if account == operator and is_bare else "only the operator's account is that"
+        home = operator.partition(":")[0]
+        is_it = not identity.run and not identity.pool and identity.namespace == home
+        return "" if account == operator and is_it else "only the operator's account is that"
     return _of_part(account.partition(":")[0], identity)
 
 

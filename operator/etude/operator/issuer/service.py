@@ -23,6 +23,8 @@ from etude.v1 import certificates_pb2, certificates_pb2_grpc
 
 log = logging.getLogger(__name__)
 
+LONGEST = 16_384
+"""Bytes of a part of a request; a token of a cluster has about a thousand."""
 REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 
 
@@ -94,6 +96,7 @@ class CertificateService(certificates_pb2_grpc.CertificateServiceServicer):
             certificates_pb2.IssueCertificateRequest, certificates_pb2.IssueCertificateResponse
         ],
     ) -> certificates_pb2.IssueCertificateResponse:
+        _require_short(request)
         identity = _identity(request.identity)
         key = signing.public_key(request.signing_request)
         await self._judge(request.token, identity)
@@ -130,6 +133,17 @@ class CertificateService(certificates_pb2_grpc.CertificateServiceServicer):
             metrics.CERTIFICATES.labels("failed").inc()
             raise UnavailableError("no CA is valid now: see docs/runbooks/certificates-expire.md")
         return found
+
+
+def _require_short(request: certificates_pb2.IssueCertificateRequest) -> None:
+    """Who asks has shown no certificate, and what they send goes to the API server.
+
+    Raises:
+        InvalidFieldError: it is longer than anything that is meant.
+    """
+    for where in ("signing_request", "identity", "token"):
+        if len(getattr(request, where)) > LONGEST:
+            raise InvalidFieldError(where, f"is longer than {LONGEST}")
 
 
 def _identity(text: str) -> Identity:

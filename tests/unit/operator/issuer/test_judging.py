@@ -56,6 +56,7 @@ def test_another_domain_is_not_signed_for() -> None:
     [
         ("etude-system:etude-operator", OPERATOR, True),
         ("etude-system:default", OPERATOR, False),
+        ("etude-system:etude-operator", OPERATOR.replace("etude-system", "lab"), False),
         ("lab:default", "spiffe://etude.dev/ns/lab/role/operator", False),
         ("lab:etude-operator", "spiffe://etude.dev/ns/lab/role/operator", False),
         ("etude-system:etude-operator", "spiffe://etude.dev/ns/x/run/r/role/operator", False),

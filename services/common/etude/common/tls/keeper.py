@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,8 @@ from etude.common.probes import Probes
 from etude.common.serving import shutdown_signals
 from etude.common.tls import material
 from etude.common.tls.asking import IssuerError, Petition, obtained
-from etude.common.tls.material import CA
+from etude.common.tls.bundle import bundle
+from etude.common.tls.material import CA, Material
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,9 @@ FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
 RENEW_AFTER = 2 / 3
 """Of a certificate's life: the rest is what an issuer may be away for."""
+LOOK_S = 60.0
+"""How often the CAs to believe are looked at; the kubelet brings changes about as often. So many
+seconds lie between the first and the last pod that asks for such a change."""
 SPREAD = 0.1
 """Of the time until a renewal, at random: pods that began together must not ask together."""
 _RANDOM = random.Random()  # noqa: S311 - spreads requests, nothing secret depends on it
@@ -64,49 +69,91 @@ class Settings:
         )
 
 
-def renewal_s(ends: datetime.datetime, now: datetime.datetime) -> float:
-    """Seconds until a certificate that was issued now should be replaced."""
-    return max(FIRST_DELAY_S, RENEW_AFTER * (ends - now).total_seconds())
+def renewal_s(begins: datetime.datetime, ends: datetime.datetime, now: datetime.datetime) -> float:
+    """Seconds until a certificate that was issued now should be replaced.
+
+    A clock that is behind sees more life than there is: no more than all of it counts. On one that
+    is far ahead it has ended already, and asking more often would change nothing.
+    """
+    left_s = min(ends - now, ends - begins).total_seconds()
+    return max(FIRST_DELAY_S, RENEW_AFTER * left_s) if left_s > 0 else LONGEST_DELAY_S
 
 
-def put(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Replace the files of a folder, all of them in one moment, as the kubelet does."""
+def put(folder: Path, files: Mapping[str, bytes]) -> Material:
+    """Replace the files of a folder, all of them in one moment, as the kubelet does.
+
+    Raises:
+        UserError: they cannot be used; what was there stays.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    before = (folder / "..data").resolve() if (folder / "..data").is_symlink() else None
+    # What a keeper left that was killed while it wrote.
+    _sweep(folder, but=(folder / "..data").resolve().name)
     fresh = folder / f"..{os.urandom(6).hex()}"
     fresh.mkdir(mode=0o700)
     for name, data in files.items():
         (fresh / name).touch(mode=0o600)
         (fresh / name).write_bytes(data)
+    shown = material.read(fresh)
     link = folder / "..data.new"
+    link.unlink(missing_ok=True)
     link.symlink_to(fresh.name)
     link.replace(folder / "..data")
     for name in files:
         if not (folder / name).is_symlink():
             (folder / name).symlink_to(Path("..data") / name)
-    if before is not None:
-        shutil.rmtree(before, ignore_errors=True)
+    _sweep(folder, but=fresh.name)
+    return shown
+
+
+def _sweep(folder: Path, *, but: str) -> None:
+    """No folder with a key in it that is not the one shown."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink() and path.name != but:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 async def keep(settings: Settings, probes: Probes, stop: asyncio.Event) -> None:
     """Renew until told to stop."""
     delay_s = FIRST_DELAY_S
     while not stop.is_set():
+        trusted = _trusted(settings)
         try:
-            wait_s = await _renew(settings)
+            wait_s = await renew(settings)
         except EtudeError as error:
             log.warning("%s; again in %.0f s", error, delay_s)
             wait_s, delay_s = delay_s, min(2 * delay_s, LONGEST_DELAY_S)
         else:
             probes.ready, delay_s = True, FIRST_DELAY_S
+        await _waited(settings, trusted, wait_s, stop)
+
+
+async def _waited(settings: Settings, trusted: bytes, wait_s: float, stop: asyncio.Event) -> None:
+    """Until it is time, or somewhat after the CAs that we were told to believe changed.
+
+    Peers believe whom their last answer named: the sooner all ask, the sooner all know a new CA.
+    """
+    due_s = time.monotonic() + wait_s
+    has_changed = False
+    while (left_s := due_s - time.monotonic()) > 0:
         try:
-            async with asyncio.timeout(wait_s):
+            async with asyncio.timeout(min(left_s, LOOK_S)):
                 await stop.wait()
+                return
         except TimeoutError:
-            continue
+            if not has_changed and _trusted(settings) != trusted:
+                has_changed = True
+                spread_s = LOOK_S * _RANDOM.random()
+                due_s = min(due_s, time.monotonic() + spread_s)
 
 
-async def _renew(settings: Settings) -> float:
+def _trusted(settings: Settings) -> bytes:
+    try:
+        return bundle(settings.petition.trust)
+    except OSError:  # between two of its files
+        return b""
+
+
+async def renew(settings: Settings) -> float:
     """Seconds until the next time.
 
     Raises:
@@ -117,13 +164,12 @@ async def _renew(settings: Settings) -> float:
     except OSError:
         learned = b""
     files = await obtained(settings.petition, learned)
-    put(settings.folder, files)
     try:
-        shown = material.read(settings.folder)
+        shown = put(settings.folder, files)
     except UserError as cause:
         raise IssuerError(f"{settings.petition.issuer} answers nonsense: {cause}") from cause
     log.info("certificate of %s until %s", shown.identity.uri, shown.not_after)
-    due_s = renewal_s(shown.not_after, datetime.datetime.now(datetime.UTC))
+    due_s = renewal_s(shown.not_before, shown.not_after, datetime.datetime.now(datetime.UTC))
     return due_s * (1 - SPREAD * _RANDOM.random())
 
 
