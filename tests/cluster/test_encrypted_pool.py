@@ -4,7 +4,7 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from tests.cluster.test_machines_on_the_node import pod_ip
 from tests.cluster.test_operator import eventually
 from tests.support import pki
 from tests.support.pool_client import Pool
+from tests.support.short_lives import LIFE_S, LIMIT_S, Release
 from tests.support.testbeds import Program
 
 from etude.common.channels import dial
@@ -25,9 +26,6 @@ from etude.common.tls.targets import named
 from etude.common.tls.wire import PLAINTEXT, Wire, told
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
-LIFE_S = 60
-"""Of a certificate here."""
-LIMIT_S = 900
 POOL: dict[str, Any] = {
     "apiVersion": "etude.dev/v1alpha1",
     "kind": "EnvPool",
@@ -44,7 +42,7 @@ LOOK = {"command": "ls /etc/etude-tls /var/run/etude-token 2>/dev/null; echo on"
 """What an environment does; it finds neither the node's key nor anything to get one with."""
 
 pytestmark = [
-    pytest.mark.long,  # certificates of minutes, waited for
+    pytest.mark.long,  # certificates of minutes, whose end is waited for
     pytest.mark.usefixtures("crds"),
     pytest.mark.timeout(3 * LIMIT_S),
 ]
@@ -106,26 +104,11 @@ class Lab(NamedTuple):
 
 
 @pytest.fixture
-def release(
-    helm: Program, kubectl: Program, chart: str
-) -> Iterator[Callable[[Mapping[str, str]], None]]:
-    """Change the release's values; certificates live for a minute. It is as it was afterwards."""
-    root = Path(__file__).parents[2] / "helm" / "etude"
-
-    def change(values: Mapping[str, str]) -> None:
-        sets = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
-        helm("upgrade", "etude", str(root), "-n", chart, "--reuse-values", *sets)
-        if values.get("tls.mode") == PLAINTEXT:
-            return
-        issuer = ("-n", chart, "set", "env", "deployment/etude-issuer")
-        kubectl(*issuer, f"ETUDE_TLS_LIFETIME_SECONDS={LIFE_S}")
-        for name in ("issuer", "operator"):
-            words = ("rollout", "status", f"deployment/etude-{name}", f"--timeout={LIMIT_S}s")
-            kubectl("-n", chart, *words)
-
-    yield change
-    change({"tls.mode": PLAINTEXT})
-    kubectl("-n", chart, "scale", "deployment/etude-operator", "--replicas=0")
+def release(helm: Program, kubectl: Program, chart: str) -> Iterator[Release]:
+    """The release, which is as it was afterwards."""
+    made = Release(helm, kubectl, chart)
+    yield made
+    made.restore()
 
 
 @pytest.fixture
@@ -134,7 +117,7 @@ def lab(
     chart: str,
     namespace: str,
     tmp_path: Path,
-    release: Callable[[Mapping[str, str]], None],
+    release: Release,
 ) -> Lab:
     """The pool, ready."""
     if Path("/tmp") in Path(__file__).parents:
@@ -142,8 +125,7 @@ def lab(
     # One that is told to go may act for a moment longer, and would make a pool in the clear.
     label = ("-l", "app.kubernetes.io/component=operator", "-o", "name")
     eventually(lambda: kubectl("-n", chart, "get", "pods", *label) == "", "no operator", LIMIT_S)
-    one = {"tls.selfManaged.replicas": "1", "operator.replicas": "1"}
-    release({"tls.mode": "SelfManaged", **one})
+    release.encrypt()
     kubectl("-n", namespace, "apply", "-f", "-", text=json.dumps(POOL))
     deadline_s = time.monotonic() + LIMIT_S
     while True:
@@ -169,7 +151,7 @@ async def refused(broker: str, wire: Wire) -> grpc.aio.AioRpcError:
 
 
 async def test_a_pool_serves_its_namespace_and_nobody_else_while_everything_is_replaced(
-    lab: Lab, namespace: str
+    lab: Lab, namespace: str, release: Release
 ) -> None:
     ip = await asyncio.to_thread(pod_ip, lab.kubectl, namespace, "shared-broker-0")
     broker = named(f"shared-broker.{namespace}.svc", f"{ip}:7020")
@@ -189,19 +171,22 @@ async def test_a_pool_serves_its_namespace_and_nobody_else_while_everything_is_r
             await anext(aiter(watching))
         (lease,) = await pool.launch("a")
         assert lease.endpoint.startswith("shared-node@")
-        second = asyncio.create_task(
-            asyncio.to_thread(release, {"tls.selfManaged.generation": "2"})
-        )
-        turns = await turns_until_signed_anew(lab, pool, lease, wire)
+        assert all("ca-1" in signer for signer in await signers(lab))
+        second = asyncio.create_task(asyncio.to_thread(release.add_ca, 2))
+        await turns_until_signed_anew(lab, pool, lease, wire)
         await second
-    assert turns > LIFE_S / 2
     again = await asyncio.to_thread(restarts, lab.kubectl, namespace)
     assert set(again.values()) == {0}, again
 
 
+async def signers(lab: Lab) -> list[str]:
+    """The CAs whose certificates broker and node show."""
+    return [await asyncio.to_thread(lab.signer, f"shared-{part}-0") for part in ("broker", "node")]
+
+
 async def turns_until_signed_anew(
     lab: Lab, pool: Pool, lease: environments_pb2.Lease, wire: Wire
-) -> int:
+) -> None:
     """Calls to the node, one a second, until broker and node have certificates of the second CA.
 
     None of them may fail. Our own certificate is replaced meanwhile, as a keeper would.
@@ -227,9 +212,8 @@ async def turns_until_signed_anew(
             if time.monotonic() - renewed_s > LIFE_S / 3:
                 await lab.become(wire.credentials.identity.uri, lab.name)
                 renewed_s = time.monotonic()
-                parts = ("shared-broker-0", "shared-node-0")
-                signers = [await asyncio.to_thread(lab.signer, part) for part in parts]
-                if all("ca-2" in signer for signer in signers):
-                    return turns
-                assert time.monotonic() < deadline_s, signers
+                now = await signers(lab)
+                if all("ca-2" in signer for signer in now):
+                    return
+                assert time.monotonic() < deadline_s, now
             await asyncio.sleep(1)
