@@ -133,11 +133,6 @@ class Scene:
         )
         return dict(line.split("=", 1) for line in told.split())
 
-    def ca(self) -> Object:
-        """The Secret of the CA that the run's certificates come from, keys and all."""
-        data: Object = self.bed.get("-n", HOME, "secret", "etude-ca")["data"]
-        return data
-
     def store(self, prefix: str) -> Store:
         """The bucket below a prefix, through the Service's address, which this machine reaches."""
         service = self.bed.get("-n", HOME, "service", "etude-minio")

@@ -78,3 +78,6 @@ POOL_IDLE = Counter(
 CERTIFICATES = Counter(
     "etude_issuer_requests", "Requests to the issuer: issued, refused or failed.", ["result"]
 )
+CA_EXPIRY = Gauge(
+    "etude_issuer_ca_expiry_timestamp_seconds", "When the issuer's last CA ends, in Unix time."
+)

@@ -90,6 +90,31 @@ def test_a_ca_of_the_users_is_taken_as_it_is() -> None:
     assert ca["secret"]["secretName"] == "ours"
 
 
+def test_keda_finds_the_operator_by_the_names_of_its_certificate() -> None:
+    values = {
+        "tls": {"mode": "CertManager", "issuerRef": {"name": "ca"}},
+        "keda": {"enabled": True},
+    }
+    made = rendered(values, *SERVED)
+    name = made.one("Service", "etude-operator")["metadata"]["name"]
+    assert f"{name}.etude-system" in made.one("Certificate")["spec"]["dnsNames"]
+    issuer = pod_of(chart(**SELF_MANAGED), "etude-issuer")["containers"][0]
+    assert environment(issuer)["ETUDE_OPERATOR_SERVICE"] == name
+
+
+def test_the_issuer_is_watched_where_metrics_are_read() -> None:
+    monitors = {"monitoring": {"podMonitors": {"enabled": True}}}
+    spec = rendered({"tls": SELF_MANAGED, **monitors}, *SERVED).one("PodMonitor", "etude-issuer")[
+        "spec"
+    ]
+    pod = chart(**SELF_MANAGED).one("Deployment", "etude-issuer")["spec"]["template"]
+    assert spec["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    (container,) = pod["spec"]["containers"]
+    assert spec["podMetricsEndpoints"][0]["port"] in {each["name"] for each in container["ports"]}
+    names = {each["metadata"]["name"] for each in rendered(monitors, *SERVED).of("PodMonitor")}
+    assert names == {"etude-operator", "etude-runs"}
+
+
 def test_cert_manager_is_asked_for_the_operators_certificate() -> None:
     made = chart(mode="CertManager", issuerRef={"name": "ca", "kind": "Issuer"})
     spec = made.one("Certificate")["spec"]

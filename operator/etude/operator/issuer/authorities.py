@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPri
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from etude.common.errors import Problem, UserError
+from etude.operator import metrics
 
 _NAME = re.compile(r"ca-([0-9]{1,9})\.crt").fullmatch
 
@@ -70,6 +71,8 @@ def read(folder: Path) -> list[Authority]:
     if not found:
         fix = "let the chart make it, or put ca-1.crt and ca-1.key into the Secret that it names"
         raise UserError(Problem("InvalidTls", "holds no CA", str(folder), fix))
+    ends = max(each.certificate.not_valid_after_utc for each in found)
+    metrics.CA_EXPIRY.set(ends.timestamp())
     return found
 
 

@@ -14,6 +14,7 @@ from tests.support import pki
 
 from etude.common.errors import InvalidFieldError, UserError
 from etude.common.tls.identity import Identity
+from etude.operator import metrics
 from etude.operator.issuer import authorities, signing
 from etude.operator.issuer.authorities import Authority
 
@@ -144,3 +145,12 @@ def test_cas_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
         (tmp_path / f"ca-{number}.key").write_bytes(each.key_pem)
     found = [each.pem for each in authorities.read(tmp_path)]
     assert found == [made[number].pem for number in (9, 10, 11)]
+
+
+def test_when_the_last_ca_ends_can_be_watched(tmp_path: Path) -> None:
+    for number, days in ((1, 400), (2, 30)):
+        made = pki.Authority(begins=NOW, ends=NOW + days * LIFE)
+        (tmp_path / f"ca-{number}.crt").write_bytes(made.pem)
+        (tmp_path / f"ca-{number}.key").write_bytes(made.key_pem)
+    authorities.read(tmp_path)
+    assert metrics.CA_EXPIRY._value.get() == (NOW + 400 * LIFE).timestamp()
