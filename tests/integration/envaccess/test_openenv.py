@@ -54,6 +54,7 @@ def test_the_validator_finds_nothing_wrong(edge: Edge, role: str, mode: str) -> 
 
 
 @pytest.mark.usefixtures("package")
+@pytest.mark.long
 def test_their_client_runs_unchanged(edge: Edge) -> None:
     script = Path(__file__).parent / "openenv_client.py"
 

@@ -331,6 +331,7 @@ async def test_a_hundred_swaps_leave_no_memory_behind(bench: Bench) -> None:
     await bench.assert_exact(VersionId(1, bench.number))
 
 
+@pytest.mark.long
 async def test_a_fresh_engine_on_the_exported_weights_samples_exactly_the_same(
     bench: Bench, tmp_path: Path
 ) -> None:

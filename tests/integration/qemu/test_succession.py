@@ -133,6 +133,7 @@ def test_a_lease_whose_machine_died_with_the_daemon_is_lost_and_not_begun_anew(
     assert found["b"] == "begun"
 
 
+@pytest.mark.long
 def test_a_machine_whose_node_dies_while_it_begins_is_whole_or_gone(
     start: Start, scratch: Path
 ) -> None:

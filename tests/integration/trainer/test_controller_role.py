@@ -211,6 +211,7 @@ async def test_a_killed_trainer_resumes_and_trains_nothing_twice(
     assert {"config.json", "controller.json", "manifest.json"} <= written
 
 
+@pytest.mark.long
 async def test_an_engine_that_serves_other_weights_fails_the_run_by_name_and_leaves_its_spans(
     world: Path, start: Start, runs: Any, partners: Any
 ) -> None:
@@ -273,6 +274,7 @@ async def test_a_rank_that_dies_in_its_upload_leaves_no_version_and_its_run_publ
     assert ways(store, world / "swept") >= len(chain)
 
 
+@pytest.mark.long
 async def test_weights_that_are_no_numbers_fail_the_run_and_the_last_good_version_is_exported(
     world: Path, start: Start, runs: Any
 ) -> None:
@@ -343,6 +345,7 @@ async def test_a_bad_line_of_data_is_named_and_never_tried_again(world: Path, st
     assert "fix:" in log
 
 
+@pytest.mark.long
 async def test_a_model_that_cannot_be_loaded_is_named_and_never_tried_again(
     world: Path, start: Start
 ) -> None:
