@@ -22,10 +22,11 @@ def uninstall(scene: Scene) -> None:
 
 def install_again(scene: Scene) -> None:
     """The data is where it was, under the same keys, and the run is as it was."""
-    keys = scene.keys()
+    keys, ca = scene.keys(), scene.ca()
     before = _kept(scene)
     install(scene)
     assert scene.keys() == keys
+    assert scene.ca() == ca, "pods that run would believe nobody"
     assert _kept(scene) == before
     store = scene.store(PREFIX)
     for each in scene.checkpoints():

@@ -1,6 +1,5 @@
 """What every stage of a pass works with: the bed, the run on it, and its store."""
 
-import asyncio
 import json
 import os
 import time
@@ -12,11 +11,9 @@ from tests.e2e_cluster.bed import Bed, RefusedError
 from tests.e2e_cluster.history import History
 from tests.e2e_cluster.transcript import Transcript
 
-from etude.common import channels
 from etude.common.blobs import Store
 from etude.common.blobs.opening import open_store
-from etude.common.tls.wire import Wire
-from etude.v1 import weights_pb2, weights_pb2_grpc
+from etude.v1 import weights_pb2
 
 HOME = "etude-system"
 LAB = "lab"
@@ -133,6 +130,11 @@ class Scene:
         )
         return dict(line.split("=", 1) for line in told.split())
 
+    def ca(self) -> Object:
+        """The Secret of the CA that the run's certificates come from, keys and all."""
+        data: Object = self.bed.get("-n", HOME, "secret", "etude-ca")["data"]
+        return data
+
     def store(self, prefix: str) -> Store:
         """The bucket below a prefix, through the Service's address, which this machine reaches."""
         service = self.bed.get("-n", HOME, "service", "etude-minio")
@@ -141,9 +143,12 @@ class Scene:
         return open_store(f"s3://{BUCKET}/{prefix}", endpoint=address)
 
     def engine_status(self) -> weights_pb2.WeightStatus:
-        """What the engine says that it serves."""
-        (engine,) = (each for each in self.pods().values() if each.role == "inference")
-        return asyncio.run(_engine_status(f"{engine.ip}:7010"))
+        """What the engine says that it serves: asked by the trainer, as it answers nobody else."""
+        (trainer,) = (each.name for each in self.pods().values() if each.role == "trainer")
+        script = Path(__file__).with_name("ask_engine.py").read_text(encoding="utf-8")
+        words = ("-n", LAB, "exec", "-i", trainer, "--", "python", "-")
+        told = self.bed.kubectl(*words, text=script)
+        return weights_pb2.WeightStatus.FromString(bytes.fromhex(told.strip()))
 
 
 def step_of(run: Object) -> int:
@@ -167,11 +172,3 @@ def _pod(body: Object) -> Pod:
         is_ready=condition(body, "Ready").get("status") == "True",
         is_going="deletionTimestamp" in metadata,
     )
-
-
-async def _engine_status(address: str) -> weights_pb2.WeightStatus:
-    # The chart's default; this process asks pods from beyond their machine.
-    async with channels.dial(address, wire=Wire()) as channel:
-        stub = weights_pb2_grpc.WeightServiceStub(channel)
-        request = weights_pb2.GetWeightStatusRequest()
-        return (await stub.GetWeightStatus(request, timeout=30)).status

@@ -4,8 +4,9 @@ import base64
 from typing import Any
 
 import pytest
+import yaml
 from cryptography import x509
-from tests.support.helm import IMAGE, SERVED, Rendered, refusal, rendered
+from tests.support.helm import IMAGE, SERVED, Rendered, refusal, rendered, template
 
 from etude.operator.desired.certificates import keeper
 
@@ -88,6 +89,20 @@ def test_a_ca_of_the_users_is_taken_as_it_is() -> None:
     assert made.of("Secret") == []
     (ca,) = [v for v in pod_of(made, "etude-issuer")["volumes"] if "secret" in v]
     assert ca["secret"]["secretName"] == "ours"
+
+
+def test_the_ca_outlives_the_release_as_runs_do() -> None:
+    secret = chart(**SELF_MANAGED).one("Secret")
+    assert secret["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+
+
+def test_who_says_nothing_has_certificates() -> None:
+    done = template({"tls": {}})
+    assert done.returncode == 0, done.stderr
+    made = Rendered([each for each in yaml.safe_load_all(done.stdout) if each])
+    (container,) = pod_of(made, "etude-operator")["containers"]
+    assert environment(container)["ETUDE_TLS"] == "/etc/etude-tls"
+    assert made.one("Deployment", "etude-issuer")["spec"]["replicas"] == 2
 
 
 def test_keda_finds_the_operator_by_the_names_of_its_certificate() -> None:
