@@ -42,7 +42,9 @@ class Release(NamedTuple):
 
     def _upgrade(self, values: Mapping[str, str]) -> None:
         sets = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
-        self.helm("upgrade", "etude", str(CHART), "-n", self.home, "--reuse-values", *sets)
+        self.helm(
+            "upgrade", "etude", str(CHART), "-n", self.home, "--reset-then-reuse-values", *sets
+        )
 
     def _shorten(self) -> None:
         """Lives shorter than the chart's hour; Helm puts the variable back at each upgrade."""
