@@ -35,7 +35,7 @@ class Run:
     async def train(self) -> None:
         phase, status = self.resolved.spec.phases[0], self.reports.status
         status.phase, status.target_step = phase.name, phase.max_steps
-        status.step = max(checkpoints.steps(self.store), default=0)
+        status.step = max((place.step for place in checkpoints.places(self.store)), default=0)
         self.reports.state(run_pb2.RUN_STATE_RUNNING)
         while status.step < status.target_step:
             await asyncio.sleep(STEP_S)
@@ -53,7 +53,7 @@ class Run:
     def save(self, reason: checkpoints.Reason) -> None:
         """A small but complete checkpoint."""
         status = self.reports.status
-        prefix = checkpoints.prefix_of(status.step)
+        prefix = checkpoints.Place(0, status.step).prefix
         self.store.put(prefix + "state", json.dumps(status.step).encode())
         found = checkpoints.commit(
             self.store,

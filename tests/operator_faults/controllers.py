@@ -10,7 +10,7 @@ from tests.operator_faults.observer import Scenery
 from typing_extensions import override
 
 from etude.common.api.kinds import RLRun
-from etude.common.checkpoints import CheckpointManifest, StoredCheckpoint, prefix_of
+from etude.common.checkpoints import CheckpointManifest, StoredCheckpoint
 from etude.operator import names
 from etude.operator.desired.ports import PORTS
 from etude.operator.manifests import Manifest, Ref, labels
@@ -137,8 +137,8 @@ class Controller:
             }
         )
         digest = hashlib.sha256(f"{step}".encode()).hexdigest()
-        uri = f"{self.run.spec.storage.uri}/{prefix_of(step).rstrip('/')}"
-        reports.checkpoint(StoredCheckpoint(manifest, prefix_of(step), digest), uri=uri)
+        uri = f"{self.run.spec.storage.uri}/{manifest.place.prefix.rstrip('/')}"
+        reports.checkpoint(StoredCheckpoint(manifest, manifest.place.prefix, digest), uri=uri)
 
     async def _seen_running(self) -> None:
         metadata = self.run.metadata

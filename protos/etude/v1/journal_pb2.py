@@ -26,29 +26,33 @@ from etude.v1 import rewards_pb2 as etude_dot_v1_dot_rewards__pb2
 from etude.v1 import rollout_pb2 as etude_dot_v1_dot_rollout__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x65tude/v1/journal.proto\x12\x08\x65tude.v1\x1a\x16\x65tude/v1/rewards.proto\x1a\x16\x65tude/v1/rollout.proto\"w\n\x0bJournalOpen\x12\x0f\n\x07run_uid\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x16\n\x0eprevious_epoch\x18\x03 \x01(\r\x12\x19\n\x11previous_sequence\x18\x04 \x01(\x04\x12\x15\n\rconfig_digest\x18\x05 \x01(\t\"`\n\x0cJournalAdmit\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x10\n\x08position\x18\x03 \x01(\x03\x12\x0f\n\x07task_id\x18\x04 \x01(\t\x12\x0c\n\x04seed\x18\x05 \x01(\x03\"\\\n\x0eJournalRollout\x12\"\n\x07rollout\x18\x01 \x01(\x0b\x32\x11.etude.v1.Rollout\x12&\n\x06reward\x18\x02 \x01(\x0b\x32\x16.etude.v1.RewardRecord\"C\n\x0bJournalDrop\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\">\n\x0cJournalBatch\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x11\n\tgroup_ids\x18\x03 \x03(\t\"b\n\x0bJournalStep\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0c\n\x04loss\x18\x03 \x01(\x01\x12\x11\n\tgrad_norm\x18\x04 \x01(\x01\x12\x15\n\rweight_digest\x18\x05 \x01(\t\"X\n\x10JournalPublished\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x17\n\x0fmanifest_sha256\x18\x04 \x01(\t\"G\n\x11JournalCheckpoint\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0b\n\x03uri\x18\x02 \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x03 \x01(\t\"\x81\x03\n\rJournalRecord\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12%\n\x04open\x18\x02 \x01(\x0b\x32\x15.etude.v1.JournalOpenH\x00\x12\'\n\x05\x61\x64mit\x18\x03 \x01(\x0b\x32\x16.etude.v1.JournalAdmitH\x00\x12+\n\x07rollout\x18\x04 \x01(\x0b\x32\x18.etude.v1.JournalRolloutH\x00\x12%\n\x04\x64rop\x18\x05 \x01(\x0b\x32\x15.etude.v1.JournalDropH\x00\x12\'\n\x05\x62\x61tch\x18\x06 \x01(\x0b\x32\x16.etude.v1.JournalBatchH\x00\x12%\n\x04step\x18\x07 \x01(\x0b\x32\x15.etude.v1.JournalStepH\x00\x12/\n\tpublished\x18\x08 \x01(\x0b\x32\x1a.etude.v1.JournalPublishedH\x00\x12\x31\n\ncheckpoint\x18\t \x01(\x0b\x32\x1b.etude.v1.JournalCheckpointH\x00\x42\x06\n\x04\x62odyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x65tude/v1/journal.proto\x12\x08\x65tude.v1\x1a\x16\x65tude/v1/rewards.proto\x1a\x16\x65tude/v1/rollout.proto\",\n\x0cJournalPlace\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x03\"E\n\rJournalBranch\x12\x0e\n\x06number\x18\x01 \x01(\r\x12$\n\x04path\x18\x02 \x03(\x0b\x32\x16.etude.v1.JournalPlace\"\xa0\x01\n\x0bJournalOpen\x12\x0f\n\x07run_uid\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x16\n\x0eprevious_epoch\x18\x03 \x01(\r\x12\x19\n\x11previous_sequence\x18\x04 \x01(\x04\x12\x15\n\rconfig_digest\x18\x05 \x01(\t\x12\'\n\x06\x62ranch\x18\x06 \x01(\x0b\x32\x17.etude.v1.JournalBranch\"`\n\x0cJournalAdmit\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x10\n\x08position\x18\x03 \x01(\x03\x12\x0f\n\x07task_id\x18\x04 \x01(\t\x12\x0c\n\x04seed\x18\x05 \x01(\x03\"\\\n\x0eJournalRollout\x12\"\n\x07rollout\x18\x01 \x01(\x0b\x32\x11.etude.v1.Rollout\x12&\n\x06reward\x18\x02 \x01(\x0b\x32\x16.etude.v1.RewardRecord\"C\n\x0bJournalDrop\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\">\n\x0cJournalBatch\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x11\n\tgroup_ids\x18\x03 \x03(\t\"b\n\x0bJournalStep\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0c\n\x04loss\x18\x03 \x01(\x01\x12\x11\n\tgrad_norm\x18\x04 \x01(\x01\x12\x15\n\rweight_digest\x18\x05 \x01(\t\"X\n\x10JournalPublished\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x17\n\x0fmanifest_sha256\x18\x04 \x01(\t\"G\n\x11JournalCheckpoint\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0b\n\x03uri\x18\x02 \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x03 \x01(\t\"\x81\x03\n\rJournalRecord\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12%\n\x04open\x18\x02 \x01(\x0b\x32\x15.etude.v1.JournalOpenH\x00\x12\'\n\x05\x61\x64mit\x18\x03 \x01(\x0b\x32\x16.etude.v1.JournalAdmitH\x00\x12+\n\x07rollout\x18\x04 \x01(\x0b\x32\x18.etude.v1.JournalRolloutH\x00\x12%\n\x04\x64rop\x18\x05 \x01(\x0b\x32\x15.etude.v1.JournalDropH\x00\x12\'\n\x05\x62\x61tch\x18\x06 \x01(\x0b\x32\x16.etude.v1.JournalBatchH\x00\x12%\n\x04step\x18\x07 \x01(\x0b\x32\x15.etude.v1.JournalStepH\x00\x12/\n\tpublished\x18\x08 \x01(\x0b\x32\x1a.etude.v1.JournalPublishedH\x00\x12\x31\n\ncheckpoint\x18\t \x01(\x0b\x32\x1b.etude.v1.JournalCheckpointH\x00\x42\x06\n\x04\x62odyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'etude.v1.journal_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_JOURNALOPEN']._serialized_start=84
-  _globals['_JOURNALOPEN']._serialized_end=203
-  _globals['_JOURNALADMIT']._serialized_start=205
-  _globals['_JOURNALADMIT']._serialized_end=301
-  _globals['_JOURNALROLLOUT']._serialized_start=303
-  _globals['_JOURNALROLLOUT']._serialized_end=395
-  _globals['_JOURNALDROP']._serialized_start=397
-  _globals['_JOURNALDROP']._serialized_end=464
-  _globals['_JOURNALBATCH']._serialized_start=466
-  _globals['_JOURNALBATCH']._serialized_end=528
-  _globals['_JOURNALSTEP']._serialized_start=530
-  _globals['_JOURNALSTEP']._serialized_end=628
-  _globals['_JOURNALPUBLISHED']._serialized_start=630
-  _globals['_JOURNALPUBLISHED']._serialized_end=718
-  _globals['_JOURNALCHECKPOINT']._serialized_start=720
-  _globals['_JOURNALCHECKPOINT']._serialized_end=791
-  _globals['_JOURNALRECORD']._serialized_start=794
-  _globals['_JOURNALRECORD']._serialized_end=1179
+  _globals['_JOURNALPLACE']._serialized_start=84
+  _globals['_JOURNALPLACE']._serialized_end=128
+  _globals['_JOURNALBRANCH']._serialized_start=130
+  _globals['_JOURNALBRANCH']._serialized_end=199
+  _globals['_JOURNALOPEN']._serialized_start=202
+  _globals['_JOURNALOPEN']._serialized_end=362
+  _globals['_JOURNALADMIT']._serialized_start=364
+  _globals['_JOURNALADMIT']._serialized_end=460
+  _globals['_JOURNALROLLOUT']._serialized_start=462
+  _globals['_JOURNALROLLOUT']._serialized_end=554
+  _globals['_JOURNALDROP']._serialized_start=556
+  _globals['_JOURNALDROP']._serialized_end=623
+  _globals['_JOURNALBATCH']._serialized_start=625
+  _globals['_JOURNALBATCH']._serialized_end=687
+  _globals['_JOURNALSTEP']._serialized_start=689
+  _globals['_JOURNALSTEP']._serialized_end=787
+  _globals['_JOURNALPUBLISHED']._serialized_start=789
+  _globals['_JOURNALPUBLISHED']._serialized_end=877
+  _globals['_JOURNALCHECKPOINT']._serialized_start=879
+  _globals['_JOURNALCHECKPOINT']._serialized_end=950
+  _globals['_JOURNALRECORD']._serialized_start=953
+  _globals['_JOURNALRECORD']._serialized_end=1338
 # @@protoc_insertion_point(module_scope)

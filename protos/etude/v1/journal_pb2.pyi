@@ -8,19 +8,37 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class JournalPlace(_message.Message):
+    __slots__ = ("branch", "step")
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    branch: int
+    step: int
+    def __init__(self, branch: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class JournalBranch(_message.Message):
+    __slots__ = ("number", "path")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    path: _containers.RepeatedCompositeFieldContainer[JournalPlace]
+    def __init__(self, number: _Optional[int] = ..., path: _Optional[_Iterable[_Union[JournalPlace, _Mapping]]] = ...) -> None: ...
+
 class JournalOpen(_message.Message):
-    __slots__ = ("run_uid", "epoch", "previous_epoch", "previous_sequence", "config_digest")
+    __slots__ = ("run_uid", "epoch", "previous_epoch", "previous_sequence", "config_digest", "branch")
     RUN_UID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_EPOCH_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CONFIG_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
     run_uid: str
     epoch: int
     previous_epoch: int
     previous_sequence: int
     config_digest: str
-    def __init__(self, run_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., previous_epoch: _Optional[int] = ..., previous_sequence: _Optional[int] = ..., config_digest: _Optional[str] = ...) -> None: ...
+    branch: JournalBranch
+    def __init__(self, run_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., previous_epoch: _Optional[int] = ..., previous_sequence: _Optional[int] = ..., config_digest: _Optional[str] = ..., branch: _Optional[_Union[JournalBranch, _Mapping]] = ...) -> None: ...
 
 class JournalAdmit(_message.Message):
     __slots__ = ("group_id", "phase", "position", "task_id", "seed")

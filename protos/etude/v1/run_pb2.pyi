@@ -114,7 +114,7 @@ class RunStatus(_message.Message):
     def __init__(self, state: _Optional[_Union[RunState, str]] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., target_step: _Optional[int] = ..., policy_version: _Optional[int] = ..., last_step_unix_ms: _Optional[int] = ..., reward_mean: _Optional[float] = ..., reward_ewma: _Optional[float] = ..., staleness_p50: _Optional[float] = ..., staleness_max: _Optional[float] = ..., rollouts: _Optional[_Union[RolloutCounts, _Mapping]] = ..., productive_seconds: _Optional[float] = ..., step_seconds_p99: _Optional[float] = ..., observed_generation: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., eval_success: _Optional[float] = ..., environments: _Optional[_Iterable[_Union[EnvironmentSummary, _Mapping]]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., mismatch: _Optional[float] = ..., step_tokens: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., work_seconds: _Optional[float] = ..., engines: _Optional[int] = ..., engine_limit: _Optional[int] = ...) -> None: ...
 
 class CheckpointRecord(_message.Message):
-    __slots__ = ("step", "policy_version", "reason", "uri", "manifest_digest", "size_bytes", "metrics", "keyframe", "request")
+    __slots__ = ("step", "policy_version", "reason", "uri", "manifest_digest", "size_bytes", "metrics", "keyframe", "request", "branch", "parent_digest", "parent_step")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +131,9 @@ class CheckpointRecord(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     KEYFRAME_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
+    PARENT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PARENT_STEP_FIELD_NUMBER: _ClassVar[int]
     step: int
     policy_version: int
     reason: str
@@ -140,7 +143,10 @@ class CheckpointRecord(_message.Message):
     metrics: _containers.ScalarMap[str, str]
     keyframe: int
     request: str
-    def __init__(self, step: _Optional[int] = ..., policy_version: _Optional[int] = ..., reason: _Optional[str] = ..., uri: _Optional[str] = ..., manifest_digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., metrics: _Optional[_Mapping[str, str]] = ..., keyframe: _Optional[int] = ..., request: _Optional[str] = ...) -> None: ...
+    branch: int
+    parent_digest: str
+    parent_step: int
+    def __init__(self, step: _Optional[int] = ..., policy_version: _Optional[int] = ..., reason: _Optional[str] = ..., uri: _Optional[str] = ..., manifest_digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., metrics: _Optional[_Mapping[str, str]] = ..., keyframe: _Optional[int] = ..., request: _Optional[str] = ..., branch: _Optional[int] = ..., parent_digest: _Optional[str] = ..., parent_step: _Optional[int] = ...) -> None: ...
 
 class RunEvent(_message.Message):
     __slots__ = ("reason", "message", "warning")

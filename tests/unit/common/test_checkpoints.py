@@ -4,14 +4,14 @@ import pytest
 
 from etude.common import checkpoints
 from etude.common.blobs import MemoryStore, MissingError
-from etude.common.checkpoints import CheckpointManifest
+from etude.common.checkpoints import CheckpointManifest, Place
 from etude.common.errors import CorruptError
 
 RUN = "run-uid"
 
 
 def write(store: MemoryStore, step: int) -> checkpoints.StoredCheckpoint:
-    prefix = checkpoints.prefix_of(step)
+    prefix = Place(0, step).prefix
     for key in ("learner/weights.bin", "controller.json"):
         store.put(prefix + key, f"{key} at {step}".encode() * 50)
     return checkpoints.commit(
@@ -32,20 +32,25 @@ def write(store: MemoryStore, step: int) -> checkpoints.StoredCheckpoint:
     )
 
 
+def newest(store: MemoryStore, problems: list[str]) -> checkpoints.StoredCheckpoint | None:
+    candidates = list(reversed(checkpoints.places(store)))
+    return checkpoints.first_verified(store, candidates, run=RUN, problems=problems)
+
+
 def test_the_newest_checkpoint_is_found_and_reads_back() -> None:
     store = MemoryStore()
     write(store, 10)
-    newest = write(store, 20)
-    assert checkpoints.newest_verified(store, run=RUN, problems=[]) == newest
-    assert newest.manifest.size_bytes > 0
+    last = write(store, 20)
+    assert newest(store, []) == last
+    assert last.manifest.size_bytes > 0
 
 
 def test_without_a_manifest_there_is_no_checkpoint() -> None:
     store = MemoryStore()
     store.put("checkpoints/000000000010/learner/weights.bin", b"half of it")
-    assert checkpoints.newest_verified(store, run=RUN, problems=[]) is None
+    assert newest(store, []) is None
     with pytest.raises(MissingError):
-        checkpoints.read(store, 10)
+        checkpoints.read(store, Place(0, 10))
 
 
 @pytest.mark.parametrize("harm", ["flip", "truncate", "delete", "torn manifest"])
@@ -64,7 +69,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(harm: str) -> None:
         case _:
             store.objects["checkpoints/000000000020/manifest.json"] = b'{"format": 1'
     problems: list[str] = []
-    assert checkpoints.newest_verified(store, run=RUN, problems=problems) == older
+    assert newest(store, problems) == older
     assert len(problems) == 1
     assert "000000000020" in problems[0]
 
@@ -73,13 +78,13 @@ def test_another_runs_checkpoint_is_not_mistaken_for_ours() -> None:
     store = MemoryStore()
     write(store, 10)
     with pytest.raises(CorruptError, match="of run run-uid"):
-        checkpoints.read(store, 10, run="other")
+        checkpoints.read(store, Place(0, 10), run="other")
 
 
 def test_deletion_takes_the_manifest_first_and_then_everything() -> None:
     store = MemoryStore()
     write(store, 10)
     write(store, 20)
-    checkpoints.delete(store, 10)
-    assert checkpoints.steps(store) == [20]
+    checkpoints.delete(store, Place(0, 10))
+    assert checkpoints.places(store) == [Place(0, 20)]
     assert not [key for key in store.objects if "000000000010" in key]

@@ -110,12 +110,17 @@ class World:
     store: MemoryStore = field(default_factory=MemoryStore)
     fault_share: float = 0.0
     runs: list[Run] = field(default_factory=list)
+    resume: dict[str, int] | None = None
 
     def start(self) -> tuple[Run, TaskSets, Any]:
         """A new controller takes over."""
-        resolved = ResolvedRun.model_validate({"name": "demo", "uid": "run", "spec": self.spec})
+        resolved = ResolvedRun.model_validate(
+            {"name": "demo", "uid": "run", "spec": self.spec, "resume": self.resume}
+        )
         phases = resolved.spec.phases
-        opened = open_run(self.store, run_uid="run", phases=phases, holder="test")
+        opened = open_run(
+            self.store, run_uid="run", phases=phases, holder="test", resume=resolved.resume
+        )
         learners = SimulatedLearners(self.store)
         holder: list[Run] = []
         rollouts = SimulatedRollouts(lambda: holder[0].served or VersionId(0, 0), self.fault_share)
@@ -127,6 +132,7 @@ class World:
             cursor=opened.cursor,
             figures=opened.figures,
             next_version=opened.next_version,
+            branch=opened.branch,
             learners=learners,
             rollouts=rollouts,
             engines=Engines((), timeout_s=1.0),

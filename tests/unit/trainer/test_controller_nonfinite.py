@@ -52,7 +52,9 @@ async def test_it_ends_failed_and_is_not_started_again_and_its_last_checkpoint_i
     assert BAD not in take_listing(world.store).payloads
     assert [v for v in verify(world.store, tmp_path) if v.problem] == []
     problems: list[str] = []
-    found = checkpoints.newest_verified(world.store, run="run", problems=problems)
+    found = checkpoints.first_verified(
+        world.store, checkpoints.places(world.store)[::-1], run="run", problems=problems
+    )
     assert found is not None
     assert found.manifest.step < run.cursor.global_step, "none is of the weights that are bad"
     # Whoever takes the cause away goes on from there.

@@ -11,7 +11,8 @@ from etude.common.api import lifecycle
 from etude.common.api.checkpoint_status import CheckpointStatus
 from etude.common.api.kinds import Checkpoint, EnvPool, Resource, RLRun
 from etude.common.api.meta import ObjectMeta
-from etude.common.api.status import EnvPoolStatus, RLRunStatus, Status
+from etude.common.api.pool_status import EnvPoolStatus
+from etude.common.api.status import RLRunStatus, Status
 from etude.operator import failures, names, spans
 from etude.operator.acceptance import ACCEPTED
 from etude.operator.actions import (

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from etude.common.api.autoscaling import ScalingMode
 from etude.common.api.kinds import EnvPool
-from etude.common.api.status import EnvPoolStatus, Resolved
+from etude.common.api.pool_status import EnvPoolStatus
+from etude.common.api.status import Resolved
 from etude.operator import acceptance, names
 from etude.operator.actions import Action, Apply, Decision, Delete, Moment, Vacate
 from etude.operator.conditions import Fact

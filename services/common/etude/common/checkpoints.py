@@ -4,10 +4,14 @@ checkpoints/<step:012d>/<epoch:06d>/learner/…        state of the learner
 checkpoints/<step:012d>/<epoch:06d>/controller.json  state of the controller at the same step
 checkpoints/<step:012d>/model/…                      Hugging Face folder, at the end of a phase
 checkpoints/<step:012d>/manifest.json                written last: without it there is no checkpoint
+
+A run that was put back to an older checkpoint saves under <step:012d>-<branch:03d>/ from then on,
+so that nothing of what it left is overwritten.
 """
 
 import hashlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from blake3 import blake3
@@ -19,10 +23,38 @@ from etude.common.errors import CorruptError
 CHECKPOINTS = "checkpoints/"
 MANIFEST = "manifest.json"
 
+_PLACE = re.compile(r"([0-9]{12})(?:-([0-9]{3,}))?")
+
 _READ_BYTES = 64 << 20
 """Objects are hashed in pieces of this size, so that a large one does not fill the memory."""
 
 Reason = Literal["Scheduled", "Manual", "Suspend", "Failure", "PhaseEnd", "Final"]
+
+
+class Place(NamedTuple):
+    """Which checkpoint of a run it is; a greater one is newer, unless the run was put back."""
+
+    branch: int
+    """Counts how often the run had been put back before it was written."""
+    step: int
+    """Optimiser steps over all phases."""
+
+    @property
+    def prefix(self) -> str:
+        """Where it lies; ends with a slash."""
+        branch = f"-{self.branch:03d}" if self.branch else ""
+        return f"{CHECKPOINTS}{self.step:012d}{branch}/"
+
+
+class Parent(BaseModel):
+    """The checkpoint that a run went on from before it wrote the next one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step: int = Field(ge=0)
+    branch: int = Field(ge=0)
+    digest: str
+    """SHA-256 of its manifest."""
 
 
 class CheckpointObject(BaseModel):
@@ -59,6 +91,15 @@ class CheckpointManifest(BaseModel):
     """Figures of the run at this step, as text."""
     request: str = ""
     """UID of the Checkpoint object that asked for it; empty if none did."""
+    branch: int = Field(default=0, ge=0)
+    """Counts how often the run had been put back to an older checkpoint."""
+    parent: Parent | None = None
+    """What it goes back to; None for the first."""
+
+    @property
+    def place(self) -> Place:
+        """Which checkpoint of the run it is."""
+        return Place(self.branch, self.step)
 
     @property
     def size_bytes(self) -> int:
@@ -74,11 +115,6 @@ class StoredCheckpoint(NamedTuple):
     """Ends with a slash."""
     digest: str
     """SHA-256 of the stored manifest."""
-
-
-def prefix_of(step: int) -> str:
-    """Where the checkpoint of a step lies."""
-    return f"{CHECKPOINTS}{step:012d}/"
 
 
 def described(store: Store, prefix: str, key: str) -> CheckpointObject:
@@ -98,37 +134,38 @@ def described(store: Store, prefix: str, key: str) -> CheckpointObject:
 
 def commit(store: Store, manifest: CheckpointManifest) -> StoredCheckpoint:
     """Make a checkpoint visible. Everything it names must be in the store already."""
-    prefix = prefix_of(manifest.step)
+    prefix = manifest.place.prefix
     data = manifest.model_dump_json(indent=1).encode()
     store.put(prefix + MANIFEST, data)
     return StoredCheckpoint(manifest, prefix, hashlib.sha256(data).hexdigest())
 
 
-def steps(store: Store) -> list[int]:
-    """Steps that have a manifest, ascending."""
+def places(store: Store) -> list[Place]:
+    """Checkpoints that have a manifest, ascending."""
     found = []
     for info in store.list(CHECKPOINTS):
         folder, _, name = info.key.removeprefix(CHECKPOINTS).partition("/")
-        if name == MANIFEST and folder.isascii() and folder.isdigit():
-            found.append(int(folder))
+        match = _PLACE.fullmatch(folder)
+        if name == MANIFEST and match is not None:
+            found.append(Place(int(match[2] or 0), int(match[1])))
     return sorted(found)
 
 
-def read(store: Store, step: int, *, run: str | None = None) -> StoredCheckpoint:
-    """The checkpoint of a step, its manifest checked and its objects not.
+def read(store: Store, place: Place, *, run: str | None = None) -> StoredCheckpoint:
+    """One checkpoint, its manifest checked and its objects not.
 
     Raises:
         MissingError: there is none.
         CorruptError: the manifest is damaged, or of another run or step.
     """
-    prefix = prefix_of(step)
+    prefix = place.prefix
     where = f"{store.url}/{prefix}{MANIFEST}"
     data = store.get(prefix + MANIFEST)
     try:
         manifest = CheckpointManifest.model_validate_json(data)
     except ValidationError as cause:
         raise CorruptError(f"{where}: {cause}") from cause
-    if manifest.step != step or (run is not None and manifest.run != run):
+    if manifest.place != place or (run is not None and manifest.run != run):
         raise CorruptError(f"{where}: is of step {manifest.step} of run {manifest.run}")
     return StoredCheckpoint(manifest, prefix, hashlib.sha256(data).hexdigest())
 
@@ -163,11 +200,13 @@ def verify(store: Store, found: StoredCheckpoint) -> None:
             raise CorruptError(f"{where}: does not match the manifest")
 
 
-def newest_verified(store: Store, *, run: str, problems: list[str]) -> StoredCheckpoint | None:
-    """The newest complete checkpoint; damaged ones are passed over and named in problems."""
-    for step in reversed(steps(store)):
+def first_verified(
+    store: Store, candidates: Sequence[Place], *, run: str, problems: list[str]
+) -> StoredCheckpoint | None:
+    """The first complete one; damaged ones are passed over and named in problems."""
+    for place in candidates:
         try:
-            found = read(store, step, run=run)
+            found = read(store, place, run=run)
             verify(store, found)
         except CorruptError as error:
             problems.append(str(error))
@@ -178,15 +217,14 @@ def newest_verified(store: Store, *, run: str, problems: list[str]) -> StoredChe
 
 def stored(store: Store, *, run: str) -> Iterator[StoredCheckpoint]:
     """Every checkpoint with a readable manifest, oldest first."""
-    for step in steps(store):
+    for place in places(store):
         try:
-            yield read(store, step, run=run)
-        except CorruptError:  # newest_verified reports it
+            yield read(store, place, run=run)
+        except CorruptError:  # first_verified reports it
             continue
 
 
-def delete(store: Store, step: int) -> None:
+def delete(store: Store, place: Place) -> None:
     """Remove a checkpoint: the manifest first, so that half of one is never visible."""
-    prefix = prefix_of(step)
-    store.delete([prefix + MANIFEST])
-    store.delete([info.key for info in store.list(prefix)])
+    store.delete([place.prefix + MANIFEST])
+    store.delete([info.key for info in store.list(place.prefix)])

@@ -18,6 +18,17 @@ from etude.common.errors import CorruptError, Problem, UserError
 M = TypeVar("M", bound=Model)
 
 
+class ResumeAt(Model):
+    """Where a run is to be put back to, once."""
+
+    number: int
+    """Grows with every time that it is asked; whoever did it once knows that by this."""
+    step: int | None = None
+    """Of the checkpoint; None for the start weights."""
+    branch: int = 0
+    """Of the checkpoint."""
+
+
 class ResolvedRun(Model):
     """An accepted run, as its ConfigMap hands it to the roles."""
 
@@ -26,6 +37,8 @@ class ResolvedRun(Model):
     uid: str
     generation: int = 1
     spec: RLRunSpec
+    resume: ResumeAt | None = None
+    """None goes on from the newest checkpoint."""
 
 
 class ResolvedPool(Model):

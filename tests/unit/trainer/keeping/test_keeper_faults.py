@@ -13,7 +13,7 @@ from typing_extensions import Buffer, override
 
 from etude.common import checkpoints, weights
 from etude.common.blobs import MemoryStore, open_store
-from etude.common.checkpoints import CheckpointManifest, CheckpointObject
+from etude.common.checkpoints import CheckpointManifest, CheckpointObject, Place
 from etude.common.errors import FencedError
 from etude.common.weights import VersionId
 from etude.common.weights.protocol.leases import ReaderLease
@@ -302,7 +302,7 @@ def test_greed_takes_nothing_that_a_checkpoint_needs(
     fresh = Mirror(store, tmp_path / "fresh")
     fresh.move_to(VersionId(1, 5))
     assert trained.is_in(fresh)
-    checkpoints.delete(store, 5)
+    checkpoints.delete(store, Place(0, 5))
     assert keeper.round().collected > 0
     assert not weights.is_reachable(store, VersionId(1, 5))
 

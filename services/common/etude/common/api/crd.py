@@ -10,8 +10,9 @@ from etude.common.api.checkpoint import CheckpointSpec
 from etude.common.api.checkpoint_status import CheckpointStatus
 from etude.common.api.meta import GROUP, NAME, VERSION, Model
 from etude.common.api.pool import EnvPoolSpec
+from etude.common.api.pool_status import EnvPoolStatus
 from etude.common.api.run import RLRunSpec
-from etude.common.api.status import EnvPoolStatus, RLRunStatus
+from etude.common.api.status import RLRunStatus
 from etude.common.api.structural import VALIDATIONS, schema
 
 CHART_FOLDER = Path("helm/etude/files/crds")
@@ -128,6 +129,7 @@ CHECKPOINT = Kind(
         unchanged("runRef", optional=True),
         unchanged("source", optional=True),
         unchanged("reason"),
+        unchanged("parentRef", optional=True),
     ),
     columns=(
         Column("Run", ".spec.runRef.name"),
@@ -139,6 +141,7 @@ CHECKPOINT = Kind(
         Column("Pinned", ".spec.pinned", "boolean"),
         Column("Age", ".metadata.creationTimestamp", "date"),
         Column("Reason", ".spec.reason", wide=True),
+        Column("Parent", ".status.parentRef.name", wide=True),
         Column("URI", ".status.uri", wide=True),
         Column("Metrics", ".status.metrics", wide=True),
     ),

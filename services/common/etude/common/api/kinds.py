@@ -8,8 +8,9 @@ from etude.common.api.checkpoint import CheckpointSpec
 from etude.common.api.checkpoint_status import CheckpointStatus, Saved
 from etude.common.api.meta import Model, ObjectMeta
 from etude.common.api.pool import EnvPoolSpec
+from etude.common.api.pool_status import EnvPoolStatus
 from etude.common.api.run import RLRunSpec, Storage
-from etude.common.api.status import EnvPoolStatus, RLRunStatus
+from etude.common.api.status import RLRunStatus
 
 
 class CheckpointMeta(ObjectMeta):
@@ -76,6 +77,8 @@ class Checkpoint(Resource):
             policy_version=spec.policy_version,
             keyframe=spec.keyframe,
             size_bytes=spec.size_bytes,
+            branch=spec.branch,
+            parent_ref=spec.parent_ref,
             metrics=spec.metrics,
         )
 

@@ -76,6 +76,7 @@ async def serve(settings: Settings, resolved: ResolvedRun, inputs: Inputs) -> in
             run_uid=resolved.uid,
             phases=resolved.spec.phases,
             holder=f"{settings.pod}/{settings.attempt}",
+            resume=resolved.resume,
         )
         rollouts = cluster.rollouts(
             _worker_config(settings, resolved, inputs),
@@ -191,6 +192,7 @@ def _assemble(
         cursor=opened.cursor,
         figures=opened.figures,
         next_version=opened.next_version,
+        branch=opened.branch,
         learners=parts.learners,
         rollouts=parts.rollouts,
         engines=_engines(settings, spec),
@@ -246,6 +248,9 @@ def _announce(run: Run, opened: Opened) -> None:
     run.report()
     for problem in opened.problems:
         run.tell("CheckpointCorrupt", f"passed over: {problem}", warning=True)
+    if opened.is_put_back:
+        where = f"put back to step {run.cursor.global_step}, as checkpointing.resume says"
+        run.tell("PutBack", f"{where}; what came after it stays in the store")
     log.info(
         "epoch %d of run %s, %s from step %d",
         opened.epoch,

@@ -39,6 +39,8 @@ class Journal:
     run_uid: str
     epoch: int
     next_sequence: int
+    branch: journal_pb2.JournalBranch | None = None
+    """Said by every epoch as it opens; None until the run is put back."""
     patience: Patience = field(default_factory=Patience)
     is_away: bool = False
     """Whether the store refused the newest write, which is tried again."""
@@ -129,6 +131,7 @@ class Journal:
                 epoch=epoch,
                 previous_epoch=self.epoch,
                 previous_sequence=sequence - 1,
+                branch=self.branch,
             )
             record = journal_pb2.JournalRecord(sequence=sequence, open=opening)
             self._queue.insert(0, _Frame(sequence, segments.encode_record(record)))
@@ -210,7 +213,30 @@ class _Stretch(NamedTuple):
     """Last accepted sequence, as the next epoch's OPEN names it; None for the newest epoch."""
 
 
-def recover(store: Store, *, run_uid: str, before_epoch: int, since: int) -> Recovered:
+class End(NamedTuple):
+    """The last record that counts."""
+
+    epoch: int
+    """0 for an empty journal."""
+    sequence: int
+
+
+def newest_opening(store: Store, *, run_uid: str) -> journal_pb2.JournalOpen | None:
+    """What the newest epoch said as it opened; None for an empty journal.
+
+    Raises:
+        CorruptError: its first segment is damaged, or of another run.
+    """
+    listing = _listing(store)
+    if not listing:
+        return None
+    epoch = max(listing)
+    return _opening(store, run_uid, epoch, min(listing[epoch]))
+
+
+def recover(
+    store: Store, *, run_uid: str, before_epoch: int, since: int, upto: End | None = None
+) -> Recovered:
     """Read the accepted records of all epochs below one.
 
     Args:
@@ -218,6 +244,7 @@ def recover(store: Store, *, run_uid: str, before_epoch: int, since: int) -> Rec
         run_uid: records of another run are refused.
         before_epoch: the epoch that the caller claimed; nothing of it may exist yet.
         since: first sequence of interest.
+        upto: the last record to read, if the run is put back; what follows is accepted no more.
 
     Raises:
         CorruptError: a segment is damaged, missing, or of another run.
@@ -225,9 +252,12 @@ def recover(store: Store, *, run_uid: str, before_epoch: int, since: int) -> Rec
     listing = _listing(store)
     newest = max((epoch for epoch in listing if epoch < before_epoch), default=0)
     stretches: list[_Stretch] = []
-    epoch, last = newest, None
+    epoch: int = newest
+    last: int | None = None
+    if upto is not None:
+        epoch, last = newest, _ = upto
     while epoch:
-        firsts = [f for f in listing.get(epoch, []) if last is None or f <= last]
+        firsts = sorted(f for f in listing.get(epoch, []) if last is None or f <= last)
         if not firsts:
             raise CorruptError(f"{store.url}/{JOURNAL}{epoch:06d}/ has no segment up to {last}")
         stretches.append(_Stretch(epoch, firsts, last))
@@ -240,7 +270,7 @@ def recover(store: Store, *, run_uid: str, before_epoch: int, since: int) -> Rec
     for stretch in reversed(stretches):
         for segment in _segments(store, run_uid, stretch, since):
             end = _checked(segment, stretch, end, store)
-            records += [r for r in segment.records if r.sequence >= since]
+            records += [r for r in segment.records if since <= r.sequence <= end]
     return Recovered(newest, end, records)
 
 
@@ -285,12 +315,12 @@ def _read(store: Store, run_uid: str, epoch: int, first: int) -> segments.Segmen
 def _checked(segment: segments.Segment, stretch: _Stretch, end: int, store: Store) -> int:
     """The end of the log after this segment, which must follow what was read before.
 
+    A run that was put back goes on from the middle of one.
+
     Raises:
-        CorruptError: it does not.
+        CorruptError: it does not follow.
     """
     where = f"{store.url}/{segment_key(segment.epoch, segment.first)}"
     if end and segment.first != end + 1:
         raise CorruptError(f"{where}: records {end + 1} to {segment.first - 1} are missing")
-    if stretch.last is not None and segment.last > stretch.last:
-        raise CorruptError(f"{where}: goes beyond the accepted record {stretch.last}")
-    return segment.last
+    return segment.last if stretch.last is None else min(segment.last, stretch.last)

@@ -99,7 +99,7 @@ async def _begin(run: Run, checkpoint: StoredCheckpoint | None) -> bool:
     if checkpoint is not None:
         folder = epoch_folder(checkpoint.manifest.epoch)
         await run.learners.restore(checkpoint.prefix + folder)
-        run.saver.last_step = checkpoint.manifest.step
+        run.saver.last_step, run.saver.last = checkpoint.manifest.step, checkpoint
         if run.cursor.policy is not None:
             await run.versions.resume(VersionId(*run.cursor.policy))
         run.tell("Resumed", f"from the checkpoint of step {checkpoint.manifest.step}")

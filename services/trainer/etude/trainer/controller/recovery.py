@@ -9,10 +9,12 @@ from etude.common import checkpoints
 from etude.common.api.phases import Phase
 from etude.common.blobs import ExistsError, Store
 from etude.common.checkpoints import StoredCheckpoint
-from etude.common.errors import Problem, UserError
+from etude.common.errors import CorruptError, Problem, UserError
+from etude.common.files import ResumeAt
 from etude.common.weights import VersionId, claim_epoch, read_epoch
-from etude.trainer.controller import journal
-from etude.trainer.controller.journal import Journal
+from etude.trainer.controller import branches, journal
+from etude.trainer.controller.branches import Branch
+from etude.trainer.controller.journal import End, Journal
 from etude.trainer.controller.ledger import Ledger, LedgerState, resumed
 from etude.trainer.controller.state import ControllerState, Cursor, Figures, read_state
 from etude.v1 import journal_pb2
@@ -50,32 +52,73 @@ class Opened(NamedTuple):
     """Checkpoints that were passed over because they are damaged."""
     is_new: bool
     """Nothing was recorded before."""
+    branch: Branch
+    """The way that it has gone, from here on."""
+    is_put_back: bool
+    """Whether it left what was recorded after the checkpoint just now."""
 
 
-def open_run(store: Store, *, run_uid: str, phases: Sequence[Phase], holder: str) -> Opened:
+class _Start(NamedTuple):
+    """Where a controller begins."""
+
+    state: ControllerState
+    checkpoint: StoredCheckpoint | None
+    branch: Branch
+    problems: list[str]
+    is_put_back: bool
+
+    @property
+    def reason(self) -> str:
+        """Why it opens an epoch."""
+        if self.is_put_back:
+            return "rollback"
+        return "start" if self.checkpoint is None else "takeover"
+
+    @property
+    def upto(self) -> End | None:
+        """The last journal record that counts; None for all of them."""
+        return End(self.state.epoch, self.state.sequence) if self.is_put_back else None
+
+
+def open_run(
+    store: Store,
+    *,
+    run_uid: str,
+    phases: Sequence[Phase],
+    holder: str,
+    resume: ResumeAt | None = None,
+) -> Opened:
     """Take over a run, or begin it. From here on every earlier controller is fenced.
 
+    Args:
+        store: the run's.
+        run_uid: its UID.
+        phases: as its spec has them.
+        holder: who takes over, for people.
+        resume: what it shall be put back to, unless it was already.
+
     Raises:
-        UserError: the storage belongs to another run, or the phases are not those that the
-            checkpoint was made with.
+        UserError: the storage belongs to another run, the phases are not those that the
+            checkpoint was made with, or the checkpoint to be put back to is lost.
         CorruptError: the journal is damaged.
     """
     _claim_storage(store, run_uid)
-    problems: list[str] = []
-    found = checkpoints.newest_verified(store, run=run_uid, problems=problems)
-    state = _first(run_uid, phases) if found is None else read_state(store, found)
+    start = _start(store, run_uid, phases, resume)
+    state = start.state
     _check_phases(state, phases)
     policy = state.cursor.policy
     epoch = claim_epoch(
         store,
         holder=holder,
         parent=None if policy is None else VersionId(*policy),
-        reason="start" if found is None else "takeover",
+        reason=start.reason,
     )
     # Only now: what an earlier controller acknowledged before the claim is in the journal.
-    before = journal.recover(store, run_uid=run_uid, before_epoch=epoch, since=state.replay_from)
+    before = journal.recover(
+        store, run_uid=run_uid, before_epoch=epoch, since=state.replay_from, upto=start.upto
+    )
     book = Book(
-        Journal(store, run_uid, epoch, before.last_sequence + 1),
+        Journal(store, run_uid, epoch, before.last_sequence + 1, branch=_said(start.branch)),
         resumed(state.ledger, before.records, sequence=state.sequence),
     )
     opening = journal_pb2.JournalOpen(
@@ -83,6 +126,7 @@ def open_run(store: Store, *, run_uid: str, phases: Sequence[Phase], holder: str
         epoch=epoch,
         previous_epoch=before.epoch,
         previous_sequence=before.last_sequence,
+        branch=book.journal.branch,
     )
     book.write(journal_pb2.JournalRecord(open=opening))
     return Opened(
@@ -90,11 +134,56 @@ def open_run(store: Store, *, run_uid: str, phases: Sequence[Phase], holder: str
         book=book,
         cursor=state.cursor,
         figures=state.figures,
-        checkpoint=found,
+        checkpoint=start.checkpoint,
         next_version=read_epoch(store, epoch).first_number,
-        problems=problems,
-        is_new=found is None and not before.epoch,
+        problems=start.problems,
+        is_new=start.checkpoint is None and not before.epoch and not start.is_put_back,
+        branch=start.branch,
+        is_put_back=start.is_put_back,
     )
+
+
+def _start(store: Store, run_uid: str, phases: Sequence[Phase], resume: ResumeAt | None) -> _Start:
+    """The newest checkpoint of the way that the run has gone, or the one that is asked for."""
+    opening = journal.newest_opening(store, run_uid=run_uid)
+    present = Branch() if opening is None else Branch.from_proto(opening.branch)
+    problems: list[str] = []
+    places = checkpoints.places(store)
+    if resume is not None and branches.is_new(resume, present):
+        return _put_back(store, run_uid, phases, resume)
+    candidates = branches.past(places, present)
+    found = checkpoints.first_verified(store, candidates, run=run_uid, problems=problems)
+    state = _first(run_uid, phases) if found is None else read_state(store, found)
+    return _Start(state, found, present, problems, is_put_back=False)
+
+
+def _put_back(store: Store, run_uid: str, phases: Sequence[Phase], resume: ResumeAt) -> _Start:
+    """The checkpoint that is asked for, and the branch that begins at it.
+
+    Raises:
+        UserError: it is lost, and so is all before it.
+    """
+    if resume.step is None:
+        return _Start(_first(run_uid, phases), None, Branch(resume.number), [], is_put_back=True)
+    problems: list[str] = []
+    candidates = branches.targets(checkpoints.places(store), resume)
+    found = checkpoints.first_verified(store, candidates, run=run_uid, problems=problems)
+    if found is None:
+        raise UserError(
+            Problem(
+                reason=CorruptError.reason,
+                what="; ".join(problems) or f"step {resume.step} is not in the store any more",
+                where=f"checkpointing.resume: {store.url}",
+                fix="name another checkpoint, or set resume: Latest",
+            )
+        )
+    state = read_state(store, found)
+    way = Branch(resume.number, (*state.way.path, found.manifest.place))
+    return _Start(state, found, way, problems, is_put_back=True)
+
+
+def _said(branch: Branch) -> journal_pb2.JournalBranch | None:
+    return branch.to_proto() if branch.number else None
 
 
 def _claim_storage(store: Store, run_uid: str) -> None:

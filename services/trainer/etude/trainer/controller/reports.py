@@ -61,7 +61,11 @@ class Reports:
             keyframe=keyframe,
             metrics=manifest.metrics,
             request=manifest.request,
+            branch=manifest.branch,
         )
+        if manifest.parent is not None:
+            record.parent_digest = manifest.parent.digest
+            record.parent_step = manifest.parent.step
         self._add(run_pb2.WatchRunResponse(checkpoint=record))
 
     def _add(self, report: run_pb2.WatchRunResponse) -> None:

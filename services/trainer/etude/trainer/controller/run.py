@@ -16,6 +16,7 @@ from etude.common.files import ResolvedRun
 from etude.common.weights import EpochRecord, VersionId
 from etude.trainer import metrics
 from etude.trainer.batches import StepResult
+from etude.trainer.controller.branches import Branch
 from etude.trainer.controller.cadence import Cadence
 from etude.trainer.controller.engines import LAGGING, Engines, VersionRefusedError
 from etude.trainer.controller.in_flight import InFlight
@@ -71,6 +72,8 @@ class Run:
     orders: Orders
     recording: Recording
     chat: ChatFormat
+    branch: Branch = field(default_factory=Branch)
+    """The way that the run has gone."""
     planner: Planner = field(default_factory=Planner)
     clock: Callable[[], float] = time.time
     moved_s: float = field(default_factory=time.monotonic)
@@ -301,6 +304,8 @@ class Run:
             ledger=self.book.ledger.state(),
             sequence=self.book.journal.last_sequence,
             seeds={phase.name: phase.seed for phase in self.resolved.spec.phases},
+            branch=self.branch.number,
+            path=self.branch.path,
         )
 
     def _checkpoint_figures(self) -> dict[str, str]:

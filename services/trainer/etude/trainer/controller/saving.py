@@ -12,7 +12,14 @@ from dataclasses import dataclass
 
 from etude.common import checkpoints
 from etude.common.blobs import Store
-from etude.common.checkpoints import MANIFEST, CheckpointManifest, Reason, StoredCheckpoint
+from etude.common.checkpoints import (
+    MANIFEST,
+    CheckpointManifest,
+    Parent,
+    Place,
+    Reason,
+    StoredCheckpoint,
+)
 from etude.common.errors import CorruptError, FencedError, StoreError
 from etude.common.weights import VersionId, is_fenced, lineage
 from etude.common.weights.protocol.listing import take_listing
@@ -35,6 +42,8 @@ class Saver:
     learners: Learners
     last_step: int = -1
     """Step of the newest checkpoint of this process."""
+    last: StoredCheckpoint | None = None
+    """What the next one goes back to."""
 
     async def save(
         self,
@@ -60,7 +69,8 @@ class Saver:
         """
         started = time.monotonic()
         step = state.cursor.global_step
-        prefix, folder = checkpoints.prefix_of(step), epoch_folder(state.epoch)
+        place = Place(state.branch, step)
+        prefix, folder = place.prefix, epoch_folder(state.epoch)
         await asyncio.to_thread(self._check_epoch, state.epoch)
         saved = await self.learners.save(prefix + folder)
         objects = [item.model_copy(update={"key": folder + item.key}) for item in saved]
@@ -83,12 +93,23 @@ class Saver:
             objects=objects,
             metrics=figures,
             request=request,
+            branch=place.branch,
+            parent=self._parent(place),
         )
         found = await asyncio.to_thread(self._commit, manifest)
-        self.last_step = step
+        self.last_step, self.last = step, found
         self._log(found)
         metrics.CHECKPOINT.labels(stage="all").observe(time.monotonic() - started)
         return found
+
+    def _parent(self, place: Place) -> Parent | None:
+        """What a checkpoint goes back to; one that is written again to what it did before."""
+        if self.last is None:
+            return None
+        last = self.last.manifest
+        if last.place == place:
+            return last.parent
+        return Parent(step=last.step, branch=last.branch, digest=self.last.digest)
 
     def _check_epoch(self, epoch: int) -> None:
         if is_fenced(self.store, epoch):

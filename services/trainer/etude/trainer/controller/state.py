@@ -3,8 +3,9 @@
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from etude.common.blobs import Store
-from etude.common.checkpoints import StoredCheckpoint
+from etude.common.checkpoints import Place, StoredCheckpoint
 from etude.common.errors import CorruptError
+from etude.trainer.controller.branches import Branch
 from etude.trainer.controller.ledger import LedgerState
 
 CONTROLLER = "controller.json"
@@ -85,6 +86,15 @@ class ControllerState(BaseModel):
     """Newest journal record that this state knows."""
     seeds: dict[str, int]
     """By phase."""
+    branch: int = 0
+    """How often the run had been put back to an older checkpoint."""
+    path: tuple[tuple[int, int], ...] = ()
+    """Branch and step of the last checkpoints of the branches that led here, oldest first."""
+
+    @property
+    def way(self) -> Branch:
+        """The way that the run had gone."""
+        return Branch(self.branch, tuple(Place(*each) for each in self.path))
 
     @property
     def replay_from(self) -> int:
