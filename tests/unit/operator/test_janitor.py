@@ -6,6 +6,7 @@ import pytest
 
 from etude.common import checkpoints
 from etude.common.blobs import MemoryStore
+from etude.common.checkpoint_orders import verify
 from etude.common.checkpoints import CheckpointManifest
 from etude.common.errors import CorruptError, StoreError
 from etude.operator.checkpoints import janitor
@@ -80,7 +81,7 @@ def test_a_deletion_that_broke_off_spares_what_was_written_since(store: MemorySt
     store.put(f"deleting-{old}.json", store.get(checkpoints.MANIFEST))
     new = written(store, "learner/0", epoch=2)
     janitor.delete(store, old)
-    janitor.verify(store, new)
+    verify(store, new)
     assert set(store.objects) == {"learner/0", checkpoints.MANIFEST}
 
 
@@ -94,18 +95,18 @@ def test_a_manifest_check_reads_no_object_and_misses_what_only_reading_shows(
     store: MemoryStore,
 ) -> None:
     digest = written(store, "learner/0", "controller.json")
-    janitor.verify(store, digest, depth="Manifest")
+    verify(store, digest, depth="Manifest")
     store.put("learner/0", b"x" * len(store.get("learner/0")))
-    janitor.verify(store, digest, depth="Manifest")
+    verify(store, digest, depth="Manifest")
     with pytest.raises(CorruptError, match="learner/0: does not match"):
-        janitor.verify(store, digest)
+        verify(store, digest)
 
 
 def test_a_manifest_check_finds_what_is_missing_or_cut_short(store: MemoryStore) -> None:
     digest = written(store, "learner/0", "controller.json")
     store.put("learner/0", b"x")
     with pytest.raises(CorruptError, match="learner/0: has 1 bytes, not 14"):
-        janitor.verify(store, digest, depth="Manifest")
+        verify(store, digest, depth="Manifest")
     store.delete(["learner/0"])
     with pytest.raises(CorruptError, match="learner/0: is missing"):
-        janitor.verify(store, digest, depth="Manifest")
+        verify(store, digest, depth="Manifest")

@@ -1,7 +1,5 @@
 """What to do about one checkpoint: verify its data once, delete its data before it goes."""
 
-import hashlib
-import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -10,17 +8,17 @@ from pydantic import ValidationError
 
 from etude.common.api.checkpoint_status import CheckpointStatus
 from etude.common.api.kinds import Checkpoint, RLRun
+from etude.common.checkpoint_orders import EXIT_CORRUPT
 from etude.operator import names
 from etude.operator.actions import Apply, Decision, Delete, Finalizers, Moment, Note
-from etude.operator.checkpoints import requests
-from etude.operator.checkpoints.janitor import EXIT_CORRUPT
+from etude.operator.checkpoints import jobs, requests
+from etude.operator.checkpoints.jobs import DELETE, VERIFY
 from etude.operator.checkpoints.phases import status_of
 from etude.operator.clock import seconds
 from etude.operator.cluster.api import Cluster, NamespaceClosingError
 from etude.operator.cluster.controllers import JOB_COMPLETE, JOB_FAILED
 from etude.operator.conditions import Fact, no, yes
 from etude.operator.desired import reach
-from etude.operator.desired.pods import Plan, env, job_spec
 from etude.operator.desired.runs import Platform
 from etude.operator.failures import PodFailure, failures
 from etude.operator.manifests import (
@@ -37,8 +35,6 @@ from etude.operator.manifests import (
 from etude.operator.reasons import Reason
 from etude.operator.runs.seen import is_settled, ready_fact
 
-VERIFY = "verify"
-DELETE = "delete"
 MAX_JOBS = 4
 """Of a namespace at a time: a controller that comes back tells of all that lies in the store."""
 TURN_S = 5.0
@@ -60,7 +56,7 @@ class SeenCheckpoint:
     is_namespace_closing: bool = False
     """Whether the namespace refused a Job because it is going away."""
     run: RLRun | None = None
-    """Of a request: the run that it names."""
+    """Of a request, and of what is to be loaded: the run that it names."""
     policies: frozenset[str] = frozenset()
     """Names of NetworkPolicies of its Jobs."""
     is_orphan: bool = False
@@ -74,23 +70,23 @@ class SeenCheckpoint:
 def gather(cluster: Cluster, checkpoint: Checkpoint, problem: Fact | None) -> SeenCheckpoint:
     """Everything that a decision about this checkpoint depends on."""
     namespace, name = checkpoint.metadata.namespace, checkpoint.metadata.name
-    jobs: dict[str, Manifest] = {}
+    made: dict[str, Manifest] = {}
     endings: dict[str, PodFailure] = {}
     for what in (VERIFY, DELETE):
-        job = cluster.get(Ref("Job", namespace, job_name(checkpoint, what)))
+        job = cluster.get(Ref("Job", namespace, jobs.name(checkpoint, what)))
         if job is not None:
-            jobs[what] = job
+            made[what] = job
             ended = failures(names.JANITOR, cluster.owned(uid(job)))
             if ended:
                 endings[what] = ended[-1]
     return SeenCheckpoint(
         manifest=cluster.get(Ref("Checkpoint", namespace, name)) or {},
-        jobs=jobs,
+        jobs=made,
         endings=endings,
         run=_run(cluster, checkpoint),
         policies=frozenset(
             ref(job).name
-            for job in jobs.values()
+            for job in made.values()
             if cluster.get(Ref("NetworkPolicy", namespace, ref(job).name)) is not None
         ),
         is_orphan=_is_orphan(cluster, checkpoint),
@@ -103,9 +99,10 @@ def gather(cluster: Cluster, checkpoint: Checkpoint, problem: Fact | None) -> Se
 
 
 def _run(cluster: Cluster, checkpoint: Checkpoint) -> RLRun | None:
-    """The run that a request names; what no schema of ours takes is as good as none."""
+    """The run of a checkpoint; what no schema of ours takes is as good as none."""
     about = checkpoint.spec.run_ref
-    if about is None or not _is_request(checkpoint):
+    is_needed = _is_request(checkpoint) or checkpoint.spec.verify == "Load"
+    if about is None or not is_needed:
         return None
     found = cluster.get(Ref("RLRun", checkpoint.metadata.namespace, about.name))
     with suppress(ValidationError):
@@ -131,16 +128,6 @@ def _num_at_work(cluster: Cluster, namespace: str) -> int:
         and not is_true(job, JOB_FAILED)
         for job in cluster.every("Job")
     )
-
-
-def job_name(checkpoint: Checkpoint, what: str) -> str:
-    """The Job that does one thing to this very checkpoint; short, for pods carry it as a label.
-
-    An import that is made anew under its old name must not take the verdict on the old one.
-    """
-    identity = hashlib.sha256(checkpoint.metadata.uid.encode()).hexdigest()[:8]
-    # A name has dots in it, and no part of one ends in a hyphen.
-    return f"{checkpoint.metadata.name[:50].rstrip('-.')}-{identity}-{what[:3]}"
 
 
 def decide(
@@ -179,7 +166,7 @@ def _verification(
         return Decision(status=verifying, requeue_after_s=TURN_S)
     if job is None:
         status = verifying if seen.problem is None else status_of(checkpoint, _kept(seen), now)
-        return Decision(status=status, actions=(_job(checkpoint, VERIFY, platform),))
+        return Decision(status=status, actions=(jobs.job(checkpoint, seen.run, VERIFY, platform),))
     if is_true(job, JOB_COMPLETE):
         return Decision(status=status_of(checkpoint, yes("Ready", Reason.CHECKPOINT_VERIFIED), now))
     if not is_true(job, JOB_FAILED):
@@ -225,7 +212,7 @@ def _deletion_by_job(
         fact = fact if seen.problem is None else _kept(seen)
         if seen.num_at_work >= MAX_JOBS:
             return Decision(status=status_of(checkpoint, fact, now), requeue_after_s=TURN_S)
-        actions = (_job(checkpoint, DELETE, platform),)
+        actions = (jobs.job(checkpoint, seen.run, DELETE, platform),)
         return Decision(status=status_of(checkpoint, fact, now), actions=actions)
     if is_true(job, JOB_COMPLETE):
         return Decision(
@@ -271,43 +258,3 @@ def _tidy(seen: SeenCheckpoint, what: str) -> tuple[Delete, ...]:
     """Take away a Job that has done its work."""
     job = seen.jobs.get(what)
     return () if job is None or is_deleting(job) else (Delete(ref(job), uid(job)),)
-
-
-def _job(checkpoint: Checkpoint, what: str, platform: Platform) -> Apply:
-    """A Job that reaches the store with the run's own Secret; the operator never does."""
-    storage = checkpoint.storage
-    assert storage is not None  # noqa: S101 - what is written says where
-    order = {
-        "action": what,
-        "uri": checkpoint.saved.uri,
-        "digest": checkpoint.saved.manifest_digest,
-        "storage": storage.to_json(),
-        "depth": checkpoint.spec.verify,
-    }
-    secret = storage.secret_ref
-    plan = Plan(
-        role=names.JANITOR,
-        image=platform.images["operator"],
-        command=("python", "-m", "etude.operator.checkpoints.janitor"),
-        ports={},
-        env=[env("ETUDE_ORDER", json.dumps(order, sort_keys=True))],
-        secret=secret.name if secret is not None else None,
-        grace_s=30,
-    )
-    name = checkpoint.metadata.name
-    labels = {names.MANAGED_BY: names.OURS, names.CHECKPOINT: names.label(name)}
-    if checkpoint.spec.run_ref is not None:
-        labels[names.SAVED_BY] = checkpoint.spec.run_ref.name
-    whose = {names.CHECKPOINT: name}
-    manifest = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {
-            "name": job_name(checkpoint, what),
-            "namespace": checkpoint.metadata.namespace,
-            "labels": labels,
-            "annotations": whose,
-        },
-        "spec": job_spec(plan, labels, whose),
-    }
-    return Apply(manifest, names.CHECKPOINT_FIELD_MANAGER)

@@ -1,65 +1,16 @@
 """Verifies or deletes the objects of one checkpoint; the operator runs it as a Job."""
 
 import hashlib
-import json
 import os
-import sys
 from collections.abc import Mapping
-from typing import Literal
 
-import stamina
 from pydantic import ValidationError
 
-from etude.common import checkpoints
-from etude.common.api.checkpointing import Depth
-from etude.common.api.meta import Model, Uri
-from etude.common.api.run import Storage
 from etude.common.blobs import MissingError, Store
-from etude.common.checkpoints import MANIFEST, CheckpointManifest, StoredCheckpoint
-from etude.common.errors import CorruptError, EtudeError, StoreError
+from etude.common.checkpoint_orders import Order, ended_well_or_exit, order_in, patiently, verify
+from etude.common.checkpoints import MANIFEST, CheckpointManifest
+from etude.common.errors import CorruptError
 from etude.common.files import store_for
-
-EXIT_CORRUPT = 65
-"""EX_DATAERR of sysexits.h: the data is wrong and will stay wrong."""
-EXIT_TRY_AGAIN = 75
-"""EX_TEMPFAIL: the store did not answer."""
-
-PATIENCE_S = 300.0
-
-
-class Order(Model):
-    """What to do to which checkpoint."""
-
-    action: Literal["verify", "delete"]
-    """Check that everything is there, or take everything away."""
-    uri: Uri
-    """Prefix of its objects."""
-    digest: str
-    """SHA-256 of its manifest."""
-    storage: Storage
-    """How to reach the store."""
-    depth: Depth = "Checksums"
-    """How far to verify."""
-
-
-def verify(store: Store, digest: str, *, depth: Depth = "Checksums") -> None:
-    """Check a checkpoint: that all of it is there, or by reading all of it back.
-
-    Raises:
-        CorruptError: something is missing or differs from what was registered.
-    """
-    try:
-        data = store.get(MANIFEST)
-        manifest = CheckpointManifest.model_validate_json(data)
-    except MissingError as cause:
-        raise CorruptError(f"{store.url}/{MANIFEST}: is missing") from cause
-    except ValidationError as cause:
-        raise CorruptError(f"{store.url}/{MANIFEST}: {cause}") from cause
-    found = hashlib.sha256(data).hexdigest()
-    if found != digest:
-        raise CorruptError(f"{store.url}/{MANIFEST}: has digest {found[:12]}, not {digest[:12]}")
-    check = checkpoints.find if depth == "Manifest" else checkpoints.verify
-    check(store, StoredCheckpoint(manifest, "", digest))
 
 
 def delete(store: Store, digest: str) -> None:
@@ -107,27 +58,19 @@ def carry_out(order: Order) -> None:
         StoreError: the store stayed away.
     """
     store = store_for(order.uri, order.storage)
-    for attempt in stamina.retry_context(on=StoreError, timeout=PATIENCE_S, attempts=None):
-        with attempt:
-            if order.action == "delete":
-                delete(store, order.digest)
-            else:
-                verify(store, order.digest, depth=order.depth)
+
+    def work() -> None:
+        if order.action == "delete":
+            delete(store, order.digest)
+        else:
+            verify(store, order.digest, depth=order.depth)
+
+    patiently(work)
 
 
 def main(env: Mapping[str, str] = os.environ) -> None:
     """Carry out the order in ETUDE_ORDER."""
-    try:
-        carry_out(Order.model_validate(json.loads(env["ETUDE_ORDER"])))
-    except CorruptError as error:
-        _end(str(error), EXIT_CORRUPT)
-    except EtudeError as error:
-        _end(str(error), EXIT_TRY_AGAIN)
-
-
-def _end(words: str, code: int) -> None:
-    sys.stderr.write(f"{words}\n")
-    sys.exit(code)
+    ended_well_or_exit(lambda: carry_out(order_in(env)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,109 @@
+"""The Job that reads or deletes the data of one checkpoint."""
+
+import hashlib
+import json
+
+from etude.common.api.kinds import Checkpoint, RLRun
+from etude.common.checkpoint_orders import VARIABLE
+from etude.operator import names
+from etude.operator.actions import Apply
+from etude.operator.desired.pods import SCRATCH_FOLDER, Plan, env, job_spec
+from etude.operator.desired.runs import Platform, resolved_spec
+
+VERIFY = "verify"
+DELETE = "delete"
+
+JANITOR = ("python", "-m", "etude.operator.checkpoints.janitor")
+LOADER = ("python", "-m", "etude.trainer.checkpoint_load")
+
+
+def name(checkpoint: Checkpoint, what: str) -> str:
+    """The Job that does one thing to this very checkpoint; short, for pods carry it as a label.
+
+    An import that is made anew under its old name must not take the verdict on the old one.
+    """
+    identity = hashlib.sha256(checkpoint.metadata.uid.encode()).hexdigest()[:8]
+    # A name has dots in it, and no part of one ends in a hyphen.
+    return f"{checkpoint.metadata.name[:50].rstrip('-.')}-{identity}-{what[:3]}"
+
+
+def job(checkpoint: Checkpoint, run: RLRun | None, what: str, platform: Platform) -> Apply:
+    """A Job that reaches the store with the run's own Secret; the operator never does.
+
+    Args:
+        checkpoint: it.
+        run: whose it is, where it is to be loaded and the run is still there.
+        what: VERIFY or DELETE.
+        platform: what the operator was installed with.
+    """
+    of_run = checkpoint.spec.run_ref
+    labels = {names.MANAGED_BY: names.OURS, names.CHECKPOINT: names.label(checkpoint.metadata.name)}
+    if of_run is not None:
+        labels[names.SAVED_BY] = of_run.name
+    whose = {names.CHECKPOINT: checkpoint.metadata.name}
+    is_load = what == VERIFY and checkpoint.spec.verify == "Load"
+    plan = _loading(checkpoint, run, platform) if is_load else _plan(checkpoint, what, platform)
+    manifest = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": name(checkpoint, what),
+            "namespace": checkpoint.metadata.namespace,
+            "labels": labels,
+            "annotations": whose,
+        },
+        "spec": job_spec(plan, labels, whose),
+    }
+    return Apply(manifest, names.CHECKPOINT_FIELD_MANAGER)
+
+
+def _plan(checkpoint: Checkpoint, what: str, platform: Platform) -> Plan:
+    return Plan(
+        role=names.JANITOR,
+        image=platform.images["operator"],
+        command=JANITOR,
+        ports={},
+        env=[env(VARIABLE, _order(checkpoint, what, None))],
+        secret=_secret(checkpoint),
+        grace_s=30,
+    )
+
+
+def _loading(checkpoint: Checkpoint, run: RLRun | None, platform: Platform) -> Plan:
+    """What makes a learner of a checkpoint has the image and the memory of what would go on."""
+    image, memory, model = platform.images["trainer"], None, None
+    about = checkpoint.spec.run_ref
+    if run is not None and about is not None and about.uid in {None, run.metadata.uid}:
+        role = run.spec.roles.trainer
+        pinned = run.status.resolved.images if run.status.resolved is not None else {}
+        image = role.image or pinned.get(names.TRAINER, image)
+        memory, model = role.memory, resolved_spec(run).model.uri
+    return Plan(
+        role=names.JANITOR,
+        image=image,
+        command=LOADER,
+        ports={},
+        env=[env(VARIABLE, _order(checkpoint, VERIFY, model)), env("HOME", SCRATCH_FOLDER)],
+        memory=memory,
+        secret=_secret(checkpoint),
+        grace_s=30,
+    )
+
+
+def _order(checkpoint: Checkpoint, what: str, model: str | None) -> str:
+    storage = checkpoint.storage
+    assert storage is not None  # noqa: S101 - what is written says where
+    order = {
+        "action": what,
+        "uri": checkpoint.saved.uri,
+        "digest": checkpoint.saved.manifest_digest,
+        "storage": storage.to_json(),
+        "depth": checkpoint.spec.verify,
+    }
+    return json.dumps(order | ({} if model is None else {"model": model}), sort_keys=True)
+
+
+def _secret(checkpoint: Checkpoint) -> str | None:
+    storage = checkpoint.storage
+    secret = storage.secret_ref if storage is not None else None
+    return secret.name if secret is not None else None

@@ -1,0 +1,98 @@
+"""What a Job is to do to a checkpoint, and how it says what came of it."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import Literal, NoReturn
+
+import stamina
+from pydantic import ValidationError
+
+from etude.common import checkpoints
+from etude.common.api.checkpointing import Depth
+from etude.common.api.meta import Model, Uri
+from etude.common.api.run import Storage
+from etude.common.blobs import MissingError, Store
+from etude.common.checkpoints import MANIFEST, CheckpointManifest, StoredCheckpoint
+from etude.common.errors import CorruptError, EtudeError, StoreError
+
+VARIABLE = "ETUDE_ORDER"
+"""Environment variable that holds the order."""
+
+EXIT_CORRUPT = 65
+"""EX_DATAERR of sysexits.h: the data is wrong and will stay wrong."""
+EXIT_TRY_AGAIN = 75
+"""EX_TEMPFAIL: the store did not answer."""
+
+PATIENCE_S = 300.0
+
+
+class Order(Model):
+    """What to do to which checkpoint."""
+
+    action: Literal["verify", "delete"]
+    """Check that everything is there, or take everything away."""
+    uri: Uri
+    """Prefix of its objects."""
+    digest: str
+    """SHA-256 of its manifest."""
+    storage: Storage
+    """How to reach the store."""
+    depth: Depth = "Checksums"
+    """How far to verify."""
+    model: Uri | None = None
+    """Load: the folder with the configuration of the model that the state is of; None for the
+    checkpoint's own, if it has one."""
+
+
+def verify(store: Store, digest: str, *, depth: Depth = "Checksums") -> CheckpointManifest:
+    """Check a checkpoint: that all of it is there, or by reading all of it back.
+
+    Raises:
+        CorruptError: something is missing or differs from what was registered.
+    """
+    try:
+        data = store.get(MANIFEST)
+        manifest = CheckpointManifest.model_validate_json(data)
+    except MissingError as cause:
+        raise CorruptError(f"{store.url}/{MANIFEST}: is missing") from cause
+    except ValidationError as cause:
+        raise CorruptError(f"{store.url}/{MANIFEST}: {cause}") from cause
+    found = hashlib.sha256(data).hexdigest()
+    if found != digest:
+        raise CorruptError(f"{store.url}/{MANIFEST}: has digest {found[:12]}, not {digest[:12]}")
+    check = checkpoints.find if depth == "Manifest" else checkpoints.verify
+    check(store, StoredCheckpoint(manifest, "", digest))
+    return manifest
+
+
+def patiently(work: Callable[[], None]) -> None:
+    """Do it; a store that is down for a while is waited for.
+
+    Raises:
+        StoreError: the store stayed away.
+    """
+    for attempt in stamina.retry_context(on=StoreError, timeout=PATIENCE_S, attempts=None):
+        with attempt:
+            work()
+
+
+def order_in(env: Mapping[str, str]) -> Order:
+    """The order that the operator gave."""
+    return Order.model_validate(json.loads(env[VARIABLE]))
+
+
+def ended_well_or_exit(work: Callable[[], None]) -> None:
+    """Do it, and say by the exit code whether the data is wrong or the store away."""
+    try:
+        work()
+    except CorruptError as error:
+        _end(str(error), EXIT_CORRUPT)
+    except EtudeError as error:
+        _end(str(error), EXIT_TRY_AGAIN)
+
+
+def _end(words: str, code: int) -> NoReturn:
+    sys.stderr.write(f"{words}\n")
+    sys.exit(code)

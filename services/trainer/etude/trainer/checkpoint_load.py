@@ -1,0 +1,80 @@
+"""Loads one checkpoint as a trainer would, and trains nothing; the operator runs it as a Job."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from etude.common.blobs import MissingError, Store
+from etude.common.checkpoint_orders import Order, ended_well_or_exit, order_in, patiently, verify
+from etude.common.checkpoints import CheckpointManifest
+from etude.common.errors import CorruptError
+from etude.common.files import source_for, store_for
+
+CONFIG = "config.json"
+LEARNER = "learner"
+MODEL = "model"
+
+
+def load(store: Store, digest: str, *, model: Store | None) -> None:
+    """Read all of a checkpoint back, and bring it into a learner on the CPU.
+
+    Args:
+        store: opened at the checkpoint's prefix.
+        digest: SHA-256 of its manifest.
+        model: opened at a folder with the model's config.json; None for the checkpoint's own.
+
+    Raises:
+        CorruptError: something is missing, differs from what was registered, cannot be decoded, or
+            does not fit the model.
+        StoreError: the store failed.
+    """
+    manifest = verify(store, digest)
+    # Torch comes once it is known that there is something to load.
+    from etude.trainer.controller.state import epoch_folder  # noqa: PLC0415
+    from etude.trainer.loading import check_controller, check_learner  # noqa: PLC0415
+
+    folder = epoch_folder(manifest.epoch)
+    check_controller(store, folder)
+    config = _config(store, manifest, model)
+    with TemporaryDirectory() as name:
+        scratch = Path(name)
+        if config is not None:
+            (scratch / CONFIG).write_bytes(config)
+        check_learner(store, folder + LEARNER, scratch if config is not None else None)
+
+
+def _config(store: Store, manifest: CheckpointManifest, model: Store | None) -> bytes | None:
+    """The configuration of the model; None where neither the run nor the checkpoint has it.
+
+    Raises:
+        CorruptError: the model's folder holds none.
+    """
+    own = f"{MODEL}/{CONFIG}"
+    if any(item.key == own for item in manifest.objects):
+        return store.get(own)
+    try:
+        return None if model is None else model.get(CONFIG)
+    except MissingError as cause:
+        raise CorruptError(f"{model.url if model else ''}/{CONFIG}: is missing") from cause
+
+
+def carry_out(order: Order) -> None:
+    """Load what is named.
+
+    Raises:
+        CorruptError: it is not what was registered, or cannot be loaded.
+        StoreError: the store stayed away.
+    """
+    model = None if order.model is None else source_for(order.model, order.storage)
+    store = store_for(order.uri, order.storage)
+    patiently(lambda: load(store, order.digest, model=model))
+
+
+def main(env: Mapping[str, str] = os.environ) -> None:
+    """Carry out the order in ETUDE_ORDER."""
+    ended_well_or_exit(lambda: carry_out(order_in(env)))
+
+
+if __name__ == "__main__":
+    main()

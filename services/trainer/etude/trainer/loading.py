@@ -1,0 +1,64 @@
+"""Whether a learner and a controller can be made of what a checkpoint holds."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+from typing_extensions import override
+
+from etude.common.blobs import MissingError, Store
+from etude.common.errors import CorruptError
+from etude.trainer import learner_state
+from etude.trainer.controller.state import CONTROLLER, ControllerState
+from etude.trainer.learner_phase import Phases
+from etude.trainer.optimiser import Steps
+from etude.trainer.policy import load_policy
+from etude.trainer.ranks import Ranks
+
+
+class _Unwatched(Steps):
+    """Nobody looks at steps that are never made."""
+
+    @override
+    def wants(self, name: str) -> bool:
+        return False
+
+    @override
+    @contextmanager
+    def watching(self, name: str, parameter: Tensor) -> Iterator[None]:
+        yield
+
+
+def check_controller(store: Store, folder: str) -> None:
+    """Read the controller's half.
+
+    Raises:
+        CorruptError: it is missing, or of another format.
+    """
+    key = folder + CONTROLLER
+    try:
+        ControllerState.model_validate_json(store.get(key))
+    except (MissingError, ValidationError) as cause:
+        raise CorruptError(f"{store.url}/{key}: {cause}") from cause
+
+
+def check_learner(store: Store, prefix: str, model: Path | None) -> None:
+    """Read the learner's half, and bring it into a model of its kind.
+
+    Args:
+        store: opened at the checkpoint's prefix.
+        prefix: of the learner's objects.
+        model: folder with the model's config.json; None decodes every tensor, and fits none.
+
+    Raises:
+        CorruptError: it is damaged, or of another model.
+    """
+    if model is None:
+        learner_state.read(store, prefix)
+        return
+    alone = Ranks(rank=0, size=1, device=torch.device("cpu"))
+    phases = Phases(load_policy(model, seed=0), alone, steps=_Unwatched())
+    phases.restored(store, prefix)
