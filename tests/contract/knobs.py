@@ -237,6 +237,8 @@ RLRUN = {
     "checkpointing.keepBest.mode": f"{OPERATOR}.runs.retention keep",
     "checkpointing.keepBest.count": f"{OPERATOR}.runs.retention keep",
     "checkpointing.verify": f"{OPERATOR}.runs.registry",
+    "checkpointing.resume": f"{OPERATOR}.runs.resuming given",
+    "checkpointing.resumeFrom.name": f"{OPERATOR}.runs.resuming",
     "checkpointing.onFailure": f"{OPERATOR}.runs.salvage wanted",
     "checkpointing.onSuspend": f"{OPERATOR}.runs.intents",
     "checkpointing.timeoutSeconds": f"{CONTROLLER}.run",
@@ -286,6 +288,8 @@ CHECKPOINT = {
     **dict.fromkeys(
         ("step", "policyVersion", "keyframe", "sizeBytes", "metrics"), "etude.common.api.kinds spec"
     ),
+    "branch": "etude.common.api.kinds spec",
+    "parentRef.name": PEOPLE,
     "pinned": f"{OPERATOR}.runs.retention",
     "verify": f"{OPERATOR}.checkpoints.decision",
     "deletionPolicy": f"{OPERATOR}.checkpoints.decision",

@@ -16,7 +16,7 @@ from etude.operator.desired.pods import is_reserved
 from etude.operator.desired.runs import Platform
 from etude.operator.pools.settings import problems
 from etude.operator.reasons import Reason
-from etude.operator.runs import model
+from etude.operator.runs import model, resuming
 from etude.operator.runs.seen import Seen
 
 ACCEPTED = "Accepted"
@@ -34,7 +34,7 @@ def run_problem(run: RLRun, seen: Seen, platform: Platform) -> Fact | None:
             return missing
     for message in _wrong_parameters(run, platform):
         return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
-    words = model.complaint(run, seen.model)
+    words = model.complaint(run, seen.model) or resuming.complaint(run, seen.checkpoints)
     if words:
         return no(ACCEPTED, Reason.CHECKPOINT_NOT_READY, words)
     return next(_wrong_pools(run, seen, platform), None)

@@ -13,7 +13,8 @@ class Reason(StrEnum):
     POOL_NOT_FOUND = "PoolNotFound"
     """A poolRef names no EnvPool of this namespace."""
     CHECKPOINT_NOT_READY = "CheckpointNotReady"
-    """The checkpoint that model.checkpointRef names is not there, not Ready, or holds no model."""
+    """The checkpoint that model.checkpointRef or checkpointing.resumeFrom names is not there, not
+    Ready, or does not hold what is wanted of it."""
     NAME_CONFLICT = "NameConflict"
     """A child's name is taken by an object that is not ours."""
     REFUSED = "Refused"

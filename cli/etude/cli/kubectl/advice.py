@@ -41,7 +41,8 @@ ACCEPTANCE = {
         "create the EnvPool in the run's namespace, or name another: kubectl get envp",
     ),
     "CheckpointNotReady": Advice(
-        "the checkpoint that the run starts from is not there, not Ready, or holds no model",
+        "the checkpoint that the run starts from, or is to be put back to, is not there, not Ready,"
+        " or does not hold what is wanted of it",
         "kubectl get ckpt shows what there is; kubectl etude checkpoint RUN --now has a run write"
         " one with its model",
     ),

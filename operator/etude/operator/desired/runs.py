@@ -9,7 +9,7 @@ from etude.common.api.kinds import RLRun
 from etude.common.api.meta import API_VERSION
 from etude.common.api.roles import EnvironmentRole, RoleSpec
 from etude.common.api.run import ModelSource, RLRunSpec
-from etude.common.files import ResolvedRun
+from etude.common.files import ResolvedRun, ResumeAt
 from etude.operator import names
 from etude.operator.desired import certificates, given, reach
 from etude.operator.desired.addresses import address
@@ -172,6 +172,14 @@ def resolved_spec(run: RLRun) -> RLRunSpec:
     return run.spec.model_copy(update={"model": found})
 
 
+def _resume_at(run: RLRun) -> ResumeAt | None:
+    """What the trainer is to be put back to; it does that once."""
+    decision = run.status.resumption
+    if decision is None or not decision.number:
+        return None
+    return ResumeAt(number=decision.number, step=decision.step, branch=decision.branch)
+
+
 def own_pools(run: RLRun, *, is_running: bool) -> list[Manifest]:
     """The pools that the run owns; without nodes while the run holds no pods."""
     return [
@@ -238,6 +246,7 @@ def _run_map(run: RLRun) -> Manifest:
         uid=run.metadata.uid,
         generation=run.metadata.generation,
         spec=resolved_spec(run),
+        resume=_resume_at(run),
     )
     data = {"run.json": json_text(resolved.to_json())}
     name = names.child(run.metadata.name, "run")

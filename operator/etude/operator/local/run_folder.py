@@ -123,5 +123,6 @@ def _awake(manifest: Manifest, last_s: float) -> Manifest:
         active["seconds"] = active.get("seconds", 0.0) + held_s
     if not is_true(manifest, "Failed"):
         return {**manifest, "status": {**status, "active": active}}
-    kept = {key: status[key] for key in ("attempt", "startTime", "resolved") if key in status}
+    lasting = ("attempt", "startTime", "resolved", "resumption")
+    kept = {key: status[key] for key in lasting if key in status}
     return {**manifest, "status": {**kept, "active": active}}

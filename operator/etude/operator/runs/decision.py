@@ -176,11 +176,17 @@ def _recorded(course: Course) -> RLRunStatus | None:
 def _begun(course: Course) -> RLRunStatus | None:
     """The status of a run that is about to get pods, or a place in its queue."""
     run, now = course.run, course.now
+    if course.problem is not None:
+        return None
     if course.is_running and run.status.active.since is None:
         return records.started(run, course.seen, course.platform, now)
     if course.is_queued:
         accepted = records.accepted(run, course.seen, course.platform, now)
-        return accepted if accepted.resolved != run.status.resolved else None
+        is_known = (accepted.resolved, accepted.resumption) == (
+            run.status.resolved,
+            run.status.resumption,
+        )
+        return None if is_known else accepted
     return None
 
 

@@ -16,13 +16,16 @@ from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339
 from etude.operator.desired import runs as desired
 from etude.operator.runs import limits, undertakings
+from etude.operator.runs.past import is_left
 from etude.operator.runs.seen import Seen, is_available, is_ready
 from etude.v1 import run_pb2
 
 
 def figures(run: RLRun, seen: Seen, now: Moment, *, is_running: bool) -> dict[str, object]:
     """Fields of the status that only say what is there."""
-    ready = next((c for c in seen.checkpoints if is_ready(c)), None)
+    resumption = run.status.resumption
+    past = [c for c in seen.checkpoints if not is_left(c, resumption)]
+    ready = next((c for c in past if is_ready(c)), None)
     found: dict[str, object] = {
         "roles": _roles(run, seen, is_running=is_running),
         "environments": _environments(run, seen),
@@ -33,6 +36,8 @@ def figures(run: RLRun, seen: Seen, now: Moment, *, is_running: bool) -> dict[st
             step=ready.saved.step,
             time=ready.status.verified_time or rfc3339(now.wall_s),
         )
+    elif resumption is not None and resumption.number:
+        found["last_checkpoint"] = None
     if seen.report.status is not None:
         found |= _reported(run, seen.report.status)
     return found

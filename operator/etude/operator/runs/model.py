@@ -48,6 +48,10 @@ def named(cluster: Cluster, namespace: str) -> frozenset[str]:
 
 
 def names_in(run: Manifest) -> list[str]:
-    """Checkpoints that one run starts from."""
-    found = (run["spec"].get("model", {}).get("checkpointRef") or {}).get("name")
-    return [] if found is None else [found]
+    """Checkpoints that one run starts from, or is to be put back to."""
+    spec = run["spec"]
+    refs = (
+        spec.get("model", {}).get("checkpointRef"),
+        spec.get("checkpointing", {}).get("resumeFrom"),
+    )
+    return [ref["name"] for ref in refs if ref and ref.get("name")]

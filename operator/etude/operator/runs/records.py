@@ -15,7 +15,16 @@ from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339
 from etude.operator.desired import runs as desired
 from etude.operator.desired.runs import Platform
-from etude.operator.runs import disruptions, holds, limits, model, undertakings, usage
+from etude.operator.reasons import Reason
+from etude.operator.runs import (
+    disruptions,
+    holds,
+    limits,
+    model,
+    resuming,
+    undertakings,
+    usage,
+)
 from etude.operator.runs.figures import figures
 from etude.operator.runs.seen import Seen
 from etude.operator.runs.undertakings import Undertaking
@@ -39,6 +48,7 @@ def accepted(run: RLRun, seen: Seen, platform: Platform, now: Moment) -> RLRunSt
     return status.model_copy(
         update={
             "resolved": _resolved(run, seen, platform),
+            "resumption": resuming.decided(run, seen.checkpoints),
             "start_time": status.start_time or rfc3339(now.wall_s),
             "roles": roles,
             "phase": status.phase or "Pending",
@@ -75,6 +85,8 @@ def undertaken(run: RLRun, seen: Seen, next_up: Undertaking, now: Moment) -> RLR
         }
     if intent is not None:
         changes["hold"] = holds.begun(intent) or run.status.hold
+    if intent is not None and (intent.type, intent.reason) == ("Suspend", Reason.BY_USER):
+        changes["resumption"] = resuming.forgotten(run.status.resumption)
     return run.status.model_copy(update=changes)
 
 

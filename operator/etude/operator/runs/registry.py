@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from etude.common.api.kinds import Checkpoint, RLRun
-from etude.common.api.meta import API_VERSION
+from etude.common.api.meta import API_VERSION, NameRef
 from etude.operator import names
 from etude.operator.actions import Action, Apply, DealtWith, Delete, Fulfil, Note
 from etude.operator.desired.runs import run_labels
@@ -45,7 +45,7 @@ def _registration(
     request = next((c for c in asked if c.metadata.uid == record.request), None)
     if record.request and request is not None:
         if not request.saved.uri:
-            yield _fulfilled(run, request, record)
+            yield _fulfilled(run, seen, request, record)
         return
     name = names.checkpoint(
         run.metadata.name, step=record.step, manifest_digest=record.manifest_digest
@@ -53,10 +53,16 @@ def _registration(
     if all(known.metadata.name != name for known in seen.checkpoints):
         was_let_go = may_be_old and _was_let_go(run, name, record)
         policy: DeletionPolicy = "Retain" if was_let_go else "Delete"
-        yield Apply(_manifest(run, name, record, policy), names.RUN_FIELD_MANAGER)
+        manifest = _manifest(run, name, record, policy)
+        parent = _parent(run, seen, record)
+        if parent is not None:
+            manifest["spec"]["parentRef"] = parent.to_json()
+        yield Apply(manifest, names.RUN_FIELD_MANAGER)
 
 
-def _fulfilled(run: RLRun, request: Checkpoint, record: run_pb2.CheckpointRecord) -> Fulfil:
+def _fulfilled(
+    run: RLRun, seen: Seen, request: Checkpoint, record: run_pb2.CheckpointRecord
+) -> Fulfil:
     """The checkpoint that somebody asked for is what the controller wrote for it."""
     held = {
         "uri": record.uri,
@@ -65,6 +71,8 @@ def _fulfilled(run: RLRun, request: Checkpoint, record: run_pb2.CheckpointRecord
         "policy_version": record.policy_version,
         "keyframe": record.keyframe if record.HasField("keyframe") else None,
         "size_bytes": record.size_bytes,
+        "branch": record.branch,
+        "parent_ref": _parent(run, seen, record),
         "metrics": dict(record.metrics),
         "storage": run.spec.storage,
     }
@@ -72,13 +80,25 @@ def _fulfilled(run: RLRun, request: Checkpoint, record: run_pb2.CheckpointRecord
     return Fulfil(key, request.metadata.uid, request.status.model_copy(update=held))
 
 
+def _parent(run: RLRun, seen: Seen, record: run_pb2.CheckpointRecord) -> NameRef | None:
+    """The Checkpoint of what the run went on from, under its own name if somebody gave it one."""
+    digest = record.parent_digest
+    if not digest:
+        return None
+    known = (c.metadata.name for c in seen.checkpoints if c.saved.manifest_digest == digest)
+    name = names.checkpoint(run.metadata.name, step=record.parent_step, manifest_digest=digest)
+    return NameRef(name=next(known, name))
+
+
 def _was_let_go(run: RLRun, name: str, record: run_pb2.CheckpointRecord) -> bool:
     """Whether it was an object before, and somebody took that away but not the data.
 
     A new controller tells of all that lies in the store. What is older than the newest one that
-    was ever verified has been told before.
+    was ever verified has been told before, and so has what the run left when it was put back.
     """
-    last = run.status.last_checkpoint
+    last, back = run.status.last_checkpoint, run.status.resumption
+    if back is not None and record.branch < back.number and record.step > (back.step or 0):
+        return True
     return last is not None and (record.step < last.step or name == last.name)
 
 
@@ -96,6 +116,7 @@ def _manifest(
         "step": record.step,
         "policyVersion": record.policy_version,
         "sizeBytes": record.size_bytes,
+        "branch": record.branch,
         "deletionPolicy": policy,
         "verify": run.spec.checkpointing.verify,
     }

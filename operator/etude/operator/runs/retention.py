@@ -22,7 +22,7 @@ def superseded(
     too few are verified.
 
     Args:
-        checkpoints: of the run, newest first.
+        checkpoints: of the run, newest first; what it left when it was put back comes last.
         checkpointing: how many to keep.
         named: those that runs start from, which stay.
     """
@@ -32,8 +32,10 @@ def superseded(
     if len(kept) < checkpointing.keep_last:
         return
     best = {c.metadata.name for c in best_of(verified, checkpointing.keep_best)}
-    for checkpoint in passing:
-        if checkpoint.saved.step < kept[-1].saved.step and checkpoint.metadata.name not in best:
+    last = kept[-1]
+    for checkpoint in passing[passing.index(last) + 1 :]:
+        is_same = checkpoint.saved.step == last.saved.step
+        if not is_same and checkpoint.metadata.name not in best:
             yield checkpoint
 
 

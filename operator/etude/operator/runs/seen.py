@@ -25,6 +25,7 @@ from etude.operator.manifests import (
 from etude.operator.reasons import Reason
 from etude.operator.reports.latest import ReportBook, RunReport
 from etude.operator.runs import model
+from etude.operator.runs.past import is_left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class Seen:
     pools: Mapping[str, EnvPool] = field(default_factory=dict)
     """The pools that exist, by the environment that they serve."""
     checkpoints: Sequence[Checkpoint] = ()
-    """Those of this run that are written, newest first."""
+    """Those of this run that are written, newest first; what it left comes last."""
     requests: Sequence[Checkpoint] = ()
     """Those that users asked for and that are not written yet, oldest first."""
     model: Checkpoint | None = None
@@ -187,7 +188,7 @@ def gather(cluster: Cluster, book: ReportBook, run: RLRun, problem: Fact | None)
         sandboxes=_sandboxes(book, run, pools.values()),
         checkpoints=sorted(
             (c for c in found if c.saved.uri),
-            key=lambda c: (c.saved.step, is_ready(c)),
+            key=lambda c: (not is_left(c, run.status.resumption), c.saved.step, is_ready(c)),
             reverse=True,
         ),
         requests=sorted(

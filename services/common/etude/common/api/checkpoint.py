@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from etude.common.api.checkpointing import Depth
-from etude.common.api.meta import Model, Name, Rule, Uri
+from etude.common.api.meta import Model, Name, NameRef, Rule, Uri
 from etude.common.api.run import Storage
 
 DIGEST = r"^[0-9a-f]{64}$"
@@ -64,17 +64,20 @@ class CheckpointSpec(Model):
         Rule(
             cel="self.reason != 'Manual' || (self.step == 0 && self.policyVersion == 0"
             " && self.sizeBytes == 0 && !has(self.keyframe)"
+            " && self.branch == 0 && !has(self.parentRef)"
             " && (!has(self.metrics) || size(self.metrics) == 0))",
             holds=lambda s: (
                 s.reason != "Manual"
                 or (
-                    not (s.step or s.policy_version or s.size_bytes or s.metrics)
+                    not (s.step or s.policy_version or s.size_bytes or s.metrics or s.branch)
                     and s.keyframe is None
+                    and s.parent_ref is None
                 )
             ),
             message="a checkpoint of reason Manual has no step, policyVersion, sizeBytes,"
-            " keyframe and metrics here: they stand in its status, once it is written",
-            fix="remove step, policyVersion, sizeBytes, keyframe and metrics",
+            " keyframe, branch, parentRef and metrics here: they stand in its status, once it is"
+            " written",
+            fix="remove step, policyVersion, sizeBytes, keyframe, branch, parentRef and metrics",
             field_path=".step",
         ),
     )
@@ -97,6 +100,11 @@ class CheckpointSpec(Model):
     chain of versions was broken when the checkpoint was registered."""
     size_bytes: Annotated[int, Field(ge=0)] = 0
     """Bytes of all its objects."""
+    branch: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    """Counts how often the run had been put back by checkpointing.resume before it was written."""
+    parent_ref: NameRef | None = None
+    """The Checkpoint that the run went on from before it wrote this one, which may be gone; absent
+    for the first, and never changes."""
     pinned: bool = False
     """Pinned checkpoints are never collected."""
     verify: Depth = "Checksums"

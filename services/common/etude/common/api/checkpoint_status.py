@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from etude.common.api.meta import NameRef
 from etude.common.api.run import Storage
 from etude.common.api.status import Conditions, Count, Status, Time
 
@@ -23,6 +24,10 @@ class Saved(Status):
     """Version stored whole at which engines begin on their way to policyVersion."""
     size_bytes: Count = 0
     """Bytes of all its objects."""
+    branch: Count = 0
+    """Counts how often the run had been put back before it was written."""
+    parent_ref: NameRef | None = None
+    """The Checkpoint that the run went on from before it wrote this one."""
     metrics: dict[str, Annotated[str, Field(max_length=64)]] = Field(
         default_factory=dict, max_length=32
     )

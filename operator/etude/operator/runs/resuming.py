@@ -1,0 +1,81 @@
+"""Where a run goes on when it gets pods again."""
+
+from collections.abc import Sequence
+
+from etude.common.api.kinds import Checkpoint, RLRun
+from etude.common.api.status import Resumption
+from etude.operator.runs import retention
+from etude.operator.runs.seen import is_ready
+
+AT = "spec.checkpointing.resumeFrom.name"
+
+
+def is_undecided(run: RLRun) -> bool:
+    """Whether it is to be decided once the run gets pods."""
+    before = run.status.resumption or Resumption(mode="Latest")
+    return (before.mode, before.asked) != _asked(run)
+
+
+def decided(run: RLRun, checkpoints: Sequence[Checkpoint]) -> Resumption | None:
+    """What should stand in the status of a run that is about to get pods.
+
+    Args:
+        run: about which complaint() has no words.
+        checkpoints: of the run, newest first.
+    """
+    before = run.status.resumption
+    if not is_undecided(run):
+        return before
+    mode, asked = _asked(run)
+    said = {"mode": mode, "asked": asked}
+    base = before or Resumption()
+    target: Checkpoint | None = None
+    match run.spec.checkpointing.resume:
+        case "Latest":
+            return base.model_copy(update=said) if before is not None else None
+        case "None":
+            pass
+        case "Best":
+            verified = [c for c in checkpoints if is_ready(c)]
+            best = retention.best_of(verified, run.spec.checkpointing.keep_best)
+            if not best:
+                return base.model_copy(update=said)
+            target = best[0]
+        case "Named":
+            target = next(c for c in checkpoints if c.metadata.name == asked)
+    if run.status.start_time is None:
+        return base.model_copy(update=said)  # it is at its start
+    return Resumption(
+        number=base.number + 1,
+        mode=mode,
+        asked=asked,
+        name="" if target is None else target.metadata.name,
+        step=None if target is None else target.saved.step,
+        branch=0 if target is None else target.saved.branch,
+    )
+
+
+def forgotten(resumption: Resumption | None) -> Resumption | None:
+    """The decision of a run that its user suspends: the next one is made when it gets pods."""
+    return None if resumption is None else resumption.model_copy(update={"mode": "", "asked": ""})
+
+
+def complaint(run: RLRun, checkpoints: Sequence[Checkpoint]) -> str:
+    """Why a run cannot go on from what it names, in words; empty where it can, or does already."""
+    named = run.spec.checkpointing.resume_from
+    if named is None or run.status.active.since is not None or not is_undecided(run):
+        return ""
+    found = next((c for c in checkpoints if c.metadata.name == named.name), None)
+    if found is None:
+        return (
+            f"{AT}: the run has written no Checkpoint {named.name}; of another run only the model"
+            " can be had: model.checkpointRef"
+        )
+    if not is_ready(found):
+        return f"{AT}: {named.name} is {found.status.phase or 'not looked at yet'}, not Ready"
+    return ""
+
+
+def _asked(run: RLRun) -> tuple[str, str]:
+    given = run.spec.checkpointing
+    return given.resume, given.resume_from.name if given.resume_from is not None else ""

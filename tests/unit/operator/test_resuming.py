@@ -1,0 +1,196 @@
+"""Where a run goes on after it was suspended: as its spec says, and once."""
+
+import json
+from typing import Any
+
+import pytest
+
+from etude.operator.manifests import Ref
+from etude.v1 import run_pb2
+
+MAP = Ref("ConfigMap", "lab", "demo-run")
+
+
+def record(step: int, reward: str, *, branch: int = 0, parent: int = 0) -> Any:
+    return run_pb2.CheckpointRecord(
+        step=step,
+        reason="Scheduled",
+        uri=f"s3://runs/demo/checkpoints/{step:012d}-{branch}",
+        manifest_digest=digest(step, branch),
+        size_bytes=10,
+        metrics={"reward": reward},
+        branch=branch,
+        parent_digest=digest(parent, branch) if parent else "",
+        parent_step=parent,
+    )
+
+
+def digest(step: int, branch: int = 0) -> str:
+    return f"{step * 16 + branch:06x}".ljust(64, "0")
+
+
+def name(step: int, branch: int = 0) -> str:
+    return f"demo-s{step:08d}-{digest(step, branch)[:6]}"
+
+
+async def with_history(lab: Any, body: dict[str, Any]) -> None:
+    """A run whose best checkpoint is not its newest, suspended by its user."""
+    lab.cluster.put(body)
+    await lab.settle()
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
+    parent = 0
+    for step, reward in ((10, "0.2"), (20, "0.9"), (30, "0.4")):
+        await lab.tell(record(step, reward, parent=parent))
+        await lab.finish_jobs()
+        parent = step
+    await suspend(lab)
+
+
+async def suspend(lab: Any) -> None:
+    lab.cluster.put(changed(lab, suspend=True))
+    await lab.settle()
+    await lab.say(state=run_pb2.RUN_STATE_SUSPENDED, step=30)
+    await lab.advance(60)
+    assert lab.condition("Suspended") == ("True", "ByUser")
+    lab.new_controller()
+
+
+def changed(lab: Any, **spec: Any) -> dict[str, Any]:
+    live = lab.cluster.objects()[Ref("RLRun", "lab", "demo")]
+    metadata = {**live["metadata"], "generation": live["metadata"]["generation"] + 1}
+    body: dict[str, Any] = {**live, "metadata": metadata, "spec": {**live["spec"], **spec}}
+    return body
+
+
+async def resume(lab: Any, **checkpointing: Any) -> None:
+    lab.cluster.put(changed(lab, suspend=False, checkpointing=checkpointing))
+    await lab.settle()
+
+
+def told(lab: Any) -> dict[str, Any] | None:
+    """Where the trainer is put back to."""
+    found: dict[str, Any] | None = json.loads(lab.cluster.objects()[MAP]["data"]["run.json"]).get(
+        "resume"
+    )
+    return found
+
+
+BEST = {"keepBest": {"metric": "Reward"}, "resume": "Best"}
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "step"),
+    [
+        (BEST, 20),
+        ({"resume": "Named", "resumeFrom": {"name": name(10)}}, 10),
+        ({"resume": "None"}, None),
+    ],
+)
+async def test_a_resumed_run_is_put_back_to_what_its_spec_says(
+    lab: Any, run_body: Any, checkpointing: dict[str, Any], step: int | None
+) -> None:
+    await with_history(lab, run_body())
+    assert told(lab) is None
+    await resume(lab, **checkpointing)
+    expected = {"number": 1, "branch": 0} | ({} if step is None else {"step": step})
+    assert told(lab) == expected
+    assert lab.pods("trainer")
+    summary = lab.run().status.last_checkpoint
+    assert (None if summary is None else summary.step) == step
+
+
+async def test_the_newest_is_gone_on_from_unless_the_spec_says_otherwise(
+    lab: Any, run_body: Any
+) -> None:
+    await with_history(lab, run_body())
+    await resume(lab)
+    assert told(lab) is None
+    assert lab.run().status.resumption is None
+    assert lab.run().status.last_checkpoint.step == 30
+
+
+async def test_a_restart_of_the_trainer_puts_nothing_back_and_its_users_next_resume_does(
+    lab: Any, run_body: Any
+) -> None:
+    await with_history(lab, run_body())
+    await resume(lab, **BEST)
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=21)
+    before = told(lab)
+    lab.end("demo-trainer-0", exit_code=1)
+    await lab.settle()
+    await lab.kill()
+    await lab.settle()
+    assert told(lab) == before
+    await suspend(lab)
+    await resume(lab, **BEST)
+    assert told(lab) == {"number": 2, "step": 20, "branch": 0}
+
+
+async def test_what_a_run_left_is_no_place_to_resume_and_yields_to_what_is_newer(
+    lab: Any, run_body: Any
+) -> None:
+    await with_history(lab, run_body())
+    await resume(lab, resume="Named", resumeFrom={"name": name(10)}, keepLast=1)
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=11)
+    assert lab.run().status.last_checkpoint.step == 10
+    await lab.tell(record(12, "0.3", branch=1, parent=0))
+    await lab.finish_jobs()
+    await lab.finish_jobs()
+    assert lab.run().status.last_checkpoint.step == 12
+    kept = {name(10), name(12, 1)}
+    assert set(lab.names("Checkpoint")) == kept
+
+
+async def test_a_checkpoint_that_is_not_ready_is_waited_for(lab: Any, run_body: Any) -> None:
+    await with_history(lab, run_body())
+    await resume(lab, resume="Named", resumeFrom={"name": "demo-s00000099-000000"})
+    found = next(c for c in lab.run().status.conditions if c.type == "Accepted")
+    assert (found.status, found.reason) == ("False", "CheckpointNotReady")
+    assert "spec.checkpointing.resumeFrom.name" in found.message
+    assert not lab.pods("trainer")
+    await resume(lab, resume="Named", resumeFrom={"name": name(20)})
+    assert lab.condition("Accepted")[0] == "True"
+    assert told(lab) == {"number": 1, "step": 20, "branch": 0}
+
+
+async def test_best_is_the_newest_while_nothing_has_its_figure(lab: Any, run_body: Any) -> None:
+    await with_history(lab, run_body())
+    evaluation = {"metric": "EvalSuccess"}
+    held_out = {"name": "held-out", "uri": "s3://b/h", "environment": "repos"}
+    body = changed(lab, evaluation=[{"name": "held-out", "phase": "rl", "tasks": held_out}])
+    lab.cluster.put(body)
+    await resume(lab, resume="Best", keepBest=evaluation)
+    assert told(lab) is None
+    assert lab.pods("trainer")
+
+
+async def test_a_checkpoint_names_the_one_that_it_goes_back_to(lab: Any, run_body: Any) -> None:
+    await with_history(lab, run_body())
+    objects = lab.cluster.objects()
+    parents = [
+        objects[Ref("Checkpoint", "lab", name(step))]["spec"].get("parentRef")
+        for step in (10, 20, 30)
+    ]
+    assert parents == [None, {"name": name(10)}, {"name": name(20)}]
+
+
+async def test_the_parent_of_a_checkpoint_may_be_one_that_somebody_asked_for(
+    lab: Any, run_body: Any
+) -> None:
+    lab.cluster.put(run_body())
+    await lab.settle()
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
+    asked = {
+        "apiVersion": "etude.dev/v1alpha1",
+        "kind": "Checkpoint",
+        "metadata": {"name": "mine", "namespace": "lab", "uid": "uid-mine"},
+        "spec": {"runRef": {"name": "demo"}, "reason": "Manual"},
+    }
+    lab.cluster.put(asked)
+    await lab.settle()
+    first = record(10, "0.2")
+    first.request = "uid-mine"
+    await lab.tell(first)
+    await lab.tell(record(20, "0.2", parent=10))
+    spec = lab.cluster.objects()[Ref("Checkpoint", "lab", name(20))]["spec"]
+    assert spec["parentRef"] == {"name": "mine"}
