@@ -1,6 +1,6 @@
 """What to do about one checkpoint: verify its data once, delete its data before it goes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -20,7 +20,14 @@ from etude.operator.cluster.controllers import JOB_COMPLETE, JOB_FAILED
 from etude.operator.conditions import Fact, no, yes
 from etude.operator.desired import reach
 from etude.operator.desired.runs import Platform
-from etude.operator.failures import PodFailure, failures
+from etude.operator.failures import (
+    CRASHES,
+    PULL_FAILURES,
+    PodFailure,
+    failures,
+    trouble,
+    unschedulable,
+)
 from etude.operator.manifests import (
     Manifest,
     Ref,
@@ -53,6 +60,8 @@ class SeenCheckpoint:
     """Its Jobs by what they do."""
     endings: dict[str, PodFailure] = field(default_factory=dict)
     """How the last failed pod of each Job ended."""
+    troubles: dict[str, str] = field(default_factory=dict)
+    """Why the pod of each Job does not start, where it does not."""
     is_namespace_closing: bool = False
     """Whether the namespace refused a Job because it is going away."""
     run: RLRun | None = None
@@ -72,17 +81,21 @@ def gather(cluster: Cluster, checkpoint: Checkpoint, problem: Fact | None) -> Se
     namespace, name = checkpoint.metadata.namespace, checkpoint.metadata.name
     made: dict[str, Manifest] = {}
     endings: dict[str, PodFailure] = {}
+    troubles: dict[str, str] = {}
     for what in (VERIFY, DELETE):
         job = cluster.get(Ref("Job", namespace, jobs.name(checkpoint, what)))
         if job is not None:
             made[what] = job
-            ended = failures(names.JANITOR, cluster.owned(uid(job)))
+            pods = cluster.owned(uid(job))
+            ended = failures(names.JANITOR, pods)
             if ended:
                 endings[what] = ended[-1]
+            troubles[what] = _trouble(pods)
     return SeenCheckpoint(
         manifest=cluster.get(Ref("Checkpoint", namespace, name)) or {},
         jobs=made,
         endings=endings,
+        troubles=troubles,
         run=_run(cluster, checkpoint),
         policies=frozenset(
             ref(job).name
@@ -126,8 +139,15 @@ def _num_at_work(cluster: Cluster, namespace: str) -> int:
         and ref(job).namespace == namespace
         and not is_true(job, JOB_COMPLETE)
         and not is_true(job, JOB_FAILED)
+        # What waits for a Secret that nobody makes must not keep all others waiting.
+        and not _trouble(cluster.owned(uid(job)))
         for job in cluster.every("Job")
     )
+
+
+def _trouble(pods: Sequence[Manifest]) -> str:
+    """Why the pod of a Job does not start; empty where it may."""
+    return trouble(pods, PULL_FAILURES | CRASHES) or unschedulable(pods)
 
 
 def decide(
@@ -160,7 +180,8 @@ def _verification(
     job = seen.jobs.get(VERIFY)
     known = ready_fact(checkpoint)
     if known is None or known.reason != Reason.STORAGE_UNAVAILABLE:  # which holds until it is read
-        known = no("Ready", Reason.VERIFYING, "its objects are read back")
+        words = seen.troubles.get(VERIFY) or "its objects are read back"
+        known = no("Ready", Reason.VERIFYING, words)
     verifying = status_of(checkpoint, known, now)
     if job is None and seen.num_at_work >= MAX_JOBS:
         return Decision(status=verifying, requeue_after_s=TURN_S)
@@ -225,7 +246,9 @@ def _deletion_by_job(
         fact = no("Ready", Reason.DELETION_FAILED, ending.message if ending else "")
         return _again(status_of(checkpoint, fact, now), seen, DELETE, now)
     ways_out = tuple(_ways_out(checkpoint, seen, job, platform))
-    return Decision(status=checkpoint.status, actions=ways_out)
+    words = seen.troubles.get(DELETE) or "its objects are being deleted"
+    fact = no("Ready", Reason.DELETING, words)
+    return Decision(status=status_of(checkpoint, fact, now), actions=ways_out)
 
 
 def _ways_out(
