@@ -50,6 +50,20 @@ async def test_the_same_failure_is_counted_once(running: Any) -> None:
     assert running.run().status.restarts.total == 1
 
 
+async def test_a_pod_that_is_made_once_more_as_it_was_is_replaced_and_never_judged(
+    running: Any,
+) -> None:
+    await fail_trainer(running)
+    (pod,) = running.pods("trainer")
+    old = {"etude.dev/attempt": "0"}
+    pod = {**pod, "metadata": {**pod["metadata"], "labels": {**labels(pod), **old}}}
+    running.cluster.put(pod)  # by a controller that had not seen the new template yet
+    running.end("demo-trainer-0", exit_code=1)
+    await running.settle()
+    assert [labels(pod)["etude.dev/attempt"] for pod in running.pods("trainer")] == ["1"]
+    assert running.run().status.restarts.total == 1
+
+
 async def test_an_engine_is_restarted_in_place_until_that_was_tried_too_often(running: Any) -> None:
     running.end("demo-inference-0", exit_code=1, restarts=4)
     await running.settle()

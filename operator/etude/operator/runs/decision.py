@@ -20,7 +20,6 @@ from etude.operator.manifests import (
     ref,
     uid,
 )
-from etude.operator.reasons import Reason
 from etude.operator.runs import (
     blind,
     cleanup,
@@ -39,18 +38,15 @@ from etude.operator.runs import (
 )
 from etude.operator.runs import status as run_status
 from etude.operator.runs.quota import Quota
+from etude.operator.runs.replacements import replacements
 from etude.operator.runs.seen import Seen
 from etude.operator.runs.view import View
-from etude.v1 import run_pb2
 
 WATCHFUL_S = 5.0
 """How often a run is looked at while something is awaited that no event announces."""
 
 INSTALL_S = 30.0
 """What others are to install or to free is looked for this often on behalf of a run."""
-
-STUCK_GRACE_S = 30
-"""A trainer that finished nothing for so long will not save a checkpoint on its way out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +211,7 @@ def _actions(course: Course) -> Iterator[Action]:
     if course.problem is None or not course.is_running:
         yield from _children(course)
     yield from queueing.told(course.run, course.seen, course.now, None)
-    yield from _replacements(course)
+    yield from replacements(course.run, course.seen)
     yield from disruptions.hurried(course.seen.pods)
     yield from commands.orders(course.run, course.seen)
     yield from registry.retirements(course.run, course.seen)
@@ -257,24 +253,6 @@ def _prunings(course: Course, wanted: set[Ref]) -> Iterator[Delete]:
     for key, live in course.seen.children.items():
         if key not in wanted and ours <= labels(live).items() and not is_deleting(live):
             yield Delete(key, uid(live))
-
-
-def _replacements(course: Course) -> Iterator[Action]:
-    """Send the pods of earlier attempts away; their StatefulSet makes the new ones."""
-    intent = course.run.status.intent
-    if intent is None or intent.type != "Restart":
-        return
-    old = [
-        pod
-        for pod in intents.restarting(intent, course.seen)
-        if labels(pod).get(names.ATTEMPT) != str(intent.attempt) and not is_deleting(pod)
-    ]
-    is_stuck = intent.reason == Reason.NO_PROGRESS
-    if old and is_stuck:
-        order = run_pb2.CommandRequest(dump_stacks=run_pb2.DumpStacks())
-        yield commands.order(course.run, order, "dump", intent.attempt)
-    grace_s = STUCK_GRACE_S if is_stuck else None
-    yield from (Delete(ref(pod), uid(pod), grace_s) for pod in old)
 
 
 def _look_again_s(course: Course) -> float | None:
