@@ -11,6 +11,7 @@ from tests.support.api_servers import LIMIT_S, PODS, ApiServer, serving
 
 from etude.operator.cluster import discovery
 from etude.operator.cluster import rest as requests
+from etude.operator.cluster import watches as watching
 from etude.operator.cluster.api import (
     ClusterError,
     ConflictError,
@@ -278,8 +279,25 @@ async def test_a_delete_that_meets_a_conflict_is_done_only_if_the_object_is_anot
         server.answers[f"GET {POD}"] = [(200, pod(5)), (200, pod(6, uid="u2")), (404, {})]
         with pytest.raises(ConflictError):
             await cluster.delete(KEY, uid="u1")
-        await cluster.delete(KEY, uid="u1")
-        await cluster.delete(KEY, uid="u1")
+        for _ in range(2):
+            cluster.cache.see(pod(5))
+            await cluster.delete(KEY, uid="u1")
+            assert cluster.get(KEY) is None
+
+
+async def test_one_round_of_checks_finds_what_watches_missed_in_every_namespace(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "CHECK_GRACE_S", 0.0)
+    async with serve() as (server, cluster):
+        watches = Watches(cluster.rest, cluster.cache, ("away", "lab", "other"), ("Pod",))
+        for namespace in ("lab", "other"):
+            missed = pod(5, uid=namespace)
+            missed["metadata"]["namespace"] = namespace
+            server.answers[f"GET {path_of('Pod', namespace)}"] = [listing(6, missed)]
+        server.answers[f"GET {path_of('Pod', 'away')}"] = [(500, {})]
+        await watches._check()
+        assert [m["metadata"]["namespace"] for m in cluster.every("Pod")] == ["lab", "other"]
 
 
 async def test_a_status_is_written_as_a_patch_of_what_was_seen(serve: Serve) -> None:

@@ -82,6 +82,7 @@ class KubernetesCluster(Cluster):
             body["gracePeriodSeconds"] = grace_s
         reply = await self._send("DELETE", object_path(ref), body)
         if reply.status == 404 or (reply.status == 409 and await self._is_another(ref, uid)):
+            self.cache.lose(ref, uid)
             return
         accepted(reply, f"delete {ref.kind} {ref.name}")
         self.cache.amend(ref, deletionTimestamp=rfc3339(time.time()))

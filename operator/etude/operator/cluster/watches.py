@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
+from typing import NamedTuple
 
 from etude.operator import metrics, names
 from etude.operator.cluster.api import ClusterError
@@ -42,6 +43,15 @@ CHECK_GRACE_S = 5.0
 """What a watch has not brought by then, it has missed."""
 PAGE = 500
 """Objects of one answer to a list: all pods of a large cluster at once would not fit in memory."""
+
+
+class Listed(NamedTuple):
+    """What the API server had of a kind."""
+
+    versions: Mapping[str, int]
+    """By uid."""
+    at: int
+    """Version of the list."""
 
 
 @dataclass(slots=True)
@@ -191,39 +201,47 @@ class Watches:
     async def _keep_checking(self) -> None:
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
-            for kind in (*KINDS, *self.children, *self._extra):
-                for scope in self._scopes(kind):
-                    try:
-                        await self._check(kind, scope)
-                    except ClusterError as error:
-                        log.warning("check of %s: %s", kind, error)
+            await self._check()
 
-    async def _check(self, kind: str, namespace: str) -> None:
-        """Compare versions with the API server's, and list again where the watch missed one."""
+    async def _check(self) -> None:
+        """Compare versions with the API server's, and list again where a watch missed one.
+
+        All are asked for before the pause: many namespaces must not make a round longer.
+        """
+        found: dict[tuple[str, str], Listed] = {}
+        for kind in (*KINDS, *self.children, *self._extra):
+            for scope in self._scopes(kind):
+                try:
+                    found[kind, scope] = await self._versions(kind, scope)
+                except ClusterError as error:
+                    log.warning("check of %s: %s", kind, error)
+        await asyncio.sleep(CHECK_GRACE_S)
+        for (kind, scope), listed in found.items():
+            missed = sum(1 for _ in self._missed(kind, scope, listed))
+            if missed:
+                log.warning("the watch of %s missed %d changes", kind, missed)
+                metrics.WATCH_GAPS.labels(kind).inc(missed)
+                try:
+                    await self._list(kind, scope)
+                except ClusterError as error:
+                    log.warning("%s; again with the next check", error)
+
+    async def _versions(self, kind: str, namespace: str) -> Listed:
         accept = {"Accept": METADATA_ONLY}
         items, at = await self._all(kind, namespace, unmanaged, accept)
-        listed = {uid(item): resource_version(item) for item in items}
-        version = int(at)
-        await asyncio.sleep(CHECK_GRACE_S)
-        missed = sum(1 for _ in self._missed(kind, namespace, listed, version))
-        if missed:
-            log.warning("the watch of %s missed %d changes", kind, missed)
-            metrics.WATCH_GAPS.labels(kind).inc(missed)
-            await self._list(kind, namespace)
+        return Listed({uid(item): resource_version(item) for item in items}, int(at))
 
-    def _missed(
-        self, kind: str, namespace: str, listed: Mapping[str, int], version: int
-    ) -> Iterator[str]:
+    def _missed(self, kind: str, namespace: str, listed: Listed) -> Iterator[str]:
         known = {
             uid(m): resource_version(m)
             for m in self.cache.every(kind)
             if not namespace or ref(m).namespace == namespace
         }
-        for item, item_version in listed.items():
+        for item, item_version in listed.versions.items():
             if known.get(item, -1) < item_version and not self.cache.is_gone(item):
                 yield item
         for item, known_version in known.items():
-            if item not in listed and known_version <= version:
+            if item not in listed.versions and known_version <= listed.at:
                 yield item
 
     def _scopes(self, kind: str) -> tuple[str, ...]:
