@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from etude.common.api.kinds import RLRun
+from etude.operator.actions import Moment
 from etude.operator.manifests import Ref
+from etude.operator.runs import usage
 from etude.v1 import environments_pb2, run_pb2
 
 Build = Callable[..., dict[str, Any]]
@@ -38,6 +40,22 @@ async def test_gpus_are_accounted_for_as_long_as_pods_hold_them(lab: Any, run_bo
     usage = lab.run().status.usage
     assert usage.gpus == 2
     assert usage.gpu_seconds == pytest.approx(2000, abs=250)
+
+
+@pytest.mark.parametrize(
+    ("pod", "held"),
+    [
+        ({"spec": {"nodeName": "n"}, "metadata": {}}, 1),
+        ({"spec": {"nodeName": "n"}, "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, 1),
+        ({"spec": {}, "metadata": {}}, 0),
+        ({"spec": {"nodeName": "n"}, "metadata": {}, "status": {"phase": "Failed"}}, 0),
+    ],
+    ids=["on a node", "on its way out", "without a node", "over"],
+)
+def test_a_gpu_counts_while_nobody_else_can_have_it(
+    run: RLRun, pod: dict[str, Any], held: int
+) -> None:
+    assert usage.accounted(run, {"inference": [pod]}, 0, Moment(0.0, 0.0)).gpus == held
 
 
 async def test_an_operator_that_dies_loses_nothing_of_the_account(

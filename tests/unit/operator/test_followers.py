@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from typing_extensions import override
@@ -89,3 +90,47 @@ async def test_a_controller_that_tells_without_end_is_heard_as_fast_as_it_is_dea
                 book.dealt_with("uid", waiting[-1].position)
         followers.leave_all()
     assert told == list(range(1, 11))
+
+
+@pytest.fixture
+async def stalling(lab: Any, run_body: Any) -> Any:
+    lab.cluster.put(run_body(deadlines={"stepProgressSeconds": 60}))
+    await lab.settle()
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=5)
+    return lab
+
+
+async def break_off(lab: Any, seconds: float) -> None:
+    """The stream of reports breaks, and is opened anew a while later."""
+    lab.book.disconnected(lab.run().metadata.uid)
+    await lab.advance(seconds)
+
+
+async def test_a_stream_that_breaks_and_comes_back_is_no_progress(stalling: Any) -> None:
+    for _ in range(2):
+        await break_off(stalling, 25)
+        await stalling.say(state=run_pb2.RUN_STATE_RUNNING, step=5)
+    assert stalling.run().status.attempt == 0
+    await break_off(stalling, 25)
+    await stalling.say(state=run_pb2.RUN_STATE_RUNNING, step=5)
+    assert stalling.run().status.attempt == 1
+    assert stalling.run().status.last_failure is None, "nothing ended by itself"
+
+
+async def test_what_was_done_while_nobody_could_hear_it_is_progress(stalling: Any) -> None:
+    await break_off(stalling, 100)
+    await stalling.tell_event("Evaluated")  # told before the figures
+    assert stalling.run().status.attempt == 0
+    await stalling.say(state=run_pb2.RUN_STATE_RUNNING, step=6)
+    await stalling.advance(50)
+    assert stalling.run().status.attempt == 0
+
+
+async def test_another_controller_has_all_the_time_again(stalling: Any) -> None:
+    await stalling.advance(50)
+    stalling.new_controller()
+    stalling.cluster.remove(Ref("Pod", "lab", "demo-trainer-0"))
+    await stalling.settle()
+    await stalling.say(state=run_pb2.RUN_STATE_RUNNING, step=5)
+    await stalling.advance(50)
+    assert stalling.run().status.attempt == 0

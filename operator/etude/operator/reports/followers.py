@@ -59,6 +59,8 @@ class Followers:
             listening = self._follow(key, peer, target)
             task = self.tasks.create_task(listening, name=f"follow-{key.name}")
             self._following[peer] = Following(pod_uid, task)
+            if key.kind == "RLRun":
+                self.book.began(peer.uid)
 
     def leave(self, peer: Peer) -> None:
         """Stop listening: the peer's pod is not there."""

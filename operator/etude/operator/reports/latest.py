@@ -46,6 +46,8 @@ class RunReport:
     """Epoch of the controller that said last that it resumed."""
     progressed_s: float = 0.0
     """Monotonic time at which it last said something new."""
+    silent_work_s: float | None = None
+    """The same before its stream broke, until its words tell whether it worked meanwhile."""
     happenings: list[Happening] = field(default_factory=list)
     """Not dealt with yet, oldest first."""
     done: Position = field(default_factory=Position)
@@ -124,11 +126,16 @@ class ReportBook:
         return True
 
     def connected(self, uid: str) -> None:
-        """The stream is open."""
+        """The stream is open; what was done while it was not is heard next."""
         report = self.run(uid)
         report.is_connected = True
         report.silent_since_s = None
+        report.silent_work_s = report.progressed_s
         report.progressed_s = self.clock.monotonic_s()
+
+    def began(self, uid: str) -> None:
+        """Another controller is up: what was done last was another's doing."""
+        self.run(uid).progressed_s = self.clock.monotonic_s()
 
     def disconnected(self, uid: str) -> None:
         """The stream broke or could not be opened."""
@@ -156,13 +163,15 @@ class ReportBook:
         self.pools.pop(uid, None)
 
     def _take_status(self, report: RunReport, status: run_pb2.RunStatus) -> bool:
-        before = report.status
-        report.status = status
+        before, report.status = report.status, status
+        silent_work_s, report.silent_work_s = report.silent_work_s, None
         if before is None or _stage(before) != _stage(status):
             report.progressed_s = self.clock.monotonic_s()
             return True
         if _work(before) != _work(status):
             report.progressed_s = self.clock.monotonic_s()
+        elif silent_work_s is not None:
+            report.progressed_s = silent_work_s
         return False
 
 
