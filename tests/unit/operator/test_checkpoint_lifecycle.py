@@ -6,6 +6,9 @@ import pytest
 
 from etude.common.api.kinds import Checkpoint
 from etude.operator.checkpoints import decision as checkpoints
+from etude.operator.cluster.api import RefusedError
+from etude.operator.cluster.memory import MemoryCluster
+from etude.operator.loop.reconcile import PROBLEM_RETRY_S
 from etude.operator.manifests import Ref
 from etude.operator.reports.latest import Position
 from etude.operator.reports.peers import MemoryPeers
@@ -288,3 +291,26 @@ async def test_a_store_that_stays_away_makes_checkpoints_unhealthy(running: Any)
         await running.finish_jobs(exit_code=75, message="connection refused")
     await running.advance(5)
     assert running.condition("CheckpointHealthy") == ("False", "StorageUnavailable")
+
+
+async def test_a_run_is_not_complete_before_its_last_checkpoint_is_an_object(
+    running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply = running.cluster.apply
+
+    async def full(self: Any, manifest: Any, *, manager: str) -> Any:
+        if manifest["kind"] == "Checkpoint":
+            raise RefusedError(f"{manifest['metadata']['name']}: exceeded quota")
+        return await apply(manifest, manager=manager)
+
+    await running.tell_checkpoint(10)
+    await running.finish_jobs()
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryCluster, "apply", full)
+        await running.tell_checkpoint(40)
+        await running.say(state=run_pb2.RUN_STATE_DONE, step=40)
+        assert running.condition("Complete")[0] == "False"
+    await running.advance(PROBLEM_RETRY_S)
+    await running.finish_jobs()
+    assert running.condition("Complete")[0] == "True"
+    assert running.run().status.last_checkpoint.step == 40
