@@ -60,6 +60,10 @@ POOL = {
     "warm.maxShellsPerReplica": f"{NODE}.ahead",
     "isolation.minimum": f"{NODE}.admission",
     "isolation.driver": "etude.envserver.drivers.selection isolation",
+    **{
+        f"health.{name}": f"{OPERATOR}.pools.health health"
+        for name in ("readinessGraceSeconds", "unschedulableRecheckSeconds", "quarantine")
+    },
     "health.crashLoopThreshold": "etude.envserver.drivers.selection health",
     "slot.cpu": f"{OPERATOR}.desired.pools",
     "slot.memoryMib": "etude.envserver.drivers.selection slot",

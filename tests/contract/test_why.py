@@ -83,6 +83,7 @@ TROUBLE = {
         reason: of_pool("Available", "False", reason)
         for reason in (Reason.SCALED_TO_ZERO, Reason.BROKER_NOT_READY)
     },
+    Reason.NODES_QUARANTINED: of_pool("Degraded", "True", Reason.NODES_QUARANTINED),
     Reason.DRIVER_UNAVAILABLE: of_pool("Degraded", "True", Reason.DRIVER_UNAVAILABLE),
     **{
         reason: of_run("Progressing", "False", reason)

@@ -142,6 +142,8 @@ class Reason(StrEnum):
     """There are more nodes than demand of late explains: none is created, and idle ones go."""
     BROKER_NOT_READY = "BrokerNotReady"
     """The broker does not answer."""
+    NODES_QUARANTINED = "NodesQuarantined"
+    """Nodes are not well, and others were made in their place; they are kept to be looked at."""
     DRIVER_UNAVAILABLE = "DriverUnavailable"
     """Nodes end at start; their last words are in the message."""
 

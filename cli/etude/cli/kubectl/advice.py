@@ -162,6 +162,12 @@ ENVIRONMENTS = {
         "kubectl etude logs {run} --role broker shows what it says",
         ENVIRONMENTS_WAIT,
     ),
+    "NodesQuarantined": Advice(
+        "nodes of a pool are not well; others were made in their place",
+        "look at one while it is kept: kubectl logs and kubectl describe pod; delete it when you"
+        " have seen enough, or set health.quarantine to Never",
+        ENVIRONMENTS_WAIT,
+    ),
     "DriverUnavailable": Advice(
         "environment nodes end at start: their driver cannot work there",
         "choose another isolation.driver, or nodes that have what the message names (/dev/kvm)",

@@ -46,14 +46,16 @@ def decide(
     return Decision(
         status=status(pool, seen, now, problem or seen.problem),
         actions=actions,
-        requeue_after_s=_look_again_s(problem, is_moving=is_moving),
+        requeue_after_s=_look_again_s(problem, seen.size, is_moving=is_moving),
     )
 
 
-def _look_again_s(problem: Fact | None, *, is_moving: bool) -> float | None:
+def _look_again_s(problem: Fact | None, size: Size | None, *, is_moving: bool) -> float | None:
     if sandboxes.is_awaited(problem):
         return sandboxes.LOOK_AGAIN_S
-    return TICK_S if is_moving else None
+    if is_moving:
+        return TICK_S
+    return None if size is None else size.findings.look_again_s
 
 
 def ordinals(nodes: Sequence[Manifest], limit: int) -> tuple[int, ...]:
@@ -99,7 +101,7 @@ def _departures(pool: EnvPool, seen: SeenPool, size: Size) -> Iterator[Action]:
     retiring = {}
     for node in staying(seen.nodes):
         is_over = node.get("status", {}).get("phase") in _OVER
-        if is_over or pool.spec.is_released:
+        if is_over or pool.spec.is_released or name_of(node) in size.findings.given_up:
             yield Delete(ref(node), uid(node))
         elif name_of(node) in size.retiring:
             retiring[ref(node)] = uid(node)

@@ -11,6 +11,7 @@ from etude.common.api.meta import number
 from etude.operator.actions import Moment
 from etude.operator.manifests import Manifest, is_true
 from etude.operator.names import ordinal
+from etude.operator.pools.health import Findings, Ward
 from etude.operator.pools.observed import Member, members, metrics, name_of, plans, staying
 from etude.operator.pools.provisions import Provisions
 from etude.operator.pools.settings import planning_config, pool_config
@@ -46,6 +47,8 @@ class Size:
     provision: Provision = PRIOR
     samples: int = 0
     """Nodes that provision was learnt from."""
+    findings: Findings = field(default_factory=Findings)
+    """What is to be done about nodes that are not well."""
 
 
 class Told(NamedTuple):
@@ -60,6 +63,7 @@ class Sizer:
     """Decides for one pool, and remembers what the next decision needs."""
 
     provisions: Provisions
+    ward: Ward = field(default_factory=Ward)
     _state: PoolState | None = None
     _size: Size | None = None
     _decided_s: float = 0.0
@@ -82,6 +86,23 @@ class Sizer:
             now: this moment.
         """
         self.provisions.see(nodes, now_s=now.monotonic_s)
+        findings = self.ward.see(nodes, pool.spec.health, now_s=now.monotonic_s)
+        ill = {*findings.quarantined, *findings.given_up}
+        made = self._of_the_well(
+            pool, [node for node in nodes if name_of(node) not in ill], report, asking, now
+        )
+        took = self.provisions
+        made = replace(made, provision=took.found, samples=len(took.took_s))
+        return tended(made, findings, pool, present=len(staying(nodes)))
+
+    def _of_the_well(
+        self,
+        pool: EnvPool,
+        nodes: Sequence[Manifest],
+        report: PoolReport,
+        asking: Mapping[str, int | None],
+        now: Moment,
+    ) -> Size:
         if not pool.spec.is_sized_for_demand:
             self._state = self._size = None
             made = asked_for(pool, nodes, report)
@@ -89,8 +110,7 @@ class Sizer:
                 made = replace(made, **self._told(pool, nodes, report, asking, now)._asdict())
         else:
             made = self._decided(pool, nodes, report, asking, now)
-        took = self.provisions
-        return replace(made, provision=took.found, samples=len(took.took_s))
+        return made
 
     def _told(
         self,
@@ -144,6 +164,26 @@ class Sizer:
             ),
         )
         return self._size
+
+
+def tended(size: Size, findings: Findings, pool: EnvPool, *, present: int) -> Size:
+    """The size of a pool some of whose nodes are not well, or find no machine.
+
+    Args:
+        size: of a pool without those that are not well.
+        findings: about all of them.
+        pool: the pool.
+        present: all nodes that nobody has asked to go.
+    """
+    kept, gone = len(findings.quarantined), len(findings.given_up)
+    if not size.desired:
+        # Nothing is to be there, and nobody waits for what somebody might learn of it.
+        every = (*findings.given_up, *findings.quarantined)
+        return replace(size, findings=replace(findings, quarantined=(), given_up=every))
+    limit = min(size.limit + kept, pool.spec.max_replicas or size.limit + kept)
+    if findings.is_full:
+        limit = min(limit, present - gone)
+    return replace(size, limit=limit, findings=findings)
 
 
 def asked_for(pool: EnvPool, nodes: Sequence[Manifest], report: PoolReport) -> Size:

@@ -23,6 +23,9 @@ ISOLATION = {
     environments_pb2.ISOLATION_STRONG: "Strong",
 }
 
+NAMED = 10
+"""Nodes that a message names at most."""
+
 UNSERVED: Mapping[str, object] = {
     "slots": Slots(),
     "leases": None,
@@ -39,7 +42,7 @@ def status(pool: EnvPool, seen: SeenPool, now: Moment, problem: Fact | None) -> 
     ready = sum(is_true(node, "Ready") for node in there)
     accepted = problem or yes("Accepted", Reason.ACCEPTED)
     available = _available(pool, seen, size, problem)
-    found = [accepted, available, _degraded(seen), *scale_facts(pool, size)]
+    found = [accepted, available, _degraded(seen, size), _scheduled(seen), *scale_facts(pool, size)]
     changes: dict[str, object] = {
         "observed_generation": pool.metadata.generation,
         "replicas": len(there),
@@ -47,6 +50,8 @@ def status(pool: EnvPool, seen: SeenPool, now: Moment, problem: Fact | None) -> 
         "desired": size.desired,
         "creating": len(there) - ready,
         "terminating": len(seen.nodes) - len(there),
+        "unschedulable": len(size.findings.unplaced),
+        "quarantined": len(size.findings.quarantined),
         "draining": len(size.retiring),
         "autoscaler": autoscaler(pool, size, now),
         "provision": provision(size),
@@ -111,7 +116,16 @@ def _is_heard(pool: EnvPool, seen: SeenPool) -> bool:
     return len(seen.report.said) >= pool.spec.brokers
 
 
-def _degraded(seen: SeenPool) -> Fact:
+def _scheduled(seen: SeenPool) -> Fact:
+    words = failures.unschedulable(staying(seen.nodes))
+    return (
+        no("Scheduled", Reason.UNSCHEDULABLE, words)
+        if words
+        else yes("Scheduled", Reason.SCHEDULED)
+    )
+
+
+def _degraded(seen: SeenPool, size: Size) -> Fact:
     pods = [*seen.brokers, *seen.edges, *seen.nodes]
     words = failures.trouble(pods, failures.PULL_FAILURES)
     if words:
@@ -124,6 +138,10 @@ def _degraded(seen: SeenPool) -> Fact:
         )
         reason = Reason.DRIVER_UNAVAILABLE if refused else Reason.CRASH_LOOPING
         return yes("Degraded", reason, words)
+    kept = size.findings.quarantined
+    if kept:
+        words = f"not well, and kept to be looked at: {', '.join(kept[:NAMED])}"
+        return yes("Degraded", Reason.NODES_QUARANTINED, words)
     return no("Degraded", Reason.HEALTHY)
 
 

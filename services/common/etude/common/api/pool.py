@@ -122,12 +122,28 @@ class Slot(Model):
     Process has a fixed limit and refuses it."""
 
 
-class Health(Model):
-    """When a node gives something up."""
+class Quarantine(StrEnum):
+    """What becomes of a node that is not well."""
 
+    ALWAYS = "Always"
+    NEVER = "Never"
+
+
+class Health(Model):
+    """When something is given up: a template by its node, and a node by its pool."""
+
+    readiness_grace_seconds: Annotated[int, Field(ge=10, le=86_400)] | None = None
+    """A node whose containers run and that is not ready for so long is not well: 300 unless set."""
     crash_loop_threshold: Annotated[int, Field(ge=1, le=100)] | None = None
     """Machines of a template that crash one after the other as they start, before the node leaves
-    it alone for a while: 5 unless set. GVisor and Process start no machines and refuse it."""
+    it alone for a while; and restarts of a node in a row, before it is not well: 5 unless set.
+    GVisor and Process start no machines and refuse it."""
+    unschedulable_recheck_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
+    """Once a node has waited for a machine for so long the pool makes no more, until none waits: 60
+    unless set."""
+    quarantine: Quarantine | None = None
+    """Always, unless set: a node that is not well is kept for an hour, to be looked at, with
+    another in its place; one in ten, and one in any case. Never: it is deleted and made anew."""
 
 
 class LeasePolicy(Model):

@@ -87,6 +87,10 @@ class EnvPoolStatus(Status):
     """Nodes that are not ready yet."""
     terminating: Count = 0
     """Nodes on their way out."""
+    unschedulable: Count = 0
+    """Nodes that wait for a machine."""
+    quarantined: Count = 0
+    """Nodes that are not well and are kept to be looked at, with others in their place."""
     draining: Count = 0
     """Nodes that get no more environments, and go once they hold none."""
     autoscaler: AutoscalerStatus = Field(default_factory=AutoscalerStatus)

@@ -1,0 +1,157 @@
+"""Which nodes of a pool are not well, and which wait for a machine."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from etude.common.api.pool import Health, Quarantine
+from etude.operator.manifests import Manifest, is_deleting, is_true, uid
+
+GRACE_S, CRASHES, RECHECK_S = 300, 5, 60
+"""What holds where a pool says nothing of its nodes' health."""
+KEPT_S = 3600.0
+"""So long a node stays in quarantine for somebody to look at it."""
+SHARE = 10
+"""One node in so many may be in quarantine, and one in any case: where all nodes are ill, others in
+their place would be, too."""
+
+
+class Ill(StrEnum):
+    """What a node may have."""
+
+    UNPLACED = "Unplaced"
+    UNREADY = "Unready"
+    CRASHING = "Crashing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What is to be done about nodes that are not well. All names are of nodes."""
+
+    quarantined: tuple[str, ...] = ()
+    """They are kept, and others are made in their place."""
+    given_up: tuple[str, ...] = ()
+    """They go at once."""
+    unplaced: tuple[str, ...] = ()
+    """They wait for a machine."""
+    is_full: bool = False
+    """Whether one has waited for so long that no more are made."""
+    look_again_s: float | None = None
+    """When there may be more to say; None where only an event can change it."""
+
+
+@dataclass(slots=True)
+class Ward:
+    """What was noticed of one pool's nodes; whoever starts anew notices anew."""
+
+    _since: dict[tuple[str, Ill], float] = field(default_factory=dict)
+    """When each was first seen to be so, by uid."""
+    _restarts: dict[str, int] = field(default_factory=dict)
+    """Restarts of each node's containers when it was last ready, by uid."""
+    _kept: dict[str, float] = field(default_factory=dict)
+    """Since when each is in quarantine, by uid; in their order."""
+
+    def see(self, nodes: Sequence[Manifest], health: Health, *, now_s: float) -> Findings:
+        """Take note of what there is now.
+
+        Args:
+            nodes: of the pool.
+            health: what it says of them.
+            now_s: on the monotonic clock.
+        """
+        there = [node for node in nodes if not is_deleting(node)]
+        self._note(there, now_s)
+        unwell = {uid(node) for node in there if self._is_unwell(node, health, now_s)}
+        if health.quarantine is Quarantine.NEVER:
+            given_up, kept = unwell, set[str]()
+        else:
+            kept = self._quarantine(there, unwell, now_s)
+            given_up = {each for each in kept if now_s - self._kept[each] >= KEPT_S}
+        unplaced = [node for node in there if _is_unplaced(node)]
+        waited = [now_s - self._since[uid(node), Ill.UNPLACED] for node in unplaced]
+        return Findings(
+            quarantined=_names(there, kept - given_up),
+            given_up=_names(there, given_up),
+            unplaced=_names(there, {uid(node) for node in unplaced}),
+            is_full=bool(waited) and max(waited) >= _recheck_s(health),
+            look_again_s=self._next_s(health, now_s),
+        )
+
+    def _note(self, there: Sequence[Manifest], now_s: float) -> None:
+        seen = {(uid(node), ill): node for node in there for ill in _ills(node)}
+        self._since = {key: self._since.get(key, now_s) for key in seen}
+        living = {uid(node): node for node in there}
+        self._restarts = {
+            name: _restarts(node) if is_true(node, "Ready") else self._restarts.get(name, 0)
+            for name, node in living.items()
+        }
+        self._kept = {
+            name: at
+            for name, at in self._kept.items()
+            if name in living and not is_true(living[name], "Ready")
+        }
+
+    def _is_unwell(self, node: Manifest, health: Health, now_s: float) -> bool:
+        name = uid(node)
+        unready_s = now_s - self._since.get((name, Ill.UNREADY), now_s)
+        if unready_s >= _grace_s(health):
+            return True
+        crashes = _restarts(node) - self._restarts[name]
+        return (name, Ill.CRASHING) in self._since and crashes >= (
+            health.crash_loop_threshold or CRASHES
+        )
+
+    def _quarantine(self, there: Sequence[Manifest], unwell: set[str], now_s: float) -> set[str]:
+        """Uids of those that are in quarantine now."""
+        room = max(1, len(there) // SHARE) - len(self._kept)
+        new = [uid(node) for node in there if uid(node) in unwell and uid(node) not in self._kept]
+        self._kept |= dict.fromkeys(new[: max(0, room)], now_s)
+        return set(self._kept)
+
+    def _next_s(self, health: Health, now_s: float) -> float | None:
+        limits: Mapping[Ill, float] = {
+            Ill.UNREADY: _grace_s(health),
+            Ill.UNPLACED: _recheck_s(health),
+        }
+        waits = [at + limits[ill] - now_s for (_, ill), at in self._since.items() if ill in limits]
+        waits += [at + KEPT_S - now_s for at in self._kept.values()]
+        return min((each for each in waits if each > 0), default=None)
+
+
+def _grace_s(health: Health) -> float:
+    return health.readiness_grace_seconds or GRACE_S
+
+
+def _recheck_s(health: Health) -> float:
+    return health.unschedulable_recheck_seconds or RECHECK_S
+
+
+def _ills(node: Manifest) -> Iterator[Ill]:
+    if _is_unplaced(node):
+        yield Ill.UNPLACED
+    states = [each.get("state") or {} for each in _containers(node)]
+    # While an image comes nothing runs, however long that takes.
+    if states and not is_true(node, "Ready") and all("running" in each for each in states):
+        yield Ill.UNREADY
+    reasons = [(each.get("waiting") or {}).get("reason") for each in states]
+    if "CrashLoopBackOff" in reasons:
+        yield Ill.CRASHING
+
+
+def _is_unplaced(node: Manifest) -> bool:
+    conditions = node.get("status", {}).get("conditions") or ()
+    return any(c["type"] == "PodScheduled" and c["status"] == "False" for c in conditions)
+
+
+def _restarts(node: Manifest) -> int:
+    return sum(each.get("restartCount", 0) for each in _containers(node))
+
+
+def _containers(node: Manifest) -> Sequence[Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = node.get("status", {}).get("containerStatuses") or ()
+    return found
+
+
+def _names(nodes: Sequence[Manifest], uids: set[str]) -> tuple[str, ...]:
+    return tuple(node["metadata"]["name"] for node in nodes if uid(node) in uids)
