@@ -161,3 +161,20 @@ async def test_a_run_that_its_gate_suspends_goes_on_once_the_gate_is_changed(
 
     assert await world.train(prepare)
     assert world.digest == uninterrupted
+
+
+def told(run: Run) -> list[tuple[str, int, bool, str]]:
+    found = run.reports.status.phases
+    return [(each.name, each.step, each.is_done, each.gate) for each in found]
+
+
+async def test_the_status_says_how_far_each_phase_is_and_what_became_of_its_gate(
+    make_world: MakeWorld,
+) -> None:
+    target = {"metric": "Loss", "op": "AtMost", "value": "9", "windowSteps": 2}
+    gate = {"evaluation": "held-out", "op": "AtLeast", "value": "2", "onFail": "Continue"}
+    world = world_of(make_world, sft={"successPolicy": target}, rl={"gate": gate})
+    await world.crash(after=3)
+    assert told(world.runs[0]) == [("sft", 2, True, ""), ("rl", 1, False, "")]
+    assert await world.train()
+    assert told(world.runs[-1]) == [("sft", 2, True, ""), ("rl", RL_STEPS, True, "NotMet")]

@@ -50,6 +50,7 @@ def rows(seen: Seen, now: datetime) -> Iterator[tuple[str, str]]:
     """The facts that are known, each with its title."""
     status = seen.status
     found = (
+        ("phases", _phases(status)),
         ("step", _step(status, now)),
         ("reward", _reward(status)),
         ("policy", _policy(status)),
@@ -80,6 +81,16 @@ def is_fine(condition: Condition) -> bool:
 def _condition(condition: Condition) -> str:
     told = f": {in_short(condition.message)}" if condition.message else ""
     return f"{condition.type} is {condition.status}, {condition.reason}{told}"
+
+
+def _phases(status: RLRunStatus) -> str:
+    """Of one phase there is nothing that the step does not say, but for its gate."""
+    if len(status.phases) < 2 and not any(phase.gate for phase in status.phases):
+        return ""
+    gates = {"Met": ", gate met", "NotMet": ", gate not met", "Pending": "", None: ""}
+    return " · ".join(
+        f"{phase.name} {phase.state.lower()}{gates[phase.gate]}" for phase in status.phases
+    )
 
 
 def _step(status: RLRunStatus, now: datetime) -> str:

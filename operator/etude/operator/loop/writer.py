@@ -140,6 +140,10 @@ def _lasting(status: Mapping[str, Any]) -> dict[str, Any]:
         {key: value for key, value in item.items() if key != "leased"}
         for item in status.get("environments", ())
     ]
+    lasting["phases"] = [
+        {key: value for key, value in item.items() if key != "step"}
+        for item in status.get("phases", ())
+    ]
     return lasting
 
 

@@ -21,6 +21,7 @@ from etude.operator.runs import (
     holds,
     limits,
     model,
+    progress,
     resuming,
     undertakings,
     usage,
@@ -95,6 +96,7 @@ def observed(run: RLRun, seen: Seen, now: Moment, *, is_running: bool, is_over: 
     changes = figures(run, seen, now, is_running=is_running)
     changes["observed_generation"] = run.metadata.generation
     changes["restarts"] = disruptions.noted(_forgiven(run, seen), seen.pods)
+    changes["phases"] = progress.phases(run, seen.report.status, is_over=is_over)
     changes["usage"] = usage.accounted(run, seen.pods, seen.sandboxes, now)
     done = seen.report.done
     changes["reported"] = ReportPosition(epoch=done.epoch, sequence=done.sequence)

@@ -34,6 +34,21 @@ class StepStatus(Status):
     """Both, as kubectl shows them: 12/60."""
 
 
+class PhaseStatus(Status):
+    """How far one training phase is."""
+
+    name: Annotated[str, Field(max_length=63)]
+    """Its name in spec.phases."""
+    state: Literal["Waiting", "Active", "Done", "Skipped"] = "Waiting"
+    """Skipped: the run ended before it began."""
+    step: Count = 0
+    """Finished optimiser steps of it."""
+    target: Count = 0
+    """Steps after which it ends at the latest."""
+    gate: Literal["Pending", "Met", "NotMet"] | None = None
+    """Whether what must hold at its end did; absent without a gate."""
+
+
 class RewardStatus(Status):
     """Reward of the newest steps."""
 
@@ -261,6 +276,8 @@ class RLRunStatus(Status):
     """Facts, each with a reason."""
     active_phase: Annotated[str, Field(max_length=63)] = ""
     """Name of the training phase that the controller is in."""
+    phases: Annotated[tuple[PhaseStatus, ...], Field(max_length=16)] = ()
+    """Every training phase, in order."""
     step: StepStatus | None = None
     """Progress inside the active phase."""
     reward: RewardStatus | None = None

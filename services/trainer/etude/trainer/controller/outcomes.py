@@ -58,8 +58,12 @@ async def may_go_on(run: Run, phase: Phase) -> bool:
         StoreError: the state could not be saved.
     """
     gate = phase.gate
-    why = "" if gate is None else complaint(gate, run.figures.evaluations)
-    if gate is None or not why:
+    if gate is None:
+        return True
+    why = complaint(gate, run.figures.evaluations)
+    run.cursor.gates[phase.name] = "NotMet" if why else "Met"
+    run.report()
+    if not why:
         return True
     words = f"phases[].gate of {phase.name}: {why}"
     run.tell(GATE_NOT_MET, words, warning=True)

@@ -23,6 +23,7 @@ from etude.trainer.controller.in_flight import InFlight
 from etude.trainer.controller.orders import Orders
 from etude.trainer.controller.patience import Patience
 from etude.trainer.controller.planning import Planner
+from etude.trainer.controller.progress import progress
 from etude.trainer.controller.recording import Recording
 from etude.trainer.controller.records import Place, Row
 from etude.trainer.controller.recovery import Book
@@ -188,6 +189,8 @@ class Run:
             cursor.step,
             self.phase.max_steps,
         )
+        del status.phases[:]
+        status.phases.extend(progress(cursor, self.resolved.spec.phases))
         status.policy_version = cursor.policy[1] if cursor.policy else 0
         status.reward_ewma = figures.reward_ewma
         status.productive_seconds = figures.productive_seconds

@@ -61,6 +61,8 @@ class Cursor(BaseModel):
     """Steps of phases that end before their last one."""
     finished: list[str] = Field(default_factory=list)
     """Phases that ended."""
+    gates: dict[str, str] = Field(default_factory=dict)
+    """Met or NotMet, of phases whose gates were looked at."""
     policy: tuple[int, int] | None = None
     """Epoch and number of the newest published version."""
     evaluated: list[str] = Field(default_factory=list)

@@ -1,0 +1,28 @@
+"""How far each phase is."""
+
+from collections.abc import Iterator, Sequence
+
+from etude.common.api.phases import Phase
+from etude.trainer.controller.state import Cursor
+from etude.v1 import run_pb2
+
+
+def progress(cursor: Cursor, phases: Sequence[Phase]) -> Iterator[run_pb2.PhaseProgress]:
+    """The phases that have begun, in order.
+
+    Args:
+        cursor: where the run is.
+        phases: of its spec.
+    """
+    begun = [phase for phase in phases if phase.name in cursor.starts]
+    if not begun:
+        return
+    ends = [cursor.starts[phase.name] for phase in begun[1:]] + [cursor.global_step]
+    for phase, end in zip(begun, ends, strict=True):
+        yield run_pb2.PhaseProgress(
+            name=phase.name,
+            step=end - cursor.starts[phase.name],
+            target_step=phase.max_steps,
+            is_done=phase.name in cursor.finished,
+            gate=cursor.gates.get(phase.name, ""),
+        )
