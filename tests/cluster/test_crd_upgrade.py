@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.mutations import cases, schema, shown
+from tests.mutations import cases, schema
 from tests.mutations.api import Api, path_of
+from tests.mutations.compared import lacking
 from tests.support import testbeds
 from tests.support.testbeds import Program
 
@@ -79,7 +80,7 @@ def test_objects_of_an_earlier_release_are_read_and_written_by_this_one_without_
     for was in before:
         kind, name = was["kind"], was["metadata"]["name"]
         now = api.get(kind, namespace, name)
-        assert list(shown.lacking("spec", was["spec"], now["spec"])) == [], (kind, name)
+        assert list(lacking("spec", was["spec"], now["spec"])) == [], (kind, name)
         now["metadata"]["labels"] = {"team": "rl"}
         path = path_of(kind, namespace, name) + "?fieldValidation=Strict"
         written = api.call("PUT", path, json.dumps(now))
@@ -104,9 +105,7 @@ def test_a_field_that_went_would_be_noticed(kubectl: Program, api: Api, namespac
         while "health" in api.call("GET", path).body["spec"]:
             assert time.monotonic() < deadline_s
             time.sleep(0.2)
-        lost = list(
-            shown.lacking("spec", was["spec"], api.get("EnvPool", namespace, "pool")["spec"])
-        )
+        lost = list(lacking("spec", was["spec"], api.get("EnvPool", namespace, "pool")["spec"]))
         assert any("health" in each for each in lost)
     finally:
         install(kubectl, NOW)

@@ -113,6 +113,7 @@ def test_every_pod_of_the_chart_and_of_our_objects_is_admitted_where_restricted_
     ]
     children = produced.made([*examples, *produced.bodies(seed=0)])
     asked = [*charts.values(), *children]
+    walls.provide(api, home, asked)
     refusals = list(walls.refusals(api, home, asked))
     figures.record(
         "faults",
@@ -129,5 +130,6 @@ def test_a_pod_that_is_not_restricted_is_found(api: Api) -> None:
     walls.restricted(api, home)
     pod = {"kind": "Pod", "metadata": {"name": "a"}}
     weak = pod | {"spec": {"containers": [{"name": "a", "image": "a"}]}}
+    walls.provide(api, home, [weak])
     (why,) = walls.refusals(api, home, [weak])
     assert "violates PodSecurity" in why

@@ -3,7 +3,7 @@
 import copy
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tests.mutations import kubernetes_values, schema
@@ -21,6 +21,8 @@ class Mutation(NamedTuple):
     steps: Steps
     what: str
     value: Any
+    variant: str = ""
+    """Of the base that is changed."""
 
     @property
     def path(self) -> str:
@@ -35,11 +37,12 @@ class Mutation(NamedTuple):
     @override
     def __str__(self) -> str:
         shown = "absent" if self.value is ABSENT else dumped(self.value)
-        return f"{self.kind.name} {self.path}: {self.what} ({shown[:80]})"
+        of = f"{self.kind.name} {self.variant}".strip()
+        return f"{of} {self.path}: {self.what} ({shown[:80]})"
 
     def body(self) -> dict[str, Any]:
         """The changed object."""
-        whole = schema.base(self.kind)
+        whole = schema.base(self.kind, self.variant)
         if self.steps[0] == "metadata":
             whole["metadata"] |= copy.deepcopy(self.value)
         elif self.value is ABSENT:
@@ -73,14 +76,18 @@ def dumped(value: Any) -> str:
 
 def mutations(kind: crd.Kind, seed: int) -> list[Mutation]:
     """Every change of a kind that is tried."""
-    whole = schema.base(kind)
     made = [
         *(Mutation(kind, ("metadata",), *each) for each in kubernetes_values.METADATA),
-        *(each for place in schema.places(kind) for each in _at(kind, place, whole, seed)),
+        *(
+            each._replace(variant=variant)
+            for variant in schema.variants(kind)
+            for place in schema.places(kind, variant)
+            for each in _at(kind, place, schema.base(kind, variant), seed)
+        ),
     ]
-    unchanged = dumped(whole)
     by_text = {dumped(each.body()): each for each in made}
-    by_text.pop(unchanged, None)
+    for variant in schema.variants(kind):
+        by_text.pop(dumped(schema.base(kind, variant)), None)
     return list(by_text.values())
 
 
@@ -99,3 +106,22 @@ def _at(kind: crd.Kind, place: Place, whole: Any, seed: int) -> Iterator[Mutatio
 def sample(made: list[Mutation], count: int, seed: int) -> list[Mutation]:
     """A few of them, the same for the same seed."""
     return random.Random(seed).sample(made, min(count, len(made)))
+
+
+def shares(sizes: Sequence[int], count: int) -> list[int]:
+    """How many of lists of these sizes to take: of each the same, as far as it has them."""
+    taken = [0] * len(sizes)
+    for left, index in enumerate(sorted(range(len(sizes)), key=sizes.__getitem__)):
+        taken[index] = min(sizes[index], (count - sum(taken)) // (len(sizes) - left))
+    return taken
+
+
+def changed(mutation: Mutation) -> tuple[str, ...]:
+    """The names that a refusal may say for the change: that of the field, or of one above it that
+    is there for it alone."""
+    whole = schema.base(mutation.kind, mutation.variant)
+    steps = mutation.steps
+    made = next((n for n in range(2, len(steps)) if schema.found(whole, steps[:n]) is None), None)
+    first = len(steps) if made is None else made
+    named = [step for step in steps[first - 1 :] if isinstance(step, str)]
+    return tuple(named) or tuple([step for step in steps if isinstance(step, str)][-1:])

@@ -13,6 +13,9 @@ from tests.mutations.lab import Bench, Outcome, Verdict
 
 from etude.common.api import crd
 
+EVERY = 20
+"""Changes after each of which the crew says how far it is."""
+
 
 class Crew(NamedTuple):
     """Benches beside each other for objects of one kind."""
@@ -22,10 +25,10 @@ class Crew(NamedTuple):
     benches: int
     say: Callable[[str], None]
 
-    def bench(self) -> Bench:
+    def bench(self, variant: str = "") -> Bench:
         """A namespace with the base object in it."""
         kind = CheckpointBench if self.kind is crd.CHECKPOINT else Bench
-        return kind(self.api, self.kind)
+        return kind(self.api, self.kind, variant)
 
     def shown(self, taken: Sequence[Mutation]) -> list[Outcome]:
         """What becomes of changes that the API server takes.
@@ -34,14 +37,14 @@ class Crew(NamedTuple):
             AssertionError: a bench could not be made.
         """
         left: queue.SimpleQueue[Mutation] = queue.SimpleQueue()
-        for mutation in taken:
+        for mutation in sorted(taken, key=lambda each: each.variant):
             left.put(mutation)
         done: list[Outcome] = []
         crashes: list[str] = []
 
         def work() -> None:
             try:
-                self._work(left, done)
+                self._work(left, done, len(taken))
             except Exception:  # noqa: BLE001 - a thread's end is told by the one that waits for it
                 crashes.append(traceback.format_exc())
 
@@ -53,11 +56,14 @@ class Crew(NamedTuple):
         assert not crashes, crashes
         return done
 
-    def _work(self, left: "queue.SimpleQueue[Mutation]", done: list[Outcome]) -> None:
+    def _work(self, left: "queue.SimpleQueue[Mutation]", done: list[Outcome], whole: int) -> None:
         """Take one change after the other; a bench that is left in disorder is replaced."""
         bench: Bench | None = None
         while (mutation := _next(left)) is not None:
-            bench = bench or self.bench()
+            if bench is not None and bench.variant != mutation.variant:
+                bench.close()
+                bench = None
+            bench = bench or self.bench(mutation.variant)
             try:
                 outcome = bench.tried(mutation)
             except Exception:  # noqa: BLE001 - whatever it is belongs to this change
@@ -65,6 +71,8 @@ class Crew(NamedTuple):
             done.append(outcome)
             if outcome.faults:
                 self.say(f"{mutation}: {outcome.verdict}: {outcome.faults}")
+            if len(done) % EVERY == 0:
+                self.say(f"{self.kind.name}: {len(done)} of {whole} led there and back")
             if outcome.leaves_disorder:
                 bench.close()
                 bench = None
@@ -72,9 +80,8 @@ class Crew(NamedTuple):
             bench.close()
 
 
-def outcomes(crew: Crew, wanted: Sequence[Mutation], *, most_shown: int) -> list[Outcome]:
-    """What becomes of each change: those that the API server refuses, and up to `most_shown` that
-    it takes, which are led there and back."""
+def outcomes(crew: Crew, wanted: Sequence[Mutation]) -> list[Outcome]:
+    """What becomes of each change: it is refused, or led there and back."""
     done: list[Outcome] = []
     taken: list[Mutation] = []
     bench = crew.bench()
@@ -87,7 +94,8 @@ def outcomes(crew: Crew, wanted: Sequence[Mutation], *, most_shown: int) -> list
         if refusal.faults:
             crew.say(f"{mutation}: {refusal.faults}")
     bench.close()
-    return [*done, *crew.shown(taken[:most_shown])]
+    crew.say(f"{crew.kind.name}: {len(done)} refused, {len(taken)} to lead there and back")
+    return [*done, *crew.shown(taken)]
 
 
 def _next(left: "queue.SimpleQueue[Mutation]") -> Mutation | None:

@@ -1,6 +1,7 @@
 """One object in a namespace of its own, led from its base to a change and back."""
 
 import json
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tests.mutations import schema, shown, state
 from tests.mutations.api import MERGE, Api, Reply, path_of
-from tests.mutations.cases import Mutation, dumped
+from tests.mutations.cases import Mutation, changed, dumped
 from tests.mutations.state import Manifest
 from tests.mutations.values import Raw
 
@@ -22,9 +23,14 @@ LIVE = {
         *("checkpointing", "evaluation", "failurePolicy", "deadlines", "observability", "budget"),
         *("network", "ttlSecondsAfterFinished", "deletionRules", "suspend", "managedBy"),
     },
-    "EnvPool": {"lease", "health", "search", "warm", "snapshotsUri"},
+    "EnvPool": {
+        *("lease", "health", "search", "warm", "snapshotsUri"),
+        *("autoscaling", "maxReplicas", "minIdle", "overcommitFactor"),
+    },
 }
 """Parts that change while the object works; for the others it is brought to rest first."""
+OPEN = re.compile(r"podTemplate|nodeSelector|env\[")
+"""Where our schema leaves to the API server what a pod may be."""
 MOST_PODS = 40
 """In a namespace: a list of a thousand replicas is a matter of numbers, not of pods."""
 
@@ -58,15 +64,15 @@ class NeverError(Exception):
 class Bench:
     """A namespace with the base object of one kind in it, and the state that it settled in."""
 
-    def __init__(self, api: Api, kind: crd.Kind) -> None:
-        self.api, self.kind = api, kind
+    def __init__(self, api: Api, kind: crd.Kind, variant: str = "") -> None:
+        self.api, self.kind, self.variant = api, kind, variant
         self.namespace = f"{kind.short}-{uuid.uuid4().hex[:8]}"
         self._prepare()
-        self.base = schema.base(kind)
+        self.base = schema.base(kind, variant)
         reply = self._create(self.base)
         assert reply.is_good, reply.message
         self._settle()
-        assert self._accepted()[0], self._accepted()[1]
+        assert self._accepted().holds, self._accepted()
         self.home = self._steady()
         problems = list(shown.differences(self._live(), state.children(api, self.namespace)))
         assert not problems, problems
@@ -106,10 +112,9 @@ class Bench:
         self._settle()
         if _is_over(self._live()):
             return Verdict.ENDED, ()
-        is_accepted, message = self._accepted()
-        if not is_accepted:
-            is_named = "spec." in message or self.namespace in message
-            return Verdict.DECLINED, () if is_named else (f"says {message!r}, and no field",)
+        accepted = self._accepted()
+        if not accepted.holds:
+            return Verdict.DECLINED, tuple(undeclared(accepted, mutation))
         try:
             self._until(lambda: not self._differences(), "every field shows")
         except NeverError:
@@ -133,8 +138,11 @@ class Bench:
             yield from (f"not as before{each}" for each in state.unlike(self.home, self._essence()))
 
     def _essence(self) -> dict[str, Any]:
-        found = state.essence(state.children(self.api, self.namespace))
-        return {**found, "conditions": state.conditions(self._live())}
+        live, found = self._live(), state.children(self.api, self.namespace)
+        if "autoscaling" in self.base["spec"]:  # how many there are is told by the hour
+            found = {key: each for key, each in found.items() if key[0] != "Pod"}
+            return state.essence(found)
+        return {**state.essence(found), "conditions": state.conditions(live)}
 
     def _steady(self) -> dict[str, Any]:
         """The state once it has been the same for a second."""
@@ -183,11 +191,11 @@ class Bench:
     def _live(self) -> Manifest:
         return self.api.get(self.kind.name, self.namespace, "base")
 
-    def _accepted(self) -> tuple[bool, str]:
+    def _accepted(self) -> "Acceptance":
         """Whether the operator takes the object and its pools, and why not."""
         pools = self.api.listed("EnvPool", self.namespace) if self.kind is crd.RLRUN else ()
         verdicts = [_acceptance(each) for each in (self._live(), *pools)]
-        return next((each for each in verdicts if not each[0]), verdicts[0])
+        return next((each for each in verdicts if not each.holds), verdicts[0])
 
     def _is(self, condition: str) -> bool:
         return state.conditions(self._live()).get(condition, ("", ""))[0] == "True"
@@ -223,11 +231,19 @@ class Bench:
         assert self.api.call("POST", path, json.dumps(quota)).is_good
 
 
-def _acceptance(live: Manifest) -> tuple[bool, str]:
+class Acceptance(NamedTuple):
+    """What a status says of an object's spec."""
+
+    holds: bool
+    reason: str
+    message: str
+
+
+def _acceptance(live: Manifest) -> Acceptance:
     for each in live.get("status", {}).get("conditions") or ():
         if each["type"] == "Accepted":
-            return each["status"] == "True", each["message"]
-    return live["kind"] == "Checkpoint", "there is no condition Accepted"
+            return Acceptance(each["status"] == "True", each["reason"], each["message"])
+    return Acceptance(live["kind"] == "Checkpoint", "", "there is no condition Accepted")
 
 
 def _is_over(live: Manifest) -> bool:
@@ -236,14 +252,29 @@ def _is_over(live: Manifest) -> bool:
 
 
 def unnamed(reply: Reply, mutation: Mutation) -> Iterator[str]:
-    """What a refusal lacks: it has to be the API server's own, and to name the field.
-
-    A rule about several fields names the part of the spec that holds them.
-    """
+    """What a refusal lacks: it has to be the API server's own, and to name the field."""
     if reply.status not in {400, 403, 413, 422}:
         yield f"answers {reply.status}: {reply.message[:300]}"
-    names = [str(step) for step in mutation.steps if isinstance(step, str)]
     # A number beyond every double ends the parsing of the whole, which names the number.
-    is_named = isinstance(mutation.value, Raw) and mutation.value in reply.message
-    if not is_named and not any(name in reply.message for name in names[1:] or names):
+    is_raw = isinstance(mutation.value, Raw) and mutation.value in reply.message
+    if not is_raw and not names(reply.message, mutation):
         yield f"does not name the field: {reply.message[:600]}"
+
+
+def undeclared(accepted: Acceptance, mutation: Mutation) -> Iterator[str]:
+    """What is wrong with the operator's word that it cannot do what the API server took.
+
+    Where the schema knows what a child may hold, it says so before there is a child.
+    """
+    is_open = OPEN.search(mutation.path) is not None
+    is_child = accepted.reason == "Refused" and "exceeded quota" not in accepted.message
+    if is_child and not is_open:
+        yield f"the schema takes what no child may have: {accepted.message[:600]}"
+    if not names(accepted.message, mutation) and not (is_open and "spec." in accepted.message):
+        yield f"declines and does not name the field: {accepted.message[:600]}"
+
+
+def names(message: str, mutation: Mutation) -> bool:
+    """Whether a message says which field was changed."""
+    words = (re.escape(name) for name in changed(mutation))
+    return any(re.search(rf"\b{word}\b", message) for word in words)

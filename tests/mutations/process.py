@@ -21,6 +21,8 @@ READY_S = 120
 VALUES: Mapping[str, Any] = {
     "image": "localhost/etude-base:1",
     "isolation": {"allowProcess": True, "seccompProfile": "etude/environment-node.json"},
+    # Pods that nobody runs need no certificates, and the operator here has no sidecar.
+    "tls": {"mode": "Plaintext"},
     # Tests make checkpoints as the operator does.
     "admission": {"checkpoints": False},
     # The control plane has no node: the operator is a process of this machine.
@@ -67,7 +69,7 @@ def running(state: State, folder: Path) -> Iterator[Running]:
     pod = found["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     account = pod["serviceAccountName"]
-    token = kubectl("-n", HOME, "create", "token", account, "--duration=2h").strip()
+    token = kubectl("-n", HOME, "create", "token", account, "--duration=6h").strip()
     config = folder / "operator.kubeconfig"
     config.write_text(json.dumps(_kubeconfig(state, token)), encoding="utf-8")
     port = _free_port()

@@ -13,9 +13,12 @@ from etude.common.api import crd
 
 Node = Mapping[str, Any]
 Steps = tuple[str | int, ...]
-BASES: Mapping[str, dict[str, Any]] = yaml.safe_load(
+_READ: Mapping[str, Any] = yaml.safe_load(
     Path(__file__).with_name("bases.yaml").read_text(encoding="utf-8")
 )
+BASES: Mapping[str, dict[str, Any]] = _READ["bases"]
+VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = _READ["variants"]
+"""By kind and name: paths and what is there instead, for what excludes something of the base."""
 
 
 class Place(NamedTuple):
@@ -36,14 +39,42 @@ def dotted(steps: Steps) -> str:
     return text.removeprefix(".")
 
 
-def base(kind: crd.Kind) -> dict[str, Any]:
+def variants(kind: crd.Kind) -> tuple[str, ...]:
+    """The names of a kind's bases; that of the first is empty."""
+    return "", *VARIANTS.get(kind.name, ())
+
+
+@cache
+def _whole(kind: crd.Kind, variant: str) -> dict[str, Any]:
+    whole = copy.deepcopy(BASES[kind.name])
+    steps = {place.path: place.steps for place in _below(_root(kind), whole)}
+    for path, value in (VARIANTS[kind.name][variant] if variant else {}).items():
+        if value is None:
+            found(whole, steps[path][:-1]).pop(steps[path][-1])
+        else:
+            put(kind, whole, steps[path], copy.deepcopy(value))
+    return whole
+
+
+def base(kind: crd.Kind, variant: str = "") -> dict[str, Any]:
     """A copy of the object that changes of a kind are made to."""
-    return copy.deepcopy(BASES[kind.name])
+    return copy.deepcopy(_whole(kind, variant))
 
 
-def places(kind: crd.Kind) -> Iterator[Place]:
-    """Every place below spec; of a list those entries that the base has, and else the first."""
-    yield from _below(Place(("spec",), spec_schema(kind)), BASES[kind.name])
+def places(kind: crd.Kind, variant: str = "") -> Iterator[Place]:
+    """Every place below spec; of a list those entries that the base has, and else the first.
+
+    Of a variant those places alone at which it has something of its own.
+    """
+    whole, first = _whole(kind, variant), _whole(kind, "")
+    for place in _below(_root(kind), whole):
+        own = found(whole, place.steps)
+        if not variant or (own is not None and found(first, place.steps) != own):
+            yield place
+
+
+def _root(kind: crd.Kind) -> Place:
+    return Place(("spec",), spec_schema(kind))
 
 
 @cache

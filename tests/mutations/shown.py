@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
+from tests.mutations.compared import lacking, same_amount, unequal
+
 from etude.common.api.kinds import Checkpoint, EnvPool, RLRun
 from etude.operator.manifests import covers, quantity
 
@@ -65,9 +67,7 @@ def _of_role(role: str, given: Manifest, template: Manifest, spec: Manifest) -> 
         variables = {each["name"]: each.get("value", "") for each in main["env"]}
         wanted = {each["name"]: each.get("value", "") for each in given.get("env", ())}
         yield from lacking(f"{role} env", wanted, variables)
-    for field in ("nodeSelector", "tolerations", "priorityClassName", "runtimeClassName"):
-        if field not in laid:
-            yield from unequal(f"{role} {field}", given.get(field) or None, pod.get(field))
+    yield from _of_place(role, given, pod, spec["scheduling"])
     claims = [each["name"] for each in given.get("resourceClaims", ())]
     yield from unequal(f"{role} claims", claims, [c["name"] for c in pod.get("resourceClaims", ())])
     metadata = template["metadata"]
@@ -81,6 +81,28 @@ def _of_role(role: str, given: Manifest, template: Manifest, spec: Manifest) -> 
     secret = spec["storage"].get("secretRef", {}).get("name")
     from_secrets = [each["secretRef"]["name"] for each in main.get("envFrom", ())]
     yield from unequal(f"{role} secret", [secret] if secret else [], from_secrets)
+
+
+def _of_place(role: str, given: Manifest, pod: Manifest, scheduling: Manifest) -> Iterator[str]:
+    """Which machines it may have."""
+    laid = given.get("podTemplate", {}).get("spec", {})
+    usual = {"priorityClassName": scheduling.get("priorityClassName")}
+    for field in ("nodeSelector", "tolerations", "priorityClassName", "runtimeClassName"):
+        if field not in laid:
+            asked = given.get(field) or usual.get(field)
+            yield from unequal(f"{role} {field}", asked, pod.get(field))
+    if "affinity" not in laid:
+        yield from unequal(f"{role} topology", *_topologies(scheduling, pod))
+
+
+def _topologies(scheduling: Manifest, pod: Manifest) -> tuple[object, object]:
+    """Which one is asked for, and which one a pod has."""
+    near = (pod.get("affinity") or {}).get("podAffinity") or {}
+    required = near.get("requiredDuringSchedulingIgnoredDuringExecution") or ()
+    preferred = near.get("preferredDuringSchedulingIgnoredDuringExecution") or ()
+    found = [("required", each["topologyKey"]) for each in required]
+    found += [("preferred", each["podAffinityTerm"]["topologyKey"]) for each in preferred]
+    return sorted(scheduling.get("topology", {}).items()), found
 
 
 def _of_grace(role: str, given: Manifest, pod: Manifest, spec: Manifest) -> Iterator[str]:
@@ -154,11 +176,13 @@ def _of_pool(spec: Manifest, whole: Manifest, children: Children) -> Iterator[st
         and child["metadata"]["labels"].get("etude.dev/role") == "node"
     ]
     broker = _get(children, "StatefulSet", f"{name}-broker")["spec"]
-    if "autoscaling" not in spec:  # else demand says how many
-        replicas = spec.get("replicas", 1)
+    mode, replicas = spec.get("autoscaling", {}).get("mode", "Manual"), spec.get("replicas", 1)
+    if not _is_sized(spec):  # else demand says how many
         yield from unequal(f"nodes of {name}", replicas, len(nodes))
-        wanted = spec["brokers"] if replicas else 0
-        yield from unequal("brokers", wanted, broker["replicas"])
+    wanted = spec["brokers"] if replicas or mode != "Manual" else 0
+    yield from unequal("brokers", wanted, broker["replicas"])
+    decides = {"mode": mode} if _is_sized(spec) else None
+    yield from unequal("who decides, for brokers", decides, _decides(said))
     parts = ["broker", "node", *(["edge"] if "edge" in spec else [])]
     yield from _policies(spec["network"]["policy"], children, name, parts)
     yield from _of_edge(spec, children, name)
@@ -166,9 +190,23 @@ def _of_pool(spec: Manifest, whole: Manifest, children: Children) -> Iterator[st
         yield from _of_node(spec, node["spec"], name)
 
 
+SIZE = {"replicas", "maxReplicas", "minIdle", "overcommitFactor", "autoscaling"}
+
+
 def _unsized(spec: Manifest) -> Manifest:
     """Without what is the operator's business alone, and must restart no pod."""
-    return {key: value for key, value in spec.items() if key not in {"replicas", "autoscaling"}}
+    return {key: value for key, value in spec.items() if key not in SIZE}
+
+
+def _is_sized(spec: Manifest) -> bool:
+    """Whether the operator decides how many nodes there are."""
+    return spec.get("autoscaling", {}).get("mode", "") in {"Reactive", "Predictive"}
+
+
+def _decides(said: Manifest) -> Manifest | None:
+    """What brokers are told of who decides; for them the mode alone says something."""
+    given = said.get("autoscaling")
+    return None if given is None else {"mode": given["mode"]}
 
 
 def _of_edge(spec: Manifest, children: Children, name: str) -> Iterator[str]:
@@ -250,39 +288,8 @@ def of_checkpoint(spec: Manifest, whole: Manifest, children: Children) -> Iterat
     yield from unequal("finalizer", spec["deletionPolicy"] == "Delete", held)
 
 
-def unequal(what: str, wanted: object, found: object) -> Iterator[str]:
-    """Whether two things are the same."""
-    if wanted != found:
-        yield f"{what}: {_short(wanted)} shows as {_short(found)}"
-
-
-def lacking(what: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
-    """What one mapping has and another one has not."""
-    for key, value in wanted.items():
-        if isinstance(value, Mapping) and isinstance(found.get(key), Mapping):
-            yield from lacking(f"{what}.{key}", value, found[key])
-        elif not (key in found and found[key] == value) and value not in ({}, []):
-            yield f"{what}.{key}: {_short(value)} shows as {_short(found.get(key))}"
-
-
-def same_amount(what: str, wanted: str, found: str) -> Iterator[str]:
-    """Whether two quantities are the same; Kubernetes rounds up to a thousandth."""
-    amounts = [quantity(wanted), quantity(found)]
-    if not all(isinstance(each, Decimal) for each in amounts):
-        yield f"{what}: {wanted} shows as {found}"
-        return
-    asked, live = (Decimal(each) for each in amounts)
-    if not 0 <= live - asked < Decimal("0.001"):
-        yield f"{what}: {wanted} shows as {found}"
-
-
 def _get(children: Children, kind: str, name: str) -> Manifest:
     return children.get((kind, name)) or {
         "data": {"run.json": '{"spec": {}}', "pool.json": '{"spec": {}}'},
         "spec": {"replicas": None},
     }
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) < 600 else f"{text[:300]} … {text[-300:]}"

@@ -1,13 +1,23 @@
 """Pods before Pod Security: every pod that something becomes, asked of a restricted namespace."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tests.mutations.api import Api
 
 Manifest = dict[str, Any]
-ELSEWHERE = {"serviceAccountName", "priorityClassName", "runtimeClassName", "resourceClaims"}
+CLASSES: Mapping[str, tuple[str, Manifest]] = {
+    "priorityClassName": (
+        "/apis/scheduling.k8s.io/v1/priorityclasses",
+        {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": 1},
+    ),
+    "runtimeClassName": (
+        "/apis/node.k8s.io/v1/runtimeclasses",
+        {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "handler": "runc"},
+    ),
+}
+"""Objects of the cluster that pods name, by the field that names them."""
 
 
 def pods(manifests: Iterable[Manifest]) -> Iterator[tuple[str, Manifest]]:
@@ -18,39 +28,46 @@ def pods(manifests: Iterable[Manifest]) -> Iterator[tuple[str, Manifest]]:
         if manifest["kind"] == "Pod":
             yield name, {"metadata": {}, "spec": spec}
         elif "template" in spec and "containers" in spec["template"].get("spec", {}):
-            yield name, spec["template"]
+            template = spec["template"]
+            yield name, {**template, "spec": {**template["spec"], "volumes": _volumes(spec)}}
 
 
-def _askable(spec: Manifest) -> Manifest:
-    """A pod's spec without what a cluster has or has not, which is no question of walls.
-
-    Volumes that a StatefulSet or the writer of a value adds elsewhere are empty folders.
-    """
-    kept = {key: value for key, value in spec.items() if key not in ELSEWHERE}
-    volumes = list(kept.get("volumes") or ())
-    named = {each["name"] for each in volumes}
-    containers = [*(spec.get("initContainers") or ()), *spec["containers"]]
-    mounted = {mount["name"] for each in containers for mount in each.get("volumeMounts") or ()}
-    volumes += [{"name": name, "emptyDir": {}} for name in sorted(mounted - named)]
-    for kind in ("initContainers", "containers"):
-        kept[kind] = [_unclaimed(each) for each in spec.get(kind) or ()]
-    return {**kept, "volumes": volumes}
+def _volumes(spec: Manifest) -> list[Manifest]:
+    """Those of a pod, and those that a StatefulSet makes claims for."""
+    claims = [each["metadata"]["name"] for each in spec.get("volumeClaimTemplates") or ()]
+    made = [{"name": name, "persistentVolumeClaim": {"claimName": name}} for name in claims]
+    return [*(spec["template"]["spec"].get("volumes") or ()), *made]
 
 
-def _unclaimed(container: Manifest) -> Manifest:
-    resources = {k: v for k, v in (container.get("resources") or {}).items() if k != "claims"}
-    return {**container, "resources": resources}
+def provide(api: Api, namespace: str, manifests: Iterable[Manifest]) -> None:
+    """Make the accounts and classes that pods name, as whoever installs the chart has them."""
+    for _, template in pods(manifests):
+        spec = template["spec"]
+        account = spec.get("serviceAccountName", "default")
+        _made(api, f"/api/v1/namespaces/{namespace}/serviceaccounts", {}, account)
+        for field, (path, body) in CLASSES.items():
+            if not spec.get(field, "system-").startswith("system-"):
+                _made(api, path, body, spec[field])
+
+
+def _made(api: Api, path: str, body: Manifest, name: str) -> None:
+    reply = api.call("POST", path, json.dumps({**body, "metadata": {"name": name}}))
+    assert reply.is_good or reply.status == 409, reply.message
 
 
 def refusals(api: Api, namespace: str, manifests: Iterable[Manifest]) -> Iterator[str]:
-    """Why pods are not admitted there; each is asked for, and none is made."""
-    path = f"/api/v1/namespaces/{namespace}/pods?dryRun=All"
+    """Why pods are not admitted there; each is asked for as a whole, and none is made."""
+    path = f"/api/v1/namespaces/{namespace}/pods?dryRun=All&fieldValidation=Strict"
     for name, template in pods(manifests):
-        spec = _askable(template["spec"])
-        body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"}, "spec": spec}
+        given = template.get("metadata") or {}
+        metadata = {"name": "probe", **{k: given[k] for k in MARKS if k in given}}
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
         reply = api.call("POST", path, json.dumps(body))
         if not reply.is_good:
             yield f"{name}: {reply.message}"
+
+
+MARKS = ("labels", "annotations")
 
 
 def restricted(api: Api, namespace: str) -> None:
