@@ -11,7 +11,7 @@ from tests.mutations.cases import Mutation
 from tests.mutations.lab import Bench, NeverError, Outcome, Verdict
 from typing_extensions import override
 
-FIXED = ("runRef", "source", "reason")
+FIXED = ("runRef", "source", "reason", "parentRef")
 """What a checkpoint is; the API server keeps it."""
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -15,8 +16,14 @@ from etude.common.api.kinds import Checkpoint, EnvPool, RLRun
 from etude.common.api.meta import BrokenRulesError
 from etude.operator.render import rendered
 
-MODELS = {"RLRun": RLRun, "EnvPool": EnvPool, "Checkpoint": Checkpoint}
+MODELS: Mapping[str, type[RLRun | EnvPool | Checkpoint]] = {
+    "RLRun": RLRun,
+    "EnvPool": EnvPool,
+    "Checkpoint": Checkpoint,
+}
 SEED = 0
+FEW = 800
+"""Of each kind; a third of them are taken, and each costs a run's manifests."""
 ELSEWHERE = re.compile(r"workload$")
 """Kinds of workload that are not for a cluster without their controllers."""
 
@@ -50,7 +57,8 @@ def test_a_change_that_is_refused_is_refused_by_the_name_of_its_field(kind: crd.
 
 @pytest.mark.parametrize("kind", [crd.RLRUN, crd.ENV_POOL], ids=lambda kind: kind.name)
 def test_a_change_that_is_taken_shows_in_what_is_made_of_the_object(kind: crd.Kind) -> None:
-    taken = [each for each in cases.mutations(kind, SEED) if each.top and refusal(each) is None]
+    few = cases.sample(cases.mutations(kind, SEED), FEW, SEED)
+    taken = [each for each in few if each.top and refusal(each) is None]
     faults = []
     for each in taken:
         if OPEN.search(each.path) or ELSEWHERE.search(each.path):
@@ -60,7 +68,7 @@ def test_a_change_that_is_taken_shows_in_what_is_made_of_the_object(kind: crd.Ki
         children = {(child["kind"], child["metadata"]["name"]): child for child in made}
         whole = json.loads(cases.dumped(body))
         faults += [f"{each}: {fault}" for fault in shown.differences(whole, children)]
-    assert len(taken) > 200
+    assert len(taken) > 100
     assert faults == []
 
 
