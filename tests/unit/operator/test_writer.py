@@ -87,6 +87,20 @@ async def test_events_of_one_object_are_bounded_and_of_others_not() -> None:
     assert cluster.told[-1] == "Other"
 
 
+@given(name=st.sampled_from(["pool", "p" * 253]), text=st.text(max_size=2_000))
+async def test_no_event_is_larger_than_the_api_server_takes(name: str, text: str) -> None:
+    clock = ManualClock()
+    cluster = MemoryCluster(clock=clock)
+    metadata = {"name": name, "namespace": "lab", "uid": "u"}
+    about = {"apiVersion": "etude.dev/v1alpha1", "kind": "Checkpoint", "metadata": metadata}
+    await StatusWriter(cluster, clock, "test", 0.0).record(about, Note("n", text, text))
+    (event,) = cluster.events
+    assert len(event["metadata"]["name"]) <= 253
+    assert len(event["reason"].encode()) <= 128
+    assert len(event["note"].encode()) <= 1024
+    assert text.startswith(event["note"])
+
+
 @given(st.lists(st.floats(0, 10), max_size=100))
 def test_no_bucket_gives_more_than_its_burst_and_its_rate(pauses: list[float]) -> None:
     bucket = Bucket(rate_per_s=2.0, burst=5.0, counted_s=0.0)

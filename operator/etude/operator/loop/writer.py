@@ -31,6 +31,9 @@ EVENTS_PER_S = 0.1
 EVENT_BURST = 100.0
 """Events of one object at once; kubelets have 25. A condition that flaps is in its status."""
 
+MOST_NAME, MOST_REASON, MOST_NOTE = 230, 128, 1024
+"""Bytes, and not letters, that the API server takes."""
+
 REPORTER = "etude.dev/operator"
 
 
@@ -104,15 +107,15 @@ class StatusWriter:
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
             "metadata": {
-                "name": f"{metadata['name']}.{digest}",
+                "name": f"{_cut(metadata['name'], MOST_NAME).rstrip('-.')}.{digest}",
                 "namespace": metadata.get("namespace", "default"),
             },
             "eventTime": when.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             "reportingController": REPORTER,
             "reportingInstance": self.instance,
             "action": "Reconcile",
-            "reason": note.reason[:128],
-            "note": note.message[:1024],
+            "reason": _cut(note.reason, MOST_REASON),
+            "note": _cut(note.message, MOST_NOTE),
             "type": "Warning" if note.is_warning else "Normal",
             "regarding": {
                 "apiVersion": about["apiVersion"],
@@ -132,6 +135,10 @@ class _Told:
     events: Bucket
     written_s: float = float("-inf")
     """When its status was written last."""
+
+
+def _cut(text: str, limit: int) -> str:
+    return text.encode()[:limit].decode(errors="ignore")
 
 
 def _lasting(status: Mapping[str, Any]) -> dict[str, Any]:
