@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.api.lifecycle import ExitCodes, FailureAction, FailureRule
-from etude.operator.failures import PodFailure
+from etude.operator.failures import PodFailure, failures
 from etude.operator.manifests import Ref, labels
 from etude.operator.runs import verdicts
 from etude.operator.runs.verdicts import Outcome, Verdict
@@ -49,6 +49,16 @@ def test_a_rule_about_codes_matches_them_or_all_others(
 def test_the_first_rule_that_matches_decides(actions: list[FailureAction]) -> None:
     rules = parsed(*(rule(f"r{n}", action) for n, action in enumerate(actions)))
     assert verdicts.verdict(exits("trainer", 1), rules).rule == "r0"
+
+
+@pytest.mark.parametrize(
+    ("goes", "count"), [({}, 1), ({"deletionTimestamp": "2026-01-01T00:00:00Z"}, 0)]
+)
+def test_a_pod_that_was_told_to_go_does_not_fail_by_going(goes: dict[str, str], count: int) -> None:
+    ended = {"exitCode": 143, "reason": "Error", "message": "told to go"}
+    status = {"containerStatuses": [{"name": "main", "state": {"terminated": ended}}]}
+    pod = {"kind": "Pod", "metadata": {"name": "demo-trainer-0", **goes}, "status": status}
+    assert len(failures("trainer", [pod])) == count
 
 
 def test_a_rule_about_one_role_leaves_the_others_alone() -> None:

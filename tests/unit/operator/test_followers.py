@@ -126,6 +126,18 @@ async def test_what_was_done_while_nobody_could_hear_it_is_progress(stalling: An
     assert stalling.run().status.attempt == 0
 
 
+@pytest.mark.parametrize("count", ["completed", "masked", "dropped"])
+async def test_a_rollout_that_comes_to_an_end_is_progress(stalling: Any, count: str) -> None:
+    for number in range(1, 4):
+        await stalling.advance(50)
+        await stalling.say(
+            state=run_pb2.RUN_STATE_RUNNING,
+            step=5,
+            rollouts=run_pb2.RolloutCounts(**{count: number}),
+        )
+    assert stalling.run().status.attempt == 0
+
+
 async def test_another_controller_has_all_the_time_again(stalling: Any) -> None:
     await stalling.advance(50)
     stalling.new_controller()
