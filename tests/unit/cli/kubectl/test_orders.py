@@ -1,9 +1,12 @@
 """What resumes a run, by who suspended it, and what asks for a checkpoint."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from etude.cli.kubectl.client import Kubectl
+from etude.cli.kubectl.verbs import saving
 from etude.cli.kubectl.verbs.orders import RESUME, answer_to
 from etude.cli.kubectl.verbs.saving import request
 from etude.common.api.checkpoint import CheckpointSpec
@@ -38,6 +41,35 @@ def test_a_spent_budget_has_to_be_raised() -> None:
     assert "--gpu-hours" in refused.value.problem.fix
     raised = {"spec": {"budget": {"gpuHours": "9"}}}
     assert answer_to(run("BudgetExceeded"), {"gpuHours": "9"}) == raised
+
+
+ANSWERS = """#!/bin/sh
+case "$*" in
+  "get rlruns"*) echo '{"metadata": {"name": "demo", "uid": "u"}}' ;;
+  create*) cat > /dev/null; echo '{"metadata": {"name": "demo-manual-1"}}' ;;
+  "get checkpoints"*)
+    if [ ! -e asked ]; then
+      touch asked
+      echo "Unable to connect to the server: dial tcp 10.0.0.1:443: i/o timeout" >&2
+      exit 1
+    fi
+    echo '{"status": {"phase": "Ready", "uri": "s3://runs/demo", "step": 7}}' ;;
+esac
+"""
+
+
+def test_whoever_waits_for_a_checkpoint_goes_on_when_nobody_answers_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "kubectl"
+    program.write_text(ANSWERS)
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(saving, "INTERVAL_S", 0.0)
+    saving.save(Kubectl(program=str(program)), "demo", wait=True)
+    told = capsys.readouterr()
+    assert "Unable to connect" in told.out + told.err
+    assert "demo-manual-1: Ready at step 7" in told.out + told.err
 
 
 def test_a_request_is_a_checkpoint_that_the_api_takes() -> None:

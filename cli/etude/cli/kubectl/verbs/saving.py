@@ -41,16 +41,30 @@ def save(kubectl: Kubectl, run: str, *, wait: bool) -> None:
         return
     deadline_s, told = time.monotonic() + LIMIT_S, ""
     while time.monotonic() < deadline_s:
-        found = kubectl.get(CHECKPOINTS, name)
-        words = _words(found)
+        found, words = _look(kubectl, name)
         if words != told:
             told = words
             say(f"{name}: {words}")
-        if _is_ready(found, name):
+        if found is not None and _is_ready(found, name):
             return
         time.sleep(INTERVAL_S)
     fix = f"the order stands: kubectl get checkpoint {name}"
     raise UserError(Problem("TimedOut", f"not yet after {LIMIT_S:.0f} s: {told}", name, fix))
+
+
+def _look(kubectl: Kubectl, name: str) -> tuple[Mapping[str, Any] | None, str]:
+    """The object and how far it is; a hiccup of the network ends no wait.
+
+    Raises:
+        UserError: it is gone, or we may not look at it.
+    """
+    try:
+        found = kubectl.get(CHECKPOINTS, name)
+    except UserError as error:
+        if error.problem.reason != "Unreachable":
+            raise
+        return None, error.problem.what
+    return found, _words(found)
 
 
 def _words(found: Mapping[str, Any]) -> str:
