@@ -357,6 +357,9 @@ async def test_an_api_is_used_from_when_it_is_installed_until_it_is_removed(
         api[:] = [(503, {}), groups()]
         await until(lambda: not cluster.served({*wanted, "RayCluster"}))
         await until(lambda: cluster.get(key) is None)
+        api[:] = [groups("jobset.x-k8s.io/v1alpha2")]  # it was only the API server that began anew
+        await until(lambda: not cluster.served({*wanted, "RayCluster"}) < wanted)
+        assert cluster.get(key) is not None
         watching.cancel()
 
 

@@ -83,6 +83,13 @@ class Cache:
             del self._objects[key.kind][key]
             self._tell(known)
 
+    def drop(self, kind: str) -> None:
+        """Forget the objects of a kind that is not served; it may be served again, with them."""
+        for key, known in list(self._objects[kind].items()):
+            self._unlink(key, known)
+            del self._objects[kind][key]
+            self._tell(known)
+
     def is_gone(self, uid: str) -> bool:
         """Whether an object is known to have gone lately."""
         return uid in self._gone

@@ -111,8 +111,7 @@ class Watches:
         for kind in self._extra.keys() - kinds:
             for task in self._extra.pop(kind):
                 task.cancel()
-            for known in self.cache.every(kind):
-                self.cache.lose(ref(known), uid(known))
+            self.cache.drop(kind)
 
     async def _discover(self) -> set[str]:
         """Which kinds of other projects can be used: served, and their objects in the cache."""
