@@ -70,6 +70,35 @@ async def test_a_peer_that_cannot_be_dialled_as_nobody_foresaw_is_dialled_again(
         followers.leave_all()
 
 
+class Counting(MemoryPeers):
+    """Counts how often it was dialled."""
+
+    dialled = 0
+
+    @override
+    async def watch_run(
+        self, target: str, after: Position
+    ) -> AsyncIterator[run_pb2.WatchRunResponse]:
+        self.dialled += 1
+        async for response in MemoryPeers.watch_run(self, target, after):
+            yield response
+
+
+async def test_what_the_controller_of_another_run_says_is_not_heard() -> None:
+    peers, book = Counting(), ReportBook(ManualClock())
+    others = event(1)
+    others.run_uid = "another"
+    peers.runs[TARGET].say(others)
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
+        followers = Followers(MemoryCluster(), book, peers, lambda *_: None, tasks)
+        followers.follow(KEY, Peer("uid"), TARGET, pod_uid="1")
+        while peers.dialled < 3:
+            await asyncio.sleep(0)
+        followers.leave_all()
+    assert not book.run("uid").is_connected
+    assert not book.run("uid").happenings
+
+
 async def test_a_controller_that_tells_without_end_is_heard_as_fast_as_it_is_dealt_with(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -5,6 +5,7 @@ import hashlib
 import pytest
 
 from etude.common import checkpoints
+from etude.common.api.checkpointing import Depth
 from etude.common.blobs import MemoryStore
 from etude.common.checkpoint_orders import verify
 from etude.common.checkpoints import CheckpointManifest
@@ -110,3 +111,14 @@ def test_a_manifest_check_finds_what_is_missing_or_cut_short(store: MemoryStore)
     store.delete(["learner/0"])
     with pytest.raises(CorruptError, match="learner/0: is missing"):
         verify(store, digest, depth="Manifest")
+
+
+@pytest.mark.parametrize("depth", ["Manifest", "Checksums"])
+def test_a_manifest_that_was_written_anew_is_not_the_one_that_was_registered(
+    store: MemoryStore, depth: Depth
+) -> None:
+    registered = written(store, "learner/0")
+    verify(store, registered, depth=depth)
+    written(store, "learner/0", epoch=2)
+    with pytest.raises(CorruptError, match="has digest"):
+        verify(store, registered, depth=depth)
