@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from typing_extensions import override
 
 from etude.operator.clock import ManualClock
 from etude.operator.loop.leader import (
@@ -77,6 +78,24 @@ async def test_the_gate_closes_before_the_lease_can_expire(
     clock.advance(0.1)
     assert not leader.may_write()
     assert RENEW_DEADLINE_S < DURATION_S
+
+
+async def test_a_lease_counts_from_when_it_was_asked_for(clock: ManualClock) -> None:
+    class Slow(MemoryLeases):
+        """Its answer takes a while, in which others may have seen the record already."""
+
+        @override
+        async def write(self, record: LeaseRecord) -> LeaseRecord:
+            written = await MemoryLeases.write(self, record)
+            clock.advance(2.0)
+            return written
+
+    leader = candidate(Slow(), clock, "a")
+    await leader.campaign()
+    clock.advance(RENEW_DEADLINE_S - 2.1)
+    assert leader.may_write()
+    clock.advance(0.1)
+    assert not leader.may_write()
 
 
 def test_one_attempt_that_hangs_leaves_time_for_another_before_the_gate_closes() -> None:
