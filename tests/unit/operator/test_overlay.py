@@ -1,5 +1,6 @@
 """What users lay over the pods of a role."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.api.kinds import RLRun
+from etude.common.api.lint import lint_text
 from etude.operator.desired import overlay
 from etude.operator.desired import runs as desired
 from etude.operator.desired.runs import Platform, RunShape
@@ -146,7 +148,9 @@ def test_a_pod_template_is_laid_over_the_operators(run_body: Build, platform: Pl
 async def test_what_would_let_a_pod_out_or_break_it_is_refused_by_name(
     lab: Any, run_body: Build, spec: dict[str, Any], words: str
 ) -> None:
-    lab.cluster.put(with_role(run_body, "trainer", podTemplate={"spec": spec}))
+    body = with_role(run_body, "trainer", podTemplate={"spec": spec})
+    assert any(words in finding.what for finding in lint_text(json.dumps(body), name="run"))
+    lab.cluster.put(body)
     await lab.settle()
     assert lab.condition("Accepted") == ("False", "InvalidParameters")
     message = next(c.message for c in lab.run().status.conditions if c.type == "Accepted")

@@ -18,9 +18,7 @@ def lint(
     found = 0
     for path in files:
         if not path.is_file():
-            raise UserError(
-                Problem("NotFound", what="no such file", where=str(path), fix="check the path")
-            )
+            raise UserError(_no_file(path))
         for finding in lint_file(path):
             found += 1
             say(finding.text())
@@ -28,3 +26,10 @@ def lint(
         say(f"{found} problem{'s' if found > 1 else ''}")
         raise SystemExit(Exit.INVALID)
     say(f"{len(files)} file{'s' if len(files) > 1 else ''} checked, nothing to fix")
+
+
+def _no_file(path: Path) -> Problem:
+    if path.is_dir():
+        what, fix = "this is a folder", f"name its files: etude lint {path / '*.yaml'}"
+        return Problem("NotFound", what=what, where=str(path), fix=fix)
+    return Problem("NotFound", what="no such file", where=str(path), fix="check the path")

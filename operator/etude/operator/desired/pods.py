@@ -137,11 +137,6 @@ def toleration(toleration: Toleration) -> Manifest:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def is_reserved(variable: str) -> bool:
-    """Whether a pod has this environment variable from us; given twice, a pod is refused."""
-    return variable == "HOME" or variable.startswith("ETUDE_")
-
-
 def pod_spec(plan: Plan) -> Manifest:
     """The pod spec of one role."""
     spec: Manifest = {

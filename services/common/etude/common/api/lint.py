@@ -22,6 +22,7 @@ from etude.common.api.meta import API_VERSION, GROUP, LabelValue, Model, Name
 from etude.common.api.pool import EnvPoolSpec
 from etude.common.api.run import RLRunSpec
 from etude.common.api.sentences import Sentence, dotted, nearest, sentences, shown
+from etude.common.api.undertaken import refusals
 
 SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 
@@ -169,6 +170,8 @@ def _object(value: Mapping[str, JsonValue]) -> Iterator[tuple[str, Sentence]]:
     for part, model in (("metadata", kind.metadata), ("spec", kind.spec)):
         yield from (("InvalidSpec", each) for each in _part(value, part, model))
     yield from (("InvalidParameters", each) for each in _parameters(value.get("spec")))
+    if named == "RLRun":
+        yield from (("InvalidParameters", each) for each in refusals(value.get("spec")))
 
 
 def _named_kind(value: Mapping[str, JsonValue]) -> str | Sentence | None:

@@ -80,6 +80,11 @@ def directives(value: JsonValue, at: str = "") -> Iterator[str]:
             yield from directives(item, f"{at}[{index}]")
 
 
+def is_reserved(variable: str) -> bool:
+    """Whether a pod has this environment variable from us; given twice, a pod is refused."""
+    return variable == "HOME" or variable.startswith("ETUDE_")
+
+
 def variables(spec: Mapping[str, JsonValue], container: str) -> Iterator[str]:
     """Names of the environment variables that a part of a pod spec gives a container."""
     for each in _items(spec, "containers"):

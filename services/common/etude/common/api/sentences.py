@@ -6,30 +6,14 @@ from typing import Any, NamedTuple
 
 from pydantic_core import ErrorDetails
 
-from etude.common.addresses import ENDPOINT, REGION
+from etude.common.api import patterns
 from etude.common.api.documents import FieldPath
-from etude.common.api.meta import DECIMAL, NAME, BrokenRulesError, RepeatedError, Rule
-from etude.common.api.network import HOST
+from etude.common.api.meta import BrokenRulesError, RepeatedError, Rule
 
 Schema = Mapping[str, Any]
 
 MAX_SHOWN = 60
 """Characters of a value, and names of a list, are cut to keep a problem on one line."""
-
-PATTERNS: Mapping[str, str] = {
-    NAME: "lower-case letters, digits and '-', beginning with a letter",
-    DECIMAL: 'a decimal in quotes, such as "0.5" or "3e-3"',
-    r"^(file|s3)://": "s3://bucket/prefix or file:///folder",
-    r"^https?://": "an http:// or https:// URL",
-    ENDPOINT: "scheme, host and port alone, such as http://127.0.0.1:9000",
-    REGION: "letters, digits and hyphens, such as eu-central-1",
-    HOST: "a host's name, such as pypi.org or *.example.com: addresses are refused",
-    r"^[0-9]+(\.[0-9]+)?m?$": 'a CPU quantity, such as "2" or 500m',
-    r"^[0-9]+(Ki|Mi|Gi|Ti)?$": "a memory quantity, such as 512Mi or 4Gi",
-    r"^[A-Za-z_][A-Za-z0-9_]*$": "letters, digits and '_', beginning with no digit",
-    r"^[0-9a-f]{64}$": "64 hexadecimal digits",
-}
-"""The patterns of the models in words."""
 
 TYPES = {
     "string": "text",
@@ -145,7 +129,7 @@ def described(node: Schema) -> str:
     if "properties" in node:
         needed = ", ".join(node.get("required", ()))
         return f"a mapping with {needed}" if needed else "a mapping"
-    words = PATTERNS.get(node.get("pattern", ""), TYPES.get(node.get("type", ""), "a value"))
+    words = patterns.WORDS.get(node.get("pattern", ""), TYPES.get(node.get("type", ""), "a value"))
     low, high = node.get("minimum"), node.get("maximum")
     if low is not None and high is not None:
         return f"{words} from {low} to {high}"
@@ -165,7 +149,7 @@ def _node(schema: Schema, path: Iterable[str | int]) -> Schema:
 
 
 def _missing(case: _Case, _: str) -> Sentence:
-    about = case.node.get("description", "").rstrip(".")
+    about = case.node.get("description", "").partition(". ")[0].rstrip(".").replace("\n", " ")
     fix = f"add {case.key}: {described(case.node)}" + (f" ({about})" if about else "")
     return Sentence(case.path, f"{dotted(case.path)} is missing", fix)
 
@@ -251,7 +235,7 @@ def _length(word: str, unit: str) -> Callable[[_Case, str], Sentence]:
 
 def _pattern(case: _Case, _: str) -> Sentence:
     pattern = str(case.limits["pattern"])
-    wanted = PATTERNS.get(pattern, f"text that matches {pattern}")
+    wanted = patterns.WORDS.get(pattern, f"text that matches {pattern}")
     what = f"{dotted(case.path)} is {shown(case.value)}, which is not {wanted}"
     return Sentence(case.path, what, f"write {wanted}")
 

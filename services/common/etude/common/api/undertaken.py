@@ -1,0 +1,73 @@
+"""What a manifest alone tells that the operator would refuse, though the API server takes it.
+
+What it reads is whatever stands in the file: fields that are wrong otherwise are passed over.
+"""
+
+import re
+from collections.abc import Iterator
+
+from pydantic import JsonValue
+
+from etude.common.api.documents import FieldPath
+from etude.common.api.podtemplate import directives, is_reserved, leaks, variables
+from etude.common.api.sentences import Sentence, dotted
+
+ROLES = ("trainer", "inference", "rewards")
+
+
+def refusals(spec: JsonValue) -> Iterator[Sentence]:
+    """Everything of a run's spec that would end as `Accepted=False`, with its place."""
+    roles = _mapping(_mapping(spec).get("roles"))
+    for name in ROLES:
+        role = _mapping(roles.get(name))
+        at = ("spec", "roles", name)
+        yield from _reserved(role, at)
+        yield from _laid_over(_mapping(_mapping(role.get("podTemplate")).get("spec")), name, at)
+    for index, item in enumerate(_list(roles.get("environments"))):
+        yield from _unknown_template(_mapping(item), ("spec", "roles", "environments", index))
+
+
+def _reserved(role: dict[str, JsonValue], at: FieldPath) -> Iterator[Sentence]:
+    for index, item in enumerate(_list(role.get("env"))):
+        name = str(_mapping(item).get("name"))
+        if is_reserved(name):
+            yield _set_by_us((*at, "env", index, "name"), name)
+
+
+def _laid_over(spec: dict[str, JsonValue], role: str, at: FieldPath) -> Iterator[Sentence]:
+    below = (*at, "podTemplate", "spec")
+    for message in (*directives(spec), *leaks(spec)):
+        field, _, why = message.partition(": ")
+        path = (*below, *_parts(field))
+        yield Sentence(path, f"{dotted(path)}: {why}", "remove it", at_key=True)
+    for name in variables(spec, role):
+        if is_reserved(name):
+            yield _set_by_us((*below, "containers"), name)
+
+
+def _set_by_us(path: FieldPath, name: str) -> Sentence:
+    return Sentence(path, f"{dotted(path)}: {name} is set by the operator", "remove it")
+
+
+def _unknown_template(role: dict[str, JsonValue], at: FieldPath) -> Iterator[Sentence]:
+    pool = _mapping(role.get("poolTemplate"))
+    known = [str(_mapping(each).get("name")) for each in _list(pool.get("templates"))]
+    wanted = role.get("template")
+    if known and isinstance(wanted, str) and wanted not in known:
+        path = (*at, "template")
+        what = f"{dotted(path)} is {wanted}, which is none of the pool's: {', '.join(known)}"
+        yield Sentence(path, what, f"write template: {known[0]}, or add it to poolTemplate")
+
+
+def _parts(field: str) -> FieldPath:
+    """A path as it is written, `volumes[0].hostPath`, as its parts."""
+    found = re.findall(r"([^.\[\]]+)|\[(\d+)\]", field)
+    return tuple(name or int(index) for name, index in found)
+
+
+def _mapping(value: JsonValue) -> dict[str, JsonValue]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: JsonValue) -> list[JsonValue]:
+    return value if isinstance(value, list) else []
