@@ -1,7 +1,8 @@
 """Whatever happens in whatever order, leases add up and none lives twice."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import settings
@@ -21,19 +22,40 @@ keys = st.sampled_from("abcd")
 nodes = st.sampled_from(NODES)
 
 
+@dataclass(slots=True, kw_only=True)
+class HastyNodes(MemoryNodes):
+    """Nodes of which some tell of a lease by a heartbeat before their answer is read."""
+
+    hear: Callable[[environments_pb2.HeartbeatRequest], object]
+    hasty: set[str] = field(default_factory=set)
+
+    @override
+    async def open(
+        self, endpoint: str, request: environments_pb2.OpenEnvironmentsRequest
+    ) -> Sequence[environments_pb2.LaunchBatchResponse]:
+        answers = await MemoryNodes.open(self, endpoint, request)
+        if endpoint in self.hasty:
+            self.hear(self.heartbeat(endpoint))
+        return answers
+
+
 class Pool(RuleBasedStateMachine):
     """A broker, three nodes, clients that come and go, and everything that can fail."""
 
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.nodes = MemoryNodes(slots=SLOTS)
+        self.nodes = HastyNodes(slots=SLOTS, hear=self.hear)
         self.broker = self.started()
         self.asked: dict[str, environments_pb2.LaunchBatchRequest] = {}
         self.clients: list[asyncio.Task[None]] = []
         self.told: dict[str, dict[int, str]] = {}
         """What clients were given, by key and index, unless it has ended since."""
         self.beat()
+
+    def hear(self, beat: environments_pb2.HeartbeatRequest) -> None:
+        """Whichever broker there is hears it."""
+        self.broker.heartbeat(beat)
 
     def started(self) -> Broker:
         return Broker(pool(), self.nodes, started_s=-REBUILD_S)
@@ -109,6 +131,10 @@ class Pool(RuleBasedStateMachine):
     def mend(self, name: str) -> None:
         self.nodes.failing.discard(name)
         self.beat(name)
+
+    @rule(name=nodes)
+    def hurry(self, name: str) -> None:
+        self.nodes.hasty ^= {name}
 
     @rule(name=nodes)
     def restart_empty(self, name: str) -> None:

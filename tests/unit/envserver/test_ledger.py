@@ -108,6 +108,19 @@ def test_a_lease_expires_at_its_end_and_not_before() -> None:
     assert ledger.expired_total == 1
 
 
+def test_a_lease_that_a_heartbeat_told_of_before_the_nodes_answer_is_one_lease() -> None:
+    ledger = ledger_with()
+    later = NOW_MS + 60_000
+    ledger.heartbeat(beat(held("a")), now_s=0, adopted_until_unix_ms=later)
+    ledger.grant(Granted(held=held("a"), node_id="n", granted_s=1))
+    assert (ledger.granted_total, ledger.adopted_total, ledger.of_run("run")) == (1, 0, 1)
+    assert free(ledger) == {"n": 3}
+
+    assert expired(ledger, NOW_MS) == ["a"]
+    assert ledger.of_run("run") == 0
+    assert expired(ledger, later) == []
+
+
 def test_a_renewed_lease_outlives_its_first_end() -> None:
     ledger = ledger_with("a")
     ledger.renew(["a"], expires_unix_ms=NOW_MS + 9, now_s=1)

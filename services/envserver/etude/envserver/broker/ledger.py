@@ -101,7 +101,15 @@ class Ledger:
         return self._of_run.get(run_id, 0)
 
     def grant(self, granted: Granted) -> None:
-        """A node has opened it."""
+        """A node has opened it.
+
+        Its heartbeat may have told of the lease before its answer came, as one whose origin nobody
+        knew: it is one lease all the same, and ends when its holder was told.
+        """
+        known = self.leases.get(granted.lease.lease_id)
+        if known is not None:
+            self._drop(known)
+            self.adopted_total -= 1
         self._add(granted)
         self.granted_total += 1
 
