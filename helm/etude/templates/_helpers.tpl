@@ -33,6 +33,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- /* Image of one role: its own, or the common one. */ -}}
 {{- define "etude.image" -}}
 {{- $image := get .root.Values.images .role | default .root.Values.image -}}
+{{- if not $image -}}
+{{- fail (printf "image: there is none for %s, and none of ours is published: build one (docs/how-to/build-container-images.md), then --set image=REPO:TAG or images.%s" .role .role) -}}
+{{- end -}}
 {{- if and .root.Values.requireImageDigests (not (regexMatch "@sha256:[0-9a-f]{64}$" $image)) -}}
 {{- $value := ternary (printf "images.%s" .role) "image" (ne (get .root.Values.images .role) "") -}}
 {{- fail (printf "%s: %s names no digest: write repo@sha256:…, or set requireImageDigests to false" $value $image) -}}

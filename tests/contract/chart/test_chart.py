@@ -67,7 +67,8 @@ def test_crds_can_be_left_out_or_not_kept() -> None:
 @pytest.mark.parametrize(
     ("values", "names"),
     [
-        ({"image": ""}, "/image"),
+        ({"image": ""}, "build one (docs/how-to/build-container-images.md)"),
+        ({"image": "", "images": {"operator": "r/o:1"}}, "image: there is none for trainer"),
         ({"image": "Not An Image"}, "/image"),
         ({"imagePullPolicy": "Sometimes"}, "/imagePullPolicy"),
         ({"operator": {"replicas": 0}}, "/operator/replicas"),
