@@ -3,17 +3,23 @@
 from collections.abc import Mapping
 
 from etude.common.addresses import ENDPOINT, REGION
-from etude.common.api import autoscaling, gateway, lifecycle, network, placement, pool, scheduling
-from etude.common.api.meta import DECIMAL, NAME
-from etude.common.api.roles import RESOURCE
+from etude.common.api import (
+    autoscaling,
+    gateway,
+    lifecycle,
+    network,
+    observability,
+    placement,
+    pool,
+    roles,
+    scheduling,
+)
+from etude.common.api.meta import DECIMAL, NAME, OBJECT
 
 WORDS: Mapping[str, str] = {
     NAME: "lower-case letters, digits and '-', beginning with a letter",
     r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$": "lower-case letters, digits and '-'",
-    r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$": (
-        "lower-case letters, digits, '-' and '.'"
-    ),
-    scheduling.OBJECT: "the name of an object: lower-case letters, digits, '-' and '.'",
+    OBJECT: "the name of an object: lower-case letters, digits, '-' and '.'",
     scheduling.NODE_LABEL: "the key of a label, such as topology.kubernetes.io/zone",
     placement.KEY: "the key of a taint, such as nvidia.com/gpu",
     r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$": (
@@ -21,7 +27,7 @@ WORDS: Mapping[str, str] = {
     ),
     lifecycle.CONDITION: "the type of a pod's condition, such as DisruptionTarget",
     lifecycle.MANAGER: "a domain, a slash and a name, such as example.com/manager",
-    RESOURCE: "the name of an extended resource, such as nvidia.com/gpu",
+    roles.RESOURCE: "the name of an extended resource, such as nvidia.com/gpu",
     DECIMAL: 'a decimal in quotes, such as "0.5" or "3e-3"',
     r"^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?$": 'a decimal in quotes, such as "-0.5" or "3e-3"',
     r"^(file|s3)://": "s3://bucket/prefix or file:///folder",
@@ -30,8 +36,9 @@ WORDS: Mapping[str, str] = {
         "an image that was pushed, s3://bucket/prefix/ and 32 hexadecimal digits, a folder"
         " file:///…, or the name of one on the node"
     ),
+    roles.IMAGE: "an image's reference, such as registry.example/etude:1.0",
     pool.BACKEND: "hashed-1, minilm-l6-v2, or trained- and 16 hexadecimal digits",
-    r"^https?://": "an http:// or https:// URL",
+    observability.COLLECTOR: "an http:// or https:// URL, such as http://collector.example:4317",
     ENDPOINT: "scheme, host and port alone, such as http://127.0.0.1:9000",
     REGION: "letters, digits and hyphens, such as eu-central-1",
     network.HOST: "a host's name, such as pypi.org or *.example.com: addresses are refused",
