@@ -97,6 +97,7 @@ docs: $(READY) ## regenerate CRDs and reference pages, and build the site into s
 	$(RUN) python -m etude.operator.reference
 	$(RUN) python hack/metrics_reference.py
 	$(RUN) python hack/dashboards.py
+	$(RUN) python hack/decisions.py
 	$(UV) run --isolated --locked --only-group docs zensical build --strict
 
 chart-readme: $(READY) ## regenerate the chart's README from its values (needs Go)

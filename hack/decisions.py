@@ -1,0 +1,51 @@
+"""Writes docs/adr/README.md from the titles of decisions: `python hack/decisions.py`."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+FOLDER = Path("docs") / "adr"
+HEAD = """\
+# Decisions
+
+<!-- Generated from the titles by `python hack/decisions.py`; do not edit. -->
+
+One choice a page: its context, the choice, its consequence, and what would reverse it. A page is
+superseded, never edited.
+"""
+
+
+class Decision(NamedTuple):
+    """One page."""
+
+    number: int
+    title: str
+    file: str
+
+
+def decisions(root: Path) -> Iterator[Decision]:
+    """All of them by number.
+
+    Raises:
+        ValueError: a page does not begin with the number that its file has.
+    """
+    for page in sorted((root / FOLDER).glob("[0-9]*.md")):
+        first = page.read_text(encoding="utf-8").partition("\n")[0]
+        match = re.fullmatch(r"# (\d+)\. (.+)", first)
+        if match is None or int(match[1]) != int(page.name[:4]):
+            raise ValueError(f"{page.name} begins with {first!r}")
+        yield Decision(int(match[1]), match[2], page.name)
+
+
+def page(root: Path) -> str:
+    """The page as Markdown."""
+    found = list(decisions(root))
+    rows = [f"| {each.number} | [{each.title}]({each.file}) |" for each in found]
+    missing = sorted(set(range(1, found[-1].number)) - {each.number for each in found})
+    never = f"Numbers that were never given: {', '.join(map(str, missing))}.\n"
+    return "\n".join([HEAD, "| | |", "|---|---|", *rows, "", never])
+
+
+if __name__ == "__main__":
+    (FOLDER / "README.md").write_text(page(Path()), encoding="utf-8")
