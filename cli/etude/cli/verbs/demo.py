@@ -45,7 +45,8 @@ def demo(
     if runs.await_state(runtime) is not None:
         note(target, "started", started_s)
         memory = ResourceLog(target, runtime.process.pid)
-        code = follow(runtime, as_lines=plain, on_look=memory.look)
+        again = f"etude demo --seed {seed} --dir {target}"
+        code = follow(runtime, as_lines=plain, on_look=memory.look, again=again)
         note(target, "ended", time.time())
         if code:
             raise SystemExit(code)

@@ -96,7 +96,11 @@ def stop(
 
 
 def follow(
-    runtime: runs.Runtime, *, as_lines: bool, on_look: Callable[[], None] | None = None
+    runtime: runs.Runtime,
+    *,
+    as_lines: bool,
+    on_look: Callable[[], None] | None = None,
+    again: str = "",
 ) -> int:
     """Show a run until it ends; the first Ctrl-C asks it to save and stop, the second to stop.
 
@@ -104,11 +108,13 @@ def follow(
         runtime: the run's local runtime.
         as_lines: a plain log even on a terminal.
         on_look: called every few seconds, for measurements beside the run.
+        again: what resumes the run, if it is not `etude run`.
 
     Returns:
         The exit code for the verb.
     """
     process, folder = runtime.process, runtime.folder
+    again = again or f"etude run {folder}/run.yaml --dir {folder}"
     interrupts = 0
 
     def interrupted(_number: int, _frame: FrameType | None) -> None:
@@ -129,12 +135,13 @@ def follow(
             process.wait()
             raise
     if interrupts:
-        say(f"stopped; run it again to resume: etude run {folder}/run.yaml --dir {folder}")
+        say(f"stopped; run it again to resume: {again}")
         return Exit.INTERRUPTED
     if code:
         say(runtime.last_words())
+        say(f"what each process said: etude logs {folder}; to try again: {again}")
     if code < 0:
-        say(f"the local runtime was ended by signal {-code}; the same command resumes")
+        say(f"the local runtime was ended by signal {-code}")
     return runs.exit_code(code)
 
 
