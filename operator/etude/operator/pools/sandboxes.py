@@ -4,11 +4,16 @@ from collections.abc import Collection, Iterator, Mapping
 
 from etude.common.api.backend import Backend
 from etude.common.api.kinds import EnvPool
-from etude.common.api.podtemplate import directives, is_reserved_label, leaks, variables
+from etude.common.api.podtemplate import (
+    directives,
+    is_reserved,
+    is_reserved_label,
+    leaks,
+    variables,
+)
 from etude.operator import integrations, names
 from etude.operator.cluster.api import Cluster
 from etude.operator.conditions import Fact, no
-from etude.operator.desired.pods import is_reserved
 from etude.operator.desired.runs import Platform
 from etude.operator.manifests import Manifest, Ref, controller_uid, is_deleting, labels, ref, uid
 from etude.operator.reasons import Reason
