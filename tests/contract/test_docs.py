@@ -13,6 +13,7 @@ from typer.main import get_command
 
 from etude.cli.kubectl import flags
 from etude.cli.kubectl import main as plugin
+from etude.cli.kubectl.advice import ADVICE
 from etude.cli.main import app
 from etude.common import weights
 from etude.common.blobs import open_store
@@ -56,13 +57,44 @@ def plugin_words(command: str) -> list[str] | None:
     return list(flags.split(words[2:]).own) if words[:2] == ["kubectl", "etude"] else None
 
 
+def named() -> list[tuple[str, str]]:
+    """Each command that a sentence names, with its page; a group of verbs may stand alone there."""
+    found = set()
+    for page in PAGES:
+        prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        commands = re.findall(r"`((?:kubectl )?etude [^`\n]+)`", prose)
+        found |= {(str(page.relative_to(ROOT)), each.rstrip("…")) for each in commands}
+    return sorted(found)
+
+
+def advised() -> list[tuple[str, str]]:
+    """Each command that `kubectl etude why` and lint tell people to type."""
+    texts = [text for advice in ADVICE.values() for text in advice]
+    found = [each for text in texts for each in re.findall(r"kubectl etude [a-z]+[^;,.]*", text)]
+    return [("advice.py", each.replace("{run}", "demo")) for each in sorted(set(found))]
+
+
+@pytest.mark.parametrize(("page", "command"), [*named(), *advised()])
+def test_a_command_that_is_named_in_passing_has_a_verb(page: str, command: str) -> None:
+    plain = command.removeprefix("kubectl ")
+    verb = get_command(plugin.app if plain != command else app)
+    words = [word for word in plain.split()[1:] if word.islower() and word.isalpha()]
+    assert words[0] in verb.commands, f"{page}: {command}"  # type: ignore[attr-defined] # a group
+    while words and words[0] in getattr(verb, "commands", {}):
+        verb = verb.commands[words.pop(0)]  # type: ignore[attr-defined] # likewise
+    known = {option for parameter in verb.params for option in parameter.opts} | {"--help"}
+    known |= {"-n", "--namespace"} if plain != command else set()  # kubectl's own
+    given = {word.partition("=")[0] for word in plain.split() if word.startswith("-")}
+    assert given <= known, f"{page}: {command}"
+
+
 @pytest.mark.parametrize(("page", "command"), commands())
 def test_a_documented_command_exists_with_its_options(page: str, command: str) -> None:
     words, verb = etude_words(command), get_command(app)
     if words is None:
         words, verb = plugin_words(command), get_command(plugin.app)
     if words is None:
-        return  # test_makefile.py is about targets of make
+        return  # others: test_makefile.py, tests/cluster/test_documented_commands.py
     while words and words[0] in getattr(verb, "commands", {}):
         verb = verb.commands[words.pop(0)]  # type: ignore[attr-defined] # a group has them
     is_verb = not hasattr(verb, "commands") or words == ["--help"]
