@@ -115,6 +115,7 @@ TROUBLE = {
         for reason in (Reason.INVALID_SPEC, Reason.RESTARTS_EXHAUSTED, Reason.DEADLINE_EXCEEDED)
     },
     Reason.ROLE_FAILED: of_run("Degraded", "True", Reason.ROLE_FAILED),
+    Reason.PLAN_UNRELIABLE: of_run("Degraded", "True", Reason.PLAN_UNRELIABLE),
     Reason.DELETING: leaving_checkpoint(Reason.DELETING),
     Reason.DELETION_FAILED: leaving_checkpoint(Reason.DELETION_FAILED),
     Reason.DATA_ORPHANED: seen(

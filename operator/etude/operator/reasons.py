@@ -130,6 +130,9 @@ class Reason(StrEnum):
     ROLE_FAILED = "RoleFailed"
     """A role ended on its own and is started anew."""
 
+    PLAN_UNRELIABLE = "PlanUnreliable"
+    """The run asked for other environments than it planned: its pools go by demand alone."""
+
     NODES_READY = "NodesReady"
     """Enough nodes and the broker answer."""
     SCALED_TO_ZERO = "ScaledToZero"

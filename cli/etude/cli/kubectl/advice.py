@@ -162,6 +162,12 @@ ENVIRONMENTS = {
         "kubectl etude logs {run} --role broker shows what it says",
         ENVIRONMENTS_WAIT,
     ),
+    "PlanUnreliable": Advice(
+        "the run asked for other environments than it planned, so its pools go by demand alone",
+        "nothing, if its rhythm just changed: plans are believed again once they come true;"
+        " etude_env_plan_error_ratio of the broker shows it",
+        ENVIRONMENTS_WAIT,
+    ),
     "NodesQuarantined": Advice(
         "nodes of a pool are not well; others were made in their place",
         "look at one while it is kept: kubectl logs and kubectl describe pod; delete it when you"

@@ -25,6 +25,7 @@ from etude.operator.manifests import (
 from etude.operator.reasons import Reason
 from etude.operator.reports.latest import ReportBook, RunReport
 from etude.operator.runs import model
+from etude.operator.runs.mistrust import mistrusted
 from etude.operator.runs.past import is_left
 
 
@@ -48,6 +49,8 @@ class Seen:
     """Checkpoints that runs of the namespace start from."""
     sandboxes: int = 0
     """Environments that it leases, in all pools, as their brokers said last."""
+    mistrusted: Mapping[str, float] = field(default_factory=dict)
+    """Environments that came over those that it planned, by the pools that go by it no more."""
     report: RunReport = field(default_factory=RunReport)
     served: frozenset[str] = frozenset()
     """Kinds of other projects that the run asks for and that can be used."""
@@ -186,6 +189,7 @@ def gather(cluster: Cluster, book: ReportBook, run: RLRun, problem: Fact | None)
         model=_model(cluster, run),
         named=_named(cluster, run, len(found)),
         sandboxes=_sandboxes(book, run, pools.values()),
+        mistrusted=mistrusted(book, run.metadata.uid, pools.values()),
         checkpoints=sorted(
             (c for c in found if c.saved.uri),
             key=lambda c: (not is_left(c, run.status.resumption), c.saved.step, is_ready(c)),

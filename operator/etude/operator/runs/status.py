@@ -9,7 +9,7 @@ from etude.operator.clock import rfc3339
 from etude.operator.conditions import Fact, conditions, no, yes
 from etude.operator.manifests import Manifest
 from etude.operator.reasons import Reason
-from etude.operator.runs import limits
+from etude.operator.runs import limits, mistrust
 from etude.operator.runs.seen import is_corrupt, is_ready, ready_fact
 from etude.operator.runs.view import View
 from etude.v1 import run_pb2
@@ -268,6 +268,8 @@ def _degraded(view: View) -> Fact:
         last = view.status.last_failure
         message = f"{last.pod or last.role}: {last.message}" if last else ""
         return yes("Degraded", Reason.ROLE_FAILED, message)
+    if view.is_running and view.seen.mistrusted:
+        return yes("Degraded", Reason.PLAN_UNRELIABLE, mistrust.words(view.seen.mistrusted))
     return no("Degraded", Reason.HEALTHY)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from etude.common.plans.book import TRUSTED
+from etude.common.plans.book import is_near
 from etude.operator.scaling.config import Autoscaling
 from etude.operator.scaling.values import Plan
 
@@ -18,8 +18,7 @@ def is_current(plan: Plan, config: Autoscaling, *, now_s: float) -> bool:
 
 def is_reliable(plan: Plan) -> bool:
     """Whether what came was near enough to what was forecast."""
-    least, most = TRUSTED
-    return least <= plan.ratio <= most
+    return is_near(plan.ratio)
 
 
 def usable(plans: Iterable[Plan], config: Autoscaling, *, now_s: float) -> tuple[Plan, ...]:

@@ -25,6 +25,12 @@ ONCE = 3.0
 distrust a plan, two one after the other are."""
 
 
+def is_near(ratio: float) -> bool:
+    """Whether a plan is believed of which came so many times what it said."""
+    least, most = TRUSTED
+    return least <= ratio <= most
+
+
 @dataclass(slots=True, kw_only=True)
 class Plan:
     """One run's forecast, less what has come."""
@@ -138,8 +144,7 @@ class Plans:
 
     def is_trusted(self, run_id: str) -> bool:
         """Whether what came was near enough to what was forecast."""
-        least, most = TRUSTED
-        return least <= self.ratio(run_id) <= most
+        return is_near(self.ratio(run_id))
 
     def ratio(self, run_id: str) -> float:
         """What came over what was forecast of late; 1 as long as nothing is known."""

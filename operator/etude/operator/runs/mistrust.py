@@ -1,0 +1,33 @@
+"""Whether what a run planned came true, as the brokers of its pools saw it."""
+
+from collections.abc import Iterable, Mapping
+
+from etude.common.api.kinds import EnvPool
+from etude.common.plans.book import is_near
+from etude.operator.pools.seen import PLANNING
+from etude.operator.reports.latest import ReportBook
+
+
+def mistrusted(book: ReportBook, run_uid: str, pools: Iterable[EnvPool]) -> Mapping[str, float]:
+    """Environments that came over those that were planned, by the pools that go by it no more.
+
+    Args:
+        book: what brokers said.
+        run_uid: whose plans.
+        pools: that the run uses.
+    """
+    ratios = {
+        pool.metadata.name: plan.ratio
+        for pool in pools
+        if pool.spec.mode in PLANNING
+        for words in book.pool(pool.metadata.uid).said.values()
+        for plan in words.said.plans
+        if plan.run_id == run_uid
+    }
+    return {name: ratio for name, ratio in sorted(ratios.items()) if not is_near(ratio)}
+
+
+def words(found: Mapping[str, float]) -> str:
+    """What to tell a person."""
+    told = ", ".join(f"{ratio:.1f} times of them in {name}" for name, ratio in found.items())
+    return f"other environments were asked for than planned ({told}): demand alone decides there"
