@@ -4,6 +4,7 @@ import datetime
 from collections.abc import Sequence
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -28,7 +29,7 @@ def public_key(signing_request: bytes) -> ec.EllipticCurvePublicKey:
         request = x509.load_der_x509_csr(signing_request)
         is_signed = request.is_signature_valid
         key = request.public_key()
-    except ValueError as cause:
+    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as cause:
         raise InvalidFieldError(where, "is no PKCS #10 request in DER") from cause
     if not is_signed:
         raise InvalidFieldError(where, "is not signed by its own key")

@@ -154,3 +154,35 @@ def test_when_the_last_ca_ends_can_be_watched(tmp_path: Path) -> None:
         (tmp_path / f"ca-{number}.key").write_bytes(made.key_pem)
     authorities.read(tmp_path)
     assert metrics.CA_EXPIRY._value.get() == (NOW + 400 * LIFE).timestamp()
+
+
+REQUEST = request(KEY)
+
+
+@given(
+    changes=st.lists(
+        st.tuples(st.integers(0, len(REQUEST) - 1), st.integers(0, 255)), min_size=1, max_size=4
+    ),
+    length=st.integers(0, len(REQUEST)) | st.just(len(REQUEST)),
+)
+def test_a_damaged_request_is_refused_or_is_as_good_as_before(
+    changes: list[tuple[int, int]], length: int
+) -> None:
+    damaged = bytearray(REQUEST)
+    for place, value in changes:
+        damaged[place] = value
+    try:
+        found = signing.public_key(bytes(damaged[:length]))
+    except InvalidFieldError:
+        return
+    assert found == KEY.public_key()
+
+
+@pytest.mark.parametrize(
+    ("place", "value"), [(7, 44), (17, 1), (26, 1)], ids=["version", "kind of key", "curve"]
+)
+def test_a_request_of_a_kind_that_nobody_knows_is_refused(place: int, value: int) -> None:
+    strange = bytearray(REQUEST)
+    strange[place] = value
+    with pytest.raises(InvalidFieldError):
+        signing.public_key(bytes(strange))
