@@ -1,6 +1,7 @@
-"""What certificates cost: calls and handshakes with mutual TLS against the same in the clear.
+"""What certificates cost: calls and connections with mutual TLS against the same in the clear.
 
-`python bench/wire.py`: server and clients share one process, as both sides of a call pay.
+`python bench/wire.py`: server and clients share one process, as both sides of a call pay, and
+processor time is counted beside time, which neighbours on the machine stretch.
 """
 
 import asyncio
@@ -9,9 +10,12 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rich.console import Console
+from rich.table import Table
 from typing_extensions import override
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -26,10 +30,12 @@ from etude.common.tls.targets import named
 from etude.common.tls.wire import PLAINTEXT, Wire, told
 from etude.v1 import rewards_pb2, rewards_pb2_grpc
 
-ROUNDS = 5
-CALLS = 2_000
+ROUNDS = 9
+CALLS = 4_000
 AT_ONCE = 32
-HANDSHAKES = 50
+HANDSHAKES = 100
+REQUEST = rewards_pb2.ScoreRequest(group_id="x" * 1_000)
+TIMEOUT_S = 60
 OUT = Path(__file__).parent / "out" / "wire.json"
 
 
@@ -45,13 +51,59 @@ class Echo(rewards_pb2_grpc.RewardServiceServicer):
         return rewards_pb2.DescribeResponse()
 
 
+class Sides(NamedTuple):
+    """How both ends of a connection speak."""
+
+    server: Wire
+    client: Wire
+
+
 class Round(NamedTuple):
     """One round over one wire."""
 
-    calls_per_s: float
-    p99_ms: float
+    call_us: float
+    """Per call, with AT_ONCE of them at once."""
+    call_cpu_us: float
     connect_ms: float
-    """From no connection to the first answer, median."""
+    """From no connection to the first answer."""
+    connect_cpu_ms: float
+
+
+async def calls(target: str, wire: Wire) -> None:
+    """CALLS of them over one connection."""
+    async with dial(target, wire=wire) as channel:
+        stub = rewards_pb2_grpc.RewardServiceStub(channel)
+
+        async def caller() -> None:
+            for _ in range(CALLS // AT_ONCE):
+                await stub.Score(REQUEST, timeout=TIMEOUT_S)
+
+        await asyncio.gather(*(caller() for _ in range(AT_ONCE)))
+
+
+async def connections(target: str, wire: Wire) -> None:
+    """HANDSHAKES of them, one after the other, with a call each."""
+    for _ in range(HANDSHAKES):
+        async with dial(target, wire=wire) as channel:
+            await rewards_pb2_grpc.RewardServiceStub(channel).Score(REQUEST, timeout=TIMEOUT_S)
+
+
+async def measured(sides: Sides) -> Round:
+    """One round."""
+    server = Server(["etude.v1.RewardService"], wire=sides.server)
+    rewards_pb2_grpc.add_RewardServiceServicer_to_server(Echo(), server.grpc_server)
+    await server.start()
+    target = named("r-rewards.lab.svc", f"127.0.0.1:{server.port}")
+    found: list[float] = []
+    try:
+        for work, number, unit in ((calls, CALLS, 1e6), (connections, HANDSHAKES, 1e3)):
+            began, began_cpu = time.perf_counter(), time.process_time()
+            await work(target, sides.client)
+            took = time.perf_counter() - began, time.process_time() - began_cpu
+            found += [unit * seconds / number for seconds in took]
+    finally:
+        await server.stop(0)
+    return Round(*found)
 
 
 def certified(folder: Path, authority: pki.Authority, role: str) -> Wire:
@@ -60,62 +112,32 @@ def certified(folder: Path, authority: pki.Authority, role: str) -> Wire:
     return Wire(credentials=Credentials(pki.write(folder / role, authority.issue(identity))))
 
 
-async def measured(server_wire: Wire, client_wire: Wire) -> Round:
-    """One round."""
-    server = Server(["etude.v1.RewardService"], wire=server_wire)
-    rewards_pb2_grpc.add_RewardServiceServicer_to_server(Echo(), server.grpc_server)
-    await server.start()
-    target = named("r-rewards.lab.svc", f"127.0.0.1:{server.port}")
-    request = rewards_pb2.ScoreRequest(group_id="x" * 1_000)
-    try:
-        connects = []
-        for _ in range(HANDSHAKES):
-            began = time.perf_counter()
-            async with dial(target, wire=client_wire) as channel:
-                await rewards_pb2_grpc.RewardServiceStub(channel).Score(request, timeout=30)
-                connects.append(time.perf_counter() - began)
-        async with dial(target, wire=client_wire) as channel:
-            stub = rewards_pb2_grpc.RewardServiceStub(channel)
-            times: list[float] = []
-
-            async def caller() -> None:
-                for _ in range(CALLS // AT_ONCE):
-                    began = time.perf_counter()
-                    await stub.Score(request, timeout=30)
-                    times.append(time.perf_counter() - began)
-
-            began = time.perf_counter()
-            await asyncio.gather(*(caller() for _ in range(AT_ONCE)))
-            took_s = time.perf_counter() - began
-    finally:
-        await server.stop(0)
-    p99_s = statistics.quantiles(times, n=100)[98]
-    return Round(len(times) / took_s, 1_000 * p99_s, 1_000 * statistics.median(connects))
-
-
 async def main() -> None:
-    """Rounds in turns, so that a neighbour disturbs both alike; medians."""
+    """Rounds in turns, so that a neighbour disturbs both alike; the first of each warms up."""
+    plain, tls = list[Round](), list[Round]()
     with tempfile.TemporaryDirectory() as name:
         authority = pki.Authority()
-        parts = [certified(Path(name), authority, role) for role in ("rewards", "trainer")]
-        plain, tls = [], []
-        for _ in range(ROUNDS):
-            plain.append(await measured(told(PLAINTEXT), told(PLAINTEXT)))
-            tls.append(await measured(parts[0], parts[1]))
-    result = {"plaintext": _median(plain), "mtls": _median(tls)}
-    ratios = [one.calls_per_s / other.calls_per_s for one, other in zip(tls, plain, strict=True)]
-    result["calls_ratio"] = {"median": round(statistics.median(ratios), 3)}
+        parts = (certified(Path(name), authority, role) for role in ("rewards", "trainer"))
+        clear, certain = Sides(told(PLAINTEXT), told(PLAINTEXT)), Sides(*parts)
+        for _ in range(1 + ROUNDS):
+            plain.append(await measured(clear))
+            tls.append(await measured(certain))
+    show(plain[1:], tls[1:])
+
+
+def show(plain: Sequence[Round], tls: Sequence[Round]) -> None:
+    """A table, and the same as JSON: medians, and the median of what each pair of rounds costs."""
+    result = {}
+    table = Table("", "in the clear", "mutual TLS", "ratio")
+    for place, name in enumerate(Round._fields):
+        pairs = [(one[place], other[place]) for one, other in zip(plain, tls, strict=True)]
+        before, after = (statistics.median(each) for each in zip(*pairs, strict=True))
+        ratio = statistics.median(other / one for one, other in pairs)
+        result[name] = {"plaintext": before, "mtls": after, "ratio": ratio}
+        table.add_row(name, f"{before:.1f}", f"{after:.1f}", f"{ratio:.2f}")
     OUT.parent.mkdir(exist_ok=True)
     OUT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result, indent=1))
-
-
-def _median(rounds: list[Round]) -> dict[str, float]:
-    columns = zip(*rounds, strict=True)
-    return {
-        name: round(statistics.median(column), 2)
-        for name, column in zip(Round._fields, columns, strict=True)
-    }
+    Console().print(table)
 
 
 if __name__ == "__main__":
