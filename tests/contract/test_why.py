@@ -58,6 +58,7 @@ TROUBLE = {
             Reason.CHECKPOINT_NOT_READY,
             *(Reason.FEATURE_DISABLED, Reason.JOBSET_NOT_INSTALLED, Reason.KUEUE_NOT_INSTALLED),
             *(Reason.KUBERAY_NOT_INSTALLED, Reason.GATEWAY_API_NOT_INSTALLED),
+            Reason.VOLCANO_NOT_INSTALLED,
             *(Reason.REFUSED, Reason.NAMESPACE_CLOSING, Reason.CLUSTER_UNAVAILABLE),
         )
     },
@@ -74,6 +75,7 @@ TROUBLE = {
         for reason in (Reason.WAITING_FOR_QUOTA, Reason.INADMISSIBLE, Reason.EVICTED)
     },
     Reason.UNSCHEDULABLE: of_run("PodsScheduled", "False", Reason.UNSCHEDULABLE),
+    Reason.GANG_TIMEOUT: of_run("PodsScheduled", "False", Reason.GANG_TIMEOUT),
     **{
         reason: of_run("RolesReady", "False", reason)
         for reason in (Reason.PODS_NOT_READY, Reason.IMAGE_PULL_FAILED, Reason.CRASH_LOOPING)

@@ -36,7 +36,8 @@ AGENT_SANDBOX = Integration(
     ("Sandbox", "SandboxTemplate"),
     Reason.AGENT_SANDBOX_NOT_INSTALLED,
 )
-INTEGRATIONS = (JOBSET, KUEUE, KUBERAY, GATEWAY, AGENT_SANDBOX)
+VOLCANO = Integration("volcano", "Volcano", ("PodGroup",), Reason.VOLCANO_NOT_INSTALLED)
+INTEGRATIONS = (JOBSET, KUEUE, KUBERAY, GATEWAY, AGENT_SANDBOX, VOLCANO)
 
 
 class Need(NamedTuple):
@@ -59,6 +60,9 @@ def needs(run: RLRun) -> Iterator[Need]:
         yield Need(JOBSET, f"spec.scheduling.{asks}")
     if scheduling.kind == "RayCluster":
         yield Need(KUBERAY, "spec.scheduling.workload")
+    gang = scheduling.gang
+    if gang is not None and gang.provider == "Volcano":
+        yield Need(VOLCANO, "spec.scheduling.gang.provider")
     inference = run.spec.roles.inference
     if inference is not None and inference.gateway is not None:
         yield Need(GATEWAY, "spec.roles.inference.gateway")

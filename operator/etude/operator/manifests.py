@@ -37,6 +37,7 @@ RESOURCES: Mapping[str, Resource] = {
     "JobSet": Resource("jobset.x-k8s.io/v1alpha2", "jobsets"),
     "HTTPRoute": Resource("gateway.networking.k8s.io/v1", "httproutes"),
     "RayCluster": Resource("ray.io/v1", "rayclusters"),
+    "PodGroup": Resource("scheduling.volcano.sh/v1beta1", "podgroups"),
     "Workload": Resource("kueue.x-k8s.io/v1beta2", "workloads"),
     "ResourceFlavor": Resource("kueue.x-k8s.io/v1beta2", "resourceflavors"),
     "WorkloadPriorityClass": Resource("kueue.x-k8s.io/v1beta2", "workloadpriorityclasses"),

@@ -83,6 +83,10 @@ ACCEPTANCE = {
         "a field asks for the Gateway API, which is not installed in this cluster",
         "have it installed (the run goes on by itself then), or remove the field that is named",
     ),
+    "VolcanoNotInstalled": Advice(
+        "a field asks for a gang of Volcano, which is not installed in this cluster",
+        "have it installed (the run goes on by itself then), or remove the field that is named",
+    ),
     "AgentSandboxNotInstalled": Advice(
         "a pool asks for Sandboxes, and agent-sandbox is not installed in this cluster",
         "have it installed with its extensions (the pool goes on by itself then), or make the pool"
@@ -114,6 +118,11 @@ PODS = {
         "no node takes a pod",
         "free what the scheduler names, add a node, or lower the role's gpusPerReplica, cpu,"
         " memory or nodeSelector",
+    ),
+    "GangTimeout": Advice(
+        "the pods of the run are placed together or not at all, and have waited for that too long",
+        "free what the scheduler names (kubectl get podgroups), ask for less, or set"
+        " scheduling.gang.scope: PerRole, or remove it, while the run is suspended",
     ),
     "PodsReady": Advice("every pod is ready"),
     "PodsNotReady": Advice(

@@ -99,6 +99,8 @@ class Plan:
     """Names of a PriorityClass and a RuntimeClass, by the pod spec's field."""
     certificate: PodCertificate | None = None
     """How its processes prove who they are to others."""
+    group: str | None = None
+    """PodGroup of Volcano that it is placed with."""
     over: Mapping[str, Any] = field(default_factory=dict)
     """Part of a pod template that is laid over what comes of the rest."""
 
@@ -165,6 +167,8 @@ def pod_spec(plan: Plan) -> Manifest:
         spec["affinity"] = _near(plan.near)
     if plan.claims:
         spec["resourceClaims"] = [_claim(each) for each in plan.claims]
+    if plan.group is not None:
+        spec["schedulerName"] = "volcano"
     spec |= plan.classes
     return spec
 

@@ -16,6 +16,7 @@ from etude.operator.desired.addresses import address
 from etude.operator.desired.certificates import Tls
 from etude.operator.desired.gateways import way_in
 from etude.operator.desired.jobsets import Part, job_set
+from etude.operator.desired.podgroups import group_of, pod_groups
 from etude.operator.desired.pods import SPEC_FOLDER, Plan, PodCertificate, base_env, env, toleration
 from etude.operator.desired.ports import PORTS
 from etude.operator.desired.quotas import Flavor, workload
@@ -87,6 +88,8 @@ def run_children(run: RLRun, shape: RunShape, platform: Platform) -> list[Manife
     children = [_run_map(run), *own_pools(run, is_running=shape.is_running)]
     if run.spec.roles.inference is not None:
         children.append(_engine_budget(run))
+    if shape.is_running or shape.is_queued:
+        children += pod_groups(run, run_labels(run), _least(run))
     for role in roles(run):
         children += _role(run, role, shape, platform)
     children += way_in(run, {**run_labels(run), names.ROLE: names.INFERENCE})
@@ -208,6 +211,13 @@ def roles(run: RLRun) -> dict[str, int]:
     return wanted
 
 
+def _least(run: RLRun) -> dict[str, int]:
+    """Pods per role without which nothing can begin: engines may be fewer than there are."""
+    inference = run.spec.roles.inference
+    least = roles(run)
+    return least if inference is None else least | {names.INFERENCE: inference.least}
+
+
 def engine_replicas(run: RLRun) -> int:
     """Engines that a run should have: what was decided last, or what it begins with."""
     role = run.spec.roles.inference
@@ -326,6 +336,7 @@ def _run_plan(run: RLRun, role: str, shape: RunShape, platform: Platform) -> Pla
         classes=given.classes(run, spec),
         near=given.near(run, {**run_labels(run), names.ROLE: role}),
         certificate=_certificate(run, role, platform),
+        group=group_of(run, role),
         over=given.over(spec.pod_template),
         grace_s=given.grace_s(run, role, spec),
         shared_memory=role in {names.TRAINER, names.INFERENCE},

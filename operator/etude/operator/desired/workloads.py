@@ -9,6 +9,9 @@ from etude.operator.desired import overlay
 from etude.operator.desired.pods import Plan, pod_spec
 from etude.operator.manifests import Manifest
 
+GROUP = "scheduling.k8s.io/group-name"
+"""Annotation by which a pod joins a PodGroup of Volcano."""
+
 
 def service(
     owner: RLRun | EnvPool,
@@ -56,8 +59,10 @@ def stateful_set(
 
 def pod_template(labels: Mapping[str, str], plan: Plan, attempt: int) -> Manifest:
     """What the pods of a role are made from."""
-    ours = {**labels, names.ATTEMPT: str(attempt)}
-    return overlay.merged({"metadata": {"labels": ours}, "spec": pod_spec(plan)}, plan.over)
+    metadata: Manifest = {"labels": {**labels, names.ATTEMPT: str(attempt)}}
+    if plan.group is not None:
+        metadata["annotations"] = {GROUP: plan.group}
+    return overlay.merged({"metadata": metadata, "spec": pod_spec(plan)}, plan.over)
 
 
 def head(

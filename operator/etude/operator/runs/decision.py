@@ -26,6 +26,7 @@ from etude.operator.runs import (
     commands,
     disruptions,
     engines,
+    gangs,
     holds,
     intents,
     limits,
@@ -265,6 +266,7 @@ def _look_again_s(course: Course) -> float | None:
         waits.append(WATCHFUL_S)
     if not course.is_running:
         return min(waits, default=None)
+    waits += gangs.waits_s(run, seen, now)
     left = limits.progress_left_s(run, seen, now)
     if left is not None:
         waits.append(left)

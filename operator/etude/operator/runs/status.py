@@ -9,7 +9,7 @@ from etude.operator.clock import rfc3339
 from etude.operator.conditions import Fact, conditions, no, yes
 from etude.operator.manifests import Manifest
 from etude.operator.reasons import Reason
-from etude.operator.runs import limits, mistrust
+from etude.operator.runs import gangs, limits, mistrust
 from etude.operator.runs.seen import is_corrupt, is_ready, ready_fact
 from etude.operator.runs.view import View
 from etude.v1 import run_pb2
@@ -138,6 +138,11 @@ def _pods_scheduled(view: View) -> Fact:
     resting = _resting(view)
     if resting is not None:
         return no("PodsScheduled", resting)
+    gang = gangs.wait(view.run, view.seen, view.now)
+    if gang is not None and gang.left_s <= 0:
+        return no("PodsScheduled", Reason.GANG_TIMEOUT, gang.words)
+    if gang is not None and gang.is_refused:
+        return no("PodsScheduled", Reason.UNSCHEDULABLE, gang.words)
     words = failures.unschedulable(_all_pods(view))
     reason = Reason.UNSCHEDULABLE if words else Reason.SCHEDULED
     return Fact("PodsScheduled", holds=not words, reason=reason, message=words)

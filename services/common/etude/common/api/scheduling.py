@@ -33,6 +33,19 @@ class Topology(Model):
     """The same, where the scheduler finds room."""
 
 
+class Gang(Model):
+    """Pods that get their machines together or not at all."""
+
+    provider: Literal["Volcano"]
+    """Who sees to it. Volcano: its scheduler places the pods of the roles, by a PodGroup."""
+    scope: Literal["Run", "PerRole"] = "Run"
+    """Run waits for the pods of all roles, PerRole for those of each role by itself, which suits
+    runs whose engines come and go. Environments are not part of it."""
+    timeout_seconds: Annotated[int, Field(ge=1, le=604_800)] = 600
+    """Time without machines after which condition PodsScheduled says GangTimeout; the pods go on
+    waiting."""
+
+
 class Scheduling(Model):
     """How the pods of a run get their machines."""
 
@@ -96,6 +109,9 @@ class Scheduling(Model):
     """PriorityClass of the pods of every role that names none of its own."""
     workload_priority_class_name: ObjectName | None = None
     """WorkloadPriorityClass of Kueue: the run's place in the queue, which pods do not have."""
+    gang: Gang | None = None
+    """Pods that are placed together or not at all; each by itself unless set. A queue admits a run
+    as a whole already."""
     topology: Topology | None = None
     """How near to each other the pods of one role are; the scheduler's choice unless set."""
 

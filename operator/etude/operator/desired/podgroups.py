@@ -1,0 +1,46 @@
+"""Pods that Volcano places together or not at all.
+
+API: scheduling.volcano.sh/v1beta1. A pod joins a PodGroup by an annotation.
+"""
+
+from collections.abc import Mapping
+
+from etude.common.api.kinds import RLRun
+from etude.operator import names
+from etude.operator.desired.workloads import head
+from etude.operator.manifests import Manifest
+
+API = "scheduling.volcano.sh/v1beta1"
+SCHEDULER = "volcano"
+
+
+def group_of(run: RLRun, role: str) -> str | None:
+    """The PodGroup of a role's pods; None where each is placed by itself."""
+    gang = run.spec.scheduling.gang
+    if gang is None:
+        return None
+    return run.metadata.name if gang.scope == "Run" else names.child(run.metadata.name, role)
+
+
+def pod_groups(run: RLRun, labels: Mapping[str, str], pods: Mapping[str, int]) -> list[Manifest]:
+    """The groups of a run.
+
+    Args:
+        run: the run.
+        labels: of everything that it owns.
+        pods: how many pods each role cannot be without.
+    """
+    members: dict[str, int] = {}
+    for role, count in pods.items():
+        group = group_of(run, role)
+        if group is not None and count:
+            members[group] = members.get(group, 0) + count
+    return [_pod_group(run, labels, name, count) for name, count in members.items()]
+
+
+def _pod_group(run: RLRun, labels: Mapping[str, str], name: str, count: int) -> Manifest:
+    priority = run.spec.scheduling.priority_class_name
+    spec: Manifest = {"minMember": count}
+    if priority is not None:
+        spec["priorityClassName"] = priority
+    return {**head(run, API, "PodGroup", name, labels), "spec": spec}
