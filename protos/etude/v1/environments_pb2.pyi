@@ -496,7 +496,7 @@ class WatchPoolRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WatchPoolResponse(_message.Message):
-    __slots__ = ("sequence", "nodes", "slots", "leased", "waiting", "granted_total", "expired_total", "driver", "isolation", "acquire_p50_ms", "acquire_p99_ms", "opening", "ready", "planned", "warm_percent", "start_p50_ms", "start_p95_ms", "lease_p50_seconds", "lease_p95_seconds", "told_unix_ms", "members", "held", "plans", "lease_seconds", "leased_by_run")
+    __slots__ = ("sequence", "nodes", "slots", "leased", "waiting", "granted_total", "expired_total", "driver", "isolation", "acquire_p50_ms", "acquire_p99_ms", "opening", "ready", "planned", "warm_percent", "start_p50_ms", "start_p95_ms", "lease_p50_seconds", "lease_p95_seconds", "told_unix_ms", "members", "held", "plans", "lease_seconds", "first_starts", "leased_by_run")
     class LeasedByRunEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -528,6 +528,7 @@ class WatchPoolResponse(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     PLANS_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STARTS_FIELD_NUMBER: _ClassVar[int]
     LEASED_BY_RUN_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     nodes: int
@@ -553,8 +554,9 @@ class WatchPoolResponse(_message.Message):
     held: _containers.RepeatedCompositeFieldContainer[HeldFigures]
     plans: _containers.RepeatedCompositeFieldContainer[PlanFigures]
     lease_seconds: _containers.RepeatedCompositeFieldContainer[_plan_pb2.LeaseQuantile]
+    first_starts: _containers.RepeatedCompositeFieldContainer[FirstStarts]
     leased_by_run: _containers.ScalarMap[str, int]
-    def __init__(self, sequence: _Optional[int] = ..., nodes: _Optional[int] = ..., slots: _Optional[int] = ..., leased: _Optional[int] = ..., waiting: _Optional[int] = ..., granted_total: _Optional[int] = ..., expired_total: _Optional[int] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., acquire_p50_ms: _Optional[int] = ..., acquire_p99_ms: _Optional[int] = ..., opening: _Optional[int] = ..., ready: _Optional[int] = ..., planned: _Optional[int] = ..., warm_percent: _Optional[int] = ..., start_p50_ms: _Optional[int] = ..., start_p95_ms: _Optional[int] = ..., lease_p50_seconds: _Optional[int] = ..., lease_p95_seconds: _Optional[int] = ..., told_unix_ms: _Optional[int] = ..., members: _Optional[_Iterable[_Union[NodeFigures, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[HeldFigures, _Mapping]]] = ..., plans: _Optional[_Iterable[_Union[PlanFigures, _Mapping]]] = ..., lease_seconds: _Optional[_Iterable[_Union[_plan_pb2.LeaseQuantile, _Mapping]]] = ..., leased_by_run: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., nodes: _Optional[int] = ..., slots: _Optional[int] = ..., leased: _Optional[int] = ..., waiting: _Optional[int] = ..., granted_total: _Optional[int] = ..., expired_total: _Optional[int] = ..., driver: _Optional[str] = ..., isolation: _Optional[_Union[Isolation, str]] = ..., acquire_p50_ms: _Optional[int] = ..., acquire_p99_ms: _Optional[int] = ..., opening: _Optional[int] = ..., ready: _Optional[int] = ..., planned: _Optional[int] = ..., warm_percent: _Optional[int] = ..., start_p50_ms: _Optional[int] = ..., start_p95_ms: _Optional[int] = ..., lease_p50_seconds: _Optional[int] = ..., lease_p95_seconds: _Optional[int] = ..., told_unix_ms: _Optional[int] = ..., members: _Optional[_Iterable[_Union[NodeFigures, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[HeldFigures, _Mapping]]] = ..., plans: _Optional[_Iterable[_Union[PlanFigures, _Mapping]]] = ..., lease_seconds: _Optional[_Iterable[_Union[_plan_pb2.LeaseQuantile, _Mapping]]] = ..., first_starts: _Optional[_Iterable[_Union[FirstStarts, _Mapping]]] = ..., leased_by_run: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class NodeFigures(_message.Message):
     __slots__ = ("node_id", "held", "idle_since_unix_ms", "cached", "vacating")
@@ -569,6 +571,18 @@ class NodeFigures(_message.Message):
     cached: bool
     vacating: bool
     def __init__(self, node_id: _Optional[str] = ..., held: _Optional[int] = ..., idle_since_unix_ms: _Optional[int] = ..., cached: _Optional[bool] = ..., vacating: _Optional[bool] = ...) -> None: ...
+
+class FirstStarts(_message.Message):
+    __slots__ = ("template", "count", "p50_ms", "p95_ms")
+    TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    P50_MS_FIELD_NUMBER: _ClassVar[int]
+    P95_MS_FIELD_NUMBER: _ClassVar[int]
+    template: str
+    count: int
+    p50_ms: int
+    p95_ms: int
+    def __init__(self, template: _Optional[str] = ..., count: _Optional[int] = ..., p50_ms: _Optional[int] = ..., p95_ms: _Optional[int] = ...) -> None: ...
 
 class HeldFigures(_message.Message):
     __slots__ = ("template", "count", "since_unix_ms")

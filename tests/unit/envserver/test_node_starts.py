@@ -232,3 +232,17 @@ def test_starts_of_templates_that_a_pool_does_not_have_are_not_counted() -> None
 
     assert (report(broker).warm_percent, report(broker).start_p50_ms) == (100, 3)
     assert list(broker.warming._watermarks) == ["python"]
+
+
+def test_what_a_node_fetches_for_its_first_start_is_told_by_template() -> None:
+    nodes = MemoryNodes()
+    broker = started(nodes, "n1", "n2")
+    for name, first_ms in (("n1", 9_000), ("n2", 12_000)):
+        told = nodes.heartbeat(name)
+        told.begun.add(template="python", start=environments_pb2.START_SPAWN, start_ms=first_ms)
+        told.begun.add(template="python", start=environments_pb2.START_SPAWN, start_ms=80)
+        broker.heartbeat(told)
+
+    (first,) = report(broker).first_starts
+    assert (first.template, first.count) == ("python", 2)
+    assert (first.p50_ms, first.p95_ms) == (9_000, 12_000)

@@ -1,4 +1,4 @@
-"""What a run is told of plans that its pools believe no more."""
+"""What is made of plans: whether they are believed, and how early they are acted on."""
 
 from typing import Any
 
@@ -31,3 +31,48 @@ async def test_a_run_is_told_when_its_plans_are_believed_no_more(
     found = next(c for c in lab.run().status.conditions if c.type == "Degraded")
     assert found.reason == said
     assert ("0.4 times" in found.message) == (ratio == 0.4)
+
+
+async def test_nodes_for_a_template_that_takes_long_to_fetch_are_begun_earlier(lab: Any) -> None:
+    # A node is ready within a minute; its first environment of this template takes four more.
+    began = {}
+    for name, fetching_ms in (("quick", 0), ("slow", 240_000)):
+        manifest = {
+            "apiVersion": "etude.dev/v1alpha1",
+            "kind": "EnvPool",
+            "metadata": {"name": name, "namespace": "lab"},
+            "spec": {
+                "templates": [{"name": "python"}],
+                "slotsPerReplica": 1,
+                "maxReplicas": 20,
+                "autoscaling": {"mode": "Predictive"},
+            },
+        }
+        lab.cluster.put(manifest)
+        await lab.settle()
+        wave = environments_pb2.PlannedWave(
+            template="python", count=8, start_unix_ms=1_000_000 + 240_000
+        )
+        first = environments_pb2.FirstStarts(
+            template="python", count=500, p50_ms=fetching_ms, p95_ms=fetching_ms
+        )
+        told = environments_pb2.WatchPoolResponse(
+            told_unix_ms=1_000_000,
+            plans=[
+                environments_pb2.PlanFigures(
+                    run_id="stranger",
+                    version=1,
+                    heard_unix_ms=1_000_000,
+                    until_unix_ms=2_000_000,
+                    ratio=1.0,
+                    waves=[wave],
+                )
+            ],
+            first_starts=[first],
+        )
+        lab.peers.pools[f"{name}-broker-0.{name}-broker:7020"].say(told)
+        await lab.settle()
+        await lab.advance(2)
+        began[name] = len([pod for pod in lab.names("Pod") if pod.startswith(f"{name}-node-")])
+    assert began["quick"] == 1
+    assert began["slow"] >= 8

@@ -41,8 +41,20 @@ def combined(said: Sequence[Said]) -> Said | None:
         start_p95_ms=max(each.start_p95_ms for each in said),
         lease_p50_seconds=max(each.lease_p50_seconds for each in said),
         lease_p95_seconds=max(each.lease_p95_seconds for each in said),
+        first_starts=_first_starts(said),
         leased_by_run=_by_run(said),
     )
+
+
+def _first_starts(said: Sequence[Said]) -> list[environments_pb2.FirstStarts]:
+    """Of each template those of the broker that knows most: of quantiles there is no sum."""
+    found: dict[str, environments_pb2.FirstStarts] = {}
+    for each in said:
+        for told in each.first_starts:
+            known = found.get(told.template)
+            if known is None or known.count < told.count:
+                found[told.template] = told
+    return [found[name] for name in sorted(found)]
 
 
 def _by_run(said: Sequence[Said]) -> dict[str, int]:

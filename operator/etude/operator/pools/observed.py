@@ -8,7 +8,7 @@ from etude.common.plans.forecast import Quantile, Wave
 from etude.operator.actions import Moment
 from etude.operator.manifests import Manifest, is_deleting, is_true
 from etude.operator.reports.latest import PoolReport, Words
-from etude.operator.scaling.provision import Provision
+from etude.operator.scaling.provision import Provision, followed
 from etude.operator.scaling.values import Held, IdleReplica, Plan, PoolMetrics
 from etude.v1 import environments_pb2, plan_pb2
 
@@ -95,7 +95,17 @@ def metrics(
         held=tuple(_held(report, now)),
         lease=_lease(report),
         provision=provision,
+        provisions=_provisions(report, provision),
     )
+
+
+def _provisions(report: PoolReport, provision: Provision) -> dict[str, Provision]:
+    """Until a new node has given its first environment of each template, which it fetches then."""
+    newest = report.newest
+    return {
+        told.template: followed(provision, told.p50_ms / 1000, told.p95_ms / 1000, told.count)
+        for told in (() if newest is None else newest.first_starts)
+    }
 
 
 def plans(report: PoolReport, asking: Mapping[str, int | None]) -> tuple[Plan, ...]:

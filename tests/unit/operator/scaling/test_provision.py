@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from etude.common.plans.forecast import assurance
 from etude.operator.scaling.config import Autoscaling, Costs, Predictive
 from etude.operator.scaling.level import service_level
-from etude.operator.scaling.provision import PRIOR, PRIOR_WEIGHT, Provision, provision, with_spares
+from etude.operator.scaling.provision import (
+    PRIOR,
+    PRIOR_WEIGHT,
+    Provision,
+    followed,
+    provision,
+    with_spares,
+)
 from etude.operator.scaling.values import Plan
 
 times = st.lists(st.one_of(st.none(), st.floats(0.1, 600)), max_size=50)
@@ -67,3 +74,15 @@ def test_the_service_level_is_the_newsvendors_where_costs_are_known() -> None:
     assert service_level(Autoscaling(), [plan], took).share == 0.95
     unknown = Plan(run_id="r", version=1, heard_s=0.0, until_s=1.0, waves=())
     assert math.isclose(service_level(priced, [unknown], took).share, 0.95)
+
+
+@given(st.floats(0, 600), st.integers(0, 10_000))
+def test_what_comes_after_a_provision_counts_the_more_often_it_was_seen(
+    more_s: float, count: int
+) -> None:
+    took = Provision(20.0, 40.0, 0.1)
+    found, better_known = (followed(took, more_s, more_s, seen) for seen in (count, count + 1))
+
+    assert took.p95_s <= found.p95_s <= better_known.p95_s <= took.p95_s + more_s
+    assert followed(took, more_s, more_s, 0) == took
+    assert found.failing == took.failing

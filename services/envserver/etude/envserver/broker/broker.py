@@ -153,7 +153,7 @@ class Broker:
         )
         self.vacating.look(now_s=time.monotonic())
         for beginning in request.begun:
-            self._began(beginning)
+            self._began(request.node_id, beginning)
         answer.warm.extend(self.warming.of(request.node_id))
         adopted, self.ledger.adopted = self.ledger.adopted, []
         for granted in adopted:
@@ -319,13 +319,20 @@ class Broker:
             ttl_s = self._ttl_s(order.batch.request.ttl_seconds)
             self.carrier.open(order, _unix_ms() + 1000 * ttl_s)
 
-    def _began(self, beginning: environments_pb2.Beginning) -> None:
+    def _began(self, node_id: str, beginning: environments_pb2.Beginning) -> None:
         """An environment whose lease was granted before came to be."""
         if beginning.template in self._templates:
             self.figures.started(beginning.start, beginning.start_ms)
-            self._note_start(beginning.template, beginning.start)
+            self._note_start(node_id, beginning.template, beginning.start, beginning.start_ms)
 
-    def _note_start(self, template: str, start: environments_pb2.Start) -> None:
+    def _note_start(
+        self, node_id: str, template: str, start: environments_pb2.Start, start_ms: int
+    ) -> None:
+        node = self.ledger.nodes.get(node_id)
+        is_told = start != environments_pb2.START_UNSPECIFIED
+        if is_told and node is not None and template not in node.begun:
+            node.begun.add(template)
+            self.figures.began(template, start_ms)
         num_nodes = len(self.ledger.nodes)
         self.warming.started(template, start, num_nodes, now_s=time.monotonic())
 
@@ -350,7 +357,7 @@ class Broker:
         metrics.acquire_seconds.observe(waited_s)
         start = held.lease.start
         _GRANTED.get(start, _GRANTED[environments_pb2.START_UNSPECIFIED]).inc()
-        self._note_start(template, start)
+        self._note_start(node_id, template, start, held.lease.start_ms)
         self.streams.arrive(order.batch, success(held.index, held.lease))
 
 

@@ -25,6 +25,8 @@ class Figures:
     """From order or first call to ready, as the node says."""
     warm: deque[float] = field(default_factory=_newest)
     """1 for a start that found something ready, else 0."""
+    first_ms: dict[str, deque[float]] = field(default_factory=dict)
+    """The same of each node's first one of a template, by template."""
     lease_s: deque[float] = field(default_factory=_newest)
     """From grant to end."""
 
@@ -33,6 +35,10 @@ class Figures:
         self.acquire_ms.append(1000 * waited_s)
         if lease.start != environments_pb2.START_UNSPECIFIED:
             self.started(lease.start, lease.start_ms)
+
+    def began(self, template: str, start_ms: int) -> None:
+        """A node has an environment of a template for the first time."""
+        self.first_ms.setdefault(template, _newest()).append(float(start_ms))
 
     def started(self, start: environments_pb2.Start, start_ms: int) -> None:
         """An environment came to be."""

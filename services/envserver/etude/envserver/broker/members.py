@@ -43,6 +43,8 @@ class NodeState:
     closing: set[str] = field(default_factory=set)
     """Ended leases that it may still hold."""
     levels: dict[str, Level] = field(default_factory=dict)
+    begun: set[str] = field(default_factory=set)
+    """Templates that an environment came to be of, here."""
     snapshots: frozenset[SnapshotKey] = frozenset()
     queue_ms: float = 0.0
     """Until what was ordered has started."""

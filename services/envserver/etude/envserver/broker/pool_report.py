@@ -45,6 +45,7 @@ def report(broker: Broker) -> environments_pb2.WatchPoolResponse:
         held=_held(broker),
         plans=_plans(broker),
         lease_seconds=_lease_seconds(broker),
+        first_starts=_first_starts(broker),
     )
 
 
@@ -100,6 +101,16 @@ def _plans(broker: Broker) -> Iterator[environments_pb2.PlanFigures]:
                 )
                 for wave in plan.waves
             ],
+        )
+
+
+def _first_starts(broker: Broker) -> Iterator[environments_pb2.FirstStarts]:
+    for template, took_ms in sorted(broker.figures.first_ms.items()):
+        yield environments_pb2.FirstStarts(
+            template=template,
+            count=len(took_ms),
+            p50_ms=quantile(took_ms, 0.5),
+            p95_ms=quantile(took_ms, 0.95),
         )
 
 
