@@ -13,6 +13,9 @@ from etude.operator.manifests import Manifest, Ref, is_true, labels, uid
 
 Paths = dict[str, Any]
 
+RECORD = re.compile(r"^\S+ [\d:,]+ (?P<level>[A-Z]+) (?P<source>\S+) ")
+"""The first line of one record of a log."""
+
 TIME = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z$")
 UID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 ADDRESS = re.compile(r"127\.\d+\.\d+\.\d+")
@@ -200,6 +203,19 @@ def unsafe(events: Sequence[Event]) -> list[str]:
 
 
 def complaints(log: str) -> list[str]:
-    """Lines of an operator's log that only a bug explains; kopf's say that a request failed."""
-    wanted = re.compile(r"Traceback|^\S+ \S+ (ERROR|CRITICAL) etude")
-    return [line for line in log.splitlines() if wanted.search(line)]
+    """Lines of an operator's log that only a bug explains.
+
+    kopf's are left out with their tracebacks: it ends, and says how, at answers that make no sense,
+    and is begun anew by us. Whether that works is seen by the state that is reached.
+    """
+    found: list[str] = []
+    source = ""
+    for line in log.splitlines():
+        record = RECORD.match(line)
+        if record is not None:
+            source = record["source"]
+        is_loud = record is not None and record["level"] in {"ERROR", "CRITICAL"}
+        is_raised = line.startswith("Traceback") and not source.startswith("kopf")
+        if is_raised or (is_loud and source.startswith("etude")):
+            found.append(line)
+    return found

@@ -1,0 +1,21 @@
+"""What an oracle says of a log."""
+
+from tests.operator_faults import oracles
+
+TIME = "2026-11-22 23:23:07,757"
+RAISED = "Traceback (most recent call last):"
+
+
+def test_errors_of_ours_and_what_anybody_raises_are_complaints() -> None:
+    error = f"{TIME} ERROR etude.operator.loop.workers RLRun demo: again in 1.0 s"
+    lines = [f"{TIME} WARNING etude.operator.loop.workers x", error, RAISED, "ValueError: x"]
+    assert oracles.complaints("\n".join(lines)) == [error, RAISED]
+    lines = [f"{TIME} ERROR asyncio Task exception was never retrieved", RAISED, "OSError"]
+    assert oracles.complaints("\n".join(lines)) == [RAISED]
+
+
+def test_what_kopf_says_of_an_api_server_that_fails_is_none() -> None:
+    lines = [f"{TIME} ERROR kopf._core.reactor.running Watcher has failed: 'x'", RAISED, RAISED]
+    assert oracles.complaints("\n".join(lines)) == []
+    lines.append(f"{TIME} ERROR etude.operator.main ended")
+    assert oracles.complaints("\n".join(lines)) == lines[-1:]
