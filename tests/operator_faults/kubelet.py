@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
 from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -29,9 +30,9 @@ _addresses = itertools.count(1)
 
 
 def address() -> str:
-    """A loopback address that no other pod of this process has."""
+    """A loopback address that no other pod has, be it of tests that run beside these."""
     number = next(_addresses)
-    return f"127.{64 + number // 65_536}.{number // 256 % 256}.{number % 256}"
+    return f"127.{2 + os.getpid() % 250}.{number // 256 % 256}.{number % 256}"
 
 
 async def join(api: Api) -> None:

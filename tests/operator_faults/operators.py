@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from typing_extensions import override
@@ -164,8 +165,14 @@ def _become(request: Mapping[str, Any]) -> None:
 
 
 def _set_clock(ahead_s: float) -> None:
-    """Let this process believe in another wall clock; the monotonic one is right."""
+    """Let Python in this process believe in another wall clock; the monotonic one is right.
+
+    gRPC keeps the right one: it hands times of day to its core, whose clock is that of the machine,
+    and on a machine whose clock is wrong the two are wrong together.
+    """
     import time  # noqa: PLC0415
+
+    from grpc.aio import _utils as grpc_times  # noqa: PLC0415
 
     from etude.operator.cluster import leases  # noqa: PLC0415
 
@@ -177,5 +184,6 @@ def _set_clock(ahead_s: float) -> None:
         def now(cls, tz: tzinfo | None = None) -> "Wrong":
             return cls.fromtimestamp(right(), tz) + timedelta(seconds=ahead_s)
 
+    vars(grpc_times)["time"] = SimpleNamespace(time=right)
     time.time = lambda: right() + ahead_s
     vars(leases)["datetime"] = Wrong
