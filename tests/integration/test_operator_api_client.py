@@ -261,6 +261,7 @@ async def test_a_delete_names_the_very_object_and_shows_at_once(serve: Serve) ->
     async with serve() as (server, cluster):
         cluster.cache.see(pod(5))
         server.answers[f"DELETE {POD}"] = [(200, pod(6)), (409, {})]
+        server.answers["GET /api/v1/namespaces/lab/pods"] = [listing(7, pod(6))]
         await cluster.delete(KEY, uid="u1")
         found = cluster.get(KEY)
         await cluster.delete(KEY, uid="u0", grace_s=30)
@@ -276,7 +277,8 @@ async def test_a_delete_that_meets_a_conflict_is_done_only_if_the_object_is_anot
 ) -> None:
     async with serve() as (server, cluster):
         server.answers[f"DELETE {POD}"] = [(409, {})]
-        server.answers[f"GET {POD}"] = [(200, pod(5)), (200, pod(6, uid="u2")), (404, {})]
+        found = [listing(7, pod(5)), listing(8, pod(6, uid="u2")), listing(9)]
+        server.answers["GET /api/v1/namespaces/lab/pods"] = found
         with pytest.raises(ConflictError):
             await cluster.delete(KEY, uid="u1")
         for _ in range(2):
@@ -298,6 +300,29 @@ async def test_one_round_of_checks_finds_what_watches_missed_in_every_namespace(
         server.answers[f"GET {path_of('Pod', 'away')}"] = [(500, {})]
         await watches._check()
         assert [m["metadata"]["namespace"] for m in cluster.every("Pod")] == ["lab", "other"]
+
+
+@pytest.mark.parametrize("owners", [[], ["o2"], ["o1"]])
+async def test_a_child_that_went_is_made_again_only_while_its_owner_is_there(
+    serve: Serve, owners: list[str]
+) -> None:
+    owner = pod(5, uid="o1")
+    owner["metadata"]["name"] = "owner"
+    child = pod(6, uid="c1")
+    link = {"apiVersion": "v1", "kind": "Pod", "name": "owner", "uid": "o1", "controller": True}
+    child["metadata"]["ownerReferences"] = [link]
+    is_there = owners == ["o1"]
+    async with serve() as (server, cluster):
+        cluster.cache.see(owner)
+        cluster.cache.see(child)
+        cluster.cache.lose(KEY, "c1")
+        found = [pod(9, uid=each) for each in owners]
+        server.answers["GET /api/v1/namespaces/lab/pods"] = [listing(9, *found)]
+        server.answers[f"PATCH {POD}"] = [(201, pod(10, uid="c2"))]
+        with contextlib.nullcontext() if is_there else pytest.raises(ConflictError):
+            await cluster.apply(child, manager="m")
+        assert (cluster.get(KEY) is not None) == is_there
+        assert (cluster.get(KEY._replace(name="owner")) is not None) == is_there
 
 
 async def test_a_status_is_written_as_a_patch_of_what_was_seen(serve: Serve) -> None:

@@ -101,13 +101,18 @@ def is_deleting(manifest: Manifest) -> bool:
     return bool(manifest["metadata"].get("deletionTimestamp"))
 
 
-def controller_uid(manifest: Manifest) -> str:
-    """The uid of the object that controls this one, or nothing."""
+def controller(manifest: Manifest) -> Mapping[str, Any]:
+    """Kind, name and uid of the object that controls this one, empty where none does."""
     for owner in manifest["metadata"].get("ownerReferences") or ():
         if owner.get("controller"):
-            owner_uid: str = owner["uid"]
-            return owner_uid
-    return ""
+            found: Mapping[str, Any] = owner
+            return found
+    return {}
+
+
+def controller_uid(manifest: Manifest) -> str:
+    """The uid of the object that controls this one, or nothing."""
+    return str(controller(manifest).get("uid", ""))
 
 
 def condition(manifest: Manifest, kind: str) -> Mapping[str, Any]:

@@ -28,6 +28,9 @@ class Cache:
     """By kind: most readers want all objects of one, and pods are the many."""
     _owned: defaultdict[str, set[Ref]] = field(default_factory=lambda: defaultdict(set))
     _gone: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    """By uid."""
+    _lost: OrderedDict[Ref, None] = field(default_factory=OrderedDict)
+    """What has gone and is not there again."""
     _listeners: list[Listener] = field(default_factory=list)
 
     def subscribe(self, listener: Listener) -> None:
@@ -57,6 +60,7 @@ class Cache:
         if known is not None:
             self._unlink(key, known)
         manifest = self.slim(manifest)
+        self._lost.pop(key, None)
         self._objects[key.kind][key] = manifest
         owner = controller_uid(manifest)
         if owner:
@@ -81,6 +85,9 @@ class Cache:
         if known is not None and uid(known) == gone_uid:
             self._unlink(key, known)
             del self._objects[key.kind][key]
+            self._lost[key] = None
+            if len(self._lost) > REMEMBERED_DELETIONS:
+                self._lost.popitem(last=False)
             self._tell(known)
 
     def drop(self, kind: str) -> None:
@@ -93,6 +100,10 @@ class Cache:
     def is_gone(self, uid: str) -> bool:
         """Whether an object is known to have gone lately."""
         return uid in self._gone
+
+    def is_lost(self, key: Ref) -> bool:
+        """Whether an object of this name was there lately and is not any more."""
+        return key in self._lost
 
     def relist(
         self, kind: str, manifests: Iterable[Manifest], *, version: int, namespace: str = ""

@@ -21,11 +21,21 @@ from etude.operator.cluster.api import (
 from etude.operator.cluster.cache import Cache
 from etude.operator.cluster.discovery import Discovery
 from etude.operator.cluster.replies import Reply, accepted, answered
-from etude.operator.cluster.rest import APPLY, JSON, MERGE, Query, Rest, object_path, path_of
+from etude.operator.cluster.rest import (
+    APPLY,
+    JSON,
+    MERGE,
+    METADATA_ONLY,
+    Query,
+    Rest,
+    object_path,
+    path_of,
+)
 from etude.operator.manifests import (
     MADE_ONCE,
     Manifest,
     Ref,
+    controller,
     controller_uid,
     is_deleting,
     merge_patch,
@@ -56,6 +66,8 @@ class KubernetesCluster(Cluster):
     async def apply(self, manifest: Manifest, *, manager: str) -> Manifest:
         key = ref(manifest)
         live = self.cache.get(key) or await self._read(key)
+        if live is None and self.cache.is_lost(key):
+            await self._check_owner(key, manifest)
         if live is not None and controller_uid(live) != controller_uid(manifest):
             raise NameTakenError(key)
         if live is not None and key.kind in MADE_ONCE:
@@ -175,10 +187,34 @@ class KubernetesCluster(Cluster):
         """Whether an object has gone, another of its name or none in its place.
 
         A conflict alone does not say: a server may also have lost a race for the object, which
-        then stays, and no event would ever have it deleted again.
+        then stays, and no event would ever have it deleted again. Listed, because not every kind
+        that is watched may be read one by one.
         """
-        live = await self._read(key)
-        return live is None or uid(live) != known
+        reply = await self.rest.request(
+            "GET",
+            path_of(key.kind, key.namespace),
+            query=[("fieldSelector", f"metadata.name={key.name}")],
+            headers={"Accept": METADATA_ONLY},
+        )
+        items = answered(reply, f"look for {key.kind} {key.name}").get("items") or ()
+        return all(uid(item) != known for item in items)
+
+    async def _check_owner(self, key: Ref, manifest: Manifest) -> None:
+        """Make sure that the owner of a child that went is there to have it again.
+
+        A deleted object takes its children along, and the watch of the children may tell of that
+        before the watch of the object does.
+
+        Raises:
+            ConflictError: it is not; the child is not missing.
+        """
+        owner = controller(manifest)
+        if not owner:
+            return
+        at = Ref(owner["kind"], key.namespace, owner["name"])
+        if await self._is_another(at, owner["uid"]):
+            self.cache.lose(at, owner["uid"])
+            raise ConflictError(f"{key.kind} {key.name} went away with {at.kind} {at.name}")
 
     async def _read(self, key: Ref) -> Manifest | None:
         reply = await self.rest.request("GET", object_path(key))

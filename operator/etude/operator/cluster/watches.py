@@ -76,8 +76,12 @@ class Watches:
             self.cache.see(manifest)
 
     async def sync(self) -> None:
-        """Fill the caches; afterwards keep_watching() keeps them filled."""
-        for kind in (*KINDS, *self.children):
+        """Fill the caches; afterwards keep_watching() keeps them filled.
+
+        Children before whom they belong to: a child that is missing then was not taken along by an
+        owner that went while we listed.
+        """
+        for kind in (*self.children, *KINDS):
             for scope in self._scopes(kind):
                 await self._patiently(partial(self._list, kind, scope))
         await self._patiently(self._discover)
