@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import json
+import logging
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ import aiohttp
 from etude.operator.cluster.rest import path_of
 from etude.operator.manifests import Manifest, Ref
 
+log = logging.getLogger(__name__)
+
 MERGE = "application/merge-patch+json"
 LIMIT_S = 30.0
+RETRY_S = 0.3
 LINE_BYTES = 1 << 22
 """Of one watch event: an object and its managed fields."""
 
@@ -57,7 +61,7 @@ class Api:
             headers={"Content-Type": content},
             timeout=aiohttp.ClientTimeout(total=LIMIT_S),
         ) as answer:
-            found: Manifest = await answer.json(content_type=None)
+            found = _parsed(await answer.read())
             if answer.status >= 300:
                 raise RefusedError(f"{verb} {path}", answer.status, found)
             return found
@@ -85,13 +89,48 @@ class Api:
                 raise
 
     async def watch(self, path: str, version: str) -> AsyncIterator[Manifest]:
-        """Events after a version, until the server ends the watch."""
+        """Events after a version, until the server ends the watch.
+
+        Raises:
+            RefusedError: there is no watch.
+        """
         query = {"watch": "1", "resourceVersion": version, "timeoutSeconds": "3000"}
         async with self.session.get(
             self.address + path, params=query, timeout=aiohttp.ClientTimeout(total=None)
         ) as answer:
+            if answer.status >= 300:
+                raise RefusedError(f"watch {path}", answer.status, _parsed(await answer.read()))
             async for line in answer.content:
                 yield json.loads(line)
+
+
+def _parsed(body: bytes) -> Manifest:
+    """An answer; a server that is just starting writes plain text."""
+    try:
+        found: Manifest = json.loads(body)
+    except ValueError:
+        return {"message": body.decode(errors="replace")}
+    return found
+
+
+async def patiently(call: Callable[[], Awaitable[object]]) -> None:
+    """Ask until an API server that was killed answers again.
+
+    Raises:
+        RefusedError: it answers no.
+    """
+    while True:
+        try:
+            await call()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            log.info("%r", error)
+        except RefusedError as error:
+            if error.status < 500:
+                raise
+            log.info("%r", error)
+        else:
+            return
+        await asyncio.sleep(RETRY_S)
 
 
 def tls(pki: Path) -> ssl.SSLContext:

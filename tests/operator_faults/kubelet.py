@@ -3,15 +3,15 @@
 import asyncio
 import contextlib
 import itertools
-import logging
 import os
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import aiohttp
 from tests.operator_faults import controllers
-from tests.operator_faults.api import Api, RefusedError
+from tests.operator_faults.api import Api, RefusedError, patiently
 from tests.operator_faults.observer import Event, Scenery
 
 from etude.common.api.kinds import RLRun
@@ -20,11 +20,8 @@ from etude.operator.cluster import controllers as kubernetes_controllers
 from etude.operator.cluster.rest import path_of
 from etude.operator.manifests import Manifest, Ref, is_deleting, labels, ref, uid
 
-log = logging.getLogger(__name__)
-
 NODE = "stand-in"
 HEARTBEAT_S = 5.0
-RETRY_S = 0.3
 
 _addresses = itertools.count(1)
 
@@ -151,17 +148,14 @@ def _succeeded(pod: Manifest) -> Manifest:
     return {"phase": "Succeeded", "containerStatuses": containers}
 
 
-async def _patiently(call) -> None:
-    """Until the API server answers; a pod that is gone needs nothing more."""
-    while True:
-        try:
-            await call()
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            log.info("kubelet: %r", error)
-        except RefusedError as error:
-            if error.status in {404, 409}:
-                return
-            log.info("kubelet: %r", error)
-        else:
-            return
-        await asyncio.sleep(RETRY_S)
+async def _patiently(call: Callable[[], Awaitable[object]]) -> None:
+    """Until the API server answers; a pod that is gone needs nothing more.
+
+    Raises:
+        RefusedError: the API server says no.
+    """
+    try:
+        await patiently(call)
+    except RefusedError as error:
+        if error.status not in {404, 409}:
+            raise

@@ -20,6 +20,7 @@ from tests.operator_faults.api import Api
 from typing_extensions import override
 
 PASSED_ON = ("Content-Type", "Accept")
+ANSWERED = ("Content-Type", "Retry-After")
 UPSTREAM_LIMIT_S = 60.0
 WATCH_TYPES = {"ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"}
 UNCOUNTED = {"leases", "events"}
@@ -139,7 +140,7 @@ class Proxy:
                 headers=headers,
                 timeout=limit,
             ) as answer:
-                kept = {k: v for k, v in answer.headers.items() if k == "Content-Type"}
+                kept = {k: v for k, v in answer.headers.items() if k in ANSWERED}
                 return Reply(answer.status, await answer.read(), kept)
 
         reply = await self._through(forward)(call)
@@ -247,9 +248,9 @@ def event_of(line: bytes) -> dict[str, Any]:
 
 
 def type_of(line: bytes) -> str:
-    """What kind of event a line is."""
+    """What kind of event a line is; of a watch that was refused it is none."""
     try:
-        return str(event_of(line)["type"])
+        return str(event_of(line).get("type", "none"))
     except ValueError:
         return "broken"
 
