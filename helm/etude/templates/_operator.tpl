@@ -59,7 +59,7 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
-{{- /* Where the operator's pods may run. */ -}}
+{{- /* Where the pods of the chart may run. */ -}}
 {{- define "etude.placement" -}}
 {{- with .Values.operator.priorityClassName }}
 priorityClassName: {{ . }}

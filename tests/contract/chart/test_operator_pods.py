@@ -68,8 +68,25 @@ def test_a_drain_evicts_the_replicas_one_after_the_other() -> None:
     ],
 )
 def test_the_pods_run_where_they_are_told_to(name: str, value: object) -> None:
-    assert operator(**{name: value}).pod[name] == value
-    assert name not in operator().pod
+    everything = {
+        "minio": {"enabled": True, "image": "localhost/minio:1", "secretName": "keys"},
+        "tls": {"mode": "SelfManaged"},
+    }
+    asked = {
+        spec.get(name) == value
+        for spec in pods(rendered({"operator": {name: value}, **everything}))
+    }
+    assert asked == {True}
+    assert all(name not in spec for spec in pods(rendered(everything)))
+
+
+def pods(chart: Rendered) -> list[dict[str, Any]]:
+    """The spec of every pod that the chart makes, or has somebody make."""
+    makers = [each for kind in ("Deployment", "StatefulSet", "Job") for each in chart.of(kind)]
+    found = [each["spec"]["template"]["spec"] for each in makers]
+    found += [each["spec"] for each in chart.of("Pod")]
+    assert len(found) == 5
+    return found
 
 
 def test_the_pods_carry_what_they_are_given() -> None:
