@@ -53,6 +53,19 @@ def holds(status: Iterable[Condition], kind: str) -> bool:
     return any(c.type == kind and c.status == "True" for c in status)
 
 
+def troubles(found: Iterable[Condition]) -> set[tuple[str, str]]:
+    """What is wrong and may come right again: conditions with their reasons.
+
+    Not what is over, and not what a user has to write differently.
+    """
+    return {
+        (each.type, each.reason)
+        for each in found
+        if (each.type in WARN_WHEN_TRUE - {"Failed"} and each.status == "True")
+        or (each.type in WARN_WHEN_FALSE - {"Accepted"} and each.status == "False")
+    }
+
+
 class Transition(NamedTuple):
     """A condition that is worth an Event."""
 

@@ -57,6 +57,11 @@ RUN_ETTR = Gauge(
 RUN_STALENESS = Gauge(
     "etude_run_staleness", "Largest staleness of the last step.", ["namespace", "run"]
 )
+TROUBLE = Gauge(
+    "etude_trouble",
+    "1 while a condition of a run or pool says that something is wrong.",
+    ["namespace", "kind", "name", "condition", "reason"],
+)
 POOL_SLOTS = Gauge("etude_pool_slots", "Environments by state.", ["namespace", "pool", "state"])
 POOL_DESIRED = Gauge("etude_pool_desired", "Nodes that there should be.", ["namespace", "pool"])
 POOL_CREATES = Counter(

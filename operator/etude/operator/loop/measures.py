@@ -6,22 +6,11 @@ from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.api.pool_status import Slots
 from etude.operator import metrics, names
 from etude.operator.actions import Moment
+from etude.operator.conditions import troubles
 from etude.operator.manifests import Manifest, Ref, labels, ref
 
 LONGEST_S = 30.0
 """Between two looks; a longer gap is one in which another operator acted."""
-
-
-def run(found: RLRun) -> None:
-    """The figures of a run."""
-    about = (found.metadata.namespace, found.metadata.name)
-    status = found.status
-    if status.step is not None:
-        metrics.RUN_STEP.labels(*about).set(status.step.current)
-    if status.ettr is not None:
-        metrics.RUN_ETTR.labels(*about).set(float(status.ettr))
-    if status.staleness is not None:
-        metrics.RUN_STALENESS.labels(*about).set(status.staleness.max)
 
 
 def applied(manifest: Manifest) -> None:
@@ -58,10 +47,26 @@ class Measures:
     _idle_since: dict[Ref, float] = field(default_factory=dict)
     """When each pool's idle slots were added up last, on the monotonic clock."""
 
+    _troubles: dict[Ref, set[tuple[str, str]]] = field(default_factory=dict)
+    """Conditions and reasons that are shown of each object."""
+
+    def run(self, found: RLRun) -> None:
+        """The figures of a run."""
+        about = (found.metadata.namespace, found.metadata.name)
+        status = found.status
+        self._tell(Ref("RLRun", *about), troubles(status.conditions))
+        if status.step is not None:
+            metrics.RUN_STEP.labels(*about).set(status.step.current)
+        if status.ettr is not None:
+            metrics.RUN_ETTR.labels(*about).set(float(status.ettr))
+        if status.staleness is not None:
+            metrics.RUN_STALENESS.labels(*about).set(status.staleness.max)
+
     def pool(self, found: EnvPool, now: Moment) -> None:
         """The figures of a pool."""
         about = (found.metadata.namespace, found.metadata.name)
         status = found.status
+        self._tell(Ref("EnvPool", *about), troubles(status.conditions))
         metrics.POOL_DESIRED.labels(*about).set(status.desired)
         if status.leases is not None:
             for share, wait_ms in (
@@ -83,4 +88,14 @@ class Measures:
     def forget(self, key: Ref) -> None:
         """An object is gone, and its series with it."""
         self._idle_since.pop(key, None)
+        self._tell(key, set())
+        self._troubles.pop(key, None)
         _forget(key)
+
+    def _tell(self, key: Ref, found: set[tuple[str, str]]) -> None:
+        about = (key.namespace, key.kind, key.name)
+        for trouble in self._troubles.get(key, set()) - found:
+            metrics.TROUBLE.remove(*about, *trouble)
+        for trouble in found:
+            metrics.TROUBLE.labels(*about, *trouble).set(1)
+        self._troubles[key] = found

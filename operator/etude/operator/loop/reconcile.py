@@ -140,7 +140,7 @@ class Reconciler:
         found = seen.gather(self.cluster, self.book, run, self._refusals.fact(run.metadata.uid))
         if run.spec.suspend and run.status.intent is None and found.is_gone:
             self.book.ended(run.metadata.uid)
-        measures.run(run)
+        self.measures.run(run)
         return runs.decide(run, found, self._now(), self.platform)
 
     def _pool(self, pool: EnvPool, manifest: Manifest) -> Decision[EnvPoolStatus]:
