@@ -38,6 +38,13 @@ def crd(kubectl: Program, name: str) -> dict[str, Any]:
     return found
 
 
+def ca(kubectl: Program) -> dict[str, str]:
+    """Certificates and keys of the issuer's CAs."""
+    found = json.loads(kubectl("-n", HOME, "get", "secret", "etude-ca", "-o", "json"))
+    data: dict[str, str] = found["data"]
+    return data
+
+
 def newer(folder: Path) -> Path:
     """The chart of a later release, whose pools have one more field."""
     chart = folder / "etude"
@@ -59,8 +66,10 @@ def test_runs_outlive_the_release_and_an_upgrade_brings_new_fields(
     example = (ROOT / "examples" / "checkpoint.yaml").read_text()
     kubectl("apply", "-f", "-", text=example)
     uids = {name: crd(kubectl, name)["metadata"]["uid"] for name in CRDS}
+    believed = ca(kubectl)
 
     install(helm, newer(tmp_path))
+    assert ca(kubectl) == believed
     schema = crd(kubectl, CRDS[1])["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     assert "later" in schema["properties"]["spec"]["properties"]
 
@@ -72,8 +81,25 @@ def test_runs_outlive_the_release_and_an_upgrade_brings_new_fields(
     assert kubectl("get", cluster, "-l", "app.kubernetes.io/name=etude", "-o", "name") == ""
 
     install(helm)
+    assert ca(kubectl) == believed, "pods of runs would believe nobody"
     assert {name: crd(kubectl, name)["metadata"]["uid"] for name in CRDS} == uids
     assert "demo-import" in kubectl("get", "ckpt")
+
+
+def test_a_further_ca_leaves_its_predecessor_as_it_was(helm: Program, kubectl: Program) -> None:
+    install(helm)
+    kept = ca(kubectl)
+    for generation in (2, 3):
+        install(helm, tls={"selfManaged": {"generation": generation}})
+        before, after = f"ca-{generation - 1}", f"ca-{generation}"
+        now = ca(kubectl)
+        assert now.keys() == {f"{name}.{end}" for name in (before, after) for end in ("crt", "key")}
+        assert {name: now[name] for name in now if name.startswith(before)} == {
+            name: kept[name] for name in kept if name.startswith(before)
+        }
+        kept = now
+    helm("uninstall", "etude", "--namespace", HOME, "--wait")
+    kubectl("-n", HOME, "delete", "secret", "etude-ca")
 
 
 def test_crds_that_are_not_kept_go_with_the_release(helm: Program, kubectl: Program) -> None:
