@@ -19,7 +19,7 @@ from etude.envserver.drivers.machines import census
 # Else Ray, when it is imported below `uv run`, starts each worker through uv in a copied folder.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 
-SHARED = ("tests/cluster/", "tests/operator_faults/", "tests/integration/gvisor/")
+SHARED = ("tests/cluster/", "tests/integration/gvisor/")
 """Suites whose tests share one cluster, or the list of containers of a host."""
 
 # Tests do not assert timings: a busy machine is not a failure. Before landing each run draws the

@@ -7,6 +7,7 @@ Without it a few are, which every change waits for. SEED says which.
 import math
 import os
 import random
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -78,8 +79,11 @@ def _drawn(writes: int) -> Sequence[Plan]:
 
 
 def _say(words: str) -> None:
-    """Progress, which pytest shows with -s: all plans take the better part of an hour."""
-    print(words, flush=True)  # noqa: T201
+    """Progress, which pytest shows with -s: all plans take the better part of an hour.
+
+    Not to the standard output, which belongs to xdist in its processes.
+    """
+    print(words, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _record(workload: str, reached: int, planned: int) -> None:
