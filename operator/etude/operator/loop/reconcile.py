@@ -40,6 +40,7 @@ from etude.operator.desired.runs import Platform
 from etude.operator.loop import measures
 from etude.operator.loop.measures import Measures
 from etude.operator.loop.refusals import Refusal, Refusals
+from etude.operator.loop.vacating import vacate
 from etude.operator.loop.writer import StatusWriter
 from etude.operator.manifests import Manifest, Ref, is_deleting, is_true, labels, ref, uid
 from etude.operator.pools import decision as pools
@@ -209,7 +210,7 @@ class Reconciler:
             case Order():
                 await self._order(about, action)
             case Vacate():
-                await self._vacate(about, action)
+                await vacate(self.cluster, self.peers, about, action)
             case Note():
                 await self.writer.record(about, action)
             case DealtWith():
@@ -243,22 +244,6 @@ class Reconciler:
             await self.peers.order(self.cluster.address(namespace, order.target), order.request)
         except PeerError as error:
             log.warning("order %s was not taken: %s", order.request.command_id, error)
-
-    async def _vacate(self, about: Manifest, action: Vacate) -> None:
-        """Delete the nodes that every broker calls empty; the others are asked for again soon."""
-        namespace = about["metadata"].get("namespace", "default")
-        names = [key.name for key in action.nodes]
-        empty = set(names)
-        try:
-            for target in action.brokers:
-                address = self.cluster.address(namespace, target)
-                empty &= await self.peers.drain(address, names)
-        except PeerError as error:
-            log.warning("no node of %s goes: %s", about["metadata"]["name"], error)
-            return
-        for key, known in action.nodes.items():
-            if key.name in empty:
-                await self.cluster.delete(key, uid=known)
 
     def _follow(
         self, manifest: Manifest, peer: Peer, target: str, pods: Sequence[Manifest]
