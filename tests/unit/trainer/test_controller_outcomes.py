@@ -106,6 +106,24 @@ async def test_a_target_that_is_never_reached_changes_nothing(
     assert world.runs[0].reports.status.reason == ""
 
 
+async def test_a_step_that_the_platform_lost_as_a_whole_says_nothing_of_rewards(
+    make_world: MakeWorld,
+) -> None:
+    target = {"metric": "Reward", "op": "AtMost", "value": "0", "windowSteps": 1}
+    lossy = {"rollout": {"maxInfraFailurePercent": 100}, "successPolicy": target}
+    world = world_of(make_world, rl=lossy)
+
+    def lose_all(run: Run) -> None:
+        run.figures.reward_ewma = 0.75
+        run.reports.status.reward_mean = 0.5
+
+    world.fault_share = 1.0
+    assert await world.train(lose_all)
+    (run,) = world.runs
+    assert run.cursor.ends == {}, "no target was reached"
+    assert (run.figures.reward_ewma, run.reports.status.reward_mean) == (0.75, 0.5)
+
+
 def test_a_gate_compares_what_it_names_and_fails_what_was_not_measured() -> None:
     found = {"held-out": Measured(success=0.5, greedy_success=0.25)}
     assert outcomes.complaint(Gate(evaluation="held-out", value="0.5"), found) == ""

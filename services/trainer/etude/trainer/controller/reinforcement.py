@@ -352,7 +352,8 @@ class Reinforcement:
         version = run.cursor.policy[1] if run.cursor.policy else 0
         run.stepped(result, seconds=seconds)
         records = [group.finished[index] for group in groups for index in group.valid()]
-        measured(run, step_figures(records))
+        if records:
+            measured(run, step_figures(records))
         worked_s = result.seconds + run.publish_s
         run.throughput.stepped(records, waited_s=waited_s, worked_s=worked_s)
         faults = Faults(
@@ -374,9 +375,10 @@ class Reinforcement:
     ) -> None:
         run, status = self.run, self.run.reports.status
         rewards = [g.finished[i].reward.reward for g in groups for i in g.valid()]
-        status.reward_mean = mean(rewards)
-        previous = run.figures.reward_ewma if run.cursor.step else status.reward_mean
-        run.figures.reward_ewma = previous + EWMA * (status.reward_mean - previous)
+        if rewards:  # of a step that the platform lost as a whole, nothing is known
+            status.reward_mean = mean(rewards)
+            previous = run.figures.reward_ewma if run.cursor.step else status.reward_mean
+            run.figures.reward_ewma = previous + EWMA * (status.reward_mean - previous)
         status.mismatch = result.mismatch_mean
         status.staleness_max = max(staleness, default=0)
         status.staleness_p50 = sorted(staleness)[len(staleness) // 2] if staleness else 0
