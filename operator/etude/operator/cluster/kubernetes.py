@@ -45,6 +45,8 @@ from etude.operator.manifests import (
 
 log = logging.getLogger(__name__)
 
+WITH_PODS = (*MADE_ONCE, "StatefulSet")
+
 SECOND_TRY_S = 2.0
 """An API server that has just started may not have read its roles yet, and then forbids all."""
 
@@ -83,11 +85,11 @@ class KubernetesCluster(Cluster):
 
     @override
     async def delete(self, ref: Ref, *, uid: str, grace_s: int | None = None) -> None:
-        # One that makes pods by way of others stays until they are gone, so that they are known.
+        # What makes pods stays until they are gone, so that they are known.
         body: Manifest = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
-            "propagationPolicy": "Foreground" if ref.kind in MADE_ONCE else "Background",
+            "propagationPolicy": "Foreground" if ref.kind in WITH_PODS else "Background",
             "preconditions": {"uid": uid},
         }
         if grace_s is not None:

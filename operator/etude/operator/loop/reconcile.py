@@ -138,7 +138,9 @@ class Reconciler:
         peer = Peer(uid(manifest))
         controllers = [pod for pod in pods if labels(pod).get(names.RAY_NODE) != "worker"]
         self._follow(manifest, peer, target, failures.of_attempt(controllers, attempt))
-        found = seen.gather(self.cluster, self.book, run, self._refusals.fact(run.metadata.uid))
+        about = run.metadata.uid
+        problem, refused = self._refusals.fact(about), self._refusals.aims(about)
+        found = seen.gather(self.cluster, self.book, run, problem, refused)
         if run.spec.suspend and run.status.intent is None and found.is_gone:
             self.book.ended(run.metadata.uid)
         self.measures.run(run)
@@ -166,9 +168,9 @@ class Reconciler:
     async def _perform(self, manifest: Manifest, decision: Decision[S]) -> float | None:
         about = uid(manifest)
         spans.decided(len(decision.actions))
-        refusal = await self._act_all(manifest, decision.actions)
-        if refusal is not None:
-            if self._refusals.remember(manifest, refusal):
+        refused = await self._act_all(manifest, decision.actions)
+        if refused:
+            if self._refusals.remember(manifest, refused):
                 return 0.0
             left = await self.writer.write(manifest, decision.status)
             return PROBLEM_RETRY_S if left is None else left
@@ -181,22 +183,22 @@ class Reconciler:
         dealt = any(isinstance(action, DealtWith) for action in decision.actions)
         return 0.0 if had_problem or dealt else min(waits, default=None)
 
-    async def _act_all(self, about: Manifest, actions: Sequence[Action]) -> Refusal | None:
-        """Do all that can be done; returns what was refused first.
+    async def _act_all(self, about: Manifest, actions: Sequence[Action]) -> list[Refusal]:
+        """Do all that can be done; returns what was refused.
 
         What is new may need what was refused, so nothing new is made after that, and what the
         controller said is not done with: the next pass tries both again.
         """
-        refusal: Refusal | None = None
+        refused: list[Refusal] = []
         for action in actions:
             is_new = isinstance(action, Apply) and self.cluster.get(ref(action.manifest)) is None
-            if refusal is not None and (is_new or isinstance(action, DealtWith)):
+            if refused and (is_new or isinstance(action, DealtWith)):
                 continue
             try:
                 await self._act(about, action)
             except (NameTakenError, RefusedError) as error:
-                refusal = refusal or Refusal(action, error)
-        return refusal
+                refused.append(Refusal(action, error))
+        return refused
 
     async def _act(self, about: Manifest, action: Action) -> None:
         match action:

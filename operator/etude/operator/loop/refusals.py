@@ -1,6 +1,7 @@
 """What the cluster refused, and whether that is news."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -34,22 +35,27 @@ class Refusal(NamedTuple):
 
 @dataclass(slots=True)
 class Refusals:
-    """The first refusal of each object's last pass, by its uid."""
+    """What was refused of each object's last pass, by its uid; the first of it is told."""
 
-    _known: dict[str, Refusal] = field(default_factory=dict)
+    _known: dict[str, tuple[Refusal, ...]] = field(default_factory=dict)
 
     def fact(self, about: str) -> Fact | None:
         """What kept the last decision about an object from being carried out."""
-        refusal = self._known.get(about)
-        return None if refusal is None else refusal.fact
+        known = self._known.get(about)
+        return None if known is None else known[0].fact
 
-    def remember(self, manifest: Manifest, refusal: Refusal) -> bool:
-        """Keep a refusal; True if it is news, which the next pass says in the status."""
-        known = self._known.get(uid(manifest))
-        if known is not None and known.is_like(refusal):
+    def aims(self, about: str) -> frozenset[Ref]:
+        """The objects that the cluster took no change of."""
+        aims = (_aim(refusal.action) for refusal in self._known.get(about, ()))
+        return frozenset(aim for aim in aims if aim is not None)
+
+    def remember(self, manifest: Manifest, refused: Sequence[Refusal]) -> bool:
+        """Keep what was refused; True if it is news, which the next pass takes into account."""
+        known = self._known.get(uid(manifest), ())
+        if len(known) == len(refused) and all(map(Refusal.is_like, known, refused)):
             return False
-        self._known[uid(manifest)] = refusal
-        log.warning("%s: %s", manifest["metadata"]["name"], refusal.error)
+        self._known[uid(manifest)] = tuple(refused)
+        log.warning("%s: %s", manifest["metadata"]["name"], refused[0].error)
         return True
 
     def end(self, about: str) -> bool:

@@ -46,12 +46,17 @@ def after_failure(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
 
 def after_deadline(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
     """What a limit of time calls for that was crossed."""
-    report = seen.report
     if any(left <= 0 for left in limits.deadlines_left_s(run, seen, now)):
         given = run.spec.deadlines.model_dump(by_alias=True, exclude_none=True)
         words = ", ".join(f"{name} {value}" for name, value in given.items())
         message = f"the run has held pods for {limits.active_s(run, now.wall_s):.0f} s: {words}"
         return Undertaking(undertakings.intent(run, "Fail", Reason.DEADLINE_EXCEEDED, message, now))
+    return None
+
+
+def after_stall(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
+    """What follows when the run finishes nothing any more."""
+    report = seen.report
     left = limits.progress_left_s(run, seen, now)
     if left is not None and left <= 0 and report.status is not None:
         message = f"nothing was finished for {limits.progress_limit_s(run, report.status):.0f} s"

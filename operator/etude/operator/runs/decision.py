@@ -40,7 +40,7 @@ from etude.operator.runs import (
 from etude.operator.runs import status as run_status
 from etude.operator.runs.quota import Quota
 from etude.operator.runs.replacements import replacements
-from etude.operator.runs.seen import Seen
+from etude.operator.runs.seen import Seen, asks_for_pods
 from etude.operator.runs.view import View
 
 WATCHFUL_S = 5.0
@@ -238,10 +238,21 @@ def _children(course: Course) -> Iterator[Action]:
     wanted = desired.run_children(run, shape, course.platform)
     for manifest in wanted:
         live = course.seen.children.get(ref(manifest))
+        if live is not None and _clings(course, live):
+            yield Delete(ref(live), uid(live))
+            continue
         is_missing = live is None and course.problem is None and not course.is_resting
         if is_missing or (live is not None and not _is_as_made(live, manifest)):
             yield Apply(manifest, names.RUN_FIELD_MANAGER)
     yield from _prunings(course, {ref(manifest) for manifest in wanted})
+
+
+def _clings(course: Course, live: Manifest) -> bool:
+    """Whether it keeps pods of a run that should hold none, and the cluster takes no change of it.
+
+    A policy that was made later may refuse what was taken once; nobody pays for its pods for ever.
+    """
+    return not course.is_running and ref(live) in course.seen.refused and asks_for_pods(live)
 
 
 def _is_as_made(live: Manifest, manifest: Manifest) -> bool:

@@ -27,7 +27,7 @@ def undertaking(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
         case "Release":
             return Undertaking(None if seen.is_gone else current)
         case "Restart":
-            return Undertaking(None if _has_restarted(current, seen) else current)
+            return _restarting(run, current, seen, now)
         case "Salvage":
             return salvage.ended(run, current, seen, now)
         case "Fail" | "Complete":
@@ -39,9 +39,7 @@ def _next(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
     if outcome.intent is not None:
         return outcome
     if run.spec.suspend:
-        message = "spec.suspend is true"
-        by_user = undertakings.intent(run, "Suspend", Reason.BY_USER, message, now)
-        return Undertaking(None if seen.is_gone else by_user)
+        return Undertaking(None if seen.is_gone else _by_user(run, now))
     hold = run.status.hold
     if hold is not None:
         again = undertakings.intent(run, "Suspend", hold.reason, hold.message, now)
@@ -53,9 +51,24 @@ def _next(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
     return (
         aftermath.after_failure(run, seen, now)
         or aftermath.after_deadline(run, seen, now)
+        or aftermath.after_stall(run, seen, now)
         or aftermath.after_budget(run, now)
         or Undertaking(None)
     )
+
+
+def _restarting(run: RLRun, current: Intent, seen: Seen, now: Moment) -> Undertaking:
+    """Go on once it is done; some things do not wait for what a cluster may refuse for ever."""
+    if _has_restarted(current, seen):
+        return Undertaking(None)
+    if run.spec.suspend:
+        return Undertaking(_by_user(run, now))
+    over = aftermath.after_deadline(run, seen, now) or aftermath.after_budget(run, now)
+    return over or Undertaking(current)
+
+
+def _by_user(run: RLRun, now: Moment) -> Intent:
+    return undertakings.intent(run, "Suspend", Reason.BY_USER, "spec.suspend is true", now)
 
 
 def _outcome(run: RLRun, seen: Seen, now: Moment) -> Undertaking:

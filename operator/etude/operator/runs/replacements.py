@@ -1,13 +1,13 @@
 """Pods of earlier attempts, which make room for those of the present one."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from etude.common.api.kinds import RLRun
 from etude.operator import names
 from etude.operator.actions import Action, Delete
 from etude.operator.manifests import Manifest, is_deleting, labels, ref, uid
 from etude.operator.reasons import Reason
-from etude.operator.runs import commands, intents, undertakings
+from etude.operator.runs import commands, undertakings
 from etude.operator.runs.seen import Seen
 from etude.v1 import run_pb2
 
@@ -19,29 +19,35 @@ def replacements(run: RLRun, seen: Seen) -> Iterator[Action]:
     """Send the pods of earlier attempts away; their StatefulSet makes the new ones."""
     intent = run.status.intent
     if intent is None:
-        yield from _gone(_left_over(run, seen))
+        # A StatefulSet's controller that has not seen the new template yet makes the old pod once
+        # more. Nobody counts on that, and nobody else would ever replace it.
+        yield from _gone(_old(seen, undertakings.attempts_of(run)))
     elif intent.type == "Restart":
-        old = [pod for pod in intents.restarting(intent, seen) if not _is_of(pod, intent.attempt)]
+        roles = [intent.role] if intent.role else list(seen.pods)
+        old = _old(seen, dict.fromkeys(roles, intent.attempt))
         is_stuck = intent.reason == Reason.NO_PROGRESS
-        if is_stuck and any(not is_deleting(pod) for pod in old):
+        if old and is_stuck:
             order = run_pb2.CommandRequest(dump_stacks=run_pb2.DumpStacks())
             yield commands.order(run, order, "dump", intent.attempt)
         yield from _gone(old, STUCK_GRACE_S if is_stuck else None)
 
 
-def _left_over(run: RLRun, seen: Seen) -> Iterator[Manifest]:
-    """Those that a StatefulSet's controller made once more as they were.
+def _old(seen: Seen, attempts: Mapping[str, int]) -> list[Manifest]:
+    """Pods of earlier attempts that nobody has told to go, and that would come back as new ones."""
+    templates = {labels(m).get(names.ROLE): m["spec"]["template"] for m in seen.sets}
+    return [
+        pod
+        for role, attempt in attempts.items()
+        # While the cluster refuses the new template, the old pod would come back for ever.
+        if role not in templates or _is_of(templates[role], attempt)
+        for pod in seen.pods.get(role, ())
+        if not _is_of(pod, attempt) and not is_deleting(pod)
+    ]
 
-    It may not have seen the new template yet when the old pod goes. Nobody counts on such a pod,
-    and nobody else would ever replace it.
-    """
-    for role, attempt in undertakings.attempts_of(run).items():
-        yield from (pod for pod in seen.pods.get(role, ()) if not _is_of(pod, attempt))
 
-
-def _is_of(pod: Manifest, attempt: int) -> bool:
-    return labels(pod).get(names.ATTEMPT, "0") == str(attempt)
+def _is_of(made: Manifest, attempt: int) -> bool:
+    return labels(made).get(names.ATTEMPT, "0") == str(attempt)
 
 
 def _gone(pods: Iterable[Manifest], grace_s: int | None = None) -> Iterator[Delete]:
-    yield from (Delete(ref(pod), uid(pod), grace_s) for pod in pods if not is_deleting(pod))
+    yield from (Delete(ref(pod), uid(pod), grace_s) for pod in pods)

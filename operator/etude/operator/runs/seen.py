@@ -60,6 +60,8 @@ class Seen:
     """WorkloadPriorityClasses by name, likewise."""
     problem: Fact | None = None
     """What kept the last decision from being carried out."""
+    refused: frozenset[Ref] = frozenset()
+    """Children that the cluster took no change of."""
 
     @property
     def sets(self) -> list[Manifest]:
@@ -170,7 +172,13 @@ def asks_for_pods(child: Manifest) -> bool:
             return False
 
 
-def gather(cluster: Cluster, book: ReportBook, run: RLRun, problem: Fact | None) -> Seen:
+def gather(
+    cluster: Cluster,
+    book: ReportBook,
+    run: RLRun,
+    problem: Fact | None,
+    refused: frozenset[Ref] = frozenset(),
+) -> Seen:
     """Everything that a decision about this run depends on."""
     owned = cluster.owned(run.metadata.uid)
     children = {ref(m): m for m in owned if m["kind"] != "Checkpoint"}
@@ -204,6 +212,7 @@ def gather(cluster: Cluster, book: ReportBook, run: RLRun, problem: Fact | None)
             {kind for need in integrations.needs(run) for kind in need.integration.kinds}
         ),
         problem=problem,
+        refused=refused,
     )
 
 
