@@ -13,8 +13,6 @@ from etude.common.tls.identity import Identity
 from etude.operator.issuer import authorities, signing
 from etude.operator.issuer.service import utc_now
 
-ROLE = "issuer"
-
 
 @dataclass(slots=True)
 class Own:

@@ -58,8 +58,6 @@ def certificate(
         also: further DNS names under which the holder is reached.
     """
     ends = min(now + lifetime, authority.certificate.not_valid_after_utc)
-    hosts = (x509.DNSName(name) for name in (identity.server_name, *also))
-    names = [x509.UniformResourceIdentifier(identity.uri), *hosts]
     usage = x509.KeyUsage(*(number == 0 for number in range(9)))  # signs, and nothing else
     both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     issuer = authority.certificate
@@ -72,13 +70,18 @@ def certificate(
         .not_valid_before(max(now - CLOCK_SKEW, issuer.not_valid_before_utc))
         .not_valid_after(ends)
         # Critical, since the subject is empty: RFC 5280, 4.2.1.6.
-        .add_extension(x509.SubjectAlternativeName(names), critical=True)
+        .add_extension(_names(identity, also), critical=True)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.ExtendedKeyUsage(both), critical=False)
         .add_extension(_key_of(issuer), critical=False)
     )
     return built.sign(authority.key, hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
+def _names(identity: Identity, also: Sequence[str]) -> x509.SubjectAlternativeName:
+    hosts = (x509.DNSName(name) for name in (identity.server_name, *also))
+    return x509.SubjectAlternativeName([x509.UniformResourceIdentifier(identity.uri), *hosts])
 
 
 def _key_of(issuer: x509.Certificate) -> x509.AuthorityKeyIdentifier:
