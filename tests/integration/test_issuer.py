@@ -112,6 +112,17 @@ async def test_only_the_operator_answers_to_the_names_of_its_service(world: Worl
     assert hosts(files) == ["operator.etude-system.svc", HOST]
 
 
+async def test_an_issuer_whose_ca_was_replaced_at_once_shows_itself_by_the_new_one(
+    world: World,
+) -> None:
+    await obtained(world.petition)
+    for path in (world.folder / "ca").iterdir():
+        path.unlink()
+    add_ca(world.folder, "ca-1")
+    files = await obtained(world.petition)
+    assert files["ca.crt"] == (world.folder / "trust" / "ca-1.crt").read_bytes()
+
+
 @dataclass
 class Curious(MemoryReviews):
     """Notes every token that it sees."""
