@@ -259,6 +259,7 @@ RLRUN = {
     "scheduling.workloadPriorityClassName": f"{OPERATOR}.desired.quotas",
     "scheduling.topology.required": f"{OPERATOR}.desired.given",
     "scheduling.topology.preferred": f"{OPERATOR}.desired.given",
+    "scheduling.idleRoles": f"{OPERATOR}.runs.idling",
     "scheduling.gang.provider": f"{OPERATOR}.integrations",
     "scheduling.gang.scope": f"{OPERATOR}.desired.podgroups",
     "scheduling.gang.timeoutSeconds": f"{OPERATOR}.runs.gangs",

@@ -58,7 +58,7 @@ TROUBLE = {
             Reason.CHECKPOINT_NOT_READY,
             *(Reason.FEATURE_DISABLED, Reason.JOBSET_NOT_INSTALLED, Reason.KUEUE_NOT_INSTALLED),
             *(Reason.KUBERAY_NOT_INSTALLED, Reason.GATEWAY_API_NOT_INSTALLED),
-            Reason.VOLCANO_NOT_INSTALLED,
+            *(Reason.VOLCANO_NOT_INSTALLED, Reason.FIXED_ROLES_REQUIRED),
             *(Reason.REFUSED, Reason.NAMESPACE_CLOSING, Reason.CLUSTER_UNAVAILABLE),
         )
     },

@@ -15,7 +15,7 @@ from etude.operator.desired import runs as desired
 from etude.operator.desired.runs import Platform
 from etude.operator.pools.settings import problems
 from etude.operator.reasons import Reason
-from etude.operator.runs import model, resuming
+from etude.operator.runs import idling, model, resuming
 from etude.operator.runs.seen import Seen
 
 ACCEPTED = "Accepted"
@@ -31,6 +31,9 @@ def run_problem(run: RLRun, seen: Seen, platform: Platform) -> Fact | None:
         missing = integrations.problem(need, platform.integrations, seen.served)
         if missing is not None:
             return missing
+    words = idling.complaint(run)
+    if words:
+        return no(ACCEPTED, Reason.FIXED_ROLES_REQUIRED, words)
     for message in _wrong_parameters(run, platform):
         return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
     words = model.complaint(run, seen.model) or resuming.complaint(run, seen.checkpoints)

@@ -15,6 +15,8 @@ class Reason(StrEnum):
     CHECKPOINT_NOT_READY = "CheckpointNotReady"
     """The checkpoint that model.checkpointRef or checkpointing.resumeFrom names is not there, not
     Ready, or does not hold what is wanted of it."""
+    FIXED_ROLES_REQUIRED = "FixedRolesRequired"
+    """Something holds a fixed number of pods for the run, and a field lets that number change."""
     NAME_CONFLICT = "NameConflict"
     """A child's name is taken by an object that is not ours."""
     REFUSED = "Refused"
@@ -70,7 +72,7 @@ class Reason(StrEnum):
     POOL_WARMING = "PoolWarming"
     """A pool has no ready node yet."""
     NOT_NEEDED = "NotNeeded"
-    """The run has no such part."""
+    """The run has no such part, or its present phase does without it."""
     CONTROLLER_CONNECTED = "ControllerConnected"
     """The controller reports."""
     CONTROLLER_UNREACHABLE = "ControllerUnreachable"

@@ -72,7 +72,7 @@ class PhaseProgress(_message.Message):
     def __init__(self, name: _Optional[str] = ..., step: _Optional[int] = ..., target_step: _Optional[int] = ..., is_done: _Optional[bool] = ..., gate: _Optional[str] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("state", "phase", "step", "target_step", "policy_version", "last_step_unix_ms", "reward_mean", "reward_ewma", "staleness_p50", "staleness_max", "rollouts", "productive_seconds", "step_seconds_p99", "observed_generation", "tokens_per_second", "eval_success", "environments", "loss", "reason", "message", "mismatch", "step_tokens", "wait_seconds", "work_seconds", "engines", "engine_limit", "phases")
+    __slots__ = ("state", "phase", "step", "target_step", "policy_version", "last_step_unix_ms", "reward_mean", "reward_ewma", "staleness_p50", "staleness_max", "rollouts", "productive_seconds", "step_seconds_p99", "observed_generation", "tokens_per_second", "eval_success", "environments", "loss", "reason", "message", "mismatch", "step_tokens", "wait_seconds", "work_seconds", "engines", "engine_limit", "phases", "step_seconds_p50")
     STATE_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +100,7 @@ class RunStatus(_message.Message):
     ENGINES_FIELD_NUMBER: _ClassVar[int]
     ENGINE_LIMIT_FIELD_NUMBER: _ClassVar[int]
     PHASES_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_P50_FIELD_NUMBER: _ClassVar[int]
     state: RunState
     phase: str
     step: int
@@ -127,7 +128,8 @@ class RunStatus(_message.Message):
     engines: int
     engine_limit: int
     phases: _containers.RepeatedCompositeFieldContainer[PhaseProgress]
-    def __init__(self, state: _Optional[_Union[RunState, str]] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., target_step: _Optional[int] = ..., policy_version: _Optional[int] = ..., last_step_unix_ms: _Optional[int] = ..., reward_mean: _Optional[float] = ..., reward_ewma: _Optional[float] = ..., staleness_p50: _Optional[float] = ..., staleness_max: _Optional[float] = ..., rollouts: _Optional[_Union[RolloutCounts, _Mapping]] = ..., productive_seconds: _Optional[float] = ..., step_seconds_p99: _Optional[float] = ..., observed_generation: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., eval_success: _Optional[float] = ..., environments: _Optional[_Iterable[_Union[EnvironmentSummary, _Mapping]]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., mismatch: _Optional[float] = ..., step_tokens: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., work_seconds: _Optional[float] = ..., engines: _Optional[int] = ..., engine_limit: _Optional[int] = ..., phases: _Optional[_Iterable[_Union[PhaseProgress, _Mapping]]] = ...) -> None: ...
+    step_seconds_p50: float
+    def __init__(self, state: _Optional[_Union[RunState, str]] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., target_step: _Optional[int] = ..., policy_version: _Optional[int] = ..., last_step_unix_ms: _Optional[int] = ..., reward_mean: _Optional[float] = ..., reward_ewma: _Optional[float] = ..., staleness_p50: _Optional[float] = ..., staleness_max: _Optional[float] = ..., rollouts: _Optional[_Union[RolloutCounts, _Mapping]] = ..., productive_seconds: _Optional[float] = ..., step_seconds_p99: _Optional[float] = ..., observed_generation: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., eval_success: _Optional[float] = ..., environments: _Optional[_Iterable[_Union[EnvironmentSummary, _Mapping]]] = ..., loss: _Optional[float] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., mismatch: _Optional[float] = ..., step_tokens: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., work_seconds: _Optional[float] = ..., engines: _Optional[int] = ..., engine_limit: _Optional[int] = ..., phases: _Optional[_Iterable[_Union[PhaseProgress, _Mapping]]] = ..., step_seconds_p50: _Optional[float] = ...) -> None: ...
 
 class CheckpointRecord(_message.Message):
     __slots__ = ("step", "policy_version", "reason", "uri", "manifest_digest", "size_bytes", "metrics", "keyframe", "request", "branch", "parent_digest", "parent_step")

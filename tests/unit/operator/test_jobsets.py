@@ -16,7 +16,13 @@ from etude.operator.desired.runs import Platform, RunShape
 from etude.operator.manifests import Manifest, Ref
 
 KINDS = frozenset({"JobSet", "Workload", "ResourceFlavor", "WorkloadPriorityClass"})
-QUEUED = {"admission": "JobSet", "queueName": "research", "workloadPriorityClassName": "high"}
+JOBSET = {"workload": "JobSet", "idleRoles": "Hold"}
+QUEUED = {
+    "admission": "JobSet",
+    "queueName": "research",
+    "workloadPriorityClassName": "high",
+    "idleRoles": "Hold",
+}
 JOB_SET = Ref("JobSet", "lab", "demo")
 
 
@@ -41,7 +47,7 @@ def jobs(job_set: Manifest) -> dict[str, Manifest]:
 def test_each_role_is_a_job_whose_template_is_a_valid_one(
     run_body: Any, platform: Platform
 ) -> None:
-    made = jobs(job_set_of(run_body(scheduling={"workload": "JobSet"}), platform))
+    made = jobs(job_set_of(run_body(scheduling=JOBSET), platform))
     assert {name: job["spec"]["parallelism"] for name, job in made.items()} == {
         "trainer": 1,
         "inference": 2,
@@ -56,7 +62,7 @@ def test_each_role_is_a_job_whose_template_is_a_valid_one(
 def test_engines_are_found_by_the_host_names_of_their_job(
     run_body: Any, platform: Platform
 ) -> None:
-    made = jobs(job_set_of(run_body(scheduling={"workload": "JobSet"}), platform))
+    made = jobs(job_set_of(run_body(scheduling=JOBSET), platform))
     (container,) = made["trainer"]["spec"]["template"]["spec"]["containers"]
     told = {each["name"]: each.get("value") for each in container["env"]}
     assert told["ETUDE_INFERENCE_TARGETS"] == (
@@ -107,7 +113,7 @@ async def test_pods_made_before_a_restart_are_of_the_attempt_before(
     lab: Any, run_body: Any
 ) -> None:
     lab.cluster.integrations = KINDS
-    lab.cluster.put(run_body(scheduling={"workload": "JobSet"}))
+    lab.cluster.put(run_body(scheduling=JOBSET))
     await lab.settle()
     pod = trainer_pod(lab, "a")
     await lab.settle()

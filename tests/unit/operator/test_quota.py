@@ -11,7 +11,7 @@ from etude.operator.manifests import Ref, condition, is_true
 from etude.v1 import run_pb2
 
 WORKLOAD = Ref("Workload", "lab", "demo")
-QUEUED = {"admission": "Workload", "queueName": "research"}
+QUEUED = {"admission": "Workload", "queueName": "research", "idleRoles": "Hold"}
 KINDS = frozenset({"Workload", "ResourceFlavor", "WorkloadPriorityClass"})
 ROLES = ("trainer", "inference", "rewards")
 

@@ -46,6 +46,10 @@ ACCEPTANCE = {
         "kubectl get ckpt shows what there is; kubectl etude checkpoint RUN --now has a run write"
         " one with its model",
     ),
+    "FixedRolesRequired": Advice(
+        "something holds a fixed number of pods for the run, and its spec lets that number change",
+        "set the field that is named as the message says: scheduling.idleRoles: Hold keeps roles",
+    ),
     "NameConflict": Advice(
         "the name of a part of the run is taken by an object of somebody else",
         "delete that object, or give the run another name",

@@ -4,9 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from etude.common.api.autoscaling import ScalingMode
 from etude.common.api.kinds import RLRun
-from etude.common.api.meta import API_VERSION
 from etude.common.api.roles import EnvironmentRole, RoleSpec
 from etude.common.api.run import ModelSource, RLRunSpec
 from etude.common.files import ResolvedRun, ResumeAt
@@ -16,6 +14,7 @@ from etude.operator.desired.addresses import address
 from etude.operator.desired.certificates import Tls
 from etude.operator.desired.gateways import way_in
 from etude.operator.desired.jobsets import Part, job_set
+from etude.operator.desired.ownpools import own_pool
 from etude.operator.desired.podgroups import group_of, pod_groups
 from etude.operator.desired.pods import SPEC_FOLDER, Plan, PodCertificate, base_env, env, toleration
 from etude.operator.desired.ports import PORTS
@@ -85,7 +84,8 @@ class RunShape:
 
 def run_children(run: RLRun, shape: RunShape, platform: Platform) -> list[Manifest]:
     """Everything that a run owns except its checkpoints, in the order to apply it."""
-    children = [_run_map(run), *own_pools(run, is_running=shape.is_running)]
+    is_sampling = shape.is_running and run.status.released is None
+    children = [_run_map(run), *own_pools(run, is_running=is_sampling)]
     if run.spec.roles.inference is not None:
         children.append(_engine_budget(run))
     if shape.is_running or shape.is_queued:
@@ -128,7 +128,8 @@ def _role(run: RLRun, role: str, shape: RunShape, platform: Platform) -> list[Ma
         return [named]
     plan = _run_plan(run, role, shape, platform)
     kept = shape.engines if role == names.INFERENCE else None
-    pods = (kept or roles(run)[role]) if shape.is_running else 0
+    count = wanted(run)[role]
+    pods = (kept or count) if shape.is_running and count else 0
     attempt = shape.attempts.get(role, 0)
     return [named, stateful_set(run, name, labels, plan, replicas=pods, attempt=attempt)]
 
@@ -186,7 +187,7 @@ def _resume_at(run: RLRun) -> ResumeAt | None:
 def own_pools(run: RLRun, *, is_running: bool) -> list[Manifest]:
     """The pools that the run owns; without nodes while the run holds no pods."""
     return [
-        _own_pool(run, role, is_running=is_running)
+        own_pool(run, run_labels(run), role, is_running=is_running)
         for role in run.spec.roles.environments
         if role.pool_template is not None
     ]
@@ -211,11 +212,20 @@ def roles(run: RLRun) -> dict[str, int]:
     return wanted
 
 
+def wanted(run: RLRun) -> dict[str, int]:
+    """Pods per role now: none of those that the active phase does without, if they were let go."""
+    if run.status.released is None:
+        return roles(run)
+    return {role: pods if role == names.TRAINER else 0 for role, pods in roles(run).items()}
+
+
 def _least(run: RLRun) -> dict[str, int]:
     """Pods per role without which nothing can begin: engines may be fewer than there are."""
     inference = run.spec.roles.inference
-    least = roles(run)
-    return least if inference is None else least | {names.INFERENCE: inference.least}
+    least = wanted(run)
+    if inference is None or not least[names.INFERENCE]:
+        return least
+    return least | {names.INFERENCE: inference.least}
 
 
 def engine_replicas(run: RLRun) -> int:
@@ -261,41 +271,6 @@ def _run_map(run: RLRun) -> Manifest:
     data = {"run.json": json_text(resolved.to_json())}
     name = names.child(run.metadata.name, "run")
     return {**head(run, "v1", "ConfigMap", name, run_labels(run)), "data": data}
-
-
-_SIZING = ("autoscaling", "minIdle", "overcommitFactor")
-"""What keeps nodes where nobody asks for any."""
-
-
-def _own_pool(run: RLRun, role: EnvironmentRole, *, is_running: bool) -> Manifest:
-    template = role.pool_template
-    assert template is not None, f"{role.name} refers to a pool"  # noqa: S101 - our own mistake
-    access = run.spec.storage.to_json()
-    del access["uri"]
-    # Its tasks lie where the run's other inputs do, unless it says otherwise.
-    spec = ({"store": access} if access else {}) | template.to_json()
-    given = template.observability.to_json()
-    spec["observability"] = run.spec.observability.to_json() | given
-    if template.mode is ScalingMode.EXTERNAL:
-        spec.pop("replicas", None)  # whoever scales it owns them
-    spec = _without_empty(spec)
-    if not is_running:
-        released = {name: value for name, value in spec.items() if name not in _SIZING}
-        spec = released | {"replicas": 0}
-    name = names.own_pool(run.metadata.name, role.name)
-    return {**head(run, API_VERSION, "EnvPool", name, run_labels(run)), "spec": spec}
-
-
-def _without_empty(value: Manifest) -> Manifest:
-    """The same without empty mappings.
-
-    Server-side apply takes the keys of a mapping that shrinks to nothing away and leaves null,
-    which the schema of a kind of ours then refuses: only what is not sent at all goes.
-    """
-    inner = {
-        key: _without_empty(each) if isinstance(each, dict) else each for key, each in value.items()
-    }
-    return {key: each for key, each in inner.items() if each != {}}
 
 
 def _engine_budget(run: RLRun) -> Manifest:

@@ -28,6 +28,7 @@ from etude.operator.runs import (
     engines,
     gangs,
     holds,
+    idling,
     intents,
     limits,
     queueing,
@@ -167,6 +168,9 @@ def _recorded(course: Course) -> RLRunStatus | None:
     engines_wanted = engines.decided(run, course.seen)
     if course.is_running and engines_wanted != run.status.engines:
         return run.status.model_copy(update={"engines": engines_wanted})
+    released = idling.decided(run, course.seen, now)
+    if course.is_running and released != run.status.released:
+        return run.status.model_copy(update={"released": released})
     return _begun(course)
 
 
@@ -277,7 +281,7 @@ def _look_again_s(course: Course) -> float | None:
         waits.append(WATCHFUL_S)
     if not course.is_running:
         return min(waits, default=None)
-    waits += gangs.waits_s(run, seen, now)
+    waits += [*gangs.waits_s(run, seen, now), *idling.waits_s(run, seen)]
     left = limits.progress_left_s(run, seen, now)
     if left is not None:
         waits.append(left)

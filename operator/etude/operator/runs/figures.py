@@ -15,7 +15,7 @@ from etude.common.api.status import (
 from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339
 from etude.operator.desired import runs as desired
-from etude.operator.runs import limits, undertakings
+from etude.operator.runs import idling, limits, undertakings
 from etude.operator.runs.past import is_left
 from etude.operator.runs.seen import Seen, is_available, is_ready
 from etude.v1 import run_pb2
@@ -27,7 +27,7 @@ def figures(run: RLRun, seen: Seen, now: Moment, *, is_running: bool) -> dict[st
     past = [c for c in seen.checkpoints if not is_left(c, resumption)]
     ready = next((c for c in past if is_ready(c)), None)
     found: dict[str, object] = {
-        "roles": _roles(run, seen, is_running=is_running),
+        "roles": _roles(run, seen, now, is_running=is_running),
         "environments": _environments(run, seen),
     }
     if ready is not None:
@@ -84,18 +84,19 @@ def _reported(run: RLRun, report: run_pb2.RunStatus) -> dict[str, object]:
     return found
 
 
-def _roles(run: RLRun, seen: Seen, *, is_running: bool) -> tuple[RoleStatus, ...]:
+def _roles(run: RLRun, seen: Seen, now: Moment, *, is_running: bool) -> tuple[RoleStatus, ...]:
     attempts = undertakings.attempts_of(run)
     before = {role.name: role.after for role in run.status.roles}
     return tuple(
         RoleStatus(
             name=role,
             desired=pods if is_running else 0,
+            startup_seconds=idling.startup_s(run, seen, role, now),
             ready=seen.ready(role, attempt=attempts.get(role, 0)),
             attempt=attempts.get(role, 0),
             after=before.get(role),
         )
-        for role, pods in desired.roles(run).items()
+        for role, pods in desired.wanted(run).items()
     )
 
 

@@ -42,9 +42,16 @@ def accepted(run: RLRun, seen: Seen, platform: Platform, now: Moment) -> RLRunSt
     """The status of a run that is about to get its children."""
     status = run.status
     attempts = undertakings.attempts_of(run)
+    took = {role.name: role.startup_seconds for role in status.roles}
     roles = tuple(
-        RoleStatus(name=role, desired=pods, ready=0, attempt=attempts.get(role, status.attempt))
-        for role, pods in desired.roles(run).items()
+        RoleStatus(
+            name=role,
+            desired=pods,
+            ready=0,
+            attempt=attempts.get(role, status.attempt),
+            startup_seconds=took.get(role),
+        )
+        for role, pods in desired.wanted(run).items()
     )
     return status.model_copy(
         update={

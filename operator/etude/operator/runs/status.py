@@ -172,6 +172,8 @@ def _environments_ready(view: View) -> Fact:
         return no("EnvironmentsReady", resting)
     if not view.status.environments:
         return yes("EnvironmentsReady", Reason.NOT_NEEDED)
+    if view.status.released is not None:
+        return yes("EnvironmentsReady", Reason.NOT_NEEDED, view.status.released.message)
     missing = [e.pool for e in view.status.environments if not e.ready]
     if not missing:
         return yes("EnvironmentsReady", Reason.POOLS_AVAILABLE)

@@ -109,6 +109,11 @@ class Scheduling(Model):
     """PriorityClass of the pods of every role that names none of its own."""
     workload_priority_class_name: ObjectName | None = None
     """WorkloadPriorityClass of Kueue: the run's place in the queue, which pods do not have."""
+    idle_roles: Literal["Release", "Hold"] = "Release"
+    """What engines, rewards and the run's own pools do while a supervised phase trains. Release
+    lets their pods go once they were ready, if reinforcement learning is far enough away, and
+    starts them again as long before it as they took to start; Hold keeps them. A JobSet and a queue
+    need Hold where phases of both kinds follow each other."""
     gang: Gang | None = None
     """Pods that are placed together or not at all; each by itself unless set. A queue admits a run
     as a whole already."""

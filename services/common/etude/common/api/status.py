@@ -95,8 +95,19 @@ class RoleStatus(Status):
     """Pods of the current attempt that answer their readiness probe."""
     attempt: Count = 0
     """Value of status.attempt when this role was last started anew."""
+    startup_seconds: Count | None = None
+    """Seconds from their creation until all of its pods were ready, the first time."""
     after: Time | None = None
     """When the newest pod of earlier attempts was made, where pods do not say so themselves."""
+
+
+class Released(Status):
+    """That the active phase does without some roles, which hold no pods."""
+
+    since: Time
+    """When they were let go."""
+    message: Annotated[str, Field(max_length=256)] = ""
+    """Why, in figures."""
 
 
 class EngineStatus(Status):
@@ -296,6 +307,8 @@ class RLRunStatus(Status):
     """An account of every rollout."""
     roles: Annotated[tuple[RoleStatus, ...], Field(max_length=8)] = ()
     """Pods by role."""
+    released: Released | None = None
+    """That engines, rewards and own pools hold no pods now, by scheduling.idleRoles."""
     engines: EngineStatus | None = None
     """Engines wanted, where roles.inference.autoscaling decides it."""
     environments: Annotated[tuple[EnvironmentStatus, ...], Field(max_length=32)] = ()

@@ -1,10 +1,19 @@
 """How far each phase is."""
 
+import statistics
 from collections.abc import Iterator, Sequence
 
 from etude.common.api.phases import Phase
 from etude.trainer.controller.state import Cursor
 from etude.v1 import run_pb2
+
+FEWEST_STEPS = 3
+"""Steps from which a phase's pace is told."""
+
+
+def usual_step_s(step_seconds: Sequence[float]) -> float:
+    """The median of the newest steps; 0 while they are too few."""
+    return statistics.median(step_seconds) if len(step_seconds) >= FEWEST_STEPS else 0.0
 
 
 def progress(cursor: Cursor, phases: Sequence[Phase]) -> Iterator[run_pb2.PhaseProgress]:

@@ -23,7 +23,7 @@ from etude.trainer.controller.in_flight import InFlight
 from etude.trainer.controller.orders import Orders
 from etude.trainer.controller.patience import Patience
 from etude.trainer.controller.planning import Planner
-from etude.trainer.controller.progress import progress
+from etude.trainer.controller.progress import progress, usual_step_s
 from etude.trainer.controller.recording import Recording
 from etude.trainer.controller.records import Place, Row
 from etude.trainer.controller.recovery import Book
@@ -195,6 +195,7 @@ class Run:
         status.reward_ewma = figures.reward_ewma
         status.productive_seconds = figures.productive_seconds
         status.step_seconds_p99 = slow_step_s(figures.step_seconds)
+        status.step_seconds_p50 = usual_step_s(figures.step_seconds)
         status.observed_generation = self.orders.generation
         ledger, counts = self.book.ledger, status.rollouts
         counts.completed, counts.trained = ledger.accepted + figures.evaluated, ledger.trained

@@ -1,0 +1,48 @@
+"""The pools that a run has for itself."""
+
+from collections.abc import Mapping
+
+from etude.common.api.autoscaling import ScalingMode
+from etude.common.api.kinds import RLRun
+from etude.common.api.meta import API_VERSION
+from etude.common.api.roles import EnvironmentRole
+from etude.operator import names
+from etude.operator.desired.workloads import head
+from etude.operator.manifests import Manifest
+
+_SIZING = ("autoscaling", "minIdle", "overcommitFactor")
+"""What keeps nodes where nobody asks for any."""
+
+
+def own_pool(
+    run: RLRun, labels: Mapping[str, str], role: EnvironmentRole, *, is_running: bool
+) -> Manifest:
+    """The pool of one environment; without nodes while the run does without it."""
+    template = role.pool_template
+    assert template is not None, f"{role.name} refers to a pool"  # noqa: S101 - our own mistake
+    access = run.spec.storage.to_json()
+    del access["uri"]
+    # Its tasks lie where the run's other inputs do, unless it says otherwise.
+    spec = ({"store": access} if access else {}) | template.to_json()
+    given = template.observability.to_json()
+    spec["observability"] = run.spec.observability.to_json() | given
+    if template.mode is ScalingMode.EXTERNAL:
+        spec.pop("replicas", None)  # whoever scales it owns them
+    spec = _without_empty(spec)
+    if not is_running:
+        released = {name: value for name, value in spec.items() if name not in _SIZING}
+        spec = released | {"replicas": 0}
+    name = names.own_pool(run.metadata.name, role.name)
+    return {**head(run, API_VERSION, "EnvPool", name, labels), "spec": spec}
+
+
+def _without_empty(value: Manifest) -> Manifest:
+    """The same without empty mappings.
+
+    Server-side apply takes the keys of a mapping that shrinks to nothing away and leaves null,
+    which the schema of a kind of ours then refuses: only what is not sent at all goes.
+    """
+    inner = {
+        key: _without_empty(each) if isinstance(each, dict) else each for key, each in value.items()
+    }
+    return {key: each for key, each in inner.items() if each != {}}

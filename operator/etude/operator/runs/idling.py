@@ -1,0 +1,145 @@
+"""Whether roles that the active phase does without hold pods."""
+
+import math
+from collections.abc import Iterator
+
+from etude.common.api.kinds import RLRun
+from etude.common.api.phases import Phase
+from etude.common.api.status import Released
+from etude.operator import names
+from etude.operator.actions import Moment
+from etude.operator.clock import rfc3339, seconds
+from etude.operator.desired import runs as desired
+from etude.operator.manifests import Manifest, condition, is_true
+from etude.operator.runs.seen import Seen
+from etude.v1 import run_pb2
+
+MARGIN = 1.5
+"""Roles are started so many times earlier than they took: one that is late stops all others."""
+WORTH = 2.0
+"""They are let go only if they can stay away for as long as they take to come back, or longer."""
+LEAST_S = 30.0
+"""Nothing comes back sooner than this, however soon it was ready once."""
+POOL_S = 60.0
+"""How long nodes of a pool take that has not said so."""
+
+
+def is_fixed(run: RLRun) -> bool:
+    """Whether something holds a number of pods for the run that cannot change."""
+    scheduling = run.spec.scheduling
+    return scheduling.kind == "JobSet" or scheduling.admission != "None"
+
+
+def complaint(run: RLRun) -> str:
+    """Why idle roles cannot be let go as the spec says, in words; empty where they can."""
+    kinds = {phase.is_rl for phase in run.spec.phases}
+    is_held = run.spec.scheduling.idle_roles == "Hold" or run.status.active.since is not None
+    if is_held or not is_fixed(run) or len(kinds) < 2:
+        return ""
+    return (
+        "spec.scheduling.idleRoles: a JobSet and a queue hold a fixed number of pods, so roles stay"
+        " while a supervised phase does without them: set idleRoles: Hold"
+    )
+
+
+def decided(run: RLRun, seen: Seen, now: Moment) -> Released | None:
+    """What should stand in the status of a run that holds pods."""
+    before = run.status.released
+    if run.spec.scheduling.idle_roles == "Hold" or is_fixed(run):
+        return None
+    report = seen.report.status if seen.report.is_current else None
+    if report is None or not report.phase:
+        return before
+    if next(_until_sampling(run, report.phase), None) is None:
+        return None
+    left_s, lead_s = _left_s(run, report), _lead_s(run, seen)
+    if left_s is None or lead_s is None:
+        return before
+    if left_s <= (WORTH if before is None else 1.0) * lead_s:
+        return None
+    return before or _released(report, left_s, lead_s, now)
+
+
+def _released(report: run_pb2.RunStatus, left_s: float, lead_s: float, now: Moment) -> Released:
+    until = "none" if math.isinf(left_s) else f"{left_s:.0f} s away"
+    message = f"{report.phase}: reinforcement learning is {until}, roles start in {lead_s:.0f} s"
+    return Released(since=rfc3339(now.wall_s), message=message)
+
+
+def waits_s(run: RLRun, seen: Seen) -> list[float]:
+    """After how long roles are wanted again, if no report says so before."""
+    report = seen.report.status
+    if run.status.released is None or report is None:
+        return []
+    left_s, lead_s = _left_s(run, report), _lead_s(run, seen)
+    if left_s is None or lead_s is None or math.isinf(left_s):
+        return []
+    return [left_s - lead_s]
+
+
+def _left_s(run: RLRun, report: run_pb2.RunStatus) -> float | None:
+    """Seconds until reinforcement learning begins at the earliest; None while nobody can tell."""
+    coming = list(_until_sampling(run, report.phase))
+    if len(coming) == sum(1 for _ in _from(run, report.phase)):
+        return math.inf
+    if not report.step_seconds_p50:
+        return None
+    steps = 0
+    for phase in coming:
+        if phase.success_policy is not None:
+            break  # it may end after any step
+        done = report.step if phase.name == report.phase else 0
+        steps += max(0, phase.max_steps - done)
+    return steps * report.step_seconds_p50
+
+
+def _from(run: RLRun, name: str) -> Iterator[Phase]:
+    """The phases from one on."""
+    is_reached = False
+    for phase in run.spec.phases:
+        is_reached = is_reached or phase.name == name
+        if is_reached:
+            yield phase
+
+
+def _until_sampling(run: RLRun, name: str) -> Iterator[Phase]:
+    """Likewise, up to the next one that samples."""
+    for phase in _from(run, name):
+        if phase.is_rl:
+            return
+        yield phase
+
+
+def _lead_s(run: RLRun, seen: Seen) -> float | None:
+    """How long before they are needed idle roles are started; None before all were ready once."""
+    took = [role.startup_seconds for role in run.status.roles if role.name != names.TRAINER]
+    pools = [
+        float(pool.status.provision.p95_seconds) if pool.status.provision is not None else POOL_S
+        for role in run.spec.roles.environments
+        if role.pool_template is not None and (pool := seen.pools.get(role.name)) is not None
+    ]
+    if any(each is None for each in took):
+        return None
+    slowest_s = max([*(float(each) for each in took if each is not None), *pools], default=0.0)
+    return max(LEAST_S, MARGIN * slowest_s)
+
+
+def startup_s(run: RLRun, seen: Seen, role: str, now: Moment) -> int | None:
+    """How long a role took to be ready the first time; None before that."""
+    known = next((r.startup_seconds for r in run.status.roles if r.name == role), None)
+    wanted = desired.wanted(run)[role]
+    pods = seen.pods.get(role, ())
+    if known is not None or not wanted or len(pods) < wanted:
+        return known
+    took = [_took_s(pod, now) for pod in pods]
+    return None if None in took else math.ceil(max(each for each in took if each is not None))
+
+
+def _took_s(pod: Manifest, now: Moment) -> float | None:
+    """From a pod's creation until it was ready; None while it is not."""
+    when = condition(pod, "Ready").get("lastTransitionTime")
+    made = pod["metadata"].get("creationTimestamp")
+    if not is_true(pod, "Ready") or not made:
+        return None
+    # On one machine nobody writes down when a pod became ready: it is seen at once.
+    return max(0.0, (seconds(when) if when else now.wall_s) - seconds(made))
