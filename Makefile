@@ -66,16 +66,19 @@ testbed: $(READY) ## build and start a real control plane and node, and run the 
 # What shows what the operator does under faults and bad input. Each suite writes its figures into
 # bench/out/faults.json by tests/support/figures.py. Crash plans take most of the time, and those that
 # have reached their end are not tried again by the next call, unless the code has changed since:
-# FRACTION=0.1 tries a tenth of them, SEED says which, and SEED draws the mutations too. Three processes:
-# one for the crash plans, one for the other faults, one for what tests/cluster has.
+# FRACTION=0.1 tries a tenth of them, SEED says which. MUTATIONS says how many manifests are changed, and
+# SEED draws those too. Three processes: one for the crash plans, one for the other faults, one for what
+# tests/cluster has.
 FRACTION ?= 1
+MUTATIONS ?= 1500
 OPERATOR_SUITES = tests/cluster/test_mutations.py tests/cluster/test_rights_used.py tests/operator_faults
 OPERATOR_FIGURES = crash_plans reached_reference mutations crashed rbac_unused rbac_missing
 
-test-operator: $(READY) ## crash plans, faults of the API server, mutated manifests, used rights: bench/out/faults.json (SEED=0 FRACTION=1)
+test-operator: $(READY) ## crash plans, faults of the API server, mutated manifests, used rights: bench/out/faults.json (SEED=0 FRACTION=1 MUTATIONS=1500)
 	$(RUN) python hack/testbed/build.py
 	@rm -f bench/out/faults.json
-	ETUDE_REQUIRE=cluster SEED=$(SEED) ETUDE_CRASH_PLANS=$(FRACTION) $(RUN) pytest -s -n 3 --no-loadscope-reorder $(OPERATOR_SUITES); \
+	ETUDE_REQUIRE=cluster SEED=$(SEED) ETUDE_CRASH_PLANS=$(FRACTION) ETUDE_MUTATIONS=$(MUTATIONS) \
+	$(RUN) pytest -s -n 3 --no-loadscope-reorder $(OPERATOR_SUITES); \
 	status=$$?; $(RUN) python -m tests.support.figures faults $(OPERATOR_FIGURES) && exit $$status
 
 e2e: $(READY) ## a run on a real node from helm install to helm uninstall, its pods killed: a transcript with times (needs Go, root)
