@@ -194,3 +194,24 @@ async def test_the_parent_of_a_checkpoint_may_be_one_that_somebody_asked_for(
     await lab.tell(record(20, "0.2", parent=10))
     spec = lab.cluster.objects()[Ref("Checkpoint", "lab", name(20))]["spec"]
     assert spec["parentRef"] == {"name": "mine"}
+
+
+async def test_the_best_checkpoint_is_shown_with_its_figure(lab: Any, run_body: Any) -> None:
+    await with_history(lab, run_body(checkpointing={"keepBest": {"metric": "Reward"}}))
+    best = lab.run().status.best_checkpoint
+    assert best is not None
+    assert (best.name, best.step, best.metric) == (name(20), 20, "0.9")
+    lab.cluster.put(changed(lab, checkpointing={}))
+    await lab.settle()
+    await lab.advance(5)
+    assert lab.run().status.best_checkpoint is None
+
+
+async def test_a_role_says_how_many_gpus_it_asks_for(lab: Any, run_body: Any) -> None:
+    lab.cluster.put(run_body())
+    await lab.settle()
+    assert {r.name: r.gpus for r in lab.run().status.roles} == {
+        "trainer": 0,
+        "inference": 2,
+        "rewards": 0,
+    }

@@ -4,6 +4,7 @@ import math
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.status import (
+    BestCheckpoint,
     CheckpointSummary,
     EnvironmentStatus,
     RewardStatus,
@@ -15,7 +16,7 @@ from etude.common.api.status import (
 from etude.operator.actions import Moment
 from etude.operator.clock import rfc3339
 from etude.operator.desired import runs as desired
-from etude.operator.runs import idling, limits, undertakings
+from etude.operator.runs import idling, limits, retention, undertakings
 from etude.operator.runs.past import is_left
 from etude.operator.runs.seen import Seen, is_available, is_ready
 from etude.v1 import run_pb2
@@ -38,9 +39,24 @@ def figures(run: RLRun, seen: Seen, now: Moment, *, is_running: bool) -> dict[st
         )
     elif resumption is not None and resumption.number:
         found["last_checkpoint"] = None
+    found["best_checkpoint"] = _best(run, seen, now)
     if seen.report.status is not None:
         found |= _reported(run, seen.report.status)
     return found
+
+
+def _best(run: RLRun, seen: Seen, now: Moment) -> BestCheckpoint | None:
+    keep = run.spec.checkpointing.keep_best
+    best = retention.best_of([c for c in seen.checkpoints if is_ready(c)], keep)
+    value = retention.figure_of(best[0], keep.metric) if best and keep is not None else None
+    if value is None:
+        return None
+    return BestCheckpoint(
+        name=best[0].metadata.name,
+        step=best[0].saved.step,
+        time=best[0].status.verified_time or rfc3339(now.wall_s),
+        metric=figure(value) or "0",
+    )
 
 
 def figure(value: float) -> str | None:
@@ -91,6 +107,7 @@ def _roles(run: RLRun, seen: Seen, now: Moment, *, is_running: bool) -> tuple[Ro
         RoleStatus(
             name=role,
             desired=pods if is_running else 0,
+            gpus=desired.role_spec(run, role).gpus_per_replica * (pods if is_running else 0),
             startup_seconds=idling.startup_s(run, seen, role, now),
             ready=seen.ready(role, attempt=attempts.get(role, 0)),
             attempt=attempts.get(role, 0),

@@ -93,6 +93,8 @@ class RoleStatus(Status):
     """Pods wanted now."""
     ready: Count
     """Pods of the current attempt that answer their readiness probe."""
+    gpus: Count = 0
+    """GPUs that the pods wanted now ask for."""
     attempt: Count = 0
     """Value of status.attempt when this role was last started anew."""
     startup_seconds: Count | None = None
@@ -147,6 +149,13 @@ class CheckpointSummary(Status):
     """Optimiser steps in it, over all phases."""
     time: Time
     """When it was verified."""
+
+
+class BestCheckpoint(CheckpointSummary):
+    """The checkpoint that keepBest keeps first."""
+
+    metric: Figure
+    """Its figure, by which it is best."""
 
 
 class Restarts(Status):
@@ -314,7 +323,9 @@ class RLRunStatus(Status):
     environments: Annotated[tuple[EnvironmentStatus, ...], Field(max_length=32)] = ()
     """Pools by environment."""
     last_checkpoint: CheckpointSummary | None = None
-    """Where a resume starts."""
+    """Where a resume starts, unless checkpointing.resume says otherwise."""
+    best_checkpoint: BestCheckpoint | None = None
+    """The best of those that are Ready, by checkpointing.keepBest; absent without it."""
     start_time: Time | None = None
     """When the run was accepted."""
     completion_time: Time | None = None
