@@ -1,6 +1,6 @@
 """How long GPUs wait for environments under five ways to size a pool, and what each costs.
 
-python bench/autoscaler.py [--waves N] [--seed N] [--trace NAME]
+python bench/autoscaler.py [--waves N] [--seed N] [--trace NAME] [--seeds N]
 
 The same simulated runs, drawn from a seed, meet the same simulated pool: only what decides the
 number of replicas differs. `kpa` is Knative's autoscaler with its own parameters; `kpa_plan` is the
@@ -12,6 +12,7 @@ settings of mode Reactive. It takes a minute of one core.
 Examples:
   make bench-autoscaler                                      the table, and its file
   python bench/autoscaler.py --trace lognormal --waves 100    one trace, longer
+  python bench/autoscaler.py --seeds 6                        and what six seeds say (three minutes)
 """
 
 import argparse
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from autoscaler_bench.report import figures, table
+from autoscaler_bench.seeds import ratios, sentence
 from autoscaler_bench.simulation import Mode, Outcome, Simulation
 from autoscaler_bench.traces import traces
 from rich.console import Console
@@ -57,6 +59,11 @@ def main() -> None:
         f" at {said['plan_sandbox_over_kpa_sandbox']:.3f} of its sandbox-seconds (goal 1);"
         f" a decision takes {said['decide_us']:.0f} us of CPU; {said['cpu_s']} CPU seconds in all"
     )
+    if options.seeds > 1:
+        seeds = range(options.seed, options.seed + options.seeds)
+        every = [ratios(options.waves, seed) for seed in seeds]
+        console.print(sentence(every))
+        said["seeds"] = [each._asdict() for each in every]
     OUT.parent.mkdir(exist_ok=True)
     OUT.write_text(json.dumps(said, indent=2) + "\n")
 
@@ -71,6 +78,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--waves", type=int, default=24, help="of each trace")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--trace", help="this one alone")
+    parser.add_argument("--seeds", type=int, default=1, help="compare ours with KPA for so many")
     return parser.parse_args()
 
 

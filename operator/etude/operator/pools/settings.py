@@ -22,7 +22,7 @@ from etude.operator.scaling.schedule import problem
 
 MOST_REPLICAS = 10_000
 REACTIVE = Autoscaling(mode=Mode.REACTIVE)
-UNPLANNED = Autoscaling(max_scale_up_rate=1_000.0, scale_down_delay_s=60.0)
+UNPLANNED = Autoscaling(max_scale_up_rate=1_000.0, scale_down_delay_s=30.0)
 """Of mode Predictive while there is no plan to go by: a run's first waves come without."""
 PLANNED = Autoscaling(
     target_utilization_percent=100.0,

@@ -24,13 +24,20 @@ class _Asked:
 
     reactive: int
     planned: int
+    """Spares included."""
+    planned_firm: int
     scheduled: int
     floor: int
     """For what is leased, what must be idle, and the last replica."""
 
     @property
     def most(self) -> int:
-        return max(self.reactive, self.planned, self.scheduled, self.floor)
+        return max(self.firm, self.planned)
+
+    @property
+    def firm(self) -> int:
+        """The same without spares."""
+        return max(self.reactive, self.planned_firm, self.scheduled, self.floor)
 
     def mode(self, reacted: Reaction) -> str:
         """Which of them asked for the most."""
@@ -69,45 +76,50 @@ def decide_pool(
     believed = usable(plans, scaling, now_s=now_s) if scaling.mode is Mode.PREDICTIVE else ()
     if believed and config.while_planned is not None:
         config = replace(config, autoscaling=config.while_planned)
-        scaling = config.autoscaling
-    demanded = metrics.leased + metrics.queued
-    samples = added(state.samples, Sample(now_s, demanded), keep_s=scaling.stable_window_s)
-    reacted = _reacted(samples, state, metrics, config, now_s=now_s)
+    noted = _noted(state, metrics, config, now_s=now_s)
+    reacted = _reacted(noted, metrics, config, now_s=now_s)
     seen = outlook(believed, metrics, config, now_s=now_s)
-    busy_s = now_s if demanded else state.busy_s
-    asked = _asked(reacted, seen, metrics, config, idle_s=now_s - busy_s)
-    wanted = _wanted(asked, seen, reacted, state, metrics, config)
-    peaks = raised(state.peaks, Sample(now_s, wanted), keep_s=limits.memory_s(config))
-    bucket = limits.refilled(state.bucket, scaling.refill, now_s=now_s)
-    following = PoolState(
-        desired=state.desired,
-        samples=samples,
-        peaks=peaks,
+    asked = _asked(reacted, seen, metrics, config, idle_s=now_s - noted.busy_s)
+    floor = _floor(seen, reacted, state, metrics, config)
+    wanted = max(asked.most, floor)
+    firm = Sample(now_s, max(asked.firm, floor))
+    memory_s = limits.memory_s(config)
+    following = replace(
+        noted,
         panic=reacted.panic,
-        busy_s=busy_s,
-        bucket=bucket,
+        peaks=raised(noted.peaks, Sample(now_s, wanted), keep_s=memory_s),
+        lasting=raised(noted.lasting, firm, keep_s=memory_s),
     )
-    unreliable = tuple(sorted(plan.run_id for plan in plans if not is_reliable(plan)))
     said = replace(
         _explained(following, asked.mode(reacted), reacted, seen),
-        unreliable=unreliable,
+        unreliable=tuple(sorted(plan.run_id for plan in plans if not is_reliable(plan))),
         excess_burst_capacity=_excess(reacted, metrics, config),
     )
-    return _acted(said, metrics, config, least=reacted.least, now_s=now_s)
+    return _acted(said, metrics, config, least=max(reacted.least, wanted), now_s=now_s)
+
+
+def _noted(
+    state: PoolState, metrics: PoolMetrics, config: PoolConfig, *, now_s: float
+) -> PoolState:
+    """The state with what is seen now, before anything is made of it."""
+    scaling = config.autoscaling
+    demanded = metrics.leased + metrics.queued
+    sample = Sample(now_s, demanded)
+    return replace(
+        state,
+        samples=added(state.samples, sample, keep_s=scaling.stable_window_s),
+        busy_s=now_s if demanded else state.busy_s,
+        bucket=limits.refilled(state.bucket, scaling.refill, now_s=now_s),
+    )
 
 
 def _reacted(
-    samples: tuple[Sample, ...],
-    state: PoolState,
-    metrics: PoolMetrics,
-    config: PoolConfig,
-    *,
-    now_s: float,
+    noted: PoolState, metrics: PoolMetrics, config: PoolConfig, *, now_s: float
 ) -> Reaction:
     """What the windows ask for; there is a sample of now in them."""
     found = reaction(
-        samples,
-        state.panic,
+        noted.samples,
+        noted.panic,
         config.autoscaling,
         ready=metrics.ready,
         slots=config.slots_per_replica,
@@ -152,23 +164,23 @@ def _asked(
     return _Asked(
         reactive=reacted.wanted,
         planned=seen.replicas,
+        planned_firm=seen.firm,
         scheduled=math.ceil(scheduled_idle(scaling.schedule, wall_s=metrics.wall_s) / slots),
         floor=max(least, math.ceil((metrics.leased + config.min_idle) / slots)),
     )
 
 
-def _wanted(
-    asked: _Asked,
+def _floor(
     seen: Outlook,
     reacted: Reaction,
     state: PoolState,
     metrics: PoolMetrics,
     config: PoolConfig,
 ) -> int:
-    """What counts for the delay and the cap: asked for, or not to be given up."""
+    """What is not to be given up, whoever asks for how much."""
     present = metrics.ready + metrics.creating
     kept = min(present, math.ceil(seen.kept / config.slots_per_replica))
-    return max(asked.most, kept, metrics.holding, state.desired if reacted.panic else 0)
+    return max(kept, metrics.holding, state.desired if reacted.panic else 0)
 
 
 def _acted(
@@ -177,7 +189,7 @@ def _acted(
     """The decision with its number of replicas, and what follows from it."""
     scaling, state = config.autoscaling, said.state
     # To shrink, all that was wanted for the whole delay must be less.
-    lasting = int(highest(state.peaks, scaling.scale_down_delay_s, now_s=now_s))
+    lasting = int(highest(state.lasting, scaling.scale_down_delay_s, now_s=now_s))
     cap = limits.hard_cap(state.peaks, config, now_s=now_s)
     desired = max(metrics.holding, min(max(lasting, least), config.max_replicas, cap))
     present = metrics.ready + metrics.creating

@@ -31,8 +31,10 @@ class Outlook:
 
     peak: float = 0.0
     """Slots to have or to begin creating now."""
+    firm: int = 0
+    """The same in replicas."""
     replicas: int = 0
-    """The same in replicas, with spares for those that are slow or fail."""
+    """And with spares for those that are slow or fail."""
     kept: float = 0.0
     """Slots not to give up, since they would be created again soon."""
     starts: tuple[Start, ...] = ()
@@ -79,6 +81,7 @@ def outlook(
     near_s = now_s + config.autoscaling.scale_down_delay_s + TICK_S
     return Outlook(
         peak=asked,
+        firm=replicas,
         replicas=with_spares(replicas, metrics.ready, metrics.provision, enough),
         # What is given up now would be created anew, all of it.
         kept=max(

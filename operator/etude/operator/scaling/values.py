@@ -92,6 +92,8 @@ class PoolState:
     """Of demand in slots, as long as the stable window."""
     peaks: Samples = ()
     """The highest of what was wanted, in replicas, as long as the cap remembers."""
+    lasting: Samples = ()
+    """The same without spares, which are not kept for the delay once enough are ready."""
     panic: Panic | None = None
     busy_s: float
     """When there was demand last."""
@@ -108,6 +110,7 @@ def restarted(replicas: int, *, now_s: float) -> PoolState:
     return PoolState(
         desired=replicas,
         peaks=(Sample(now_s, replicas),),
+        lasting=(Sample(now_s, replicas),),
         panic=Panic(now_s, replicas) if replicas > 1 else None,
         busy_s=now_s,
         bucket=Bucket(0.0, now_s - TICK_S),

@@ -157,3 +157,19 @@ def test_a_plan_that_nobody_confirms_does_not_keep_a_pool_from_zero(make_loop: M
     loop.run(600.0)
 
     assert loop.ready == 0
+
+
+@laws
+@given(st.integers(8, 80))
+def test_spares_go_as_soon_as_enough_are_ready_and_what_is_planned_stays(
+    make_loop: MakeLoop, count: int
+) -> None:
+    wave = Wave(template="python", count=count, start_s=400.0)
+    plan = Plan(run_id="run", version=1, heard_s=300.0, until_s=2_000.0, waves=(wave,))
+    loop = make_loop(CONFIG, lambda _: 0)
+    loop.plans = lambda _: [plan]
+    loop.run(400.0)
+
+    most = max(found.desired for found in loop.decisions)
+    assert most > count, "some are begun in case that others fail"
+    assert len(loop.born_s) == loop.ready == count

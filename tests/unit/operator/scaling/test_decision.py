@@ -113,12 +113,16 @@ def configs(draw: st.DrawFn) -> PoolConfig:
 def states(draw: st.DrawFn) -> PoolState:
     samples = tuple(Sample(NOW_S - 60 + 2 * n, draw(counts)) for n in range(1, 30))
     peaks: tuple[Sample, ...] = ()
+    lasting: tuple[Sample, ...] = ()
     for back_s in (170, 110, 50, 2):
-        peaks = raised(peaks, Sample(NOW_S - back_s, draw(counts)), keep_s=1_000)
+        wanted, spares = draw(counts), draw(st.integers(0, 20))
+        peaks = raised(peaks, Sample(NOW_S - back_s, wanted + spares), keep_s=1_000)
+        lasting = raised(lasting, Sample(NOW_S - back_s, wanted), keep_s=1_000)
     return PoolState(
         desired=draw(counts),
         samples=samples,
         peaks=peaks,
+        lasting=lasting,
         panic=draw(st.sampled_from([None, Panic(NOW_S - 10, 30)])),
         busy_s=NOW_S - draw(st.floats(0, 300)),
         bucket=Bucket(draw(st.floats(0, 10)), NOW_S - 2),

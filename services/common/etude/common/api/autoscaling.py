@@ -144,7 +144,7 @@ class Autoscaling(Model):
     max_scale_down_rate: Annotated[int, Field(ge=2, le=1_000)] | None = None
     """One over the share of a pool that is kept in any case as it shrinks: 2 unless set."""
     scale_down_delay_seconds: Annotated[int, Field(ge=0, le=86_400)] | None = None
-    """A pool shrinks to the most that was wanted for so long: 120 unless set; with Predictive 60,
+    """A pool shrinks to the most that was wanted for so long: 120 unless set; with Predictive 30,
     and 15 while it has a plan."""
     burst_capacity: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """Slots that a burst may ask for at once: condition BurstCapacityMet says whether they would be
