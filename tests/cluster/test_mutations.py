@@ -4,11 +4,11 @@ Each one is refused by name, declined by name, or shows in a child and leaves no
 is taken back; the operator survives all of them. The idea is Acto's: https://doi.org/10.1145/3600006.3613161.
 
 ETUDE_MUTATIONS says how many changes are tried, 60 unless set and `all` for every one; SEED which.
-Where it is set, figures go to bench/out/faults.json.
+Where it is set, figures go to bench/out/faults.json. `pytest -s` says how far it is.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -44,7 +44,6 @@ FOUND: Mapping[str, tuple[tuple[str, Any], ...]] = {
     ),
 }
 """Changes that once showed a bug, tried whatever the seed says."""
-Say = Callable[[str], None]
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +62,6 @@ def operator(
 ) -> Iterator[Running]:
     with process.running(plane, tmp_path_factory.mktemp("operator")) as found:
         yield found
-
-
-@pytest.fixture
-def say(pytestconfig: pytest.Config) -> Say:
-    """Tells how far it is, also where the output of tests is kept back."""
-    reporter = pytestconfig.pluginmanager.get_plugin("terminalreporter")
-    return reporter.write_line if reporter is not None else print
 
 
 @pytest.fixture(scope="module")
@@ -116,10 +108,10 @@ def chosen(kind: crd.Kind) -> list[cases.Mutation]:
 @pytest.mark.timeout(14_400)
 @pytest.mark.parametrize("kind", crd.KINDS, ids=lambda kind: kind.name)
 def test_a_change_is_refused_by_name_or_shows_and_can_be_taken_back(
-    api: Api, operator: Running, tally: list[Outcome], say: Say, kind: crd.Kind
+    api: Api, operator: Running, tally: list[Outcome], kind: crd.Kind
 ) -> None:
     wanted = chosen(kind)
-    found = outcomes(Crew(api, kind, BENCHES if ASKED else 3, say), wanted)
+    found = outcomes(Crew(api, kind, BENCHES if ASKED else 3, print), wanted)
     tally += found
     faults = [f"{each.mutation}: {each.verdict}: {each.faults}" for each in found if each.faults]
     assert faults == [], f"SEED={SEED}"

@@ -94,6 +94,8 @@ def test_what_the_operator_has_no_business_with_is_forbidden(api: Api) -> None:
     assert allowed == []
 
 
+# Helm renders the chart a hundred times: half a minute, and more on a busy machine.
+@pytest.mark.timeout(1_800)
 def test_every_pod_of_the_chart_and_of_our_objects_is_admitted_where_restricted_is_enforced(
     api: Api,
 ) -> None:
