@@ -15,7 +15,7 @@ from tests.mutations.state import Manifest
 
 from etude.common.api import crd
 
-LIMIT_S = 90.0
+LIMIT_S = 300.0
 """For one change to be dealt with: a pass takes milliseconds, and a busy machine gets patience."""
 LIVE = {
     "RLRun": {

@@ -12,6 +12,7 @@ from etude.common.api.rewards import check_function
 from etude.operator import integrations
 from etude.operator.conditions import Fact, no
 from etude.operator.desired import runs as desired
+from etude.operator.desired.overlay import repeated
 from etude.operator.desired.runs import Platform
 from etude.operator.pools.settings import problems
 from etude.operator.reasons import Reason
@@ -109,7 +110,7 @@ def _wrong_templates(run: RLRun) -> Iterator[str]:
     """What is laid over pods, and would take from them what the operator gives."""
     for role in desired.roles(run):
         spec, at = desired.role_spec(run, role).pod_template.spec, f"spec.roles.{role}.podTemplate"
-        for message in (*directives(spec), *leaks(spec)):
+        for message in (*directives(spec), *leaks(spec), *repeated(spec)):
             yield f"{at}.spec.{message}; remove it"
         for name in variables(spec, role):
             if is_reserved(name):

@@ -143,6 +143,11 @@ def test_a_pod_template_is_laid_over_the_operators(run_body: Build, platform: Pl
             {"containers": [{"name": "trainer", "env": [{"name": "ETUDE_PORT", "value": "1"}]}]},
             "ETUDE_PORT is set by the operator",
         ),
+        (
+            {"containers": [{"name": "trainer", "env": [{"name": "A"}, {"name": "A"}]}]},
+            "containers[0].env: A is given twice",
+        ),
+        ({"volumes": [{"name": "v"}, {"name": "v"}]}, "volumes: v is given twice"),
     ],
 )
 async def test_what_would_let_a_pod_out_or_break_it_is_refused_by_name(

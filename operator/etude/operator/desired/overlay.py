@@ -4,7 +4,7 @@ Strategic merge of PodSpec by its published merge keys (k8s.io/api core/v1, `pat
 without directives: acceptance refuses those.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from etude.operator.manifests import Manifest
@@ -40,6 +40,21 @@ def merged(below: Manifest, above: Mapping[str, Any]) -> Manifest:
         else:
             found[name] = value
     return found
+
+
+def repeated(above: Any, at: str = "") -> Iterator[str]:
+    """Entries of lists that a merge takes for one, because they have the same key."""
+    if isinstance(above, Mapping):
+        for name, value in above.items():
+            here = f"{at}.{name}" if at else str(name)
+            if name in MERGE_KEYS and isinstance(value, list):
+                keys = [i.get(MERGE_KEYS[name]) for i in value if isinstance(i, Mapping)]
+                twice = sorted({str(key) for key in keys if keys.count(key) > 1})
+                yield from (f"{here}: {key} is given twice" for key in twice)
+            yield from repeated(value, here)
+    elif isinstance(above, list):
+        for index, item in enumerate(above):
+            yield from repeated(item, f"{at}[{index}]")
 
 
 def _by_key(below: list[Manifest], above: list[Manifest], name: str) -> list[Manifest]:
