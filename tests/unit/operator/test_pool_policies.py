@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import pytest
+
 from etude.operator.manifests import Ref
 
 POLICIES = ["repos-broker", "repos-edge", "repos-node"]
 
 
-def body(policy: str) -> dict[str, Any]:
+def pool(policy: str) -> dict[str, Any]:
     return {
         "apiVersion": "etude.dev/v1alpha1",
         "kind": "EnvPool",
@@ -20,9 +22,14 @@ def body(policy: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("labels", [{}, {"etude.dev/run": "demo"}], ids=["alone", "of a run"])
 async def test_a_pool_that_is_no_longer_managed_loses_its_policies_and_nothing_else(
-    lab: Any,
+    lab: Any, labels: dict[str, str]
 ) -> None:
+    def body(policy: str) -> dict[str, Any]:
+        made = pool(policy)
+        return made | {"metadata": made["metadata"] | {"labels": labels}}
+
     lab.cluster.put(body("Managed"))
     await lab.settle()
     assert sorted(lab.names("NetworkPolicy")) == POLICIES

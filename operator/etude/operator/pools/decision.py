@@ -114,7 +114,8 @@ def _departures(pool: EnvPool, seen: SeenPool, size: Size) -> Iterator[Action]:
 
 def _prunings(pool: EnvPool, seen: SeenPool, wanted: set[Ref]) -> Iterator[Delete]:
     """Children of parts that left the spec; what others gave the pool as an owner is theirs."""
-    ours = desired_pools.pool_labels(pool).items()
+    # Those of every part; some have the label of the pool's run as well.
+    ours = {names.MANAGED_BY: names.OURS, names.POOL: pool.metadata.name}.items()
     for key, live in seen.children.items():
         is_part = key.kind in _PARTS and ours <= labels(live).items()
         if is_part and key not in wanted and not is_deleting(live):
