@@ -42,7 +42,7 @@ def merged(below: Manifest, above: Mapping[str, Any]) -> Manifest:
     return found
 
 
-def repeated(above: Any, at: str = "") -> Iterator[str]:
+def repeated(above: object, at: str = "") -> Iterator[str]:
     """Entries of lists that a merge takes for one, because they have the same key."""
     if isinstance(above, Mapping):
         for name, value in above.items():
