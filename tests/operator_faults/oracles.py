@@ -33,6 +33,10 @@ VOLATILE = {
 }
 
 
+MEASURED = {"startupSeconds"}
+"""It must be known in the end, and is another number in every run."""
+
+
 def stable_name(key: Ref) -> str:
     """What an object is called in every run of the same plan."""
     name = JOB.sub(r"-\1", key.name)
@@ -51,7 +55,9 @@ def state(objects: Mapping[Ref, Manifest]) -> Paths:
 def _leaves(path: str, value: Any, namespace: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key in value:
-            if key not in VOLATILE:
+            if key in MEASURED:
+                yield f"{path}.{key}", "<measured>"
+            elif key not in VOLATILE:
                 yield from _leaves(f"{path}.{key}", value[key], namespace)
     elif isinstance(value, list):
         for number, item in enumerate(value):

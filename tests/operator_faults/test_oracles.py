@@ -1,6 +1,8 @@
-"""What an oracle says of a log."""
+"""What oracles say of a log and of a state."""
 
 from tests.operator_faults import oracles
+
+from etude.operator.manifests import Ref
 
 TIME = "2026-11-22 23:23:07,757"
 RAISED = "Traceback (most recent call last):"
@@ -19,3 +21,13 @@ def test_what_kopf_says_of_an_api_server_that_fails_is_none() -> None:
     assert oracles.complaints("\n".join(lines)) == []
     lines.append(f"{TIME} ERROR etude.operator.main ended")
     assert oracles.complaints("\n".join(lines)) == lines[-1:]
+
+
+def test_what_is_measured_must_be_there_and_may_be_any_number() -> None:
+    key = Ref("RLRun", "lab", "demo")
+
+    def seen(**role: object) -> oracles.Paths:
+        return oracles.state({key: {"status": {"roles": [{"name": "trainer", **role}]}}})
+
+    assert seen(startupSeconds=5) == seen(startupSeconds=9)
+    assert seen(startupSeconds=5) != seen()
