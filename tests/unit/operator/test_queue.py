@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
-from etude.operator.loop.queue import LONGEST_RETRY_S, WorkQueue
+from etude.operator.loop.queue import FIRST_RETRY_S, LONGEST_RETRY_S, WorkQueue
 from etude.operator.manifests import Ref
 
 A, B = Ref("RLRun", "lab", "a"), Ref("RLRun", "lab", "b")
@@ -65,22 +65,35 @@ async def test_the_earliest_of_two_delays_counts() -> None:
         assert await queue.take() == A
 
 
-async def test_failures_wait_longer_each_time_up_to_a_limit() -> None:
-    queue = WorkQueue()
-    delays = []
-    for _ in range(25):
-        queue.add(A)
-        await queue.take()
-        delays.append(queue.retry(A))
-    assert delays[0] <= 0.005
-    assert all(later > earlier / 2 for earlier, later in itertools.pairwise(delays))
-    assert LONGEST_RETRY_S / 2 <= delays[-1] <= LONGEST_RETRY_S
+async def test_failures_may_wait_twice_as_long_each_time_up_to_a_limit() -> None:
+    queue = WorkQueue(share=lambda: 1.0)
+    delays = [await _failed(queue) for _ in range(25)]
+    assert delays[0] == FIRST_RETRY_S
+    assert all(
+        later == min(2 * earlier, LONGEST_RETRY_S) for earlier, later in itertools.pairwise(delays)
+    )
     queue.add(A)
     await queue.take()
     queue.done(A)
+    assert await _failed(queue) == FIRST_RETRY_S
+
+
+@given(st.lists(st.floats(min_value=0, max_value=1, exclude_max=True), min_size=1, max_size=20))
+def test_a_failure_waits_any_part_of_its_longest_wait(shares: list[float]) -> None:
+    async def run() -> None:
+        drawn = iter(shares)
+        queue = WorkQueue(share=lambda: next(drawn))
+        for number, share in enumerate(shares):
+            longest_s = min(FIRST_RETRY_S * 2**number, LONGEST_RETRY_S)
+            assert await _failed(queue) == share * longest_s
+
+    asyncio.run(run())
+
+
+async def _failed(queue: WorkQueue) -> float:
     queue.add(A)
     await queue.take()
-    assert queue.retry(A) <= 0.005
+    return queue.retry(A)
 
 
 @settings(max_examples=50)

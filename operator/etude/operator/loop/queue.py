@@ -3,6 +3,7 @@
 import asyncio
 import heapq
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from etude.operator import metrics
@@ -19,6 +20,9 @@ is given anew by every pass."""
 class WorkQueue:
     """A de-duplicating queue; use it from one event loop."""
 
+    share: Callable[[], float] = random.random  # noqa: S311 - no secret
+    """What part of the longest wait of a failure it waits: any, so that those that failed together
+    do not come back together."""
     _waiting: dict[Ref, float] = field(default_factory=dict)
     """In line since when, oldest first."""
     _working: set[Ref] = field(default_factory=set)
@@ -89,7 +93,7 @@ class WorkQueue:
         self._failures[key] = failures + 1
         metrics.QUEUE_RETRIES.inc()
         limit_s = min(FIRST_RETRY_S * 2 ** min(failures, 30), LONGEST_RETRY_S)
-        delay_s = random.uniform(limit_s / 2, limit_s)  # noqa: S311 - no secret
+        delay_s = limit_s * self.share()
         self._leave(key)
         self.add_after(key, delay_s)
         return delay_s
