@@ -43,6 +43,17 @@ def test_of_a_pods_spec_a_large_cluster_keeps_its_machine_alone() -> None:
     assert cache.every("Service") == [service]
 
 
+def test_a_uid_leads_to_its_object_alone_and_to_nothing_once_that_is_gone() -> None:
+    cache = Cache()
+    cache.see(pod(5))
+    cache.see(pod(9, uid="u2"))
+    assert (cache.known("u1"), cache.known("u2")) == (None, pod(9, uid="u2"))
+    cache.see(pod(10, uid="u2"))
+    assert cache.known("u2") == pod(10, uid="u2")
+    cache.lose(KEY, "u2")
+    assert cache.known("u2") is None
+
+
 def test_a_late_event_does_not_bring_an_object_back() -> None:
     cache = Cache()
     cache.see(pod(5))

@@ -26,6 +26,8 @@ class Cache:
         default_factory=lambda: defaultdict(dict)
     )
     """By kind: most readers want all objects of one, and pods are the many."""
+    _names: dict[str, Ref] = field(default_factory=dict)
+    """By uid."""
     _owned: defaultdict[str, set[Ref]] = field(default_factory=lambda: defaultdict(set))
     _gone: OrderedDict[str, None] = field(default_factory=OrderedDict)
     """By uid."""
@@ -40,6 +42,11 @@ class Cache:
     def get(self, key: Ref) -> Manifest | None:
         """One object."""
         return self._objects[key.kind].get(key)
+
+    def known(self, uid: str) -> Manifest | None:
+        """The object of this uid."""
+        key = self._names.get(uid)
+        return None if key is None else self.get(key)
 
     def every(self, kind: str) -> Sequence[Manifest]:
         """All objects of a kind."""
@@ -62,6 +69,7 @@ class Cache:
         manifest = self.slim(manifest)
         self._lost.pop(key, None)
         self._objects[key.kind][key] = manifest
+        self._names[uid(manifest)] = key
         owner = controller_uid(manifest)
         if owner:
             self._owned[owner].add(key)
@@ -119,6 +127,7 @@ class Cache:
                 self.lose(key, uid(known))
 
     def _unlink(self, key: Ref, known: Manifest) -> None:
+        self._names.pop(uid(known), None)
         owner = controller_uid(known)
         if owner:
             self._owned[owner].discard(key)

@@ -145,6 +145,10 @@ class KubernetesCluster(Cluster):
         return self.cache.get(ref)
 
     @override
+    def known(self, uid: str) -> Manifest | None:
+        return self.cache.known(uid)
+
+    @override
     def every(self, kind: str) -> Sequence[Manifest]:
         return self.cache.every(kind)
 

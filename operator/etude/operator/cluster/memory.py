@@ -144,6 +144,10 @@ class MemoryCluster(Cluster):
         return self._cache.get(ref)
 
     @override
+    def known(self, uid: str) -> Manifest | None:
+        return self._cache.known(uid)
+
+    @override
     def every(self, kind: str) -> Sequence[Manifest]:
         return self._cache.every(kind)
 

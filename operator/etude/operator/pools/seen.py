@@ -28,7 +28,8 @@ class SeenPool:
     edges: Sequence[Manifest] = ()
     report: PoolReport = field(default_factory=PoolReport)
     asking: Mapping[str, int | None] = field(default_factory=dict)
-    """GPUs of each run of the namespace, by uid; None for one that is suspended or over."""
+    """GPUs of each run of the namespace that told a plan, by uid; None for one that is suspended
+    or over."""
     served: frozenset[str] = frozenset()
     """Kinds of other projects that the pool asks for and that can be used."""
     sandbox_template: Manifest | None = None
@@ -40,6 +41,7 @@ class SeenPool:
 
 def gather(cluster: Cluster, book: ReportBook, pool: EnvPool, problem: Fact | None) -> SeenPool:
     """Everything that a decision about this pool depends on."""
+    report = book.pool(pool.metadata.uid)
     children = {ref(m): m for m in cluster.owned(pool.metadata.uid)}
     sets = {
         labels(m).get(names.ROLE, ""): cluster.owned(uid(m))
@@ -51,8 +53,8 @@ def gather(cluster: Cluster, book: ReportBook, pool: EnvPool, problem: Fact | No
         nodes=list(_nodes(cluster, pool, children)),
         brokers=[p for p in sets.get(names.BROKER, ()) if p["kind"] == "Pod"],
         edges=[p for p in sets.get(names.EDGE, ()) if p["kind"] == "Pod"],
-        report=book.pool(pool.metadata.uid),
-        asking=_asking(cluster, pool) if pool.spec.mode in PLANNING else {},
+        report=report,
+        asking=_asking(cluster, pool, report) if pool.spec.mode in PLANNING else {},
         served=cluster.served(
             {kind for need in integrations.pool_needs(pool) for kind in need.integration.kinds}
         ),
@@ -74,12 +76,16 @@ def _template(cluster: Cluster, pool: EnvPool) -> Manifest | None:
     return cluster.get(Ref("SandboxTemplate", pool.metadata.namespace, named.name))
 
 
-def _asking(cluster: Cluster, pool: EnvPool) -> dict[str, int | None]:
-    namespace = pool.metadata.namespace
+def _asking(cluster: Cluster, pool: EnvPool, report: PoolReport) -> dict[str, int | None]:
+    """Looked up one by one: asking every run of a large namespace took most of a pool's pass."""
+    told = {plan.run_id for words in report.said.values() for plan in words.said.plans}
+    found = {run_id: cluster.known(run_id) for run_id in told}
     return {
-        uid(run): None if _is_quiet(run) else _gpus(run)
-        for run in cluster.every("RLRun")
-        if ref(run).namespace == namespace
+        run_id: None if _is_quiet(run) else _gpus(run)
+        for run_id, run in found.items()
+        if run is not None
+        and run["kind"] == "RLRun"
+        and ref(run).namespace == pool.metadata.namespace
     }
 
 
