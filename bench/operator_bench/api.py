@@ -14,7 +14,11 @@ GROUP = "/apis/etude.dev/v1alpha1"
 AT_ONCE = 16
 """Requests of the bench that are under way together: more would only stand in line."""
 
+SAY_EVERY_S = 10.0
+"""How long a measurement may be silent about how far it is."""
+
 Object = dict[str, Any]
+Say = Callable[[str], None]
 
 
 class Api:
@@ -92,21 +96,24 @@ async def all_of(tasks: Iterable[Callable[[], Any]], at_once: int = AT_ONCE) -> 
             group.create_task(work(), name=f"caller-{number}")
 
 
-async def until(
-    holds: Callable[[], bool], what: str, limit_s: float, *, every_s: float = 0.2
-) -> float:
-    """Wait for something; returns for how many seconds.
+async def until_none(
+    left: Callable[[], int], what: str, limit_s: float, say: Say, *, every_s: float = 0.2
+) -> None:
+    """Wait until nothing is left to come; says now and then how much is.
 
     Raises:
         TimeoutError: it never came; names it.
     """
     loop = asyncio.get_running_loop()
-    began_s = loop.time()
-    while not holds():
-        if loop.time() - began_s > limit_s:
-            raise TimeoutError(f"{what}: not within {limit_s:.0f} s")
+    began_s = said_s = loop.time()
+    while count := left():
+        now_s = loop.time()
+        if now_s - began_s > limit_s:
+            raise TimeoutError(f"{what}: {count} left after {limit_s:.0f} s")
+        if now_s - said_s > SAY_EVERY_S:
+            say(f"{what}: {count} left")
+            said_s = now_s
         await asyncio.sleep(every_s)
-    return loop.time() - began_s
 
 
 async def ticks(every_s: float) -> AsyncIterator[None]:

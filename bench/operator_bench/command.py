@@ -15,18 +15,18 @@ from typing import Any
 from rich.console import Console
 
 from operator_bench import measures
+from operator_bench.api import Say
 from operator_bench.manifests import LIFE, REST, THEIRS, rl_run, sft_run
 from operator_bench.report import table
 from operator_bench.scene import Scene, scene
 
 OUT = Path(__file__).parents[1] / "out" / "operator.json"
+GOAL_PODS = 10_000
 REST_S = 60.0
 LIVES = 5
 CHANGES = 200
 PEER_RUNS = 100
 CHANGES_PER_S = 5.0
-
-Say = Callable[[str], None]
 
 
 def main(about: str) -> None:
@@ -53,7 +53,7 @@ async def _measured(options: argparse.Namespace, say: Say) -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp(prefix="bench-operator-"))
     say(f"logs are in {folder}")
     said: dict[str, Any] = {"runs": options.runs, "pods": options.pods, "kind": options.kind}
-    async with scene(folder, pods=options.pods) as made:
+    async with scene(folder, say, pods=options.pods) as made:
         say("the operator is ready")
         for name in options.only:
             try:
@@ -112,7 +112,10 @@ async def _lives(made: Scene, _: argparse.Namespace) -> dict[str, Any]:
 async def _pods(made: Scene, options: argparse.Namespace) -> dict[str, Any]:
     took_s = await measures.many_pods(made, options.pods)
     return {
-        "rss_mib_10k_pods": round(made.operator.memory_mib(), 1),
+        # The goal is about ten thousand: a smaller bench has a figure of another name.
+        "rss_mib_10k_pods" if options.pods == GOAL_PODS else "rss_mib": round(
+            made.operator.memory_mib(), 1
+        ),
         "rss_peak_mib": round(made.operator.memory_mib("VmHWM"), 1),
         "pods_s": round(took_s, 1),
     }
@@ -167,7 +170,7 @@ def _options(about: str) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--runs", type=int, default=1_000)
-    parser.add_argument("--pods", type=int, default=10_000)
+    parser.add_argument("--pods", type=int, default=GOAL_PODS)
     parser.add_argument("--kind", choices=("sft", "rl"), default="sft", help="shape of the runs")
     parser.add_argument("--only", nargs="+", choices=MEASURES, default=DEFAULT)
     return parser.parse_args()

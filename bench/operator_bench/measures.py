@@ -8,12 +8,11 @@ import time
 from functools import partial
 from typing import NamedTuple
 
-from operator_bench.api import GROUP, Object, all_of, ticks, until
+from operator_bench.api import GROUP, Object, all_of, ticks
 from operator_bench.manifests import NAMESPACE, pool
 from operator_bench.operator_process import Metrics
-from operator_bench.scene import POOLS, RUNS, Scene, until_ready
+from operator_bench.scene import LIMIT_S, POOLS, RUNS, Scene, until_ready
 
-LIMIT_S = 1_800
 SETTLE_S = 15
 """Without a write of the operator for so long, everything has been said."""
 NODES_PER_POOL = 100
@@ -40,9 +39,11 @@ async def created(scene: Scene, manifests: list[Object]) -> Created:
     for each in manifests:
         roles = each["spec"]["roles"].get("environments", ())
         keys |= {("EnvPool", f"{each['metadata']['name']}-{role['name']}") for role in roles}
-    await until(lambda: keys <= scene.seen.observed_s.keys(), "children of every run", LIMIT_S)
+    await scene.until_none(
+        lambda: len(keys - scene.seen.observed_s.keys()), "runs to get their children"
+    )
     observed = await scene.metrics()
-    await until(lambda: keys <= scene.seen.ready_s.keys(), "every run Ready", LIMIT_S)
+    await scene.until_none(lambda: len(keys - scene.seen.ready_s.keys()), "runs to be Ready")
     after = await settled(scene)
     name = "etude_reconcile_duration_seconds"
     kind = {"kind": "RLRun"}
@@ -124,7 +125,9 @@ async def spec_changes(scene: Scene, names: list[str], *, changes: int, per_s: f
                 break
             asked[name] = time.monotonic()
             await scene.api.patch(f"{RUNS}/{name}", {"spec": {"checkpointing": {"keepLast": 7}}})
-        await until(lambda: len(waits) == len(chosen), "every change in its ConfigMap", 300)
+        await scene.until_none(
+            lambda: len(chosen) - len(waits), "changes to be in their ConfigMaps", limit_s=300
+        )
     finally:
         watching.cancel()
     ordered = sorted(waits.values())
@@ -145,15 +148,15 @@ async def lives(scene: Scene, manifests: list[Object]) -> Life:
     names = [each["metadata"]["name"] for each in manifests]
     before = await scene.metrics()
     await scene.make(RUNS, manifests)
-    await until(
-        lambda: all(scene.seen.holds("RLRun", name, "Complete") for name in names),
-        "every life Complete",
-        LIMIT_S,
+    await scene.until_none(
+        lambda: sum(not scene.seen.holds("RLRun", name, "Complete") for name in names),
+        "lives to be Complete",
     )
     after = await settled(scene)
     await all_of(partial(scene.api.call, "DELETE", f"{RUNS}/{name}") for name in names)
-    gone = lambda: not any(("RLRun", name) in scene.seen.newest for name in names)  # noqa: E731
-    await until(gone, "every life deleted", LIMIT_S)
+    await scene.until_none(
+        lambda: sum(("RLRun", name) in scene.seen.newest for name in names), "lives to be deleted"
+    )
     deleted = await settled(scene)
     first, last = before.written(), after.written()
     found = {key: (last[key] - first.get(key, 0)) / count for key in last}
@@ -176,12 +179,12 @@ async def many_pods(scene: Scene, pods: int) -> float:
         names.append(name)
         missing, number = missing - nodes - 1, number + 1  # and the broker's
 
-    def are_ready() -> bool:
+    def unready() -> int:
         found = [scene.seen.newest.get(("EnvPool", name), {}) for name in names]
         ready = sum(int(each.get("status", {}).get("readyReplicas", 0)) for each in found)
-        return ready >= pods - there - len(names)
+        return max(0, pods - there - len(names) - ready)
 
-    await until(are_ready, f"{pods} pods Ready", LIMIT_S, every_s=1)
+    await scene.until_none(unready, "pods to be Ready", every_s=1)
     await settled(scene)
     return time.monotonic() - began_s
 
@@ -251,5 +254,7 @@ async def beside_kopf(scene: Scene, ours: list[Object], theirs: list[Object]) ->
 async def _rate(scene: Scene, manifests: list[Object]) -> float:
     keys = {("RLRun", each["metadata"]["name"]) for each in manifests}
     began_s = await scene.make(RUNS, manifests)
-    await until(lambda: keys <= scene.seen.observed_s.keys(), "children of every run", LIMIT_S)
+    await scene.until_none(
+        lambda: len(keys - scene.seen.observed_s.keys()), "runs to get their children"
+    )
     return len(keys) / (max(scene.seen.observed_s[key] for key in keys) - began_s)

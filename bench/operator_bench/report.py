@@ -21,7 +21,7 @@ GOALS = (
     Goal("reconcile_p99_ms", "a pass over a run, p99, ms", "<= 5000", lambda v: v <= 5_000),
     Goal("writes_per_lifecycle", "API writes per life", "<= 60", lambda v: v <= 60),
     Goal("writes_at_rest_per_min", "API writes per minute at rest", "0", lambda v: v == 0),
-    Goal("rss_mib_10k_pods", "RSS at so many pods, MiB", "<= 400", lambda v: v <= 400),
+    Goal("rss_mib_10k_pods", "RSS at 10,000 pods, MiB", "<= 400", lambda v: v <= 400),
     Goal("restart_s", "restart to consistent, s", "<= 20", lambda v: v <= 20),
     Goal(
         "spec_change_p99_ms",

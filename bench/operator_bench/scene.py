@@ -5,12 +5,12 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from operator_bench.api import GROUP, Api, Object, all_of, condition, ticks
+from operator_bench.api import GROUP, Api, Object, Say, all_of, condition, ticks, until_none
 from operator_bench.manifests import NAMESPACE, PODS_PER_NODE, node
 from operator_bench.operator_process import Metrics, Operator
 from operator_bench.testbed import Testbed, processor_s
@@ -19,6 +19,7 @@ RUNS = f"{GROUP}/namespaces/{NAMESPACE}/rlruns"
 POOLS = f"{GROUP}/namespaces/{NAMESPACE}/envpools"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 BENCH = Path(__file__).parents[1]
+LIMIT_S = 1_800
 
 
 @dataclass(slots=True)
@@ -59,6 +60,17 @@ class Scene:
     seen: Seen
     controllers: "subprocess.Popen[bytes]"
     folder: Path
+    say: Say
+
+    async def until_none(
+        self, left: Callable[[], int], what: str, *, limit_s: float = LIMIT_S, every_s: float = 0.2
+    ) -> None:
+        """Wait until nothing is left to come.
+
+        Raises:
+            TimeoutError: it never came; names it.
+        """
+        await until_none(left, what, limit_s, self.say, every_s=every_s)
 
     def start(self, module: str) -> "subprocess.Popen[bytes]":
         """A program of the bench on the cluster's network."""
@@ -84,14 +96,14 @@ class Scene:
 
 
 @contextlib.asynccontextmanager
-async def scene(folder: Path, *, pods: int) -> AsyncIterator[Scene]:
+async def scene(folder: Path, say: Say, *, pods: int) -> AsyncIterator[Scene]:
     """A cluster with room for so many pods, and our operator at work on it."""
     testbed = Testbed.up()
     try:
         testbed.install()
         api = Api(testbed.server, testbed.run / "pki")
         await _prepare(api, pods=pods)
-        async with _served(testbed, api, folder) as made:
+        async with _served(testbed, api, folder, say) as made:
             yield made
         await api.close()
     finally:
@@ -99,7 +111,7 @@ async def scene(folder: Path, *, pods: int) -> AsyncIterator[Scene]:
 
 
 @contextlib.asynccontextmanager
-async def _served(testbed: Testbed, api: Api, folder: Path) -> AsyncIterator[Scene]:
+async def _served(testbed: Testbed, api: Api, folder: Path, say: Say) -> AsyncIterator[Scene]:
     operator = Operator(testbed, folder)
     controllers = _start(testbed, folder, "operator_bench.standin")
     seen = Seen()
@@ -108,7 +120,7 @@ async def _served(testbed: Testbed, api: Api, folder: Path) -> AsyncIterator[Sce
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(api.watch(path, seen.take)) for path in (RUNS, POOLS)]
             await until_ready(operator)
-            yield Scene(testbed, api, operator, seen, controllers, folder)
+            yield Scene(testbed, api, operator, seen, controllers, folder, say)
             for task in tasks:
                 task.cancel()
     finally:

@@ -52,8 +52,9 @@ class Runs:
             if address in self._by_address:
                 break
         name = self._by_address[address]
-        found = await self.api.call("GET", f"{GROUP}/namespaces/{NAMESPACE}/rlruns/{name}")
-        self._uids[name] = found["metadata"]["uid"]
+        if name not in self._uids:  # a controller finds its own in a file
+            found = await self.api.call("GET", f"{GROUP}/namespaces/{NAMESPACE}/rlruns/{name}")
+            self._uids[name] = found["metadata"]["uid"]
         return name, self._uids[name]
 
 
