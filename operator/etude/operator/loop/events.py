@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import kopf
+from typing_extensions import override
 
 from etude.common.api.meta import GROUP, VERSION
 from etude.operator.manifests import KINDS, RESOURCES, Manifest
@@ -130,4 +131,21 @@ def _settings() -> Any:  # noqa: ANN401 - kopf is untyped here
     settings.scanning.disabled = True
     settings.watching.server_timeout = SERVER_TIMEOUT_S
     settings.watching.client_timeout = CLIENT_TIMEOUT_S
+    settings.persistence.diffbase_storage = _NoDiff()
     return settings
+
+
+class _NoDiff(kopf.DiffBaseStorage):  # type: ignore[misc] # kopf is untyped here
+    """Keeps kopf from copying every object twice to find changes that no handler here asks for."""
+
+    @override
+    def build(self, **_: Any) -> Any:
+        return {}
+
+    @override
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    @override
+    def store(self, **_: Any) -> None:
+        """Nothing: there is nothing to compare with."""

@@ -93,7 +93,7 @@ class WorkQueue:
         self._failures[key] = failures + 1
         metrics.QUEUE_RETRIES.inc()
         limit_s = min(FIRST_RETRY_S * 2 ** min(failures, 30), LONGEST_RETRY_S)
-        delay_s = limit_s * self.share()
+        delay_s: float = limit_s * self.share()
         self._leave(key)
         self.add_after(key, delay_s)
         return delay_s
