@@ -23,11 +23,25 @@ from tests.support.helm import ROOT
 from tests.support.renders import renders
 
 ACCOUNT = f"system:serviceaccount:{HOME}:etude-operator"
-UNSEEN: Mapping[Right, str] = {
+CHANGED = (
+    ("", "services"),
+    ("networking.k8s.io", "networkpolicies"),
+    ("policy", "poddisruptionbudgets"),
+)
+"""Children that no field of a run or a pool changes while they are there."""
+UNSEEN: dict[Right, str] = {
     Right("etude.dev", f"{plural}/finalizers", "update"): (
         "OwnerReferencesPermissionEnforcement asks for it inside another request"
     )
     for plural in ("rlruns", "envpools")
+}
+UNSEEN |= {
+    Right(group, plural, "get"): "whose an object is, of a name that is taken"
+    for group, plural in (*CHANGED, ("", "pods"), ("batch", "jobs"))
+}
+UNSEEN |= {
+    Right(group, plural, "patch"): "another release may render it otherwise"
+    for group, plural in CHANGED
 }
 """Rights that no request of the log shows, each with the reason to have it."""
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))

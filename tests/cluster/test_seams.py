@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from tests.support.helm import ROOT
 
+from etude.common.api.kinds import RLRun
 from etude.operator.cluster.api import Cluster, ConflictError, NameTakenError
 from etude.operator.cluster.cache import Cache
 from etude.operator.cluster.kubernetes import KubernetesCluster
@@ -16,6 +19,7 @@ from etude.operator.cluster.leases import KubernetesLeases
 from etude.operator.cluster.memory import MemoryCluster
 from etude.operator.cluster.rest import Rest, path_of
 from etude.operator.cluster.watches import Watches
+from etude.operator.desired.runs import Platform, RunShape, run_children
 from etude.operator.loop.leader import LeaseRecord, Leases, MemoryLeases
 from etude.operator.manifests import Manifest, Ref, ref, resource_version, uid
 
@@ -114,6 +118,46 @@ async def test_what_is_not_said_any_more_is_gone(bench: Bench) -> None:
     assert after is not None
     assert after["data"] == {"b": "3"}
     assert uid(after) == uid(before)
+
+
+def children(owner: Manifest, namespace: str) -> list[Manifest]:
+    """One of every kind that a run has, as if a pool's."""
+    by = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "controller": True}
+    by |= {"name": owner["metadata"]["name"], "uid": uid(owner)}
+    path = ROOT / "examples" / "demo" / "rlrun.yaml"
+    (body,) = (
+        each
+        for each in yaml.safe_load_all(path.read_text(encoding="utf-8"))
+        if each["kind"] == "RLRun"
+    )
+    run = RLRun.model_validate(body)
+    images = dict.fromkeys(("trainer", "inference", "rewards", "envserver", "operator"), "etude:1")
+    made = run_children(run, RunShape(images=images), Platform(namespace="etude-system"))
+    return [
+        {**m, "metadata": {**m["metadata"], "namespace": namespace, "ownerReferences": [by]}}
+        for m in made
+        if m["kind"] != "EnvPool"
+    ]
+
+
+async def test_a_change_of_one_field_leaves_the_others_and_their_defaults(bench: Bench) -> None:
+    """What the API server filled in for a create is not taken away by the first change."""
+    manifests = children(await bench.pool("p"), bench.namespace)
+    assert {"StatefulSet", "Service", "ConfigMap", "NetworkPolicy"} <= {
+        m["kind"] for m in manifests
+    }
+    for manifest in manifests:
+        made = await bench.cluster.apply(manifest, manager=MANAGER)
+        metadata = manifest["metadata"]
+        labels = {**metadata["labels"], "example.com/changed": "yes"}
+        changed = {**manifest, "metadata": {**metadata, "labels": labels}}
+        after = await bench.cluster.apply(changed, manager=MANAGER)
+        assert after["metadata"]["labels"] == labels
+        assert uid(after) == uid(made)
+        assert after.get("spec") == made.get("spec")
+        again = await bench.cluster.apply(manifest, manager=MANAGER)
+        assert again["metadata"]["labels"] == metadata["labels"]
+        assert again.get("spec") == made.get("spec")
 
 
 async def test_an_object_of_another_owner_is_left_alone(bench: Bench) -> None:

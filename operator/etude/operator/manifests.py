@@ -55,6 +55,19 @@ ONLY_READ = (*CLUSTER_WIDE, "SandboxTemplate")
 MADE_ONCE = ("JobSet", "RayCluster", "Workload", "Sandbox")
 """Kinds that are created and deleted and never changed: others write what we would undo."""
 
+NEVER_CHANGED = (*MADE_ONCE, "Pod", "Job")
+"""Those and ours that are fixed once they are made: what would differ is made anew."""
+
+CREATED = (
+    *NEVER_CHANGED,
+    *("StatefulSet", "Service", "ConfigMap", "PodDisruptionBudget", "NetworkPolicy"),
+)
+"""Kinds that are created, and applied only to be changed.
+
+Not custom resources that are changed: whoever creates one owns its defaults, and an apply that does
+not name them leaves null where a mapping of nothing else was, which their schemas refuse.
+"""
+
 KINDS = ("RLRun", "EnvPool", "Checkpoint")
 """The kinds of ours: users make them, we reconcile them, and they outlive everything else."""
 

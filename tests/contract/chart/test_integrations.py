@@ -6,11 +6,11 @@ import pytest
 from tests.support.helm import rendered
 
 from etude.operator.integrations import INTEGRATIONS
-from etude.operator.manifests import CLUSTER_WIDE, MADE_ONCE, ONLY_READ, RESOURCES
+from etude.operator.manifests import CLUSTER_WIDE, MADE_ONCE, NEVER_CHANGED, ONLY_READ, RESOURCES
 
 NAMES = [each.name for each in INTEGRATIONS]
 USED = {"list", "watch"}
-MADE = {"get", "list", "watch", "create", "patch", "delete"}
+MADE = {"get", "list", "watch", "create", "delete"}
 
 
 def rights(values: dict[str, Any]) -> set[tuple[str, str, str]]:
@@ -32,7 +32,8 @@ def test_an_integration_grants_what_the_operator_does_with_its_kinds(integration
     wanted = set()
     for kind in integration.kinds:
         api_version, plural = RESOURCES[kind]
-        verbs = USED if kind in ONLY_READ else MADE
+        changed = set() if kind in NEVER_CHANGED else {"patch"}
+        verbs = USED if kind in ONLY_READ else MADE | changed
         wanted |= {(api_version.partition("/")[0], plural, verb) for verb in verbs}
     if "Workload" in integration.kinds:
         wanted.add(("kueue.x-k8s.io", "workloads/status", "patch"))

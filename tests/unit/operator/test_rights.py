@@ -7,12 +7,12 @@ from typing import Any
 import yaml
 
 from etude.operator.cluster.watches import CHILDREN
-from etude.operator.manifests import KINDS, RESOURCES, Ref
+from etude.operator.manifests import KINDS, NEVER_CHANGED, RESOURCES, Ref
 from etude.v1 import run_pb2
 
 TEMPLATE = Path(__file__).parents[3] / "helm" / "etude" / "templates" / "rbac.yaml"
 VERBS = {
-    "apply": ("get", "create", "patch"),  # it looks first whose the name is
+    "apply": ("create", "get", "patch"),  # it looks whose a name is that is taken
     "delete": ("delete",),
     "status": ("patch",),
     "finalizers": ("patch",),
@@ -44,7 +44,7 @@ def used(lab: Any, owners: set[str]) -> Iterator[Right]:
         yield from (right(kind, "list"), right(kind, "watch"))
     for write in lab.writes:
         did, _, kind = write.partition("/")[0].partition(" ")
-        for verb in VERBS[did]:
+        for verb in VERBS[did] if kind not in NEVER_CHANGED else set(VERBS[did]) - {"patch"}:
             yield right(kind, verb, "status" if did == "status" else "")
     if lab.cluster.events:
         yield right("Event", "create")

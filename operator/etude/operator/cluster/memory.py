@@ -13,7 +13,7 @@ from etude.operator.cluster import controllers as kubernetes_controllers
 from etude.operator.cluster.api import Cluster, ConflictError, Listener, NameTakenError
 from etude.operator.cluster.cache import Cache
 from etude.operator.manifests import (
-    MADE_ONCE,
+    NEVER_CHANGED,
     Manifest,
     Ref,
     controller_uid,
@@ -85,7 +85,7 @@ class MemoryCluster(Cluster):
         live = self._objects.get(key)
         if live is not None and controller_uid(live) != controller_uid(manifest):
             raise NameTakenError(key)
-        if live is not None and key.kind in MADE_ONCE:
+        if live is not None and key.kind in NEVER_CHANGED:
             return live
         before = self._applied.get((key, manager), {})
         self._applied[key, manager] = manifest
