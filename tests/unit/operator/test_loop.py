@@ -15,7 +15,7 @@ from etude.operator.cluster.api import RefusedError
 from etude.operator.cluster.memory import MemoryCluster
 from etude.operator.desired.runs import Platform
 from etude.operator.loop.users import Users
-from etude.operator.loop.workers import Operator, operator
+from etude.operator.loop.workers import Operator, is_unanswered, operator
 from etude.operator.manifests import Manifest, Ref, ref
 from etude.operator.reports.peers import MemoryPeers
 
@@ -89,6 +89,19 @@ async def test_a_pass_that_ends_with_the_leadership_is_made_again_in_the_next_te
             await asyncio.sleep(0.01)
         term.cancel()
         await asyncio.wait({term})
+
+
+def test_what_somebody_asked_for_and_nobody_has_answered_goes_first(
+    run_body: Callable[..., dict[str, Any]],
+) -> None:
+    cluster, key = MemoryCluster(), Ref("RLRun", "lab", "demo")
+    assert not is_unanswered(cluster, key), "it is gone"
+    asked = cluster.put(run_body())["metadata"]["generation"]
+    assert is_unanswered(cluster, key)
+    cluster.set_status(key, {"observedGeneration": asked})
+    assert not is_unanswered(cluster, key)
+    cluster.put(run_body(suspend=True))
+    assert is_unanswered(cluster, key)
 
 
 def test_runs_are_found_by_the_pools_of_others_that_they_refer_to(

@@ -21,6 +21,31 @@ async def test_keys_come_in_order_and_once() -> None:
     assert [await queue.take(), await queue.take()] == [A, B]
 
 
+async def test_urgent_keys_go_first_but_for_one_turn_in_four() -> None:
+    urgent = [Ref("RLRun", "lab", f"new-{number}") for number in range(7)]
+    others = [Ref("RLRun", "lab", f"old-{number}") for number in range(3)]
+    queue = WorkQueue(is_urgent=urgent.__contains__)
+    for key in (*others, *urgent):
+        queue.add(key)
+    taken = [await queue.take() for _ in range(10)]
+    assert [key in others for key in taken[:8]] == [False, False, False, True] * 2
+    assert [key for key in taken if key in urgent] == urgent
+    assert [key for key in taken if key in others] == others
+
+
+async def test_a_key_in_line_that_becomes_urgent_changes_lines() -> None:
+    urgent: set[Ref] = set()
+    queue = WorkQueue(is_urgent=urgent.__contains__)
+    queue.add(A)
+    queue.add(B)
+    urgent.add(B)
+    queue.add(B)
+    urgent.clear()
+    queue.add(B)
+    assert len(queue) == 2
+    assert [await queue.take(), await queue.take()] == [B, A]
+
+
 async def test_what_is_in_line_and_how_long_it_was_is_counted() -> None:
     def shown(name: str) -> float:
         return REGISTRY.get_sample_value(f"etude_workqueue_{name}") or 0.0

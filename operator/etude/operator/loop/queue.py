@@ -9,11 +9,17 @@ from dataclasses import dataclass, field
 from etude.operator import metrics
 from etude.operator.manifests import Ref
 
+TURNS = 4
+"""Of so many keys one is taken from those that are not urgent, if any is: none waits for ever."""
 FIRST_RETRY_S = 0.005
 LONGEST_RETRY_S = 60.0
 SPARSE = 8
 """Superseded entries for one that holds, before they are cleared away: a date that is a year away
 is given anew by every pass."""
+
+
+def _never(_: Ref) -> bool:
+    return False
 
 
 @dataclass(slots=True)
@@ -23,8 +29,13 @@ class WorkQueue:
     share: Callable[[], float] = random.random  # noqa: S311 - no secret
     """What part of the longest wait of a failure it waits: any, so that those that failed together
     do not come back together."""
+    is_urgent: Callable[[Ref], bool] = _never
+    """Whether a key that comes into line goes before those that are not urgent."""
     _waiting: dict[Ref, float] = field(default_factory=dict)
     """In line since when, oldest first."""
+    _urgent: dict[Ref, float] = field(default_factory=dict)
+    """The line of the urgent ones, likewise."""
+    _turn: int = 0
     _working: set[Ref] = field(default_factory=set)
     _dirty: set[Ref] = field(default_factory=set)
     """Added while a worker had them."""
@@ -35,7 +46,7 @@ class WorkQueue:
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._urgent)
 
     def add(self, key: Ref) -> None:
         """Have the key looked at soon; one that is at work is looked at again after."""
@@ -43,10 +54,9 @@ class WorkQueue:
         self._due.pop(key, None)
         if key in self._working:
             self._dirty.add(key)
-        else:
-            now = asyncio.get_running_loop().time()
-            self._waiting.setdefault(key, now)
-            metrics.QUEUE_DEPTH.set(len(self._waiting))
+        elif key not in self._urgent:
+            self._line_up(key)
+            metrics.QUEUE_DEPTH.set(len(self))
             self._news.set()
 
     def add_after(self, key: Ref, delay_s: float) -> None:
@@ -55,7 +65,11 @@ class WorkQueue:
             self.add(key)
             return
         due = asyncio.get_running_loop().time() + delay_s
-        if due < self._due.get(key, float("inf")) and key not in self._waiting:
+        if (
+            due < self._due.get(key, float("inf"))
+            and key not in self._waiting
+            and key not in self._urgent
+        ):
             self._due[key] = due
             heapq.heappush(self._heap, (due, key))
             self._news.set()
@@ -67,11 +81,12 @@ class WorkQueue:
         """The next key; done() or retry() must follow."""
         while True:
             next_due_s = self._promote()
-            if self._waiting:
-                key = next(iter(self._waiting))
-                since = self._waiting.pop(key)
+            if len(self):
+                line = self._next_line()
+                key = next(iter(line))
+                since = line.pop(key)
                 self._working.add(key)
-                metrics.QUEUE_DEPTH.set(len(self._waiting))
+                metrics.QUEUE_DEPTH.set(len(self))
                 metrics.QUEUE_WAIT_SECONDS.observe(asyncio.get_running_loop().time() - since)
                 return key
             self._news.clear()
@@ -97,6 +112,20 @@ class WorkQueue:
         self._leave(key)
         self.add_after(key, delay_s)
         return delay_s
+
+    def _line_up(self, key: Ref) -> None:
+        now = asyncio.get_running_loop().time()
+        if self.is_urgent(key):
+            self._urgent[key] = self._waiting.pop(key, now)
+        else:
+            self._waiting.setdefault(key, now)
+
+    def _next_line(self) -> dict[Ref, float]:
+        """The urgent line, but for its share of the turns; the other one where one is empty."""
+        self._turn = (self._turn + 1) % TURNS
+        if self._urgent and (self._turn or not self._waiting):
+            return self._urgent
+        return self._waiting
 
     def _leave(self, key: Ref) -> None:
         self._working.discard(key)

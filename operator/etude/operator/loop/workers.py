@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from etude.operator import metrics, names, spans
 from etude.operator.clock import Clock
@@ -134,6 +135,18 @@ class Operator:
         return "ok"
 
 
+def is_unanswered(cluster: Cluster, key: Ref) -> bool:
+    """Whether somebody asked for something of which the status does not know yet.
+
+    That comes before news of children: whoever asked looks at the clock.
+    """
+    manifest = cluster.get(key)
+    if manifest is None:
+        return False
+    said = manifest.get("status", {}).get("observedGeneration")
+    return bool(said != manifest["metadata"].get("generation"))
+
+
 @contextlib.asynccontextmanager
 async def operator(
     cluster: Cluster,
@@ -145,7 +158,7 @@ async def operator(
     pace_s: float,
 ) -> AsyncIterator[Operator]:
     """An operator over a cluster, with its followers; leaving the block ends them."""
-    queue = WorkQueue()
+    queue = WorkQueue(is_urgent=partial(is_unanswered, cluster))
     book = ReportBook(clock)
     async with asyncio.TaskGroup() as tasks:
         followers = Followers(cluster, book, peers, queue.add_after, tasks)
