@@ -21,6 +21,7 @@ from etude.operator.cluster.kubernetes import KubernetesCluster
 from etude.operator.cluster.rest import Rest
 from etude.operator.desired.runs import Platform
 from etude.operator.loop.workers import operator
+from etude.operator.loop.writer import Pace
 from etude.operator.manifests import Ref
 from etude.operator.reports.peers import MemoryPeers
 
@@ -96,7 +97,9 @@ async def test_a_pass_is_a_span_and_its_requests_are_below_it(
         {**CHECKPOINT, "metadata": {**CHECKPOINT["metadata"], "resourceVersion": "1"}}
     )
     platform = Platform(images={"operator": "etude:1"})
-    loop = operator(cluster, MemoryPeers(), platform, ManualClock(), instance="test", pace_s=0.0)
+    loop = operator(
+        cluster, MemoryPeers(), platform, ManualClock(), instance="test", pace=Pace(figures_s=0.0)
+    )
     async with loop as acting:
         await acting.one(KEY)  # its finalizer
         await acting.one(KEY)  # its Job, which the API server does not take
@@ -114,7 +117,7 @@ async def test_a_pass_is_a_span_and_its_requests_are_below_it(
     assert attributes(written)["http.response.status_code"] == 200
     assert attributes(second)["etude.result"] == "error"
     assert second.status.code == trace_pb2.Status.STATUS_CODE_ERROR
-    (refused,) = received.named("GET jobs")
+    (refused,) = received.named("POST jobs")
     assert refused.parent_span_id == second.span_id
     assert refused.status.code == trace_pb2.Status.STATUS_CODE_ERROR
 

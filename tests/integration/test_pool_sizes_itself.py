@@ -20,6 +20,7 @@ from etude.envserver.drivers.process import ProcessDriver
 from etude.operator.clock import SystemClock
 from etude.operator.desired.runs import Platform
 from etude.operator.loop.workers import operator
+from etude.operator.loop.writer import Pace
 from etude.operator.manifests import Manifest, Ref, is_deleting, is_true, labels
 from etude.operator.processes.cluster import ProcessCluster, ProcessKubelet, process_cluster
 from etude.operator.reports.peers import GrpcPeers
@@ -159,7 +160,7 @@ async def pool(tmp_path: Path, _process_driver: None) -> AsyncIterator[Pool]:
     async with ProcessKubelet(folder=tmp_path, base_env={"PATH": path}) as kubelet:
         cluster = process_cluster(kubelet)
         running = operator(
-            cluster, GrpcPeers(), platform, SystemClock(), instance="test", pace_s=0.5
+            cluster, GrpcPeers(), platform, SystemClock(), instance="test", pace=Pace(figures_s=0.5)
         )
         async with running as made:
             task = asyncio.create_task(made.run())

@@ -120,3 +120,5 @@ class Decision(Generic[S]):
     """Performed in order, before the status is written."""
     requeue_after_s: float | None = None
     """Look again after this, even if nothing happens."""
+    is_passing: bool = False
+    """Whether what the status says is on its way to something else: told once it has held."""

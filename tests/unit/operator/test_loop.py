@@ -16,6 +16,7 @@ from etude.operator.cluster.memory import MemoryCluster
 from etude.operator.desired.runs import Platform
 from etude.operator.loop.users import Users
 from etude.operator.loop.workers import Operator, is_unanswered, operator
+from etude.operator.loop.writer import Pace
 from etude.operator.manifests import Manifest, Ref, ref
 from etude.operator.reports.peers import MemoryPeers
 
@@ -58,7 +59,7 @@ async def test_a_status_that_is_refused_is_written_once_it_is_taken(
     clock = ManualClock()
     cluster = StrictCluster(clock=clock)
     key = ref(cluster.put(run_body()))
-    made = operator(cluster, MemoryPeers(), platform, clock, instance="test", pace_s=0.0)
+    made = operator(cluster, MemoryPeers(), platform, clock, instance="test", pace=Pace(0.0))
     async with made as acting:
         acting.add_all()
         for is_mended in (False, True):
@@ -77,7 +78,9 @@ async def test_a_pass_that_ends_with_the_leadership_is_made_again_in_the_next_te
     clock = ManualClock()
     cluster = HangingCluster(clock=clock)
     cluster.put(run_body())
-    made = operator(cluster, MemoryPeers(), platform, clock, instance="test", pace_s=0.0)
+    made = operator(
+        cluster, MemoryPeers(), platform, clock, instance="test", pace=Pace(figures_s=0.0)
+    )
     async with asyncio.timeout(LIMIT_S), made as acting:
         term = asyncio.create_task(acting.run())
         await cluster.reached.wait()
@@ -121,7 +124,9 @@ def test_runs_are_found_by_the_pools_of_others_that_they_refer_to(
 def acting(platform: Platform) -> Acting:
     clock = ManualClock()
     cluster = MemoryCluster(clock=clock)
-    return cluster, operator(cluster, MemoryPeers(), platform, clock, instance="test", pace_s=0.0)
+    return cluster, operator(
+        cluster, MemoryPeers(), platform, clock, instance="test", pace=Pace(0.0)
+    )
 
 
 async def test_a_run_that_is_gone_or_looks_elsewhere_is_found_by_no_pool(

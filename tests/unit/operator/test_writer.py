@@ -13,7 +13,7 @@ from etude.operator.actions import Note
 from etude.operator.clock import ManualClock
 from etude.operator.cluster.memory import MemoryCluster
 from etude.operator.loop.pace import Bucket
-from etude.operator.loop.writer import EVENT_BURST, STATUS_BURST, StatusWriter
+from etude.operator.loop.writer import EVENT_BURST, STATUS_BURST, Pace, StatusWriter
 from etude.operator.manifests import Manifest, Ref
 
 POOL = Ref("EnvPool", "lab", "pool")
@@ -60,7 +60,7 @@ def flapping(number: int) -> EnvPoolStatus:
 async def test_a_status_that_flaps_is_written_once_a_second_in_the_long_run() -> None:
     clock = ManualClock()
     cluster = pool(clock)
-    writer = StatusWriter(cluster, clock, "test", 0.0)
+    writer = StatusWriter(cluster, clock, "test", Pace(0.0))
     waits = list[float]()
     for number in range(1_000):
         seen = cluster.get(POOL)
@@ -73,10 +73,48 @@ async def test_a_status_that_flaps_is_written_once_a_second_in_the_long_run() ->
     assert all(0 < wait_s <= 1 for wait_s in waits)
 
 
+async def test_what_is_passing_is_told_once_it_has_held_or_by_what_comes_next() -> None:
+    clock = ManualClock()
+    cluster = pool(clock)
+    writer = StatusWriter(cluster, clock, "test", Pace(0.0, 1.0))
+
+    async def write(number: int, *, is_passing: bool) -> float | None:
+        seen = cluster.get(POOL)
+        assert seen is not None
+        return await writer.write(seen, flapping(number), is_passing=is_passing)
+
+    def told() -> str:
+        return str((cluster.get(POOL) or {})["status"]["conditions"][0]["message"])
+
+    assert await write(1, is_passing=False) is None, "nothing is held back that stays"
+    assert await write(2, is_passing=True) == 1.0
+    clock.advance(0.5)
+    assert await write(3, is_passing=True) == 0.5, "the wait does not begin again"
+    assert told() == "1"
+    assert await write(4, is_passing=False) is None
+    assert told() == "4"
+    assert await write(5, is_passing=True) == 1.0
+    clock.advance(1.0)
+    assert await write(6, is_passing=True) is None
+    assert told() == "6"
+
+
+async def test_what_passed_and_came_back_is_no_difference_any_more() -> None:
+    clock = ManualClock()
+    cluster = pool(clock)
+    writer = StatusWriter(cluster, clock, "test", Pace(0.0, 1.0))
+    seen = cluster.get(POOL)
+    assert seen is not None
+    assert await writer.write(seen, flapping(1), is_passing=True) == 1.0
+    assert await writer.write(seen, EnvPoolStatus(), is_passing=True) is None
+    clock.advance(5.0)
+    assert await writer.write(seen, flapping(2), is_passing=True) == 1.0
+
+
 async def test_events_of_one_object_are_bounded_and_of_others_not() -> None:
     clock = ManualClock()
     cluster = pool(clock)
-    writer = StatusWriter(cluster, clock, "test", 0.0)
+    writer = StatusWriter(cluster, clock, "test", Pace(0.0))
     about = cluster.get(POOL)
     assert about is not None
     for number in range(1_000):
@@ -93,7 +131,7 @@ async def test_no_event_is_larger_than_the_api_server_takes(name: str, text: str
     cluster = MemoryCluster(clock=clock)
     metadata = {"name": name, "namespace": "lab", "uid": "u"}
     about = {"apiVersion": "etude.dev/v1alpha1", "kind": "Checkpoint", "metadata": metadata}
-    await StatusWriter(cluster, clock, "test", 0.0).record(about, Note("n", text, text))
+    await StatusWriter(cluster, clock, "test", Pace(0.0)).record(about, Note("n", text, text))
     (event,) = cluster.events
     assert len(event["metadata"]["name"]) <= 253
     assert len(event["reason"].encode()) <= 128

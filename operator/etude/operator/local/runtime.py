@@ -26,6 +26,7 @@ from etude.operator.local import localise, run_folder
 from etude.operator.local.localise import Object
 from etude.operator.local.state_files import StateFiles
 from etude.operator.loop.workers import operator
+from etude.operator.loop.writer import Pace
 from etude.operator.manifests import Manifest, condition, is_true, ref
 from etude.operator.processes.cluster import ProcessCluster, ProcessKubelet, process_cluster
 from etude.operator.reasons import Reason
@@ -91,7 +92,7 @@ class Runtime:
             traces_file=str(self.folder / "traces.jsonl"),
         )
         running = operator(
-            cluster, GrpcPeers(), platform, clock, instance="local", pace_s=STATUS_PACE_S
+            cluster, GrpcPeers(), platform, clock, instance="local", pace=Pace(STATUS_PACE_S)
         )
         async with running as made, asyncio.TaskGroup() as tasks:
             helpers = [

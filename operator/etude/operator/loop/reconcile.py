@@ -175,7 +175,8 @@ class Reconciler:
             left = await self.writer.write(manifest, decision.status)
             return PROBLEM_RETRY_S if left is None else left
         had_problem = self._refusals.end(about)
-        left = await self.writer.write(manifest, decision.status)
+        passing = decision.is_passing
+        left = await self.writer.write(manifest, decision.status, is_passing=passing)
         if left is not None and decision.requeue_after_s == 0.0:
             return left  # what is to be done next is done once this is written
         waits = [wait for wait in (decision.requeue_after_s, left) if wait is not None]

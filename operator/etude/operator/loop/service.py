@@ -21,10 +21,13 @@ from etude.operator.keda import service as keda
 from etude.operator.loop import events
 from etude.operator.loop.leader import Leader
 from etude.operator.loop.workers import operator
+from etude.operator.loop.writer import Pace
 from etude.operator.reports.peers import GrpcPeers
 from etude.operator.settings import Settings
 
 STATUS_PACE_S = 5.0
+STATUS_SETTLE_S = 1.0
+"""A trainer's pod is Ready, and its controller reports, within it: two turns, told as one."""
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +56,7 @@ async def serve(settings: Settings) -> None:
             settings.platform,
             clock,
             instance=settings.pod,
-            pace_s=STATUS_PACE_S,
+            pace=Pace(STATUS_PACE_S, STATUS_SETTLE_S),
         )
         with shutdown_signals(stop):
             await watches.sync()

@@ -15,7 +15,7 @@ from etude.operator.loop.queue import WorkQueue
 from etude.operator.loop.reconcile import Reconciler
 from etude.operator.loop.startups import Startups
 from etude.operator.loop.users import Users
-from etude.operator.loop.writer import StatusWriter
+from etude.operator.loop.writer import Pace, StatusWriter
 from etude.operator.manifests import KINDS, Manifest, Ref, checkpoint_of, labels, ref
 from etude.operator.reports.followers import Followers
 from etude.operator.reports.latest import ReportBook
@@ -155,7 +155,7 @@ async def operator(
     clock: Clock,
     *,
     instance: str,
-    pace_s: float,
+    pace: Pace,
 ) -> AsyncIterator[Operator]:
     """An operator over a cluster, with its followers; leaving the block ends them."""
     queue = WorkQueue(is_urgent=partial(is_unanswered, cluster))
@@ -169,7 +169,7 @@ async def operator(
             platform=platform,
             clock=clock,
             followers=followers,
-            writer=StatusWriter(cluster, clock, instance, pace_s),
+            writer=StatusWriter(cluster, clock, instance, pace),
         )
         made = Operator(cluster, reconciler, queue)
         for run in cluster.every("RLRun"):

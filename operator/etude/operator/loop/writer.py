@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from etude.common.api.meta import Condition
 from etude.common.api.status import Status
@@ -37,6 +37,15 @@ MOST_NAME, MOST_REASON, MOST_NOTE = 230, 128, 1024
 REPORTER = "etude.dev/operator"
 
 
+class Pace(NamedTuple):
+    """What may wait before it is written, in seconds."""
+
+    figures_s: float = 5.0
+    """Least time between two writes of the same object that only move figures."""
+    passing_s: float = 0.0
+    """For how long what is passing must have differed from what is written, to be written."""
+
+
 @dataclass(slots=True)
 class StatusWriter:
     """Status writes and Events of all objects."""
@@ -44,31 +53,41 @@ class StatusWriter:
     cluster: Cluster
     clock: Clock
     instance: str
-    pace_s: float = 5.0
-    """Least time between two writes of the same object that only move figures."""
+    pace: Pace = field(default_factory=Pace)
     _told: "dict[str, _Told]" = field(default_factory=dict)
     """By uid."""
 
-    async def write(self, seen: Manifest, status: Status) -> float | None:
+    async def write(
+        self, seen: Manifest, status: Status, *, is_passing: bool = False
+    ) -> float | None:
         """Write what differs; returns after how many seconds what was held back should be written.
+
+        Args:
+            seen: the object as it was seen.
+            status: what to say about it.
+            is_passing: whether that is on its way to something else, which may come first.
 
         Raises:
             ConflictError: the object has changed since it was seen.
         """
         known = type(status).model_validate(seen.get("status", {}))
         before, after = known.to_json(), status.to_json()
+        told = self._about(seen)
         if after == before:
+            told.differs_s = None
             return None
         now = self.clock.monotonic_s()
-        told = self._about(seen)
         wait_s = told.statuses.wait_s(now)
+        if is_passing:
+            told.differs_s = now if told.differs_s is None else told.differs_s
+            wait_s = max(wait_s, told.differs_s + self.pace.passing_s - now)
         if _lasting(after) == _lasting(before):
-            wait_s = max(wait_s, told.written_s + self.pace_s - now)
+            wait_s = max(wait_s, told.written_s + self.pace.figures_s - now)
         if wait_s > 0:
             return wait_s
         await self.cluster.replace_status(seen, after)
         told.statuses.take()
-        told.written_s = now
+        told.written_s, told.differs_s = now, None
         for note in _notes(known, status):
             await self.record(seen, note)
         return None
@@ -135,6 +154,8 @@ class _Told:
     events: Bucket
     written_s: float = float("-inf")
     """When its status was written last."""
+    differs_s: float | None = None
+    """Since when it says less than is known, and that was only passing."""
 
 
 def _cut(text: str, limit: int) -> str:

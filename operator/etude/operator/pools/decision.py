@@ -43,10 +43,12 @@ def decide(
     is_moving = pool.spec.mode is not ScalingMode.MANUAL or any(
         isinstance(a, Vacate) for a in actions
     )
+    said = status(pool, seen, now, problem or seen.problem)
     return Decision(
-        status=status(pool, seen, now, problem or seen.problem),
+        status=said,
         actions=actions,
         requeue_after_s=_look_again_s(problem, seen.size, is_moving=is_moving),
+        is_passing=_is_counting(pool.status, said),
     )
 
 
@@ -56,6 +58,19 @@ def _look_again_s(problem: Fact | None, size: Size | None, *, is_moving: bool) -
     if is_moving:
         return TICK_S
     return None if size is None else size.findings.look_again_s
+
+
+def _is_counting(before: EnvPoolStatus, after: EnvPoolStatus) -> bool:
+    """Whether nothing but numbers differs, such as of nodes that come up one by one."""
+    facts = [
+        (
+            s.observed_generation,
+            s.phase,
+            [(c.type, c.status, c.reason, c.message) for c in s.conditions],
+        )
+        for s in (before, after)
+    ]
+    return facts[0] == facts[1]
 
 
 def ordinals(nodes: Sequence[Manifest], limit: int) -> tuple[int, ...]:

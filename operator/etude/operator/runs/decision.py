@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.status import RLRunStatus
-from etude.operator import acceptance, integrations, names
+from etude.operator import acceptance, conditions, integrations, names
 from etude.operator.actions import Action, Apply, Decision, Delete, Moment
 from etude.operator.conditions import Fact
 from etude.operator.desired import runs as desired
@@ -104,10 +104,23 @@ def decide(run: RLRun, seen: Seen, now: Moment, platform: Platform) -> Decision[
     recorded = _recorded(course)
     if recorded is not None:
         return Decision(status=recorded, requeue_after_s=0.0)
+    status = _status(course, None)
     return Decision(
-        status=_status(course, None),
+        status=status,
         actions=tuple(_actions(course)),
         requeue_after_s=_look_again_s(course),
+        is_passing=_is_coming_up(course, status),
+    )
+
+
+def _is_coming_up(course: Course, status: RLRunStatus) -> bool:
+    """Whether the run is between the answer to what was asked for and the word that it is Ready."""
+    run = course.run
+    return (
+        course.is_running
+        and not (course.problem or course.seen.problem or run.status.intent)
+        and run.status.observed_generation == run.metadata.generation
+        and not any(conditions.holds(each.conditions, "Ready") for each in (run.status, status))
     )
 
 
