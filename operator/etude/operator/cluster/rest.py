@@ -118,7 +118,12 @@ class Rest:
         connector = aiohttp.TCPConnector(ssl=client.rest_client.ssl_context, limit=0)
         # Not trust_env: it reads a file in another thread before every request.
         settings.proxy = settings.proxy or _proxy_of(settings.host)
-        session = aiohttp.ClientSession(connector=connector, read_bufsize=LONGEST_EVENT)
+        # Uncompressed: an API server squeezes every long list by itself where a client lets it, for
+        # processor time that it needs more than a network inside a cluster needs the bytes.
+        plain = {"Accept-Encoding": "identity"}
+        session = aiohttp.ClientSession(
+            connector=connector, read_bufsize=LONGEST_EVENT, headers=plain
+        )
         return cls(client, session, Budget(rate_per_s))
 
     async def close(self) -> None:
