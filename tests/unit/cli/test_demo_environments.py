@@ -3,7 +3,7 @@
 import pytest
 
 from etude.cli.demo import inputs
-from etude.cli.demo.environments import Driver, chosen
+from etude.cli.demo.environments import Driver, chosen, in_short
 from etude.common.api import documents
 from etude.common.api.kinds import RLRun
 from etude.common.api.pool import DriverName
@@ -37,3 +37,9 @@ def test_the_settings_make_the_manifest_one_of_machines() -> None:
     assert pool is not None
     assert pool.isolation.driver is DriverName.QEMU_MICRO_VM
     assert [template.image for template in pool.templates] == [IMAGE]
+
+
+@pytest.mark.parametrize("words", ["denied", "could not access KVM\n-accel kvm: denied\n"])
+def test_why_there_are_no_machines_is_one_line(words: str) -> None:
+    assert in_short(words).endswith("denied")
+    assert "\n" not in in_short(words)

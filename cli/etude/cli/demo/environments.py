@@ -31,8 +31,14 @@ def settings(driver: Driver) -> list[str]:
     found = _machines(only_with_kvm=driver is Driver.AUTO)
     changes = chosen(driver, found)
     if not changes:
-        say(f"environments are processes, for microVMs would be slow here: {found['why']}")
+        why = in_short(found["why"])
+        say(f"environments are processes, for microVMs would be slow here: {why}")
     return changes
+
+
+def in_short(words: str) -> str:
+    """What a monitor said in several lines, in the last of them, which says it all."""
+    return words.strip().rpartition("\n")[2]
 
 
 def chosen(driver: Driver, found: Mapping[str, str]) -> list[str]:
