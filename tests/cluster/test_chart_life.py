@@ -1,10 +1,13 @@
 """A release from its installation to its end, on a real API server."""
 
+import http.client
 import json
 import shutil
+import ssl
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -13,7 +16,10 @@ from tests.support.testbeds import Program
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "etude"
+EFFECTS = ROOT / "tests" / "contract" / "chart" / "effects.yaml"
 HOME = "etude-system"
+LIMIT_S = 60
+"""API servers look for new FlowSchemas every few seconds."""
 CRDS = ("rlruns.etude.dev", "envpools.etude.dev", "checkpoints.etude.dev")
 VALUES = {"image": "localhost/etude:1", "operator": {"nodeSelector": {"no-node": "has-this"}}}
 
@@ -123,6 +129,68 @@ def test_a_release_is_refused_where_the_prometheus_operator_is_missing_and_not_w
     helm(*words, "-f", "-", text=given)
     assert "etude" in kubectl("-n", HOME, "get", "prometheusrules", "-o", "name")
     assert "etude-runs" in kubectl("-n", HOME, "get", "podmonitors", "-o", "name")
+
+
+def test_every_part_can_be_switched_on_and_off_again(helm: Program, kubectl: Program) -> None:
+    """No field that an API server never lets change stands in the way of a value."""
+    for kind in ("PodMonitor", "PrometheusRule"):
+        kubectl("apply", "-f", "-", text=json.dumps(loose(kind)))
+        kubectl("wait", "--for=condition=Established", f"crd/{kind.lower()}s.monitoring.coreos.com")
+    everything = yaml.safe_load(EFFECTS.read_text())["context"]
+    del everything["minio"]  # its hook waits for a node: tests/e2e_cluster has one
+    install(helm)
+    plain = objects(kubectl)
+    install(helm, **everything)
+    full = objects(kubectl)
+    assert {"flowschemas", "networkpolicies", "configmaps"} <= {each.kind for each in full - plain}
+    install(helm)
+    assert objects(kubectl) == plain
+
+
+class Named(NamedTuple):
+    """An object of the release."""
+
+    kind: str
+    name: str
+
+
+def objects(kubectl: Program) -> set[Named]:
+    """Everything that carries the chart's name, of the kinds that it may make."""
+    kinds = (
+        *("deployments", "services", "serviceaccounts", "configmaps", "poddisruptionbudgets"),
+        *("networkpolicies", "roles", "rolebindings", "podmonitors", "prometheusrules"),
+        *("clusterroles", "clusterrolebindings", "flowschemas", "prioritylevelconfigurations"),
+        *("validatingadmissionpolicies", "validatingadmissionpolicybindings"),
+    )
+    found = set()
+    for kind in kinds:
+        words = ("get", kind, "-l", "app.kubernetes.io/name=etude", "-o", "name")
+        names = kubectl("-n", HOME, *words).splitlines()
+        found |= {Named(kind, name.partition("/")[2]) for name in names}
+    return found
+
+
+def test_the_operators_requests_have_the_share_that_they_are_given(
+    helm: Program, kubectl: Program, plane: Mapping[str, Any]
+) -> None:
+    install(helm, priorityAndFairness={"enabled": True})
+    wanted = kubectl("get", "flowschema", f"etude.{HOME}", "-o", "jsonpath={.metadata.uid}")
+    token = kubectl("-n", HOME, "create", "token", "etude-operator", "--duration=1h").strip()
+    deadline = time.monotonic() + LIMIT_S
+    while flow_schema(plane, token) != wanted:
+        assert time.monotonic() < deadline, "the API server takes it for somebody else's"
+        time.sleep(0.5)
+
+
+def flow_schema(plane: Mapping[str, Any], token: str) -> str | None:
+    """Which FlowSchema the API server found for a request of the kind that the operator makes."""
+    trust = ssl.create_default_context(cafile=str(Path(plane["run"]) / "pki" / "ca.crt"))
+    connection = http.client.HTTPSConnection(plane["node_ip"], 6443, timeout=30, context=trust)
+    path, header = "/apis/etude.dev/v1alpha1/rlruns", {"Authorization": f"Bearer {token}"}
+    connection.request("GET", path, headers=header)
+    response = connection.getresponse()
+    connection.close()
+    return response.getheader("X-Kubernetes-PF-FlowSchema-UID")
 
 
 def loose(kind: str) -> dict[str, Any]:
