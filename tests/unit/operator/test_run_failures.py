@@ -285,6 +285,23 @@ async def test_what_no_schema_can_judge_is_refused_with_the_field(
     assert lab.condition("Accepted")[0] == "True"
 
 
+async def test_a_run_that_is_over_stays_so_when_its_spec_is_not_understood_for_a_while(
+    running: Any, run_body: Any
+) -> None:
+    await running.say(state=run_pb2.RUN_STATE_FAILED, reason="Broken", message="for good")
+    assert running.condition("Failed") == ("True", "Broken")
+    key, spec = Ref("RLRun", "lab", "demo"), {"ofTheFuture": 1}
+    running.cluster.put(run_body(**spec))
+    await running.settle()
+    said = running.cluster.objects()[key]["status"]
+    facts = {each["type"]: each["status"] for each in said["conditions"]}
+    assert (facts["Accepted"], facts["Failed"], said["phase"]) == ("False", "True", "Failed")
+    running.cluster.put(run_body())
+    await running.settle()
+    assert running.condition("Failed") == ("True", "Broken")
+    assert running.names("Pod") == []
+
+
 async def test_an_object_that_an_older_schema_let_through_is_refused_by_name(
     lab: Any, run_body: Any
 ) -> None:

@@ -10,11 +10,9 @@ from pydantic import ValidationError
 from etude.common.api import lifecycle
 from etude.common.api.checkpoint_status import CheckpointStatus
 from etude.common.api.kinds import Checkpoint, EnvPool, Resource, RLRun
-from etude.common.api.meta import ObjectMeta
 from etude.common.api.pool_status import EnvPoolStatus
 from etude.common.api.status import RLRunStatus, Status
 from etude.operator import failures, names, spans
-from etude.operator.acceptance import ACCEPTED
 from etude.operator.actions import (
     Action,
     Adopt,
@@ -31,13 +29,12 @@ from etude.operator.actions import (
     Vacate,
 )
 from etude.operator.checkpoints import decision as checkpoints
-from etude.operator.clock import Clock, rfc3339
+from etude.operator.clock import Clock
 from etude.operator.cluster.api import Cluster, NameTakenError, RefusedError
-from etude.operator.conditions import conditions, no
 from etude.operator.desired import runs as desired
 from etude.operator.desired.addresses import address
 from etude.operator.desired.runs import Platform
-from etude.operator.loop import measures
+from etude.operator.loop import measures, unreadable
 from etude.operator.loop.measures import Measures
 from etude.operator.loop.refusals import Refusal, Refusals
 from etude.operator.loop.vacating import vacate
@@ -46,7 +43,6 @@ from etude.operator.manifests import Manifest, Ref, is_deleting, is_true, labels
 from etude.operator.pools import decision as pools
 from etude.operator.pools import seen as pool_seen
 from etude.operator.pools.sizing import Sizers
-from etude.operator.reasons import Reason
 from etude.operator.reports.followers import Followers, Peer
 from etude.operator.reports.latest import Position, ReportBook
 from etude.operator.reports.peers import PeerError, Peers
@@ -121,7 +117,7 @@ class Reconciler:
         try:
             resource = kind.model_validate(manifest)
         except ValidationError as error:
-            found = _unreadable(manifest, status, error, self._now())
+            found = unreadable.status(manifest, status, error, self._now())
             return await self.writer.write(manifest, found)
         return await self._perform(manifest, decide(resource, manifest))
 
@@ -269,15 +265,3 @@ class Reconciler:
 
     def _now(self) -> Moment:
         return Moment(self.clock.wall_s(), self.clock.monotonic_s())
-
-
-def _unreadable(manifest: Manifest, kind: type[S], error: ValidationError, now: Moment) -> S:
-    """The status of an object that an older schema let through."""
-    first = error.errors()[0]
-    at = ".".join(str(part) for part in first["loc"])
-    status = kind.model_validate(manifest.get("status", {}))
-    before = getattr(status, "conditions", ())
-    fact = no(ACCEPTED, Reason.INVALID_SPEC, f"{at}: {first['msg']}")
-    generation = ObjectMeta.model_validate(manifest["metadata"]).generation
-    made = conditions([fact], before, generation=generation, now=rfc3339(now.wall_s))
-    return status.model_copy(update={"conditions": made, "phase": "Pending"})
