@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import gc
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from typing import Any
 
 from etude.common import telemetry
 from etude.common.probes import Probes
@@ -61,22 +62,21 @@ async def serve(settings: Settings) -> None:
         )
         with shutdown_signals(stop):
             with _uncollected():
-                await watches.sync()
-            asked = keda.serving(cluster, settings.host, settings.scaler_port)
-            async with asked, made as acting, asyncio.TaskGroup() as tasks:
-                watching = events.watch(
-                    watches.observe, namespaces=settings.namespaces, kubeconfig=settings.kubeconfig
-                )
-                running = [
-                    tasks.create_task(watching, name="events"),
-                    tasks.create_task(watches.keep_watching(), name="caches"),
-                    tasks.create_task(leader.lead(acting.run), name="leader"),
-                ]
-                probes.ready = True
-                await stop.wait()
-                probes.ready = False
-                for task in running:
-                    task.cancel()
+                is_filled = await _filled(watches, stop)
+            if is_filled:
+                asked = keda.serving(cluster, settings.host, settings.scaler_port)
+                async with asked, made as acting:
+                    watching = events.watch(
+                        watches.observe,
+                        namespaces=settings.namespaces,
+                        kubeconfig=settings.kubeconfig,
+                    )
+                    parts = {
+                        "events": watching,
+                        "caches": watches.keep_watching(),
+                        "leader": leader.lead(acting.run),
+                    }
+                    await _serve_until(stop, parts, probes)
         await leader.release()
     log.info("stopped")
 
@@ -94,6 +94,32 @@ def _uncollected() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+async def _filled(watches: Watches, stop: asyncio.Event) -> bool:
+    """Fill the caches; False when told to stop before, as long as the API server may be away."""
+    filling = asyncio.create_task(watches.sync(), name="sync")
+    told = asyncio.create_task(stop.wait(), name="stop")
+    await asyncio.wait({filling, told}, return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+    if not filling.done():
+        filling.cancel()
+        return False
+    filling.result()
+    return True
+
+
+async def _serve_until(
+    stop: asyncio.Event, parts: Mapping[str, Coroutine[Any, Any, None]], probes: Probes
+) -> None:
+    """Run the parts, and be ready meanwhile."""
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(part, name=name) for name, part in parts.items()]
+        probes.ready = True
+        await stop.wait()
+        probes.ready = False
+        for task in running:
+            task.cancel()
 
 
 def _children(settings: Settings) -> tuple[str, ...]:
