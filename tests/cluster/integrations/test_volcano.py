@@ -33,6 +33,16 @@ def test_a_run_waits_for_volcano_and_its_pods_for_machines_for_all_of_them(
     lab.kubectl("-n", lab.namespace, "annotate", "podgroup", "demo", "test/room=3")
     lab.until("all pods", lambda: lab.condition("PodsScheduled") == ("True", "Scheduled"))
     assert all(pod["spec"].get("nodeName") for pod in lab.every("pods"))
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_a_run_that_is_suspended_while_it_waits_leaves_no_group(
+    lab: Any, installed: Callable[[str], None]
+) -> None:
+    installed("volcano")
+    lab.run(scheduling={"gang": {"provider": "Volcano", "scope": "PerRole"}})
+    lab.until("a refusal", lambda: lab.condition("PodsScheduled") == ("False", "Unschedulable"))
+    assert lab.names("podgroups") == ["demo-inference", "demo-trainer"]
     lab.patch("rlr", "demo", suspend=True)
     lab.until("suspension", lambda: lab.condition("Suspended") == ("True", "ByUser"))
     lab.until("no group", lambda: lab.names("podgroups") == [])
