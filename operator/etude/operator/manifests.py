@@ -55,6 +55,9 @@ ONLY_READ = (*CLUSTER_WIDE, "SandboxTemplate")
 MADE_ONCE = ("JobSet", "RayCluster", "Workload", "Sandbox")
 """Kinds that are created and deleted and never changed: others write what we would undo."""
 
+STAYING = ("ConfigMap", "Certificate")
+"""Kinds that cost nothing and go with their owner: the operator has no right to delete them."""
+
 NEVER_CHANGED = (*MADE_ONCE, "Pod", "Job")
 """Those and ours that are fixed once they are made: what would differ is made anew."""
 

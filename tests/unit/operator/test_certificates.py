@@ -12,7 +12,7 @@ from etude.operator.desired import pools as desired_pools
 from etude.operator.desired import runs as desired
 from etude.operator.desired.certificates import Issuer, Mode, Tls
 from etude.operator.desired.runs import Platform, RunShape
-from etude.operator.manifests import Manifest
+from etude.operator.manifests import Manifest, Ref
 
 Build = Callable[..., dict[str, Any]]
 TRUST = "-----BEGIN CERTIFICATE-----\n"
@@ -160,3 +160,20 @@ def test_no_pod_and_no_object_holds_a_key(made: Any) -> None:
     for tls in CHOICES.values():
         kinds = {each["kind"] for each in made(tls)}
         assert "Secret" not in kinds
+
+
+async def test_what_a_run_trusted_stays_when_its_cluster_trusts_otherwise(
+    lab: Any, run_body: Build
+) -> None:
+    """The operator may not delete ConfigMaps: one that nobody needs goes with its run."""
+    trusting = replace(lab.platform, tls=CHOICES[Mode.SELF_MANAGED])
+    lab.platform = lab.reconciler.platform = trusting
+    lab.cluster.put(run_body())
+    await lab.settle()
+    trust = Ref("ConfigMap", "lab", "demo-trust")
+    assert lab.cluster.get(trust) is not None
+    lab.platform = lab.reconciler.platform = replace(trusting, tls=CHOICES[Mode.PLAINTEXT])
+    lab.cluster.put(run_body(suspend=True))
+    await lab.settle()
+    assert lab.cluster.get(trust) is not None
+    assert lab.condition("Accepted") == ("True", "Accepted")

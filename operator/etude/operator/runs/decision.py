@@ -12,6 +12,7 @@ from etude.operator.desired import runs as desired
 from etude.operator.desired.runs import Platform, RunShape
 from etude.operator.manifests import (
     MADE_ONCE,
+    STAYING,
     Manifest,
     Ref,
     is_applied,
@@ -280,7 +281,8 @@ def _prunings(course: Course, wanted: set[Ref]) -> Iterator[Delete]:
     """Children of parts that left the spec; what others gave the run as an owner is theirs."""
     ours = desired.run_labels(course.run).items()
     for key, live in course.seen.children.items():
-        if key not in wanted and ours <= labels(live).items() and not is_deleting(live):
+        is_part = key.kind not in STAYING and ours <= labels(live).items()
+        if is_part and key not in wanted and not is_deleting(live):
             yield Delete(key, uid(live))
 
 
