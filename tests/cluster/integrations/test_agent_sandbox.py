@@ -8,6 +8,7 @@ import pytest
 from tests.support.controllers.agent_sandbox import agent_sandbox
 from tests.support.controllers.client import controllers
 from tests.support.controllers.kubelet import kubelet
+from tests.support.controllers.objects import is_true
 
 TEMPLATE = {
     "apiVersion": "extensions.agents.x-k8s.io/v1beta1",
@@ -55,6 +56,22 @@ def ready(lab: Any) -> int:
     return int(lab.get("envp", "boxes").get("status", {}).get("readyReplicas", 0))
 
 
+def sandboxes(lab: Any) -> dict[str, str]:
+    """Names of all Sandboxes that there are, by their UIDs."""
+    found = (each["metadata"] for each in lab.every("sandboxes"))
+    return {metadata["uid"]: metadata["name"] for metadata in found}
+
+
+def ready_pods(lab: Any) -> set[str]:
+    """UIDs of the Sandboxes whose pods are Ready."""
+    return {
+        owner["uid"]
+        for pod in lab.every("pods")
+        for owner in pod["metadata"].get("ownerReferences", ())
+        if owner["kind"] == "Sandbox" and is_true(pod, "Ready")
+    }
+
+
 @pytest.mark.usefixtures("stand_ins")
 def test_a_pool_waits_for_agent_sandbox_and_its_template_and_then_has_sandboxes(
     lab: Any, installed: Callable[[str], None]
@@ -87,15 +104,16 @@ def test_a_sandbox_that_failed_is_replaced_and_one_too_many_goes(
     lab.kubectl("label", "namespace", lab.namespace, "etude.dev/weak-isolation=allow")
     lab.apply(TEMPLATE, pool(2))
     lab.until("two nodes", lambda: ready(lab) == 2)
-    before = lab.get("sandboxes", "boxes-node-1")["metadata"]["uid"]
+    before = sandboxes(lab)
+    (stays,) = (uid for uid, name in before.items() if name == "boxes-node-0")
     words = ("patch", "pod", "boxes-node-1", "--subresource=status", "--type=merge", "-p")
     lab.kubectl("-n", lab.namespace, *words, '{"status": {"phase": "Failed", "conditions": []}}')
+    # Its successor has the next name, unless the one that failed was gone by then.
     lab.until(
         "another Sandbox",
-        lambda: (
-            lab.get("sandboxes", "boxes-node-1").get("metadata", {}).get("uid", before) != before
-        ),
+        lambda: len(now := sandboxes(lab)) == 2 and now.keys() & before.keys() == {stays},
     )
+    lab.until("pods of both", lambda: ready_pods(lab) == sandboxes(lab).keys())
     lab.until("two nodes", lambda: ready(lab) == 2)
     lab.patch("envp", "boxes", replicas=0)
     lab.until("none", lambda: lab.names("sandboxes,pods") == [])
