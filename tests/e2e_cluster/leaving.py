@@ -10,6 +10,8 @@ LEFT = "deployments,statefulsets,services,jobs,poddisruptionbudgets,networkpolic
 
 def uninstall(scene: Scene) -> None:
     """Everything that acts is gone; kinds, runs, checkpoints, keys and data are not."""
+    # What retention gave up goes with its operator's help: the data first, then the object.
+    scene.wait("no checkpoint that is on its way out", lambda: _going(scene) == [])
     before = _kept(scene)
     scene.shell(f"helm uninstall etude --namespace {HOME} --wait 2>&1")
     scene.wait("no pod of the release that acts", lambda: _acting(scene) == [])
@@ -53,6 +55,11 @@ def _acting(scene: Scene) -> list[Object]:
     """Pods of the release; what `helm test` left has ended, and Helm leaves it to be read."""
     found = scene.bed.get("-n", HOME, "pods")["items"]
     return [each for each in found if each["status"]["phase"] != "Succeeded"]
+
+
+def _going(scene: Scene) -> list[str]:
+    phases = {each["metadata"]["name"]: each["status"]["phase"] for each in scene.checkpoints()}
+    return [name for name, phase in phases.items() if phase in {"Expired", "Deleting"}]
 
 
 def _of_run(scene: Scene, *words: str) -> list[Object]:

@@ -16,7 +16,8 @@ def test_a_policy_is_routed_to_once_there_is_a_gateway_api(
     lab.until("refusal", lambda: lab.condition("Accepted") == ("False", "GatewayAPINotInstalled"))
     installed("gateway-api")
     lab.until("the route", lambda: lab.names("httproutes") == ["demo-policy"])
-    assert lab.condition("Accepted") == ("True", "Accepted")
+    # A condition is written once it has held for a second: after the children that follow from it.
+    lab.until("acceptance", lambda: lab.condition("Accepted") == ("True", "Accepted"))
     spec = lab.get("httproutes", "demo-policy")["spec"]
     assert spec["hostnames"] == ["policy.example.com"]
     (parent,) = spec["parentRefs"]

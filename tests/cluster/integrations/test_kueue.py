@@ -75,7 +75,7 @@ def test_a_run_starts_when_its_queue_has_room_and_goes_when_it_has_not(
     assert pods(lab, "second") == []
     lab.patch("rlr", "first", suspend=True)
     lab.until("the second's turn", lambda: runs(lab, "second"))
-    assert lab.condition("Suspended", "first") == ("True", "ByUser")
+    lab.until("it said", lambda: lab.condition("Suspended", "first") == ("True", "ByUser"))
 
 
 @pytest.mark.usefixtures("stand_ins")
@@ -87,6 +87,6 @@ def test_an_urgent_run_takes_the_quota_of_another(lab: Any, queue: str, admissio
     lab.run("hasty", scheduling={**scheduling, "workloadPriorityClassName": "urgent"})
     lab.until("the urgent one runs", lambda: runs(lab, "hasty"))
     assert pods(lab, "patient") == []
-    assert lab.condition("QuotaReserved", "patient") == ("False", "Evicted")
+    lab.until("it said", lambda: lab.condition("QuotaReserved", "patient") == ("False", "Evicted"))
     lab.kubectl("-n", lab.namespace, "delete", "rlr", "hasty", "--timeout=60s")
     lab.until("the patient one's turn again", lambda: runs(lab, "patient"))
