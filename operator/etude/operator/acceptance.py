@@ -6,13 +6,12 @@ from pydantic import JsonValue
 
 from etude.common.api.algorithms import check_algorithm
 from etude.common.api.kinds import EnvPool, RLRun
-from etude.common.api.podtemplate import directives, is_reserved, leaks, variables
+from etude.common.api.podtemplate import directives, is_reserved, leaks, repeated, variables
 from etude.common.api.pool import DriverName, EnvPoolSpec, IsolationLevel
 from etude.common.api.rewards import check_function
 from etude.operator import integrations
 from etude.operator.conditions import Fact, no
 from etude.operator.desired import runs as desired
-from etude.operator.desired.overlay import repeated
 from etude.operator.desired.runs import Platform
 from etude.operator.pools.settings import problems
 from etude.operator.reasons import Reason

@@ -4,25 +4,12 @@ Strategic merge of PodSpec by its published merge keys (k8s.io/api core/v1, `pat
 without directives: acceptance refuses those.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from etude.common.api.podtemplate import MERGE_KEYS
 from etude.operator.manifests import Manifest
 
-MERGE_KEYS: Mapping[str, str] = {
-    "containers": "name",
-    "initContainers": "name",
-    "volumes": "name",
-    "imagePullSecrets": "name",
-    "resourceClaims": "name",
-    "hostAliases": "ip",
-    "topologySpreadConstraints": "topologyKey",
-    "env": "name",
-    "ports": "containerPort",
-    "volumeMounts": "mountPath",
-    "volumeDevices": "devicePath",
-}
-"""By the name of the list; every other list is replaced whole."""
 ONE_OF = ("volumes",)
 """Lists whose items hold one of several kinds: another kind replaces the item."""
 
@@ -40,21 +27,6 @@ def merged(below: Manifest, above: Mapping[str, Any]) -> Manifest:
         else:
             found[name] = value
     return found
-
-
-def repeated(above: object, at: str = "") -> Iterator[str]:
-    """Entries of lists that a merge takes for one, because they have the same key."""
-    if isinstance(above, Mapping):
-        for name, value in above.items():
-            here = f"{at}.{name}" if at else str(name)
-            if name in MERGE_KEYS and isinstance(value, list):
-                keys = [i.get(MERGE_KEYS[name]) for i in value if isinstance(i, Mapping)]
-                twice = sorted({str(key) for key in keys if keys.count(key) > 1})
-                yield from (f"{here}: {key} is given twice" for key in twice)
-            yield from repeated(value, here)
-    elif isinstance(above, list):
-        for index, item in enumerate(above):
-            yield from repeated(item, f"{at}[{index}]")
 
 
 def _by_key(below: list[Manifest], above: list[Manifest], name: str) -> list[Manifest]:

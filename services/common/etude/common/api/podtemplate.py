@@ -11,6 +11,22 @@ RESERVED_LABELS = ("etude.dev/", "app.kubernetes.io/managed-by")
 HOST_NAMESPACES = ("hostNetwork", "hostPID", "hostIPC", "hostUsers")
 """Fields of a pod spec by which it leaves its own namespaces."""
 
+MERGE_KEYS: Mapping[str, str] = {
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "imagePullSecrets": "name",
+    "resourceClaims": "name",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+    "env": "name",
+    "ports": "containerPort",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+}
+"""What items of a list are told apart by when one pod spec is laid over another, by the name of the
+list (k8s.io/api core/v1, `patchMergeKey`); every other list is replaced whole."""
+
 
 class ResourceClaim(Model):
     """Devices that a pod claims through dynamic resource allocation."""
@@ -78,6 +94,21 @@ def directives(value: JsonValue, at: str = "") -> Iterator[str]:
     elif isinstance(value, list):
         for index, item in enumerate(value):
             yield from directives(item, f"{at}[{index}]")
+
+
+def repeated(above: object, at: str = "") -> Iterator[str]:
+    """Entries of lists that a merge takes for one, because they have the same key."""
+    if isinstance(above, Mapping):
+        for name, value in above.items():
+            here = f"{at}.{name}" if at else str(name)
+            if name in MERGE_KEYS and isinstance(value, list):
+                keys = [i.get(MERGE_KEYS[name]) for i in value if isinstance(i, Mapping)]
+                twice = sorted({str(key) for key in keys if keys.count(key) > 1})
+                yield from (f"{here}: {key} is given twice" for key in twice)
+            yield from repeated(value, here)
+    elif isinstance(above, list):
+        for index, item in enumerate(above):
+            yield from repeated(item, f"{at}[{index}]")
 
 
 def is_reserved(variable: str) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pydantic import JsonValue
 
 from etude.common.api.documents import FieldPath
-from etude.common.api.podtemplate import directives, is_reserved, leaks, variables
+from etude.common.api.podtemplate import directives, is_reserved, leaks, repeated, variables
 from etude.common.api.sentences import Sentence, dotted
 
 ROLES = ("trainer", "inference", "rewards")
@@ -36,7 +36,7 @@ def _reserved(role: dict[str, JsonValue], at: FieldPath) -> Iterator[Sentence]:
 
 def _laid_over(spec: dict[str, JsonValue], role: str, at: FieldPath) -> Iterator[Sentence]:
     below = (*at, "podTemplate", "spec")
-    for message in (*directives(spec), *leaks(spec)):
+    for message in (*directives(spec), *leaks(spec), *repeated(spec)):
         field, _, why = message.partition(": ")
         path = (*below, *_parts(field))
         yield Sentence(path, f"{dotted(path)}: {why}", "remove it", at_key=True)
