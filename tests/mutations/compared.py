@@ -14,12 +14,20 @@ def unequal(what: str, wanted: object, found: object) -> Iterator[str]:
 
 
 def lacking(what: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
-    """What one mapping has and another one has not."""
+    """What one mapping has and another one has not; the other one may have more, also in lists."""
     for key, value in wanted.items():
-        if isinstance(value, Mapping) and isinstance(found.get(key), Mapping):
-            yield from lacking(f"{what}.{key}", value, found[key])
-        elif not (key in found and found[key] == value) and value not in ({}, []):
-            yield f"{what}.{key}: {_short(value)} shows as {_short(found.get(key))}"
+        if value not in ({}, []):
+            yield from _lacking(f"{what}.{key}", value, found.get(key))
+
+
+def _lacking(what: str, wanted: object, found: object) -> Iterator[str]:
+    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
+        yield from lacking(what, wanted, found)
+    elif isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
+        for number, (one, other) in enumerate(zip(wanted, found, strict=True)):
+            yield from _lacking(f"{what}[{number}]", one, other)
+    else:
+        yield from unequal(what, wanted, found)
 
 
 def same_amount(what: str, wanted: str, found: str) -> Iterator[str]:
