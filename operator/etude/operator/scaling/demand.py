@@ -56,10 +56,7 @@ def outlook(
         ]
         for name in {*waves, *base}
     }
-    # Those without a known age, and those who wait, are wanted whenever one looks.
-    certain = metrics.queued + max(
-        0, metrics.leased - sum(each.environments for each in metrics.held)
-    )
+    certain = _certain(metrics)
     totals = [certain + sum(each[n] for each in wanted.values()) for n in range(len(moments))]
     supply = Supply(
         metrics.provision.p95_s,
@@ -70,11 +67,7 @@ def outlook(
     def peak(name: str) -> float:
         slowest_s = metrics.provisions.get(name, metrics.provision).p95_s
         made = supply._replace(start_s=slowest_s)
-        return max(
-            each
-            for at, total, each in zip(moments, totals, wanted[name], strict=True)
-            if at <= now_s + lead_s(total - made.ready, made) + TICK_S
-        )
+        return _most(moments, totals, wanted[name], made, now_s + TICK_S)
 
     asked = certain + sum(peak(name) for name in wanted)
     replicas = math.ceil(asked / config.slots_per_replica)
@@ -84,12 +77,28 @@ def outlook(
         firm=replicas,
         replicas=with_spares(replicas, metrics.ready, metrics.provision, enough),
         # What is given up now would be created anew, all of it.
-        kept=max(
-            total
-            for at, total in zip(moments, totals, strict=True)
-            if at <= near_s + lead_s(total, supply)
-        ),
+        kept=_most(moments, totals, totals, supply._replace(ready=0), near_s),
         starts=latest_starts(waves, metrics, config, enough),
+    )
+
+
+def _certain(metrics: PoolMetrics) -> int:
+    """Slots wanted whenever one looks: those without a known age, and those who wait."""
+    return metrics.queued + max(0, metrics.leased - sum(each.environments for each in metrics.held))
+
+
+def _most(
+    moments: Sequence[float],
+    totals: Sequence[float],
+    values: Sequence[float],
+    supply: Supply,
+    by_s: float,
+) -> float:
+    """The greatest value of the moments for which one would have to begin creating by a time."""
+    return max(
+        value
+        for at, total, value in zip(moments, totals, values, strict=True)
+        if at <= by_s + lead_s(total - supply.ready, supply)
     )
 
 
