@@ -1,7 +1,7 @@
 """A whole run over simulated learners and rollouts."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from typing_extensions import override
 
 from etude.agent.chat import LAYOUT_TOKENS, ChatFormat
+from etude.common.api.phases import Phase
 from etude.common.blobs import MemoryStore
 from etude.common.files import ResolvedRun
 from etude.common.record import StoreRecord, latest
@@ -100,6 +101,20 @@ class Beside(Keeping):
         return await asyncio.to_thread(self.keeper.round, epoch)
 
 
+def _task_sets(phases: Sequence[Phase]) -> TaskSets:
+    tasks = tuple(
+        Task(task_id=f"train/t{i}", uri=f"file:///tasks/t{i}", environment="repos")
+        for i in range(30)
+    )
+    held_out = tuple(
+        Task(task_id=f"held-out/t{i}", uri=f"file:///h/t{i}", environment="repos") for i in range(4)
+    )
+    return TaskSets(
+        orders={p.name: TaskOrder(tasks=tasks, seed=p.seed) for p in phases if p.is_rl},
+        evaluations={"held-out": held_out},
+    )
+
+
 @dataclass
 class World:
     """What outlives a controller: the store."""
@@ -151,19 +166,7 @@ class World:
         )
         holder.append(run)
         self.runs.append(run)
-        tasks = tuple(
-            Task(task_id=f"train/t{i}", uri=f"file:///tasks/t{i}", environment="repos")
-            for i in range(30)
-        )
-        held_out = tuple(
-            Task(task_id=f"held-out/t{i}", uri=f"file:///h/t{i}", environment="repos")
-            for i in range(4)
-        )
-        sets = TaskSets(
-            orders={p.name: TaskOrder(tasks=tasks, seed=p.seed) for p in phases if p.is_rl},
-            evaluations={"held-out": held_out},
-        )
-        return run, sets, opened.checkpoint
+        return run, _task_sets(phases), opened.checkpoint
 
     def _keeper(self, resolved: ResolvedRun, epoch: int) -> Keeper:
         config = KeeperConfig(

@@ -121,14 +121,7 @@ def open_run(
         Journal(store, run_uid, epoch, before.last_sequence + 1, branch=_said(start.branch)),
         resumed(state.ledger, before.records, sequence=state.sequence),
     )
-    opening = journal_pb2.JournalOpen(
-        run_uid=run_uid,
-        epoch=epoch,
-        previous_epoch=before.epoch,
-        previous_sequence=before.last_sequence,
-        branch=book.journal.branch,
-    )
-    book.write(journal_pb2.JournalRecord(open=opening))
+    book.write(_opening(book.journal, before))
     return Opened(
         epoch=epoch,
         book=book,
@@ -141,6 +134,18 @@ def open_run(
         branch=start.branch,
         is_put_back=start.is_put_back,
     )
+
+
+def _opening(own: Journal, before: journal.Recovered) -> journal_pb2.JournalRecord:
+    """The first record of an epoch: after which record of which epoch it goes on."""
+    opening = journal_pb2.JournalOpen(
+        run_uid=own.run_uid,
+        epoch=own.epoch,
+        previous_epoch=before.epoch,
+        previous_sequence=before.last_sequence,
+        branch=own.branch,
+    )
+    return journal_pb2.JournalRecord(open=opening)
 
 
 def _start(store: Store, run_uid: str, phases: Sequence[Phase], resume: ResumeAt | None) -> _Start:

@@ -15,6 +15,7 @@ from etude.common.blobs import Store
 from etude.common.checkpoints import (
     MANIFEST,
     CheckpointManifest,
+    CheckpointObject,
     Parent,
     Place,
     Reason,
@@ -70,17 +71,7 @@ class Saver:
         started = time.monotonic()
         step = state.cursor.global_step
         place = Place(state.branch, step)
-        prefix, folder = place.prefix, epoch_folder(state.epoch)
-        await asyncio.to_thread(self._check_epoch, state.epoch)
-        saved = await self.learners.save(prefix + folder)
-        objects = [item.model_copy(update={"key": folder + item.key}) for item in saved]
-        if with_model:
-            await asyncio.to_thread(self._check_epoch, state.epoch)
-            objects += await self.learners.export(prefix)
-        await self.book.journal.durable(state.sequence)
-        key = folder + CONTROLLER
-        await asyncio.to_thread(self.store.put, prefix + key, state.model_dump_json().encode())
-        objects.append(await asyncio.to_thread(checkpoints.described, self.store, prefix, key))
+        objects = await self._write(state, place.prefix, with_model=with_model)
         policy = state.cursor.policy or (state.epoch, 0)
         manifest = CheckpointManifest(
             run=state.run,
@@ -101,6 +92,23 @@ class Saver:
         self._log(found)
         metrics.CHECKPOINT.labels(stage="all").observe(time.monotonic() - started)
         return found
+
+    async def _write(
+        self, state: ControllerState, prefix: str, *, with_model: bool
+    ) -> list[CheckpointObject]:
+        """Everything that a manifest will name; nobody sees it before that."""
+        folder = epoch_folder(state.epoch)
+        await asyncio.to_thread(self._check_epoch, state.epoch)
+        saved = await self.learners.save(prefix + folder)
+        objects = [item.model_copy(update={"key": folder + item.key}) for item in saved]
+        if with_model:
+            await asyncio.to_thread(self._check_epoch, state.epoch)
+            objects += await self.learners.export(prefix)
+        await self.book.journal.durable(state.sequence)
+        key = folder + CONTROLLER
+        await asyncio.to_thread(self.store.put, prefix + key, state.model_dump_json().encode())
+        objects.append(await asyncio.to_thread(checkpoints.described, self.store, prefix, key))
+        return objects
 
     def _parent(self, place: Place) -> Parent | None:
         """What a checkpoint goes back to; one that is written again to what it did before."""
