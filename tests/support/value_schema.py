@@ -10,10 +10,7 @@ from tests.support.helm import CHART
 Node = dict[str, Any]
 ANY = "any"
 """Stands for a name that users choose."""
-WHOLE = (
-    *("operator.resources", "operator.affinity", "minio.resources"),
-    "tls.selfManaged.resources",
-)
+WHOLE = {"resources", "affinity"}
 """Objects of Kubernetes that are given and documented as one value, though we know their fields."""
 
 
@@ -36,9 +33,9 @@ class Place(NamedTuple):
     @property
     def is_value(self) -> bool:
         """Whether users set it, and neither something above nor something below it."""
-        is_below = any(self.name.startswith(f"{whole}.") for whole in WHOLE)
+        is_below = not WHOLE.isdisjoint(self.path[:-1])
         is_entry = ANY in self.path or any(isinstance(part, int) for part in self.path)
-        holds_others = "properties" in self.node and self.name not in WHOLE
+        holds_others = "properties" in self.node and self.path[-1] not in WHOLE
         return not (is_below or is_entry or holds_others)
 
     @property

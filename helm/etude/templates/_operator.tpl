@@ -29,12 +29,7 @@
 {{- with .Values.telemetry.otlpEndpoint }}
 - {name: ETUDE_OTLP_ENDPOINT, value: {{ . | quote }}}
 {{- end }}
-{{- range .Values.operator.extraEnv }}
-{{- if hasPrefix "ETUDE_" .name }}
-{{- fail (printf "operator.extraEnv: %s is set by the chart: use the value that it stands for" .name) }}
-{{- end }}
-- {{- toYaml . | nindent 2 }}
-{{- end }}
+{{ include "etude.extraEnv" (dict "at" "operator" "own" .Values.operator "taken" "^ETUDE_") }}
 {{- end -}}
 
 {{- /* Names of the integrations that are enabled, with commas. */ -}}
@@ -57,22 +52,6 @@ seccompProfile: {type: RuntimeDefault}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
-{{- end -}}
-
-{{- /* Where the pods of the chart may run. */ -}}
-{{- define "etude.placement" -}}
-{{- with .Values.operator.priorityClassName }}
-priorityClassName: {{ . }}
-{{- end }}
-{{- with .Values.operator.nodeSelector }}
-nodeSelector: {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .Values.operator.tolerations }}
-tolerations: {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .Values.operator.affinity }}
-affinity: {{- toYaml . | nindent 2 }}
-{{- end }}
 {{- end -}}
 
 {{- /* Spread over machines and zones; a constraint without a selector is about the operator's pods. */ -}}
@@ -101,12 +80,7 @@ matchExpressions:
 {{- if eq .Values.tls.mode "SelfManaged" }}
 {{ include "etude.trustVolume" . }}
 {{- end }}
-{{- range .Values.operator.extraVolumes }}
-{{- if has .name (list "tmp" "tls" "tls-token" "trust") }}
-{{- fail (printf "operator.extraVolumes: the chart has a volume %s: take another name" .name) }}
-{{- end }}
-- {{- toYaml . | nindent 2 }}
-{{- end }}
+{{ include "etude.extraVolumes" (dict "at" "operator" "own" .Values.operator "taken" (list "tmp" "tls" "tls-token" "trust")) }}
 {{- end -}}
 
 {{- define "etude.mounts" -}}
