@@ -50,9 +50,12 @@ def error(code: int) -> bytes:
 class ApiServer:
     """Knows our kinds, has none of them, and answers the first watch of pools badly."""
 
-    def __init__(self, code: int, body: bytes) -> None:
+    def __init__(self, code: int, body: bytes, *, breaks_off: bool = False) -> None:
         self.first = (code, body)
+        self.breaks_off = breaks_off
+        """Whether every watch of runs is broken off without an answer."""
         self.watches = 0
+        self.broken = asyncio.Event()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         if "watch" in request.query:
@@ -71,9 +74,15 @@ class ApiServer:
         return listed.get(path, {"metadata": {"resourceVersion": "5"}, "items": []})
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
+        if self.breaks_off and self.watches < 2 and request.path.endswith("/rlruns"):
+            assert request.transport is not None
+            request.transport.abort()
+            self.broken.set()
         is_pools = request.path.endswith("/envpools")
         self.watches += is_pools
         is_first = is_pools and self.watches == 1
+        if is_first and self.breaks_off:
+            await self.broken.wait()
         code, body = self.first if is_first else (200, GOOD if is_pools else b"")
         response = web.StreamResponse(status=code, headers={"Content-Type": "application/json"})
         await response.prepare(request)
@@ -122,13 +131,26 @@ async def test_p09_a_watch_that_ends_badly_is_begun_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, body: bytes
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-    server, seen = ApiServer(code, body), asyncio.Event()
+    await is_begun_anew(ApiServer(code, body), tmp_path / "kubeconfig")
+
+
+async def test_p09_a_watch_that_ends_while_another_repeats_its_request_is_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    server = ApiServer(410, json.dumps(status(410)).encode(), breaks_off=True)
+    await is_begun_anew(server, tmp_path / "kubeconfig")
+
+
+async def is_begun_anew(server: ApiServer, kubeconfig: Path) -> None:
+    """Watch until the pool is seen, which the first watch of pools does not tell."""
+    seen = asyncio.Event()
 
     def observe(kind: str, manifest: Manifest) -> None:
         assert (kind, manifest["metadata"]["name"]) == ("ADDED", "p")
         seen.set()
 
-    async with asyncio.timeout(LIMIT_S), serving(server, tmp_path / "kubeconfig") as file:
+    async with asyncio.timeout(LIMIT_S), serving(server, kubeconfig) as file:
         watching = asyncio.create_task(events.watch(observe, namespaces=("lab",), kubeconfig=file))
         await asyncio.wait(
             {watching, asyncio.ensure_future(seen.wait())}, return_when="FIRST_COMPLETED"

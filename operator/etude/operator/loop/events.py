@@ -19,6 +19,8 @@ CLIENT_TIMEOUT_S = 330
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
+CANCEL_EVERY_S = 1.0
+"""So often a task of kopf's is told to end that does not."""
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +97,7 @@ class _Watcher:
 
     async def _watch(self) -> None:
         self._loop = asyncio.get_running_loop()
-        await kopf.operator(
+        tasks = await kopf.spawn_tasks(
             registry=self.registry,
             settings=_settings(),
             standalone=True,  # without peering: two kopfs of equal priority freeze each other
@@ -104,6 +106,21 @@ class _Watcher:
             namespaces=list(self.namespaces),
             stop_flag=self._stop,
         )
+        # Not kopf.run_tasks(): once one of them has ended it cancels the others a single time, and
+        # waits for ever for one that was in the middle of repeating a request and did not hear it.
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        await _end_all()
+        for task in ended:
+            task.result()
+
+
+async def _end_all() -> None:
+    """End every other task of this loop."""
+    me = asyncio.current_task()
+    while others := asyncio.all_tasks() - {me}:
+        for task in others:
+            task.cancel()
+        await asyncio.wait(others, timeout=CANCEL_EVERY_S)
 
 
 def _registry(tell: Observe, kubeconfig: Path | None) -> Any:  # noqa: ANN401 - kopf is untyped here
