@@ -130,6 +130,13 @@ async def test_they_go_for_good_where_nothing_samples_any_more(lab: Any, run_bod
     assert held(lab) == TRAINER
 
 
+async def test_a_run_of_a_trainer_alone_has_nothing_to_let_go(lab: Any, run_body: Any) -> None:
+    lab.cluster.put(run_body(phases=phases(rl=False), roles={"trainer": {}}))
+    await lab.settle()
+    await supervised(lab, 1)
+    assert lab.run().status.released is None
+
+
 async def test_reinforcement_learning_has_them_at_once(lab: Any, run_body: Any) -> None:
     lab.cluster.put(run_body(phases=phases()))
     await lab.settle()

@@ -45,7 +45,7 @@ def complaint(run: RLRun) -> str:
 def decided(run: RLRun, seen: Seen, now: Moment) -> Released | None:
     """What should stand in the status of a run that holds pods."""
     before = run.status.released
-    if run.spec.scheduling.idle_roles == "Hold" or is_fixed(run):
+    if run.spec.scheduling.idle_roles == "Hold" or is_fixed(run) or not _has_others(run):
         return None
     report = seen.report.status if seen.report.is_current else None
     if report is None or not report.phase:
@@ -58,6 +58,12 @@ def decided(run: RLRun, seen: Seen, now: Moment) -> Released | None:
     if left_s <= (WORTH if before is None else 1.0) * lead_s:
         return None
     return before or _released(report, left_s, lead_s, now)
+
+
+def _has_others(run: RLRun) -> bool:
+    """Whether the run holds anything beside its trainer."""
+    own_pools = (role.pool_template is not None for role in run.spec.roles.environments)
+    return desired.roles(run).keys() != {names.TRAINER} or any(own_pools)
 
 
 def _released(report: run_pb2.RunStatus, left_s: float, lead_s: float, now: Moment) -> Released:
