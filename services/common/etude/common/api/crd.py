@@ -34,6 +34,8 @@ class RootRule(NamedTuple):
     cel: str
     message: str
     field_path: str = ""
+    message_cel: str = ""
+    """What is said instead of the message, as an expression, where one rule guards many fields."""
 
 
 class Kind(NamedTuple):
@@ -70,13 +72,22 @@ FROZEN = ("model", "storage", "phases", "roles", "weights", "scheduling")
 rest reaches a running run."""
 
 
-def while_holding_pods(field: str) -> RootRule:
-    """A rule that keeps one part of the spec while the run holds pods."""
+def _frozen_while_holding_pods() -> RootRule:
+    """The rule that keeps those parts of the spec while the run holds pods.
+
+    One for all: every write of a status evaluates every rule of the root, and looking up a field
+    of the status is what costs (ADR 65).
+    """
+    same = " && ".join(f"self.spec.{field} == oldSelf.spec.{field}" for field in FROZEN)
+    *others, last = FROZEN
+    changed = [f"self.spec.{field} != oldSelf.spec.{field} ? '{field}' : " for field in others]
+    why = "is immutable while the run holds pods:"
+    fix = "set spec.suspend=true and wait for condition Suspended"
     return RootRule(
-        cel=f"!({HOLDS_PODS}) || self.spec.{field} == oldSelf.spec.{field}",
-        message=f"spec.{field} is immutable while the run holds pods:"
-        " set spec.suspend=true and wait for condition Suspended",
-        field_path=f".spec.{field}",
+        cel=f"!({HOLDS_PODS}) || ({same})",
+        message=f"each of {', '.join(f'spec.{field}' for field in FROZEN)} {why} {fix}",
+        field_path=".spec",
+        message_cel=f"'spec.' + ({''.join(changed)}'{last}') + ' {why} {fix}'",
     )
 
 
@@ -99,7 +110,7 @@ RLRUN = Kind(
     spec=RLRunSpec,
     status=RLRunStatus,
     selectable=(".status.phase",),
-    rules=(NAME_RULE, unchanged("managedBy"), *map(while_holding_pods, FROZEN)),
+    rules=(NAME_RULE, unchanged("managedBy"), _frozen_while_holding_pods()),
     columns=(
         Column("Status", ".status.phase"),
         Column("Phase", ".status.activePhase"),
@@ -258,6 +269,7 @@ def _root(kind: Kind) -> dict[str, Any]:
         root[VALIDATIONS] = [
             {"rule": rule.cel, "message": rule.message}
             | ({"fieldPath": rule.field_path} if rule.field_path else {})
+            | ({"messageExpression": rule.message_cel} if rule.message_cel else {})
             for rule in kind.rules
         ]
     return root
