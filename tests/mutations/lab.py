@@ -4,7 +4,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -19,19 +19,21 @@ LIMIT_S = 300.0
 """For one change to be dealt with: a pass takes milliseconds, and a busy machine gets patience."""
 LIVE = {
     "RLRun": {
-        *("checkpointing", "evaluation", "failurePolicy", "deadlines", "observability", "budget"),
-        *("network", "ttlSecondsAfterFinished", "deletionRules", "suspend", "managedBy"),
+        *("checkpointing", "evaluation", "failurePolicy", "deadlines", "budget", "network"),
+        *("ttlSecondsAfterFinished", "deletionRules", "suspend", "managedBy"),
     },
     "EnvPool": {
         *("lease", "health", "search", "warm", "snapshotsUri"),
         *("autoscaling", "maxReplicas", "minIdle", "overcommitFactor"),
     },
 }
-"""Parts that change while the object works; for the others it is brought to rest first."""
+"""Parts that change while the object works; for the others it is brought to rest first, also for
+what is read as a pod starts."""
 OPEN = re.compile(r"podTemplate|nodeSelector|env\[")
 """Where our schema leaves to the API server what a pod may be."""
 MOST_PODS = 40
 """In a namespace: a list of a thousand replicas is a matter of numbers, not of pods."""
+FULL = "exceeded quota: pods"
 
 
 class Verdict(StrEnum):
@@ -266,8 +268,10 @@ def undeclared(accepted: Acceptance, mutation: Mutation) -> Iterator[str]:
 
     Where the schema knows what a child may hold, it says so before there is a child.
     """
+    if FULL in accepted.message and _is_many(json.loads(dumped(mutation.value))):
+        return  # our own wall, which names what there is too little of
     is_open = OPEN.search(mutation.path) is not None
-    is_child = accepted.reason == "Refused" and "exceeded quota" not in accepted.message
+    is_child = accepted.reason == "Refused"
     if is_child and not is_open:
         yield f"the schema takes what no child may have: {accepted.message[:600]}"
     # Of what is open the API server speaks in the child's words.
@@ -275,7 +279,25 @@ def undeclared(accepted: Acceptance, mutation: Mutation) -> Iterator[str]:
         yield f"declines and does not name the field: {accepted.message[:600]}"
 
 
+def _is_many(value: object) -> bool:
+    """Whether there is a number in a value that the quota of a bench is too small for."""
+    if isinstance(value, Mapping):
+        return any(_is_many(each) for each in value.values())
+    if isinstance(value, list):
+        return any(_is_many(each) for each in value)
+    return isinstance(value, int | float) and value > MOST_PODS / 2
+
+
 def names(message: str, mutation: Mutation) -> bool:
-    """Whether a message says which field was changed."""
-    words = (re.escape(name) for name in changed(mutation))
-    return any(re.search(rf"\b{word}\b", message) for word in words)
+    """Whether a message says which field was changed, or quotes its value beside what it is in."""
+    if any(_has(message, name) for name in changed(mutation)):
+        return True
+    around = [step for step in mutation.steps[:-1] if isinstance(step, str)][-1:]
+    value = mutation.value
+    return (
+        isinstance(value, str) and value != "" and all(_has(message, w) for w in (value, *around))
+    )
+
+
+def _has(message: str, word: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", message) is not None

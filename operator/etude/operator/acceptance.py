@@ -9,6 +9,7 @@ from etude.common.api.kinds import EnvPool, RLRun
 from etude.common.api.podtemplate import directives, is_reserved, leaks, repeated, variables
 from etude.common.api.pool import DriverName, EnvPoolSpec, IsolationLevel
 from etude.common.api.rewards import check_function
+from etude.common.api.sentences import few
 from etude.operator import integrations
 from etude.operator.conditions import Fact, no
 from etude.operator.desired import runs as desired
@@ -136,5 +137,6 @@ def _wrong_pools(run: RLRun, seen: Seen, platform: Platform) -> Iterator[Fact]:
                 yield problem
         known = [t.name for t in template.templates] if template is not None else []
         if role.template not in known:
-            message = f"{at}.template: {role.template} is none of the pool's: {', '.join(known)}"
+            whose = f"EnvPool {role.pool_ref.name}" if role.pool_ref is not None else "poolTemplate"
+            message = f"{at}.template: {role.template} is none of {whose}.templates: {few(known)}"
             yield no(ACCEPTED, Reason.INVALID_PARAMETERS, message)

@@ -96,7 +96,8 @@ MISTAKES: Mapping[str, tuple[str, str, str, str, str]] = {
         "RLRun",
         "spec.roles.environments.0.template",
         "pyhton",
-        "spec.roles.environments[0].template is pyhton, which is none of the pool's: python",
+        "spec.roles.environments[0].template is pyhton, which is none of poolTemplate.templates:"
+        " python",
         "write template: python",
     ),
     "more in a list than a kind's own": (

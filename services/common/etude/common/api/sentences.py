@@ -1,7 +1,7 @@
 """What pydantic refused, in the user's words and with a way out."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic_core import ErrorDetails
@@ -14,6 +14,8 @@ Schema = Mapping[str, Any]
 
 MAX_SHOWN = 60
 """Characters of a value, and names of a list, are cut to keep a problem on one line."""
+FEW = 8
+"""Names of a list."""
 
 TYPES = {
     "string": "text",
@@ -94,6 +96,12 @@ def dotted(path: FieldPath) -> str:
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}"
     return text.removeprefix(".")
+
+
+def few(names: Sequence[str]) -> str:
+    """Names with commas; of very many the first ones, and how many there are."""
+    first = ", ".join(names[:FEW])
+    return first if len(names) <= FEW else f"{first}, … ({len(names)} in all)"
 
 
 def nearest(word: str, known: Iterable[str], *, within: int = 2) -> str | None:

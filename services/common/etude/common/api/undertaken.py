@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from etude.common.api.documents import FieldPath
 from etude.common.api.podtemplate import directives, is_reserved, leaks, repeated, variables
-from etude.common.api.sentences import Sentence, dotted
+from etude.common.api.sentences import Sentence, dotted, few
 
 ROLES = ("trainer", "inference", "rewards")
 
@@ -55,7 +55,7 @@ def _unknown_template(role: dict[str, JsonValue], at: FieldPath) -> Iterator[Sen
     wanted = role.get("template")
     if known and isinstance(wanted, str) and wanted not in known:
         path = (*at, "template")
-        what = f"{dotted(path)} is {wanted}, which is none of the pool's: {', '.join(known)}"
+        what = f"{dotted(path)} is {wanted}, which is none of poolTemplate.templates: {few(known)}"
         yield Sentence(path, what, f"write template: {known[0]}, or add it to poolTemplate")
 
 
