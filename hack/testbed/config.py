@@ -257,7 +257,13 @@ def _container(trees: list[Path]) -> dict[str, Any]:
 
     A bind by containerd is invisible to Kubernetes, so charts run unmodified and Pod Security
     `restricted` has nothing to refuse; a hostPath volume would be refused.
+
+    Raises:
+        RuntimeError: pods would not see one of the trees.
     """
+    for tree in trees:
+        if tree.is_relative_to("/tmp"):  # noqa: S108 - where pods have a volume, not a file of ours
+            raise RuntimeError(f"{tree} is hidden by every pod's own /tmp: move it elsewhere")
     default = subprocess.run(("ctr", "oci", "spec"), check=True, capture_output=True, timeout=60)
     spec: dict[str, Any] = json.loads(default.stdout)
     spec["process"].pop("rlimits", None)  # it would set NOFILE to 1024
