@@ -179,6 +179,28 @@ def test_parameters_are_judged_even_when_the_spec_is_wrong() -> None:
     assert reasons == ["InvalidSpec", "InvalidParameters"]
 
 
+@pytest.mark.parametrize(
+    ("entry", "field", "fix"),
+    [
+        ('cron: "0 0 30 2 *"', "cron", "name a day that does"),
+        ('cron: "0 8 * * *", timeZone: Mars/Base', "timeZone", 'name one such as "Europe/Berlin"'),
+    ],
+)
+def test_a_moment_that_never_comes_is_found_in_a_pool_and_in_a_run(
+    entry: str, field: str, fix: str
+) -> None:
+    scaling = f"autoscaling: {{mode: Reactive, schedule: [{{{entry}, minIdle: 1}}]}}"
+    for text, before, path in (
+        (POOL, "spec:\n  ", "spec"),
+        (RUN, "poolTemplate:\n        ", "spec.roles.environments[0].poolTemplate"),
+    ):
+        _, gap = before.split(":")
+        finding = only(changed(text, before, f"{before}maxReplicas: 4{gap}{scaling}{gap}"))
+        assert finding.reason == "InvalidParameters"
+        assert finding.what.startswith(f"{path}.autoscaling.schedule[0].{field}: ")
+        assert finding.fix == fix
+
+
 def test_all_problems_of_a_file_come_at_once_in_its_order() -> None:
     text = changed(changed(RUN, "maxSteps: 40", "maxSteps: 0"), "name: demo", "name: Demo")
     broken_pool = changed(POOL, "name: python", "nam: python")

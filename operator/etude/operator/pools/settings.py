@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from etude.common.api import cron
 from etude.common.api.autoscaling import Autoscaling as Given
 from etude.common.api.autoscaling import PredictiveScaling, ScalingMode
 from etude.common.api.autoscaling import ScheduleEntry as GivenEntry
@@ -18,7 +19,6 @@ from etude.operator.scaling.config import (
     ScheduleEntry,
     ZeroMode,
 )
-from etude.operator.scaling.schedule import problem
 
 MOST_REPLICAS = 10_000
 REACTIVE = Autoscaling(mode=Mode.REACTIVE)
@@ -64,9 +64,10 @@ def planning_config(spec: EnvPoolSpec) -> PoolConfig:
 def problems(spec: EnvPoolSpec, *, at: str) -> Iterator[str]:
     """What no schema can say is wrong with a schedule, each with the field and a way out."""
     for place, entry in enumerate(spec.autoscaling.schedule if spec.autoscaling else ()):
-        found = problem(_entry(entry))
+        found = cron.problem(entry.cron, entry.time_zone)
         if found is not None:
-            yield f"{at}.autoscaling.schedule[{place}]: {found}"
+            which = f"{at}.autoscaling.schedule[{place}].{found.field}"
+            yield f"{which}: {found.what}: {found.fix}"
 
 
 def _autoscaling(given: Given, usual: Autoscaling) -> Autoscaling:

@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from etude.operator.scaling.config import ScheduleEntry
-from etude.operator.scaling.schedule import problem, scheduled_idle
+from etude.operator.scaling.schedule import scheduled_idle
 
 OFFICE = (
     ScheduleEntry(cron="0 8 * * 1-5", min_idle=64, time_zone="Europe/Berlin"),
@@ -47,21 +47,3 @@ def test_of_entries_at_one_moment_the_most_holds() -> None:
 
     assert scheduled_idle(twice, wall_s=at("2026-11-23T09:00:00", "UTC")) == 8
     assert scheduled_idle((), wall_s=0.0) == 0
-
-
-@pytest.mark.parametrize(
-    ("entry", "words"),
-    [
-        (ScheduleEntry(cron="0 8 * * 1-5", min_idle=1), None),
-        (ScheduleEntry(cron="0 8 * *", min_idle=1), "five cron fields"),
-        (ScheduleEntry(cron="@daily", min_idle=1), "five cron fields"),
-        (ScheduleEntry(cron="61 8 * * *", min_idle=1), "five cron fields"),
-        (ScheduleEntry(cron="0 0 30 2 *", min_idle=1), "never comes"),
-        (ScheduleEntry(cron="0 8 * * *", min_idle=1, time_zone="Mars/Base"), "timeZone"),
-        (ScheduleEntry(cron="0 8 * * *", min_idle=1, time_zone="/etc/passwd"), "timeZone"),
-    ],
-)
-def test_what_is_wrong_with_an_entry_is_said(entry: ScheduleEntry, words: str | None) -> None:
-    found = problem(entry)
-
-    assert found is None if words is None else found is not None and words in found

@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -22,7 +22,7 @@ from etude.common.api.meta import API_VERSION, GROUP, LabelValue, Model, Name
 from etude.common.api.pool import EnvPoolSpec
 from etude.common.api.run import RLRunSpec
 from etude.common.api.sentences import Sentence, dotted, nearest, sentences, shown
-from etude.common.api.undertaken import refusals
+from etude.common.api.undertaken import pool_refusals, run_refusals
 
 SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 
@@ -90,12 +90,14 @@ class CheckpointMetadata(Metadata):
 class _Kind(NamedTuple):
     metadata: type[Metadata]
     spec: type[Model]
+    refusals: Callable[[JsonValue], Iterator[Sentence]] | None = None
+    """What the operator would refuse of a spec that the API server takes."""
 
 
 KINDS: Mapping[str, _Kind] = {
-    "RLRun": _Kind(Metadata, RLRunSpec),
+    "RLRun": _Kind(Metadata, RLRunSpec, run_refusals),
     "Checkpoint": _Kind(CheckpointMetadata, CheckpointSpec),
-    "EnvPool": _Kind(Metadata, EnvPoolSpec),
+    "EnvPool": _Kind(Metadata, EnvPoolSpec, pool_refusals),
 }
 TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
 
@@ -170,8 +172,8 @@ def _object(value: Mapping[str, JsonValue]) -> Iterator[tuple[str, Sentence]]:
     for part, model in (("metadata", kind.metadata), ("spec", kind.spec)):
         yield from (("InvalidSpec", each) for each in _part(value, part, model))
     yield from (("InvalidParameters", each) for each in _parameters(value.get("spec")))
-    if named == "RLRun":
-        yield from (("InvalidParameters", each) for each in refusals(value.get("spec")))
+    if kind.refusals is not None:
+        yield from (("InvalidParameters", each) for each in kind.refusals(value.get("spec")))
 
 
 def _named_kind(value: Mapping[str, JsonValue]) -> str | Sentence | None:

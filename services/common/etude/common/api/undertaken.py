@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from pydantic import JsonValue
 
+from etude.common.api import cron
 from etude.common.api.documents import FieldPath
 from etude.common.api.podtemplate import directives, is_reserved, leaks, repeated, variables
 from etude.common.api.sentences import Sentence, dotted, few
@@ -15,7 +16,20 @@ from etude.common.api.sentences import Sentence, dotted, few
 ROLES = ("trainer", "inference", "rewards")
 
 
-def refusals(spec: JsonValue) -> Iterator[Sentence]:
+def pool_refusals(spec: JsonValue, at: FieldPath = ("spec",)) -> Iterator[Sentence]:
+    """Everything of a pool's spec that would end as `Accepted=False`, with its place."""
+    scaling = _mapping(_mapping(spec).get("autoscaling"))
+    for index, item in enumerate(_list(scaling.get("schedule"))):
+        entry = _mapping(item)
+        expression, zone = entry.get("cron"), entry.get("timeZone", "UTC")
+        if isinstance(expression, str) and isinstance(zone, str):
+            found = cron.problem(expression, zone)
+            if found is not None:
+                path = (*at, "autoscaling", "schedule", index, found.field)
+                yield Sentence(path, f"{dotted(path)}: {found.what}", found.fix)
+
+
+def run_refusals(spec: JsonValue) -> Iterator[Sentence]:
     """Everything of a run's spec that would end as `Accepted=False`, with its place."""
     roles = _mapping(_mapping(spec).get("roles"))
     for name in ROLES:
@@ -24,7 +38,9 @@ def refusals(spec: JsonValue) -> Iterator[Sentence]:
         yield from _reserved(role, at)
         yield from _laid_over(_mapping(_mapping(role.get("podTemplate")).get("spec")), name, at)
     for index, item in enumerate(_list(roles.get("environments"))):
-        yield from _unknown_template(_mapping(item), ("spec", "roles", "environments", index))
+        place = ("spec", "roles", "environments", index)
+        yield from _unknown_template(_mapping(item), place)
+        yield from pool_refusals(_mapping(item).get("poolTemplate"), (*place, "poolTemplate"))
 
 
 def _reserved(role: dict[str, JsonValue], at: FieldPath) -> Iterator[Sentence]:

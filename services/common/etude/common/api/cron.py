@@ -1,0 +1,42 @@
+"""Moments of cron expressions in a time zone."""
+
+import functools
+from datetime import datetime
+from typing import NamedTuple
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from croniter import CroniterError, croniter
+
+MINUTE_S = 60
+_ANY_MINUTE = 30_000_000
+
+
+class Problem(NamedTuple):
+    """What is wrong with a field, and how to put it right."""
+
+    field: str
+    what: str
+    fix: str
+
+
+def problem(cron: str, time_zone: str) -> Problem | None:
+    """What no pattern can say is wrong with an expression or a time zone; None if nothing is."""
+    if len(cron.split()) != 5 or not croniter.is_valid(cron):
+        return Problem("cron", f'"{cron}" is no five cron fields', 'such as "0 8 * * 1-5"')
+    try:
+        ZoneInfo(time_zone)
+        last(cron, time_zone, _ANY_MINUTE)
+    except CroniterError:
+        return Problem("cron", f'"{cron}" names a moment that never comes', "name a day that does")
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return Problem("timeZone", f'"{time_zone}" is unknown', 'name one such as "Europe/Berlin"')
+    return None
+
+
+# Pools share few expressions, and a look back costs a quarter of a millisecond.
+@functools.lru_cache(maxsize=1024)
+def last(cron: str, time_zone: str, minute: int) -> float:
+    """When an expression came true last, in seconds, up to and with a minute since 1970."""
+    # The library looks for what lies strictly before.
+    after = datetime.fromtimestamp((minute + 1) * MINUTE_S, ZoneInfo(time_zone))
+    return float(croniter(cron, after).get_prev(float))
