@@ -63,6 +63,8 @@ class Controllers(run_pb2_grpc.RunServiceServicer):
     """Every run's controller."""
 
     runs: Runs
+    stepped_s: float = field(default_factory=time.time)
+    """When runs that only rest took their step; who connects anew hears the same."""
 
     @override
     async def WatchRun(
@@ -75,7 +77,7 @@ class Controllers(run_pb2_grpc.RunServiceServicer):
             async for said in _life(uid, request.after_sequence):
                 yield said
         else:
-            yield _status(uid, run_pb2.RUN_STATE_RUNNING, step=1)
+            yield _status(uid, run_pb2.RUN_STATE_RUNNING, step=1, at_s=self.stepped_s)
         await asyncio.sleep(FOR_EVER_S)
 
     @override
@@ -129,14 +131,14 @@ async def _life(uid: str, after: int) -> AsyncIterator[Watched]:
     yield _status(uid, run_pb2.RUN_STATE_DONE, step=STEPS)
 
 
-def _status(uid: str, state: run_pb2.RunState, *, step: int) -> Watched:
+def _status(uid: str, state: run_pb2.RunState, *, step: int, at_s: float | None = None) -> Watched:
     said = run_pb2.RunStatus(
         state=state,
         phase="sft",
         step=step,
         target_step=STEPS,
         policy_version=step,
-        last_step_unix_ms=int(time.time() * 1000) if step else 0,
+        last_step_unix_ms=int((at_s or time.time()) * 1000) if step else 0,
         observed_generation=1_000_000,  # whatever was asked for has arrived
     )
     return Watched(run_uid=uid, epoch=1, sequence=0, status=said)

@@ -30,7 +30,7 @@ async def test_p16_the_operator_bears_ten_thousand_pods_and_finds_them_as_it_lef
     sft_run = importlib.import_module("operator_bench.manifests").sft_run
     async with contextlib.AsyncExitStack() as stack:
         try:
-            made = await stack.enter_async_context(scenes.scene(tmp_path, pods=PODS))
+            made = await stack.enter_async_context(scenes.scene(tmp_path, pods=PODS, say=print))
         except RuntimeError as error:
             needs.skip(str(error), "cluster")
         created = await measures.created(made, [sft_run(f"rest-{n}") for n in range(RUNS)])

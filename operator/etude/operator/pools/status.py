@@ -54,7 +54,8 @@ def status(pool: EnvPool, seen: SeenPool, now: Moment, problem: Fact | None) -> 
         "quarantined": len(size.findings.quarantined),
         "draining": len(size.retiring),
         "autoscaler": autoscaler(pool, size, now),
-        "provision": provision(size),
+        # What an operator before this one has told holds until nodes come again.
+        "provision": provision(size) or pool.status.provision,
         "selector": f"{names.POOL}={pool.metadata.name},{names.ROLE}={names.NODE}",
         "conditions": conditions(
             found,
