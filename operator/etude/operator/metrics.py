@@ -57,6 +57,11 @@ RUN_ETTR = Gauge(
 RUN_STALENESS = Gauge(
     "etude_run_staleness", "Largest staleness of the last step.", ["namespace", "run"]
 )
+RUN_PODS = Gauge(
+    "etude_run_pods",
+    "Pods of each role by state: desired or ready.",
+    ["namespace", "run", "role", "state"],
+)
 TROUBLE = Gauge(
     "etude_trouble",
     "1 while a condition of a run or pool says that something is wrong.",

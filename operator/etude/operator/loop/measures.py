@@ -26,6 +26,7 @@ def _forget(key: Ref) -> None:
     if key.kind == "RLRun":
         for gauge in (metrics.RUN_STEP, metrics.RUN_ETTR, metrics.RUN_STALENESS):
             gauge.remove(*about)
+        metrics.RUN_PODS.remove_by_labels({"namespace": key.namespace, "run": key.name})
     if key.kind == "EnvPool":
         for state in Slots.model_fields:
             metrics.POOL_SLOTS.remove(*about, state)
@@ -61,6 +62,9 @@ class Measures:
             metrics.RUN_ETTR.labels(*about).set(float(status.ettr))
         if status.staleness is not None:
             metrics.RUN_STALENESS.labels(*about).set(status.staleness.max)
+        for role in status.roles:
+            metrics.RUN_PODS.labels(*about, role.name, "desired").set(role.desired)
+            metrics.RUN_PODS.labels(*about, role.name, "ready").set(role.ready)
 
     def pool(self, found: EnvPool, now: Moment) -> None:
         """The figures of a pool."""
