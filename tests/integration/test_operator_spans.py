@@ -12,6 +12,7 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 from opentelemetry.proto.trace.v1 import trace_pb2
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import NoOpTracer
 from tests.support.collectors import Collector, attributes, collector
 
 from etude.operator import spans
@@ -122,7 +123,11 @@ async def test_a_pass_is_a_span_and_its_requests_are_below_it(
     assert refused.status.code == trace_pb2.Status.STATUS_CODE_ERROR
 
 
-async def test_without_a_collector_a_request_makes_no_span(cluster: KubernetesCluster) -> None:
+async def test_without_a_collector_a_request_makes_no_span(
+    cluster: KubernetesCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A collector that another test has set up stays with the process.
+    monkeypatch.setattr(spans, "tracer", NoOpTracer())
     with spans.reconcile(KEY), spans.request("GET", "jobs") as told:
         told(200)
         assert told is spans._tell_nobody

@@ -185,8 +185,8 @@ async def test_a_pool_grows_for_demand_and_for_plans_and_gives_up_empty_nodes_on
     kept, rest = leases[-1], leases[:-1]
     holder = pool.holder(kept)
     await pool.release(rest)
-    await pool.until(lambda: len(pool.ready) == 1, "one node is left")
-    assert pool.ready == [holder]
+    # A busy machine's node may be late for a probe, and is not ready for a moment.
+    await pool.until(lambda: pool.ready == [holder], "the node in use is the only one left")
     assert await pool.missing(kept) == []
     await pool.plan(6, in_s=40, valid_s=3600)
     await pool.until(lambda: len(pool.ready) >= 3, "nodes before the wave")
