@@ -13,9 +13,9 @@ from etude.common.api.meta import BrokenRulesError, RepeatedError, Rule
 Schema = Mapping[str, Any]
 
 MAX_SHOWN = 60
-"""Characters of a value, and names of a list, are cut to keep a problem on one line."""
+"""Characters of a value are cut to keep a problem on one line."""
 FEW = 8
-"""Names of a list."""
+"""Names of a list that a problem shows, however long the list is."""
 
 TYPES = {
     "string": "text",

@@ -106,13 +106,7 @@ def open_run(
     start = _start(store, run_uid, phases, resume)
     state = start.state
     _check_phases(state, phases)
-    policy = state.cursor.policy
-    epoch = claim_epoch(
-        store,
-        holder=holder,
-        parent=None if policy is None else VersionId(*policy),
-        reason=start.reason,
-    )
+    epoch = _claim(store, start, holder)
     # Only now: what an earlier controller acknowledged before the claim is in the journal.
     before = journal.recover(
         store, run_uid=run_uid, before_epoch=epoch, since=state.replay_from, upto=start.upto
@@ -134,6 +128,13 @@ def open_run(
         branch=start.branch,
         is_put_back=start.is_put_back,
     )
+
+
+def _claim(store: Store, start: _Start, holder: str) -> int:
+    """A new epoch, which goes on from the policy that the start has."""
+    policy = start.state.cursor.policy
+    parent = None if policy is None else VersionId(*policy)
+    return claim_epoch(store, holder=holder, parent=parent, reason=start.reason)
 
 
 def _opening(own: Journal, before: journal.Recovered) -> journal_pb2.JournalRecord:
