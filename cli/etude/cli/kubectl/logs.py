@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from etude.cli.kubectl import pods
 from etude.cli.kubectl.client import RUNS, Kubectl
+from etude.cli.kubectl.ends import end_of
 from etude.cli.kubectl.seen import ATTEMPT, ROLE, Manifest, Seen, seen_of
 from etude.cli.output import harmless, say
 from etude.common.errors import Problem, UserError
@@ -137,7 +138,7 @@ class Follower:
                 for pod in filter(self.wanted.takes, seen.pods):
                     self._begin(pod)
                 is_writing = any(thread.is_alive() for thread in self._streams.values())
-                if _is_over(seen) and not is_writing:
+                if end_of(seen.run) and not is_writing:
                     return
                 time.sleep(LOOK_INTERVAL_S)
         finally:
@@ -166,11 +167,6 @@ class Follower:
             with self._printing:
                 print_lines([line])
         process.wait()
-
-
-def _is_over(seen: Seen) -> bool:
-    ends = (pods.condition(seen.run, kind) for kind in ("Complete", "Failed"))
-    return any(end.get("status") == "True" for end in ends)
 
 
 def print_lines(lines: Sequence[Line]) -> None:

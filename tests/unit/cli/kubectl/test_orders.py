@@ -1,9 +1,12 @@
 """What resumes a run, by who suspended it, and what asks for a checkpoint."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import seen_runs
+from tests.support.stub_kubectl import StubKubectl, shown
 
 from etude.cli.kubectl.client import Kubectl
 from etude.cli.kubectl.verbs import saving
@@ -41,6 +44,45 @@ def test_a_spent_budget_has_to_be_raised() -> None:
     assert "--gpu-hours" in refused.value.problem.fix
     raised = {"spec": {"budget": {"gpuHours": "9"}}}
     assert answer_to(run("BudgetExceeded"), {"gpuHours": "9"}) == raised
+
+
+def suspended() -> dict[str, Any]:
+    found = seen_runs.run()
+    found["spec"] |= {"suspend": True}
+    return found
+
+
+def test_a_suspended_run_whose_budget_is_raised_goes_on_too(
+    stub: StubKubectl, etude: Callable[..., Any]
+) -> None:
+    stub.teach_cluster(suspended())
+    stub.teach("patch", shown({}))
+    told = etude("resume", "demo", "--gpu-hours", "40")
+    assert stub.patches() == [{"spec": {"budget": {"gpuHours": "40"}, "suspend": False}}]
+    assert told.code == 0
+    assert told.err.endswith("pods come, then it goes on\n")
+
+
+def test_of_a_run_that_nobody_suspended_no_pods_are_promised(
+    stub: StubKubectl, etude: Callable[..., Any]
+) -> None:
+    stub.teach_cluster(seen_runs.run())
+    stub.teach("patch", shown({}))
+    told = etude("resume", "demo", "--gpu-hours", "40")
+    assert stub.patches() == [{"spec": {"budget": {"gpuHours": "40"}}}]
+    assert "it was not suspended, and goes on" in told.err
+
+
+@pytest.mark.parametrize("end", ["Complete", "Failed"])
+@pytest.mark.parametrize("words", [("suspend",), ("resume",), ("resume", "--gpu-hours", "40")])
+def test_a_run_that_is_over_takes_no_order(
+    stub: StubKubectl, etude: Callable[..., Any], end: str, words: tuple[str, ...]
+) -> None:
+    stub.teach_cluster(seen_runs.run(seen_runs.condition(end, "True", "Finished")))
+    told = etude(words[0], "demo", *words[1:])
+    assert told.code == 8
+    assert f"the run is over: {end}; nothing is left to {words[0]}" in told.err
+    assert stub.asked("patch") == []
 
 
 ANSWERS = """#!/bin/sh

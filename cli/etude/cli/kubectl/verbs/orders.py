@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from etude.cli.kubectl.client import RUNS, Kubectl
+from etude.cli.kubectl.client import RUNS, Kubectl, Manifest
+from etude.cli.kubectl.ends import living
 from etude.cli.output import Exit, say
 from etude.common.errors import Problem, UserError
 
@@ -20,7 +21,6 @@ Timeout = Annotated[float, typer.Option(min=1, help="Seconds to wait with --wait
 LIMIT_S = 900.0
 """Ten minutes are what a checkpoint may take by default; pods need some more."""
 INTERVAL_S = 1.0
-OVER = ("Complete", "Failed")
 RESUME = "etude.dev/resume"
 """Annotation by which a user overrules a hold of the operator; its value is the hold's time."""
 
@@ -29,7 +29,7 @@ def suspend(
     context: typer.Context, run: Run, *, wait: Wait = False, timeout: Timeout = LIMIT_S
 ) -> None:
     """Save a checkpoint, then release the pods; the run and its data stay."""
-    _order(context.obj, run, is_wanted=True)
+    _order(context.obj, living(context.obj, run, "suspend"), is_wanted=True)
     if wait:
         _await(context.obj, run, _is_suspended, timeout)
         say(f"{run} is suspended; kubectl etude resume {run}")
@@ -54,13 +54,16 @@ def resume(
     A run that a rule of its failurePolicy suspended goes on too: the order is written into an
     annotation of the run. A spent budget has to be raised.
     """
+    before = living(context.obj, run, "resume")
     budget = {"gpuHours": gpu_hours, "sandboxHours": sandbox_hours}
-    change = answer_to(context.obj.get(RUNS, run), {k: v for k, v in budget.items() if v})
+    change = answer_to(before, {k: v for k, v in budget.items() if v})
     if change is None:
-        _order(context.obj, run, is_wanted=False)
+        _order(context.obj, before, is_wanted=False)
     else:
         context.obj.patch(RUNS, run, change)
-        say(f"{run}: {json.dumps(change, separators=(',', ':'))}: pods come, then it goes on")
+        rests = before["spec"].get("suspend") or (before.get("status") or {}).get("hold")
+        then = "pods come, then it goes on" if rests else "it was not suspended, and goes on"
+        say(f"{run}: {json.dumps(change, separators=(',', ':'))}: {then}")
     if wait:
         _await(context.obj, run, _is_progressing, timeout)
         say(f"{run} progresses; kubectl etude watch {run}")
@@ -69,7 +72,7 @@ def resume(
 def answer_to(
     run: Mapping[str, Any], budget: Mapping[str, str]
 ) -> dict[str, dict[str, Any]] | None:
-    """The change by which a run goes on that the operator suspended; None where the spec decides.
+    """The change by which a run goes on; None where nothing but spec.suspend keeps it.
 
     Args:
         run: as the API server has it.
@@ -79,7 +82,10 @@ def answer_to(
         UserError: its budget is spent, and nobody raises it.
     """
     hold = (run.get("status") or {}).get("hold")
-    if hold is None or run["spec"].get("suspend"):
+    if run["spec"].get("suspend"):
+        # Whoever suspended it took the operator's hold over, if there was one.
+        return {"spec": {"budget": dict(budget), "suspend": False}} if budget else None
+    if hold is None:
         return {"spec": {"budget": dict(budget)}} if budget else None
     if hold["reason"] != "BudgetExceeded":
         # This very hold and no later one: its time is its name.
@@ -93,21 +99,9 @@ def answer_to(
     return {"spec": {"budget": dict(budget)}}
 
 
-def _order(kubectl: Kubectl, run: str, *, is_wanted: bool) -> None:
-    """Write the order into the spec unless it stands there already.
-
-    Raises:
-        UserError: there is no such run, or it is over.
-    """
-    before = kubectl.get(RUNS, run)
-    conditions = (before.get("status") or {}).get("conditions") or ()
-    ends = [
-        each["type"] for each in conditions if each["type"] in OVER and each["status"] == "True"
-    ]
-    if ends:
-        what = f"the run is over: {ends[0]}; nothing is left to suspend or to resume"
-        fix = f"kubectl etude why {run} says how it ended"
-        raise UserError(Problem("Conflict", what, f"run {run}", fix))
+def _order(kubectl: Kubectl, before: Manifest, *, is_wanted: bool) -> None:
+    """Write the order into the spec unless it stands there already."""
+    run = before["metadata"]["name"]
     if bool(before["spec"].get("suspend", False)) == is_wanted:
         say(f"{run}: spec.suspend is {str(is_wanted).lower()} already")
         return
