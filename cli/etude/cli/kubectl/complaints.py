@@ -61,6 +61,17 @@ def _unreachable(match: re.Match[str], where: str) -> Problem:
     return Problem("Unreachable", match[0], where, fix)
 
 
+def _denied(match: re.Match[str], where: str) -> Problem:
+    why = match["why"] or "it does not say why"
+    fix = f"change what it names, or ask whoever keeps {match['policy']} in this cluster"
+    return Problem("Denied", f"policy {match['policy']} refuses it: {why}", where, fix)
+
+
+def _webhook_failed(match: re.Match[str], where: str) -> Problem:
+    fix = "ask whoever keeps this webhook in the cluster: the API server does nothing without it"
+    return Problem("WebhookFailed", match[0], where, fix)
+
+
 def _refused(match: re.Match[str], where: str) -> Problem:
     return Problem("InvalidSpec", match[0], where, "change what the message names")
 
@@ -76,6 +87,22 @@ def _not_started(match: re.Match[str], where: str) -> Problem:
 
 
 KINDS = (
+    Kind(
+        re.compile(
+            r"ValidatingAdmissionPolicy '(?P<policy>[^']*)' with binding '[^']*' denied request:"
+            r" *(?P<why>.*)"
+        ),
+        _denied,
+    ),
+    Kind(
+        re.compile(
+            r'admission webhook "(?P<policy>[^"]*)" denied the request'
+            r"(?: without explanation|:) *(?P<why>.*)"
+        ),
+        _denied,
+    ),
+    # Its words are those of a network that fails, but not of the one to the API server.
+    Kind(re.compile(r'(failed calling webhook "|conversion webhook for ).*'), _webhook_failed),
     Kind(re.compile(r'previous terminated container "(?P<container>[^"]*)"'), _no_earlier),
     Kind(re.compile(r"is waiting to start: (?P<why>.*)"), _not_started),
     Kind(

@@ -61,6 +61,30 @@ CASES = [
         'The RLRun "demo" is invalid: spec.model: Invalid value: immutable',
         *("InvalidSpec", 4, "spec.model: Invalid value", "change what the message names"),
     ),
+    (
+        'Error from server (Forbidden): error when creating "STDIN": checkpoints.etude.dev "demo-1"'
+        " is forbidden: ValidatingAdmissionPolicy 'authors.etude' with binding 'authors.etude'"
+        " denied request: spec.reason: only the operator registers what a run has saved",
+        *("Denied", 4, "policy authors.etude refuses it: spec.reason: only the operator", "keeps"),
+    ),
+    (
+        "The rlruns \"demo\" is invalid: : ValidatingAdmissionPolicy 'sizes' with binding 'b'"
+        " denied request: failed expression: object.spec.size < 3",
+        *("Denied", 4, "policy sizes refuses it: failed expression", "change what it names"),
+    ),
+    (
+        'Error from server (Forbidden): admission webhook "quota.lab" denied the request: no more',
+        *("Denied", 4, "policy quota.lab refuses it: no more", "change what it names"),
+    ),
+    (
+        'Error from server: admission webhook "quota.lab" denied the request without explanation',
+        *("Denied", 4, "policy quota.lab refuses it: it does not say why", "ask whoever keeps"),
+    ),
+    (
+        'Error from server (InternalError): Internal error occurred: failed calling webhook "a.b":'
+        ' failed to call webhook: Post "https://a.b.svc:443/": dial tcp 10.0.0.9:443: refused',
+        *("WebhookFailed", 4, 'failed calling webhook "a.b"', "whoever keeps this webhook"),
+    ),
 ]
 
 
