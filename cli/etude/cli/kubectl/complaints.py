@@ -61,6 +61,12 @@ def _unreachable(match: re.Match[str], where: str) -> Problem:
     return Problem("Unreachable", match[0], where, fix)
 
 
+def _hiccup(match: re.Match[str], where: str) -> Problem:
+    fix = "it usually passes: try again; kubectl get --raw '/readyz?verbose' says what is not well"
+    what = f"the API server does not answer as it should: {match[0].strip()}"
+    return Problem("Unreachable", what, where, fix)
+
+
 def _denied(match: re.Match[str], where: str) -> Problem:
     why = match["why"] or "it does not say why"
     fix = f"change what it names, or ask whoever keeps {match['policy']} in this cluster"
@@ -129,6 +135,24 @@ KINDS = (
         _unreachable,
     ),
     Kind(re.compile(r"(Get \\?\"https?://|dial tcp|Client\.Timeout exceeded).*"), _unreachable),
+    Kind(
+        re.compile(
+            r"Error from server \((ServiceUnavailable|TooManyRequests|Timeout|ServerTimeout"
+            r"|InternalError)\): .*"
+        ),
+        _hiccup,
+    ),
+    Kind(
+        re.compile(r".*etcdserver: (leader changed|no leader|request timed out|too many).*"),
+        _hiccup,
+    ),
+    Kind(
+        re.compile(
+            r".*(unexpected EOF|connection reset by peer|client connection lost|GOAWAY|: EOF$).*",
+            re.MULTILINE,
+        ),
+        _hiccup,
+    ),
     Kind(re.compile(r"The RLRun .* is invalid: .*"), _refused),
 )
 

@@ -86,6 +86,19 @@ CASES = [
         *("WebhookFailed", 4, 'failed calling webhook "a.b"', "whoever keeps this webhook"),
     ),
 ]
+HICCUPS = (
+    "Error from server (ServiceUnavailable): the server is currently unable to handle the request",
+    "Error from server (TooManyRequests): the server has received too many requests",
+    "Error from server (Timeout): the server was unable to return a response in the time allotted",
+    "Error from server (ServerTimeout): the server cannot complete the requested operation",
+    "Error from server (InternalError): an error on the server has prevented the request",
+    "Error from server: etcdserver: leader changed",
+    "Error from server: etcdserver: request timed out",
+    "error: unexpected EOF",
+    "error: http2: client connection lost",
+    'error: Patch "https://10.0.0.1:6443/apis": EOF',
+    "error: read tcp 10.0.0.2:55->10.0.0.1:6443: read: connection reset by peer",
+)
 
 
 @pytest.mark.parametrize(("said", "reason", "code", "what", "fix"), CASES)
@@ -99,6 +112,27 @@ def test_a_complaint_is_told_with_its_way_out(
     assert fix in found.fix
     assert found.where == "run demo"
     assert "\n" not in found.what
+
+
+@pytest.mark.parametrize("said", HICCUPS)
+def test_what_an_api_server_says_that_is_not_itself_for_a_moment_is_nobody_who_answers(
+    said: str,
+) -> None:
+    found = complaints.problem(said, "run demo")
+    assert (found.reason, CODES[found.reason]) == ("Unreachable", 6)
+    assert said in found.what
+    assert "try again" in found.fix
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Error from server: etcdserver: request is too large",
+        "Error from server: etcdserver: mvcc: database space exceeded",
+    ],
+)
+def test_what_does_not_pass_by_itself_is_no_hiccup(said: str) -> None:
+    assert complaints.problem(said, "run demo").reason == "KubectlFailed"
 
 
 def test_words_that_we_do_not_know_are_passed_on_without_kubectls_own_log() -> None:

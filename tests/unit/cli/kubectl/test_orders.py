@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from tests.support import seen_runs
-from tests.support.stub_kubectl import StubKubectl, shown
+from tests.support.stub_kubectl import StubKubectl, complaint, shown
 
 from etude.cli.kubectl.client import Kubectl
-from etude.cli.kubectl.verbs import saving
+from etude.cli.kubectl.verbs import orders, saving
 from etude.cli.kubectl.verbs.orders import RESUME, answer_to
 from etude.cli.kubectl.verbs.saving import request
 from etude.common.api.checkpoint import CheckpointSpec
@@ -83,6 +83,23 @@ def test_a_run_that_is_over_takes_no_order(
     assert told.code == 8
     assert f"the run is over: {end}; nothing is left to {words[0]}" in told.err
     assert stub.asked("patch") == []
+
+
+HICCUP = complaint("Error from server (ServiceUnavailable): the server is currently unable")
+
+
+def test_whoever_waits_for_a_suspension_goes_on_when_the_api_server_is_not_itself(
+    stub: StubKubectl, etude: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "INTERVAL_S", 0.0)
+    rests = seen_runs.run(seen_runs.condition("Suspended", "True", "ByUser"))
+    stub.teach("get rlruns.etude.dev", shown(seen_runs.run()), HICCUP, shown(rests))
+    stub.teach_cluster(rests)
+    stub.teach("patch", shown({}))
+    told = etude("suspend", "demo", "--wait")
+    assert told.code == 0
+    assert "does not answer as it should" in told.err
+    assert "demo is suspended" in told.err
 
 
 ANSWERS = """#!/bin/sh
