@@ -1,5 +1,6 @@
 """What the pods of a run wrote: all at once in the order of time, or as they write."""
 
+import re
 import sys
 import threading
 import time
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from subprocess import Popen
 from typing import NamedTuple
 
-from etude.cli.kubectl import pods
+from etude.cli.kubectl import complaints, pods
 from etude.cli.kubectl.client import RUNS, Kubectl
 from etude.cli.kubectl.ends import end_of
 from etude.cli.kubectl.seen import ATTEMPT, ROLE, Manifest, Seen, seen_of
@@ -18,6 +19,8 @@ from etude.common.errors import Problem, UserError
 
 LOOK_INTERVAL_S = 2.0
 """Between looks for pods that are new."""
+STAMP = re.compile(r"\d{4}-\d\d-\d\dT\S+ ")
+"""What begins a line of a container, and no line of kubectl or the kubelet about one."""
 
 
 class Line(NamedTuple):
@@ -46,6 +49,13 @@ class Wanted:
         found = pods.labels(pod)
         is_role = self.role in {"", found.get(ROLE)}
         return is_role and (self.attempt is None or found.get(ATTEMPT, "0") == str(self.attempt))
+
+
+def container_of(pod: Manifest) -> tuple[str, ...]:
+    """The flag that names the container of a pod's role: users and meshes add others beside it."""
+    role = pods.labels(pod).get(ROLE, "")
+    names = {each["name"] for each in pod["spec"].get("containers", ())}
+    return (f"--container={role}",) if role in names else ()
 
 
 def run_pods(kubectl: Kubectl, run: str) -> Seen:
@@ -97,7 +107,7 @@ def written(
     trouble: list[UserError] = []
     for pod in found:
         try:
-            lines += _log(kubectl, pods.name(pod), previous=previous, since=since)
+            lines += _log(kubectl, pod, previous=previous, since=since)
         except UserError as error:
             trouble.append(error)
     if len(trouble) == len(found):
@@ -107,12 +117,44 @@ def written(
     return sorted(lines, key=lambda line: line.time)
 
 
-def _log(kubectl: Kubectl, pod: str, *, previous: bool, since: str) -> Iterator[Line]:
+def _log(kubectl: Kubectl, pod: Manifest, *, previous: bool, since: str) -> Iterator[Line]:
     more = ["--previous"] if previous else []
     more += [f"--since-time={since}"] if since else []
-    for line in kubectl.said("logs", pod, "--timestamps", *more).splitlines():
+    words = ("logs", pods.name(pod), "--timestamps", *container_of(pod), *more)
+    for line in kubectl.said(*words).splitlines():
         when, _, text = line.partition(" ")
-        yield Line(when, pod, text)
+        yield Line(when, pods.name(pod), text)
+
+
+@dataclass(slots=True)
+class _Start:
+    """What is known of one start of a container that is followed."""
+
+    pod: str
+    last: str = ""
+    """When the newest line that was printed was written."""
+    complaint: str = ""
+    """Kubectl's last words about it."""
+    copying: threading.Thread | None = None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether somebody waits for its next line."""
+        return self.copying is not None and self.copying.is_alive()
+
+    def take(self, text: str) -> Line | None:
+        """A line that is to be printed; what is about the log and not of it goes to stderr."""
+        if STAMP.match(text) is None:
+            for words in complaints.spoken([text]):
+                if words != self.complaint:
+                    say(f"{self.pod}  {words}")
+                self.complaint = words
+            return None
+        when, _, words = text.rstrip("\n").partition(" ")
+        if when <= self.last:
+            return None  # kubectl knows whole seconds only
+        self.last = when
+        return Line(when, self.pod, words)
 
 
 @dataclass(slots=True)
@@ -122,51 +164,86 @@ class Follower:
     kubectl: Kubectl
     run: str
     wanted: Wanted
-    _streams: dict[tuple[str, int], threading.Thread] = field(default_factory=dict, init=False)
+    _starts: dict[tuple[str, int], _Start] = field(default_factory=dict, init=False)
     _processes: list[Popen[str]] = field(default_factory=list, init=False)
     _printing: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _trouble: str = field(default="", init=False)
+    """Why the last look failed."""
 
     def follow(self) -> None:
-        """Print until the run is over.
+        """Print until the run is over; an API server that is away for a while is waited for.
 
         Raises:
-            UserError: there is no such run any more, or nobody answers.
+            UserError: there is no such run, or nobody answers to begin with.
         """
         try:
-            while True:
-                seen = run_pods(self.kubectl, self.run)
-                for pod in filter(self.wanted.takes, seen.pods):
-                    self._begin(pod)
-                is_writing = any(thread.is_alive() for thread in self._streams.values())
-                if end_of(seen.run) and not is_writing:
-                    return
-                time.sleep(LOOK_INTERVAL_S)
+            self._follow(run_pods(self.kubectl, self.run))
         finally:
             for process in self._processes:
                 with suppress(OSError):
                     process.terminate()
 
-    def _begin(self, pod: Manifest) -> None:
-        """Follow a container that has started, once for each of its starts."""
-        for container in pods.containers(pod):
-            key = (pod["metadata"]["uid"], int(container.get("restartCount", 0)))
-            if "waiting" in container.get("state", {}) or key in self._streams:
-                continue
-            process = self.kubectl.stream("logs", pods.name(pod), "--follow")
-            self._processes.append(process)
-            copying = threading.Thread(
-                target=self._copy, args=(pods.name(pod), process), name=f"log-{key}", daemon=True
-            )
-            self._streams[key] = copying
-            copying.start()
+    def _follow(self, first: Seen) -> None:
+        seen: Seen | None = first
+        while True:
+            if seen is not None:
+                for pod in filter(self.wanted.takes, seen.pods):
+                    self._begin(pod)
+                if end_of(seen.run) and not any(start.is_read for start in self._starts.values()):
+                    return
+            time.sleep(LOOK_INTERVAL_S)
+            seen = self._look()
 
-    def _copy(self, pod: str, process: Popen[str]) -> None:
+    def _look(self) -> Seen | None:
+        """The run and its pods; nothing while nobody answers, which is said once.
+
+        Raises:
+            UserError: there is no such run any more, or we may no longer look.
+        """
+        try:
+            found = run_pods(self.kubectl, self.run)
+        except UserError as error:
+            if error.problem.reason != "Unreachable":
+                raise
+            if error.problem.what != self._trouble:
+                say(error.problem.what)
+            self._trouble = error.problem.what
+            return None
+        self._trouble = ""
+        return found
+
+    def _begin(self, pod: Manifest) -> None:
+        """Follow a container that has started, once for each of its starts, or where it broke."""
+        wanted = container_of(pod)
+        for container in pods.containers(pod):
+            if wanted and wanted[0] != f"--container={container['name']}":
+                continue
+            key = (pod["metadata"]["uid"], int(container.get("restartCount", 0)))
+            state = container.get("state", {})
+            known = self._starts.get(key)
+            if "waiting" in state or (known and (known.is_read or "running" not in state)):
+                continue
+            self._read(self._starts.setdefault(key, _Start(pods.name(pod))), wanted)
+
+    def _read(self, start: _Start, container: Sequence[str]) -> None:
+        since = [f"--since-time={start.last}"] if start.last else []
+        words = ("logs", start.pod, "--follow", "--timestamps", *container, *since)
+        process = self.kubectl.stream(*words)
+        self._processes.append(process)
+        start.copying = threading.Thread(
+            target=self._copy, args=(start, process), name=f"log-{start.pod}", daemon=True
+        )
+        start.copying.start()
+
+    def _copy(self, start: _Start, process: Popen[str]) -> None:
         assert process.stdout is not None  # noqa: S101 - it was asked for
         for text in process.stdout:
-            line = Line("", pod, text.rstrip("\n"))
-            with self._printing:
-                print_lines([line])
+            line = start.take(text)
+            if line is not None:
+                with self._printing:
+                    print_lines([line])
         process.wait()
+        self._processes.remove(process)
 
 
 def print_lines(lines: Sequence[Line]) -> None:

@@ -5,7 +5,7 @@ import time
 
 from etude.cli.kubectl import pods
 from etude.cli.kubectl.client import Kubectl
-from etude.cli.kubectl.logs import Line, written
+from etude.cli.kubectl.logs import Line, container_of, written
 from etude.cli.kubectl.seen import Manifest
 from etude.common.errors import Problem, UserError
 
@@ -25,7 +25,7 @@ def stacks_of(kubectl: Kubectl, pod: Manifest) -> list[Line]:
     """
     name = pods.name(pod)
     last = _end(kubectl, pod)
-    kubectl.said("exec", name, "--", *SIGNAL)
+    kubectl.said("exec", name, *container_of(pod), "--", *SIGNAL)
     deadline_s = time.monotonic() + LIMIT_S
     found: list[Line] = []
     while time.monotonic() < deadline_s:
@@ -42,7 +42,8 @@ def stacks_of(kubectl: Kubectl, pod: Manifest) -> list[Line]:
 
 def _end(kubectl: Kubectl, pod: Manifest) -> str:
     """When the pod's last line was written, by the clock of its node; nothing before the first."""
-    shown = kubectl.said("logs", pods.name(pod), "--timestamps", "--tail=1")
+    words = ("logs", pods.name(pod), "--timestamps", "--tail=1", *container_of(pod))
+    shown = kubectl.said(*words)
     return shown.partition(" ")[0].strip()
 
 
