@@ -160,6 +160,48 @@ async def test_a_request_for_an_earlier_run_of_the_name_is_refused(running: Any)
     assert orders(running) == []
 
 
+async def test_an_owner_that_its_maker_wrote_is_replaced_by_the_run_that_it_names(
+    running: Any,
+) -> None:
+    forged = asked()
+    stranger = {"apiVersion": "v1", "kind": "ConfigMap", "name": "a", "uid": "u1"}
+    forged["metadata"]["ownerReferences"] = [{**stranger, "controller": True}, stranger]
+    running.cluster.put(forged)
+    await running.settle()
+    manifest = running.cluster.objects()[KEY]
+    assert controller_uid(manifest) == running.run().metadata.uid
+    assert stranger in manifest["metadata"]["ownerReferences"], "whoever waits for it may"
+    assert orders(running) == [found(running).metadata.uid]
+
+
+async def test_a_run_takes_no_state_for_its_own_that_does_not_name_it(running: Any) -> None:
+    owner = {
+        "apiVersion": "etude.dev/v1alpha1",
+        "kind": "RLRun",
+        "name": "demo",
+        "uid": running.run().metadata.uid,
+        "controller": True,
+    }
+    imported = asked(
+        reason="Imported",
+        deletionPolicy="Retain",
+        step=99,
+        source={"uri": "s3://elsewhere/state", "manifestDigest": DIGEST},
+        storage={"uri": "s3://elsewhere"},
+    )
+    del imported["spec"]["runRef"]
+    imported["metadata"]["ownerReferences"] = [owner]
+    running.cluster.put(imported)
+    await running.settle()
+    await running.finish_jobs()
+    await running.advance(5)
+    await running.say(state=run_pb2.RUN_STATE_RUNNING, step=2)
+    await running.advance(30)
+    assert running.run().status.step.current == 2
+    assert found(running).status.phase == "Ready"
+    assert running.run().status.last_checkpoint is None
+
+
 async def test_a_request_that_is_taken_back_needs_no_job(running: Any) -> None:
     running.cluster.put(asked())
     await running.settle()

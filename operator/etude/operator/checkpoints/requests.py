@@ -8,7 +8,7 @@ from etude.operator.checkpoints.phases import status_of
 from etude.operator.conditions import Fact, holds, no
 from etude.operator.desired.runs import run_labels
 from etude.operator.desired.workloads import owner_of
-from etude.operator.manifests import Manifest
+from etude.operator.manifests import Manifest, controller_uid
 from etude.operator.reasons import Reason
 
 WATCHFUL_S = 5.0
@@ -30,7 +30,7 @@ def decide(
     """
     fact = _wrong(request, run) if run is not None else _missing(request)
     if fact is None and run is not None:
-        if not manifest["metadata"].get("ownerReferences"):
+        if controller_uid(manifest) != run.metadata.uid:
             return Decision(status=request.status, actions=(_adoption(request, manifest, run),))
         fact = _waiting(run)
     assert fact is not None  # noqa: S101 - a run that is there is awaited or wrong
@@ -66,8 +66,11 @@ def _waiting(run: RLRun) -> Fact:
 
 def _adoption(request: Checkpoint, manifest: Manifest, run: RLRun) -> Adopt:
     """From here on it goes with its run, and its data with it."""
+    # Nothing else controls it, whatever its maker wrote; others may wait for its end.
+    written = manifest["metadata"].get("ownerReferences") or ()
+    owners = [owner_of(run), *(owner for owner in written if not owner.get("controller"))]
     held = list(manifest["metadata"].get("finalizers") or ())
     if request.spec.deletion_policy == "Delete" and names.CHECKPOINT_DATA not in held:
         held.append(names.CHECKPOINT_DATA)
-    metadata = {"ownerReferences": [owner_of(run)], "labels": run_labels(run), "finalizers": held}
+    metadata = {"ownerReferences": owners, "labels": run_labels(run), "finalizers": held}
     return Adopt(manifest, metadata)

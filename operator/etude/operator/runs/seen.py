@@ -183,7 +183,7 @@ def gather(
     owned = cluster.owned(run.metadata.uid)
     children = {ref(m): m for m in owned if m["kind"] != "Checkpoint"}
     every = [_checkpoint(m) for m in owned if m["kind"] == "Checkpoint"]
-    found = [c for c in every if c is not None]
+    found = [c for c in every if c is not None and _is_of(c, run)]
     pools = _pools(cluster, run)
     by_hand = run.spec.scheduling.admission == "Workload"
     flavors = cluster.every("ResourceFlavor") if by_hand else ()
@@ -256,6 +256,12 @@ def _checkpoint(manifest: Manifest) -> Checkpoint | None:
         return Checkpoint.model_validate(manifest)
     except ValidationError:
         return None
+
+
+def _is_of(checkpoint: Checkpoint, run: RLRun) -> bool:
+    """Whether it names the run; whoever may make a checkpoint may write any owner on it."""
+    about = checkpoint.spec.run_ref
+    return about is not None and about.name == run.metadata.name
 
 
 def is_ready(checkpoint: Checkpoint) -> bool:
