@@ -12,6 +12,8 @@ import yaml
 from tests.support import testbeds
 from tests.support.testbeds import Program
 
+from etude.cli.kubectl.verbs.saving import request
+
 ROOT = Path(__file__).parents[2]
 GOOD = yaml.safe_load((Path(__file__).parent / "bad_manifests.yaml").read_text())["good"]
 DIGEST = "registry.example/etude@sha256:" + "0123456789abcdef" * 4
@@ -208,11 +210,45 @@ def test_only_the_operator_registers_what_a_run_has_saved(
     registered = checkpoint(reason="Final", **owner)
     answer = refusal(kubectl, namespace, registered)
     assert "spec.reason: only the operator registers what a run has saved" in answer
-    assert "take reason Imported without runRef" in answer
+    assert "take reason Manual with runRef to ask a run for a checkpoint" in answer
+    assert "or reason Imported without runRef" in answer
     assert "spec.runRef: only the operator" in refusal(kubectl, namespace, checkpoint(**owner))
     admit(kubectl, namespace, checkpoint())
     registered["metadata"]["name"] = "final"
     admit(kubectl, namespace, registered, f"--as={OPERATOR}")
+
+
+def test_whoever_may_create_checkpoints_asks_a_run_for_one(
+    install: Install, kubectl: Program, namespace: str
+) -> None:
+    install()
+    refusal(kubectl, namespace, checkpoint(reason="Final", runRef={"name": "demo"}))
+    asked = request({"metadata": {"name": "demo", "uid": "1"}})
+    admit(kubectl, namespace, asked)
+    by_hand = {**asked, "metadata": {"name": "before-the-change"}}
+    by_hand["spec"] = {"reason": "Manual", "runRef": {"name": "demo"}}
+    admit(kubectl, namespace, by_hand)
+
+
+def test_a_request_for_a_checkpoint_says_nothing_of_what_it_holds(
+    install: Install, kubectl: Program, namespace: str
+) -> None:
+    install()
+    asked = request({"metadata": {"name": "demo", "uid": "1"}})
+    held: list[dict[str, Any]] = [
+        {"step": 7},
+        {"metrics": {"reward": "1"}},
+        {"parentRef": {"name": "other"}},
+        {"storage": {"uri": "s3://bucket/run"}},
+        {"source": {"uri": "s3://bucket/state", "manifestDigest": "0" * 64}},
+    ]
+    for more in held:
+        answer = verdict(kubectl, namespace, {**asked, "spec": {**asked["spec"], **more}})
+        assert "is invalid" in answer, more
+    forged = {**asked, "metadata": {"name": "forged"}, "status": {"uri": "s3://bucket/state"}}
+    admit(kubectl, namespace, forged)
+    made = json.loads(kubectl("-n", namespace, "get", "ckpt", "forged", "-o", "json"))
+    assert "status" not in made, "only the operator's account writes it"
 
 
 def test_a_tool_that_restores_backups_can_be_let_in(

@@ -271,6 +271,7 @@ EXPECTED = {
     "kubectl etude watch demo": (None, "version"),
     "kubectl etude top --all-namespaces --sort steps": (0, "STEPS/H"),
     "kubectl etude checkpoint demo": (0, "Scheduled"),
+    "kubectl etude checkpoint demo --now --wait": (0, "Ready at step"),
     "kubectl etude logs demo --role trainer --follow": (None, "demo-trainer-0  "),
     "kubectl etude logs demo --role trainer --previous": (3, "has not ended"),
     "kubectl etude stacks demo --role trainer": (0, "most recent call first"),
@@ -294,7 +295,8 @@ def test_every_command_of_its_page_works_as_it_stands_on_a_run_that_trains(
     await_checkpoint(etude, lab)
     env = environment(cluster, kubeconfig_in(cluster, lab, tmp_path))
     blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    commands = [line for block in blocks for line in block.splitlines()]
+    lines = [line for block in blocks for line in block.splitlines()]
+    commands = [line.partition("#")[0].rstrip() for line in lines]
     assert {line for line in commands if " etude " in line} == set(EXPECTED)
     for command in commands:
         if command in EXPECTED:
