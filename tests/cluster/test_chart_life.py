@@ -92,7 +92,9 @@ def test_runs_outlive_the_release_and_an_upgrade_brings_new_fields(
     assert "demo-import" in kubectl("get", "ckpt")
 
 
-def test_a_further_ca_leaves_its_predecessor_as_it_was(helm: Program, kubectl: Program) -> None:
+def test_a_further_ca_leaves_its_predecessor_as_it_was_and_none_is_skipped_or_taken_back(
+    helm: Program, kubectl: Program
+) -> None:
     install(helm)
     kept = ca(kubectl)
     for generation in (2, 3):
@@ -104,6 +106,11 @@ def test_a_further_ca_leaves_its_predecessor_as_it_was(helm: Program, kubectl: P
             name: kept[name] for name in kept if name.startswith(before)
         }
         kept = now
+    for generation in (1, 2, 5):
+        values = {**VALUES, "tls": {"selfManaged": {"generation": generation}}}
+        words = ("upgrade", "etude", str(CHART), "--namespace", HOME, "-f", "-")
+        assert "Set it to 3, or to 4" in helm(*words, text=json.dumps(values), fails=True)
+    assert ca(kubectl) == kept
     helm("uninstall", "etude", "--namespace", HOME, "--wait")
     kubectl("-n", HOME, "delete", "secret", "etude-ca")
 

@@ -1,17 +1,24 @@
 """What the chart makes of each way to certificates."""
 
 import base64
-from typing import Any
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
 from cryptography import x509
-from tests.support.helm import IMAGE, SERVED, Rendered, refusal, rendered, template
+from tests.support.helm import CHART, IMAGE, SERVED, Rendered, refusal, rendered, template
 
 from etude.operator.desired.certificates import keeper
 
 SELF_MANAGED = {"mode": "SelfManaged"}
 OPERATOR = "spiffe://etude.dev/ns/etude-system/role/operator"
+
+
+Render = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def chart(**tls: Any) -> Rendered:
@@ -82,6 +89,92 @@ def test_a_further_generation_keeps_its_predecessor() -> None:
     assert made.one("Secret")["data"].keys() == names
     notes = made.one("Deployment", "etude-operator")["spec"]["template"]["metadata"]["annotations"]
     assert notes["etude.dev/ca-generation"] == "3", "it reads whom runs shall believe at its start"
+
+
+class Upgrade(NamedTuple):
+    """A generation for a cluster whose Secret holds some CAs."""
+
+    held: tuple[int, ...]
+    generation: int
+
+
+@pytest.fixture
+def upgraded(tmp_path: Path) -> Render:
+    """Render the chart as if its lookup had found a Secret; without a cluster it finds none."""
+
+    def render(upgrade: Upgrade) -> "subprocess.CompletedProcess[str]":
+        chart = tmp_path / "etude"
+        shutil.copytree(CHART, chart)
+        file = chart / "templates" / "tls" / "ca.yaml"
+        looked_up = '(lookup "v1" "Secret" .Release.Namespace $name)'
+        text = file.read_text()
+        assert text.count(looked_up) == 1
+        file.write_text(text.replace(looked_up, '(.Files.Get "found.yaml" | fromYaml)'))
+        (chart / "found.yaml").write_text(yaml.safe_dump({"data": held_data(upgrade.held)}))
+        given = {"mode": "SelfManaged", "selfManaged": {"generation": upgrade.generation}}
+        return template({"tls": given}, "--show-only", "templates/tls/ca.yaml", chart=chart)
+
+    return render
+
+
+def held_data(numbers: Sequence[int]) -> dict[str, str]:
+    """What a Secret with these CAs has as its data; the values only have to differ."""
+    names = [f"ca-{number}.{end}" for number in numbers for end in ("crt", "key")]
+    return {name: base64.b64encode(name.encode()).decode() for name in names}
+
+
+@pytest.mark.parametrize(
+    "upgrade",
+    [
+        Upgrade((1,), 1),
+        Upgrade((1,), 2),
+        Upgrade((1, 2), 2),
+        Upgrade((1, 2), 3),
+        Upgrade((9, 10), 10),
+        Upgrade((9, 10), 11),
+    ],
+    ids=str,
+)
+def test_the_ca_that_signs_stays_as_it_was(upgrade: Upgrade, upgraded: Render) -> None:
+    done = upgraded(upgrade)
+    assert done.returncode == 0, done.stderr
+    data = yaml.safe_load(done.stdout)["data"]
+    assert held_data(upgrade.held[-1:]).items() <= data.items()
+    numbers = {max(1, upgrade.generation - 1), upgrade.generation}
+    assert data.keys() == held_data(sorted(numbers)).keys()
+
+
+@pytest.mark.parametrize(
+    "upgrade",
+    [
+        Upgrade((1,), 3),
+        Upgrade((1, 2), 1),
+        Upgrade((1, 2), 4),
+        Upgrade((2, 3), 1),
+        Upgrade((3, 4), 1),
+        Upgrade((3, 4), 3),
+        Upgrade((9, 10), 9),
+        Upgrade((1, 2), 20),
+    ],
+    ids=str,
+)
+def test_a_generation_that_would_lose_a_ca_is_refused_with_those_that_do_not(
+    upgrade: Upgrade, upgraded: Render
+) -> None:
+    done = upgraded(upgrade)
+    last = upgrade.held[-1]
+    assert done.returncode != 0
+    assert (
+        f"tls.selfManaged.generation: {upgrade.generation} would throw away a CA of Secret"
+        f" etude-system/etude-ca that runs believe: the last of it is ca-{last}."
+        f" Set it to {last}, or to {last + 1}"
+    ) in done.stderr
+
+
+def test_a_secret_without_a_ca_is_refused(upgraded: Render) -> None:
+    """Whatever else it holds would be lost."""
+    done = upgraded(Upgrade((0,), 1))
+    assert "Secret etude-system/etude-ca holds no CA (ca-1.crt and ca-1.key)" in done.stderr
 
 
 def test_a_ca_of_the_users_is_taken_as_it_is() -> None:

@@ -55,6 +55,29 @@ spiffe://{{ .Values.tls.trustDomain }}/ns/{{ .Release.Namespace }}/role/operator
 {{- end }}
 {{- end -}}
 
+{{- /* Refuses a generation by which a CA would be lost that somebody believes: dict of root, known (what the
+Secret holds). One is added at a time, and none is taken back. */ -}}
+{{- define "etude.checkGeneration" -}}
+{{- $value := int .root.Values.tls.selfManaged.generation -}}
+{{- $secret := printf "%s/%s" .root.Release.Namespace (include "etude.caSecret" .root) -}}
+{{- $held := list -}}
+{{- range $key := keys .known | sortAlpha -}}
+{{- with regexFind "^ca-[1-9][0-9]*\\.crt$" $key -}}
+{{- $held = append $held (trimPrefix "ca-" . | trimSuffix ".crt" | int) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .known (not $held) -}}
+{{- fail (printf "tls.selfManaged.generation: Secret %s holds no CA (ca-1.crt and ca-1.key): delete it if nobody needs it, and Helm makes one" $secret) -}}
+{{- end -}}
+{{- if $held -}}
+{{- $last := 0 -}}
+{{- range $held -}}{{- $last = max $last . | int -}}{{- end -}}
+{{- if not (has $value (list $last (int (add1 $last)))) -}}
+{{- fail (printf "tls.selfManaged.generation: %d would throw away a CA of Secret %s that runs believe: the last of it is ca-%d. Set it to %d, or to %d to replace that one; to begin anew, delete the Secret when the last run is gone" $value $secret $last $last (int (add1 $last))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* The CAs' certificates as files, never their keys. */ -}}
 {{- define "etude.trustVolume" -}}
 - name: trust
