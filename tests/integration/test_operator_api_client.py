@@ -316,6 +316,19 @@ async def test_a_child_that_went_is_made_again_only_while_its_owner_is_there(
         assert (cluster.get(KEY._replace(name="owner")) is not None) == is_there
 
 
+async def test_a_change_names_the_very_object_so_that_nothing_is_made_anew(serve: Serve) -> None:
+    pool = {**pod(5, uid="c1"), "apiVersion": "etude.dev/v1alpha1", "kind": "EnvPool"}
+    async with serve() as (server, cluster):
+        cluster.cache.see(pool)
+        server.answers[f"PATCH {path_of('EnvPool', 'lab', 'p')}"] = [(409, {"reason": "Conflict"})]
+        with pytest.raises(ConflictError):
+            await cluster.apply(
+                {**pool, "metadata": {"name": "p", "namespace": "lab"}}, manager="m"
+            )
+    ((_, _, body),) = server.requests
+    assert body["metadata"]["uid"] == "c1"
+
+
 async def test_a_status_is_written_as_a_patch_of_what_was_seen(serve: Serve) -> None:
     async with serve() as (server, cluster):
         server.answers["PATCH /api/v1/namespaces/lab/pods/p/status"] = [(200, pod(7))]

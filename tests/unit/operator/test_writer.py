@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from etude.common.api.meta import Condition
-from etude.common.api.pool_status import EnvPoolStatus
+from etude.common.api.pool_status import EnvPoolStatus, Slots
 from etude.operator.actions import Note
 from etude.operator.clock import ManualClock
 from etude.operator.cluster.memory import MemoryCluster
@@ -109,6 +109,32 @@ async def test_what_passed_and_came_back_is_no_difference_any_more() -> None:
     assert await writer.write(seen, EnvPoolStatus(), is_passing=True) is None
     clock.advance(5.0)
     assert await writer.write(seen, flapping(2), is_passing=True) == 1.0
+
+
+async def test_figures_alone_are_written_every_few_seconds_and_with_what_lasts_at_once() -> None:
+    clock = ManualClock()
+    cluster = pool(clock)
+    writer = StatusWriter(cluster, clock, "test", Pace(figures_s=5.0))
+
+    async def write(number: int, *, slots: int) -> float | None:
+        seen = cluster.get(POOL)
+        assert seen is not None
+        status = flapping(number).model_copy(update={"slots": Slots(idle=slots)})
+        return await writer.write(seen, status)
+
+    def told() -> int:
+        return int((cluster.get(POOL) or {})["status"]["slots"]["idle"])
+
+    assert await write(1, slots=1) is None
+    clock.advance(2.0)
+    assert await write(1, slots=2) == 3.0, "since the last write, and not since they moved"
+    assert told() == 1
+    assert await write(2, slots=3) is None, "what lasts does not wait, and takes figures along"
+    clock.advance(4.0)
+    assert await write(2, slots=4) == 1.0
+    clock.advance(1.0)
+    assert await write(2, slots=5) is None
+    assert told() == 5
 
 
 async def test_events_of_one_object_are_bounded_and_of_others_not() -> None:
