@@ -90,7 +90,7 @@ def allows_peer(rule: Manifest, side: str, other: Pod | str) -> bool:
 def is_peer(peer: Manifest, other: Pod | str) -> bool:
     if "ipBlock" in peer:
         return isinstance(other, str) and is_in(peer["ipBlock"], other)
-    if isinstance(other, str) or not selects(peer["podSelector"], other):
+    if isinstance(other, str) or not selects(peer.get("podSelector", {}), other):
         return False
     spaces = peer.get("namespaceSelector")
     names = {"kubernetes.io/metadata.name": other.namespace}
@@ -222,6 +222,52 @@ def test_a_store_and_a_collector_are_reached_on_their_own_ports(
     policies = [m for m in found if m["kind"] == "NetworkPolicy"]
     for port, is_reached in ((9000, True), (4317, True), (443, False)):
         assert reaches(policies, role("inference"), "10.1.2.3", port) == is_reached
+
+
+@pytest.mark.parametrize(
+    ("host", "namespace"),
+    [
+        ("minio", "lab"),
+        ("minio.store", "store"),
+        ("rook.store.svc", "store"),
+        ("rook.store.svc.cluster.local", "store"),
+        ("rook.store.svc.cluster.local.", "store"),
+    ],
+)
+def test_a_store_of_the_cluster_is_reached_whatever_port_its_service_maps_to(
+    run_body: Build, platform: Platform, host: str, namespace: str
+) -> None:
+    storage = {"uri": "s3://runs/demo", "endpoint": f"http://{host}:80"}
+    first, second = run_body(storage=storage), run_body(storage=storage)
+    second["metadata"] = {**second["metadata"], "name": "other", "uid": "uid-other"}
+    found = [*children(first, platform), *children(second, platform)]
+    policies = [m for m in found if m["kind"] == "NetworkPolicy"]
+    for space in ("lab", "store", "other"):
+        store = Pod({"app": "store"}, space)
+        assert reaches(policies, role("trainer"), store, 8080) == (space == namespace)
+    assert not reaches(policies, role("trainer"), role("trainer", "other"), GRPC["trainer"])
+
+
+@pytest.mark.parametrize("host", ["s3.eu.example.com", "10.1.2.3", "[fd00::1]", "a.-b", "x.y.svcs"])
+def test_a_store_that_no_service_can_be_opens_no_namespace(
+    run_body: Build, platform: Platform, host: str
+) -> None:
+    storage = {"uri": "s3://runs/demo", "endpoint": f"http://{host}:9000"}
+    found = children(run_body(storage=storage), platform)
+    ways = [way for m in found if m["kind"] == "NetworkPolicy" for way in m["spec"]["egress"]]
+    peers = [peer for way in ways for peer in way.get("to", ())]
+    assert not [peer for peer in peers if set(peer) == {"namespaceSelector"}]
+    assert {"podSelector": {}} not in [{"podSelector": p.get("podSelector", 0)} for p in peers]
+
+
+def test_a_collector_without_a_port_is_dialled_where_grpc_looks_for_it(
+    run_body: Build, platform: Platform
+) -> None:
+    signals = {"otlpEndpoint": "http://collector.example.com"}
+    found = children(run_body(observability=signals), platform)
+    policies = [m for m in found if m["kind"] == "NetworkPolicy"]
+    assert reaches(policies, role("inference"), "10.1.2.3", 443)
+    assert not reaches(policies, role("inference"), "10.1.2.3", 80)
 
 
 def pool_of(platform: Platform, **spec: Any) -> list[Manifest]:

@@ -3,6 +3,7 @@
 Policies add up and are directed: a connection needs the caller's way out and the callee's way in.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import urlparse
 
@@ -29,9 +30,13 @@ OPERATOR_LABELS = {"app.kubernetes.io/name": "etude", "app.kubernetes.io/compone
 ISSUER_LABELS = {"app.kubernetes.io/name": "etude", "app.kubernetes.io/component": "issuer"}
 NAMESPACE = "kubernetes.io/metadata.name"
 """Label with which Kubernetes names every namespace."""
+LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""One part of a name in a cluster (RFC 1123)."""
 DNS_PORT = 53
 SCHEME_PORTS = {"http": 80, "https": 443}
-OTLP_PORT = 4317
+OTLP_PORT = 443
+"""Of an address that names none, whatever its scheme: gRPC takes it so (gRPC Name Resolution,
+https://github.com/grpc/grpc/blob/master/doc/naming.md)."""
 
 Rule = Manifest
 Selector = Mapping[str, str]
@@ -193,19 +198,13 @@ def _from(selectors: Sequence[Selector], role: str) -> Rule:
 
 
 def _from_operator(namespace: str, role: str) -> Rule:
-    peer = {
-        "namespaceSelector": {"matchLabels": {NAMESPACE: namespace}},
-        "podSelector": {"matchLabels": OPERATOR_LABELS},
-    }
+    peer = _namespace(namespace) | _pods(OPERATOR_LABELS)
     return {"from": [peer], "ports": _ports([PORTS[role]["grpc"]])}
 
 
 def _issuer(namespace: str) -> list[Rule]:
     """The way to whoever signs certificates."""
-    peer = {
-        "namespaceSelector": {"matchLabels": {NAMESPACE: namespace}},
-        "podSelector": {"matchLabels": ISSUER_LABELS},
-    }
+    peer = _namespace(namespace) | _pods(ISSUER_LABELS)
     return [{"to": [peer], "ports": _ports([ISSUER_PORT])}]
 
 
@@ -215,7 +214,7 @@ def _gateways(run: RLRun) -> list[PolicyGateway]:
 
 
 def _from_gateway(run: RLRun, gateway: PolicyGateway) -> Rule:
-    peer = {"namespaceSelector": {"matchLabels": {NAMESPACE: gateways.proxies(run, gateway)}}}
+    peer = _namespace(gateways.proxies(run, gateway))
     return {"from": [peer], "ports": _ports(gateways.PORT.values())}
 
 
@@ -223,25 +222,61 @@ def _outside(store: StoreAccess | None, otlp_endpoint: str | None) -> list[Rule]
     """Names, the object store and the collector: all of them may be anywhere."""
     dns = [{"port": DNS_PORT, "protocol": protocol} for protocol in ("UDP", "TCP")]
     found: list[Rule] = [{"ports": dns}]
-    ports = []
+    urls, ports = [], []
     if store is not None:
-        ports.append(_port_of(store.endpoint, SCHEME_PORTS["https"]))
+        urls.append(store.endpoint)
+        ports.append(_port_of(store.endpoint))
     if otlp_endpoint is not None:
-        ports.append(_port_of(otlp_endpoint, OTLP_PORT))
-    return [*found, _anywhere(sorted(set(ports)))] if ports else found
+        urls.append(otlp_endpoint)
+        ports.append(urlparse(otlp_endpoint).port or OTLP_PORT)
+    if ports:
+        found.append(_anywhere(sorted(set(ports))))
+    return found + _within(url for url in urls if url is not None)
 
 
-def _port_of(url: str | None, otherwise: int) -> int:
+def _port_of(url: str | None) -> int:
     if url is None:
-        return otherwise
+        return SCHEME_PORTS["https"]
     parts = urlparse(url)
-    return parts.port or SCHEME_PORTS.get(parts.scheme, otherwise)
+    return parts.port or SCHEME_PORTS[parts.scheme]
+
+
+def _within(urls: Iterable[str]) -> list[Rule]:
+    """The way to Services of the cluster, by whole namespaces: who is asked has a say as well.
+
+    Policies are judged by a pod's own port, which a Service may map to any other, and some network
+    plugins never take a pod's address for part of a block.
+    """
+    found = {_namespace_of(url) for url in urls}
+    peers = [
+        _namespace(name) if name else _pods({})
+        for name in sorted(n for n in found if n is not None)
+    ]
+    return [{"to": peers}] if peers else []
+
+
+def _namespace_of(url: str) -> str | None:
+    """Where a Service of that name would be: "" next to the pod; None if it can be none.
+
+    A public name of two parts looks like a Service too, in a namespace that is not there.
+    """
+    match (urlparse(url).hostname or "").rstrip(".").split("."):
+        case [service] if LABEL.fullmatch(service):
+            return ""
+        case [_, namespace] | [_, namespace, "svc", *_] if LABEL.fullmatch(namespace):
+            return namespace
+        case _:
+            return None
 
 
 def _anywhere(ports: Sequence[int]) -> Rule:
     """Everywhere but to a machine's own services; on every port if none is named."""
     blocks = [{"ipBlock": {"cidr": all_, "except": own}} for all_, own in ANYWHERE.items()]
     return {"to": blocks, **({"ports": _ports(ports)} if ports else {})}
+
+
+def _namespace(name: str) -> Manifest:
+    return {"namespaceSelector": {"matchLabels": {NAMESPACE: name}}}
 
 
 def _pods(labels: Selector) -> Manifest:

@@ -15,5 +15,6 @@ class Observability(Model):
     """Where signals go."""
 
     otlp_endpoint: Annotated[str, Field(max_length=512, pattern=COLLECTOR)] | None = None
-    """OTLP gRPC endpoint for traces, read as a pod starts; without it a cluster keeps no traces,
-    and `etude run` writes them to traces.jsonl in the run's folder."""
+    """OTLP gRPC endpoint for traces, read as a pod starts; gRPC takes port 443 if none is named.
+    Without it a cluster keeps no traces, and `etude run` writes them to traces.jsonl in the run's
+    folder."""
