@@ -23,6 +23,9 @@ NONSENSE = {
     "a step before the first day": {"last_step_unix_ms": -(2**62)},
     "negative rollouts": {"rollouts": run_pb2.RolloutCounts(in_flight=-1)},
     "a phase that fills pages": {"phase": "x" * 300},
+    "a phase of negative length": {"phases": [run_pb2.PhaseProgress(name="rl", step=-1)]},
+    "an endless phase": {"phases": [run_pb2.PhaseProgress(name="rl", target_step=2**62)]},
+    "a gate of its own": {"phases": [run_pb2.PhaseProgress(name="rl", gate="Passed")]},
     "a reason that fills pages": {"reason": "why\n" * 90, "message": "x" * 9_000},
 }
 
@@ -31,15 +34,26 @@ NONSENSE = {
 async def test_a_run_whose_controller_talks_nonsense_can_be_suspended(
     lab: Any, run_body: Any, nonsense: dict[str, Any]
 ) -> None:
-    lab.cluster.put(run_body())
+    gated = _gated(run_body)
+    lab.cluster.put(run_body(**gated))
     await lab.settle()
     await lab.say(**{"state": run_pb2.RUN_STATE_RUNNING, **nonsense})
-    lab.cluster.put(run_body(suspend=True))
+    lab.cluster.put(run_body(**gated, suspend=True))
     await lab.settle()
     await lab.advance(700)  # the checkpoint never comes
     await lab.advance(700)
     assert lab.condition("Suspended") == ("True", "ByUser")
     assert not lab.pods("trainer")
+
+
+def _gated(run_body: Any) -> dict[str, Any]:
+    phases = run_body()["spec"]["phases"]
+    phases[-1]["gate"] = {"evaluation": "held-out", "value": "0.5"}
+    tasks = phases[-1]["tasks"][0]
+    return {
+        "phases": phases,
+        "evaluation": [{"name": "held-out", "phase": "rl", "tasks": {**tasks, "name": "h"}}],
+    }
 
 
 async def test_reports_from_before_the_first_are_not_taken_for_news(

@@ -15,6 +15,8 @@ LAST_MS = 253_402_300_799_000
 FIGURES = {"reward_mean", "reward_ewma", "tokens_per_second", "eval_success", "loss", "mismatch"}
 """Only shown, and left out where they are no numbers; every other double is an amount."""
 LONGEST = {"phase": 63, "reason": 64, "message": 1024}
+GATES = {"Pending", "Met", "NotMet"}
+"""What a phase that has a gate says of it; one that has none says nothing."""
 
 _INTEGERS = {FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64}
 
@@ -29,13 +31,16 @@ def plausible(said: run_pb2.RunStatus) -> run_pb2.RunStatus:
     found.CopyFrom(said)
     _clean(found)
     found.last_step_unix_ms = min(found.last_step_unix_ms, LAST_MS)
+    for phase in found.phases:
+        phase.gate = phase.gate if phase.gate in GATES else ""
     return found
 
 
 def _clean(message: Message) -> None:
     for field, value in message.ListFields():
-        if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE and not field.is_repeated:
-            _clean(value)
+        if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
+            for each in value if field.is_repeated else (value,):
+                _clean(each)
         elif field.cpp_type in _INTEGERS:
             setattr(message, field.name, min(max(0, value), LARGEST))
         elif field.name not in FIGURES and field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE:
