@@ -1,6 +1,6 @@
 """What went wrong in the pods of a role."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from etude.operator import names
@@ -62,7 +62,7 @@ def _met(role: str, pod: Manifest, awaited: frozenset[str]) -> list[PodFailure]:
 def trouble(pods: Sequence[Manifest], reasons: set[str]) -> str:
     """The first pod that waits for one of these reasons, as a sentence; empty if none does."""
     for pod in pods:
-        for container in pod.get("status", {}).get("containerStatuses") or ():
+        for container in _containers(pod):
             waiting = container.get("state", {}).get("waiting") or {}
             if waiting.get("reason") in reasons:
                 text = waiting.get("message") or waiting["reason"]
@@ -70,6 +70,13 @@ def trouble(pods: Sequence[Manifest], reasons: set[str]) -> str:
                 words = (ended or {}).get("message", "")
                 return f"{pod['metadata']['name']}: {text}" + (f": {words}" if words else "")
     return ""
+
+
+def _containers(pod: Manifest) -> Iterator[Mapping[str, Any]]:
+    """Every container that says something, those first that the others wait for."""
+    status = pod.get("status", {})
+    for part in ("initContainerStatuses", "containerStatuses"):
+        yield from status.get(part) or ()
 
 
 def unschedulable(pods: Sequence[Manifest]) -> str:

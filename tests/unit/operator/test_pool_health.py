@@ -194,3 +194,14 @@ def test_few_are_kept_and_nobody_is_both_kept_and_given_up(
         assert len(found.quarantined) <= most
         if step == 0:
             assert len(found.quarantined) <= max(1, len(chosen) // SHARE)
+
+
+async def test_an_image_that_does_not_come_is_told_though_a_keeper_waits_for_it(
+    pool_lab: Any,
+) -> None:
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off"}}
+    status = state(waits_for="PodInitializing")
+    status["initContainerStatuses"] = [{"name": "certificates", "state": waiting}]
+    pool_lab.cluster.set_status(of(pool_lab, 0), status)
+    await pool_lab.settle()
+    assert condition(pool_lab, "Degraded") == ("True", "ImagePullFailed")

@@ -124,6 +124,29 @@ async def test_a_disrupted_pod_is_no_failure(running: Any) -> None:
     assert running.run().status.restarts.total == 0
 
 
+@pytest.mark.parametrize(
+    ("waits_for", "reason"),
+    [("ImagePullBackOff", "ImagePullFailed"), ("CrashLoopBackOff", "CrashLooping")],
+)
+async def test_what_keeps_the_keeper_of_certificates_from_starting_keeps_the_role(
+    lab: Any, run_body: Any, waits_for: str, reason: str
+) -> None:
+    lab.cluster.put(run_body())
+    await lab.settle()
+    waiting = {"reason": waits_for, "message": "Back-off"}
+    status = {
+        "phase": "Pending",
+        "conditions": [{"type": "Ready", "status": "False"}],
+        "initContainerStatuses": [{"name": "certificates", "state": {"waiting": waiting}}],
+        "containerStatuses": [
+            {"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}
+        ],
+    }
+    lab.cluster.set_status(Ref("Pod", "lab", "demo-trainer-0"), status)
+    await lab.settle()
+    assert lab.condition("RolesReady") == ("False", reason)
+
+
 async def test_a_run_without_progress_dumps_its_stacks_and_restarts_its_trainer(
     lab: Any, run_body: Any
 ) -> None:
