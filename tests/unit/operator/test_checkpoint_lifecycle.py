@@ -1,5 +1,7 @@
 """Checkpoints: registered, verified, retired, deleted with their data."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -293,20 +295,31 @@ async def test_a_store_that_stays_away_makes_checkpoints_unhealthy(running: Any)
     assert running.condition("CheckpointHealthy") == ("False", "StorageUnavailable")
 
 
-async def test_a_run_is_not_complete_before_its_last_checkpoint_is_an_object(
-    running: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    apply = running.cluster.apply
+@pytest.fixture
+def without_room(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A while during which a quota takes no Checkpoint."""
+    apply = MemoryCluster.apply
 
     async def full(self: Any, manifest: Any, *, manager: str) -> Any:
         if manifest["kind"] == "Checkpoint":
             raise RefusedError(f"{manifest['metadata']['name']}: exceeded quota")
-        return await apply(manifest, manager=manager)
+        return await apply(self, manifest, manager=manager)
 
+    @contextlib.contextmanager
+    def lasting() -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryCluster, "apply", full)
+            yield
+
+    return lasting
+
+
+async def test_a_run_is_not_complete_before_its_last_checkpoint_is_an_object(
+    running: Any, without_room: Any
+) -> None:
     await running.tell_checkpoint(10)
     await running.finish_jobs()
-    with monkeypatch.context() as patch:
-        patch.setattr(MemoryCluster, "apply", full)
+    with without_room():
         await running.tell_checkpoint(40)
         await running.say(state=run_pb2.RUN_STATE_DONE, step=40)
         assert running.condition("Complete")[0] == "False"
@@ -314,3 +327,19 @@ async def test_a_run_is_not_complete_before_its_last_checkpoint_is_an_object(
     await running.finish_jobs()
     assert running.condition("Complete")[0] == "True"
     assert running.run().status.last_checkpoint.step == 40
+
+
+async def test_a_final_checkpoint_that_is_never_taken_as_an_object_keeps_no_pods(
+    running: Any, without_room: Any
+) -> None:
+    limit_s = running.run().spec.checkpointing.timeout_seconds
+    with without_room():
+        await running.tell_checkpoint(40)
+        await running.say(state=run_pb2.RUN_STATE_DONE, step=40)
+        await running.advance(limit_s / 2)
+        assert running.condition("Complete")[0] == "False"
+        await running.advance(limit_s)
+        assert running.condition("Complete")[0] == "True"
+        assert not running.pods("trainer")
+    await running.advance(PROBLEM_RETRY_S)
+    assert checkpoint(running, 40).spec.reason, "it is registered once there is room"

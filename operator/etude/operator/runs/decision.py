@@ -300,7 +300,7 @@ def _look_again_s(course: Course) -> float | None:
     left = limits.progress_left_s(run, seen, now)
     if left is not None:
         waits.append(left)
-    elif run.status.intent is None and not seen.has_saved:
+    elif run.status.intent is None and not (seen.is_registered and seen.has_saved):
         waits.append(limits.verification_left_s(run, seen, now))
     if seen.report.silent_since_s is not None:
         waits.append(seen.report.silent_since_s + intents.SILENCE_LIMIT_S - now.monotonic_s)

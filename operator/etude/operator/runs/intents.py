@@ -92,8 +92,13 @@ def _outcome(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
 
 
 def _done(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
-    """The end, once the final checkpoint was read back, or for too long could not be."""
-    if not seen.is_registered:
+    """The end, once the final checkpoint was read back, or for too long could not be.
+
+    One that the cluster does not take as an object lies in the store all the same, and is
+    registered when it may be: that keeps no GPUs.
+    """
+    is_late = limits.verification_left_s(run, seen, now) <= 0
+    if not (seen.is_registered or is_late):
         return Undertaking(None)
     last = seen.last_saved
     corrupt = [c for c in last if is_corrupt(c)]
@@ -101,7 +106,7 @@ def _done(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
     if corrupt and seen.has_saved and not any(is_ready(c) for c in last):
         sentence = f"{corrupt[0].metadata.name} does not match its manifest; its steps are repeated"
         return Undertaking(undertakings.restart(run, names.TRAINER, Reason.CORRUPT, sentence, now))
-    if not seen.has_saved and limits.verification_left_s(run, seen, now) > 0:
+    if not (seen.has_saved or is_late):
         return Undertaking(None)
     said = seen.report.status
     if said is not None and said.reason == Reason.TARGET_REACHED:
