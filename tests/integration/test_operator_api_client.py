@@ -1,4 +1,4 @@
-"""The real cluster's client against an API server that answers as a test wants it to."""
+"""How the real cluster's client reads, against an API server that answers as a test wants it to."""
 
 import asyncio
 import contextlib
@@ -7,50 +7,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.api_servers import LIMIT_S, PODS, ApiServer, serving
+from tests.support.api_servers import (
+    FORBIDDEN,
+    KEY,
+    LIMIT_S,
+    PODS,
+    Serve,
+    job_set,
+    listing,
+    pod,
+    serving,
+)
 
 from etude.operator.cluster import discovery
 from etude.operator.cluster import rest as requests
 from etude.operator.cluster import watches as watching
 from etude.operator.cluster.api import (
     ClusterError,
-    ConflictError,
-    NamespaceClosingError,
-    RefusedError,
 )
 from etude.operator.cluster.discovery import Discovery
-from etude.operator.cluster.kubernetes import GateClosedError, KubernetesCluster
 from etude.operator.cluster.leases import KubernetesLeases
 from etude.operator.cluster.rest import path_of
 from etude.operator.cluster.watches import CHILDREN, Watches
 from etude.operator.loop.leader import LeaseRecord
-from etude.operator.manifests import KINDS, Manifest, Ref
-
-LAB_PODS = "/api/v1/namespaces/lab/pods"
-KEY = Ref("Pod", "lab", "p")
-POD = "/api/v1/namespaces/lab/pods/p"
-
-
-def pod(version: int, *, uid: str = "u1", phase: str = "Running") -> Manifest:
-    metadata = {"name": "p", "namespace": "lab", "uid": uid, "resourceVersion": str(version)}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {**metadata, "managedFields": [{"manager": "x"}]},
-        "status": {"phase": phase},
-    }
-
-
-Serve = Callable[[], contextlib.AbstractAsyncContextManager[tuple[ApiServer, KubernetesCluster]]]
+from etude.operator.manifests import KINDS, Ref
 
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Serve:
     return lambda: serving(tmp_path)
-
-
-def listing(version: int, *items: Manifest) -> tuple[int, Any]:
-    return 200, {"metadata": {"resourceVersion": str(version)}, "items": list(items)}
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -142,16 +127,6 @@ async def test_a_watch_that_is_refused_is_tried_again_ever_later(
     assert ["watch" in path for path in asked] == [False, True, True, True]
 
 
-async def test_what_was_written_is_read_back_at_once_and_never_overtaken(serve: Serve) -> None:
-    async with serve() as (server, cluster):
-        server.answers[f"POST {LAB_PODS}"] = [(201, pod(20))]
-        await cluster.apply(pod(0), manager="test")
-        cluster.cache.see(pod(15, phase="Pending"))
-        found = cluster.get(KEY)
-    assert found is not None
-    assert found["status"] == {"phase": "Running"}
-
-
 @pytest.mark.parametrize(("exceptions", "is_used"), [("", True), ("127.0.0.1", False)])
 async def test_a_proxy_of_the_environment_is_asked_unless_it_says_otherwise(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, exceptions: str, *, is_used: bool
@@ -165,70 +140,6 @@ async def test_a_proxy_of_the_environment_is_asked_unless_it_says_otherwise(
                 await cluster.rest.request("GET", "/x")
         else:
             assert (await cluster.rest.request("GET", "/x")).status == 200
-
-
-async def test_no_write_leaves_through_a_gate_that_closed_while_it_waited(serve: Serve) -> None:
-    new = pod(0, uid="u2")
-    new["metadata"]["name"] = "new"
-    async with serve() as (server, cluster):
-        cluster.cache.see(pod(5))
-        cluster.rest.budget.pause(1.0)  # as an API server asks that has too much to do
-        waiting = asyncio.gather(
-            cluster.apply(new, manager="test"),
-            cluster.delete(KEY, uid="u1"),
-            cluster.replace_status(pod(5), {}),
-            cluster.set_finalizers(pod(5), []),
-            cluster.adopt(pod(5), {"labels": {}}),
-            return_exceptions=True,
-        )
-        await asyncio.sleep(0)
-        cluster.may_write = lambda: False
-        assert [type(refused) for refused in await waiting] == 5 * [GateClosedError]
-    assert server.requests == []
-
-
-@pytest.mark.parametrize(
-    ("status", "body", "error"),
-    [
-        (409, {"message": "the object has been modified"}, ConflictError),
-        (422, {"message": "spec.replicas: must be an integer"}, RefusedError),
-        (403, {"message": "exceeded quota"}, RefusedError),
-        (403, {"details": {"causes": [{"reason": "NamespaceTerminating"}]}}, NamespaceClosingError),
-        (500, {"message": "etcd is gone"}, ClusterError),
-        (504, {"message": "time-out after commit"}, ClusterError),
-        (502, "<html>bad gateway</html>", ClusterError),
-        (200, '{"truncated":', ClusterError),
-    ],
-)
-async def test_each_refusal_has_its_name(
-    serve: Serve, status: int, body: Any, error: type[Exception]
-) -> None:
-    async with serve() as (server, cluster):
-        cluster.cache.see(pod(5))
-        server.answers["PATCH /api/v1/namespaces/lab/pods/p/status"] = [(status, body)]
-        with pytest.raises(error) as raised:
-            await cluster.replace_status(pod(5), {"phase": "Failed"})
-    assert type(raised.value) is error
-
-
-FORBIDDEN = 403, {"message": 'pods "p" is forbidden: User "us" cannot patch resource "pods"'}
-
-
-async def test_a_right_that_is_only_missing_yet_is_no_refusal(serve: Serve) -> None:
-    async with serve() as (server, cluster):
-        server.answers[f"GET {PODS}"] = [FORBIDDEN, listing(5)]
-        for kind in (*KINDS, *CHILDREN):
-            server.answers.setdefault(f"GET {path_of(kind)}", [listing(1)])
-        await Watches(cluster.rest, cluster.cache).sync()
-        server.answers["PATCH /api/v1/namespaces/lab/pods/p/status"] = [FORBIDDEN, (200, pod(6))]
-        await cluster.replace_status(pod(5), {"phase": "Failed"})
-        leases = KubernetesLeases(cluster.rest, "lab", "l")
-        server.answers[f"GET {path_of('Lease', 'lab', 'l')}"] = [FORBIDDEN]
-        with pytest.raises(ClusterError):
-            await leases.read()
-        server.answers["PATCH /api/v1/namespaces/lab/pods/p/status"] = [FORBIDDEN]
-        with pytest.raises(RefusedError, match="cannot patch"):
-            await cluster.replace_status(pod(5), {"phase": "Failed"})
 
 
 async def test_a_lease_that_says_nothing_yet_is_anybodys(serve: Serve) -> None:
@@ -248,36 +159,6 @@ async def test_an_api_server_that_asks_for_a_pause_gets_it(serve: Serve) -> None
         assert cluster.rest.budget.tokens == pytest.approx(-cluster.rest.budget.rate_per_s)
 
 
-async def test_a_delete_names_the_very_object_and_shows_at_once(serve: Serve) -> None:
-    async with serve() as (server, cluster):
-        cluster.cache.see(pod(5))
-        server.answers[f"DELETE {POD}"] = [(200, pod(6)), (409, {})]
-        server.answers["GET /api/v1/namespaces/lab/pods"] = [listing(7, pod(6))]
-        await cluster.delete(KEY, uid="u1")
-        found = cluster.get(KEY)
-        await cluster.delete(KEY, uid="u0", grace_s=30)
-    assert found is not None
-    assert found["metadata"]["deletionTimestamp"]
-    assert server.requests[0][2]["preconditions"] == {"uid": "u1"}
-    assert "gracePeriodSeconds" not in server.requests[0][2]
-    assert server.requests[1][2]["gracePeriodSeconds"] == 30
-
-
-async def test_a_delete_that_meets_a_conflict_is_done_only_if_the_object_is_another(
-    serve: Serve,
-) -> None:
-    async with serve() as (server, cluster):
-        server.answers[f"DELETE {POD}"] = [(409, {})]
-        found = [listing(7, pod(5)), listing(8, pod(6, uid="u2")), listing(9)]
-        server.answers["GET /api/v1/namespaces/lab/pods"] = found
-        with pytest.raises(ConflictError):
-            await cluster.delete(KEY, uid="u1")
-        for _ in range(2):
-            cluster.cache.see(pod(5))
-            await cluster.delete(KEY, uid="u1")
-            assert cluster.get(KEY) is None
-
-
 async def test_one_round_of_checks_finds_what_watches_missed_in_every_namespace(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,53 +174,6 @@ async def test_one_round_of_checks_finds_what_watches_missed_in_every_namespace(
         assert [m["metadata"]["namespace"] for m in cluster.every("Pod")] == ["lab", "other"]
 
 
-@pytest.mark.parametrize("owners", [[], ["o2"], ["o1"]])
-async def test_a_child_that_went_is_made_again_only_while_its_owner_is_there(
-    serve: Serve, owners: list[str]
-) -> None:
-    owner = pod(5, uid="o1")
-    owner["metadata"]["name"] = "owner"
-    child = pod(6, uid="c1")
-    link = {"apiVersion": "v1", "kind": "Pod", "name": "owner", "uid": "o1", "controller": True}
-    child["metadata"]["ownerReferences"] = [link]
-    is_there = owners == ["o1"]
-    async with serve() as (server, cluster):
-        cluster.cache.see(owner)
-        cluster.cache.see(child)
-        cluster.cache.lose(KEY, "c1")
-        found = [pod(9, uid=each) for each in owners]
-        server.answers["GET /api/v1/namespaces/lab/pods"] = [listing(9, *found)]
-        server.answers[f"POST {LAB_PODS}"] = [(201, pod(10, uid="c2"))]
-        with contextlib.nullcontext() if is_there else pytest.raises(ConflictError):
-            await cluster.apply(child, manager="m")
-        assert (cluster.get(KEY) is not None) == is_there
-        assert (cluster.get(KEY._replace(name="owner")) is not None) == is_there
-
-
-async def test_a_change_names_the_very_object_so_that_nothing_is_made_anew(serve: Serve) -> None:
-    pool = {**pod(5, uid="c1"), "apiVersion": "etude.dev/v1alpha1", "kind": "EnvPool"}
-    async with serve() as (server, cluster):
-        cluster.cache.see(pool)
-        server.answers[f"PATCH {path_of('EnvPool', 'lab', 'p')}"] = [(409, {"reason": "Conflict"})]
-        with pytest.raises(ConflictError):
-            await cluster.apply(
-                {**pool, "metadata": {"name": "p", "namespace": "lab"}}, manager="m"
-            )
-    ((_, _, body),) = server.requests
-    assert body["metadata"]["uid"] == "c1"
-
-
-async def test_a_status_is_written_as_a_patch_of_what_was_seen(serve: Serve) -> None:
-    async with serve() as (server, cluster):
-        server.answers["PATCH /api/v1/namespaces/lab/pods/p/status"] = [(200, pod(7))]
-        seen = {**pod(5), "status": {"phase": "Running", "old": 1}}
-        await cluster.replace_status(seen, {"phase": "Running", "new": [1]})
-    assert server.requests[0][2] == {
-        "metadata": {"resourceVersion": "5"},
-        "status": {"old": None, "new": [1]},
-    }
-
-
 async def test_pods_are_reached_by_their_address_once_it_is_known(serve: Serve) -> None:
     async with serve() as (_, cluster):
         assert cluster.address("lab", "p.svc:7000") == "p.svc.lab.svc:7000"
@@ -353,11 +187,6 @@ SERVED = (200, {"resources": [{"name": "jobsets", "kind": "JobSet"}, {"name": "j
 
 def groups(*versions: str) -> tuple[int, Any]:
     return 200, {"groups": [{"versions": [{"groupVersion": each}]} for each in versions]}
-
-
-def job_set() -> Manifest:
-    metadata = {"name": "demo", "namespace": "lab", "uid": "u2", "resourceVersion": "3"}
-    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": metadata}
 
 
 async def test_an_api_is_used_from_when_it_is_installed_until_it_is_removed(
@@ -390,18 +219,3 @@ async def test_an_api_is_used_from_when_it_is_installed_until_it_is_removed(
         await until(lambda: not cluster.served({*wanted, "RayCluster"}) < wanted)
         assert cluster.get(key) is not None
         watching.cancel()
-
-
-async def test_what_is_made_once_is_never_written_again(serve: Serve) -> None:
-    async with serve() as (server, cluster):
-        taken = {"reason": "AlreadyExists", "message": "it already exists"}
-        server.answers[f"POST {path_of('JobSet', 'lab')}"] = [(409, taken)]
-        server.answers[f"GET {path_of('JobSet', 'lab', 'demo')}"] = [(200, job_set())]
-        for _ in range(2):
-            assert await cluster.apply({**job_set(), "spec": {}}, manager="test") == job_set()
-        assert [method for method, _, _ in server.requests] == ["POST", "GET"]
-        path = path_of("JobSet", "lab", "demo")
-        server.answers[f"DELETE {path}"] = [(200, {})]
-        await cluster.delete(Ref("JobSet", "lab", "demo"), uid="u2")
-    (body,) = (body for method, _, body in server.requests if method == "DELETE")
-    assert body["propagationPolicy"] == "Foreground"

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,14 @@ from aiohttp import web
 from etude.operator.cluster.cache import Cache
 from etude.operator.cluster.kubernetes import KubernetesCluster
 from etude.operator.cluster.rest import Rest
+from etude.operator.manifests import Manifest, Ref
 
 LIMIT_S = 60.0
 PODS = "/api/v1/pods"
+LAB_PODS = "/api/v1/namespaces/lab/pods"
+KEY = Ref("Pod", "lab", "p")
+POD = "/api/v1/namespaces/lab/pods/p"
+FORBIDDEN = 403, {"message": 'pods "p" is forbidden: User "us" cannot patch resource "pods"'}
 KUBECONFIG = """
 apiVersion: v1
 kind: Config
@@ -24,6 +29,28 @@ contexts: [{{name: c, context: {{cluster: c, user: u}}}}]
 clusters: [{{name: c, cluster: {{server: "{server}"}}}}]
 users: [{{name: u, user: {{token: t}}}}]
 """
+
+
+def pod(version: int, *, uid: str = "u1", phase: str = "Running") -> Manifest:
+    """The pod of KEY at a version."""
+    metadata = {"name": "p", "namespace": "lab", "uid": uid, "resourceVersion": str(version)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**metadata, "managedFields": [{"manager": "x"}]},
+        "status": {"phase": phase},
+    }
+
+
+def job_set() -> Manifest:
+    """One of a kind that is made once."""
+    metadata = {"name": "demo", "namespace": "lab", "uid": "u2", "resourceVersion": "3"}
+    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": metadata}
+
+
+def listing(version: int, *items: Manifest) -> tuple[int, Any]:
+    """The answer to a list."""
+    return 200, {"metadata": {"resourceVersion": str(version)}, "items": list(items)}
 
 
 class ApiServer:
@@ -79,3 +106,6 @@ async def serving(folder: Path) -> AsyncIterator[tuple[ApiServer, KubernetesClus
     finally:
         await rest.close()
         await runner.cleanup()
+
+
+Serve = Callable[[], contextlib.AbstractAsyncContextManager[tuple[ApiServer, KubernetesCluster]]]

@@ -297,3 +297,12 @@ async def lab_of(platform: Platform) -> AsyncIterator[Callable[..., Lab]]:
 @pytest.fixture
 def lab(lab_of: Callable[..., Lab]) -> Lab:
     return lab_of()
+
+
+@pytest.fixture
+async def running(lab: Lab, run_body: Build) -> Lab:
+    """A lab with a run that trains."""
+    lab.cluster.put(run_body())
+    await lab.settle()
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
+    return lab
