@@ -1,14 +1,13 @@
 """What resumes a run, by who suspended it, and what asks for a checkpoint."""
 
+import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support import seen_runs
 from tests.support.stub_kubectl import StubKubectl, complaint, shown
 
-from etude.cli.kubectl.client import Kubectl
 from etude.cli.kubectl.verbs import orders, saving
 from etude.cli.kubectl.verbs.orders import RESUME, answer_to
 from etude.cli.kubectl.verbs.saving import request
@@ -102,33 +101,87 @@ def test_whoever_waits_for_a_suspension_goes_on_when_the_api_server_is_not_itsel
     assert "demo is suspended" in told.err
 
 
-ANSWERS = """#!/bin/sh
-case "$*" in
-  "get rlruns"*) echo '{"metadata": {"name": "demo", "uid": "u"}}' ;;
-  create*) cat > /dev/null; echo '{"metadata": {"name": "demo-manual-1"}}' ;;
-  "get checkpoints"*)
-    if [ ! -e asked ]; then
-      touch asked
-      echo "Unable to connect to the server: dial tcp 10.0.0.1:443: i/o timeout" >&2
-      exit 1
-    fi
-    echo '{"status": {"phase": "Ready", "uri": "s3://runs/demo", "step": 7}}' ;;
-esac
-"""
+AWAY = complaint("Unable to connect to the server: dial tcp 10.0.0.1:443: i/o timeout")
+MADE = {"kind": "Checkpoint", "metadata": {"name": "demo-manual-1"}}
+
+
+def saved(phase: str, reason: str, message: str = "", **status: Any) -> dict[str, Any]:
+    ready = seen_runs.condition("Ready", str(phase == "Ready"), reason, message)
+    return {**MADE, "status": {"phase": phase, "conditions": [ready], **status}}
+
+
+READY = saved("Ready", "CheckpointVerified", uri="s3://runs/demo", step=7)
+
+
+def test_a_run_is_asked_for_a_checkpoint_that_it_writes_after_its_next_step(
+    stub: StubKubectl, etude: Callable[..., Any]
+) -> None:
+    stub.teach_cluster(seen_runs.run())
+    stub.teach("create", shown(MADE))
+    told = etude("checkpoint", "demo", "--now")
+    assert (told.code, told.out) == (0, "")
+    assert "demo-manual-1: demo writes it after its next step; it is kept" in told.err
+    assert stub.made()["spec"]["runRef"] == {"name": "demo", "uid": "uid-demo"}
+    as_json = etude("checkpoint", "demo", "--now", "-o", "json")
+    assert json.loads(as_json.out) == MADE
 
 
 def test_whoever_waits_for_a_checkpoint_goes_on_when_nobody_answers_for_a_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stub: StubKubectl, etude: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "kubectl"
-    program.write_text(ANSWERS)
-    program.chmod(0o755)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(saving, "INTERVAL_S", 0.0)
-    saving.save(Kubectl(program=str(program)), "demo", wait=True)
-    told = capsys.readouterr()
-    assert "Unable to connect" in told.out + told.err
-    assert "demo-manual-1: Ready at step 7" in told.out + told.err
+    stub.teach("create", shown(MADE))
+    stub.teach("get checkpoints.etude.dev demo-manual-1", shown(MADE), AWAY, HICCUP, shown(READY))
+    stub.teach_cluster(seen_runs.run())
+    told = etude("checkpoint", "demo", "--now", "--wait", "-o", "json")
+    assert told.code == 0
+    for words in ("not looked at it yet", "Unable to connect", "does not answer as it should"):
+        assert words in told.err
+    assert "demo-manual-1: Ready at step 7" in told.err
+    assert json.loads(told.out) == READY
+
+
+def test_whoever_waits_for_a_checkpoint_is_told_why_the_run_does_not_write_it(
+    stub: StubKubectl, etude: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "INTERVAL_S", 0.0)
+    loading = ("Ready", "False", "Loading", "it loads"), ("Progressing", "False", "Loading")
+    starts = seen_runs.run(*(seen_runs.condition(*each) for each in loading))
+    waiting = saved("Pending", "WaitingForRun", "it is written once it does")
+    stub.teach("create", shown(MADE))
+    stub.teach("get checkpoints.etude.dev demo-manual-1", shown(waiting), shown(READY))
+    stub.teach_cluster(starts, [seen_runs.pod(), seen_runs.pool()])
+    told = etude("checkpoint", "demo", "--now", "--wait")
+    assert told.code == 0
+    assert "demo does not run now and writes it once it does: kubectl etude why demo" in told.err
+    assert "Pending: it is written once it does; demo waits: " in told.err
+
+
+def test_of_a_suspended_run_a_checkpoint_is_asked_but_not_waited_for(
+    stub: StubKubectl, etude: Callable[..., Any]
+) -> None:
+    stub.teach_cluster(suspended())
+    stub.teach("create", shown(MADE))
+    refused = etude("checkpoint", "demo", "--now", "--wait")
+    assert refused.code == 8
+    assert "writes nothing before somebody resumes it" in refused.err
+    assert stub.asked("create") == []
+    told = etude("checkpoint", "demo", "--now")
+    assert told.code == 0
+    assert "writes it once it goes on: kubectl etude resume demo" in told.err
+
+
+def test_a_run_that_is_over_writes_no_checkpoint(
+    stub: StubKubectl, etude: Callable[..., Any]
+) -> None:
+    stub.teach_cluster(seen_runs.run(seen_runs.condition("Complete", "True", "Finished")))
+    told = etude("checkpoint", "demo", "--now")
+    assert told.code == 8
+    assert "nothing is left to save" in told.err
+
+
+def test_a_list_of_checkpoints_is_not_waited_for(etude: Callable[..., Any]) -> None:
+    assert etude("checkpoint", "demo", "--wait").code == 2
 
 
 def test_a_request_is_a_checkpoint_that_the_api_takes() -> None:

@@ -120,20 +120,20 @@ def _await(kubectl: Kubectl, run: str, holds: Callable[["Seen"], bool], limit_s:
     deadline_s = time.monotonic() + limit_s
     told = ""
     while True:
-        look = _look(kubectl, run)
-        if look.code is None and look.seen is not None and holds(look.seen):
+        now = look(kubectl, run)
+        if now.code is None and now.seen is not None and holds(now.seen):
             return
-        if look.sentence != told:
-            told = look.sentence
+        if now.sentence != told:
+            told = now.sentence
             say(told)
-        if look.code is not None:
-            raise SystemExit(look.code)
+        if now.code is not None:
+            raise SystemExit(now.code)
         if time.monotonic() > deadline_s:
-            raise UserError(_too_late(run, limit_s, look))
+            raise UserError(_too_late(run, limit_s, now))
         time.sleep(INTERVAL_S)
 
 
-class _Look(NamedTuple):
+class Look(NamedTuple):
     """How a run is that is waited for."""
 
     sentence: str
@@ -144,7 +144,12 @@ class _Look(NamedTuple):
     """Once the run is over."""
 
 
-def _look(kubectl: Kubectl, run: str) -> _Look:
+def look(kubectl: Kubectl, run: str) -> Look:
+    """How a run is; a hiccup of the network ends no wait.
+
+    Raises:
+        UserError: there is no such run, or we may not look at it.
+    """
     from etude.cli.kubectl.asking import gather
     from etude.cli.kubectl.explanation import State
     from etude.cli.kubectl.why import explain, now
@@ -154,13 +159,13 @@ def _look(kubectl: Kubectl, run: str) -> _Look:
     except UserError as error:
         if error.problem.reason != "Unreachable":
             raise
-        return _Look(error.problem.what)  # a hiccup of the network ends no wait
+        return Look(error.problem.what)
     found = explain(seen, now())
     codes = {State.OVER: Exit.DONE, State.FAILED: Exit.NO}
-    return _Look(found.sentence, found.do, seen, codes.get(found.state))
+    return Look(found.sentence, found.do, seen, codes.get(found.state))
 
 
-def _too_late(run: str, limit_s: float, look: _Look) -> Problem:
+def _too_late(run: str, limit_s: float, look: Look) -> Problem:
     what = f"not yet after {limit_s:.0f} s: {look.sentence}"
     fix = look.do or f"the order stands: kubectl etude watch {run}"
     return Problem("TimedOut", what, f"run {run}", fix)

@@ -4,14 +4,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from etude.cli.kubectl.client import CHECKPOINTS, RUNS, Kubectl
+from etude.cli.kubectl.client import CHECKPOINTS, Kubectl
+from etude.cli.kubectl.ends import living
+from etude.cli.kubectl.pods import condition
+from etude.cli.kubectl.verbs import orders
 from etude.cli.output import say
 from etude.common.api.meta import API_VERSION
 from etude.common.errors import Problem, UserError
 
 INTERVAL_S = 1.0
-LIMIT_S = 3_600.0
-"""The next step may take long; the order stands in any case."""
 
 
 def request(run: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,31 +29,58 @@ def request(run: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def save(kubectl: Kubectl, run: str, *, wait: bool) -> None:
-    """Ask for a checkpoint, and tell how far it is.
+def save(kubectl: Kubectl, run: str, *, wait: bool, limit_s: float) -> Mapping[str, Any]:
+    """Ask for a checkpoint, and tell how far it is; the object as it was seen last.
 
     Raises:
-        UserError: there is no such run, we may not, or nothing came of it.
+        UserError: there is no such run, it writes none, we may not, or nothing came of it.
     """
-    made = kubectl.create(request(kubectl.get(RUNS, run)))
-    name = made["metadata"]["name"]
-    say(f"{name}: {run} writes it after its next step; it is kept until you delete it")
-    if not wait:
-        return
-    deadline_s, told = time.monotonic() + LIMIT_S, ""
+    before = living(kubectl, run, "save")
+    if wait and _rests(before):
+        what = "it is suspended, and writes nothing before somebody resumes it"
+        fix = f"kubectl etude resume {run} first; without --wait it is written after that"
+        raise UserError(Problem("Conflict", what, f"run {run}", fix))
+    made = kubectl.create(request(before))
+    say(f"{made['metadata']['name']}: {_promise(before)}; it is kept until you delete it")
+    return _awaited(kubectl, run, made["metadata"]["name"], limit_s) if wait else made
+
+
+def _rests(run: Mapping[str, Any]) -> bool:
+    """Whether it goes on only when somebody says so."""
+    return bool(run["spec"].get("suspend") or (run.get("status") or {}).get("hold"))
+
+
+def _promise(run: Mapping[str, Any]) -> str:
+    """When it is written: a run that does not run keeps the request until it does."""
+    name = run["metadata"]["name"]
+    if _rests(run):
+        return f"{name} is suspended and writes it once it goes on: kubectl etude resume {name}"
+    status = run.get("status") or {}
+    if condition(run, "Ready").get("status") == "True" and not status.get("intent"):
+        return f"{name} writes it after its next step"
+    return f"{name} does not run now and writes it once it does: kubectl etude why {name}"
+
+
+def _awaited(kubectl: Kubectl, run: str, name: str, limit_s: float) -> Mapping[str, Any]:
+    """The checkpoint once it is done, with a line for each thing that it waits for.
+
+    Raises:
+        UserError: it will never be, or not in time.
+    """
+    deadline_s, told = time.monotonic() + limit_s, ""
     while time.monotonic() < deadline_s:
-        found, words = _look(kubectl, name)
+        found, words = _look(kubectl, run, name)
         if words != told:
             told = words
             say(f"{name}: {words}")
         if found is not None and _is_ready(found, name):
-            return
+            return found
         time.sleep(INTERVAL_S)
     fix = f"the order stands: kubectl get checkpoint {name}"
-    raise UserError(Problem("TimedOut", f"not yet after {LIMIT_S:.0f} s: {told}", name, fix))
+    raise UserError(Problem("TimedOut", f"not yet after {limit_s:.0f} s: {told}", name, fix))
 
 
-def _look(kubectl: Kubectl, name: str) -> tuple[Mapping[str, Any] | None, str]:
+def _look(kubectl: Kubectl, run: str, name: str) -> tuple[Mapping[str, Any] | None, str]:
     """The object and how far it is; a hiccup of the network ends no wait.
 
     Raises:
@@ -64,12 +92,17 @@ def _look(kubectl: Kubectl, name: str) -> tuple[Mapping[str, Any] | None, str]:
         if error.problem.reason != "Unreachable":
             raise
         return None, error.problem.what
-    return found, _words(found)
+    words = _words(found)
+    if condition(found, "Ready").get("reason") == "WaitingForRun":
+        words = f"{words}; {orders.look(kubectl, run).sentence}"
+    return found, words
 
 
 def _words(found: Mapping[str, Any]) -> str:
     status = found.get("status") or {}
-    said = next((c.get("message") for c in status.get("conditions") or ()), "")
+    said = condition(found, "Ready").get("message") or ""
+    if not status:
+        said = "the operator has not looked at it yet"
     at = f" at step {status.get('step', 0)}" if status.get("uri") else ""
     return f"{status.get('phase') or 'Pending'}{at}" + (f": {said}" if said else "")
 

@@ -6,9 +6,12 @@ from typing import Annotated
 import typer
 
 from etude.cli.output import console, print_row, print_whole
+from etude.common.errors import Problem, UserError
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Name of the RLRun.")]
 CLI_VERSION = "etude.dev/cli/v1"
+SAVED_WITHIN_S = 3_600.0
+"""The next step may take long; the order stands in any case."""
 
 
 class Output(StrEnum):
@@ -105,14 +108,22 @@ def checkpoint(
         bool, typer.Option("--now", help="Have the run write one after its next step.")
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="With --now: return once it is so.")] = False,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds to wait with --wait.")
+    ] = SAVED_WITHIN_S,
     output: Format = Output.TABLE,
 ) -> None:
     """List the checkpoints of a run, the newest first; a resume starts at the newest Ready one."""
     if now:
         from etude.cli.kubectl.verbs.saving import save
 
-        save(context.obj, run, wait=wait)
+        made = save(context.obj, run, wait=wait, limit_s=timeout)
+        if output is Output.JSON:
+            print_row(made)
         return
+    if wait:
+        fix = "add --now, or leave out --wait"
+        raise UserError(Problem("Usage", "a list is not waited for", "--wait without --now", fix))
     from etude.cli.kubectl.asking import gather
     from etude.cli.kubectl.top_table import checkpoints_table
 
