@@ -6,14 +6,20 @@ from etude.cli.kubectl.seen import Manifest
 from etude.cli.kubectl.spans import parsed
 
 HOUR_S = 3_600.0
+ASKED_FOR = {"Manual", "Imported"}
+"""Reasons of objects that are older or younger than what they hold: a user made them."""
 
 
 def pace(checkpoints: Iterable[Manifest]) -> float | None:
-    """Steps per hour between the newest two checkpoints of different steps."""
+    """Steps per hour between the newest two checkpoints of different steps that it wrote by itself.
+
+    Those are made when they are written, which tells how long it took.
+    """
     saved = sorted(
         {
             (int(each["spec"].get("step", 0)), each["metadata"].get("creationTimestamp") or "")
             for each in checkpoints
+            if each["spec"].get("reason") not in ASKED_FOR
         },
         reverse=True,
     )

@@ -77,6 +77,15 @@ def test_steps_per_hour_are_those_between_the_newest_two_checkpoints() -> None:
     assert pace([]) is None
 
 
+def test_a_checkpoint_that_was_asked_for_says_nothing_of_the_pace() -> None:
+    """It is as old as the request, and its step stands in its status."""
+    saved = [checkpoint(100, 7_200), checkpoint(200, 3_600)]
+    asked, held = checkpoint(0, 3_599), checkpoint(0, 3_601)
+    asked["spec"]["reason"] = held["spec"]["reason"] = "Manual"
+    held["status"] |= {"step": 201, "uri": "s3://runs/demo"}
+    assert pace([*saved, asked, held]) == pytest.approx(100)
+
+
 def test_top_counts_what_is_requested_and_what_is_ready_and_sorts_by_it() -> None:
     gpus = [{"name": "c", "resources": {"requests": {"nvidia.com/gpu": "4"}}}]
     large = seen(run(), pod(containers=gpus), pod("inference", ready=False, containers=gpus))
