@@ -1,6 +1,6 @@
 """All runs side by side: what they hold and how fast they go."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 from pydantic.alias_generators import to_camel
@@ -11,6 +11,7 @@ from etude.cli.kubectl.pods import is_leaving, is_ready, name
 from etude.cli.kubectl.seen import Manifest, Seen, held
 
 GPU = "nvidia.com/gpu"
+"""What a role requests unless its gpuResource says otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +41,14 @@ def line_of(seen: Seen) -> Line:
     """One run's line."""
     status = seen.status
     staying = [pod for pod in seen.pods if not is_leaving(pod)]
+    resources = gpu_resources(seen.run)
     return Line(
         namespace=seen.run["metadata"]["namespace"],
         name=seen.name,
         status=status.phase,
         phase=status.active_phase,
         step=status.step.text if status.step is not None else "",
-        gpus=sum(map(gpus_of, staying)),
+        gpus=sum(gpus_of(pod, resources) for pod in staying),
         pods=len(staying),
         ready=sum(map(is_ready, staying)),
         leases=sum(each.leased for each in status.environments),
@@ -54,13 +56,20 @@ def line_of(seen: Seen) -> Line:
     )
 
 
-def gpus_of(pod: Manifest) -> int:
-    """Whole GPUs that a pod requests."""
+def gpu_resources(run: Manifest) -> set[str]:
+    """What one GPU is called in the requests of a run's roles: amd.com/gpu, a slice of MIG."""
+    roles = (run["spec"].get("roles") or {}).values()
+    single = [role for role in roles if isinstance(role, Mapping)]
+    return {GPU, *(role["gpuResource"] for role in single if role.get("gpuResource"))}
+
+
+def gpus_of(pod: Manifest, resources: Collection[str]) -> int:
+    """Whole GPUs that a pod requests, by the names of their resources."""
     requests = (
         container.get("resources", {}).get("requests") or {}
         for container in pod["spec"].get("containers", ())
     )
-    return sum(int(each.get(GPU, 0)) for each in requests)
+    return sum(int(each.get(name, 0)) for each in requests for name in resources)
 
 
 KEYS: Mapping[str, Callable[[Line], float]] = {

@@ -86,6 +86,24 @@ def test_a_checkpoint_that_was_asked_for_says_nothing_of_the_pace() -> None:
     assert pace([*saved, asked, held]) == pytest.approx(100)
 
 
+def test_top_counts_the_gpus_of_any_maker() -> None:
+    def asking(role: str, **requests: str) -> dict[str, object]:
+        return pod(role, containers=[{"name": role, "resources": {"requests": requests}}])
+
+    mixed = run()
+    mixed["spec"]["roles"] |= {
+        "trainer": {"gpuResource": "amd.com/gpu"},
+        "inference": {"gpuResource": "nvidia.com/mig-1g.10gb"},
+        "rewards": {},
+    }
+    pods = (
+        asking("trainer", **{"amd.com/gpu": "8", "example.com/nic": "1"}),
+        asking("inference", **{"nvidia.com/mig-1g.10gb": "2", "cpu": "4"}),
+        asking("rewards", **{"nvidia.com/gpu": "1"}),
+    )
+    assert top_table.line_of(seen(mixed, *pods)).gpus == 11
+
+
 def test_top_counts_what_is_requested_and_what_is_ready_and_sorts_by_it() -> None:
     gpus = [{"name": "c", "resources": {"requests": {"nvidia.com/gpu": "4"}}}]
     large = seen(run(), pod(containers=gpus), pod("inference", ready=False, containers=gpus))
