@@ -3,11 +3,13 @@
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from etude.cli.kubectl import complaints
+from etude.cli.output import harmless
 from etude.common.errors import Problem, UserError
 
 REQUEST_LIMIT = "--request-timeout=20s"
@@ -77,6 +79,8 @@ class Kubectl:
             UserError: it fails; its complaint as a problem.
         """
         done = self._done(words, given)
+        if self._is_verbose:
+            sys.stderr.write(harmless(done.stderr))
         if done.returncode:
             raise UserError(complaints.problem(done.stderr, self._about(words)))
         return done.stdout
@@ -94,6 +98,11 @@ class Kubectl:
             text=True,
             errors="replace",
         )
+
+    @property
+    def _is_verbose(self) -> bool:
+        """Whether kubectl's log was asked for."""
+        return any(flag == "--v" or flag.startswith(("-v", "--v=")) for flag in self.flags)
 
     def _done(self, words: Sequence[str], given: str | None) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(

@@ -159,11 +159,12 @@ KINDS = (
 
 def problem(said: str, where: str) -> Problem:
     """The first complaint that we know; kubectl's last words otherwise."""
+    lines = list(spoken(said.splitlines()))
+    heard = "\n".join(lines)  # its log, as of -v 8, has whole answers in it
     for kind in KINDS:
-        match = kind.words.search(said)
+        match = kind.words.search(heard)
         if match is not None:
             return kind.problem(match, where)
-    lines = list(spoken(said.splitlines()))
     last = lines[-1] if lines else "kubectl failed and said nothing"
     return Problem("KubectlFailed", last, where, "repeat it with kubectl alone: it says the same")
 

@@ -6,13 +6,18 @@ from typing import NamedTuple
 from etude.common.errors import Problem, UserError
 
 VALUED = {
-    *("-n", "--namespace", "--context", "--kubeconfig", "--cluster", "--user", "--as"),
-    *("--as-group", "--as-uid", "-s", "--server", "--token", "--request-timeout"),
-    *("--certificate-authority", "--client-certificate", "--client-key", "--tls-server-name"),
-    *("--cache-dir",),
+    *("-n", "--namespace", "--context", "--kubeconfig", "--kuberc", "--cluster", "--user"),
+    *("--as", "--as-group", "--as-uid", "--as-user-extra", "--token", "--username", "--password"),
+    *("-s", "--server", "--request-timeout", "--certificate-authority", "--client-certificate"),
+    *("--client-key", "--tls-server-name", "--cache-dir"),
+    *("-v", "--v", "--vmodule", "--log-flush-frequency", "--profile", "--profile-output"),
 }
 """Flags that every kubectl command takes, with a value."""
-SWITCHES = {"--insecure-skip-tls-verify", "--disable-compression"}
+SWITCHES = {
+    *("--insecure-skip-tls-verify", "--disable-compression", "--match-server-version"),
+    *("--warnings-as-errors",),
+}
+"""Those without one. --version is left out: it prints kubectl's and does nothing else."""
 
 
 class Words(NamedTuple):

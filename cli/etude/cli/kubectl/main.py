@@ -16,6 +16,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Look at the training runs of a cluster, and give orders to them.",
 )
 VERBS: dict[str, Callable[..., None]] = {

@@ -1,9 +1,16 @@
 """Kubectl's flags are told apart from ours, wherever they stand."""
 
+import json
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.seen_runs import condition, run
+from tests.support.stub_kubectl import Said, StubKubectl
 
+from etude.cli.kubectl import complaints
 from etude.cli.kubectl.flags import SWITCHES, VALUED, split
 from etude.common.errors import UserError
 
@@ -34,3 +41,19 @@ def test_what_follows_two_dashes_is_ours() -> None:
 def test_a_flag_without_its_value_is_a_usage_error() -> None:
     with pytest.raises(UserError, match="--context has no value"):
         split(["why", "demo", "--context"])
+
+
+def test_the_log_that_kubectl_was_asked_for_is_shown(
+    stub: StubKubectl, etude: Callable[..., Any]
+) -> None:
+    log = "I0501 12:00:00.000000 1 round_trippers.go:632] Response: dial tcp is in it\n"
+    over = condition("Complete", "True", "Finished")
+    stub.teach("get rlruns.etude.dev", Said(json.dumps(run(over)), log))
+    assert log in etude("suspend", "demo", "-v", "8").err
+    assert log not in etude("suspend", "demo").err
+    assert stub.asked("-v")[0].startswith("-v 8 get rlruns.etude.dev demo")
+
+
+def test_an_answer_in_kubectls_log_is_no_complaint() -> None:
+    said = "I0501 12:00:00.000000 1 x.go:1] Response: dial tcp\nerror: something new"
+    assert complaints.problem(said, "run demo").what == "error: something new"

@@ -149,6 +149,7 @@ def test_every_verb_has_help_with_two_examples(verb: str) -> None:
     assert len(EXAMPLES[verb]) == 2
     assert all(example in told.stdout for example in EXAMPLES[verb])
     assert "--kubeconfig" in told.stdout
+    assert CliRunner().invoke(main.app, [verb, "-h"], terminal_width=200).stdout == told.stdout
 
 
 def test_the_verbs_are_listed_without_loading_the_api() -> None:
