@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from etude.cli.kubectl import complaints
+from etude.cli.kubectl import complaints, flags
 from etude.cli.output import harmless
 from etude.common.errors import Problem, UserError
 
@@ -127,7 +127,8 @@ class Kubectl:
             kind, name = NOUNS.get(words[1], words[1]), words[2]
         else:
             kind, name = "pod", words[1]
-        return " ".join(("kubectl" if name.startswith("-") else f"{kind} {name}", *self.flags))
+        what = "kubectl" if name.startswith("-") else f"{kind} {name}"
+        return " ".join((what, *flags.shown(self.flags)))
 
     def _limit(self) -> tuple[str, ...]:
         given = any(flag.startswith("--request-timeout") for flag in self.flags)

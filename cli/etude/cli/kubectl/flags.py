@@ -20,6 +20,10 @@ SWITCHES = {
 """Those without one. --version is left out: it prints kubectl's and does nothing else."""
 
 
+SECRET = {"--token", "--password"}
+"""Flags whose values stand in no message."""
+
+
 class Words(NamedTuple):
     """A command line in two parts."""
 
@@ -52,6 +56,19 @@ def split(words: Sequence[str]) -> Words:
         else:
             own.append(word)
     return Words(tuple(flags), tuple(own))
+
+
+def shown(flags: Sequence[str]) -> list[str]:
+    """Flags for a message: who reads it, as in the log of a job, learns no password."""
+    found: list[str] = []
+    for flag in flags:
+        name, is_given, _ = flag.partition("=")
+        before = found[-1] if found else ""
+        if before in SECRET:
+            found.append("…")
+        else:
+            found.append(f"{name}=…" if name in SECRET and is_given else flag)
+    return found
 
 
 def _is_whole(word: str) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.seen_runs import condition, run
-from tests.support.stub_kubectl import Said, StubKubectl
+from tests.support.stub_kubectl import Said, StubKubectl, complaint
 
 from etude.cli.kubectl import complaints
 from etude.cli.kubectl.flags import SWITCHES, VALUED, split
@@ -57,3 +57,12 @@ def test_the_log_that_kubectl_was_asked_for_is_shown(
 def test_an_answer_in_kubectls_log_is_no_complaint() -> None:
     said = "I0501 12:00:00.000000 1 x.go:1] Response: dial tcp\nerror: something new"
     assert complaints.problem(said, "run demo").what == "error: something new"
+
+
+def test_no_message_has_a_password_in_it(stub: StubKubectl, etude: Callable[..., Any]) -> None:
+    stub.teach("get rlruns.etude.dev", complaint("error: something new"))
+    given = ("-n", "lab", "--token=s3cret", "--password", "s3cret")
+    told = etude("suspend", "demo", *given)
+    assert "run demo -n lab --token=… --password …" in told.err
+    assert "s3cret" not in told.err
+    assert stub.asked("-n")[0].startswith(" ".join(given))
