@@ -3,6 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import NamedTuple
 
@@ -58,6 +59,8 @@ class Pool:
     """Leases by template and when they began."""
     _births: dict[str, float] = field(default_factory=dict)
     """Of replicas that are not ready yet, or not any more."""
+    _coming: dict[str, Replica] = field(default_factory=dict)
+    """Replicas that are not ready yet and still wanted, the newest last."""
     _random: Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -101,6 +104,7 @@ class Pool:
         self.created += 1
         self.creating += 1
         self._births[replica.name] = replica.born_s
+        self._coming[replica.name] = replica
         took_s, fails = self.trace.provisioning.drawn(self._random)
         self.clock.after(took_s, lambda: self._failed(replica) if fails else self._up(replica))
 
@@ -111,7 +115,15 @@ class Pool:
             return
         self.terminating += 1
         self._births[name] = replica.born_s
-        self.clock.after(self.trace.provisioning.going_s, lambda: self._gone(replica))
+        self.clock.after(self.trace.provisioning.going_s, partial(self._gone, replica))
+
+    def withdraw(self, count: int) -> None:
+        """Give up the newest of those that are not ready yet."""
+        for name in list(self._coming)[::-1][:count]:
+            replica = self._coming.pop(name)
+            self.creating -= 1
+            self.terminating += 1
+            self.clock.after(self.trace.provisioning.going_s, partial(self._gone, replica))
 
     def ask(self, waiting: Waiting) -> None:
         """Wait for an environment."""
@@ -127,6 +139,8 @@ class Pool:
         self.over_created += self.creating
 
     def _up(self, replica: Replica) -> None:
+        if self._coming.pop(replica.name, None) is None:
+            return
         self.creating -= 1
         del self._births[replica.name]
         self.took_s.append(self.clock.now_s - replica.born_s)
@@ -134,6 +148,8 @@ class Pool:
         self._grant()
 
     def _failed(self, replica: Replica) -> None:
+        if self._coming.pop(replica.name, None) is None:
+            return
         self.creating -= 1
         del self._births[replica.name]
         self.took_s.append(None)

@@ -37,6 +37,8 @@ class Order(NamedTuple):
 
     creates: int
     victims: tuple[str, ...]
+    withdrawn: int = 0
+    """Replicas that are not ready, and that are to go."""
 
 
 class Scaler(Protocol):
@@ -157,7 +159,7 @@ class Planned(Scaler):
         self.decisions += 1
         self.capped += decided.is_hard_capped
         self._state = decided.state
-        return Order(decided.creates, decided.victims)
+        return Order(decided.creates, decided.victims, decided.withdrawn)
 
     def _metrics(self) -> PoolMetrics:
         pool, now_s = self.pool, self.clock.now_s

@@ -139,6 +139,7 @@ class Simulation:
             ordered = scaler.decide()
             for name in ordered.victims:
                 pool.remove(name)
+            pool.withdraw(ordered.withdrawn)
             bucket = refilled(self._bucket, REFILL, now_s=self.clock.now_s)
             number = creates(ordered.creates, bucket, REFILL, creating=pool.creating)
             self._bucket = bucket._replace(tokens=bucket.tokens - number)

@@ -68,7 +68,7 @@ class Ward:
         else:
             kept = self._quarantine(there, unwell, now_s)
             given_up = {each for each in kept if now_s - self._kept[each] >= KEPT_S}
-        unplaced = [node for node in there if _is_unplaced(node)]
+        unplaced = [node for node in there if is_unplaced(node)]
         waited = [now_s - self._since[uid(node), Ill.UNPLACED] for node in unplaced]
         return Findings(
             quarantined=_names(there, kept - given_up),
@@ -119,6 +119,12 @@ class Ward:
         return min((each for each in waits if each > 0), default=None)
 
 
+def is_unplaced(node: Manifest) -> bool:
+    """Whether the scheduler has found no machine for it."""
+    conditions = node.get("status", {}).get("conditions") or ()
+    return any(c["type"] == "PodScheduled" and c["status"] == "False" for c in conditions)
+
+
 def _grace_s(health: Health) -> float:
     return health.readiness_grace_seconds or GRACE_S
 
@@ -128,7 +134,7 @@ def _recheck_s(health: Health) -> float:
 
 
 def _ills(node: Manifest) -> Iterator[Ill]:
-    if _is_unplaced(node):
+    if is_unplaced(node):
         yield Ill.UNPLACED
     states = [each.get("state") or {} for each in _containers(node)]
     # While an image comes nothing runs, however long that takes.
@@ -137,11 +143,6 @@ def _ills(node: Manifest) -> Iterator[Ill]:
     reasons = [(each.get("waiting") or {}).get("reason") for each in states]
     if "CrashLoopBackOff" in reasons:
         yield Ill.CRASHING
-
-
-def _is_unplaced(node: Manifest) -> bool:
-    conditions = node.get("status", {}).get("conditions") or ()
-    return any(c["type"] == "PodScheduled" and c["status"] == "False" for c in conditions)
 
 
 def _restarts(node: Manifest) -> int:

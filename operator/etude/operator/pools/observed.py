@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from etude.common.plans.forecast import Quantile, Wave
 from etude.operator.actions import Moment
 from etude.operator.manifests import Manifest, is_deleting, is_true
+from etude.operator.pools.health import is_unplaced
 from etude.operator.reports.latest import PoolReport, Words
 from etude.operator.scaling.provision import Provision, followed
 from etude.operator.scaling.values import Held, IdleReplica, Plan, PoolMetrics
@@ -77,6 +78,7 @@ def metrics(
         wall_s=now.wall_s,
         ready=len(ready),
         creating=len(there) - len(ready),
+        unplaced=sum(map(is_unplaced, there)),
         terminating=len(nodes) - len(there),
         holding=sum(known[name].held > 0 for name in map(name_of, there) if name in known),
         leased=sum(each.said.leased + each.said.opening for each in words),

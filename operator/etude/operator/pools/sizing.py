@@ -11,7 +11,7 @@ from etude.common.api.meta import number
 from etude.operator.actions import Moment
 from etude.operator.manifests import Manifest, is_true
 from etude.operator.names import ordinal
-from etude.operator.pools.health import Findings, Ward
+from etude.operator.pools.health import Findings, Ward, is_unplaced
 from etude.operator.pools.observed import Member, members, metrics, name_of, plans, staying
 from etude.operator.pools.provisions import Provisions
 from etude.operator.pools.settings import planning_config, pool_config
@@ -157,7 +157,7 @@ class Sizer:
             limit=decision.desired
             if decision.mode == "Unknown"
             else min(decision.desired, present + decision.creates),
-            retiring=decision.victims,
+            retiring=(*decision.victims, *_withdrawn(nodes, report, decision.withdrawn)),
             decision=decision,
             plan_version=max(
                 (plan.version for plan in told if plan.run_id not in decision.unreliable), default=0
@@ -196,10 +196,28 @@ def asked_for(pool: EnvPool, nodes: Sequence[Manifest], report: PoolReport) -> S
     return Size(desired=desired, limit=desired, retiring=retiring)
 
 
+def _withdrawn(nodes: Sequence[Manifest], report: PoolReport, count: int) -> tuple[str, ...]:
+    """At most so many that are not ready; one that was, and holds something, is none of them."""
+    known = members(report)
+    order = sorted(
+        (node for node in staying(nodes) if not is_true(node, "Ready") and not _held(node, known)),
+        key=lambda node: _missed_least(node, known),
+    )
+    return tuple(name_of(node) for node in order[:count])
+
+
 def _missed_least(node: Manifest, known: Mapping[str, Member]) -> tuple[float, ...]:
-    """Those that are not ready go first, then those that hold least, of equals the newest."""
-    held = known[name_of(node)].held if name_of(node) in known else 0
-    return (is_true(node, "Ready"), held, -ordinal(name_of(node)))
+    """Those without a machine go first, then those that are not ready, then those that hold least.
+
+    Of equals the newest goes.
+    """
+    is_ready, ordinal_of = is_true(node, "Ready"), ordinal(name_of(node))
+    return (is_ready, not is_unplaced(node), _held(node, known), -ordinal_of)
+
+
+def _held(node: Manifest, known: Mapping[str, Member]) -> int:
+    member = known.get(name_of(node))
+    return 0 if member is None else member.held
 
 
 @dataclass(slots=True)

@@ -190,6 +190,7 @@ def _acted(
     scaling, state = config.autoscaling, said.state
     # To shrink, all that was wanted for the whole delay must be less.
     lasting = int(highest(state.lasting, scaling.scale_down_delay_s, now_s=now_s))
+    spared = int(highest(state.peaks, scaling.scale_down_delay_s, now_s=now_s))
     cap = limits.hard_cap(state.peaks, config, now_s=now_s)
     desired = max(metrics.holding, min(max(lasting, least), config.max_replicas, cap))
     present = metrics.ready + metrics.creating
@@ -208,7 +209,19 @@ def _acted(
         desired=desired,
         creates=number,
         # What is being created may be late or fail: it replaces nothing that is ready.
-        victims=victims(metrics.idle, (present if is_capped else metrics.ready) - desired),
+        victims=victims(metrics.idle, metrics.ready - desired),
+        withdrawn=min(metrics.creating, max(0, present - desired))
+        if is_capped
+        else _withdrawn(metrics, max(desired, min(spared, config.max_replicas))),
         hard_cap=cap,
         is_hard_capped=is_capped,
     )
+
+
+def _withdrawn(metrics: PoolMetrics, kept: int) -> int:
+    """Replicas that wait for a machine, beyond what is kept.
+
+    Those that have one are ready soon. Giving these up too had GPUs wait for half as long again in
+    bench/autoscaler.py: of spares the slow ones are the last to be missed.
+    """
+    return min(metrics.unplaced, max(0, metrics.ready + metrics.creating - kept))

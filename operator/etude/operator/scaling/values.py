@@ -40,6 +40,8 @@ class PoolMetrics:
     """Seconds since 1970, for the schedule."""
     ready: int
     creating: int = 0
+    unplaced: int = 0
+    """Of those that are being created, those that no machine takes."""
     terminating: int = 0
     holding: int = 0
     """Replicas that hold a lease."""
@@ -136,6 +138,8 @@ class PoolDecision:
     """Replicas to create now; the rest of the difference waits for its turn."""
     victims: tuple[str, ...] = ()
     """Idle replicas to drain, and to delete once they answer that they are empty."""
+    withdrawn: int = 0
+    """Replicas that are not ready, and that nothing wants any more; they go likewise."""
     mode: str = "Stable"
     """What asked for the most: Stable, Panic, Planned or Scheduled; Unknown without a report."""
     stable: float = 0.0

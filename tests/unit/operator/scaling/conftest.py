@@ -66,6 +66,9 @@ class Loop:
             self.state, self.metrics(), self.plans(self.now_s), self.config, self.now_s
         )
         self.state = found.state
+        for _ in range(found.withdrawn):
+            self.born_s.pop()
+            self.gone_s.append(self.now_s)
         for _ in found.victims:
             self.born_s.pop(0)
             self.gone_s.append(self.now_s)

@@ -44,11 +44,13 @@ def metrics(draw: st.DrawFn, slots: int) -> PoolMetrics:
     if holding:
         leased = draw(st.integers(holding, holding * slots))
     aged = draw(st.integers(0, leased))
+    creating = draw(counts)
     return PoolMetrics(
         seen_s=NOW_S,
         wall_s=1.79e9,
         ready=holding + idle,
-        creating=draw(counts),
+        creating=creating,
+        unplaced=draw(st.integers(0, creating)),
         terminating=draw(counts),
         holding=holding,
         leased=leased,
@@ -199,9 +201,25 @@ def test_only_idle_replicas_are_victims_and_what_stays_is_enough(question: Quest
 
     assert set(found.victims) <= {replica.name for replica in seen.idle}
     assert len(set(found.victims)) == len(found.victims) <= seen.ready - seen.holding
-    present = seen.ready + (seen.creating if found.is_hard_capped else 0)
-    assert not found.victims or present - len(found.victims) >= found.desired
+    assert not found.victims or seen.ready - len(found.victims) >= found.desired
     assert not (found.victims and found.creates)
+
+
+@given(questions())
+def test_what_is_being_created_goes_before_what_is_ready_and_only_if_too_many_are_there(
+    question: Question,
+) -> None:
+    _, seen, _, _ = question
+    found = decide_pool(*question, NOW_S)
+
+    assert 0 <= found.withdrawn <= (seen.creating if found.is_hard_capped else seen.unplaced)
+    gone = found.withdrawn + len(found.victims)
+    assert not gone or seen.ready + seen.creating - gone >= found.desired
+    assert not (found.withdrawn and found.creates)
+    if found.is_hard_capped:
+        assert found.withdrawn == min(
+            seen.creating, max(0, seen.ready + seen.creating - found.desired)
+        )
 
 
 @given(questions())
