@@ -20,8 +20,13 @@ class Listed(NamedTuple):
     refused: tuple[Problem, ...] = ()
 
 
-def gather(kubectl: Kubectl, name: str) -> Seen:
+def gather(kubectl: Kubectl, name: str, told: set[str] | None = None) -> Seen:
     """The run and what stands around it; what we may not list is left out, and said.
+
+    Args:
+        kubectl: whom to ask.
+        name: of the run.
+        told: what was said at earlier looks, which is not said again; new words are added.
 
     Raises:
         UserError: there is no such run, or nobody answers.
@@ -29,7 +34,7 @@ def gather(kubectl: Kubectl, name: str) -> Seen:
     with ThreadPoolExecutor() as pool:
         asked = [pool.submit(_listed, kubectl, kinds) for kinds in AROUND]
         run = kubectl.get(RUNS, name)
-        own, workloads, events = (_told(each.result()) for each in asked)
+        own, workloads, events = (_told(each.result(), told) for each in asked)
     return seen_of(run, [*own, *workloads], events)
 
 
@@ -49,9 +54,12 @@ def gather_all(kubectl: Kubectl, scope: Sequence[str]) -> list[Seen]:
     ]
 
 
-def _told(listed: Listed) -> list[Manifest]:
+def _told(listed: Listed, told: set[str] | None = None) -> list[Manifest]:
+    known = set() if told is None else told
     for problem in listed.refused:
-        say(f"{problem.what}: what follows leaves them out")
+        if problem.what not in known:
+            known.add(problem.what)
+            say(f"{problem.what}: what follows leaves them out")
     return listed.items
 
 

@@ -35,6 +35,8 @@ class ClusterViewer(Viewing):
     _view: View | None = field(default=None, init=False)
     _next_look_s: float = field(default=0.0, init=False)
     _is_over: bool = field(default=False, init=False)
+    _told: set[str] = field(default_factory=set, init=False)
+    """What was said of kinds that we may not list."""
 
     @override
     def view(self) -> View:
@@ -54,7 +56,7 @@ class ClusterViewer(Viewing):
 
     def _looked(self) -> View:
         try:
-            seen = gather(self.kubectl, self.run)
+            seen = gather(self.kubectl, self.run, self._told)
         except UserError as error:
             if self._view is None:
                 raise

@@ -101,6 +101,21 @@ def test_whoever_waits_for_a_suspension_goes_on_when_the_api_server_is_not_itsel
     assert "demo is suspended" in told.err
 
 
+def test_whoever_may_not_list_events_is_told_so_once_for_a_wait(
+    stub: StubKubectl, etude: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "INTERVAL_S", 0.0)
+    rests = seen_runs.run(seen_runs.condition("Suspended", "True", "ByUser"))
+    stub.teach("get rlruns.etude.dev", *[shown(seen_runs.run())] * 4, shown(rests))
+    whose = 'User "eve" cannot list resource "events" in API group "" in the namespace "lab"'
+    stub.teach("get events", complaint(f"Error from server (Forbidden): forbidden: {whose}"))
+    stub.teach_cluster(rests)
+    stub.teach("patch", shown({}))
+    told = etude("suspend", "demo", "--wait")
+    assert told.code == 0
+    assert told.err.count("eve may not list events in namespace lab") == 1
+
+
 AWAY = complaint("Unable to connect to the server: dial tcp 10.0.0.1:443: i/o timeout")
 MADE = {"kind": "Checkpoint", "metadata": {"name": "demo-manual-1"}}
 

@@ -118,9 +118,9 @@ def _await(kubectl: Kubectl, run: str, holds: Callable[["Seen"], bool], limit_s:
         SystemExit: the run ended otherwise.
     """
     deadline_s = time.monotonic() + limit_s
-    told = ""
+    told, left_out = "", set[str]()
     while True:
-        now = look(kubectl, run)
+        now = look(kubectl, run, left_out)
         if now.code is None and now.seen is not None and holds(now.seen):
             return
         if now.sentence != told:
@@ -144,8 +144,13 @@ class Look(NamedTuple):
     """Once the run is over."""
 
 
-def look(kubectl: Kubectl, run: str) -> Look:
+def look(kubectl: Kubectl, run: str, left_out: set[str]) -> Look:
     """How a run is; a hiccup of the network ends no wait.
+
+    Args:
+        kubectl: whom to ask.
+        run: its name.
+        left_out: what was said of kinds that we may not list.
 
     Raises:
         UserError: there is no such run, or we may not look at it.
@@ -155,7 +160,7 @@ def look(kubectl: Kubectl, run: str) -> Look:
     from etude.cli.kubectl.why import explain, now
 
     try:
-        seen = gather(kubectl, run)
+        seen = gather(kubectl, run, left_out)
     except UserError as error:
         if error.problem.reason != "Unreachable":
             raise

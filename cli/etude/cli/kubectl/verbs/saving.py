@@ -67,9 +67,9 @@ def _awaited(kubectl: Kubectl, run: str, name: str, limit_s: float) -> Mapping[s
     Raises:
         UserError: it will never be, or not in time.
     """
-    deadline_s, told = time.monotonic() + limit_s, ""
+    deadline_s, told, left_out = time.monotonic() + limit_s, "", set[str]()
     while time.monotonic() < deadline_s:
-        found, words = _look(kubectl, run, name)
+        found, words = _look(kubectl, run, name, left_out)
         if words != told:
             told = words
             say(f"{name}: {words}")
@@ -80,7 +80,9 @@ def _awaited(kubectl: Kubectl, run: str, name: str, limit_s: float) -> Mapping[s
     raise UserError(Problem("TimedOut", f"not yet after {limit_s:.0f} s: {told}", name, fix))
 
 
-def _look(kubectl: Kubectl, run: str, name: str) -> tuple[Mapping[str, Any] | None, str]:
+def _look(
+    kubectl: Kubectl, run: str, name: str, left_out: set[str]
+) -> tuple[Mapping[str, Any] | None, str]:
     """The object and how far it is; a hiccup of the network ends no wait.
 
     Raises:
@@ -94,7 +96,7 @@ def _look(kubectl: Kubectl, run: str, name: str) -> tuple[Mapping[str, Any] | No
         return None, error.problem.what
     words = _words(found)
     if condition(found, "Ready").get("reason") == "WaitingForRun":
-        words = f"{words}; {orders.look(kubectl, run).sentence}"
+        words = f"{words}; {orders.look(kubectl, run, left_out).sentence}"
     return found, words
 
 
