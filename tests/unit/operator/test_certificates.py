@@ -12,7 +12,7 @@ from etude.operator.desired import pools as desired_pools
 from etude.operator.desired import runs as desired
 from etude.operator.desired.certificates import Issuer, Mode, Tls
 from etude.operator.desired.runs import Platform, RunShape
-from etude.operator.manifests import Manifest, Ref
+from etude.operator.manifests import Manifest, Ref, ref
 
 Build = Callable[..., dict[str, Any]]
 TRUST = "-----BEGIN CERTIFICATE-----\n"
@@ -154,6 +154,20 @@ def test_kept_pods_may_reach_the_issuer_and_others_may_not(made: Any) -> None:
 def test_a_node_says_who_answers_at_its_address(made: Any) -> None:
     spec = pods(made(CHOICES[Mode.SELF_MANAGED]))["node"]
     assert told(spec, "ETUDE_ADVERTISE") == "demo-repos-node@$(ETUDE_POD_IP):7030"
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_a_run_and_a_pool_of_one_name_have_no_object_in_common(
+    run_body: Build, platform: Platform, mode: Mode
+) -> None:
+    given = replace(platform, tls=CHOICES[mode])
+    run = RLRun.model_validate(run_body())
+    metadata = {"name": run.metadata.name, "namespace": "lab", "uid": "uid-pool"}
+    spec = {"templates": [{"name": "python"}], "isolation": {"minimum": "Process"}, "edge": EDGE}
+    pool = EnvPool.model_validate({"metadata": metadata, "spec": spec})
+    of_run = desired.run_children(run, RunShape(images=platform.images), given)
+    of_pool = desired_pools.pool_children(pool, (0,), platform.images, given)
+    assert not set(map(ref, of_run)) & set(map(ref, of_pool))
 
 
 def test_no_pod_and_no_object_holds_a_key(made: Any) -> None:

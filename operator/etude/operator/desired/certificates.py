@@ -93,7 +93,7 @@ def children(
             return []
 
 
-def of_pod(tls: Tls | None, identity: Identity, owner: str) -> PodCertificate | None:
+def of_pod(tls: Tls | None, identity: Identity) -> PodCertificate | None:
     """How one part's pods get their certificate; None leaves them on their own machine."""
     if tls is None:
         return None
@@ -105,7 +105,7 @@ def of_pod(tls: Tls | None, identity: Identity, owner: str) -> PodCertificate | 
         case Mode.CERT_MANAGER:
             return PodCertificate(setting=TLS_FOLDER, volumes=[_secret(secret_name(identity))])
         case Mode.SELF_MANAGED:
-            return _kept(tls, identity, owner)
+            return _kept(tls, identity)
 
 
 def asks_issuer(tls: Tls | None) -> bool:
@@ -118,9 +118,12 @@ def secret_name(identity: Identity) -> str:
     return f"{identity.server_name.partition('.')[0]}-tls"
 
 
-def trust_name(owner: str) -> str:
-    """The ConfigMap with the CA that the pods of a run or pool believe at first."""
-    return names.child(owner, "trust")
+def trust_name(*, run: str = "", pool: str = "") -> str:
+    """The ConfigMap with the CA that the pods of a run or a pool believe at first.
+
+    A pool may have the name of a run that uses it.
+    """
+    return names.child(pool, "ca") if pool else names.child(run, "trust")
 
 
 def _secret(name: str) -> Manifest:
@@ -150,7 +153,8 @@ def _certificate(owner: RLRun | EnvPool, tls: Tls, identity: Identity) -> Manife
 
 
 def _trust(owner: RLRun | EnvPool, tls: Tls) -> Manifest:
-    name = trust_name(owner.metadata.name)
+    own = owner.metadata.name
+    name = trust_name(run=own) if isinstance(owner, RLRun) else trust_name(pool=own)
     return {**head(owner, "v1", "ConfigMap", name, _labels(owner)), "data": {"ca.crt": tls.trust}}
 
 
@@ -163,8 +167,9 @@ def _labels(owner: RLRun | EnvPool) -> Mapping[str, str]:
     return labels | {names.RUN: run} if run else labels
 
 
-def _kept(tls: Tls, identity: Identity, owner: str) -> PodCertificate:
+def _kept(tls: Tls, identity: Identity) -> PodCertificate:
     """A pod whose keeper asks the issuer. Its key never leaves the pod's memory."""
+    trust = trust_name(run=identity.run, pool=identity.pool)
     token = {"audience": identity.uri, "expirationSeconds": TOKEN_SECONDS, "path": "token"}
     return PodCertificate(
         setting=TLS_FOLDER,
@@ -174,7 +179,7 @@ def _kept(tls: Tls, identity: Identity, owner: str) -> PodCertificate:
                 "name": "tls-token",
                 "projected": {"sources": [{"serviceAccountToken": token}], "defaultMode": 0o440},
             },
-            {"name": "tls-trust", "configMap": {"name": trust_name(owner)}},
+            {"name": "tls-trust", "configMap": {"name": trust}},
         ],
         keeper=keeper(tls.target, identity.uri),
     )

@@ -89,7 +89,7 @@ def _certificate(pool: EnvPool, role: str, platform: Platform) -> PodCertificate
     if platform.tls is None:
         return None
     identity = certificates.pool_identity(platform.tls, pool, role)
-    return certificates.of_pod(platform.tls, identity, pool.metadata.name)
+    return certificates.of_pod(platform.tls, identity)
 
 
 def pool_labels(pool: EnvPool) -> dict[str, str]:

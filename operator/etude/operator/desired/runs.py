@@ -164,7 +164,7 @@ def _certificate(run: RLRun, role: str, platform: Platform) -> PodCertificate | 
     if platform.tls is None:
         return None
     identity = certificates.run_identity(platform.tls, run, role)
-    return certificates.of_pod(platform.tls, identity, run.metadata.name)
+    return certificates.of_pod(platform.tls, identity)
 
 
 def resolved_spec(run: RLRun) -> RLRunSpec:
