@@ -169,8 +169,8 @@ def covers(live: object, desired: object, *, path: str = "") -> bool:
         return isinstance(live, dict) and _mapping_covers(live, desired, path)
     if isinstance(desired, list):
         return isinstance(live, list) and _list_covers(live, desired, path)
-    if ".resources." in path and isinstance(desired, str) and isinstance(live, str):
-        return quantity(live) == quantity(desired)
+    if ".resources." in path and isinstance(desired, str | int) and isinstance(live, str):
+        return quantity(live) == quantity(str(desired))
     return live == desired
 
 

@@ -1,40 +1,73 @@
-"""Runs that reached their target, and runs that a gate holds."""
+"""A cluster that writes down another thing than it was given is told so once."""
 
 from typing import Any
 
+import pytest
+
+from etude.operator.cluster.memory import MemoryCluster
+from etude.operator.manifests import Manifest, Ref, covers
 from etude.v1 import run_pb2
 
+TRAINER = Ref("StatefulSet", "lab", "demo-trainer")
 
-async def test_a_run_that_reached_its_target_says_so(lab: Any, run_body: Any) -> None:
+
+@pytest.fixture
+def applied(monkeypatch: pytest.MonkeyPatch) -> list[Ref]:
+    """StatefulSets that were applied, by a cluster that takes all images from a mirror."""
+    found: list[Ref] = []
+    apply = MemoryCluster.apply
+
+    async def mirrored(self: Any, manifest: Manifest, *, manager: str) -> Manifest:
+        if manifest["kind"] == "StatefulSet":
+            found.append(Ref("StatefulSet", "lab", manifest["metadata"]["name"]))
+            template = manifest["spec"]["template"]
+            (main,) = template["spec"]["containers"]
+            inner = {**template["spec"], "containers": [{**main, "image": f"m/{main['image']}"}]}
+            spec = {**manifest["spec"], "template": {**template, "spec": inner}}
+            manifest = {**manifest, "spec": spec}
+        return await apply(self, manifest, manager=manager)
+
+    monkeypatch.setattr(MemoryCluster, "apply", mirrored)
+    return found
+
+
+async def test_what_a_webhook_changes_is_applied_once(
+    lab: Any, run_body: Any, applied: list[Ref]
+) -> None:
     lab.cluster.put(run_body())
     await lab.settle()
-    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=7)
-    words = "phase rl reached its target at step 8"
-    await lab.say(state=run_pb2.RUN_STATE_DONE, step=8, reason="TargetReached", message=words)
-    await lab.advance(10)
-    assert lab.condition("Complete") == ("True", "TargetReached")
-    assert lab.condition("Degraded") == ("False", "Healthy")
-    assert lab.run().status.phase == "Succeeded"
+    for step in range(20):
+        await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=step)
+        await lab.advance(10)
+    assert applied.count(TRAINER) <= 2, "when it was made, and again by who had not seen it made"
 
 
-async def test_a_gate_suspends_a_run_until_somebody_resumes_it(lab: Any, run_body: Any) -> None:
+async def test_what_somebody_changes_beside_it_is_still_put_right(
+    lab: Any, run_body: Any, applied: list[Ref]
+) -> None:
     lab.cluster.put(run_body())
     await lab.settle()
-    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=39)
-    await lab.tell_checkpoint(40)
-    await lab.say(
-        state=run_pb2.RUN_STATE_SUSPENDED, step=40, reason="GateNotMet", message="too low"
-    )
-    await lab.finish_jobs()
-    await lab.advance(5)
-    assert lab.condition("Suspended") == ("True", "GateNotMet")
-    assert lab.run().status.hold.message == "too low"
-    assert lab.names("Pod") == []
-    lab.new_controller()
-    resumed = run_body()
-    resumed["metadata"]["annotations"] = {"etude.dev/resume": lab.run().status.hold.since}
-    lab.cluster.put(resumed)
+    live = lab.cluster.objects()[TRAINER]
+    lab.cluster.put({**live, "spec": {**live["spec"], "replicas": 5}})
     await lab.settle()
-    assert lab.pods("trainer")
-    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=40)
-    assert lab.condition("Suspended") == ("False", "NotSuspended")
+    assert lab.cluster.objects()[TRAINER]["spec"]["replicas"] == 1
+
+
+async def test_what_the_run_wants_next_is_applied(
+    lab: Any, run_body: Any, applied: list[Ref]
+) -> None:
+    lab.cluster.put(run_body())
+    await lab.settle()
+    lab.cluster.put(run_body(suspend=True))
+    await lab.settle()
+    await lab.advance(700)
+    await lab.advance(700)
+    assert lab.cluster.objects()[TRAINER]["spec"]["replicas"] == 0
+
+
+def test_a_number_is_the_quantity_that_a_cluster_writes_for_it() -> None:
+    wanted = {"resources": {"limits": {"cpu": 2, "example.com/fpga": 1}}}
+    live = {"resources": {"limits": {"cpu": "2", "example.com/fpga": "1"}}}
+    assert covers({"pod": live}, {"pod": wanted})
+    live["resources"]["limits"]["cpu"] = "3"
+    assert not covers({"pod": live}, {"pod": wanted})

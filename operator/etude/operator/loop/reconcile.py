@@ -36,6 +36,7 @@ from etude.operator.desired.addresses import address
 from etude.operator.desired.runs import Platform
 from etude.operator.loop import measures, unreadable
 from etude.operator.loop.measures import Measures
+from etude.operator.loop.outcomes import Outcomes
 from etude.operator.loop.refusals import Refusal, Refusals
 from etude.operator.loop.vacating import vacate
 from etude.operator.loop.writer import StatusWriter
@@ -75,6 +76,7 @@ class Reconciler:
     measures: Measures = field(default_factory=Measures)
     _uids: dict[Ref, str] = field(default_factory=dict)
     _refusals: Refusals = field(default_factory=Refusals)
+    _outcomes: Outcomes = field(default_factory=Outcomes)
     _ordered: dict[str, float] = field(default_factory=dict)
 
     async def reconcile(self, key: Ref) -> float | None:
@@ -200,8 +202,7 @@ class Reconciler:
     async def _act(self, about: Manifest, action: Action) -> None:
         match action:
             case Apply():
-                await self.cluster.apply(action.manifest, manager=action.manager)
-                measures.applied(action.manifest)
+                await self._apply(about, action)
             case Delete():
                 await self.cluster.delete(action.ref, uid=action.uid, grace_s=action.grace_s)
             case Finalizers() | Adopt() | Fulfil() | Tell():
@@ -214,6 +215,14 @@ class Reconciler:
                 await self.writer.record(about, action)
             case DealtWith():
                 self.book.dealt_with(uid(about), action.position)
+
+    async def _apply(self, about: Manifest, action: Apply) -> None:
+        live = self.cluster.get(ref(action.manifest))
+        if live is not None and self._outcomes.stands(uid(about), action.manifest, live):
+            return
+        made = await self.cluster.apply(action.manifest, manager=action.manager)
+        self._outcomes.remember(uid(about), action.manifest, made)
+        measures.applied(action.manifest)
 
     async def _mark(self, action: Finalizers | Adopt | Fulfil | Tell) -> None:
         """Write on an object that others look at or may have made, as it was seen."""
@@ -259,6 +268,7 @@ class Reconciler:
         self.book.forget(gone_uid)
         self.writer.forget(gone_uid)
         self._refusals.end(gone_uid)
+        self._outcomes.forget(gone_uid)
         del self._uids[key]
         self.sizers.forget(gone_uid)
         self.measures.forget(key)
