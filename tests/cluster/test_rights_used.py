@@ -70,7 +70,7 @@ def namespace(api: Api) -> str:
 
 def roles(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     kubectl = testbeds.program(state, "kubectl")
-    whole = json.loads(kubectl("get", "clusterrole", "etude-operator", "-o", "json"))
+    whole = json.loads(kubectl("get", "clusterrole", f"etude-operator.{HOME}", "-o", "json"))
     leader = json.loads(kubectl("-n", HOME, "get", "role", "etude-operator-leader", "-o", "json"))
     return [whole, leader]
 

@@ -13,7 +13,9 @@ from tests.support.helm import CHART, NAMESPACE, refusal, rendered, template
 from etude.common.api import crd
 from etude.common.api.lint import lint_text
 from etude.operator import installed
+from etude.operator.integrations import INTEGRATIONS
 
+NAMES = [each.name for each in INTEGRATIONS]
 DIGEST = "registry.example/etude@sha256:" + "0123456789abcdef" * 4
 
 
@@ -152,6 +154,34 @@ def test_the_operator_can_have_a_share_of_the_api_server() -> None:
     account = release.pod["serviceAccountName"]
     assert subject["serviceAccount"] == {"name": account, "namespace": NAMESPACE}
     assert rendered({}).of("FlowSchema") == rendered({}).of("PriorityLevelConfiguration") == []
+
+
+def test_releases_of_one_name_in_two_namespaces_share_nothing_of_the_cluster() -> None:
+    values = {
+        "tls": {"mode": "SelfManaged"},
+        "image": DIGEST,
+        "requireImageDigests": True,
+        "priorityAndFairness": {"enabled": True},
+        "integrations": {name: {"enabled": True} for name in NAMES},
+    }
+    for watched in ([], ["lab"]):
+        given = {**values, "watch": {"namespaces": watched}}
+        first, second = (of_the_cluster(given, home) for home in ("team-a", "team-b"))
+        assert first
+        assert not first & second
+
+
+def of_the_cluster(values: dict[str, Any], home: str) -> set[tuple[str, str]]:
+    """Kinds and names of what a release in a namespace makes outside of all namespaces.
+
+    All releases of a cluster have the same CRDs.
+    """
+    made = rendered(values, "--namespace", home).manifests
+    return {
+        (each["kind"], each["metadata"]["name"])
+        for each in made
+        if "namespace" not in each["metadata"] and each["kind"] != "CustomResourceDefinition"
+    }
 
 
 def test_artifact_hub_is_told_of_every_kind_with_an_example_that_is_valid() -> None:

@@ -55,7 +55,7 @@ def test_only_the_issuer_holds_the_keys_of_the_ca() -> None:
 
 
 def test_the_issuer_may_ask_whose_a_token_is_and_nothing_else() -> None:
-    role = chart(**SELF_MANAGED).one("ClusterRole", "etude-issuer")
+    role = chart(**SELF_MANAGED).one("ClusterRole", "etude-issuer.etude-system")
     assert role["rules"] == [
         {
             "apiGroups": ["authentication.k8s.io"],
@@ -230,7 +230,7 @@ def test_cert_manager_is_asked_for_the_operators_certificate() -> None:
     assert spec["issuerRef"] == {"name": "ca", "kind": "Issuer", "group": "cert-manager.io"}
     (own,) = [v for v in pod_of(made, "etude-operator")["volumes"] if "secret" in v]
     assert own["secret"]["secretName"] == spec["secretName"]
-    rules = made.one("ClusterRole", "etude-operator")["rules"]
+    rules = made.one("ClusterRole", "etude-operator.etude-system")["rules"]
     (rule,) = [each for each in rules if "certificates" in each["resources"]]
     assert set(rule["verbs"]) == {"get", "list", "watch", "create", "patch"}
 
