@@ -47,10 +47,27 @@ def test_the_operator_may_do_nothing_with_secrets_and_nothing_with_everything(
         assert not words & {"*", "secrets", "escalate", "bind", "impersonate"}, rule
 
 
-def test_named_namespaces_need_no_right_on_the_cluster() -> None:
-    chart = rendered({"watch": {"namespaces": ["one", "two"]}})
-    assert chart.of("ClusterRole") == []
+@pytest.mark.parametrize("mode", ["SelfManaged", "Plaintext"])
+def test_with_named_namespaces_the_operator_has_no_right_on_the_cluster(mode: str) -> None:
+    chart = rendered({"watch": {"namespaces": ["one", "two"]}, "tls": {"mode": mode}})
     assert {"one", "two"} <= {role["metadata"]["namespace"] for role in chart.of("Role")}
+    account = chart.one("ServiceAccount", "etude-operator")["metadata"]["name"]
+    bound = [each["name"] for b in chart.of("ClusterRoleBinding") for each in b["subjects"]]
+    assert account not in bound
+    # The issuer's only right cannot be had in a namespace.
+    granted = [role["rules"] for role in chart.of("ClusterRole")]
+    reviews = {"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"]}
+    assert granted == ([[{**reviews, "verbs": ["create"]}]] if mode == "SelfManaged" else [])
+
+
+def test_a_release_for_named_namespaces_can_do_without_anything_of_the_cluster() -> None:
+    values = {
+        "watch": {"namespaces": ["one"]},
+        "crds": {"enabled": False},
+        "admission": {"weakIsolation": False, "checkpoints": False},
+    }
+    made = rendered(values).manifests
+    assert [each["kind"] for each in made if "namespace" not in each["metadata"]] == []
 
 
 def test_crds_can_be_left_out_or_not_kept() -> None:
