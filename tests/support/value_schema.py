@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import yaml
 from tests.support.helm import CHART
 
 Node = dict[str, Any]
@@ -37,6 +38,16 @@ class Place(NamedTuple):
         is_entry = ANY in self.path or any(isinstance(part, int) for part in self.path)
         holds_others = "properties" in self.node and self.path[-1] not in WHOLE
         return not (is_below or is_entry or holds_others)
+
+    @property
+    def has_default(self) -> bool:
+        """Whether the chart gives it a value, which templates then count on."""
+        given: Any = yaml.safe_load((CHART / "values.yaml").read_text())
+        for part in self.path:
+            if not isinstance(given, dict) or part not in given:
+                return False
+            given = given[part]
+        return WHOLE.isdisjoint(self.path[:-1])
 
     @property
     def wrong(self) -> Any:

@@ -20,6 +20,7 @@ CONTEXTS: dict[str, Any] = EFFECTS["contexts"]
 ELSEWHERE: list[str] = EFFECTS["elsewhere"]
 PLACES = [place for place in places() if place.path != ("global",)]
 """`global` is Helm's own: charts share it, and ours reads nothing of it."""
+DEFAULTED = [place for place in PLACES if place.has_default]
 NAMED = [place for place in PLACES if place.node.get("additionalProperties") is False]
 LIMITED = [place for place in PLACES if place.beyond is not None]
 VALUES = [place.name for place in PLACES if place.is_value]
@@ -34,6 +35,19 @@ def mistyped() -> str:
         for place in PLACES:
             if len(place.path) == depth:
                 put(values, place.path, place.wrong)
+        said.append(refusal(values))
+    return "\n".join(said)
+
+
+@pytest.fixture(scope="module")
+def removed() -> str:
+    """What Helm says to null in place of values: it takes the chart's own away."""
+    said = []
+    for depth in range(1, 1 + max(len(place.path) for place in DEFAULTED)):
+        values: dict[str, Any] = {}
+        for place in DEFAULTED:
+            if len(place.path) == depth:
+                put(values, place.path, None)
         said.append(refusal(values))
     return "\n".join(said)
 
@@ -64,6 +78,13 @@ def almost(name: str) -> str:
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.pointer)
 def test_a_value_of_the_wrong_type_is_refused_by_its_path(place: Place, mistyped: str) -> None:
     assert f"at '{place.pointer}':" in mistyped
+
+
+@pytest.mark.parametrize("place", DEFAULTED, ids=lambda place: place.pointer)
+def test_a_value_that_is_taken_away_is_refused_by_its_path(place: Place, removed: str) -> None:
+    above = "".join(f"/{part}" for part in place.path[:-1])
+    found = re.findall(rf"at '{above}': missing propert(?:y|ies) (.*)", removed)
+    assert place.path[-1] in {word for line in found for word in re.findall(r"'(\w+)'", line)}
 
 
 @pytest.mark.parametrize("place", NAMED, ids=lambda place: place.pointer)
