@@ -8,6 +8,8 @@ import pytest
 
 from etude.common.api.kinds import EnvPool
 from etude.operator import acceptance
+from etude.operator.cluster.api import RefusedError
+from etude.operator.cluster.memory import MemoryCluster
 from etude.operator.desired.runs import Platform
 from etude.operator.manifests import Ref
 from etude.operator.pools.decision import ordinals
@@ -165,6 +167,45 @@ async def test_drivers_that_need_root_are_refused_where_nodes_are_pods(
     assert lab.names("Pod") == []
     pool = EnvPool.model_validate(lab.cluster.objects()[KEY])
     assert acceptance.pool_problem(pool, replace(platform, has_shared_files=True)) is None
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, *names: str) -> str:
+    """A quota has no room for objects whose names begin so; returns its words."""
+    apply, words = MemoryCluster.apply, "exceeded quota: compute, used: pods=3, limited: pods=3"
+
+    async def limited(self: Any, manifest: Any, *, manager: str) -> Any:
+        if manifest["metadata"]["name"].startswith(names):
+            raise RefusedError(words)
+        return await apply(self, manifest, manager=manager)
+
+    monkeypatch.setattr(MemoryCluster, "apply", limited)
+    return words
+
+
+async def test_a_pool_that_may_not_grow_hands_out_what_it_has(
+    pool_lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = refuse(monkeypatch, "repos-node-2")
+    pool_lab.cluster.put(body(replicas=3))
+    await pool_lab.settle()
+    found = status(pool_lab)
+    said = {each.type: (each.status, each.reason, each.message) for each in found.conditions}
+    assert said["Accepted"] == ("False", "Refused", words)
+    assert said["Available"][:2] == ("True", "NodesReady")
+    assert (found.phase, found.ready_replicas, found.desired) == ("Warming", 2, 3)
+
+
+async def test_a_pool_of_which_nothing_may_be_made_is_pending(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse(monkeypatch, "repos-broker", "repos-node")
+    lab.cluster.put(body())
+    await lab.settle()
+    found = status(lab)
+    said = {each.type: (each.status, each.reason) for each in found.conditions}
+    assert said["Accepted"] == ("False", "Refused")
+    assert said["Available"] == ("False", "BrokerNotReady")
+    assert found.phase == "Pending"
 
 
 async def test_a_node_on_its_way_out_keeps_its_ordinal() -> None:

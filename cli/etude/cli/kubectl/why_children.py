@@ -25,10 +25,9 @@ def _missing(name: str) -> Finding:
 
 def _trouble(seen: Seen, pool: Manifest) -> Finding | None:
     name = pods.name(pool)
-    accepted = pods.condition(pool, "Accepted")
-    if accepted.get("status") == "False":
+    accepted, available = pods.condition(pool, "Accepted"), pods.condition(pool, "Available")
+    if accepted.get("status") == "False" and available.get("status") != "True":
         return _said(name, accepted)
-    available = pods.condition(pool, "Available")
     if not available:
         return Finding("PoolWarming", f"the operator has not looked at pool {name} yet")
     degraded = pods.condition(pool, "Degraded")

@@ -43,7 +43,7 @@ def decide(
     is_moving = pool.spec.mode is not ScalingMode.MANUAL or any(
         isinstance(a, Vacate) for a in actions
     )
-    said = status(pool, seen, now, problem or seen.problem)
+    said = status(pool, seen, now, problem)
     return Decision(
         status=said,
         actions=actions,

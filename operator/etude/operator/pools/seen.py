@@ -37,6 +37,7 @@ class SeenPool:
     size: Size | None = None
     """What the pool's sizer says; without one, what the spec asks for."""
     problem: Fact | None = None
+    """What kept the last decision about it from being carried out."""
 
 
 def gather(cluster: Cluster, book: ReportBook, pool: EnvPool, problem: Fact | None) -> SeenPool:

@@ -36,11 +36,19 @@ UNSERVED: Mapping[str, object] = {
 
 
 def status(pool: EnvPool, seen: SeenPool, now: Moment, problem: Fact | None) -> EnvPoolStatus:
-    """Everything that was observed; what keeps the pool from being accepted comes first."""
+    """Everything that was observed.
+
+    Args:
+        pool: as it is wanted.
+        seen: what is known of it.
+        now: both clocks.
+        problem: what is wrong with the pool, of which nothing is made then. What the cluster
+            refused of it is another matter: what was made before goes on.
+    """
     there = staying(seen.nodes)
     size = seen.size or asked_for(pool, seen.nodes, seen.report)
     ready = sum(is_true(node, "Ready") for node in there)
-    accepted = problem or yes("Accepted", Reason.ACCEPTED)
+    accepted = problem or seen.problem or yes("Accepted", Reason.ACCEPTED)
     available = _available(pool, seen, size, problem)
     found = [accepted, available, _degraded(seen, size), _scheduled(seen), *scale_facts(pool, size)]
     changes: dict[str, object] = {
@@ -150,7 +158,7 @@ def _phase(found: Sequence[Fact], size: Size, ready: int) -> str:
     fact = {f.type: f for f in found}
     is_panic = size.decision is not None and size.decision.mode == "Panic"
     words = (
-        (not fact["Accepted"].holds, "Pending"),
+        (not fact["Accepted"].holds and not fact["Available"].holds, "Pending"),
         (fact["Degraded"].holds, "Degraded"),
         (not size.desired and not ready, "ScaledToZero"),
         (not fact["Available"].holds, "Warming"),

@@ -216,6 +216,15 @@ def test_a_pool_that_is_missing_is_named() -> None:
     assert found.cause == "pool swe does not exist in this namespace"
 
 
+def test_a_pool_that_hands_out_what_it_has_is_no_cause_though_it_may_not_grow() -> None:
+    waits = condition("Progressing", "False", "WaitingForEnvironments")
+    refused = condition("Accepted", "False", "Refused", "exceeded quota")
+    serving = pool(refused, condition("Available", "True", "NodesReady"))
+    assert why(seen(run(waits), serving)).reason != "Refused"
+    idle = pool(refused, condition("Available", "False", "BrokerNotReady"))
+    assert why(seen(run(waits), idle)).reason == "Refused"
+
+
 def test_a_pool_is_explained_by_its_nodes() -> None:
     waits = condition("Progressing", "False", "WaitingForEnvironments")
     node = pod("node", ready=False, pool="swe", container=waiting("ErrImagePull", "x: not found"))
