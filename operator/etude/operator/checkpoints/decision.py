@@ -14,6 +14,7 @@ from etude.operator.actions import Apply, Decision, Delete, Finalizers, Moment, 
 from etude.operator.checkpoints import jobs, requests
 from etude.operator.checkpoints.jobs import DELETE, VERIFY
 from etude.operator.checkpoints.phases import status_of
+from etude.operator.checkpoints.places import Places, Underway
 from etude.operator.clock import seconds
 from etude.operator.cluster.api import Cluster, NamespaceClosingError
 from etude.operator.cluster.controllers import JOB_COMPLETE, JOB_FAILED
@@ -34,7 +35,6 @@ from etude.operator.manifests import (
     condition,
     is_deleting,
     is_true,
-    labels,
     ref,
     stamped,
     uid,
@@ -42,8 +42,6 @@ from etude.operator.manifests import (
 from etude.operator.reasons import Reason
 from etude.operator.runs.seen import is_settled, ready_fact
 
-MAX_JOBS = 4
-"""Of a namespace at a time: a controller that comes back tells of all that lies in the store."""
 TURN_S = 5.0
 """How soon a checkpoint whose turn it is not asks again."""
 RETRY_S = 60.0
@@ -72,11 +70,13 @@ class SeenCheckpoint:
     """Whether there is no run of its name, whose policies would let its Jobs out."""
     problem: Fact | None = None
     """What kept the last decision about it from being carried out."""
-    num_at_work: int = 0
-    """Jobs of checkpoints of the namespace that are under way."""
+    places: Places = field(default_factory=Places)
+    """Of its namespace."""
 
 
-def gather(cluster: Cluster, checkpoint: Checkpoint, problem: Fact | None) -> SeenCheckpoint:
+def gather(
+    cluster: Cluster, checkpoint: Checkpoint, problem: Fact | None, underway: Underway
+) -> SeenCheckpoint:
     """Everything that a decision about this checkpoint depends on."""
     namespace, name = checkpoint.metadata.namespace, checkpoint.metadata.name
     made: dict[str, Manifest] = {}
@@ -107,7 +107,7 @@ def gather(cluster: Cluster, checkpoint: Checkpoint, problem: Fact | None) -> Se
             problem is not None and problem.reason == NamespaceClosingError.reason
         ),
         problem=problem,
-        num_at_work=_num_at_work(cluster, namespace),
+        places=underway.places(cluster, namespace),
     )
 
 
@@ -131,18 +131,6 @@ def _is_orphan(cluster: Cluster, checkpoint: Checkpoint) -> bool:
 
 def _is_request(checkpoint: Checkpoint) -> bool:
     return not checkpoint.saved.uri
-
-
-def _num_at_work(cluster: Cluster, namespace: str) -> int:
-    return sum(
-        names.CHECKPOINT in labels(job)
-        and ref(job).namespace == namespace
-        and not is_true(job, JOB_COMPLETE)
-        and not is_true(job, JOB_FAILED)
-        # What waits for a Secret that nobody makes must not keep all others waiting.
-        and not _trouble(cluster.owned(uid(job)))
-        for job in cluster.every("Job")
-    )
 
 
 def _trouble(pods: Sequence[Manifest]) -> str:
@@ -183,11 +171,12 @@ def _verification(
         words = seen.troubles.get(VERIFY) or "its objects are read back"
         known = no("Ready", Reason.VERIFYING, words)
     verifying = status_of(checkpoint, known, now)
-    if job is None and seen.num_at_work >= MAX_JOBS:
-        return Decision(status=verifying, requeue_after_s=TURN_S)
     if job is None:
+        beginning = _beginning(seen, jobs.job(checkpoint, seen.run, VERIFY, platform), now)
+        if not beginning:
+            return Decision(status=verifying, requeue_after_s=TURN_S)
         status = verifying if seen.problem is None else status_of(checkpoint, _kept(seen), now)
-        return Decision(status=status, actions=(jobs.job(checkpoint, seen.run, VERIFY, platform),))
+        return Decision(status=status, actions=beginning)
     if is_true(job, JOB_COMPLETE):
         return Decision(status=status_of(checkpoint, yes("Ready", Reason.CHECKPOINT_VERIFIED), now))
     if not is_true(job, JOB_FAILED):
@@ -200,6 +189,17 @@ def _verification(
         )
     fact = no("Ready", Reason.STORAGE_UNAVAILABLE, ending.message if ending else "")
     return _again(status_of(checkpoint, fact, now), seen, VERIFY, now)
+
+
+def _beginning(seen: SeenCheckpoint, job: Apply, now: Moment) -> tuple[Apply | Delete, ...]:
+    """Its Job, perhaps in the place of one that no machine takes; nothing before its turn."""
+    if seen.places.is_free:
+        return (job,)
+    late = seen.places.given_up(now.wall_s)
+    # What was refused may be refused again, and would take one place after the other away.
+    if late is None or seen.problem is not None:
+        return ()
+    return (Delete(ref(late), uid(late)), job)
 
 
 def _kept(seen: SeenCheckpoint) -> Fact:
@@ -231,10 +231,11 @@ def _deletion_by_job(
     if job is None:
         fact = no("Ready", Reason.DELETING, "its objects are being deleted")
         fact = fact if seen.problem is None else _kept(seen)
-        if seen.num_at_work >= MAX_JOBS:
-            return Decision(status=status_of(checkpoint, fact, now), requeue_after_s=TURN_S)
-        actions = (jobs.job(checkpoint, seen.run, DELETE, platform),)
-        return Decision(status=status_of(checkpoint, fact, now), actions=actions)
+        status = status_of(checkpoint, fact, now)
+        beginning = _beginning(seen, jobs.job(checkpoint, seen.run, DELETE, platform), now)
+        if not beginning:
+            return Decision(status=status, requeue_after_s=TURN_S)
+        return Decision(status=status, actions=beginning)
     if is_true(job, JOB_COMPLETE):
         return Decision(
             status=checkpoint.status,

@@ -29,6 +29,7 @@ from etude.operator.actions import (
     Vacate,
 )
 from etude.operator.checkpoints import decision as checkpoints
+from etude.operator.checkpoints.places import Underway
 from etude.operator.clock import Clock
 from etude.operator.cluster.api import Cluster, NameTakenError, RefusedError
 from etude.operator.desired import runs as desired
@@ -78,6 +79,7 @@ class Reconciler:
     _refusals: Refusals = field(default_factory=Refusals)
     _outcomes: Outcomes = field(default_factory=Outcomes)
     _ordered: dict[str, float] = field(default_factory=dict)
+    _underway: Underway = field(default_factory=Underway)
 
     async def reconcile(self, key: Ref) -> float | None:
         """Bring one object closer to what it should be.
@@ -160,13 +162,15 @@ class Reconciler:
 
     def _checkpoint(self, checkpoint: Checkpoint, manifest: Manifest) -> Decision[CheckpointStatus]:
         problem = self._refusals.fact(uid(manifest))
-        found = checkpoints.gather(self.cluster, checkpoint, problem)
+        found = checkpoints.gather(self.cluster, checkpoint, problem, self._underway)
         return checkpoints.decide(checkpoint, found, self._now(), self.platform)
 
     async def _perform(self, manifest: Manifest, decision: Decision[S]) -> float | None:
         about = uid(manifest)
         spans.decided(len(decision.actions))
-        refused = await self._act_all(manifest, decision.actions)
+        # Nothing was awaited since it was decided: no other pass has seen the same place free.
+        with self._underway.noted(decision.actions):
+            refused = await self._act_all(manifest, decision.actions)
         if refused:
             if self._refusals.remember(manifest, refused):
                 return 0.0
