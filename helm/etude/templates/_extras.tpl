@@ -24,7 +24,7 @@
 {{- define "etude.placement" -}}
 {{- $all := .root.Values.operator -}}
 {{- with .own.priorityClassName | default $all.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- range $part := list "nodeSelector" "tolerations" "affinity" }}
 {{- with index $.own $part | default (index $all $part) }}

@@ -13,13 +13,13 @@
 
 {{- define "etude.selector" -}}
 app.kubernetes.io/name: etude
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end -}}
 
 {{- define "etude.testSelector" -}}
 app.kubernetes.io/name: etude
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: test
 {{- end -}}
 

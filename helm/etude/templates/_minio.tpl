@@ -5,7 +5,7 @@
 
 {{- define "etude.minioSelector" -}}
 app.kubernetes.io/name: etude
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: minio
 {{- end -}}
 
@@ -36,7 +36,7 @@ http://{{ include "etude.minio" . }}.{{ .Release.Namespace }}.svc:9000
 {{- define "etude.minioKeys" -}}
 {{- $secret := include "etude.minioSecret" .root -}}
 - name: {{ .user }}
-  valueFrom: {secretKeyRef: {name: {{ $secret }}, key: AWS_ACCESS_KEY_ID}}
+  valueFrom: {secretKeyRef: {name: {{ $secret | quote }}, key: AWS_ACCESS_KEY_ID}}
 - name: {{ .password }}
-  valueFrom: {secretKeyRef: {name: {{ $secret }}, key: AWS_SECRET_ACCESS_KEY}}
+  valueFrom: {secretKeyRef: {name: {{ $secret | quote }}, key: AWS_SECRET_ACCESS_KEY}}
 {{- end -}}

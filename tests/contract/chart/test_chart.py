@@ -5,7 +5,18 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-from tests.support.helm import CHART, IMAGE, Rendered, helm, refusal, rendered, template
+import yaml
+from tests.support.helm import (
+    CHART,
+    IMAGE,
+    KUBERNETES,
+    SERVED,
+    Rendered,
+    helm,
+    refusal,
+    rendered,
+    template,
+)
 
 EVERYTHING: Mapping[str, Any] = {
     "image": "registry.example/etude@sha256:" + "0123456789abcdef" * 4,
@@ -68,6 +79,47 @@ def test_a_release_for_named_namespaces_can_do_without_anything_of_the_cluster()
     }
     made = rendered(values).manifests
     assert [each["kind"] for each in made if "namespace" not in each["metadata"]] == []
+
+
+NUMBERS: Mapping[str, Any] = {
+    "image": "12:34",
+    "keda": {"enabled": True, "namespace": "1234"},
+    "networkPolicy": {"enabled": True},
+    "priorityAndFairness": {"enabled": True},
+    "operator": {"priorityClassName": "11"},
+    "serviceAccount": {"name": "42"},
+    "minio": {
+        "enabled": True,
+        "image": "12:34",
+        "bucket": "123",
+        "secretName": "5",
+        "storageClassName": "6",
+    },
+}
+"""Names and free text that YAML takes for something else where they stand without quotes."""
+
+
+@pytest.mark.parametrize(
+    "tls",
+    [
+        {"mode": "SelfManaged", "trustDomain": "1.5", "selfManaged": {"caSecret": "7"}},
+        {"mode": "Secret", "trustDomain": "1.5", "secretName": "8"},
+        {"mode": "CertManager", "trustDomain": "1.5", "issuerRef": {"name": "9", "group": "0"}},
+    ],
+    ids=lambda tls: tls["mode"],
+)
+@pytest.mark.parametrize("watched", [[], ["007", "null"]], ids=["everything", "two namespaces"])
+def test_what_looks_like_a_number_stays_a_name(tls: Mapping[str, Any], watched: list[str]) -> None:
+    values = {**NUMBERS, "tls": tls, "watch": {"namespaces": watched}}
+    words = (*SERVED, "--kube-version", KUBERNETES, "--namespace", "42")
+    done = helm("template", "2024", str(CHART), *words, values=values)
+    assert done.returncode == 0, done.stderr
+    for manifest in filter(None, yaml.safe_load_all(done.stdout)):
+        assert manifest["metadata"].get("namespace", "42") in {"42", *watched}
+        assert manifest["metadata"]["labels"]["app.kubernetes.io/instance"] == "2024"
+        if manifest["kind"] not in {"Certificate", "CustomResourceDefinition"}:
+            version = kubernetes_validate.latest_version()
+            kubernetes_validate.validate(manifest, version, strict=True)
 
 
 def test_crds_can_be_left_out_or_not_kept() -> None:

@@ -2,7 +2,7 @@
 {{- define "etude.tlsEnv" -}}
 {{- $tls := .Values.tls -}}
 - {name: ETUDE_TLS_MODE, value: {{ $tls.mode }}}
-- {name: ETUDE_TLS_DOMAIN, value: {{ $tls.trustDomain }}}
+- {name: ETUDE_TLS_DOMAIN, value: {{ $tls.trustDomain | quote }}}
 - {name: ETUDE_TLS_LIFETIME_HOURS, value: {{ $tls.certificateHours | quote }}}
 {{- if eq $tls.mode "SelfManaged" }}
 - {name: ETUDE_TLS_ISSUER, value: {{ include "etude.issuerTarget" . }}}
@@ -14,14 +14,14 @@
 {{- if not $tls.issuerRef.name }}
 {{- fail "tls.issuerRef.name: CertManager needs the name of an issuer" }}
 {{- end }}
-- {name: ETUDE_TLS_ISSUER_NAME, value: {{ $tls.issuerRef.name }}}
-- {name: ETUDE_TLS_ISSUER_KIND, value: {{ $tls.issuerRef.kind }}}
-- {name: ETUDE_TLS_ISSUER_GROUP, value: {{ $tls.issuerRef.group }}}
+- {name: ETUDE_TLS_ISSUER_NAME, value: {{ $tls.issuerRef.name | quote }}}
+- {name: ETUDE_TLS_ISSUER_KIND, value: {{ $tls.issuerRef.kind | quote }}}
+- {name: ETUDE_TLS_ISSUER_GROUP, value: {{ $tls.issuerRef.group | quote }}}
 {{- else if eq $tls.mode "Secret" }}
 {{- if not $tls.secretName }}
 {{- fail "tls.secretName: Secret needs the name of one that every namespace with runs has, and this one" }}
 {{- end }}
-- {name: ETUDE_TLS_SECRET, value: {{ $tls.secretName }}}
+- {name: ETUDE_TLS_SECRET, value: {{ $tls.secretName | quote }}}
 {{- end }}
 {{- end -}}
 
@@ -35,7 +35,7 @@
 
 {{- define "etude.issuerSelector" -}}
 app.kubernetes.io/name: etude
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: issuer
 {{- end -}}
 
@@ -82,7 +82,7 @@ Secret holds). One is added at a time, and none is taken back. */ -}}
 {{- define "etude.trustVolume" -}}
 - name: trust
   secret:
-    secretName: {{ include "etude.caSecret" . }}
+    secretName: {{ include "etude.caSecret" . | quote }}
     items:
       {{- range include "etude.caNames" . | fromYamlArray }}
       - {key: {{ . }}.crt, path: {{ . }}.crt}
@@ -109,7 +109,7 @@ Secret holds). One is added at a time, and none is taken back. */ -}}
 {{- else if eq $mode "CertManager" }}
 - {name: tls, secret: {secretName: {{ include "etude.name" . }}-operator-tls, defaultMode: 0440}}
 {{- else if eq $mode "Secret" }}
-- {name: tls, secret: {secretName: {{ .Values.tls.secretName }}, defaultMode: 0440}}
+- {name: tls, secret: {secretName: {{ .Values.tls.secretName | quote }}, defaultMode: 0440}}
 {{- end }}
 {{- end -}}
 
@@ -126,7 +126,7 @@ Secret holds). One is added at a time, and none is taken back. */ -}}
 {{- /* The sidecar that keeps the operator's certificate fresh; the operator gives runs the same. */ -}}
 {{- define "etude.keeper" -}}
 - name: certificates
-  image: {{ include "etude.image" (dict "root" . "role" "operator") }}
+  image: {{ include "etude.image" (dict "root" . "role" "operator") | quote }}
   imagePullPolicy: {{ .Values.imagePullPolicy }}
   command: [python, -m, etude.common.tls.keeper]
   restartPolicy: Always
