@@ -1,6 +1,7 @@
-{{- /* MinIO for evaluation: names and labels. */ -}}
+{{- /* MinIO for evaluation: names and labels. A StatefulSet's name has 52 characters at most: a label of its
+pods (controller-revision-hash) is that and eleven more. */ -}}
 {{- define "etude.minio" -}}
-{{ include "etude.name" . }}-minio
+{{ include "etude.name" . | trunc 46 | trimSuffix "-" }}-minio
 {{- end -}}
 
 {{- define "etude.minioSelector" -}}

@@ -4,7 +4,17 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-from tests.support.helm import NAMESPACE, Manifest, Rendered, refusal, rendered
+import yaml
+from tests.support.helm import (
+    CHART,
+    KUBERNETES,
+    NAMESPACE,
+    Manifest,
+    Rendered,
+    helm,
+    refusal,
+    rendered,
+)
 
 IMAGE = "localhost/minio:1"
 NAME = "etude-minio"
@@ -54,6 +64,24 @@ def test_its_pods_are_of_the_restricted_standard_and_have_no_token(kind: str) ->
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
+
+
+@pytest.mark.parametrize("release", ["a" * 52, "etude-" + "a" * 46, "a" * 45 + "-" + "b" * 6])
+def test_a_long_release_name_leaves_room_for_what_kubernetes_adds(release: str) -> None:
+    values = {"image": IMAGE, "minio": {"enabled": True, "image": IMAGE}}
+    done = helm("template", release, str(CHART), "--kube-version", KUBERNETES, values=values)
+    assert done.returncode == 0, done.stderr
+    made = [each for each in yaml.safe_load_all(done.stdout) if each]
+    names = {(each["kind"], each["metadata"]["name"]) for each in made}
+    for kind, name in names:
+        # A label of a StatefulSet's pods is its name with a hyphen and a hash of ten characters.
+        limit = 63 - len("-0123456789") if kind == "StatefulSet" else 63
+        of_a_pod = kind in {"StatefulSet", "Job", "Service", "Deployment", "Pod"}
+        assert not of_a_pod or len(name) <= limit, name
+    (server,) = (name for kind, name in names if kind == "StatefulSet")
+    assert ("Service", server) in names
+    assert server.endswith("-minio")
+    assert "--" not in server
 
 
 def test_data_and_keys_outlive_the_release() -> None:
