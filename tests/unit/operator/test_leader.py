@@ -98,6 +98,25 @@ async def test_a_lease_counts_from_when_it_was_asked_for(clock: ManualClock) -> 
     assert not leader.may_write()
 
 
+async def test_the_lease_of_another_counts_from_when_it_was_read(clock: ManualClock) -> None:
+    class SlowAtFirst(MemoryLeases):
+        """The other one renews while the first request is under way."""
+
+        @override
+        async def read(self) -> LeaseRecord | None:
+            if self.record is None:
+                clock.advance(ATTEMPT_LIMIT_S)
+                self.record = LeaseRecord("a", DURATION_S, 0, "7")
+            return self.record
+
+    second = candidate(SlowAtFirst(), clock, "b")
+    assert not await second.campaign()
+    renewed_s = clock.monotonic_s()
+    while not await second.campaign():
+        clock.advance(0.1)
+    assert clock.monotonic_s() - renewed_s > DURATION_S
+
+
 def test_one_attempt_that_hangs_leaves_time_for_another_before_the_gate_closes() -> None:
     assert RETRY_S + 2 * ATTEMPT_LIMIT_S <= RENEW_DEADLINE_S
     assert ATTEMPT_LIMIT_S >= RETRY_S, "else the pause after it counts too"

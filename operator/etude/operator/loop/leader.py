@@ -159,7 +159,8 @@ class Leader:
         if record is None or record.holder in {"", self.identity}:
             return True
         if self._seen is None or self._seen.version != record.version:
-            self._seen, self._seen_s = record, now_s
+            # Not from before the request: it may have been written while that was under way.
+            self._seen, self._seen_s = record, self.clock.monotonic_s()
         return now_s - self._seen_s > record.duration_s
 
     def _claim(self, record: LeaseRecord | None) -> LeaseRecord:
