@@ -174,8 +174,8 @@ def test_images_of_roles_name_a_digest_where_that_is_required(
         rewards={"image": "etude", "functions": [{"name": "success", "function": "Verifier"}]},
     )
     answer = refusal(kubectl, namespace, tagged)
-    assert "spec.roles.trainer.image, spec.roles.rewards.image: names no digest" in answer
-    assert "write repo@sha256:…" in answer
+    assert "spec.roles.trainer.image: local/trainer:2, spec.roles.rewards.image: etude: " in answer
+    assert "no digest is named: write repo@sha256:…" in answer
     admit(kubectl, namespace, run(trainer={"image": DIGEST}))
 
 
@@ -191,9 +191,28 @@ def test_a_run_with_a_tag_from_before_can_still_be_suspended(
     words = ("-n", namespace, "patch", "rlr", "demo", "--type=merge", "-p")
     kubectl(*words, json.dumps({"spec": {"suspend": True}}))
     changed = {"spec": {"roles": {"trainer": {"image": "local/trainer:3"}}}}
-    assert "spec.roles.trainer.image: names no digest" in kubectl(
+    assert "spec.roles.trainer.image: local/trainer:3: no digest is named" in kubectl(
         *words, json.dumps(changed), fails=True
     )
+
+
+@pytest.mark.parametrize(
+    ("part", "item"),
+    [
+        ("containers", {"name": "trainer", "image": "local/trainer:2"}),
+        ("initContainers", {"name": "before", "image": "local/trainer:2"}),
+        ("volumes", {"name": "code", "image": {"reference": "local/trainer:2"}}),
+    ],
+)
+def test_what_is_laid_over_pods_names_digests_too(
+    install: Install, kubectl: Program, namespace: str, part: str, item: dict[str, Any]
+) -> None:
+    install(requireImageDigests=True)
+    laid = run(trainer={"podTemplate": {"spec": {part: [item]}}})
+    answer = refusal(kubectl, namespace, laid)
+    assert f"spec.roles.trainer.podTemplate.spec.{part}: local/trainer:2: no digest" in answer
+    text = json.dumps(laid).replace("local/trainer:2", DIGEST)
+    admit(kubectl, namespace, json.loads(text))
 
 
 def checkpoint(**spec: Any) -> dict[str, Any]:
