@@ -100,10 +100,13 @@ async def _filled(watches: Watches, stop: asyncio.Event) -> bool:
     """Fill the caches; False when told to stop before, as long as the API server may be away."""
     filling = asyncio.create_task(watches.sync(), name="sync")
     told = asyncio.create_task(stop.wait(), name="stop")
-    await asyncio.wait({filling, told}, return_when=asyncio.FIRST_COMPLETED)
-    told.cancel()
-    if not filling.done():
+    try:
+        await asyncio.wait({filling, told}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
         filling.cancel()
+        told.cancel()
+        await asyncio.wait({filling, told})
+    if filling.cancelled():
         return False
     filling.result()
     return True

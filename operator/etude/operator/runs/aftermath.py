@@ -89,6 +89,9 @@ def _following(
         reason: why it restarts, where it does.
         message: what happened, in words.
         now: both clocks.
+
+    Raises:
+        ValueError: it calls for nothing.
     """
     by_rule = f"{message}, and failurePolicy.rules[{verdict.rule}] says so"
     match verdict.outcome:
@@ -98,8 +101,10 @@ def _following(
             return undertakings.intent(run, "Suspend", Reason.FAILURE_RULE, by_rule, now)
         case Outcome.RESTART_RUN:
             return undertakings.restart(run, "", reason, message, now)
-        case _:
+        case Outcome.RESTART_ROLE:
             return undertakings.restart(run, role, reason, message, now)
+        case Outcome.IGNORE:
+            raise ValueError("nothing follows from a failure that is ignored")
 
 
 def _noted(failure: PodFailure, now: Moment) -> Failure:
