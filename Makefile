@@ -37,7 +37,7 @@ fix: $(READY) ## format and repair what can be repaired
 test: $(READY) $(if $(ROOT),system-deps) ## unit, contract, integration; cluster and microVM tests where Go and the rights are present
 	$(RUN) python hack/testbed/build.py --if-possible
 	$(RUN) pytest -m "not long" --numprocesses=auto tests/unit tests/contract
-	$(RUN) pytest -m "not long" tests/cluster tests/operator_faults/test_crash_plans.py tests/integration tests/attacks
+	$(RUN) pytest -m "not long" --numprocesses=auto tests/cluster tests/operator_faults/test_crash_plans.py tests/integration tests/attacks
 
 test-gpu: $(READY) ## the kernels on a real GPU (EXTRA=gpu)
 	ETUDE_REQUIRE=gpu $(RUN) pytest tests/gpu
