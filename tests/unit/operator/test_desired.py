@@ -102,6 +102,8 @@ def test_every_pod_meets_the_restricted_pod_security_standard(
         assert spec["securityContext"]["runAsUser"] > 0
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert spec["automountServiceAccountToken"] is False
+        # The account `default` of the namespace, and with it the Secrets that images are pulled by.
+        assert not {"serviceAccountName", "serviceAccount", "imagePullSecrets"} & spec.keys()
         assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
         assert all({"emptyDir", "configMap"} & volume.keys() for volume in spec["volumes"])
         for container in spec["containers"]:

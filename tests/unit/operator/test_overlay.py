@@ -114,6 +114,7 @@ def test_a_pod_template_is_laid_over_the_operators(run_body: Build, platform: Pl
                 {"name": "sidecar", "image": "example/sidecar:1"},
             ],
             "topologySpreadConstraints": [{"topologyKey": "zone", "maxSkew": 1}],
+            "imagePullSecrets": [{"name": "registry"}],
         },
     }
     plain = workload(run_body(), platform, "trainer")
@@ -126,6 +127,7 @@ def test_a_pod_template_is_laid_over_the_operators(run_body: Build, platform: Pl
     assert trainer == ours | {"env": [*ours["env"], {"name": "NCCL_DEBUG", "value": "INFO"}]}
     assert sidecar["name"] == "sidecar"
     assert template["spec"]["topologySpreadConstraints"] == [{"topologyKey": "zone", "maxSkew": 1}]
+    assert template["spec"]["imagePullSecrets"] == [{"name": "registry"}]
     assert shaped["spec"]["selector"] == plain["spec"]["selector"]
 
 
