@@ -1,6 +1,7 @@
 """What to do about one pool: its broker, its nodes, what to say about them."""
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from etude.common.api.autoscaling import ScalingMode
 from etude.common.api.kinds import EnvPool
@@ -60,17 +61,22 @@ def _look_again_s(problem: Fact | None, size: Size | None, *, is_moving: bool) -
     return None if size is None else size.findings.look_again_s
 
 
+class _Said(NamedTuple):
+    """What a status says beside numbers."""
+
+    observed_generation: int
+    phase: str
+    facts: list[Fact]
+
+
 def _is_counting(before: EnvPoolStatus, after: EnvPoolStatus) -> bool:
     """Whether nothing but numbers differs, such as of nodes that come up one by one."""
-    facts = [
-        (
-            s.observed_generation,
-            s.phase,
-            [(c.type, c.status, c.reason, c.message) for c in s.conditions],
-        )
-        for s in (before, after)
-    ]
-    return facts[0] == facts[1]
+    return _said(before) == _said(after)
+
+
+def _said(status: EnvPoolStatus) -> _Said:
+    facts = [Fact(c.type, c.status == "True", c.reason, c.message) for c in status.conditions]
+    return _Said(status.observed_generation, status.phase, facts)
 
 
 def ordinals(nodes: Sequence[Manifest], limit: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Which nodes of a pool are not well, and which wait for a machine."""
+"""What is wrong with the nodes of a pool, as far as their pods show it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

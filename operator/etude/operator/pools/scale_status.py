@@ -9,13 +9,13 @@ from etude.operator.clock import rfc3339
 from etude.operator.conditions import Fact, no, yes
 from etude.operator.pools.sizing import Size
 from etude.operator.reasons import Reason
-from etude.operator.scaling.values import PoolDecision
+from etude.operator.scaling.values import Cause, PoolDecision
 
 
 def scale_facts(pool: EnvPool, size: Size) -> Iterator[Fact]:
     """Conditions of a pool that sizes itself; others have none of them."""
     decision = size.decision
-    if decision is None or decision.mode == "Unknown":
+    if decision is None or decision.cause is Cause.UNKNOWN:
         return
     spare = decision.excess_burst_capacity
     if spare >= 0:
@@ -33,7 +33,7 @@ def scale_facts(pool: EnvPool, size: Size) -> Iterator[Fact]:
 def autoscaler(pool: EnvPool, size: Size, now: Moment) -> AutoscalerStatus:
     """What decided on the number of nodes."""
     before, decision = pool.status.autoscaler, size.decision
-    mode = "Unknown" if size.is_blind else str(pool.spec.mode)
+    mode = Cause.UNKNOWN.value if size.is_blind else str(pool.spec.mode)
     changes: dict[str, object] = {"mode": mode, "plan_peak": size.plan_peak}
     if decision is not None:
         changes = _decided(decision, size)
@@ -61,10 +61,10 @@ def provision(size: Size) -> ProvisionStatus | None:
 
 
 def _decided(decision: PoolDecision, size: Size) -> dict[str, object]:
-    if decision.mode == "Unknown":
-        return {"mode": decision.mode}
+    if decision.cause is Cause.UNKNOWN:
+        return {"mode": decision.cause.value}
     return {
-        "mode": decision.mode,
+        "mode": decision.cause.value,
         "stable_value": f"{decision.stable:.1f}",
         "panic_value": f"{decision.panicked:.1f}",
         "plan_peak": round(decision.plan_peak),
@@ -79,12 +79,14 @@ def _why(pool: EnvPool, size: Size) -> str:
     words = f"{pool.status.desired} to {size.desired}: "
     if decision is None:
         return words + "spec.replicas"
-    match decision.mode:
-        case "Planned":
+    match decision.cause:
+        case Cause.PLANNED:
             return words + f"plans ask for {decision.plan_peak:.0f} slots"
-        case "Scheduled":
+        case Cause.SCHEDULED:
             return words + "the schedule"
-        case "Panic":
+        case Cause.PANIC:
             return words + f"a burst of {decision.panicked:.0f} slots"
-        case _:
+        case Cause.STABLE:
             return words + f"{decision.stable:.1f} slots were in demand"
+        case Cause.UNKNOWN:
+            return words + "brokers are silent"

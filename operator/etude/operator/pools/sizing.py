@@ -21,7 +21,7 @@ from etude.operator.scaling.decision import SILENT_S, decide_pool
 from etude.operator.scaling.demand import outlook
 from etude.operator.scaling.provision import PRIOR, Provision
 from etude.operator.scaling.trust import usable
-from etude.operator.scaling.values import PoolDecision, PoolState, restarted
+from etude.operator.scaling.values import Cause, PoolDecision, PoolState, restarted
 
 FORGOTTEN_S = 30.0
 """Whoever has not decided for so long knows nothing of what was, as after a restart."""
@@ -155,7 +155,7 @@ class Sizer:
             desired=decision.desired,
             # A node that is lost while brokers are silent is replaced: that decides nothing.
             limit=decision.desired
-            if decision.mode == "Unknown"
+            if decision.cause is Cause.UNKNOWN
             else min(decision.desired, present + decision.creates),
             retiring=(*decision.victims, *_withdrawn(nodes, report, decision.withdrawn)),
             decision=decision,

@@ -15,6 +15,7 @@ from etude.operator.pools.seen import SeenPool
 from etude.operator.pools.sizing import Size, asked_for
 from etude.operator.reasons import Reason
 from etude.operator.runs import verdicts
+from etude.operator.scaling.values import Cause
 from etude.v1 import environments_pb2
 
 ISOLATION = {
@@ -156,7 +157,7 @@ def _degraded(seen: SeenPool, size: Size) -> Fact:
 
 def _phase(found: Sequence[Fact], size: Size, ready: int) -> str:
     fact = {f.type: f for f in found}
-    is_panic = size.decision is not None and size.decision.mode == "Panic"
+    is_panic = size.decision is not None and size.decision.cause is Cause.PANIC
     words = (
         (not fact["Accepted"].holds and not fact["Available"].holds, "Pending"),
         (fact["Degraded"].holds, "Degraded"),

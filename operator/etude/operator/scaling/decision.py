@@ -10,7 +10,7 @@ from etude.operator.scaling.demand import Outlook, outlook
 from etude.operator.scaling.reactive import Reaction, excess_burst_capacity, reaction
 from etude.operator.scaling.schedule import scheduled_idle
 from etude.operator.scaling.trust import is_reliable, usable
-from etude.operator.scaling.values import Plan, PoolDecision, PoolMetrics, PoolState
+from etude.operator.scaling.values import Cause, Plan, PoolDecision, PoolMetrics, PoolState
 from etude.operator.scaling.victims import victims
 from etude.operator.scaling.windows import Sample, added, highest, raised
 
@@ -39,13 +39,13 @@ class _Asked:
         """The same without spares."""
         return max(self.reactive, self.planned_firm, self.scheduled, self.floor)
 
-    def mode(self, reacted: Reaction) -> str:
+    def cause(self, reacted: Reaction) -> Cause:
         """Which of them asked for the most."""
         if self.planned > max(self.reactive, self.scheduled):
-            return "Planned"
+            return Cause.PLANNED
         if self.scheduled > self.reactive:
-            return "Scheduled"
-        return "Panic" if reacted.panic else "Stable"
+            return Cause.SCHEDULED
+        return Cause.PANIC if reacted.panic else Cause.STABLE
 
 
 def decide_pool(
@@ -72,7 +72,7 @@ def decide_pool(
     if scaling.mode not in {Mode.REACTIVE, Mode.PREDICTIVE}:
         raise ValueError(f"replicas are not decided here in mode {scaling.mode}")
     if now_s - metrics.seen_s > SILENT_S:
-        return PoolDecision(state=state, desired=state.desired, mode="Unknown")
+        return PoolDecision(state=state, desired=state.desired, cause=Cause.UNKNOWN)
     believed = usable(plans, scaling, now_s=now_s) if scaling.mode is Mode.PREDICTIVE else ()
     if believed and config.while_planned is not None:
         config = replace(config, autoscaling=config.while_planned)
@@ -91,7 +91,7 @@ def decide_pool(
         lasting=raised(noted.lasting, firm, keep_s=memory_s),
     )
     said = replace(
-        _explained(following, asked.mode(reacted), reacted, seen),
+        _explained(following, asked.cause(reacted), reacted, seen),
         unreliable=tuple(sorted(plan.run_id for plan in plans if not is_reliable(plan))),
         excess_burst_capacity=_excess(reacted, metrics, config),
     )
@@ -138,12 +138,12 @@ def _excess(reacted: Reaction, metrics: PoolMetrics, config: PoolConfig) -> int:
     )
 
 
-def _explained(state: PoolState, mode: str, reacted: Reaction, seen: Outlook) -> PoolDecision:
+def _explained(state: PoolState, cause: Cause, reacted: Reaction, seen: Outlook) -> PoolDecision:
     """What led to a decision; its number of replicas is still the one before."""
     return PoolDecision(
         state=state,
         desired=state.desired,
-        mode=mode,
+        cause=cause,
         stable=reacted.stable,
         panicked=reacted.panicked,
         plan_peak=seen.peak,

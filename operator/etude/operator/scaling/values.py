@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple
 
 from etude.common.plans.forecast import Quantile, Wave
@@ -127,6 +128,19 @@ class Start(NamedTuple):
     environments: int
 
 
+class Cause(StrEnum):
+    """What asked for the most replicas."""
+
+    STABLE = "Stable"
+    """Demand over the stable window."""
+    PANIC = "Panic"
+    """Demand of the last seconds, which outgrew the pool."""
+    PLANNED = "Planned"
+    SCHEDULED = "Scheduled"
+    UNKNOWN = "Unknown"
+    """Nothing is decided: brokers are silent."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolDecision:
     """What to do about a pool's size, and why."""
@@ -140,8 +154,7 @@ class PoolDecision:
     """Idle replicas to drain, and to delete once they answer that they are empty."""
     withdrawn: int = 0
     """Replicas that are not ready, and that nothing wants any more; they go likewise."""
-    mode: str = "Stable"
-    """What asked for the most: Stable, Panic, Planned or Scheduled; Unknown without a report."""
+    cause: Cause = Cause.STABLE
     stable: float = 0.0
     """Mean demand of the stable window, in slots."""
     panicked: float = 0.0

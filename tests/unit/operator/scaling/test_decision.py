@@ -23,6 +23,7 @@ from etude.operator.scaling.provision import Provision
 from etude.operator.scaling.reactive import Panic
 from etude.operator.scaling.values import (
     Bucket,
+    Cause,
     Held,
     IdleReplica,
     Plan,
@@ -286,7 +287,7 @@ def test_without_a_report_nothing_is_decided(question: Question, silent_s: float
     state, seen, told, config = question
     found = decide_pool(state, replace(seen, seen_s=NOW_S - silent_s), told, config, NOW_S)
 
-    assert found == PoolDecision(state=state, desired=state.desired, mode="Unknown")
+    assert found == PoolDecision(state=state, desired=state.desired, cause=Cause.UNKNOWN)
 
 
 @pytest.mark.parametrize("mode", [Mode.MANUAL, Mode.EXTERNAL])
