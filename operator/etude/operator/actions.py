@@ -21,7 +21,7 @@ class Moment(NamedTuple):
     monotonic_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Apply:
     """Create or change an object."""
 
@@ -29,7 +29,7 @@ class Apply:
     manager: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Delete:
     """Ask an object to go."""
 
@@ -39,7 +39,7 @@ class Delete:
     """A pod's time to end in order; its own unless set."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finalizers:
     """Set the finalizers of an object as it was seen."""
 
@@ -47,7 +47,7 @@ class Finalizers:
     finalizers: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Adopt:
     """Take over an object that a user made, as it was seen."""
 
@@ -56,7 +56,7 @@ class Adopt:
     """Its owners, labels and finalizers."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fulfil:
     """Write into a checkpoint that was asked for what it holds."""
 
@@ -65,7 +65,7 @@ class Fulfil:
     status: CheckpointStatus
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tell:
     """Write the status of an object of somebody else, as it was seen."""
 
@@ -73,7 +73,7 @@ class Tell:
     status: Manifest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """Hand a command to the run's controller."""
 
@@ -81,7 +81,7 @@ class Order:
     request: run_pb2.CommandRequest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Vacate:
     """Have brokers give these nodes nothing more, and delete those that all of them call empty."""
 
@@ -90,7 +90,7 @@ class Vacate:
     """Uids of the pods."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
     """Publish a Kubernetes Event about the object."""
 
@@ -101,7 +101,7 @@ class Note:
     is_warning: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DealtWith:
     """Everything that the controller told up to here has been acted on."""
 

@@ -40,7 +40,7 @@ def cluster() -> Deleting:
 async def test_what_every_broker_calls_empty_goes(cluster: Deleting) -> None:
     peers = MemoryPeers(holding={"b"})
     cluster.answers.set()
-    await vacate(cluster, peers, POOL, Vacate(("one:1", "two:1"), NODES))
+    await vacate(cluster, peers, POOL, Vacate(brokers=("one:1", "two:1"), nodes=NODES))
     assert cluster.deleted == ["a"]
     assert peers.drained.keys() == {"one:1", "two:1"}
 
@@ -48,7 +48,7 @@ async def test_what_every_broker_calls_empty_goes(cluster: Deleting) -> None:
 async def test_nothing_goes_while_a_broker_does_not_answer(cluster: Deleting) -> None:
     cluster.answers.set()
     peers = MemoryPeers(deaf={"two:1"})
-    await vacate(cluster, peers, POOL, Vacate(("one:1", "two:1"), NODES))
+    await vacate(cluster, peers, POOL, Vacate(brokers=("one:1", "two:1"), nodes=NODES))
     assert cluster.deleted == []
 
 
@@ -58,7 +58,7 @@ async def test_nothing_goes_after_the_promise_of_the_brokers_has_ended(
     monkeypatch.setattr(brokers, "HOLD_S", LATE_S + 0.05)
     async with asyncio.timeout(LIMIT_S):
         # Its turn at the API server does not come.
-        await vacate(cluster, MemoryPeers(), POOL, Vacate(("one:1",), NODES))
+        await vacate(cluster, MemoryPeers(), POOL, Vacate(brokers=("one:1",), nodes=NODES))
     cluster.answers.set()
     await asyncio.sleep(0)
     assert cluster.deleted == []

@@ -144,10 +144,10 @@ async def test_events_of_one_object_are_bounded_and_of_others_not() -> None:
     about = cluster.get(POOL)
     assert about is not None
     for number in range(1_000):
-        await writer.record(about, Note(f"n-{number}", "Told", "words"))
+        await writer.record(about, Note(name=f"n-{number}", reason="Told", message="words"))
     assert len(cluster.told) == EVENT_BURST
     other = {**about, "metadata": {**about["metadata"], "uid": "v"}}
-    await writer.record(other, Note("n", "Other", "words"))
+    await writer.record(other, Note(name="n", reason="Other", message="words"))
     assert cluster.told[-1] == "Other"
 
 
@@ -157,7 +157,9 @@ async def test_no_event_is_larger_than_the_api_server_takes(name: str, text: str
     cluster = MemoryCluster(clock=clock)
     metadata = {"name": name, "namespace": "lab", "uid": "u"}
     about = {"apiVersion": "etude.dev/v1alpha1", "kind": "Checkpoint", "metadata": metadata}
-    await StatusWriter(cluster, clock, "test", Pace(0.0)).record(about, Note("n", text, text))
+    await StatusWriter(cluster, clock, "test", Pace(0.0)).record(
+        about, Note(name="n", reason=text, message=text)
+    )
     (event,) = cluster.events
     assert len(event["metadata"]["name"]) <= 253
     assert len(event["reason"].encode()) <= 128

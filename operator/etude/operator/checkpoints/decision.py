@@ -149,7 +149,10 @@ def decide(
     held = names.CHECKPOINT_DATA in checkpoint.metadata.finalizers
     if checkpoint.spec.deletion_policy == "Delete" and not held:
         finalizers = (*checkpoint.metadata.finalizers, names.CHECKPOINT_DATA)
-        return Decision(status=checkpoint.status, actions=(Finalizers(seen.manifest, finalizers),))
+        return Decision(
+            status=checkpoint.status,
+            actions=(Finalizers(seen=seen.manifest, finalizers=finalizers),),
+        )
     if is_settled(checkpoint):
         return Decision(status=_observed(checkpoint, now), actions=_tidy(seen, VERIFY))
     return _verification(checkpoint, seen, now, platform)
@@ -199,7 +202,7 @@ def _beginning(seen: SeenCheckpoint, job: Apply, now: Moment) -> tuple[Apply | D
     # What was refused may be refused again, and would take one place after the other away.
     if late is None or seen.problem is not None:
         return ()
-    return (Delete(ref(late), uid(late)), job)
+    return (Delete(ref=ref(late), uid=uid(late)), job)
 
 
 def _kept(seen: SeenCheckpoint) -> Fact:
@@ -219,7 +222,7 @@ def _deletion(
         return Decision(status=checkpoint.status, actions=(release,))
     if seen.is_namespace_closing:
         where = f"{checkpoint.saved.uri} stays in the store"
-        note = Note("orphaned", Reason.DATA_ORPHANED, where, is_warning=True)
+        note = Note(name="orphaned", reason=Reason.DATA_ORPHANED, message=where, is_warning=True)
         return Decision(status=checkpoint.status, actions=(note, release))
     return _deletion_by_job(checkpoint, seen, now, platform)
 
@@ -259,12 +262,14 @@ def _ways_out(
     storage = checkpoint.storage
     is_needed = platform.namespace is not None and seen.is_orphan and storage is not None
     if is_needed and storage is not None and ref(job).name not in seen.policies:
-        yield Apply(stamped(reach.job_policy(job, storage)), names.CHECKPOINT_FIELD_MANAGER)
+        yield Apply(
+            manifest=stamped(reach.job_policy(job, storage)), manager=names.CHECKPOINT_FIELD_MANAGER
+        )
 
 
 def _release(checkpoint: Checkpoint, seen: SeenCheckpoint) -> Finalizers:
     remaining = (f for f in checkpoint.metadata.finalizers if f != names.CHECKPOINT_DATA)
-    return Finalizers(seen.manifest, tuple(remaining))
+    return Finalizers(seen=seen.manifest, finalizers=tuple(remaining))
 
 
 def _again(
@@ -281,4 +286,4 @@ def _again(
 def _tidy(seen: SeenCheckpoint, what: str) -> tuple[Delete, ...]:
     """Take away a Job that has done its work."""
     job = seen.jobs.get(what)
-    return () if job is None or is_deleting(job) else (Delete(ref(job), uid(job)),)
+    return () if job is None or is_deleting(job) else (Delete(ref=ref(job), uid=uid(job)),)

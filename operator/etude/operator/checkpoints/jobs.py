@@ -54,7 +54,7 @@ def job(checkpoint: Checkpoint, run: RLRun | None, what: str, platform: Platform
         },
         "spec": job_spec(plan, labels, whose),
     }
-    return Apply(manifest, names.CHECKPOINT_FIELD_MANAGER)
+    return Apply(manifest=manifest, manager=names.CHECKPOINT_FIELD_MANAGER)
 
 
 def _plan(checkpoint: Checkpoint, what: str, platform: Platform) -> Plan:

@@ -73,4 +73,4 @@ def _adoption(request: Checkpoint, manifest: Manifest, run: RLRun) -> Adopt:
     if request.spec.deletion_policy == "Delete" and names.CHECKPOINT_DATA not in held:
         held.append(names.CHECKPOINT_DATA)
     metadata = {"ownerReferences": owners, "labels": run_labels(run), "finalizers": held}
-    return Adopt(manifest, metadata)
+    return Adopt(seen=manifest, metadata=metadata)

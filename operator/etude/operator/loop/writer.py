@@ -189,7 +189,7 @@ def _notes(before: Status, after: Status) -> list[Note]:
     hold = getattr(before, "hold", None)
     if hold is not None and getattr(after, "hold", None) is None:
         message = f"the run may go on: {hold.reason} of {hold.since} holds it no more"
-        notes.append(Note(f"hold-{hold.since}", "HoldEnded", message))
+        notes.append(Note(name=f"hold-{hold.since}", reason="HoldEnded", message=message))
     intent = getattr(after, "intent", None)
     if (
         intent is not None
@@ -198,7 +198,14 @@ def _notes(before: Status, after: Status) -> list[Note]:
     ):
         who = intent.role or "every role"
         message = f"{who} starts anew as attempt {intent.attempt}: {intent.message}"
-        notes.append(Note(f"restart-{intent.attempt}", intent.reason, message, is_warning=True))
+        notes.append(
+            Note(
+                name=f"restart-{intent.attempt}",
+                reason=intent.reason,
+                message=message,
+                is_warning=True,
+            )
+        )
     return notes
 
 

@@ -113,7 +113,7 @@ def _actions(pool: EnvPool, seen: SeenPool, platform: Platform) -> Iterator[Acti
     for manifest in children:
         live = seen.children.get(ref(manifest))
         if live is None or not is_applied(live, manifest):
-            yield Apply(manifest, names.POOL_FIELD_MANAGER)
+            yield Apply(manifest=manifest, manager=names.POOL_FIELD_MANAGER)
     yield from _prunings(pool, seen, {ref(manifest) for manifest in children})
 
 
@@ -123,14 +123,14 @@ def _departures(pool: EnvPool, seen: SeenPool, size: Size) -> Iterator[Action]:
     for node in staying(seen.nodes):
         is_over = node.get("status", {}).get("phase") in _OVER
         if is_over or pool.spec.is_released or name_of(node) in size.findings.given_up:
-            yield Delete(ref(node), uid(node))
+            yield Delete(ref=ref(node), uid=uid(node))
         elif name_of(node) in size.retiring:
             retiring[ref(node)] = uid(node)
     is_asked = any(member.is_vacating for member in members(seen.report).values())
     if (retiring or is_asked) and not pool.spec.is_released:
         # Also without any: those that were to go, and are wanted again, get environments again.
         targets = brokers(pool.metadata.name, pool.spec.brokers)
-        yield Vacate(tuple(targets), retiring)
+        yield Vacate(brokers=tuple(targets), nodes=retiring)
 
 
 def _prunings(pool: EnvPool, seen: SeenPool, wanted: set[Ref]) -> Iterator[Delete]:
@@ -140,4 +140,4 @@ def _prunings(pool: EnvPool, seen: SeenPool, wanted: set[Ref]) -> Iterator[Delet
     for key, live in seen.children.items():
         is_part = key.kind in _PARTS and ours <= labels(live).items()
         if is_part and key not in wanted and not is_deleting(live):
-            yield Delete(key, uid(live))
+            yield Delete(ref=key, uid=uid(live))

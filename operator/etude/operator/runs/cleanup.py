@@ -30,7 +30,7 @@ def deletions(run: RLRun, seen: Seen, ending: str, now: Moment) -> list[Delete]:
     due = {policy for policy, left_s in _left(run, ending, now) if left_s <= 0}
     if "DeleteSelf" in due:
         key = Ref("RLRun", run.metadata.namespace, run.metadata.name)
-        return [Delete(key, run.metadata.uid)]
+        return [Delete(ref=key, uid=run.metadata.uid)]
     kinds = {kind for policy in due for kind in _KINDS[policy]}
     return list(_of_kinds(run, seen, kinds))
 
@@ -56,4 +56,4 @@ def _of_kinds(run: RLRun, seen: Seen, kinds: Set[str]) -> Iterator[Delete]:
     ours = desired.run_labels(run).items()
     for key, live in seen.children.items():
         if key.kind in kinds and ours <= labels(live).items() and not is_deleting(live):
-            yield Delete(key, uid(live))
+            yield Delete(ref=key, uid=uid(live))

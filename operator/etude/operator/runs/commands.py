@@ -44,7 +44,7 @@ def order(run: RLRun, request: run_pb2.CommandRequest, what: str, number: int) -
     """An order under an id by which the controller knows it again."""
     metadata = run.metadata
     request.command_id = f"{metadata.uid}/{metadata.generation}/{what}/{number}"
-    return Order(address(run, names.TRAINER), request)
+    return Order(target=address(run, names.TRAINER), request=request)
 
 
 def _last_orders(run: RLRun) -> Iterator[Order]:

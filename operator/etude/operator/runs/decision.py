@@ -257,11 +257,11 @@ def _children(course: Course) -> Iterator[Action]:
     for manifest in wanted:
         live = course.seen.children.get(ref(manifest))
         if live is not None and _clings(course, live):
-            yield Delete(ref(live), uid(live))
+            yield Delete(ref=ref(live), uid=uid(live))
             continue
         is_missing = live is None and course.problem is None and not course.is_resting
         if is_missing or (live is not None and not _is_as_made(live, manifest)):
-            yield Apply(manifest, names.RUN_FIELD_MANAGER)
+            yield Apply(manifest=manifest, manager=names.RUN_FIELD_MANAGER)
     yield from _prunings(course, {ref(manifest) for manifest in wanted})
 
 
@@ -283,7 +283,7 @@ def _prunings(course: Course, wanted: set[Ref]) -> Iterator[Delete]:
     for key, live in course.seen.children.items():
         is_part = key.kind not in STAYING and ours <= labels(live).items()
         if is_part and key not in wanted and not is_deleting(live):
-            yield Delete(key, uid(live))
+            yield Delete(ref=key, uid=uid(live))
 
 
 def _look_again_s(course: Course) -> float | None:

@@ -39,7 +39,7 @@ def hurried(pods: Mapping[str, Sequence[Manifest]]) -> Iterator[Delete]:
         for pod in of_role:
             grace_s = pod["metadata"].get("deletionGracePeriodSeconds", 0)
             if is_deleting(pod) and grace_s > STARTING_GRACE_S and is_starting(pod):
-                yield Delete(ref(pod), uid(pod), STARTING_GRACE_S)
+                yield Delete(ref=ref(pod), uid=uid(pod), grace_s=STARTING_GRACE_S)
 
 
 def is_starting(pod: Manifest) -> bool:

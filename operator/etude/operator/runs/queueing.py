@@ -90,4 +90,4 @@ def _told(live: Manifest, facts: list[Fact], now: Moment, *, without: str = "") 
             "lastTransitionTime": before["lastTransitionTime"] if is_same else rfc3339(now.wall_s),
         }
     kept = {name: part for name, part in status.items() if name != without}
-    return Tell(live, {**kept, "conditions": list(conditions.values())})
+    return Tell(seen=live, status={**kept, "conditions": list(conditions.values())})

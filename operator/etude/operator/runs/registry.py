@@ -27,7 +27,7 @@ def happenings(run: RLRun, seen: Seen) -> Iterator[Action]:
             )
         if happening.event is not None:
             yield _note(happening, happening.event)
-        yield DealtWith(happening.position)
+        yield DealtWith(position=happening.position)
 
 
 def retirements(run: RLRun, seen: Seen) -> Iterator[Action]:
@@ -35,7 +35,7 @@ def retirements(run: RLRun, seen: Seen) -> Iterator[Action]:
     for checkpoint in retention.superseded(seen.checkpoints, run.spec.checkpointing, seen.named):
         if not checkpoint.metadata.deletion_timestamp:
             key = Ref("Checkpoint", run.metadata.namespace, checkpoint.metadata.name)
-            yield Delete(key, checkpoint.metadata.uid)
+            yield Delete(ref=key, uid=checkpoint.metadata.uid)
 
 
 def _registration(
@@ -57,7 +57,7 @@ def _registration(
         parent = _parent(run, seen, record)
         if parent is not None:
             manifest["spec"]["parentRef"] = parent.to_json()
-        yield Apply(manifest, names.RUN_FIELD_MANAGER)
+        yield Apply(manifest=manifest, manager=names.RUN_FIELD_MANAGER)
 
 
 def _fulfilled(
@@ -77,7 +77,7 @@ def _fulfilled(
         "storage": run.spec.storage,
     }
     key = Ref("Checkpoint", run.metadata.namespace, request.metadata.name)
-    return Fulfil(key, request.metadata.uid, request.status.model_copy(update=held))
+    return Fulfil(ref=key, uid=request.metadata.uid, status=request.status.model_copy(update=held))
 
 
 def _parent(run: RLRun, seen: Seen, record: run_pb2.CheckpointRecord) -> NameRef | None:

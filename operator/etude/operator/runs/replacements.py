@@ -50,4 +50,4 @@ def _is_of(made: Manifest, attempt: int) -> bool:
 
 
 def _gone(pods: Iterable[Manifest], grace_s: int | None = None) -> Iterator[Delete]:
-    yield from (Delete(ref(pod), uid(pod), grace_s) for pod in pods)
+    yield from (Delete(ref=ref(pod), uid=uid(pod), grace_s=grace_s) for pod in pods)
