@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.operator.reports.plausible import plausible
+from etude.operator.reports.plausible import plausible, plausible_record
 from etude.v1 import run_pb2
 
 NAN, INF = float("nan"), float("inf")
@@ -107,3 +107,37 @@ def test_what_can_be_is_left_as_it_was_said(step: int, seconds: float, reward: f
         rollouts=run_pb2.RolloutCounts(completed=3),
     )
     assert plausible(said) == said
+
+
+async def test_figures_of_a_checkpoint_that_are_none_keep_nothing_from_its_run(
+    lab: Any, run_body: Any
+) -> None:
+    lab.cluster.put(run_body(checkpointing={"keepLast": 1, "keepBest": {"metric": "Reward"}}))
+    await lab.settle()
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
+    for step, reward in ((10, "0.9"), (20, "abc"), (30, "nan")):
+        await lab.tell(record(step=step, metrics={"reward": reward}))
+        await lab.finish_jobs()
+        await lab.advance(5)
+    await lab.finish_jobs()
+    assert lab.run().status.best_checkpoint.step == 10
+    assert lab.run().status.last_checkpoint.step == 30
+    kept = {m["spec"]["step"] for k, m in lab.cluster.objects().items() if k.kind == "Checkpoint"}
+    assert kept == {10, 30}
+
+
+def test_of_a_checkpoint_as_many_figures_are_kept_as_its_object_has_room_for() -> None:
+    said = record(step=-1, size_bytes=2**62, metrics={f"m{i:02}": "1" for i in range(40)})
+    said.metrics["a" * 65] = said.metrics["huge"] = "1" * 65
+    found = plausible_record(said)
+    assert (found.step, found.size_bytes) == (0, 2**53 - 1)
+    assert sorted(found.metrics) == [f"m{i:02}" for i in range(32)]
+    assert plausible_record(found) == found
+    assert plausible_record(record(metrics={"reward": "0.5"})) == record(metrics={"reward": "0.5"})
+
+
+def record(**said: Any) -> run_pb2.CheckpointRecord:
+    step = said.get("step", 7)
+    known = {"reason": "Scheduled", "uri": f"s3://runs/demo/{step}", "size_bytes": 10}
+    digest = f"{max(0, step):064x}"
+    return run_pb2.CheckpointRecord(**{"manifest_digest": digest, "step": step, **known, **said})

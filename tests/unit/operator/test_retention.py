@@ -1,5 +1,6 @@
 """Which checkpoints stay."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,8 +10,9 @@ from etude.operator.runs import retention
 from etude.operator.runs.seen import is_ready
 
 
-def checkpoint(step: int, reward: float | None, *, is_ready: bool = True) -> Checkpoint:
-    metrics = {} if reward is None else {"reward": f"{reward:.6g}"}
+def checkpoint(step: int, reward: float | str | None, *, is_ready: bool = True) -> Checkpoint:
+    text = reward if isinstance(reward, str) else f"{reward or 0.0:.6g}"
+    metrics = {} if reward is None else {"reward": text}
     ready = {"type": "Ready", "status": "True" if is_ready else "False", "reason": "R"}
     return Checkpoint.model_validate(
         {
@@ -71,3 +73,10 @@ def test_the_smallest_may_be_best() -> None:
     history = [checkpoint(step, reward) for step, reward in ((30, 0.1), (20, 0.2), (10, 0.3))]
     wanted = Checkpointing(keep_last=1, keep_best=KeepBest(metric="Reward", mode="Min"))
     assert [c.saved.step for c in retention.superseded(history, wanted)] == [20, 10]
+
+
+@pytest.mark.parametrize("nonsense", ["abc", "", "nan", "inf", "-inf", "1e999", "0x1p3", "\u0661a"])
+def test_text_that_is_no_number_is_no_figure(nonsense: str) -> None:
+    history = [checkpoint(30, 0.5), checkpoint(20, nonsense), checkpoint(10, 0.9)]
+    wanted = Checkpointing(keep_last=1, keep_best=KeepBest(metric="Reward"))
+    assert [c.saved.step for c in retention.superseded(history, wanted)] == [20]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from etude.operator.clock import Clock
 from etude.operator.pools import figures as pool_figures
-from etude.operator.reports.plausible import plausible
+from etude.operator.reports.plausible import plausible, plausible_record
 from etude.v1 import environments_pb2, run_pb2
 
 RESUMED = "Resumed"
@@ -117,7 +117,9 @@ class ReportBook:
             return self._take_status(report, plausible(response.status))
         if position <= report.done or any(h.position == position for h in report.happenings):
             return False
-        checkpoint = response.checkpoint if response.HasField("checkpoint") else None
+        checkpoint = None
+        if response.HasField("checkpoint"):
+            checkpoint = plausible_record(response.checkpoint)
         event = response.event if response.HasField("event") else None
         if event is not None and event.reason == RESUMED:
             report.resumed_epoch = position.epoch

@@ -1,6 +1,8 @@
 """A controller's words, cut to what can be: they come from an image of the user's own choice."""
 
 import math
+from contextlib import suppress
+from itertools import islice
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -15,6 +17,8 @@ LAST_MS = 253_402_300_799_000
 FIGURES = {"reward_mean", "reward_ewma", "tokens_per_second", "eval_success", "loss", "mismatch"}
 """Only shown, and left out where they are no numbers; every other double is an amount."""
 LONGEST = {"phase": 63, "reason": 64, "message": 1024}
+LONGEST_FIGURE, MOST_FIGURES = 64, 32
+"""As the schema of Checkpoints has it; of a name, so that it is no page."""
 GATES = {"Pending", "Met", "NotMet"}
 """What a phase that has a gate says of it; one that has none says nothing."""
 
@@ -34,6 +38,34 @@ def plausible(said: run_pb2.RunStatus) -> run_pb2.RunStatus:
     for phase in found.phases:
         phase.gate = phase.gate if phase.gate in GATES else ""
     return found
+
+
+def plausible_record(said: run_pb2.CheckpointRecord) -> run_pb2.CheckpointRecord:
+    """The record with impossible amounts as zero, and of its figures those that are some.
+
+    What an object has no room for would be refused again and again, and all that was told after
+    it would wait.
+    """
+    found = run_pb2.CheckpointRecord()
+    found.CopyFrom(said)
+    found.ClearField("metrics")
+    _clean(found)
+    kept = (name for name in sorted(said.metrics) if _is_figure(name, said.metrics[name]))
+    for name in islice(kept, MOST_FIGURES):
+        found.metrics[name] = said.metrics[name]
+    return found
+
+
+def number(text: str) -> float | None:
+    """What a text says, None where that is no finite number."""
+    with suppress(ValueError):
+        value = float(text)
+        return value if math.isfinite(value) else None
+    return None
+
+
+def _is_figure(name: str, text: str) -> bool:
+    return max(len(name), len(text)) <= LONGEST_FIGURE and number(text) is not None
 
 
 def _clean(message: Message) -> None:

@@ -1,10 +1,10 @@
 """Which checkpoints of a run stay."""
 
-import math
 from collections.abc import Iterator, Sequence, Set
 
 from etude.common.api.checkpointing import Checkpointing, KeepBest
 from etude.common.api.kinds import Checkpoint
+from etude.operator.reports.plausible import number
 from etude.operator.runs.seen import is_ready
 
 FIGURES = {"Reward": "reward", "EvalSuccess": "evalSuccess"}
@@ -54,12 +54,12 @@ def best_of(verified: Sequence[Checkpoint], keep: KeepBest | None) -> list[Check
 
 
 def figure_of(checkpoint: Checkpoint, metric: str) -> float | None:
-    """A figure of the run at the checkpoint's step; None where it has none."""
+    """A figure of the run at the checkpoint's step; None where it has none.
+
+    The text of it may be anybody's: a trainer's own, or that of whoever made the object.
+    """
     text = checkpoint.saved.metrics.get(FIGURES[metric])
-    if text is None:
-        return None
-    value = float(text)
-    return value if math.isfinite(value) else None
+    return None if text is None else number(text)
 
 
 def _stays(checkpoint: Checkpoint) -> bool:
