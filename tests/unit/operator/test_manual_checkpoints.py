@@ -153,6 +153,44 @@ async def test_a_request_that_its_run_outlived_fails_and_names_what_there_is(run
     assert "demo-s00000040" in status.conditions[0].message
 
 
+async def test_a_request_that_failed_is_not_fulfilled_by_a_later_run_of_the_name(
+    running: Any, run_body: Any
+) -> None:
+    await running.say(state=run_pb2.RUN_STATE_DONE, step=40)
+    await running.tell_checkpoint(40)
+    await running.finish_jobs()
+    await running.advance(10)
+    running.cluster.put(asked())
+    await running.settle()
+    assert found(running).status.phase == "Failed"
+    why = found(running).status.conditions[0].message
+    running.cluster.remove(Ref("RLRun", "lab", "demo"))
+    await running.advance(10)
+    assert found(running).status.phase == "Failed"
+    body = run_body()
+    body["metadata"]["uid"] = "uid-later"
+    running.cluster.put(body)
+    await running.settle()
+    running.new_controller()
+    await running.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
+    await running.advance(10)
+    status = found(running).status
+    assert (status.phase, status.conditions[0].reason) == ("Failed", "RunOver")
+    assert status.conditions[0].message == why
+    assert controller_uid(running.cluster.objects()[KEY]) == ""
+    assert orders(running) == []
+
+
+async def test_a_request_that_failed_is_observed_when_it_is_pinned(running: Any) -> None:
+    running.cluster.put(asked(runRef={"name": "demo", "uid": "another"}))
+    await running.settle()
+    running.cluster.put(asked(runRef={"name": "demo", "uid": "another"}, pinned=True))
+    await running.settle()
+    status = found(running).status
+    assert status.phase == "Failed"
+    assert status.observed_generation == found(running).metadata.generation > 1
+
+
 async def test_a_request_for_an_earlier_run_of_the_name_is_refused(running: Any) -> None:
     running.cluster.put(asked(runRef={"name": "demo", "uid": "another"}))
     await running.settle()

@@ -10,6 +10,7 @@ from etude.operator.desired.runs import run_labels
 from etude.operator.desired.workloads import owner_of
 from etude.operator.manifests import Manifest, controller_uid
 from etude.operator.reasons import Reason
+from etude.operator.runs.seen import ready_fact
 
 WATCHFUL_S = 5.0
 """How often a request looks at its run, whose changes do not announce themselves to it."""
@@ -28,6 +29,10 @@ def decide(
         run: the run that it names, if there is one.
         now: both clocks.
     """
+    known = ready_fact(request)
+    if known is not None and known.reason == Reason.RUN_OVER:
+        # For good: a later run of the name has another state than was asked for.
+        return Decision(status=status_of(request, known, now))
     fact = _wrong(request, run) if run is not None else _missing(request)
     if fact is None and run is not None:
         if controller_uid(manifest) != run.metadata.uid:
