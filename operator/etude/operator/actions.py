@@ -53,7 +53,7 @@ class Adopt:
 
     seen: Manifest
     metadata: Manifest
-    """Its owners, labels and finalizers."""
+    """Its owners, labels, annotations and finalizers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

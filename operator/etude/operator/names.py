@@ -23,6 +23,9 @@ APPLIED = "etude.dev/applied"
 RESUME = "etude.dev/resume"
 """Annotation by which a user overrules a hold of ours; its value is the time of that hold."""
 
+ADOPTED_BY = "etude.dev/adopted-by"
+"""Annotation of a checkpoint that was asked for: the uid of the run that took it over, once."""
+
 CHECKPOINT_DATA = "etude.dev/checkpoint-data"
 """Finalizer of checkpoints whose data goes with them."""
 

@@ -157,7 +157,7 @@ class Reason(StrEnum):
     """Nodes end at start; their last words are in the message."""
 
     WAITING_FOR_RUN = "WaitingForRun"
-    """The run that shall write the checkpoint does not run now."""
+    """The run that shall write the checkpoint does not run now, or controls it no more."""
     RUN_NOT_FOUND = "RunNotFound"
     """The runRef of the checkpoint names no run of this namespace."""
     WRITING = "Writing"

@@ -10,6 +10,7 @@ from etude.v1 import run_pb2
 
 KEY = Ref("Checkpoint", "lab", "before-the-demo")
 DIGEST = f"{7:064x}"
+TOOL = {"apiVersion": "v1", "kind": "ConfigMap", "name": "tool", "uid": "u1", "controller": True}
 
 
 def asked(**spec: Any) -> dict[str, Any]:
@@ -210,6 +211,54 @@ async def test_an_owner_that_its_maker_wrote_is_replaced_by_the_run_that_it_name
     assert controller_uid(manifest) == running.run().metadata.uid
     assert stranger in manifest["metadata"]["ownerReferences"], "whoever waits for it may"
     assert orders(running) == [found(running).metadata.uid]
+
+
+@pytest.mark.parametrize("owners", [[], [TOOL]], ids=["nobody's", "a tool's"])
+async def test_whoever_undoes_an_adoption_is_not_fought(
+    running: Any, owners: list[dict[str, Any]]
+) -> None:
+    forged = asked()
+    forged["metadata"] |= {"ownerReferences": owners, "annotations": {"a": "b"}}
+    running.cluster.put(forged)
+    await running.settle()
+    run_uid = running.run().metadata.uid
+    taken_over = dict(running.cluster.objects()[KEY]["metadata"]["annotations"])
+    assert taken_over == {"a": "b", "etude.dev/adopted-by": run_uid}
+    ours = running.cluster.objects()[KEY]["metadata"]["ownerReferences"]
+    again = asked()
+    again["metadata"]["ownerReferences"] = owners
+    before = len(running.writes)
+    for _ in range(5):
+        running.cluster.put(again)
+        await running.advance(5)
+    writes = running.writes[before:]
+    assert [w for w in writes if w.startswith("adopt")] == []
+    assert len(writes) == 1, "the status, once"
+    ready = found(running).status.conditions[0]
+    assert (ready.reason, found(running).status.phase) == ("WaitingForRun", "Pending")
+    assert "ownerReferences" in ready.message
+    again["metadata"]["ownerReferences"] = ours
+    running.cluster.put(again)
+    await running.advance(5)
+    assert found(running).status.phase == "Writing"
+
+
+async def test_a_request_that_an_orphaning_deletion_left_is_taken_by_the_next_run(
+    running: Any, run_body: Any
+) -> None:
+    running.cluster.put(asked())
+    await running.settle()
+    left = asked()
+    left["metadata"]["ownerReferences"] = []
+    running.cluster.put(left)
+    running.cluster.remove(Ref("RLRun", "lab", "demo"))
+    await running.settle()
+    body = run_body()
+    body["metadata"]["uid"] = "uid-later"
+    running.cluster.put(body)
+    await running.settle()
+    await running.advance(5)
+    assert controller_uid(running.cluster.objects()[KEY]) == "uid-later"
 
 
 async def test_a_run_takes_no_state_for_its_own_that_does_not_name_it(running: Any) -> None:

@@ -237,7 +237,8 @@ SAVING = {
         "raise checkpointing.timeoutSeconds; kubectl etude checkpoint {run} shows where it resumes",
     ),
     "WaitingForRun": Advice(
-        "a checkpoint was asked for, and its run does not run now", "kubectl etude why {run}"
+        "a checkpoint was asked for, and its run does not run now or controls it no more",
+        "kubectl etude why {run}",
     ),
     "RunNotFound": Advice(
         "a checkpoint was asked of a run that does not exist here",

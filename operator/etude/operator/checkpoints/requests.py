@@ -8,7 +8,7 @@ from etude.operator.checkpoints.phases import status_of
 from etude.operator.conditions import Fact, holds, no
 from etude.operator.desired.runs import run_labels
 from etude.operator.desired.workloads import owner_of
-from etude.operator.manifests import Manifest, controller_uid
+from etude.operator.manifests import Manifest, controller, controller_uid
 from etude.operator.reasons import Reason
 from etude.operator.runs.seen import ready_fact
 
@@ -35,9 +35,10 @@ def decide(
         return Decision(status=status_of(request, known, now))
     fact = _wrong(request, run) if run is not None else _missing(request)
     if fact is None and run is not None:
-        if controller_uid(manifest) != run.metadata.uid:
+        is_ours = controller_uid(manifest) == run.metadata.uid
+        if not is_ours and _adopter(manifest) != run.metadata.uid:
             return Decision(status=request.status, actions=(_adoption(request, manifest, run),))
-        fact = _waiting(run)
+        fact = _waiting(run) if is_ours else _taken(manifest, run)
     assert fact is not None  # noqa: S101 - a run that is there is awaited or wrong
     return Decision(status=status_of(request, fact, now), requeue_after_s=WATCHFUL_S)
 
@@ -69,6 +70,20 @@ def _waiting(run: RLRun) -> Fact:
     return no("Ready", Reason.WAITING_FOR_RUN, message)
 
 
+def _taken(manifest: Manifest, run: RLRun) -> Fact:
+    """Somebody undid the adoption. Who does it each time would have us write without end."""
+    other = controller(manifest)
+    by = f"{other.get('kind')} {other.get('name')} controls it" if other else "nothing controls it"
+    message = f"metadata.ownerReferences: {by} instead of run {run.metadata.name}, which writes it"
+    return no("Ready", Reason.WAITING_FOR_RUN, f"{message} once it is the controller again")
+
+
+def _adopter(manifest: Manifest) -> str:
+    """The uid of the run that adopted it last, empty where none has."""
+    annotations = manifest["metadata"].get("annotations") or {}
+    return str(annotations.get(names.ADOPTED_BY, ""))
+
+
 def _adoption(request: Checkpoint, manifest: Manifest, run: RLRun) -> Adopt:
     """From here on it goes with its run, and its data with it."""
     # Nothing else controls it, whatever its maker wrote; others may wait for its end.
@@ -77,5 +92,10 @@ def _adoption(request: Checkpoint, manifest: Manifest, run: RLRun) -> Adopt:
     held = list(manifest["metadata"].get("finalizers") or ())
     if request.spec.deletion_policy == "Delete" and names.CHECKPOINT_DATA not in held:
         held.append(names.CHECKPOINT_DATA)
-    metadata = {"ownerReferences": owners, "labels": run_labels(run), "finalizers": held}
+    metadata = {
+        "ownerReferences": owners,
+        "labels": run_labels(run),
+        "annotations": {names.ADOPTED_BY: run.metadata.uid},
+        "finalizers": held,
+    }
     return Adopt(seen=manifest, metadata=metadata)

@@ -87,7 +87,7 @@ class Cluster(Protocol):
         ...
 
     async def adopt(self, seen: Manifest, metadata: Manifest) -> None:
-        """Write owners, labels and finalizers of an object that somebody else made.
+        """Write owners, labels, annotations and finalizers of an object that somebody else made.
 
         Raises:
             ConflictError: it has changed since it was seen.

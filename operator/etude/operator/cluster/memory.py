@@ -128,8 +128,9 @@ class MemoryCluster(Cluster):
     async def adopt(self, seen: Manifest, metadata: Manifest) -> None:
         key = self._current(seen)
         live = self._objects[key]
-        ours = {**live["metadata"].get("labels", {}), **metadata.get("labels", {})}
-        changed = {**live["metadata"], **metadata, "labels": ours}
+        before = live["metadata"]
+        maps = {key: {**before.get(key, {}), **metadata.get(key, {})} for key in _MAPS}
+        changed = {**before, **metadata, **maps}
         self._cache.see(self._store({**live, "metadata": changed}))
         self.after_write("adopt", key)
 
@@ -313,6 +314,10 @@ class MemoryCluster(Cluster):
 
     def _now(self) -> str:
         return rfc3339(self.clock.wall_s())
+
+
+_MAPS = ("labels", "annotations")
+"""Parts of metadata of which a merge patch leaves what it does not name."""
 
 
 def _merged(live: Manifest, before: Manifest, desired: Manifest) -> Manifest:
