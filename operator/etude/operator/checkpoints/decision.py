@@ -33,6 +33,7 @@ from etude.operator.manifests import (
     Manifest,
     Ref,
     condition,
+    controller_uid,
     is_deleting,
     is_true,
     ref,
@@ -66,8 +67,8 @@ class SeenCheckpoint:
     """Of a request, and of what is to be loaded: the run that it names."""
     policies: frozenset[str] = frozenset()
     """Names of NetworkPolicies of its Jobs."""
-    is_orphan: bool = False
-    """Whether there is no run of its name, whose policies would let its Jobs out."""
+    needs_way_out: bool = False
+    """Whether no run of its name has the policy that lets its Jobs out."""
     problem: Fact | None = None
     """What kept the last decision about it from being carried out."""
     places: Places = field(default_factory=Places)
@@ -102,7 +103,7 @@ def gather(
             for job in made.values()
             if cluster.get(Ref("NetworkPolicy", namespace, ref(job).name)) is not None
         ),
-        is_orphan=_is_orphan(cluster, checkpoint),
+        needs_way_out=_needs_way_out(cluster, checkpoint),
         is_namespace_closing=(
             problem is not None and problem.reason == NamespaceClosingError.reason
         ),
@@ -123,10 +124,21 @@ def _run(cluster: Cluster, checkpoint: Checkpoint) -> RLRun | None:
     return None
 
 
-def _is_orphan(cluster: Cluster, checkpoint: Checkpoint) -> bool:
+def _needs_way_out(cluster: Cluster, checkpoint: Checkpoint) -> bool:
+    """Whether its run is gone, or one of the name has no policies, though nobody else makes them.
+
+    A run that goes in the foreground loses its policies first, and waits for its checkpoints.
+    """
     about = checkpoint.spec.run_ref
     namespace = checkpoint.metadata.namespace
-    return about is None or cluster.get(Ref("RLRun", namespace, about.name)) is None
+    run = None if about is None else cluster.get(Ref("RLRun", namespace, about.name))
+    if about is None or run is None:
+        return True
+    if run["spec"].get("network", {}).get("policy") == "Unmanaged":
+        return False
+    policy = cluster.get(Ref("NetworkPolicy", namespace, names.child(about.name, names.JANITOR)))
+    is_there = policy is not None and controller_uid(policy) == uid(run)
+    return is_deleting(run) or not is_there
 
 
 def _is_request(checkpoint: Checkpoint) -> bool:
@@ -251,16 +263,17 @@ def _deletion_by_job(
         return _again(status_of(checkpoint, fact, now), seen, DELETE, now)
     ways_out = tuple(_ways_out(checkpoint, seen, job, platform))
     words = seen.troubles.get(DELETE) or "its objects are being deleted"
-    fact = no("Ready", Reason.DELETING, words)
-    return Decision(status=status_of(checkpoint, fact, now), actions=ways_out)
+    status = status_of(checkpoint, no("Ready", Reason.DELETING, words), now)
+    # A policy of its run that goes while it works does not announce that to it.
+    return Decision(status=status, actions=ways_out, requeue_after_s=RETRY_S)
 
 
 def _ways_out(
     checkpoint: Checkpoint, seen: SeenCheckpoint, job: Manifest, platform: Platform
 ) -> Iterator[Apply]:
-    """A NetworkPolicy for a Job that works after its run is gone; it goes with the Job."""
+    """A NetworkPolicy for a Job that its run's does not let out; it goes with the Job."""
     storage = checkpoint.storage
-    is_needed = platform.namespace is not None and seen.is_orphan and storage is not None
+    is_needed = platform.namespace is not None and seen.needs_way_out
     if is_needed and storage is not None and ref(job).name not in seen.policies:
         yield Apply(
             manifest=stamped(reach.job_policy(job, storage)), manager=names.CHECKPOINT_FIELD_MANAGER
