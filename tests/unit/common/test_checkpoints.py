@@ -1,9 +1,12 @@
 """A checkpoint is complete and verified, or it is not there."""
 
+import json
+
 import pytest
 
 from etude.common import checkpoints
 from etude.common.blobs import MemoryStore, MissingError
+from etude.common.checkpoint_orders import VARIABLE, order_in
 from etude.common.checkpoints import CheckpointManifest, Place
 from etude.common.errors import CorruptError
 
@@ -88,3 +91,10 @@ def test_deletion_takes_the_manifest_first_and_then_everything() -> None:
     checkpoints.delete(store, Place(0, 10))
     assert checkpoints.places(store) == [Place(0, 20)]
     assert not [key for key in store.objects if "000000000010" in key]
+
+
+def test_an_order_of_a_later_operator_is_understood() -> None:
+    told = {"action": "verify", "uri": "s3://runs/demo", "digest": "d", "ofTheFuture": 1}
+    storage = {"uri": "s3://runs/demo", "ofTheFuture": 1}
+    order = order_in({VARIABLE: json.dumps({**told, "storage": storage})})
+    assert (order.action, order.storage.uri) == ("verify", "s3://runs/demo")

@@ -1,14 +1,23 @@
 """Inputs are read from where they are: a folder as it stands, a prefix as a fresh copy."""
 
+import json
 from pathlib import Path
 
 import pytest
+from tests.support.later_release import with_strangers
 
 from etude.common import files
 from etude.common.api.pool import StoreAccess
 from etude.common.blobs import MemoryStore
 from etude.common.errors import CorruptError, UserError
-from etude.common.files import materialise, source_for
+from etude.common.files import (
+    ResolvedPool,
+    ResolvedRun,
+    materialise,
+    read_pool,
+    read_run,
+    source_for,
+)
 
 URI = "s3://bucket/tasks/a-task"
 ACCESS = StoreAccess()
@@ -93,3 +102,38 @@ def test_a_source_that_is_there_is_read_as_it_stands(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"1")
     assert materialise(tmp_path.as_uri(), tmp_path / "scratch", ACCESS) == tmp_path
     assert source_for(tmp_path.as_uri(), ACCESS).get("x") == b"1"
+
+
+RUN = {
+    "model": {"uri": "s3://inputs/model"},
+    "storage": {"uri": "s3://runs/demo"},
+    "phases": [
+        {
+            "name": "sft",
+            "type": "SupervisedFineTuning",
+            "maxSteps": 1,
+            "optimizer": {"learningRate": "1e-3"},
+            "data": [{"name": "traces", "uri": "s3://inputs/traces.jsonl"}],
+        }
+    ],
+    "roles": {"trainer": {"podTemplate": {"spec": {"containers": [{"name": "trainer"}]}}}},
+}
+
+
+def test_what_an_operator_of_a_later_release_wrote_for_its_roles_is_read(tmp_path: Path) -> None:
+    run = ResolvedRun.model_validate({"name": "demo", "uid": "u", "spec": RUN})
+    pool = ResolvedPool.model_validate(
+        {"name": "repos", "uid": "u", "spec": {"templates": [{"name": "python"}]}}
+    )
+    path = tmp_path / "given.json"
+    path.write_text(json.dumps(with_strangers(run)))
+    assert read_run(path) == run
+    path.write_text(json.dumps(with_strangers(pool)))
+    assert read_pool(path) == pool
+
+
+def test_a_file_that_says_too_little_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"name": "demo", "uid": "u", "spec": {}}))
+    with pytest.raises(UserError, match=r"spec\.model"):
+        read_run(path)

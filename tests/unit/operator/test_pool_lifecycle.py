@@ -127,7 +127,7 @@ async def test_figures_go_with_the_broker_that_gave_them(pool_lab: Any) -> None:
 
 
 async def test_a_pool_that_cannot_be_read_is_reported_by_name(pool_lab: Any, run_body: Any) -> None:
-    pool_lab.cluster.put(body(surprise=True))
+    pool_lab.cluster.put(body(isolation="Strong"))
     run = run_body()
     role = {"name": "repos", "template": "python", "poolRef": {"name": "repos"}}
     run["spec"]["roles"]["environments"] = [role]

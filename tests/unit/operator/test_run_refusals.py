@@ -79,8 +79,9 @@ async def test_a_run_that_is_over_stays_so_when_its_spec_is_not_understood_for_a
 ) -> None:
     await running.say(state=run_pb2.RUN_STATE_FAILED, reason="Broken", message="for good")
     assert running.condition("Failed") == ("True", "Broken")
-    key, spec = Ref("RLRun", "lab", "demo"), {"ofTheFuture": 1}
-    running.cluster.put(run_body(**spec))
+    key, body = Ref("RLRun", "lab", "demo"), run_body()
+    body["spec"]["phases"][0]["type"] = "OfTheFuture"
+    running.cluster.put(body)
     await running.settle()
     said = running.cluster.objects()[key]["status"]
     facts = {each["type"]: each["status"] for each in said["conditions"]}
@@ -95,13 +96,13 @@ async def test_an_object_that_an_older_schema_let_through_is_refused_by_name(
     lab: Any, run_body: Any
 ) -> None:
     body = run_body()
-    body["spec"]["phases"][0]["surprise"] = True
+    body["spec"]["phases"][0]["type"] = "Surprise"
     lab.cluster.put(body)
     await lab.settle()
     status = lab.cluster.objects()[Ref("RLRun", "lab", "demo")]["status"]
     accepted = status["conditions"][0]
     assert (accepted["status"], accepted["reason"]) == ("False", "InvalidSpec")
-    assert "phases.0.surprise" in accepted["message"]
+    assert "phases.0.type" in accepted["message"]
 
 
 @pytest.fixture

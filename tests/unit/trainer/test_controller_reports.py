@@ -142,6 +142,12 @@ def test_suspending_and_stopping_halt_the_controller() -> None:
     assert given.halting.is_set()
 
 
+def test_a_spec_of_a_later_operator_is_taken_over() -> None:
+    given = orders()
+    configured(given, 4, ofTheFuture={"is": "strange"}, checkpointing={"everySteps": 7, "new": 1})
+    assert (given.generation, given.spec.checkpointing.every_steps) == (4, 7)
+
+
 @pytest.mark.parametrize(
     ("request_", "field"),
     [

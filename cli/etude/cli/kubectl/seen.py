@@ -49,7 +49,7 @@ class Seen:
             UserError: an operator of another version wrote what we cannot read.
         """
         try:
-            return RLRunStatus.model_validate(self.run.get("status") or {})
+            return RLRunStatus.understood(self.run.get("status") or {})
         except ValidationError as error:
             first = error.errors()[0]
             at = ".".join(str(part) for part in ("status", *first["loc"]))

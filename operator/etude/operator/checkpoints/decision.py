@@ -120,7 +120,7 @@ def _run(cluster: Cluster, checkpoint: Checkpoint) -> RLRun | None:
         return None
     found = cluster.get(Ref("RLRun", checkpoint.metadata.namespace, about.name))
     with suppress(ValidationError):
-        return None if found is None else RLRun.model_validate(found)
+        return None if found is None else RLRun.understood(found)
     return None
 
 

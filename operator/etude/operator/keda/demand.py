@@ -61,7 +61,7 @@ class Demands:
         if manifest is None:
             raise UnknownIdError(f"no EnvPool {name} in namespace {namespace}")
         try:
-            return EnvPool.model_validate(manifest)
+            return EnvPool.understood(manifest)
         except ValidationError as cause:
             raise WrongStateError(f"EnvPool {name} is not valid: see its conditions") from cause
 

@@ -119,7 +119,7 @@ class Reconciler:
         decide: Callable[[R, Manifest], Decision[S]],
     ) -> float | None:
         try:
-            resource = kind.model_validate(manifest)
+            resource = kind.understood(manifest)
         except ValidationError as error:
             found = unreadable.status(manifest, status, error, self._now())
             return await self.writer.write(manifest, found)

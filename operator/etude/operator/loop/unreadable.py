@@ -30,7 +30,7 @@ def status(manifest: Manifest, kind: type[S], error: ValidationError, now: Momen
     """
     first = error.errors()[0]
     at = ".".join(str(part) for part in first["loc"])
-    known = kind.model_validate(manifest.get("status", {}))
+    known = kind.understood(manifest.get("status", {}))
     before = getattr(known, "conditions", ())
     told = conditions(
         [no(ACCEPTED, Reason.INVALID_SPEC, f"{at}: {first['msg']}")],

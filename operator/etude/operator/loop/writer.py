@@ -70,7 +70,7 @@ class StatusWriter:
         Raises:
             ConflictError: the object has changed since it was seen.
         """
-        known = type(status).model_validate(seen.get("status", {}))
+        known = type(status).understood(seen.get("status", {}))
         before, after = known.to_json(), status.to_json()
         told = self._about(seen)
         if after == before:

@@ -225,7 +225,7 @@ def _pools(cluster: Cluster, run: RLRun) -> dict[str, EnvPool]:
         if manifest is not None and (is_own or role.pool_ref is not None):
             # What no schema of ours takes is told in the pool's own status.
             with suppress(ValidationError):
-                pools[role.name] = EnvPool.model_validate(manifest)
+                pools[role.name] = EnvPool.understood(manifest)
     return pools
 
 
@@ -253,7 +253,7 @@ def _sandboxes(book: ReportBook, run: RLRun, pools: Iterable[EnvPool]) -> int:
 def _checkpoint(manifest: Manifest) -> Checkpoint | None:
     """The checkpoint, or nothing if a newer operator wrote what this one cannot read."""
     try:
-        return Checkpoint.model_validate(manifest)
+        return Checkpoint.understood(manifest)
     except ValidationError:
         return None
 

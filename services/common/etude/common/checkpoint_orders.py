@@ -80,7 +80,7 @@ def patiently(work: Callable[[], None]) -> None:
 
 def order_in(env: Mapping[str, str]) -> Order:
     """The order that the operator gave."""
-    return Order.model_validate(json.loads(env[VARIABLE]))
+    return Order.understood(json.loads(env[VARIABLE]))
 
 
 def ended_well_or_exit(work: Callable[[], None]) -> None:

@@ -70,7 +70,7 @@ def read_pool(path: Path) -> ResolvedPool:
 
 def _read(path: Path, model: type[M]) -> M:
     try:
-        return model.model_validate(json.loads(path.read_bytes()))
+        return model.understood(json.loads(path.read_bytes()))
     except (OSError, ValueError) as cause:
         raise UserError(
             Problem(

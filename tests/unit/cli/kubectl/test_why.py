@@ -360,3 +360,9 @@ def test_whatever_is_seen_there_is_an_answer(
     assert found.cause
     assert found.do or found.state in {State.PROGRESSES, State.OVER}
     assert found.as_json()["reason"] == found.reason
+
+
+def test_a_status_of_a_later_operator_is_read_as_far_as_it_is_known() -> None:
+    later = run()
+    later["status"] |= {"ofTheFuture": 1}
+    assert seen(later).status == seen(run()).status

@@ -79,6 +79,15 @@ class Model(Described):
             raise BrokenRulesError(broken)
         return self
 
+    @classmethod
+    def understood(cls, content: object) -> Self:
+        """What this release knows of an object that another one may have written.
+
+        Raises:
+            ValidationError: what it knows of it is wrong.
+        """
+        return cls.model_validate(content, extra="ignore")
+
     def to_json(self) -> dict[str, object]:
         """This object as Kubernetes shows it: camelCase, absent fields left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -1,14 +1,13 @@
 """What others asked the controller to do; it looks here between steps and while it waits."""
 
 import asyncio
+import json
 import logging
 import sys
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import FrameType
-
-from pydantic import ValidationError
 
 from etude.common.api.checkpointing import Checkpointing
 from etude.common.api.crd import FROZEN
@@ -114,8 +113,8 @@ class Orders:
             InvalidFieldError: the spec is invalid, or differs in another field; nothing changes.
         """
         try:
-            spec = RLRunSpec.model_validate_json(order.spec_json)
-        except ValidationError as cause:
+            spec = RLRunSpec.understood(json.loads(order.spec_json))
+        except ValueError as cause:
             raise InvalidFieldError("configure.spec_json", str(cause)) from cause
         if order.generation < self.generation:
             return  # an older spec that was delivered late
