@@ -189,9 +189,9 @@ async def test_a_pool_grows_for_demand_and_for_plans_and_gives_up_empty_nodes_on
     await pool.until(lambda: pool.ready == [holder], "the node in use is the only one left")
     assert await pool.missing(kept) == []
     await pool.plan(6, in_s=40, valid_s=3600)
+    await pool.until(lambda: pool.status.autoscaler.mode == "Planned", "the plan asks for most")
     await pool.until(lambda: len(pool.ready) >= 3, "nodes before the wave")
     assert pool.status.slots.queued == 0
-    assert pool.status.autoscaler.mode == "Planned"
     assert await pool.missing(kept) == []
     await pool.plan(1, in_s=0, valid_s=1)
     await pool.until(lambda: len(pool.ready) == 1, "the plan is over")
