@@ -63,6 +63,24 @@ def test_a_late_event_does_not_bring_an_object_back() -> None:
     assert cache.see(pod(7, uid="u2"))
 
 
+def test_an_object_that_left_what_is_watched_is_known_again_when_it_comes_back() -> None:
+    cache = Cache()
+    cache.see(pod(5))
+    cache.lose(KEY, "u1", at=6)
+    assert cache.get(KEY) is None
+    assert not cache.see(pod(6)), "as it was when it left"
+    assert cache.see(pod(7))
+    assert cache.get(KEY) == pod(7)
+    assert not cache.is_gone("u1", at=7)
+
+
+def test_that_an_object_left_is_old_news_once_it_is_known_to_be_back() -> None:
+    cache = Cache()
+    cache.see(pod(7))
+    cache.lose(KEY, "u1", at=6)
+    assert cache.get(KEY) == pod(7)
+
+
 def test_losing_an_old_object_leaves_the_new_one_of_the_same_name() -> None:
     cache = Cache()
     cache.see(pod(5))

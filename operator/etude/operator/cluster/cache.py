@@ -1,5 +1,6 @@
 """What this process knows of the cluster: every object it watches, never older than its writes."""
 
+import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ class Cache:
     """Objects by name and by owner.
 
     Versions only grow: an event that is older than what is known, such as one that left before
-    our own last write, is dropped. So is any event of an object that is known to be gone.
+    our own last write, is dropped. So is any event from before an object went.
     """
 
     slim: Callable[[Manifest], Manifest] = unmanaged
@@ -29,8 +30,9 @@ class Cache:
     _names: dict[str, Ref] = field(default_factory=dict)
     """By uid."""
     _owned: defaultdict[str, set[Ref]] = field(default_factory=lambda: defaultdict(set))
-    _gone: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    """By uid."""
+    _gone: OrderedDict[str, float] = field(default_factory=OrderedDict)
+    """The version at which an object went, by uid. One that only left what is watched, because
+    somebody took a label off it, has a newer one when it comes back."""
     _lost: OrderedDict[Ref, None] = field(default_factory=OrderedDict)
     """What has gone and is not there again."""
     _listeners: list[Listener] = field(default_factory=list)
@@ -60,8 +62,9 @@ class Cache:
         """Take over a version of an object; False when it is old news."""
         key = ref(manifest)
         known = self.get(key)
-        if uid(manifest) in self._gone:
+        if self.is_gone(uid(manifest), at=resource_version(manifest)):
             return False
+        self._gone.pop(uid(manifest), None)
         if known is not None and resource_version(manifest) <= resource_version(known):
             return False
         if known is not None:
@@ -84,12 +87,20 @@ class Cache:
             self._objects[key.kind][key] = amended
             self._tell(amended)
 
-    def lose(self, key: Ref, gone_uid: str) -> None:
-        """Forget an object for good; a newer one of the same name stays."""
-        self._gone[gone_uid] = None
+    def lose(self, key: Ref, gone_uid: str, *, at: float = math.inf) -> None:
+        """Forget an object; a newer one of the same name stays.
+
+        Args:
+            key: its name.
+            gone_uid: which one of that name.
+            at: the version as of which it is not there; for good if that is not known.
+        """
+        known = self.get(key)
+        if known is not None and uid(known) == gone_uid and resource_version(known) > at:
+            return
+        self._gone[gone_uid] = at
         if len(self._gone) > REMEMBERED_DELETIONS:
             self._gone.popitem(last=False)
-        known = self.get(key)
         if known is not None and uid(known) == gone_uid:
             self._unlink(key, known)
             del self._objects[key.kind][key]
@@ -105,9 +116,9 @@ class Cache:
             del self._objects[kind][key]
             self._tell(known)
 
-    def is_gone(self, uid: str) -> bool:
-        """Whether an object is known to have gone lately."""
-        return uid in self._gone
+    def is_gone(self, uid: str, *, at: int) -> bool:
+        """Whether an object is known to have gone, as of a version of it."""
+        return at <= self._gone.get(uid, -math.inf)
 
     def is_lost(self, key: Ref) -> bool:
         """Whether an object of this name was there lately and is not any more."""
@@ -124,7 +135,7 @@ class Cache:
             key = ref(known)
             is_listed_there = not namespace or key.namespace == namespace
             if is_listed_there and key not in listed and resource_version(known) <= version:
-                self.lose(key, uid(known))
+                self.lose(key, uid(known), at=version)
 
     def _unlink(self, key: Ref, known: Manifest) -> None:
         self._names.pop(uid(known), None)

@@ -71,7 +71,7 @@ class Watches:
         """Take over one event of a watch."""
         metrics.WATCH_LAST_EVENT.labels(manifest["kind"]).set_to_current_time()
         if kind == "DELETED":
-            self.cache.lose(ref(manifest), uid(manifest))
+            self.cache.lose(ref(manifest), uid(manifest), at=resource_version(manifest))
         else:
             self.cache.see(manifest)
 
@@ -241,7 +241,7 @@ class Watches:
             if not namespace or ref(m).namespace == namespace
         }
         for item, item_version in listed.versions.items():
-            if known.get(item, -1) < item_version and not self.cache.is_gone(item):
+            if known.get(item, -1) < item_version and not self.cache.is_gone(item, at=item_version):
                 yield item
         for item, known_version in known.items():
             if item not in listed.versions and known_version <= listed.at:
