@@ -158,11 +158,16 @@ def stamped(manifest: Manifest) -> Manifest:
     return {**manifest, "metadata": {**metadata, "annotations": annotations}}
 
 
+_WHOLE = frozenset({"selector", "podSelector", "matchLabels", "nodeSelector"})
+"""Maps that one writer has as a whole (k8s.io/api: mapType or structType atomic): a key that
+somebody adds makes them choose something else."""
+
+
 def covers(live: object, desired: object, *, path: str = "") -> bool:
     """Whether the live object says everything that the desired one says.
 
     Defaults that the API server filled in do not matter; quantities are compared by value; lists
-    of named things are matched by name.
+    of named things are matched by name; what chooses is compared as a whole.
     """
     # Manifests are plain dicts; asking for Mapping would take half of the time of a pass.
     if isinstance(desired, dict):
@@ -178,6 +183,8 @@ def _mapping_covers(live: Manifest, desired: Manifest, path: str) -> bool:
     for key, value in desired.items():
         if key in live:
             if not covers(live[key], value, path=f"{path}.{key}"):
+                return False
+            if key in _WHOLE and live[key] != value:
                 return False
         elif not _is_nothing(key, value):
             return False

@@ -187,3 +187,16 @@ def test_what_is_empty_is_covered_by_nothing_but_for_a_kind_of_volume() -> None:
     assert covers({"name": "a"}, desired)
     assert not covers({"name": "a", "tolerations": [{"key": "b"}]}, desired)
     assert not covers({"name": "a"}, {"name": "a", "emptyDir": {}})
+
+
+def test_a_key_that_somebody_adds_to_what_chooses_pods_is_a_difference() -> None:
+    chosen = {"etude.dev/run": "demo"}
+    more = {**chosen, "a": "b"}
+    for wanted, live in (
+        ({"selector": chosen}, {"selector": more}),
+        ({"podSelector": {"matchLabels": chosen}}, {"podSelector": {"matchLabels": more}}),
+        ({"nodeSelector": chosen}, {"nodeSelector": more}),
+    ):
+        assert covers({"spec": wanted}, {"spec": wanted})
+        assert not covers({"spec": live}, {"spec": wanted})
+    assert covers({"labels": more}, {"labels": chosen}), "a label beside ours is somebody else's"
