@@ -22,13 +22,16 @@ def pool(policy: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("labels", [{}, {"etude.dev/run": "demo"}], ids=["alone", "of a run"])
+RUN = {"apiVersion": "etude.dev/v1alpha1", "kind": "RLRun", "name": "demo", "uid": "r"}
+
+
+@pytest.mark.parametrize("owners", [[], [{**RUN, "controller": True}]], ids=["alone", "of a run"])
 async def test_a_pool_that_is_no_longer_managed_loses_its_policies_and_nothing_else(
-    lab: Any, labels: dict[str, str]
+    lab: Any, owners: list[dict[str, Any]]
 ) -> None:
     def body(policy: str) -> dict[str, Any]:
         made = pool(policy)
-        return made | {"metadata": made["metadata"] | {"labels": labels}}
+        return made | {"metadata": made["metadata"] | {"ownerReferences": owners}}
 
     lab.cluster.put(body("Managed"))
     await lab.settle()

@@ -72,7 +72,7 @@ def pool_identity(tls: Tls, pool: EnvPool, role: str) -> Identity:
     return Identity(
         domain=tls.domain,
         namespace=metadata.namespace,
-        run=metadata.labels.get(names.RUN, ""),
+        run=pool.run,
         pool=metadata.name,
         role=role,
     )
@@ -160,11 +160,10 @@ def _trust(owner: RLRun | EnvPool, tls: Tls) -> Manifest:
 
 def _labels(owner: RLRun | EnvPool) -> Mapping[str, str]:
     # Without a role: what has one is taken for a part that runs.
-    if owner.kind == "RLRun":
+    if isinstance(owner, RLRun):
         return {names.MANAGED_BY: names.OURS, names.RUN: owner.metadata.name}
-    run = owner.metadata.labels.get(names.RUN)
     labels = {names.MANAGED_BY: names.OURS, names.POOL: owner.metadata.name}
-    return labels | {names.RUN: run} if run else labels
+    return labels | {names.RUN: owner.run} if owner.run else labels
 
 
 def _kept(tls: Tls, identity: Identity) -> PodCertificate:

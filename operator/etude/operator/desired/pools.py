@@ -95,8 +95,7 @@ def _certificate(pool: EnvPool, role: str, platform: Platform) -> PodCertificate
 def pool_labels(pool: EnvPool) -> dict[str, str]:
     """Labels of everything that a pool owns; those of its run too, when it has one."""
     labels = {names.MANAGED_BY: names.OURS, names.POOL: pool.metadata.name}
-    run = pool.metadata.labels.get(names.RUN)
-    return labels | {names.RUN: run} if run else labels
+    return labels | {names.RUN: pool.run} if pool.run else labels
 
 
 def node_name(pool: str, ordinal: int) -> str:

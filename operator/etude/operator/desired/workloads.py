@@ -7,7 +7,7 @@ from etude.common.api.meta import API_VERSION
 from etude.operator import names
 from etude.operator.desired import overlay
 from etude.operator.desired.pods import Plan, pod_spec
-from etude.operator.manifests import Manifest
+from etude.operator.manifests import Manifest, stamped
 
 GROUP = "scheduling.k8s.io/group-name"
 """Annotation by which a pod joins a PodGroup of Volcano."""
@@ -55,6 +55,22 @@ def stateful_set(
         "template": pod_template(labels, plan, attempt),
     }
     return {**head(owner, "apps/v1", "StatefulSet", name, labels), "spec": spec}
+
+
+def still_selecting(manifest: Manifest, live: Manifest | None) -> Manifest:
+    """The manifest as the API server takes it: what a StatefulSet selects is fixed when it is made.
+
+    A pool outlives its run where that is deleted alone, and its pods have the run's label then.
+    """
+    if manifest["kind"] != "StatefulSet" or live is None:
+        return manifest
+    spec, selector = manifest["spec"], live["spec"]["selector"]
+    if selector == spec["selector"]:
+        return manifest
+    metadata = spec["template"]["metadata"]
+    chosen = {**metadata, "labels": {**metadata["labels"], **selector.get("matchLabels", {})}}
+    template = {**spec["template"], "metadata": chosen}
+    return stamped({**manifest, "spec": {**spec, "selector": selector, "template": template}})
 
 
 def pod_template(labels: Mapping[str, str], plan: Plan, attempt: int) -> Manifest:

@@ -12,6 +12,7 @@ from etude.operator.actions import Action, Apply, Decision, Delete, Moment, Vaca
 from etude.operator.conditions import Fact
 from etude.operator.desired import pools as desired_pools
 from etude.operator.desired.runs import Platform, brokers
+from etude.operator.desired.workloads import still_selecting
 from etude.operator.manifests import Manifest, Ref, is_applied, is_deleting, labels, ref, uid
 from etude.operator.pools import sandboxes
 from etude.operator.pools.observed import members, name_of, staying
@@ -110,8 +111,9 @@ def _actions(pool: EnvPool, seen: SeenPool, platform: Platform) -> Iterator[Acti
     children = desired_pools.pool_children(
         pool, new, pool.status.resolved.images, platform, seen.sandbox_template
     )
-    for manifest in children:
-        live = seen.children.get(ref(manifest))
+    for child in children:
+        live = seen.children.get(ref(child))
+        manifest = still_selecting(child, live)
         if live is None or not is_applied(live, manifest):
             yield Apply(manifest=manifest, manager=names.POOL_FIELD_MANAGER)
     yield from _prunings(pool, seen, {ref(manifest) for manifest in children})

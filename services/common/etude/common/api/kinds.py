@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field
 
 from etude.common.api.checkpoint import CheckpointSpec
 from etude.common.api.checkpoint_status import CheckpointStatus, Saved
-from etude.common.api.meta import Model, ObjectMeta
+from etude.common.api.meta import API_VERSION, Model, ObjectMeta
 from etude.common.api.pool import EnvPoolSpec
 from etude.common.api.pool_status import EnvPoolStatus
 from etude.common.api.run import RLRunSpec, Storage
@@ -50,6 +50,16 @@ class EnvPool(Resource):
     """What the pool should be; the user's."""
     status: EnvPoolStatus = Field(default_factory=EnvPoolStatus)
     """What was observed; the operator's."""
+
+    @property
+    def run(self) -> str:
+        """Name of the run that made it for itself, empty of any other pool.
+
+        Its labels say nothing of that: users sort their pools by labels of their choice.
+        """
+        owners = (o for o in self.metadata.owner_references if o.controller)
+        of_run = (o for o in owners if (o.api_version, o.kind) == (API_VERSION, "RLRun"))
+        return next((o.name for o in of_run), "")
 
 
 class Checkpoint(Resource):

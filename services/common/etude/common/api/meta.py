@@ -140,6 +140,20 @@ def number(text: str) -> float:
     return float(Decimal(text))
 
 
+class OwnerReference(Described):
+    """Whose an object is."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", alias_generator=to_camel, validate_by_name=True
+    )
+
+    api_version: str
+    kind: str
+    name: str
+    uid: str
+    controller: bool = False
+
+
 class ObjectMeta(Described):
     """The part of Kubernetes' object metadata that we read."""
 
@@ -157,6 +171,7 @@ class ObjectMeta(Described):
     labels: Mapping[str, str] = Field(default_factory=dict)
     annotations: Mapping[str, str] = Field(default_factory=dict)
     finalizers: tuple[str, ...] = ()
+    owner_references: tuple[OwnerReference, ...] = ()
 
 
 class Condition(Model):
