@@ -6,7 +6,14 @@ from pydantic import JsonValue
 
 from etude.common.api.algorithms import check_algorithm
 from etude.common.api.kinds import EnvPool, RLRun
-from etude.common.api.podtemplate import directives, is_reserved, leaks, repeated, variables
+from etude.common.api.podtemplate import (
+    directives,
+    is_reserved,
+    leaks,
+    malformed,
+    repeated,
+    variables,
+)
 from etude.common.api.pool import DriverName, EnvPoolSpec, IsolationLevel
 from etude.common.api.rewards import check_function
 from etude.common.api.sentences import few
@@ -110,6 +117,8 @@ def _wrong_templates(run: RLRun) -> Iterator[str]:
     """What is laid over pods, and would take from them what the operator gives."""
     for role in desired.roles(run):
         spec, at = desired.role_spec(run, role).pod_template.spec, f"spec.roles.{role}.podTemplate"
+        for message in malformed(spec, role):
+            yield f"{at}.spec.{message}"
         for message in (*directives(spec), *leaks(spec), *repeated(spec)):
             yield f"{at}.spec.{message}; remove it"
         for name in variables(spec, role):

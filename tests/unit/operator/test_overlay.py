@@ -2,14 +2,24 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.lint import lint_text
+from etude.common.api.podtemplate import (
+    MERGE_KEYS,
+    directives,
+    is_reserved,
+    leaks,
+    malformed,
+    repeated,
+    variables,
+)
 from etude.operator.desired import overlay
 from etude.operator.desired import runs as desired
 from etude.operator.desired.runs import Platform, RunShape
@@ -131,6 +141,10 @@ def test_a_pod_template_is_laid_over_the_operators(run_body: Build, platform: Pl
     assert shaped["spec"]["selector"] == plain["spec"]["selector"]
 
 
+def own(**fields: Any) -> dict[str, Any]:
+    return {"containers": [{"name": "trainer", **fields}]}
+
+
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
@@ -150,6 +164,19 @@ def test_a_pod_template_is_laid_over_the_operators(run_body: Build, platform: Pl
             "containers[0].env: A is given twice",
         ),
         ({"volumes": [{"name": "v"}, {"name": "v"}]}, "volumes: v is given twice"),
+        ({"containers": [1]}, "containers[0]: must be an object"),
+        ({"containers": [None]}, "containers[0]: must be an object"),
+        ({"containers": None}, "containers: must be a list"),
+        ({"containers": {"name": "trainer"}}, "containers: must be a list"),
+        ({"containers": [{"image": "a"}]}, "containers[0]: name is missing"),
+        ({"containers": [{"name": {"a": 1}}]}, "containers[0].name: must be text or a number"),
+        ({"volumes": [{"name": [1]}]}, "volumes[0].name: must be text or a number"),
+        ({"volumes": [1]}, "volumes[0]: must be an object"),
+        (own(env=[1]), "containers[0].env[0]: must be an object"),
+        (own(ports=[9100]), "containers[0].ports[0]: must be an object"),
+        (own(volumeMounts=["x"]), "containers[0].volumeMounts[0]: must be an object"),
+        (own(env=None), "containers[0].env: must be a list"),
+        (own(command=["a", 1]), "containers[0].command: must be a list of text"),
     ],
 )
 async def test_what_would_let_a_pod_out_or_break_it_is_refused_by_name(
@@ -170,3 +197,39 @@ async def test_what_would_let_a_pod_out_or_break_it_is_refused_by_name(
 def test_labels_of_the_operator_cannot_be_taken(run_body: Build, label: str) -> None:
     with pytest.raises(ValueError, match="are the operator's"):
         RLRun.model_validate(with_role(run_body, "trainer", podTemplate={"labels": {label: "x"}}))
+
+
+def test_a_label_may_have_the_name_of_a_list() -> None:
+    chosen: Manifest = {"labelSelector": {"matchLabels": {"env": "prod"}}, "topologyKey": "zone"}
+    assert not list(malformed({"topologySpreadConstraints": [chosen]}, "trainer"))
+
+
+KEYS = st.sampled_from([*MERGE_KEYS, *MERGE_KEYS.values(), "command", "resources", "$patch", "x"])
+WORDS = st.sampled_from(["trainer", "", "a"])
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | WORDS
+JSON = st.recursive(PLAIN, lambda v: st.lists(v, max_size=3) | st.dictionaries(KEYS, v, max_size=4))
+OWN = st.dictionaries(KEYS, JSON, max_size=4).map(lambda found: own(**found))
+WORKLOADS: tuple[Manifest, ...] = (
+    {},
+    {"workload": "JobSet", "idleRoles": "Hold"},
+    {"workload": "RayCluster"},
+)
+
+
+@given(spec=st.dictionaries(KEYS, JSON, max_size=5) | OWN, scheduling=st.sampled_from(WORKLOADS))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_is_laid_over_is_refused_by_name_or_makes_a_run(
+    run_body: Build, platform: Platform, spec: Manifest, scheduling: Manifest
+) -> None:
+    body = with_role(run_body, "trainer", podTemplate={"spec": spec})
+    body["spec"]["scheduling"] = scheduling
+    run = RLRun.model_validate(body)
+    served = replace(platform, integrations=frozenset({"jobset", "kuberay"}))
+    if not judged(spec):
+        assert desired.run_children(run, RunShape(images=platform.images), served)
+
+
+def judged(spec: Manifest) -> list[str]:
+    """What is said of a pod spec; all that judge it take any."""
+    names = [name for name in variables(spec, "trainer") if is_reserved(name)]
+    return [*malformed(spec, "trainer"), *directives(spec), *leaks(spec), *repeated(spec), *names]

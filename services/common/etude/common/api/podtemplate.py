@@ -83,6 +83,53 @@ def leaks(spec: Mapping[str, JsonValue]) -> Iterator[str]:
                 yield f"{part}[{index}].securityContext.privileged: no container is privileged"
 
 
+def malformed(spec: Mapping[str, JsonValue], container: str) -> Iterator[str]:
+    """What a merge cannot tell apart, and what would leave nothing to start a role by.
+
+    Nothing else may be asked of a pod spec, or be made of it, before this finds nothing.
+
+    Args:
+        spec: a part of a pod spec.
+        container: the name of the role's own, of which the operator's renderings read parts.
+    """
+    yield from _unkeyed(spec)
+    containers = spec.get("containers", [])
+    if not isinstance(containers, list):
+        yield "containers: must be a list"
+        return
+    for index, item in enumerate(containers):
+        if isinstance(item, dict) and item.get("name") == container:
+            if not isinstance(item.get("env", []), list):
+                yield f"containers[{index}].env: must be a list"
+            command = item.get("command", [])
+            if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
+                yield f"containers[{index}].command: must be a list of text"
+
+
+def _unkeyed(above: JsonValue | Mapping[str, JsonValue], at: str = "") -> Iterator[str]:
+    """Items of lists that a merge looks for a key in, and that have none to be told apart by."""
+    if isinstance(above, Mapping):
+        for name, value in above.items():
+            here = f"{at}.{name}" if at else name
+            # What is no list has another meaning: a label may have the name `env`, too.
+            if name in MERGE_KEYS and isinstance(value, list):
+                for index, item in enumerate(value):
+                    yield from _without_key(item, MERGE_KEYS[name], f"{here}[{index}]")
+            yield from _unkeyed(value, here)
+    elif isinstance(above, list):
+        for index, item in enumerate(above):
+            yield from _unkeyed(item, f"{at}[{index}]")
+
+
+def _without_key(item: JsonValue, key: str, at: str) -> Iterator[str]:
+    if not isinstance(item, dict):
+        yield f"{at}: must be an object"
+    elif key not in item:
+        yield f"{at}: {key} is missing"
+    elif isinstance(item[key], bool) or not isinstance(item[key], str | int | float):
+        yield f"{at}.{key}: must be text or a number"
+
+
 def directives(value: JsonValue, at: str = "") -> Iterator[str]:
     """Keys that a patch of kubectl would take for instructions, which this merge does not have."""
     if isinstance(value, dict):

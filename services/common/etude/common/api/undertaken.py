@@ -10,7 +10,14 @@ from pydantic import JsonValue
 
 from etude.common.api import cron
 from etude.common.api.documents import FieldPath
-from etude.common.api.podtemplate import directives, is_reserved, leaks, repeated, variables
+from etude.common.api.podtemplate import (
+    directives,
+    is_reserved,
+    leaks,
+    malformed,
+    repeated,
+    variables,
+)
 from etude.common.api.sentences import Sentence, dotted, few
 
 ROLES = ("trainer", "inference", "rewards")
@@ -52,13 +59,19 @@ def _reserved(role: dict[str, JsonValue], at: FieldPath) -> Iterator[Sentence]:
 
 def _laid_over(spec: dict[str, JsonValue], role: str, at: FieldPath) -> Iterator[Sentence]:
     below = (*at, "podTemplate", "spec")
+    for message in malformed(spec, role):
+        yield _laid_wrong(message, below, "correct it, or remove it")
     for message in (*directives(spec), *leaks(spec), *repeated(spec)):
-        field, _, why = message.partition(": ")
-        path = (*below, *_parts(field))
-        yield Sentence(path, f"{dotted(path)}: {why}", "remove it", at_key=True)
+        yield _laid_wrong(message, below, "remove it")
     for name in variables(spec, role):
         if is_reserved(name):
             yield _set_by_us((*below, "containers"), name)
+
+
+def _laid_wrong(message: str, below: FieldPath, fix: str) -> Sentence:
+    field, _, why = message.partition(": ")
+    path = (*below, *_parts(field))
+    return Sentence(path, f"{dotted(path)}: {why}", fix, at_key=True)
 
 
 def _set_by_us(path: FieldPath, name: str) -> Sentence:
