@@ -1,6 +1,7 @@
 """`kubectl etude why` has an answer to every reason, and each answer leads somewhere."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,18 @@ def test_each_trouble_is_named_with_its_words_and_a_way_out(reason: Reason) -> N
     assert found.do
     assert "{" not in found.do
     assert found.state is not State.OVER or reason is Reason.DATA_ORPHANED
+
+
+@pytest.mark.parametrize("of", [of_run, of_pool])
+def test_a_spec_that_the_operator_cannot_read_is_no_role_that_failed(
+    of: Callable[[str, str, Reason], Seen],
+) -> None:
+    found = answer(of("Accepted", "False", Reason.INVALID_SPEC))
+    assert found.state is State.STANDS_STILL
+    assert "the operator cannot read a field of the spec" in found.cause
+    assert "the operator is older than the CRDs" in found.do
+    assert "failed" not in found.cause + found.do
+    assert WORDS in "\n".join(found.evidence)
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ class Reason(StrEnum):
     GATE_NOT_MET = "GateNotMet"
     """A phase did not reach what its gate asks for; the message has the figure."""
     INVALID_SPEC = "InvalidSpec"
-    """A role refused its configuration; the message is its own."""
+    """A role refused its configuration, or under Accepted: the operator cannot read the spec."""
     RESTARTS_EXHAUSTED = "RestartsExhausted"
     """Roles failed more often than failurePolicy.maxRestarts allows."""
     DEADLINE_EXCEEDED = "DeadlineExceeded"

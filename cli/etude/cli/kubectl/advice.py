@@ -28,6 +28,14 @@ _ANEW = (
     " model.uri may be the folder `model` of the last checkpoint"
 )
 _BY_ITSELF = "nothing: it goes on by itself"
+_INSTALL = "have it installed (the run goes on by itself then), or remove the field that is named"
+_PARTS = {
+    "JobSet": "JobSet, which",
+    "Kueue": "a queue, and Kueue",
+    "KubeRay": "KubeRay, which",
+    "GatewayAPI": "the Gateway API, which",
+    "Volcano": "a gang of Volcano, which",
+}
 
 ACCEPTANCE = {
     "Accepted": Advice("the spec is accepted"),
@@ -71,26 +79,12 @@ ACCEPTANCE = {
         "a field asks for what the operator was installed without",
         "have the chart's value that is named set, or remove the field",
     ),
-    "JobSetNotInstalled": Advice(
-        "a field asks for JobSet, which is not installed in this cluster",
-        "have it installed (the run goes on by itself then), or remove the field that is named",
-    ),
-    "KueueNotInstalled": Advice(
-        "a field asks for a queue, and Kueue is not installed in this cluster",
-        "have it installed (the run goes on by itself then), or remove the field that is named",
-    ),
-    "KubeRayNotInstalled": Advice(
-        "a field asks for KubeRay, which is not installed in this cluster",
-        "have it installed (the run goes on by itself then), or remove the field that is named",
-    ),
-    "GatewayAPINotInstalled": Advice(
-        "a field asks for the Gateway API, which is not installed in this cluster",
-        "have it installed (the run goes on by itself then), or remove the field that is named",
-    ),
-    "VolcanoNotInstalled": Advice(
-        "a field asks for a gang of Volcano, which is not installed in this cluster",
-        "have it installed (the run goes on by itself then), or remove the field that is named",
-    ),
+    **{
+        f"{part}NotInstalled": Advice(
+            f"a field asks for {what} is not installed in this cluster", _INSTALL
+        )
+        for part, what in _PARTS.items()
+    },
     "AgentSandboxNotInstalled": Advice(
         "a pool asks for Sandboxes, and agent-sandbox is not installed in this cluster",
         "have it installed with its extensions (the pool goes on by itself then), or make the pool"
@@ -386,7 +380,18 @@ ADVICE: Mapping[str, Advice] = {
 }
 
 
-def advice(reason: str) -> Advice:
-    """The advice for a reason; a general one for a code that a process of the run made up."""
+BY_CONDITION: Mapping[tuple[str, str], Advice] = {
+    ("Accepted", "InvalidSpec"): Advice(
+        "the operator cannot read a field of the spec",
+        "etude lint FILE says whether the field that is named is wrong: correct it and apply again;"
+        " if it is not, the operator is older than the CRDs: have it upgraded, and everything goes"
+        " on by itself",
+    ),
+}
+"""Reasons that mean something else in one condition than anywhere else."""
+
+
+def advice(reason: str, kind: str = "") -> Advice:
+    """The advice for a reason that a condition gives; codes of a process have a general one."""
     unknown = Advice(f"a process of the run says {reason}", _LOG)
-    return ADVICE.get(reason, unknown)
+    return BY_CONDITION.get((kind, reason)) or ADVICE.get(reason, unknown)

@@ -33,7 +33,8 @@ class Case:
     def because(self, state: State, condition: Condition, *more: str) -> Explanation:
         """A condition as the cause."""
         told = in_short(condition.message)
-        finding = Finding(condition.reason, advice(condition.reason).means, (told,) if told else ())
+        known = advice(condition.reason, condition.type)
+        finding = Finding(condition.reason, known.means, (told,) if told else (), known.do)
         return self.found(state, finding, *more)
 
     def found(self, state: State, finding: Finding, *more: str) -> Explanation:

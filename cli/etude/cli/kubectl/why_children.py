@@ -54,8 +54,9 @@ def _said(name: str, condition: Manifest) -> Finding:
     """A condition of the pool as the cause."""
     reason = condition["reason"]
     words = condition.get("message")
-    cause = f"pool {name}: {advice(reason).means}"
-    return Finding(reason, cause, (words,) if words else ())
+    known = advice(reason, condition["type"])
+    cause = f"pool {name}: {known.means}"
+    return Finding(reason, cause, (words,) if words else (), known.do)
 
 
 def crowded_finding(seen: Seen) -> Finding | None:
