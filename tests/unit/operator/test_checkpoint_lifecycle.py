@@ -10,7 +10,7 @@ from etude.common.api.kinds import Checkpoint
 from etude.operator.checkpoints import decision, places
 from etude.operator.cluster.api import RefusedError
 from etude.operator.cluster.memory import MemoryCluster
-from etude.operator.loop.reconcile import PROBLEM_RETRY_S
+from etude.operator.loop.refusals import PROBLEM_RETRY_S
 from etude.operator.manifests import Ref
 from etude.operator.reports.latest import Position
 from etude.operator.reports.peers import MemoryPeers

@@ -31,19 +31,19 @@ class Outcomes:
         if is_applied(made, manifest):
             self._known[owner_uid].pop(ref(manifest), None)
         else:
-            self._known[owner_uid][ref(manifest)] = _Outcome(digest(manifest), _kept(made))
+            self._known[owner_uid][ref(manifest)] = _Outcome(digest(manifest), kept(made))
 
     def stands(self, owner_uid: str, manifest: Manifest, live: Manifest) -> bool:
         """Whether the live object still is what came of this very manifest."""
         known = self._known.get(owner_uid, {}).get(ref(manifest))
-        return known is not None and known == _Outcome(digest(manifest), _kept(live))
+        return known is not None and known == _Outcome(digest(manifest), kept(live))
 
     def forget(self, owner_uid: str) -> None:
         """The owner is gone."""
         self._known.pop(owner_uid, None)
 
 
-def _kept(manifest: Manifest) -> str:
+def kept(manifest: Manifest) -> str:
     """Digest of what stays of an object while nobody changes it."""
     passing = {"resourceVersion", "managedFields"}
     metadata = {k: v for k, v in manifest["metadata"].items() if k not in passing}

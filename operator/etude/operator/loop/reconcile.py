@@ -38,7 +38,7 @@ from etude.operator.desired.runs import Platform
 from etude.operator.loop import measures, unreadable
 from etude.operator.loop.measures import Measures
 from etude.operator.loop.outcomes import Outcomes
-from etude.operator.loop.refusals import Refusal, Refusals
+from etude.operator.loop.refusals import Refusal, Refusals, aim
 from etude.operator.loop.vacating import vacate
 from etude.operator.loop.writer import StatusWriter
 from etude.operator.manifests import Manifest, Ref, is_deleting, is_true, labels, ref, uid
@@ -58,8 +58,6 @@ S = TypeVar("S", bound=Status)
 
 REPEAT_ORDER_S = 10.0
 """An order that shows no effect is handed over again after this."""
-PROBLEM_RETRY_S = 30.0
-"""A child that was refused is tried again after this: what was in its way may be gone."""
 
 
 @dataclass(slots=True)
@@ -175,7 +173,8 @@ class Reconciler:
             if self._refusals.remember(manifest, refused):
                 return 0.0
             left = await self.writer.write(manifest, decision.status)
-            return PROBLEM_RETRY_S if left is None else left
+            again_s = self._refusals.again_s(about, self.clock.monotonic_s())
+            return again_s if left is None else left
         had_problem = self._refusals.end(about)
         passing = decision.is_passing
         left = await self.writer.write(manifest, decision.status, is_passing=passing)
@@ -197,11 +196,25 @@ class Reconciler:
             is_new = isinstance(action, Apply) and self.cluster.get(ref(action.manifest)) is None
             if refused and (is_new or isinstance(action, DealtWith)):
                 continue
-            try:
-                await self._act(about, action)
-            except (NameTakenError, RefusedError) as error:
-                refused.append(Refusal(action, error))
+            refusal = await self._attempt(about, action)
+            if refusal is not None:
+                refused.append(refusal)
         return refused
+
+    async def _attempt(self, about: Manifest, action: Action) -> Refusal | None:
+        """Do it, but for what was refused a moment ago and would be again; returns the refusal."""
+        key, now_s = aim(action), self.clock.monotonic_s()
+        live = None if key is None else self.cluster.get(key)
+        known = self._refusals.lately(uid(about), action, live, now_s)
+        if known is not None:
+            return known
+        try:
+            await self._act(about, action)
+        except (NameTakenError, RefusedError) as error:
+            refusal = Refusal(action, error)
+            self._refusals.tried(uid(about), refusal, live, now_s)
+            return refusal
+        return None
 
     async def _act(self, about: Manifest, action: Action) -> None:
         match action:
@@ -271,7 +284,7 @@ class Reconciler:
         self.followers.leave_object(gone_uid)
         self.book.forget(gone_uid)
         self.writer.forget(gone_uid)
-        self._refusals.end(gone_uid)
+        self._refusals.forget(gone_uid)
         self._outcomes.forget(gone_uid)
         del self._uids[key]
         self.sizers.forget(gone_uid)
