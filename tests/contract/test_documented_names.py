@@ -25,7 +25,7 @@ PAGES = sorted(
 )
 FOLDERS = (
     *("bench", "cli", "docs", "examples", "hack", "helm", "operator", "protos", "services"),
-    *(f"tests/{name}" for name in ("contract", "cluster", "data", "integration", "support")),
+    *(f"tests/{each.name}" for each in (ROOT / "tests").iterdir() if each.is_dir()),
 )
 SOURCE_ROOTS = ("operator", "cli", "services/*")
 MADE = ("bench/out/", "tests/data/releases/VERSION")
