@@ -41,7 +41,8 @@ class Story:
         assert not self.reference.differences(self.scene.scenery.objects), self.scene.log()[-3000:]
         found = self.reference.excess(self.scene.scenery.ordered())
         assert not [each for each in found if not each.startswith(tuple(excess))]
-        assert not self.scene.problems()
+        problems = self.scene.problems()
+        assert not problems, (problems[:5], self.scene.log()[-3000:])
 
 
 async def reference_of(lab: Lab, workload: Workload, known: References) -> Reference:

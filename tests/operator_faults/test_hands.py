@@ -32,7 +32,7 @@ async def test_a_run_whose_parts_lost_our_label_for_a_while_is_suspended_with_it
         await scene.merge("RLRun", RUN, {"spec": {"suspend": True}})
         await scene.until(lambda: scene.holds("RLRun", RUN, "Suspended"))
         assert not scene.scenery.every("Pod")
-        assert not scene.problems()
+        assert scene.problems() == []
 
 
 async def test_a_label_that_somebody_took_off_a_child_is_put_back(lab: Lab) -> None:
@@ -45,7 +45,7 @@ async def test_a_label_that_somebody_took_off_a_child_is_put_back(lab: Lab) -> N
         )
         await scene.scenery.quiet(2.0)
         assert phase(scene) == "Running"
-        assert not scene.problems()
+        assert scene.problems() == []
 
 
 async def test_what_chooses_pods_is_put_back_as_a_whole(lab: Lab) -> None:
@@ -61,4 +61,4 @@ async def test_what_chooses_pods_is_put_back_as_a_whole(lab: Lab) -> None:
                 "a" not in scene.get("NetworkPolicy", TRAINER)["spec"]["podSelector"]["matchLabels"]
             )
         )
-        assert not scene.problems()
+        assert scene.problems() == []

@@ -81,7 +81,7 @@ async def test_a_compacted_history_is_listed_again(
         grown = {"spec": {"replicas": 3}}
         await patiently(lambda: scene.merge("EnvPool", POOL, grown, "scale"))
         await scene.until(lambda: _ready(scene.get("EnvPool", POOL)) == 3)
-        assert not scene.problems()
+        assert scene.problems() == []
 
 
 def _ready(found: Mapping[str, Any]) -> int:

@@ -56,7 +56,7 @@ async def test_p20_an_operator_of_another_version_restarts_no_pod(lab: Lab) -> N
         await scene.scenery.quiet(3.0)
         assert _uids(scene) == before
         assert _templates(scene) == templates, operator.proxy.writes[writes:]
-        assert not scene.problems()
+        assert scene.problems() == []
 
 
 _PARTS = ("TRAINER", "INFERENCE", "REWARDS", "ENVSERVER", "OPERATOR")
@@ -85,7 +85,7 @@ async def test_p04_a_namespace_that_goes_while_the_operator_is_down_is_gone_afte
         assert ours(scene), "a checkpoint's data waits for the operator"
         await operator.start()
         await scene.until(lambda: not ours(scene))
-        assert not scene.problems()
+        assert scene.problems() == []
     assert POOL
 
 
@@ -112,7 +112,7 @@ async def test_p14_no_secret_value_is_in_a_status_an_event_or_a_log(lab: Lab) ->
         said = [each.get("status", {}) for each in scene.scenery.objects.values()]
         everything = told + json.dumps(said) + scene.log() + _metrics(operator)
         assert [canary for canary in CANARIES if canary in everything] == []
-        assert not scene.problems()
+        assert scene.problems() == []
 
 
 def _metrics(operator) -> str:

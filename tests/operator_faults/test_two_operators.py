@@ -51,7 +51,7 @@ async def test_p10_of_two_operators_one_acts_and_one_that_was_stopped_is_fenced(
             await scene.scenery.quiet(3.0)
             assert first.proxy.writes[before:] == [], "it writes although it does not lead"
             assert await _holder(scene) == "second"
-            assert not scene.problems()
+            assert scene.problems() == []
 
 
 async def test_p10_an_operator_that_ends_in_order_hands_over_at_once(lab: Lab) -> None:
@@ -64,4 +64,4 @@ async def test_p10_an_operator_that_ends_in_order_hands_over_at_once(lab: Lab) -
             assert await _holder(scene) in {"", "second"}
             await scene.create(pool(1))
             await _has_nodes(scene, 1)
-            assert not scene.problems()
+            assert scene.problems() == []

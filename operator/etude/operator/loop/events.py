@@ -97,6 +97,7 @@ class _Watcher:
 
     async def _watch(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(_once)
         tasks = await kopf.spawn_tasks(
             registry=self.registry,
             settings=_settings(),
@@ -112,6 +113,12 @@ class _Watcher:
         await _end_all()
         for task in ended:
             task.result()
+
+
+def _once(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Leave out how a task of kopf's ended of which nobody asks any more: kopf has logged it."""
+    if context.get("message") != "Task exception was never retrieved":
+        loop.default_exception_handler(context)
 
 
 async def _end_all() -> None:
