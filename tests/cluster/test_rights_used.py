@@ -149,3 +149,11 @@ def test_a_pod_that_is_not_restricted_is_found(api: Api) -> None:
     walls.provide(api, home, [weak])
     (why,) = walls.refusals(api, home, [weak])
     assert "violates PodSecurity" in why
+
+
+def test_a_line_that_an_api_server_is_writing_is_not_read_yet(tmp_path: Path) -> None:
+    log = tmp_path / "audit.log"
+    event = {"verb": "get", "objectRef": {"resource": "pods"}, "stage": "ResponseComplete"}
+    whole = json.dumps(event)
+    log.write_text(f"{whole}\n{whole[:20]}", encoding="utf-8")
+    assert rights.used(log) == {rights.Right("", "pods", "get")}

@@ -47,8 +47,9 @@ def refused(log: Path) -> list[str]:
 
 
 def events(log: Path) -> Iterator[Mapping[str, Any]]:
-    """The requests about objects, each once."""
-    for line in log.read_text(encoding="utf-8").splitlines():
+    """The requests about objects, each once; a line that is being written is not there yet."""
+    whole, _, _ = log.read_text(encoding="utf-8").rpartition("\n")
+    for line in whole.splitlines():
         event = json.loads(line)
         if "objectRef" in event and event["stage"] in {"ResponseComplete", "ResponseStarted"}:
             yield event
