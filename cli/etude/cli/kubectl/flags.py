@@ -14,11 +14,10 @@ VALUED = {
 }
 """Flags that every kubectl command takes, with a value."""
 SWITCHES = {
-    *("--insecure-skip-tls-verify", "--disable-compression", "--match-server-version"),
-    *("--warnings-as-errors",),
+    *("--insecure-skip-tls-verify", "--disable-compression"),
+    *("--match-server-version", "--warnings-as-errors"),
 }
 """Those without one. --version is left out: it prints kubectl's and does nothing else."""
-
 
 SECRET = {"--token", "--password"}
 """Flags whose values stand in no message."""

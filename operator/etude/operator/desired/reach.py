@@ -249,7 +249,7 @@ def _within(urls: Iterable[str]) -> list[Rule]:
     """
     found = {_namespace_of(url) for url in urls}
     peers = [
-        _namespace(name) if name else _pods({})
+        _namespace(name) if name else {"podSelector": {}}
         for name in sorted(n for n in found if n is not None)
     ]
     return [{"to": peers}] if peers else []

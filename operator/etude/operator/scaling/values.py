@@ -136,7 +136,9 @@ class Cause(StrEnum):
     PANIC = "Panic"
     """Demand of the last seconds, which outgrew the pool."""
     PLANNED = "Planned"
+    """Plans of trainers."""
     SCHEDULED = "Scheduled"
+    """The schedule of the spec."""
     UNKNOWN = "Unknown"
     """Nothing is decided: brokers are silent."""
 
@@ -155,6 +157,7 @@ class PoolDecision:
     withdrawn: int = 0
     """Replicas that are not ready, and that nothing wants any more; they go likewise."""
     cause: Cause = Cause.STABLE
+    """What asked for the most."""
     stable: float = 0.0
     """Mean demand of the stable window, in slots."""
     panicked: float = 0.0
