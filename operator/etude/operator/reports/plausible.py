@@ -1,12 +1,12 @@
 """A controller's words, cut to what can be: they come from an image of the user's own choice."""
 
 import math
-from contextlib import suppress
 from itertools import islice
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from etude.operator.decimals import value_of
 from etude.v1 import run_pb2
 
 LARGEST = 2**53 - 1
@@ -56,16 +56,8 @@ def plausible_record(said: run_pb2.CheckpointRecord) -> run_pb2.CheckpointRecord
     return found
 
 
-def number(text: str) -> float | None:
-    """What a text says, None where that is no finite number."""
-    with suppress(ValueError):
-        value = float(text)
-        return value if math.isfinite(value) else None
-    return None
-
-
 def _is_figure(name: str, text: str) -> bool:
-    return max(len(name), len(text)) <= LONGEST_FIGURE and number(text) is not None
+    return max(len(name), len(text)) <= LONGEST_FIGURE and value_of(text) is not None
 
 
 def _clean(message: Message) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence, Set
 
 from etude.common.api.checkpointing import Checkpointing, KeepBest
 from etude.common.api.kinds import Checkpoint
-from etude.operator.reports.plausible import number
+from etude.operator.decimals import value_of
 from etude.operator.runs.seen import is_ready
 
 FIGURES = {"Reward": "reward", "EvalSuccess": "evalSuccess"}
@@ -59,7 +59,7 @@ def figure_of(checkpoint: Checkpoint, metric: str) -> float | None:
     The text of it may be anybody's: a trainer's own, or that of whoever made the object.
     """
     text = checkpoint.saved.metrics.get(FIGURES[metric])
-    return None if text is None else number(text)
+    return None if text is None else value_of(text)
 
 
 def _stays(checkpoint: Checkpoint) -> bool:
