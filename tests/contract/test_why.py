@@ -46,6 +46,11 @@ def leaving_run() -> seen_runs.Manifest:
     return leaving
 
 
+def rolled_back() -> Seen:
+    left = run(phases=[{"name": "sft", "state": "OfTheFuture"}])
+    return seen(left, events=[event(left, Reason.INVALID_STATUS, WORDS)])
+
+
 def suspending() -> Seen:
     intent = {"type": "Suspend", "reason": "ByUser", "since": seen_runs.before(5)}
     return seen(run(condition("Suspended", "False", Reason.SUSPENDING, WORDS), intent=intent))
@@ -119,6 +124,7 @@ TROUBLE = {
     },
     Reason.ROLE_FAILED: of_run("Degraded", "True", Reason.ROLE_FAILED),
     Reason.PLAN_UNRELIABLE: of_run("Degraded", "True", Reason.PLAN_UNRELIABLE),
+    Reason.INVALID_STATUS: rolled_back(),
     Reason.DELETING: leaving_checkpoint(Reason.DELETING),
     Reason.DELETION_FAILED: leaving_checkpoint(Reason.DELETION_FAILED),
     Reason.DATA_ORPHANED: seen(

@@ -129,6 +129,8 @@ class Reason(StrEnum):
     """A phase did not reach what its gate asks for; the message has the figure."""
     INVALID_SPEC = "InvalidSpec"
     """A role refused its configuration, or under Accepted: the operator cannot read the spec."""
+    INVALID_STATUS = "InvalidStatus"
+    """An Event: a newer operator wrote a status that this one cannot read, and leaves alone."""
     RESTARTS_EXHAUSTED = "RestartsExhausted"
     """Roles failed more often than failurePolicy.maxRestarts allows."""
     DEADLINE_EXCEEDED = "DeadlineExceeded"

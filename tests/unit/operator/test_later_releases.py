@@ -37,7 +37,9 @@ async def upgrading(lab: Any, run_body: Any) -> Any:
     await lab.tell_checkpoint(10)
     for key, manifest in lab.cluster.objects().items():
         if key.kind in KINDS:
-            lab.cluster.put(upgraded(manifest))
+            now = upgraded(manifest)
+            lab.cluster.put(now)
+            lab.cluster.set_status(key, now["status"])
     await lab.settle()
     return lab
 
@@ -76,6 +78,23 @@ async def test_what_is_the_users_own_stays_whole(upgrading: Any) -> None:
     found = upgrading.cluster.objects()[Ref("StatefulSet", "lab", "demo-trainer")]
     (container,) = found["spec"]["template"]["spec"]["containers"]
     assert container["ofTheirs"] == 1
+
+
+async def test_a_status_that_only_a_later_release_can_read_is_left_to_it(running: Any) -> None:
+    """After `helm rollback`: nothing of the run is lost, and somebody says why nothing moves."""
+    key = Ref("RLRun", "lab", "demo")
+    body, pods = running.cluster.objects()[key], running.names("Pod")
+    phases = [{"name": body["spec"]["phases"][0]["name"], "state": "Paused"}]
+    running.cluster.set_status(key, {**body["status"], "phases": phases})
+    written = running.cluster.objects()[key]
+    await running.advance(400)
+    assert running.cluster.objects()[key] == written
+    assert running.names("Pod") == pods
+    (said,) = [each for each in running.cluster.events if each["reason"] == "InvalidStatus"]
+    assert "status.phases.0.state" in said["note"]
+    running.cluster.set_status(key, body["status"])
+    await running.say(state=run_pb2.RUN_STATE_RUNNING, step=3)
+    assert running.run().status.step.current == 3
 
 
 def test_what_people_write_is_read_strictly(run_body: Any) -> None:

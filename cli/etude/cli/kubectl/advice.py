@@ -284,6 +284,9 @@ ENDS = {
         "a role refused its configuration",
         "correct what the message names; " + _ANEW,
     ),
+    "InvalidStatus": Advice(
+        "a newer operator wrote what this one cannot read", "have its release installed again"
+    ),
     "RestartsExhausted": Advice(
         "roles failed more often than failurePolicy.maxRestarts allows",
         "put right what ended its last pod; " + _ANEW,

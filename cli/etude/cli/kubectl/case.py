@@ -39,13 +39,18 @@ class Case:
 
     def found(self, state: State, finding: Finding, *more: str) -> Explanation:
         """A finding as the cause."""
-        known = advice(finding.reason)
-        return Explanation(
-            run=self.seen.name,
-            state=state,
-            reason=finding.reason,
-            cause=finding.cause,
-            evidence=(*finding.evidence, *(line for line in more if line)),
-            do=(finding.do or known.do).replace("{run}", self.seen.name),
-            runbook=known.runbook,
-        )
+        return explanation(self.seen.name, state, finding, *more)
+
+
+def explanation(run: str, state: State, finding: Finding, *more: str) -> Explanation:
+    """A finding as the cause of what a run does or does not."""
+    known = advice(finding.reason)
+    return Explanation(
+        run=run,
+        state=state,
+        reason=finding.reason,
+        cause=finding.cause,
+        evidence=(*finding.evidence, *(line for line in more if line)),
+        do=(finding.do or known.do).replace("{run}", run),
+        runbook=known.runbook,
+    )

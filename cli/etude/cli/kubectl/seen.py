@@ -1,6 +1,7 @@
 """What is known of a run when somebody asks why: objects as the API server shows them."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,13 @@ class Seen:
             fix = "install the version of etude that the operator has"
             problem = Problem("InvalidSpec", f"{at}: {first['msg']}", f"run {self.name}", fix)
             raise UserError(problem) from error
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether we know all words of the run's status."""
+        with suppress(UserError):
+            return self.status is not None
+        return False
 
     @property
     def samples_now(self) -> bool:

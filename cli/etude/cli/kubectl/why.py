@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from etude.cli.kubectl import pods
 from etude.cli.kubectl.advice import advice
-from etude.cli.kubectl.case import Case
+from etude.cli.kubectl.case import Case, explanation
 from etude.cli.kubectl.explanation import Explanation, State
 from etude.cli.kubectl.pace import HOUR_S, pace
 from etude.cli.kubectl.pods import Finding
@@ -32,12 +32,24 @@ def explain(seen: Seen, now: datetime) -> Explanation:
     Raises:
         UserError: the status was written by an operator of another version.
     """
+    left_alone = _left_alone(seen)
+    if left_alone is not None:
+        return left_alone
     case = Case(seen=seen, now=now)
     for question in QUESTIONS:
         answer = question(case)
         if answer is not None:
             return answer
     return _progressing(case)
+
+
+def _left_alone(seen: Seen) -> Explanation | None:
+    """The operator cannot read the status, and neither can we."""
+    told = [each for each in pods.about(seen.run, seen.events) if each["reason"] == "InvalidStatus"]
+    if not told or seen.is_readable:
+        return None
+    finding = _by_reason("InvalidStatus", told[-1].get("message", ""))
+    return explanation(seen.name, State.STANDS_STILL, finding)
 
 
 def _leaving(case: Case) -> Explanation | None:

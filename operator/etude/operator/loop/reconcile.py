@@ -119,7 +119,10 @@ class Reconciler:
         try:
             resource = kind.understood(manifest)
         except ValidationError as error:
-            found = unreadable.status(manifest, status, error, self._now())
+            found = unreadable.told(manifest, status, error, self._now())
+            if isinstance(found, Note):
+                await self.writer.record(manifest, found)
+                return None
             return await self.writer.write(manifest, found)
         return await self._perform(manifest, decide(resource, manifest))
 
