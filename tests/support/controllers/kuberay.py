@@ -5,6 +5,10 @@ RayCluster, labelled `ray.io/cluster` and `ray.io/node-type`, and have names tha
 One that is gone is made again. Workers are told where the head is by `FQ_RAY_IP`. The commands of
 containers stay where the annotation `ray.io/overwrite-container-cmd` says so, and the cluster that
 lacks it is a fault of the test.
+
+The Service comes before any pod. Its ports are those of the head's first container by name, or
+defaults if that has none; one named `metrics` is added where it is missing (`getServicePorts`,
+ray-operator/controllers/ray/common/service.go at 4cf01420).
 """
 
 import copy
@@ -14,6 +18,8 @@ from tests.support.controllers.client import Client, Manifest
 from tests.support.controllers.objects import controller, is_deleting, is_true, owner_uid, path
 
 API = "ray.io/v1"
+DEFAULTS = {"client": 10001, "gcs-server": 6379, "dashboard": 8265, "serve": 8000}
+METRICS = {"metrics": 8080}
 
 
 async def kuberay(client: Client) -> None:
@@ -31,6 +37,7 @@ async def kuberay(client: Client) -> None:
 
 async def _reconcile(client: Client, cluster: Manifest) -> None:
     metadata, spec = cluster["metadata"], cluster["spec"]
+    await client.create(path("v1", metadata["namespace"], "services"), head_service(cluster))
     at = path("v1", metadata["namespace"], "pods")
     pods = [p for p in await client.every(at) if owner_uid(p) == metadata["uid"]]
     groups = [("headgroup", "head", 1, spec["headGroupSpec"]["template"])]
@@ -42,7 +49,6 @@ async def _reconcile(client: Client, cluster: Manifest) -> None:
         have = [p for p in pods if p["metadata"]["labels"]["ray.io/group"] == group]
         for _ in range(count - len(have)):
             await client.create(at, _pod(cluster, group, kind, template))
-    await client.create(path("v1", metadata["namespace"], "services"), _service(cluster))
     await _say(client, cluster, pods)
 
 
@@ -65,8 +71,15 @@ def _pod(cluster: Manifest, group: str, kind: str, template: Manifest) -> Manife
     }
 
 
-def _service(cluster: Manifest) -> Manifest:
+def head_service(cluster: Manifest) -> Manifest:
+    """The Service by which workers find the head."""
     name = cluster["metadata"]["name"]
+    container = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    given = {
+        port.get("name") or f"{port['containerPort']}-port": port["containerPort"]
+        for port in container.get("ports", ())
+    }
+    ports = {**METRICS, **(given or DEFAULTS)}
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -77,7 +90,7 @@ def _service(cluster: Manifest) -> Manifest:
         "spec": {
             "clusterIP": "None",
             "selector": {"ray.io/cluster": name, "ray.io/node-type": "head"},
-            "ports": [{"name": "gcs-server", "port": 6379}],
+            "ports": [{"name": each, "port": ports[each]} for each in sorted(ports)],
         },
     }
 

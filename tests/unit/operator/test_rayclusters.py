@@ -5,6 +5,7 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+from tests.support.controllers.kuberay import head_service
 
 from etude.common.api.kinds import RLRun
 from etude.operator.desired import runs as desired
@@ -62,6 +63,38 @@ def test_pods_of_a_ray_cluster_are_valid_and_ask_for_what_the_trainer_asks_for(
     assert head["spec"]["containers"][0]["command"][-1].endswith("&& exec etude-trainer")
     assert "RAY_ADDRESS" in {each["name"] for each in head["spec"]["containers"][0]["env"]}
     assert "startupProbe" not in worker["spec"]["containers"][0]
+
+
+def test_kuberay_can_make_its_service_of_the_heads_ports(run_body: Any, platform: Platform) -> None:
+    body = with_trainer(run_body, learnerRanks=4, gpusPerReplica=2)
+    cluster = children_of(body, platform)["RayCluster", "demo"]
+    cluster["metadata"]["uid"] = "uid-cluster"
+    ports = {each["name"]: each["port"] for each in head_service(cluster)["spec"]["ports"]}
+    assert len(set(ports.values())) == len(ports)
+    assert ports["gcs-server"] == 6379
+    head, worker = (
+        template["spec"]["containers"][0]
+        for template in (
+            cluster["spec"]["headGroupSpec"]["template"],
+            cluster["spec"]["workerGroupSpecs"][0]["template"],
+        )
+    )
+    for container in (head, worker):
+        (metrics,) = (each for each in container["ports"] if each["name"] == "metrics")
+        assert metrics["containerPort"] == ports["metrics"]
+        assert f"--metrics-export-port={ports['metrics']}" in container["command"][-1]
+
+
+def test_a_port_of_the_users_takes_the_place_of_ours_with_its_name(
+    run_body: Any, platform: Platform
+) -> None:
+    theirs = {"name": "metrics", "containerPort": 9100}
+    container = {"name": "trainer", "ports": [theirs]}
+    template = {"spec": {"containers": [container]}}
+    body = with_trainer(run_body, learnerRanks=1, gpusPerReplica=1, podTemplate=template)
+    spec = children_of(body, platform)["RayCluster", "demo"]["spec"]["headGroupSpec"]["template"]
+    ports = spec["spec"]["containers"][0]["ports"]
+    assert [each for each in ports if each["name"] == "metrics"] == [theirs]
 
 
 def test_everything_but_the_trainer_stays_a_stateful_set(run_body: Any, platform: Platform) -> None:

@@ -21,8 +21,16 @@ GROUP = "learners"
 GCS_PORT = 6379
 NODE_PORT = 6380
 OBJECTS_PORT = 6381
+METRICS_PORT = 6382
+SERVED = {"gcs-server": GCS_PORT, "metrics": METRICS_PORT}
+"""Of the head, by KubeRay's names: it makes a Service of all ports that the head names, and gives
+metrics the port of our probes if none has that name; Kubernetes refuses a Service with one port
+twice, and no pod is made without it."""
 START = "ray start --disable-usage-stats --include-dashboard=false"
-PORTS = f"--node-manager-port={NODE_PORT} --object-manager-port={OBJECTS_PORT}"
+PORTS = (
+    f"--node-manager-port={NODE_PORT} --object-manager-port={OBJECTS_PORT}"
+    f" --metrics-export-port={METRICS_PORT}"
+)
 
 
 def workers(run: RLRun) -> int:
@@ -62,6 +70,9 @@ def _head(part: Part, gpus: int) -> Manifest:
     ours = " ".join(container["command"])
     start = f"{START} {PORTS} --head --port={GCS_PORT} --num-cpus=1 --num-gpus={gpus}"
     container["command"] = ["/bin/sh", "-c", f"{start} && exec {ours}"]
+    given = container.get("ports", [])
+    taken = {port.get("name") for port in given}
+    container["ports"] = [*given, *(_port(name) for name in SERVED if name not in taken)]
     container["env"] = [
         *container["env"],
         {"name": "RAY_ADDRESS", "value": f"127.0.0.1:{GCS_PORT}"},
@@ -75,12 +86,16 @@ def _worker(part: Part, gpus: int) -> Manifest:
     container = _container(template, part.role)
     join = f'{START} {PORTS} --address="$FQ_RAY_IP:{GCS_PORT}" --num-cpus=1 --num-gpus={gpus}'
     container["command"] = ["/bin/sh", "-c", f"exec {join} --block"]
-    for name in ("ports", "startupProbe"):
-        container.pop(name, None)
+    container.pop("startupProbe", None)
+    container["ports"] = [_port("metrics")]
     probe = {"tcpSocket": {"port": NODE_PORT}, "periodSeconds": 5}
     container["readinessProbe"] = {**probe, "failureThreshold": 6}
     container["livenessProbe"] = {**probe, "failureThreshold": 120}
     return template
+
+
+def _port(name: str) -> Manifest:
+    return {"name": name, "containerPort": SERVED[name], "protocol": "TCP"}
 
 
 def _container(template: Manifest, role: str) -> Manifest:
