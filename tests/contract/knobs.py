@@ -222,6 +222,7 @@ RLRUN = {
     "roles.inference.gateway.sectionName": f"{OPERATOR}.desired.gateways",
     "roles.inference.gateway.hostnames": f"{OPERATOR}.desired.gateways",
     "roles.inference.gateway.proxyNamespace": f"{OPERATOR}.desired.gateways",
+    "roles.inference.gateway.requestTimeoutSeconds": f"{OPERATOR}.desired.gateways",
     **dict(under("roles.rewards", ROLE)),
     "roles.rewards.functions[].name": "etude.rewards.rubric",
     "roles.rewards.functions[].function": "etude.rewards.rubric",

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 GATEWAY = {"name": "public", "namespace": "gateways", "hostnames": ["policy.example.com"]}
+SLOW = {**GATEWAY, "requestTimeoutSeconds": 0}
 
 
 def test_a_policy_is_routed_to_once_there_is_a_gateway_api(
     lab: Any, operator: Path, installed: Callable[[str], None]
 ) -> None:
     assert operator.exists()
-    engines = {"replicas": 2, "gateway": GATEWAY}
+    engines = {"replicas": 2, "gateway": SLOW}
     lab.run(roles={"trainer": {}, "inference": engines})
     lab.until("refusal", lambda: lab.condition("Accepted") == ("False", "GatewayAPINotInstalled"))
     installed("gateway-api")
@@ -23,6 +24,7 @@ def test_a_policy_is_routed_to_once_there_is_a_gateway_api(
     (parent,) = spec["parentRefs"]
     assert (parent["name"], parent["namespace"]) == ("public", "gateways")
     ((backend,),) = (rule["backendRefs"] for rule in spec["rules"])
+    assert [rule["timeouts"] for rule in spec["rules"]] == [{"request": "0s"}]
     service = lab.get("services", "demo-policy")["spec"]
     assert (backend["name"], backend["port"]) == ("demo-policy", service["ports"][0]["port"])
     assert service["selector"]["etude.dev/role"] == "inference"

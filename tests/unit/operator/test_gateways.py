@@ -49,6 +49,23 @@ def test_the_route_leads_from_the_gateway_to_engines_that_are_ready(
 
 
 @pytest.mark.parametrize(
+    ("given", "timeouts"),
+    [
+        ({}, None),
+        ({"requestTimeoutSeconds": 0}, {"request": "0s"}),
+        ({"requestTimeoutSeconds": 86_400}, {"request": "86400s"}),
+    ],
+)
+def test_the_route_says_how_long_a_request_may_take_only_if_the_run_does(
+    given: dict[str, Any], timeouts: dict[str, str] | None, run_body: Any, platform: Platform
+) -> None:
+    """A field that older CRDs and simpler gateways do not know would cost the whole route."""
+    route = child(with_gateway(run_body, **given), platform, "HTTPRoute", "demo-policy")
+    (rule,) = route["spec"]["rules"]
+    assert rule.get("timeouts") == timeouts
+
+
+@pytest.mark.parametrize(
     ("given", "namespace"),
     [({}, "edge"), ({"namespace": None}, "lab"), ({"proxyNamespace": "envoy"}, "envoy")],
 )

@@ -30,7 +30,7 @@ def way_in(run: RLRun, labels: Mapping[str, str]) -> list[Manifest]:
     backend = {"name": name, "port": PORT["http"]}
     spec: Manifest = {
         "parentRefs": [_parent(run, inference.gateway)],
-        "rules": [{"backendRefs": [backend]}],
+        "rules": [{"backendRefs": [backend], **_timeouts(inference.gateway)}],
     }
     if inference.gateway.hostnames:
         spec["hostnames"] = [*inference.gateway.hostnames]
@@ -42,6 +42,12 @@ def way_in(run: RLRun, labels: Mapping[str, str]) -> list[Manifest]:
 def proxies(run: RLRun, gateway: PolicyGateway) -> str:
     """The namespace from which engines are called."""
     return gateway.proxy_namespace or gateway.namespace or run.metadata.namespace
+
+
+def _timeouts(gateway: PolicyGateway) -> Manifest:
+    """None unless asked for: a CRD or a Gateway that does not know them may refuse the route."""
+    limit_s = gateway.request_timeout_seconds
+    return {} if limit_s is None else {"timeouts": {"request": f"{limit_s}s"}}
 
 
 def _parent(run: RLRun, gateway: PolicyGateway) -> Manifest:

@@ -30,3 +30,7 @@ class PolicyGateway(Model):
     proxy_namespace: Namespace | None = None
     """Where the Gateway's proxies run, which the run's NetworkPolicy lets in; the Gateway's own
     namespace unless set."""
+    request_timeout_seconds: Annotated[int, Field(ge=0, le=86_400)] | None = None
+    """How long one request may take, its streamed answer included; 0 is no limit. The Gateway's own
+    limit unless set, which may be as short as 15 s. Needs a Gateway API and a Gateway that know
+    timeouts of an HTTPRoute (HTTPRouteRequestTimeout among its class's supportedFeatures)."""
