@@ -9,6 +9,7 @@ from etude.common.api.autoscaling import ScheduleEntry as GivenEntry
 from etude.common.api.meta import number
 from etude.common.api.pool import EnvPoolSpec
 from etude.operator.scaling.config import (
+    LEAST_PANIC_S,
     Autoscaling,
     Costs,
     Mode,
@@ -72,13 +73,16 @@ def problems(spec: EnvPoolSpec, *, at: str) -> Iterator[str]:
 
 def _autoscaling(given: Given, usual: Autoscaling) -> Autoscaling:
     zero, refill = given.scale_to_zero, given.refill
+    stable_s = _or(given.stable_window_seconds, usual.stable_window_s)
+    panic_percent = _or(given.panic_window_percent, usual.panic_window_percent)
     return Autoscaling(
         mode=Mode(given.mode.value),
         target_utilization_percent=_or(
             given.target_utilization_percent, usual.target_utilization_percent
         ),
-        stable_window_s=_or(given.stable_window_seconds, usual.stable_window_s),
-        panic_window_percent=_or(given.panic_window_percent, usual.panic_window_percent),
+        stable_window_s=stable_s,
+        # A share of 60 s was admitted: of the 30 s of a pool with a plan it may be too short.
+        panic_window_percent=max(panic_percent, 100 * LEAST_PANIC_S / stable_s),
         panic_threshold_percent=_or(given.panic_threshold_percent, usual.panic_threshold_percent),
         max_scale_up_rate=_or(given.max_scale_up_rate, usual.max_scale_up_rate),
         max_scale_down_rate=_or(given.max_scale_down_rate, usual.max_scale_down_rate),

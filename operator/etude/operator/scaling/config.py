@@ -5,6 +5,8 @@ from enum import StrEnum
 
 TICK_S = 2.0
 """Time between two decisions."""
+LEAST_PANIC_S = 1.0
+"""No panic window is shorter."""
 
 
 class Mode(StrEnum):
@@ -97,7 +99,7 @@ class Autoscaling:
     refill: Refill = field(default_factory=Refill)
 
     def __post_init__(self) -> None:
-        if self.panic_window_s < 1:
+        if self.panic_window_s < LEAST_PANIC_S:
             raise ValueError(
                 "panicWindowPercent of stableWindowSeconds must be at least 1 s,"
                 f" got {self.panic_window_s:.2f} s: raise one of them"

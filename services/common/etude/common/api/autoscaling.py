@@ -134,7 +134,8 @@ class Autoscaling(Model):
     stable_window_seconds: Annotated[int, Field(ge=10, le=3_600)] | None = None
     """Demand is averaged over this: 60 unless set, and 30 while mode Predictive has a plan."""
     panic_window_percent: Percent | None = None
-    """Share of the stable window that is looked at for bursts: 10 unless set."""
+    """Share of the stable window that is looked at for bursts, of at least one second: 10 unless
+    set."""
     panic_threshold_percent: Annotated[int, Field(ge=110, le=1_000)] | None = None
     """Demand in that short window over what is ready, from which on the pool panics, and shrinks no
     more for a stable window: 200 unless set."""
