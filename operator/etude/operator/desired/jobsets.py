@@ -102,7 +102,7 @@ def _job(part: Part, labels: Mapping[str, str], scheduling: Scheduling) -> Manif
 
 
 def _topology(scheduling: Scheduling) -> dict[str, str]:
-    """What the queue places pods by, where its flavors have a topology."""
+    """What the queue places pods by: with it, only flavors that have a Topology are considered."""
     if scheduling.topology is None or scheduling.admission != "JobSet":
         return {}
     given = {REQUIRED: scheduling.topology.required, PREFERRED: scheduling.topology.preferred}

@@ -118,7 +118,9 @@ class Scheduling(Model):
     """Pods that are placed together or not at all; each by itself unless set. A queue admits a run
     as a whole already."""
     topology: Topology | None = None
-    """How near to each other the pods of one role are; the scheduler's choice unless set."""
+    """How near to each other the pods of one role are; the scheduler's choice unless set. With
+    admission JobSet the queue places by it too, and never admits a run, not even for preferred,
+    unless its flavors have a Topology of Kueue's with that node label among its levels."""
 
     @property
     def kind(self) -> Workload:
