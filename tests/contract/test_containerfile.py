@@ -42,6 +42,12 @@ def test_each_role_has_a_target_of_its_own_extra() -> None:
     assert {"operator", "rewards", "envserver", "trainer", "inference", "cpu", "gpu"} <= {*TARGETS}
 
 
+def test_ray_is_where_a_login_shell_looks_for_it() -> None:
+    """Before 1.4 KubeRay asks for the head in one, whose PATH is not the image's."""
+    for target in ("trainer", "cpu", "gpu"):
+        assert "ln -s /opt/etude/bin/ray /usr/local/bin/ray" in STAGES[target][1], target
+
+
 def test_no_target_runs_as_root() -> None:
     for target in TARGETS:
         _, body = STAGES[target]

@@ -4,7 +4,7 @@ Contract (https://docs.ray.io/en/latest/cluster/kubernetes, ray.io/v1): pods are
 RayCluster, labelled `ray.io/cluster` and `ray.io/node-type`, and have names that none can foresee.
 One that is gone is made again. Workers are told where the head is by `FQ_RAY_IP`. The commands of
 containers stay where the annotation `ray.io/overwrite-container-cmd` says so, and the cluster that
-lacks it is a fault of the test.
+lacks it is a fault of the test. A worker waits for the head in an init container of its own image.
 
 The Service comes before any pod. Its ports are those of the head's first container by name, or
 defaults if that has none; one named `metrics` is added where it is missing (`getServicePorts`,
@@ -20,6 +20,7 @@ from tests.support.controllers.objects import controller, is_deleting, is_true, 
 API = "ray.io/v1"
 DEFAULTS = {"client": 10001, "gcs-server": 6379, "dashboard": 8265, "serve": 8000}
 METRICS = {"metrics": 8080}
+WAIT = "until ray health-check --address $FQ_RAY_IP:6379; do sleep 5; done"
 
 
 async def kuberay(client: Client) -> None:
@@ -58,7 +59,12 @@ def _pod(cluster: Manifest, group: str, kind: str, template: Manifest) -> Manife
     labels = {"ray.io/cluster": metadata["name"], "ray.io/group": group, "ray.io/node-type": kind}
     if kind == "worker":
         host = f"{metadata['name']}-head-svc.{metadata['namespace']}.svc.cluster.local"
-        made["spec"]["containers"][0]["env"].append({"name": "FQ_RAY_IP", "value": host})
+        container = made["spec"]["containers"][0]
+        container["env"].append({"name": "FQ_RAY_IP", "value": host})
+        waits = {"name": "wait-gcs-ready", "command": ["/bin/bash", "-c", "--"], "args": [WAIT]}
+        same = ("image", "env", "securityContext", "volumeMounts")
+        waits |= {each: container[each] for each in same if each in container}
+        made["spec"].setdefault("initContainers", []).append(waits)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
