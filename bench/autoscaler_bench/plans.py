@@ -55,7 +55,7 @@ class Planner:
         if told is not None:
             for each in told.waves:
                 each.pool, each.template = "", each.pool
-            self.book.report(RUN, told, now_s=now_s, now_unix_ms=self._unix_ms)
+            self.book.report(RUN, told, now_s=now_s)
 
     def ended(self, ask: Ask) -> None:
         """A rollout gave its environment back."""

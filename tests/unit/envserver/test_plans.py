@@ -29,7 +29,7 @@ def plan(
 
 
 def report(plans: Plans, told: plan_pb2.RolloutPlan, now_s: float = 0.0, run: str = "r") -> None:
-    plans.report(run, told, now_s=now_s, now_unix_ms=NOW_MS + round(1000 * now_s))
+    plans.report(run, told, now_s=now_s)
 
 
 def counts(plans: Plans, now_s: float = 0.0) -> list[int]:
@@ -52,8 +52,9 @@ def test_a_plan_that_is_too_old_says_nothing() -> None:
 
     assert counts(plans, now_s=9.9) == [4]
     assert counts(plans, now_s=10.0) == []
-    report(plans, plan(7, (4, 1.0), valid_s=-1.0))
-    assert counts(plans) == []
+    with pytest.raises(InvalidFieldError) as caught:
+        report(plans, plan(7, (4, 1.0), valid_s=-1.0))
+    assert caught.value.field == "plan.valid_until_unix_ms"
 
 
 def test_what_came_is_taken_from_the_earliest_waves() -> None:
@@ -139,12 +140,31 @@ def test_waves_for_another_pool_are_not_ours() -> None:
     assert counts(plans) == [5]
 
 
-def test_a_plan_from_a_clock_that_is_ahead_starts_now() -> None:
+@pytest.mark.parametrize("off_s", [-3600.0, -70.0, -30.0, 0.0, 50.0, 3600.0])
+def test_p15_a_plan_starts_when_it_says_whatever_clock_its_run_has(off_s: float) -> None:
     plans = Plans({"python"})
-    plans.report("r", plan(1, (4, 1.0), now_s=50.0), now_s=0.0, now_unix_ms=NOW_MS)
+    report(plans, plan(1, (4, 45.0), now_s=off_s))
 
     ((wave,),) = plans.waves(now_s=0.0).values()
-    assert wave == Wave(template="python", count=4, start_s=1.0)
+    assert wave == Wave(template="python", count=4, start_s=45.0)
+    assert plans.current(now_s=0.0)["r"].until_s == 60.0
+
+
+def test_p15_a_run_whose_clock_is_set_back_is_heard_with_its_next_plan() -> None:
+    plans = Plans({"python"})
+    report(plans, plan(20_000, (4, 45.0), valid_s=600.0))
+    report(plans, plan(5_000, (64, 45.0), valid_s=600.0, now_s=5.0), now_s=5.0)
+
+    assert counts(plans, now_s=5.0) == [64]
+
+
+def test_a_plan_that_is_told_twice_does_not_start_anew() -> None:
+    plans = Plans({"python"})
+    report(plans, plan(1, (4, 45.0), valid_s=600.0))
+    report(plans, plan(1, (4, 45.0), valid_s=600.0), now_s=30.0)
+
+    ((wave,),) = plans.waves(now_s=30.0).values()
+    assert wave.start_s == 45.0
 
 
 def test_shortages_double_what_is_kept_and_idling_halves_it() -> None:

@@ -62,7 +62,7 @@ def trained(duration: Callable[[Random], float], *, is_planned: bool) -> Outcome
         if plan is not None and is_planned:
             for each in plan.waves:
                 each.pool, each.template = "", "python"
-            warming.plans.report("r", plan, now_s=float(clock), now_unix_ms=1000 * clock)
+            warming.plans.report("r", plan, now_s=float(clock))
     after_s = clock + 10 * STEP_S
     assert warming.targets([node], now_s=after_s) == {}, "a run that is over holds nothing"
     return Outcome(warm / SIBLINGS / (WAVES - LEARNING), idle / WAVES)

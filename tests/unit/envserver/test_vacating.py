@@ -147,6 +147,29 @@ async def test_the_report_tells_nodes_leases_and_plans() -> None:
     assert 0 < ahead_s <= 30
 
 
+async def test_no_time_that_a_run_names_keeps_the_operator_from_hearing_of_the_pool() -> None:
+    broker = started(MemoryNodes(slots=4), "n1")
+    wave = plan_pb2.Wave(template="python", count=1, start_s=-86_400.0)
+    for run_id, made, until in (("past", -(2**63), 2**63 - 1), ("future", 2**63 - 2, 2**63 - 1)):
+        told = plan_pb2.RolloutPlan(made_unix_ms=made, valid_until_unix_ms=until, waves=[wave])
+        broker.report_plan(run_id, told)
+    day_ms = 86_400_000
+    for plan in report(broker).plans:
+        assert plan.until_unix_ms - plan.heard_unix_ms <= day_ms
+        assert plan.heard_unix_ms - plan.waves[0].start_unix_ms == day_ms
+
+
+async def test_a_plan_that_cannot_be_told_leaves_the_others_to_be_told() -> None:
+    broker = started(MemoryNodes(slots=4), "n1")
+    plans = broker.warming.plans
+    for run_id in ("a", "b"):
+        told = plan_pb2.RolloutPlan(version=1, valid_until_unix_ms=60_000)
+        plans.report(run_id, told, now_s=time.monotonic())
+    plans.current(now_s=0.0)["a"].version = 1 << 64
+
+    assert [plan.run_id for plan in report(broker).plans] == ["b"]
+
+
 async def test_the_report_says_how_long_leases_last() -> None:
     broker = started(MemoryNodes())
     broker.figures.lease_s.extend(float(each) for each in range(1, 101))
@@ -159,5 +182,5 @@ async def test_the_report_says_how_long_leases_last() -> None:
 def test_a_plan_remembers_when_it_was_heard() -> None:
     plans = Plans({"python"})
     told = plan_pb2.RolloutPlan(version=1, made_unix_ms=0, valid_until_unix_ms=60_000)
-    plans.report("run", told, now_s=12.0, now_unix_ms=0)
+    plans.report("run", told, now_s=12.0)
     assert plans.current(now_s=12.0)["run"].heard_s == 12.0

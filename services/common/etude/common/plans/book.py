@@ -14,6 +14,8 @@ MAX_COUNT = 100_000
 MAX_AHEAD_S = 86_400.0
 MAX_QUANTILES = 32
 MAX_RUNS = 1_000
+OVERTAKEN_S = 4.0
+"""Within so long a plan may overtake another: twice the trainer's deadline for telling one."""
 SOON_S = 60.0
 """About what a node needs to start; its warm environments need less."""
 NEWEST = 0.3
@@ -37,7 +39,6 @@ class Plan:
 
     version: int
     heard_s: float
-    made_s: float
     until_s: float
     """After this it says nothing."""
     waves: list[Wave]
@@ -46,6 +47,15 @@ class Plan:
     """The same as they were told."""
     came: int = 0
     """Environments of groups that the run asked for since."""
+
+    def is_newer(self, told: plan_pb2.RolloutPlan, now_s: float) -> bool:
+        """Whether a plan that is told now is this one, or was made before it.
+
+        Versions are of a clock that may be set back, and of a successor's that may be behind. So
+        they say what is newer only of plans that may have overtaken each other.
+        """
+        may_overtake = now_s - self.heard_s < OVERTAKEN_S
+        return told.version == self.version or (may_overtake and told.version < self.version)
 
     def ratio(self, now_s: float) -> float | None:
         """Environments that came over those that should have; None when there were neither.
@@ -73,23 +83,22 @@ class Plans:
     _ratios: dict[str, float] = field(default_factory=dict)
     """Smoothed; of runs with a plan."""
 
-    def report(
-        self, run_id: str, told: plan_pb2.RolloutPlan, *, now_s: float, now_unix_ms: int
-    ) -> None:
+    def report(self, run_id: str, told: plan_pb2.RolloutPlan, *, now_s: float) -> None:
         """Take a run's plan in, unless a newer one is known.
+
+        A plan is told the moment it is made, so its times count from now: whoever made it may have
+        any clock.
 
         Raises:
             InvalidFieldError: naming what is wrong with it.
         """
         if not run_id:
             raise InvalidFieldError("run_id", "is empty")
-        waves = list(_waves(told, self.templates, self.pool, now_s=now_s, now_unix_ms=now_unix_ms))
+        valid_s = _valid_s(told)
+        waves = list(_waves(told, self.templates, self.pool, now_s=now_s))
         self.forget(now_s=now_s)
         present = self._plans.get(run_id)
-        if present is not None and told.version <= present.version:
-            return
-        until_s = now_s + (told.valid_until_unix_ms - now_unix_ms) / 1000
-        if until_s <= now_s:
+        if present is not None and present.is_newer(told, now_s):
             return
         if present is None and len(self._plans) >= MAX_RUNS:
             raise InvalidFieldError("plan", f"{MAX_RUNS} runs have plans already")
@@ -98,13 +107,11 @@ class Plans:
             ratio = self._ratios[run_id]
             self._ratios[run_id] = ratio + NEWEST * (newest - ratio)
         waves.sort(key=lambda wave: wave.start_s)
-        made_s = now_s + (min(told.made_unix_ms, now_unix_ms) - now_unix_ms) / 1000
         self._ratios.setdefault(run_id, 1.0)
         self._plans[run_id] = Plan(
             version=told.version,
             heard_s=now_s,
-            made_s=made_s,
-            until_s=min(until_s, now_s + MAX_AHEAD_S),
+            until_s=now_s + valid_s,
             waves=waves,
             forecast=tuple(waves),
         )
@@ -161,13 +168,20 @@ class Plans:
             del self._plans[run_id], self._ratios[run_id]
 
 
+def _valid_s(told: plan_pb2.RolloutPlan) -> float:
+    """How long a plan holds.
+
+    Raises:
+        InvalidFieldError: not at all.
+    """
+    valid_s = (told.valid_until_unix_ms - told.made_unix_ms) / 1000
+    if valid_s <= 0:
+        raise InvalidFieldError("plan.valid_until_unix_ms", "must lie behind made_unix_ms")
+    return min(valid_s, MAX_AHEAD_S)
+
+
 def _waves(
-    told: plan_pb2.RolloutPlan,
-    templates: Collection[str],
-    pool: str,
-    *,
-    now_s: float,
-    now_unix_ms: int,
+    told: plan_pb2.RolloutPlan, templates: Collection[str], pool: str, *, now_s: float
 ) -> Iterator[Wave]:
     """The waves for this pool.
 
@@ -176,8 +190,6 @@ def _waves(
     """
     if len(told.waves) > MAX_WAVES:
         raise InvalidFieldError("plan.waves", f"are more than {MAX_WAVES}")
-    # A clock that is ahead of ours must not push the whole plan into the future.
-    made_s = now_s + (min(told.made_unix_ms, now_unix_ms) - now_unix_ms) / 1000
     for place, wave in enumerate(told.waves):
         if wave.pool and pool and wave.pool != pool:
             continue
@@ -186,7 +198,7 @@ def _waves(
         yield Wave(
             template=wave.template,
             count=wave.count,
-            start_s=made_s + wave.start_s,
+            start_s=now_s + wave.start_s,
             sigma_s=wave.start_sigma_s,
             lease=_quantiles(wave.lease_seconds, where),
         )

@@ -170,11 +170,10 @@ class Broker:
             InvalidFieldError: the plan names what this pool does not have.
         """
         check_shard(run_id, self.shard)
-        now_unix_ms = _unix_ms()
-        self.warming.plans.report(run_id, plan, now_s=time.monotonic(), now_unix_ms=now_unix_ms)
+        self.warming.plans.report(run_id, plan, now_s=time.monotonic())
         templates = dict.fromkeys(wave.template for wave in plan.waves)
         ours = [template for template in templates if template in self._templates]
-        return ready_by(self.ledger.nodes, ours, now_unix_ms=now_unix_ms)
+        return ready_by(self.ledger.nodes, ours, now_unix_ms=_unix_ms())
 
     def vacate(self, node_ids: Sequence[str], *, hold_s: float) -> list[str]:
         """Give these nodes nothing more; returns those that hold nothing.

@@ -1,12 +1,16 @@
 """What a broker tells the operator of its pool."""
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
 
+from etude.common.plans.book import Plan
 from etude.envserver.broker.broker import Broker
 from etude.envserver.broker.figures import quantile
 from etude.v1 import environments_pb2, plan_pb2
+
+log = logging.getLogger(__name__)
 
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 """Of the distribution of how long leases last."""
@@ -82,26 +86,34 @@ def _held(broker: Broker) -> Iterator[environments_pb2.HeldFigures]:
 def _plans(broker: Broker) -> Iterator[environments_pb2.PlanFigures]:
     plans = broker.warming.plans
     for run_id, plan in sorted(plans.current(now_s=time.monotonic()).items()):
-        yield environments_pb2.PlanFigures(
-            run_id=run_id,
-            version=plan.version,
-            heard_unix_ms=unix_ms(plan.heard_s),
-            until_unix_ms=unix_ms(plan.until_s),
-            ratio=plans.ratio(run_id),
-            waves=[
-                environments_pb2.PlannedWave(
-                    template=wave.template,
-                    count=wave.count,
-                    start_unix_ms=unix_ms(wave.start_s),
-                    start_sigma_s=wave.sigma_s,
-                    lease_seconds=[
-                        plan_pb2.LeaseQuantile(share=each.share, seconds=each.seconds)
-                        for each in wave.lease
-                    ],
-                )
-                for wave in plan.waves
-            ],
-        )
+        try:
+            yield _plan(run_id, plan, plans.ratio(run_id))
+        except (ValueError, OverflowError) as error:
+            # One run's plan must not keep the operator from hearing of the others, and of the pool.
+            log.warning("the plan of run %s cannot be told: %s", run_id, error)
+
+
+def _plan(run_id: str, plan: Plan, ratio: float) -> environments_pb2.PlanFigures:
+    return environments_pb2.PlanFigures(
+        run_id=run_id,
+        version=plan.version,
+        heard_unix_ms=unix_ms(plan.heard_s),
+        until_unix_ms=unix_ms(plan.until_s),
+        ratio=ratio,
+        waves=[
+            environments_pb2.PlannedWave(
+                template=wave.template,
+                count=wave.count,
+                start_unix_ms=unix_ms(wave.start_s),
+                start_sigma_s=wave.sigma_s,
+                lease_seconds=[
+                    plan_pb2.LeaseQuantile(share=each.share, seconds=each.seconds)
+                    for each in wave.lease
+                ],
+            )
+            for wave in plan.waves
+        ],
+    )
 
 
 def _first_starts(broker: Broker) -> Iterator[environments_pb2.FirstStarts]:
