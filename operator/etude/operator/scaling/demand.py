@@ -21,6 +21,7 @@ from etude.common.plans.forecast import (
 )
 from etude.operator.scaling.config import TICK_S, PoolConfig
 from etude.operator.scaling.level import service_level
+from etude.operator.scaling.limits import overcommitted
 from etude.operator.scaling.provision import with_spares
 from etude.operator.scaling.values import Plan, PoolMetrics, Start
 
@@ -71,11 +72,13 @@ def outlook(
 
     asked = certain + sum(peak(name) for name in wanted)
     replicas = math.ceil(asked / config.slots_per_replica)
+    spared = with_spares(replicas, metrics.ready, metrics.provision, enough)
     near_s = now_s + config.autoscaling.scale_down_delay_s + TICK_S
     return Outlook(
         peak=asked,
         firm=replicas,
-        replicas=with_spares(replicas, metrics.ready, metrics.provision, enough),
+        # Where nearly all fail, no number of spares is enough.
+        replicas=min(spared, overcommitted(replicas, config)),
         # What is given up now would be created anew, all of it.
         kept=_most(moments, totals, totals, supply._replace(ready=0), near_s),
         starts=latest_starts(waves, metrics, config, enough),

@@ -96,7 +96,8 @@ class PoolState:
     peaks: Samples = ()
     """The highest of what was wanted, in replicas, as long as the cap remembers."""
     lasting: Samples = ()
-    """The same without spares, which are not kept for the delay once enough are ready."""
+    """The same without spares, which are not kept for the delay once enough are ready, and which
+    the cap does not count."""
     panic: Panic | None = None
     busy_s: float
     """When there was demand last."""

@@ -29,6 +29,8 @@ class Loop:
     demand: Callable[[float], int]
     """Environments that are held or waited for at a moment."""
     plans: Callable[[float], Sequence[Plan]] = lambda _: ()
+    took: Provision = field(default_factory=lambda: Provision(TAKES_S, TAKES_S))
+    """What is known of how long replicas take, and how many fail."""
     now_s: float = 0.0
     state: PoolState = field(default_factory=lambda: restarted(0, now_s=0.0))
     born_s: list[float] = field(default_factory=list)
@@ -58,7 +60,7 @@ class Loop:
             leased=leased,
             queued=demand - leased,
             idle=tuple(IdleReplica(f"r{n}", 0.0) for n in range(ready - leased)),
-            provision=Provision(TAKES_S, TAKES_S),
+            provision=self.took,
         )
 
     def tick(self) -> PoolDecision:

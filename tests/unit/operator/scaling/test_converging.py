@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from etude.common.plans.forecast import Quantile, Wave
 from etude.operator.scaling.config import Autoscaling, PoolConfig, ScaleToZero, ZeroMode
+from etude.operator.scaling.provision import provision
 from etude.operator.scaling.values import Plan
 
 MakeLoop = Callable[..., Any]
@@ -173,3 +174,23 @@ def test_spares_go_as_soon_as_enough_are_ready_and_what_is_planned_stays(
     most = max(found.desired for found in loop.decisions)
     assert most > count, "some are begun in case that others fail"
     assert len(loop.born_s) == loop.ready == count
+
+
+@laws
+@given(st.integers(1, 80), st.integers(0, 80))
+def test_where_every_new_replica_fails_there_are_never_more_than_overcommitted_demand(
+    make_loop: MakeLoop, count: int, ready: int
+) -> None:
+    failed: list[float | None] = []
+    loop = make_loop(CONFIG, lambda _: 0)
+    loop.born_s = [-TAKES_S] * ready
+    loop.restart()
+    loop.plans = lambda now_s: [wave_at(60.0, count, heard_s=now_s)]
+    for _ in range(300):
+        loop.took = provision(failed)
+        found = loop.tick()
+        failed += [None] * found.creates
+        del loop.born_s[len(loop.born_s) - found.creates :]
+
+        assert found.desired <= max(ready, math.ceil(1.5 * count))
+        assert found.hard_cap <= math.ceil(1.5 * max(ready, math.ceil(1.5 * count)))

@@ -336,7 +336,9 @@ def test_what_a_wave_needs_soon_is_not_given_up_before() -> None:
         seen_s=NOW_S, wall_s=0.0, ready=20, idle=idle, provision=Provision(20.0, 40.0)
     )
     wanted = (Sample(NOW_S - 121, 20),)
-    state = PoolState(desired=20, peaks=wanted, busy_s=0.0, bucket=Bucket(0.0, NOW_S))
+    state = PoolState(
+        desired=20, peaks=wanted, lasting=wanted, busy_s=0.0, bucket=Bucket(0.0, NOW_S)
+    )
     config = PoolConfig(max_replicas=100)
 
     # 120 s of delay, 40 s to provision, 1.6 s for sixteen, a tick.
