@@ -3,7 +3,8 @@
 Contract (https://volcano.sh/en/docs/podgroup, scheduling.volcano.sh/v1beta1): a pod whose
 `schedulerName` is `volcano` joins the PodGroup that its annotation `scheduling.k8s.io/group-name`
 names. Below `minMember` pods, or without room for so many, none is bound, and the group says
-`Unschedulable` and why. Room is what annotation `test/room` of the group says, a number of pods.
+`Unschedulable` and why; once they are bound it says `Scheduled`, and the refusal stays True beside
+it. Room is what annotation `test/room` of the group says, a number of pods.
 """
 
 from tests.support.controllers.client import Client, Manifest
@@ -41,8 +42,18 @@ async def _schedule(client: Client, group: Manifest, pods: list[Manifest]) -> No
             await client.create(at, {**binding, "target": target})
     status = {
         "phase": "Running" if is_placed else "Pending",
-        "conditions": said(group, Unschedulable=(not is_placed, "NotEnoughResources")),
+        "conditions": _conditions(group, "Scheduled" if is_placed else "Unschedulable"),
     }
     if status != group.get("status"):
         at = path(API, metadata["namespace"], "podgroups", metadata["name"])
         await client.patch(at, {"status": status})
+
+
+def _conditions(group: Manifest, kind: str) -> list[Manifest]:
+    """Its conditions with this one as the newest."""
+    known = group.get("status", {}).get("conditions", [])
+    newest = max(known, key=lambda each: each["lastTransitionTime"], default={"type": ""})
+    if newest["type"] == kind:
+        return list(known)
+    others = [each for each in known if each["type"] != kind]
+    return said({"status": {"conditions": others}}, **{kind: (True, "tasks")})

@@ -108,6 +108,29 @@ async def test_a_gang_says_what_it_waits_for_and_when_that_takes_too_long(
     assert lab.condition("PodsScheduled") == ("True", "Scheduled")
 
 
+async def test_a_refusal_that_is_over_is_not_told_of_a_pod_that_is_replaced(
+    lab_of: Any, run_body: Any, platform: Platform
+) -> None:
+    """Volcano writes Scheduled beside a refusal that stays True."""
+    lab = lab_of()
+    lab.platform = platform
+    lab.cluster.integrations = frozenset({"PodGroup"})
+    lab.start()
+    lab.cluster.put(run_body(scheduling={"gang": GANG}))
+    await lab.settle()
+    refused = {"type": "Unschedulable", "status": "True", "message": "3/4 tasks unschedulable"}
+    refused["lastTransitionTime"] = "2026-01-01T00:00:00Z"
+    placed = {"type": "Scheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:00:01Z"}
+    group = Ref("PodGroup", "lab", "demo")
+    lab.cluster.set_status(group, {"conditions": [refused, placed]})
+    await lab.settle()
+    assert lab.condition("PodsScheduled") == ("True", "Scheduled")
+    again = {**refused, "lastTransitionTime": "2026-01-01T00:00:02Z"}
+    lab.cluster.set_status(group, {"conditions": [again, placed]})
+    await lab.settle()
+    assert lab.condition("PodsScheduled") == ("False", "Unschedulable")
+
+
 async def test_a_run_waits_for_volcano_to_be_installed(
     lab_of: Any, run_body: Any, platform: Platform
 ) -> None:

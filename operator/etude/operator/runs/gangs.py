@@ -5,7 +5,7 @@ from typing import NamedTuple
 from etude.common.api.kinds import RLRun
 from etude.operator.actions import Moment
 from etude.operator.clock import seconds
-from etude.operator.manifests import condition, is_deleting
+from etude.operator.manifests import Manifest, condition, is_deleting
 from etude.operator.runs.seen import Seen
 
 
@@ -44,7 +44,16 @@ def waits_s(run: RLRun, seen: Seen, now: Moment) -> list[float]:
 def _said(seen: Seen) -> str:
     """The scheduler's words about the first group that it cannot place."""
     for key, group in seen.children.items():
-        refusal = condition(group, "Unschedulable") if key.kind == "PodGroup" else {}
-        if refusal.get("status") == "True":
+        if key.kind == "PodGroup" and _is_refused(group):
+            refusal = condition(group, "Unschedulable")
             return f"PodGroup {key.name}: {refusal.get('message') or refusal.get('reason', '')}"
     return ""
+
+
+def _is_refused(group: Manifest) -> bool:
+    """Volcano leaves a refusal as it was once the group has its machines, and says so beside it."""
+    refusal, placed = condition(group, "Unschedulable"), condition(group, "Scheduled")
+    if refusal.get("status") != "True":
+        return False
+    since, ended = refusal.get("lastTransitionTime", ""), placed.get("lastTransitionTime", "")
+    return placed.get("status") != "True" or since > ended
