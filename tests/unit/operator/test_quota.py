@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from etude.operator.desired.runs import Platform
-from etude.operator.manifests import Ref, condition, is_true
+from etude.operator.manifests import Ref, condition, is_true, ref
 from etude.v1 import run_pb2
 
 WORKLOAD = Ref("Workload", "lab", "demo")
@@ -147,6 +147,7 @@ async def test_an_evicted_run_saves_before_its_pods_and_then_its_quota_go(
     assert not is_true(workload, "Admitted")
     assert is_true(workload, "Requeued"), "a preempted run waits for its turn at once"
     assert "admission" not in workload["status"]
+    assert pods_ready(lab) == ("False", "WaitForStart"), "the next admission's pods are others"
     assert (phase(lab), lab.condition("QuotaReserved")) == ("Queued", ("False", "Evicted"))
     assert lab.run().status.active.since is None
     lab.new_controller()
@@ -154,6 +155,42 @@ async def test_an_evicted_run_saves_before_its_pods_and_then_its_quota_go(
     assert len(pods_of(lab)) == 4
     await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
     assert phase(lab) == "Running"
+
+
+def pods_ready(lab: Any) -> tuple[str, str]:
+    said = condition(lab.cluster.objects()[WORKLOAD], "PodsReady")
+    return said["status"], said["reason"]
+
+
+@pytest.mark.parametrize("before", [("True", "Started"), ("False", "WaitForRecovery")])
+async def test_pods_of_an_earlier_admission_are_forgotten_before_the_next(
+    lab: Any, queue: Queue, run_body: Any, before: tuple[str, str]
+) -> None:
+    """Kueue evicts a run that waits for recovery for too long; its time in the queue is none."""
+    lab.cluster.put(run_body(scheduling=QUEUED))
+    await lab.settle()
+    await queue.says(
+        admission=None,
+        PodsReady=before,
+        QuotaReserved=("False", "Pending"),
+        Admitted=("False", "NoReservation"),
+    )
+    assert pods_ready(lab) == ("False", "WaitForStart")
+    await queue.admits("no-such-flavor")
+    assert pods_ready(lab) == ("False", "WaitForStart")
+
+
+async def test_pods_that_were_lost_are_waited_for_as_recovery(
+    lab: Any, queue: Queue, run_body: Any
+) -> None:
+    await admitted(lab, queue, run_body)
+    (trainer,) = lab.pods("trainer")
+    lab.cluster.set_status(ref(trainer), {"conditions": [{"type": "Ready", "status": "False"}]})
+    await lab.settle()
+    assert pods_ready(lab) == ("False", "WaitForRecovery")
+    lab.cluster.set_status(ref(trainer), trainer["status"])
+    await lab.settle()
+    assert pods_ready(lab) == ("True", "Recovered")
 
 
 def is_end(request: run_pb2.CommandRequest) -> bool:

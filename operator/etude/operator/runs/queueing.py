@@ -36,7 +36,7 @@ def told(run: RLRun, seen: Seen, now: Moment, ending: Fact | None) -> Iterator[T
         yield _told(live, [yes("Finished", reason, ending.message or ending.reason)], now)
     elif is_true(live, "Evicted") and is_true(live, "QuotaReserved") and seen.is_gone:
         yield _told(live, _left(condition(live, "Evicted")), now, without="admission")
-    elif is_true(live, "Admitted"):
+    else:
         fact = _readiness(live, are_ready=_are_ready(run, seen))
         if fact is not None:
             yield _told(live, [fact], now)
@@ -49,6 +49,7 @@ def _left(evicted: Mapping[str, str]) -> list[Fact]:
     return [
         no("QuotaReserved", "Pending", why),
         no("Admitted", "NoReservation", "The workload has no reservation"),
+        _not_ready("WaitForStart"),
         Fact("Requeued", reason in AT_ONCE, reason, why),
     ]
 
@@ -62,15 +63,27 @@ def _are_ready(run: RLRun, seen: Seen) -> bool:
 
 
 def _readiness(live: Manifest, *, are_ready: bool) -> Fact | None:
-    """Whether all pods are ready, if that is news."""
+    """Whether all pods are ready, if that is news.
+
+    The queue's time-outs go by the reason: one admission's pods say nothing of the next one's.
+    """
     before = condition(live, "PodsReady")
-    had_been = before.get("reason") in {"Started", "Recovered", "WaitForRecovery"}
-    if (before.get("status") == "True") == are_ready and before:
-        return None
-    if are_ready:
-        return yes("PodsReady", "Recovered" if had_been else "Started", "All pods are ready")
-    waits_for = "WaitForRecovery" if had_been else "WaitForStart"
-    return no("PodsReady", waits_for, "Not all pods are ready")
+    was_ready, reason = before.get("status") == "True", before.get("reason")
+    if not is_true(live, "Admitted"):
+        fact = _not_ready("WaitForStart")
+    elif not are_ready:
+        lost = was_ready or reason == "WaitForRecovery"
+        fact = _not_ready("WaitForRecovery" if lost else "WaitForStart")
+    else:
+        again = reason in {"WaitForRecovery", "Recovered"}
+        fact = yes("PodsReady", "Recovered" if again else "Started", "All pods are ready")
+    is_known = (was_ready, reason) == (fact.holds, fact.reason)
+    is_first = not before and not is_true(live, "Admitted")
+    return None if is_known or is_first else fact
+
+
+def _not_ready(reason: str) -> Fact:
+    return no("PodsReady", reason, "Not all pods are ready")
 
 
 def _told(live: Manifest, facts: list[Fact], now: Moment, *, without: str = "") -> Tell:
