@@ -33,19 +33,27 @@ class Queue:
     def __init__(self, lab: Any) -> None:
         self.lab = lab
 
-    async def says(self, *, admission: dict[str, Any] | None, **facts: tuple[str, str]) -> None:
+    async def says(
+        self,
+        *,
+        admission: dict[str, Any] | None,
+        checks: tuple[Any, ...] = (),
+        **facts: tuple[str, str],
+    ) -> None:
         known = {c["type"]: c for c in self.status().get("conditions", ())}
         for kind, (status, reason) in facts.items():
             when = {"lastTransitionTime": "2026-01-01T00:00:00Z", "message": "by the test"}
             known[kind] = {"type": kind, "status": status, "reason": reason, **when}
         given = {} if admission is None else {"admission": admission}
-        self.lab.cluster.set_status(WORKLOAD, {"conditions": list(known.values()), **given})
+        said: dict[str, Any] = {"admissionChecks": list(checks)} if checks else {}
+        self.lab.cluster.set_status(WORKLOAD, {"conditions": list(known.values()), **given, **said})
         await self.lab.settle()
 
-    async def admits(self, flavor: str = "h200") -> None:
+    async def admits(self, flavor: str = "h200", *, checks: tuple[Any, ...] = ()) -> None:
         sets = [{"name": role, "flavors": {"nvidia.com/gpu": flavor}} for role in ROLES]
         await self.says(
             admission={"clusterQueue": "all", "podSetAssignments": sets},
+            checks=checks,
             QuotaReserved=("True", "QuotaReserved"),
             Admitted=("True", "Admitted"),
             Evicted=("False", "QuotaReserved"),
@@ -124,6 +132,48 @@ async def test_a_flavor_that_is_not_there_is_named_and_waited_for(
     queue.flavor(nodeLabels={})
     await lab.advance(30)
     assert len(pods_of(lab)) == 4
+
+
+def check(role: str, **said: Any) -> dict[str, Any]:
+    updates = [{"name": role, **said}]
+    return {"name": "capacity", "state": "Ready", "podSetUpdates": updates}
+
+
+async def test_pods_go_to_the_capacity_that_an_admission_check_made_for_them(
+    lab: Any, queue: Queue, run_body: Any
+) -> None:
+    """As ProvisioningRequests do."""
+    queue.flavor(nodeLabels={"gpu": "h200"})
+    lab.cluster.put(run_body(scheduling=QUEUED))
+    await lab.settle()
+    note = {"autoscaling.x-k8s.io/consume-provisioning-request": "demo-1"}
+    made = check(
+        "trainer",
+        annotations=note,
+        labels={"etude.dev/role": "other", "made-for": "demo"},
+        nodeSelector={"pool": "dws"},
+        tolerations=[{"key": "dws", "operator": "Exists"}],
+    )
+    await queue.admits(checks=(made,))
+    (trainer,) = lab.pods("trainer")
+    assert note.items() <= trainer["metadata"]["annotations"].items()
+    assert trainer["metadata"]["labels"]["made-for"] == "demo"
+    assert trainer["spec"]["nodeSelector"] == {"gpu": "h200", "pool": "dws"}
+    assert trainer["spec"]["tolerations"] == [{"key": "dws", "operator": "Exists"}]
+    assert lab.pods("rewards")[0]["spec"]["nodeSelector"] == {"gpu": "h200"}
+
+
+async def test_an_admission_check_that_contradicts_a_flavor_is_named(
+    lab: Any, queue: Queue, run_body: Any
+) -> None:
+    queue.flavor(nodeLabels={"gpu": "h200"})
+    lab.cluster.put(run_body(scheduling=QUEUED))
+    await lab.settle()
+    await queue.admits(checks=(check("trainer", nodeSelector={"gpu": "h100"}),))
+    found = next(c for c in lab.run().status.conditions if c.type == "QuotaReserved")
+    assert (found.status, found.reason) == ("False", "Inadmissible")
+    assert found.message == "an admission check says otherwise about gpu of role trainer"
+    assert pods_of(lab) == []
 
 
 async def test_an_evicted_run_saves_before_its_pods_and_then_its_quota_go(

@@ -84,6 +84,7 @@ def _pod_of(owner: Manifest, name: str) -> Manifest:
             "name": name,
             "namespace": owner["metadata"].get("namespace", "default"),
             "labels": dict(template["metadata"].get("labels", {})),
+            "annotations": dict(template["metadata"].get("annotations", {})),
             "ownerReferences": [
                 {
                     "apiVersion": owner["apiVersion"],

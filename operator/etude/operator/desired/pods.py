@@ -79,6 +79,9 @@ class Plan:
     secret: str | None = None
     """Secret whose keys become environment variables."""
     node_selector: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """Both beside ours, from a queue that has admitted it."""
     grace_s: int = 60
     shared_memory: bool = False
     """Whether its processes exchange data through /dev/shm."""

@@ -4,7 +4,8 @@ API: kueue.x-k8s.io/v1beta2. Kueue cannot be taught our kind from outside its ow
 its job framework would do is done here: made once, its status told, then let go.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from etude.common.api.kinds import RLRun
@@ -16,10 +17,12 @@ API = "kueue.x-k8s.io/v1beta2"
 
 
 class Flavor(NamedTuple):
-    """What a queue says about the machines of a role."""
+    """What a queue says about the pods of a role: one of its flavors, or an admission check."""
 
     node_selector: Mapping[str, str] = {}
     tolerations: tuple[Manifest, ...] = ()
+    labels: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = {}
 
 
 def workload(
@@ -61,12 +64,46 @@ def assigned(live: Manifest) -> dict[str, tuple[str, ...]]:
     }
 
 
-def joined(flavors: Iterable[Manifest]) -> Flavor:
-    """What several flavors, one for each resource of a pod, say together."""
-    selector: dict[str, str] = {}
-    tolerations: list[Manifest] = []
-    for flavor in flavors:
-        spec = flavor.get("spec") or {}
-        selector |= spec.get("nodeLabels") or {}
-        tolerations += spec.get("tolerations") or ()
-    return Flavor(selector, tuple(tolerations))
+def of_flavor(manifest: Manifest) -> Flavor:
+    """What a ResourceFlavor says."""
+    spec = manifest.get("spec") or {}
+    return Flavor(spec.get("nodeLabels") or {}, tuple(spec.get("tolerations") or ()))
+
+
+def updates(live: Manifest) -> dict[str, list[Flavor]]:
+    """What admission checks say of a Workload's pods, by role: where their machines are made."""
+    found: dict[str, list[Flavor]] = defaultdict(list)
+    for check in (live.get("status") or {}).get("admissionChecks") or ():
+        for each in check.get("podSetUpdates") or ():
+            found[each["name"]].append(
+                Flavor(
+                    each.get("nodeSelector") or {},
+                    tuple(each.get("tolerations") or ()),
+                    each.get("labels") or {},
+                    each.get("annotations") or {},
+                )
+            )
+    return dict(found)
+
+
+def joined(parts: Iterable[Flavor]) -> Flavor:
+    """What several say together: a flavor for each resource of a pod, then admission checks."""
+    found = Flavor()
+    for part in parts:
+        found = Flavor(
+            {**found.node_selector, **part.node_selector},
+            (*found.tolerations, *part.tolerations),
+            {**found.labels, **part.labels},
+            {**found.annotations, **part.annotations},
+        )
+    return found
+
+
+def clashes(flavor: Flavor, update: Flavor) -> Iterator[str]:
+    """Keys to which an admission check gives another value than what was said before it."""
+    for before, after in (
+        (flavor.node_selector, update.node_selector),
+        (flavor.labels, update.labels),
+        (flavor.annotations, update.annotations),
+    ):
+        yield from (key for key in after if before.get(key, after[key]) != after[key])

@@ -307,6 +307,8 @@ def _run_plan(run: RLRun, role: str, shape: RunShape, platform: Platform) -> Pla
         claims=spec.resource_claims,
         secret=secret.name if secret is not None else None,
         node_selector={**spec.node_selector, **flavor.node_selector},
+        labels=flavor.labels,
+        annotations=flavor.annotations,
         tolerations=[*map(toleration, spec.tolerations), *flavor.tolerations],
         classes=given.classes(run, spec),
         near=given.near(run, {**run_labels(run), names.ROLE: role}),

@@ -75,9 +75,10 @@ def still_selecting(manifest: Manifest, live: Manifest | None) -> Manifest:
 
 def pod_template(labels: Mapping[str, str], plan: Plan, attempt: int) -> Manifest:
     """What the pods of a role are made from."""
-    metadata: Manifest = {"labels": {**labels, names.ATTEMPT: str(attempt)}}
-    if plan.group is not None:
-        metadata["annotations"] = {GROUP: plan.group}
+    metadata: Manifest = {"labels": {**plan.labels, **labels, names.ATTEMPT: str(attempt)}}
+    group = {} if plan.group is None else {GROUP: plan.group}
+    if plan.annotations or group:
+        metadata["annotations"] = {**plan.annotations, **group}
     return overlay.merged({"metadata": metadata, "spec": pod_spec(plan)}, plan.over)
 
 

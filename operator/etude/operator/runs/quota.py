@@ -82,10 +82,7 @@ def _of_workload(run: RLRun, seen: Seen) -> Quota:
     live = seen.children.get(quotas.ref_of(run))
     given = quotas.assigned(live) if live is not None else {}
     named = {name for names in given.values() for name in names}
-    flavors = {
-        role: quotas.joined(seen.flavors[name] for name in names if name in seen.flavors)
-        for role, names in given.items()
-    }
+    flavors, clash = _placing(live, given, seen)
     if live is None or is_deleting(live):
         found = _waiting(run)
     elif not is_true(live, "Admitted") or is_true(live, "Evicted"):
@@ -93,6 +90,8 @@ def _of_workload(run: RLRun, seen: Seen) -> Quota:
     elif named - seen.flavors.keys():
         missing = ", ".join(sorted(named - seen.flavors.keys()))
         found = _no(Reason.INADMISSIBLE, f"ResourceFlavor {missing} does not exist")
+    elif clash:
+        found = _no(Reason.INADMISSIBLE, clash)
     else:
         found = _reserved(run)
     is_left = not found.is_reserved and not seen.is_gone
@@ -101,6 +100,28 @@ def _of_workload(run: RLRun, seen: Seen) -> Quota:
         words = f"WorkloadPriorityClass {name} does not exist"
         found = found._replace(reason=Reason.INADMISSIBLE, message=words)
     return found._replace(is_being_left=is_left, flavors=flavors)
+
+
+def _placing(
+    live: Manifest | None, given: Mapping[str, tuple[str, ...]], seen: Seen
+) -> tuple[dict[str, Flavor], str]:
+    """What is said of each role's pods, and where that is not one thing.
+
+    Source: Kueue's PodSetInfo (pkg/podset): flavors first, then what admission checks add, which
+    must not say otherwise.
+    """
+    updates = quotas.updates(live) if live is not None else {}
+    placed, clash = {}, ""
+    for role, names in given.items():
+        known = quotas.joined(
+            quotas.of_flavor(seen.flavors[name]) for name in names if name in seen.flavors
+        )
+        for update in updates.get(role, ()):
+            for key in quotas.clashes(known, update):
+                clash = f"an admission check says otherwise about {key} of role {role}"
+            known = quotas.joined([known, update])
+        placed[role] = known
+    return placed, clash
 
 
 def _no(reason: Reason, message: str) -> Quota:
