@@ -25,7 +25,7 @@ JOBSET = Integration("jobset", "JobSet", ("JobSet",), Reason.JOBSET_NOT_INSTALLE
 KUEUE = Integration(
     "kueue",
     "Kueue",
-    ("Workload", "ResourceFlavor", "WorkloadPriorityClass"),
+    ("Workload", "ResourceFlavor", "WorkloadPriorityClass", "PriorityClass"),
     Reason.KUEUE_NOT_INSTALLED,
 )
 KUBERAY = Integration("kuberay", "KubeRay", ("RayCluster",), Reason.KUBERAY_NOT_INSTALLED)

@@ -41,13 +41,14 @@ RESOURCES: Mapping[str, Resource] = {
     "Workload": Resource("kueue.x-k8s.io/v1beta2", "workloads"),
     "ResourceFlavor": Resource("kueue.x-k8s.io/v1beta2", "resourceflavors"),
     "WorkloadPriorityClass": Resource("kueue.x-k8s.io/v1beta2", "workloadpriorityclasses"),
+    "PriorityClass": Resource("scheduling.k8s.io/v1", "priorityclasses"),
     "Sandbox": Resource("agents.x-k8s.io/v1beta1", "sandboxes"),
     "SandboxTemplate": Resource("extensions.agents.x-k8s.io/v1beta1", "sandboxtemplates"),
 }
 
 
-CLUSTER_WIDE = ("ResourceFlavor", "WorkloadPriorityClass")
-"""Kinds of other projects that lie in no namespace. The operator only reads them."""
+CLUSTER_WIDE = ("ResourceFlavor", "WorkloadPriorityClass", "PriorityClass")
+"""Kinds of others that lie in no namespace. The operator only reads them."""
 
 ONLY_READ = (*CLUSTER_WIDE, "SandboxTemplate")
 """Kinds of other projects that people make, and that carry no label of ours."""

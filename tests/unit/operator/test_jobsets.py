@@ -15,7 +15,9 @@ from etude.operator.desired.jobsets import NEVER_DONE
 from etude.operator.desired.runs import Platform, RunShape
 from etude.operator.manifests import Manifest, Ref
 
-KINDS = frozenset({"JobSet", "Workload", "ResourceFlavor", "WorkloadPriorityClass"})
+KINDS = frozenset(
+    {"JobSet", "Workload", "ResourceFlavor", "WorkloadPriorityClass", "PriorityClass"}
+)
 JOBSET = {"workload": "JobSet", "idleRoles": "Hold"}
 QUEUED = {
     "admission": "JobSet",

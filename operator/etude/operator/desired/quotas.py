@@ -16,6 +16,15 @@ from etude.operator.manifests import Manifest, Ref
 API = "kueue.x-k8s.io/v1beta2"
 
 
+class Priority(NamedTuple):
+    """A place in the queue."""
+
+    group: str
+    kind: str
+    name: str
+    value: int
+
+
 class Flavor(NamedTuple):
     """What a queue says about the pods of a role: one of its flavors, or an admission check."""
 
@@ -26,7 +35,7 @@ class Flavor(NamedTuple):
 
 
 def workload(
-    run: RLRun, labels: Mapping[str, str], parts: Iterable[Part], priority: int | None
+    run: RLRun, labels: Mapping[str, str], parts: Iterable[Part], priority: Priority | None
 ) -> Manifest:
     """What the queue is to admit as a whole: every role with its pods.
 
@@ -34,7 +43,7 @@ def workload(
         run: the run.
         labels: of everything that it owns.
         parts: its roles.
-        priority: that of the WorkloadPriorityClass that it names.
+        priority: its place in the queue.
     """
     manifest = head(run, API, "Workload", run.metadata.name, labels)
     manifest["spec"] = {
@@ -43,10 +52,9 @@ def workload(
             {"name": part.role, "count": part.replicas, "template": part.template} for part in parts
         ],
     }
-    name = run.spec.scheduling.workload_priority_class_name
-    if name is not None:
-        named = {"group": "kueue.x-k8s.io", "kind": "WorkloadPriorityClass", "name": name}
-        manifest["spec"] |= {"priorityClassRef": named, "priority": priority}
+    if priority is not None:
+        named = {"group": priority.group, "kind": priority.kind, "name": priority.name}
+        manifest["spec"] |= {"priorityClassRef": named, "priority": priority.value}
     return manifest
 
 

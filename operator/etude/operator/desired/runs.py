@@ -18,7 +18,7 @@ from etude.operator.desired.ownpools import own_pool
 from etude.operator.desired.podgroups import group_of, pod_groups
 from etude.operator.desired.pods import SPEC_FOLDER, Plan, PodCertificate, base_env, env, toleration
 from etude.operator.desired.ports import PORTS
-from etude.operator.desired.quotas import Flavor, workload
+from etude.operator.desired.quotas import Flavor, Priority, workload
 from etude.operator.desired.rayclusters import ray_cluster, workers
 from etude.operator.desired.workloads import head, pod_template, service, stateful_set
 from etude.operator.manifests import Manifest, stamped
@@ -76,8 +76,8 @@ class RunShape:
     """Whether the run waits in a queue, which is to find what it shall admit."""
     has_place: bool = False
     """Whether its Workload stays: from when it waits for quota until it needs none any more."""
-    priority: int | None = None
-    """Its priority in the queue."""
+    priority: Priority | None = None
+    """Its place in the queue."""
     flavors: Mapping[str, Flavor] = field(default_factory=dict)
     """The machines that the queue gave it, by role."""
 

@@ -32,6 +32,7 @@ from etude.operator.runs import (
     idling,
     intents,
     limits,
+    priorities,
     queueing,
     quota,
     records,
@@ -250,7 +251,7 @@ def _children(course: Course) -> Iterator[Action]:
         is_running=course.is_running,
         is_queued=course.is_queued,
         has_place=quota.has_place(run, course.seen, is_wanted=not course.is_resting),
-        priority=quota.priority(run, course.seen),
+        priority=priorities.priority(run, course.seen),
         flavors=course.quota.flavors if course.quota is not None else {},
     )
     wanted = desired.run_children(run, shape, course.platform)

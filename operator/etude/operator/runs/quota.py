@@ -48,12 +48,6 @@ def quota(run: RLRun, seen: Seen) -> Quota:
             return _of_workload(run, seen)
 
 
-def priority(run: RLRun, seen: Seen) -> int | None:
-    """The run's priority in its queue; None without a class, or before its class is there."""
-    name = run.spec.scheduling.workload_priority_class_name
-    return None if name is None else seen.priorities.get(name)
-
-
 def has_place(run: RLRun, seen: Seen, *, is_wanted: bool) -> bool:
     """Whether the run's Workload stays, or is to be made.
 

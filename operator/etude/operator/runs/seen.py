@@ -58,6 +58,8 @@ class Seen:
     """ResourceFlavors by name, if the run waits for quota by a Workload."""
     priorities: Mapping[str, int] = field(default_factory=dict)
     """WorkloadPriorityClasses by name, likewise."""
+    pod_priorities: Mapping[str, Manifest] = field(default_factory=dict)
+    """PriorityClasses by name, likewise."""
     problem: Fact | None = None
     """What kept the last decision from being carried out."""
     refused: frozenset[Ref] = frozenset()
@@ -188,10 +190,12 @@ def gather(
     by_hand = run.spec.scheduling.admission == "Workload"
     flavors = cluster.every("ResourceFlavor") if by_hand else ()
     classes = cluster.every("WorkloadPriorityClass") if by_hand else ()
+    of_pods = cluster.every("PriorityClass") if by_hand else ()
     return Seen(
         children=children,
         flavors={m["metadata"]["name"]: m for m in flavors},
         priorities={m["metadata"]["name"]: m["value"] for m in classes},
+        pod_priorities={m["metadata"]["name"]: m for m in of_pods},
         pods=role_pods(cluster, run),
         pools=pools,
         model=_model(cluster, run),

@@ -108,7 +108,8 @@ class Scheduling(Model):
     priority_class_name: ObjectName | None = None
     """PriorityClass of the pods of every role that names none of its own."""
     workload_priority_class_name: ObjectName | None = None
-    """WorkloadPriorityClass of Kueue: the run's place in the queue, which pods do not have."""
+    """WorkloadPriorityClass of Kueue: the run's place in the queue, which pods do not have. The
+    pods' priorityClassName counts there unless set."""
     idle_roles: Literal["Release", "Hold"] = "Release"
     """What engines, rewards and the run's own pools do while a supervised phase trains. Release
     lets their pods go once they were ready, if reinforcement learning is far enough away, and

@@ -1,0 +1,31 @@
+"""A run's place in its queue, as Kueue's own jobs have one (pkg/util/priority)."""
+
+from etude.common.api.kinds import RLRun
+from etude.operator.desired import given
+from etude.operator.desired import runs as desired
+from etude.operator.desired.quotas import Priority
+from etude.operator.runs.seen import Seen
+
+
+def priority(run: RLRun, seen: Seen) -> Priority | None:
+    """Its WorkloadPriorityClass, else the PriorityClass of its pods; None without one of them."""
+    name = run.spec.scheduling.workload_priority_class_name
+    if name is None:
+        return _of_pods(run, seen)
+    value = seen.priorities.get(name)
+    if value is None:
+        return None
+    return Priority("kueue.x-k8s.io", "WorkloadPriorityClass", name, value)
+
+
+def _of_pods(run: RLRun, seen: Seen) -> Priority | None:
+    """The class of the first role that has one, else that of pods without one."""
+    classes = (given.classes(run, desired.role_spec(run, role)) for role in desired.roles(run))
+    name = next(
+        (each["priorityClassName"] for each in classes if "priorityClassName" in each), None
+    )
+    for known in seen.pod_priorities.values():
+        itself = known["metadata"]["name"]
+        if itself == name or (name is None and known.get("globalDefault", False)):
+            return Priority("scheduling.k8s.io", "PriorityClass", itself, known["value"])
+    return None
