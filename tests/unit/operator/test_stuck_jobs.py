@@ -92,6 +92,18 @@ async def test_a_checkpoint_that_is_not_read_back_says_what_its_job_waits_for(
     assert said in words(found(running)[1])[1]
 
 
+async def test_a_job_that_a_queue_has_seized_is_named(running: Any) -> None:
+    """Kueue gives Jobs without a queue to the LocalQueue `default`, and suspends them."""
+    await running.tell_checkpoint(1)
+    (name,) = running.names("Job")
+    key = Ref("Job", "lab", name)
+    job = running.cluster.objects()[key]
+    job["metadata"]["labels"] |= {"kueue.x-k8s.io/queue-name": "default"}
+    running.cluster.put({**job, "spec": {**job["spec"], "suspend": True}})
+    await running.settle()
+    assert words(found(running)[1])[1].startswith(f"LocalQueue default has suspended Job {name}")
+
+
 def imported(number: int) -> Manifest:
     return {
         "apiVersion": "etude.dev/v1alpha1",

@@ -20,6 +20,7 @@ from etude.operator.cluster.api import Cluster, NamespaceClosingError
 from etude.operator.cluster.controllers import JOB_COMPLETE, JOB_FAILED
 from etude.operator.conditions import Fact, no, yes
 from etude.operator.desired import reach
+from etude.operator.desired.jobsets import QUEUE
 from etude.operator.desired.runs import Platform
 from etude.operator.failures import (
     CRASHES,
@@ -36,6 +37,7 @@ from etude.operator.manifests import (
     controller_uid,
     is_deleting,
     is_true,
+    labels,
     ref,
     stamped,
     uid,
@@ -91,7 +93,7 @@ def gather(
             ended = failures(names.JANITOR, pods)
             if ended:
                 endings[what] = ended[-1]
-            troubles[what] = _trouble(pods)
+            troubles[what] = _suspended(job) or _trouble(pods)
     return SeenCheckpoint(
         manifest=cluster.get(Ref("Checkpoint", namespace, name)) or {},
         jobs=made,
@@ -143,6 +145,15 @@ def _needs_way_out(cluster: Cluster, checkpoint: Checkpoint) -> bool:
 
 def _is_request(checkpoint: Checkpoint) -> bool:
     return not checkpoint.saved.uri
+
+
+def _suspended(job: Manifest) -> str:
+    """Who holds a Job back that should run at once: a queue that takes every Job for its own."""
+    if not job["spec"].get("suspend", False):
+        return ""
+    queue = labels(job).get(QUEUE)
+    by = f"LocalQueue {queue}" if queue else "somebody"
+    return f"{by} has suspended Job {ref(job).name}, which no queue should hold"
 
 
 def _trouble(pods: Sequence[Manifest]) -> str:
