@@ -17,11 +17,11 @@ from etude.operator.pools.provisions import Provisions
 from etude.operator.pools.settings import planning_config, pool_config
 from etude.operator.reports.latest import PoolReport
 from etude.operator.scaling.config import TICK_S
-from etude.operator.scaling.decision import SILENT_S, decide_pool
+from etude.operator.scaling.decision import decide_pool, is_silent
 from etude.operator.scaling.demand import outlook
 from etude.operator.scaling.provision import PRIOR, Provision
 from etude.operator.scaling.trust import usable
-from etude.operator.scaling.values import Cause, PoolDecision, PoolState, restarted
+from etude.operator.scaling.values import Cause, PoolDecision, PoolState, restarted, resumed
 
 FORGOTTEN_S = 30.0
 """Whoever has not decided for so long knows nothing of what was, as after a restart."""
@@ -124,7 +124,7 @@ class Sizer:
         seen = metrics(
             nodes, report, brokers=pool.spec.brokers, provision=self.provisions.found, now=now
         )
-        if now.monotonic_s - seen.seen_s > SILENT_S:
+        if is_silent(seen, now_s=now.monotonic_s):
             return Told(0, is_blind=True)
         config = planning_config(pool.spec)
         believed = usable(plans(report, asking), config.autoscaling, now_s=now.monotonic_s)
@@ -143,11 +143,13 @@ class Sizer:
         if self._size is not None and now_s - self._decided_s < TICK_S:
             return self._size
         present = len(staying(nodes))
-        if self._state is None or now_s - self._decided_s > FORGOTTEN_S:
-            self._state = restarted(present, now_s=now_s)
         seen = metrics(
             nodes, report, brokers=pool.spec.brokers, provision=self.provisions.found, now=now
         )
+        if self._state is None or now_s - self._decided_s > FORGOTTEN_S:
+            self._state = restarted(present, now_s=now_s)
+        elif self._is_blind and not is_silent(seen, now_s=now_s):
+            self._state = resumed(self._state, present, now_s=now_s)
         told = plans(report, asking)
         decision = decide_pool(self._state, seen, told, pool_config(pool.spec), now_s)
         self._state, self._decided_s = decision.state, now_s
@@ -164,6 +166,12 @@ class Sizer:
             ),
         )
         return self._size
+
+    @property
+    def _is_blind(self) -> bool:
+        """Whether brokers were silent at the last decision."""
+        last = None if self._size is None else self._size.decision
+        return last is not None and last.cause is Cause.UNKNOWN
 
 
 def tended(size: Size, findings: Findings, pool: EnvPool, *, present: int) -> Size:

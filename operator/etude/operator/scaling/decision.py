@@ -71,7 +71,7 @@ def decide_pool(
     scaling = config.autoscaling
     if scaling.mode not in {Mode.REACTIVE, Mode.PREDICTIVE}:
         raise ValueError(f"replicas are not decided here in mode {scaling.mode}")
-    if now_s - metrics.seen_s > SILENT_S:
+    if is_silent(metrics, now_s=now_s):
         return PoolDecision(state=state, desired=state.desired, cause=Cause.UNKNOWN)
     believed = usable(plans, scaling, now_s=now_s) if scaling.mode is Mode.PREDICTIVE else ()
     if believed and config.while_planned is not None:
@@ -96,6 +96,11 @@ def decide_pool(
         excess_burst_capacity=_excess(reacted, metrics, config),
     )
     return _acted(said, metrics, config, least=max(reacted.least, wanted), now_s=now_s)
+
+
+def is_silent(metrics: PoolMetrics, *, now_s: float) -> bool:
+    """Whether too little is heard of a pool to decide anything."""
+    return now_s - metrics.seen_s > SILENT_S
 
 
 def _noted(

@@ -1,7 +1,8 @@
 """What a decision about a pool's size is made of, and what it says."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from etude.common.plans.forecast import Quantile, Wave
 from etude.operator.scaling.config import TICK_S
 from etude.operator.scaling.provision import Provision
 from etude.operator.scaling.reactive import Panic
-from etude.operator.scaling.windows import Sample, Samples
+from etude.operator.scaling.windows import Sample, Samples, raised
 
 
 class IdleReplica(NamedTuple):
@@ -118,6 +119,25 @@ def restarted(replicas: int, *, now_s: float) -> PoolState:
         panic=Panic(now_s, replicas) if replicas > 1 else None,
         busy_s=now_s,
         bucket=Bucket(0.0, now_s - TICK_S),
+    )
+
+
+def resumed(state: PoolState, replicas: int, *, now_s: float) -> PoolState:
+    """A state after a silence, with as little known of demand as after a restart.
+
+    What was wanted before it still explains replicas that are on their way out.
+
+    Args:
+        state: as the silence left it.
+        replicas: that exist or are being created.
+        now_s: on the clock of the decisions.
+    """
+    here = Sample(now_s, replicas)
+    return replace(
+        restarted(replicas, now_s=now_s),
+        peaks=raised(state.peaks, here, keep_s=math.inf),
+        lasting=raised(state.lasting, here, keep_s=math.inf),
+        bucket=state.bucket,
     )
 
 
