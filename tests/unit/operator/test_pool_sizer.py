@@ -73,11 +73,12 @@ class Scene:
 
     def last(self, seconds: int, **said: int) -> Size:
         """The same is said for a while; nothing, and brokers are silent."""
+        found = []
         for _ in range(round(seconds / TICK_S)):
             if said:
                 self.say(**said)
-            found = self.tick()
-        return found
+            found.append(self.tick())
+        return found[-1]
 
 
 @pytest.mark.parametrize("silent_s", [20, 70, 130, 600])
@@ -94,3 +95,39 @@ def test_the_first_words_after_a_silence_shrink_nothing(mode: str, silent_s: int
         found = scene.tick()
         assert (found.desired, found.retiring) == (38, ())
     assert scene.last(300, leased=0).desired < 38, "once the windows are full"
+
+
+def test_a_pool_that_grows_as_its_brokers_fall_silent_grows_no_further() -> None:
+    scene = Scene(pool(refill={"maxPerSecond": 5, "maxInFlight": 20}), [])
+    there = []
+    for tick in range(40):
+        if tick < 3:
+            scene.say(waiting=1_000)
+        new = max(0, scene.tick().limit - len(scene.nodes))
+        scene.nodes += [node(len(scene.nodes) + n, is_ready=False) for n in range(new)]
+        # Those of the first half are ready.
+        scene.nodes[:5] = [node(n) for n in range(len(scene.nodes[:5]))]
+        there.append(len(scene.nodes))
+
+    last_heard = there[9]
+    assert 10 < last_heard < 50
+    assert there[9:] == [last_heard] * 31
+
+
+def test_nodes_that_are_lost_while_brokers_are_silent_are_replaced_within_the_budget() -> None:
+    refill = {"maxPerSecond": 1, "maxInFlight": 5}
+    full = pool(refill=refill, targetUtilizationPercent=100)
+    scene = Scene(full, [node(n) for n in range(100)])
+    scene.last(20, leased=100)
+    scene.last(20)
+    scene.nodes = scene.nodes[:60]
+    made = []
+    for _ in range(60):
+        found = scene.tick()
+        new = max(0, found.limit - len(scene.nodes))
+        made.append(new)
+        # Each takes until the next tick.
+        scene.nodes += [node(1_000 + len(scene.nodes) + n) for n in range(new)]
+
+    assert max(made) <= 2
+    assert len(scene.nodes) == 100

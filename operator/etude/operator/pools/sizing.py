@@ -155,10 +155,7 @@ class Sizer:
         self._state, self._decided_s = decision.state, now_s
         self._size = Size(
             desired=decision.desired,
-            # A node that is lost while brokers are silent is replaced: that decides nothing.
-            limit=decision.desired
-            if decision.cause is Cause.UNKNOWN
-            else min(decision.desired, present + decision.creates),
+            limit=min(decision.desired, present + decision.creates),
             retiring=(*decision.victims, *_withdrawn(nodes, report, decision.withdrawn)),
             decision=decision,
             plan_version=max(

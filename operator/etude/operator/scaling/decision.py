@@ -72,7 +72,7 @@ def decide_pool(
     if scaling.mode not in {Mode.REACTIVE, Mode.PREDICTIVE}:
         raise ValueError(f"replicas are not decided here in mode {scaling.mode}")
     if is_silent(metrics, now_s=now_s):
-        return PoolDecision(state=state, desired=state.desired, cause=Cause.UNKNOWN)
+        return _restored(state, metrics, config, now_s=now_s)
     believed = usable(plans, scaling, now_s=now_s) if scaling.mode is Mode.PREDICTIVE else ()
     if believed and config.while_planned is not None:
         config = replace(config, autoscaling=config.while_planned)
@@ -101,6 +101,22 @@ def decide_pool(
 def is_silent(metrics: PoolMetrics, *, now_s: float) -> bool:
     """Whether too little is heard of a pool to decide anything."""
     return now_s - metrics.seen_s > SILENT_S
+
+
+def _restored(
+    state: PoolState, metrics: PoolMetrics, config: PoolConfig, *, now_s: float
+) -> PoolDecision:
+    """Nothing is decided. What was lost since is replaced, which is no reason to hurry."""
+    refill, present = config.autoscaling.refill, metrics.ready + metrics.creating
+    bucket = limits.refilled(state.bucket, refill, now_s=now_s)
+    lost = min(state.staffed, config.max_replicas) - present
+    number = limits.creates(lost, bucket, refill, creating=metrics.creating)
+    return PoolDecision(
+        state=replace(state, bucket=limits.less(bucket, number)),
+        desired=state.desired,
+        creates=number,
+        cause=Cause.UNKNOWN,
+    )
 
 
 def _noted(
@@ -208,10 +224,14 @@ def _acted(
             desired - present, state.bucket, scaling.refill, creating=metrics.creating
         )
     )
-    bucket = state.bucket._replace(tokens=state.bucket.tokens - number)
     return replace(
         said,
-        state=replace(state, desired=desired, bucket=bucket),
+        state=replace(
+            state,
+            desired=desired,
+            staffed=min(desired, present + number),
+            bucket=limits.less(state.bucket, number),
+        ),
         desired=desired,
         creates=number,
         # What is being created may be late or fail: it replaces nothing that is ready.

@@ -52,3 +52,8 @@ def creates(missing: int, bucket: Bucket, refill: Refill, *, creating: int) -> i
     """Replicas to create now of those that are missing."""
     room = refill.max_in_flight - creating
     return max(0, min(missing, math.floor(bucket.tokens), room))
+
+
+def less(bucket: Bucket, number: int) -> Bucket:
+    """The bucket after so many were created."""
+    return bucket._replace(tokens=bucket.tokens - number)

@@ -92,6 +92,8 @@ class PoolState:
 
     desired: int
     """Replicas."""
+    staffed: int = 0
+    """Of these, those that there were, or that were to be created at once."""
     samples: Samples = ()
     """Of demand in slots, as long as the stable window."""
     peaks: Samples = ()
@@ -114,6 +116,7 @@ def restarted(replicas: int, *, now_s: float) -> PoolState:
     """
     return PoolState(
         desired=replicas,
+        staffed=replicas,
         peaks=(Sample(now_s, replicas),),
         lasting=(Sample(now_s, replicas),),
         panic=Panic(now_s, replicas) if replicas > 1 else None,

@@ -286,8 +286,27 @@ def test_a_reactive_pool_does_not_look_at_plans(question: Question) -> None:
 def test_without_a_report_nothing_is_decided(question: Question, silent_s: float) -> None:
     state, seen, told, config = question
     found = decide_pool(state, replace(seen, seen_s=NOW_S - silent_s), told, config, NOW_S)
+    bucket = limits.refilled(state.bucket, config.autoscaling.refill, now_s=NOW_S)
+    after = replace(state, bucket=limits.less(bucket, found.creates))
 
-    assert found == PoolDecision(state=state, desired=state.desired, cause=Cause.UNKNOWN)
+    assert found == PoolDecision(
+        state=after, desired=state.desired, creates=found.creates, cause=Cause.UNKNOWN
+    )
+
+
+@given(questions(), st.integers(0, 60))
+def test_without_a_report_what_is_lost_is_replaced_within_the_budget(
+    question: Question, staffed: int
+) -> None:
+    state, seen, told, config = question
+    refill = config.autoscaling.refill
+    silent = replace(seen, seen_s=NOW_S - 60)
+    found = decide_pool(replace(state, staffed=staffed), silent, told, config, NOW_S)
+    bucket = limits.refilled(state.bucket, refill, now_s=NOW_S)
+
+    lost = min(staffed, config.max_replicas) - seen.ready - seen.creating
+    room = min(bucket.tokens, refill.max_in_flight - seen.creating)
+    assert found.creates == max(0, math.floor(min(lost, room)))
 
 
 @pytest.mark.parametrize("mode", [Mode.MANUAL, Mode.EXTERNAL])
