@@ -131,3 +131,22 @@ def test_nodes_that_are_lost_while_brokers_are_silent_are_replaced_within_the_bu
 
     assert max(made) <= 2
     assert len(scene.nodes) == 100
+
+
+@pytest.mark.parametrize("grace_s", [0, 30])
+def test_nodes_that_never_end_on_a_lost_machine_keep_no_others_from_being_made(
+    grace_s: int,
+) -> None:
+    going = {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": grace_s}
+    lost = [node(100 + n, is_ready=False) for n in range(20)]
+    for each in lost:
+        each["metadata"] |= going
+    scene = Scene(pool(), [*(node(n) for n in range(4)), *lost])
+    found = scene.last(60 + grace_s, leased=4)
+    assert found.decision is not None
+    assert found.decision.is_hard_capped, "until then they may be a mistake of ours"
+
+    found = scene.last(4, leased=4, waiting=6)
+    assert found.decision is not None
+    assert not found.decision.is_hard_capped
+    assert found.limit >= 10

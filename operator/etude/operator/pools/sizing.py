@@ -9,8 +9,9 @@ from etude.common.api.autoscaling import ScalingMode
 from etude.common.api.kinds import EnvPool
 from etude.common.api.meta import number
 from etude.operator.actions import Moment
-from etude.operator.manifests import Manifest, is_true
+from etude.operator.manifests import Manifest, is_true, uid
 from etude.operator.names import ordinal
+from etude.operator.pools.going import Going
 from etude.operator.pools.health import Findings, Ward, is_unplaced
 from etude.operator.pools.observed import Member, members, metrics, name_of, plans, staying
 from etude.operator.pools.provisions import Provisions
@@ -64,6 +65,7 @@ class Sizer:
 
     provisions: Provisions
     ward: Ward = field(default_factory=Ward)
+    going: Going = field(default_factory=Going)
     _state: PoolState | None = None
     _size: Size | None = None
     _decided_s: float = 0.0
@@ -87,10 +89,11 @@ class Sizer:
         """
         self.provisions.see(nodes, now_s=now.monotonic_s)
         findings = self.ward.see(nodes, pool.spec.health, now_s=now.monotonic_s)
+        self.going.see(nodes, now_s=now.monotonic_s)
+        stuck = self.going.stuck(nodes, now_s=now.monotonic_s)
         ill = {*findings.quarantined, *findings.given_up}
-        made = self._of_the_well(
-            pool, [node for node in nodes if name_of(node) not in ill], report, asking, now
-        )
+        well = [node for node in nodes if name_of(node) not in ill and uid(node) not in stuck]
+        made = self._of_the_well(pool, well, report, asking, now)
         took = self.provisions
         made = replace(made, provision=took.found, samples=len(took.took_s))
         return tended(made, findings, pool, present=len(staying(nodes)))
