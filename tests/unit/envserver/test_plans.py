@@ -10,6 +10,7 @@ from etude.common.plans.forecast import Wave
 from etude.envserver.broker.costs import Level
 from etude.envserver.broker.members import CLONE_BYTES, NodeState
 from etude.envserver.broker.warming import HALVE_AFTER_S, Warming, Watermark, apportioned, ready_by
+from etude.trainer.controller.forecast import Forecast
 from etude.v1 import environments_pb2, plan_pb2
 
 NOW_MS = 1_000_000_000
@@ -276,9 +277,12 @@ def test_targets_never_exceed_what_plans_expect_or_nodes_hold(
     assert wanted <= min(sum(count for count, _ in waves), 8 + 5)
 
 
-def test_one_wave_out_of_time_is_no_reason_to_distrust_a_plan_and_two_are() -> None:
+def test_two_waves_out_of_time_are_no_reason_to_distrust_a_plan_and_three_are() -> None:
     plans = Plans({"python"})
     trust = []
+    # What comes at once of a run's first plan is the wave with which it was told.
+    report(plans, plan(0, (64, 100.0), valid_s=600.0))
+    plans.came("r", "python", 64)
     for version in range(1, 6):
         # Each wave comes 90 s before its time.
         now_s = 10.0 * version
@@ -286,7 +290,7 @@ def test_one_wave_out_of_time_is_no_reason_to_distrust_a_plan_and_two_are() -> N
         trust.append(plans.is_trusted("r"))
         plans.came("r", "python", 64)
 
-    assert trust == [True, True, False, False, False]
+    assert trust == [True, True, True, False, False]
 
 
 def test_a_plan_that_is_repeated_while_nothing_is_due_proves_nothing() -> None:
@@ -299,3 +303,77 @@ def test_a_plan_that_is_repeated_while_nothing_is_due_proves_nothing() -> None:
         report(plans, plan(version, (64, 500.0), valid_s=600.0, now_s=now_s), now_s)
 
     assert plans.ratio("r") == missed < 1
+
+
+GAP_S, TRAINING_S = 120.0, 40.0
+
+
+class Rhythm:
+    """A run with a wave each two minutes that tells its plan as the trainer does, each 5 s, too."""
+
+    def __init__(self, *, is_told_first: bool) -> None:
+        self.plans, self.now_s, self._forecast = Plans({"python"}), 0.0, Forecast()
+        self._is_told_first = is_told_first
+
+    def waves(self, *late_s: float) -> list[float]:
+        """Waves that come so late; returns the ratios of the time before each of them."""
+        ratios = []
+        for each_s in late_s:
+            self._forecast_step(self.now_s + GAP_S - TRAINING_S)
+            self._until(self.now_s + TRAINING_S + each_s)
+            ratios.append(self.plans.ratio("r"))
+            self._wave()
+        return ratios
+
+    def _forecast_step(self, at_s: float) -> None:
+        self._until(at_s)
+        self._forecast.stepped(at_s)
+        self._tell()
+
+    def _wave(self) -> None:
+        self._forecast.started(self.now_s)
+        for tell in (self._tell, self._come)[:: 1 if self._is_told_first else -1]:
+            tell()
+
+    def _come(self) -> None:
+        self.plans.came("r", "python", 64)
+
+    def _until(self, at_s: float) -> None:
+        while self.now_s + 5.0 < at_s:
+            self.now_s += 5.0
+            self._tell()
+        self.now_s = at_s
+
+    def _tell(self) -> None:
+        now_ms = round(1000 * (1_000 + self.now_s))
+        told = self._forecast.plan([{"env": 64}] * 3, now_s=self.now_s, now_unix_ms=now_ms)
+        if told is not None:
+            for wave in told.waves:
+                wave.pool, wave.template = "", "python"
+            report(self.plans, told, self.now_s)
+
+
+@pytest.mark.parametrize("is_told_first", [True, False])
+def test_a_wave_counts_as_late_once_however_often_its_run_says_that_it_is_due(
+    *, is_told_first: bool
+) -> None:
+    run = Rhythm(is_told_first=is_told_first)
+    run.waves(*[0.0] * 8)
+
+    (late,) = run.waves(180.0)
+    assert 0.7 < late < 0.8
+    assert run.waves(0.0, 0.0)[-1] > late
+
+
+@pytest.mark.parametrize("is_told_first", [True, False])
+def test_waves_that_come_in_time_are_trusted_whether_their_plan_or_their_launch_is_heard_first(
+    *, is_told_first: bool
+) -> None:
+    assert set(Rhythm(is_told_first=is_told_first).waves(*[0.0] * 12)) == {1.0}
+
+
+def test_one_wave_of_five_that_an_evaluation_delays_leaves_a_plan_trusted() -> None:
+    run = Rhythm(is_told_first=True)
+    run.waves(*[0.0] * 4)
+
+    assert min(run.waves(*[180.0, 0.0, 0.0, 0.0, 0.0] * 6)) > 0.6

@@ -23,8 +23,8 @@ NEWEST = 0.3
 TRUSTED = (0.5, 2.0)
 """Observed over forecast; outside of this a plan is not acted on."""
 ONCE = 3.0
-"""One comparison counts as no more than this, or its inverse: one wave out of time is no reason to
-distrust a plan, two one after the other are."""
+"""One comparison counts as no more than this, or its inverse: two waves out of time are no reason
+to distrust a plan, three one after the other are."""
 
 
 def is_near(ratio: float) -> bool:
@@ -47,6 +47,10 @@ class Plan:
     """The same as they were told."""
     came: int = 0
     """Environments of groups that the run asked for since."""
+    owed: int = 0
+    """Environments of a wave before these that may still come."""
+    is_late: bool = False
+    """Whether the wave that is due was late before this plan said again that it is."""
 
     def is_newer(self, told: plan_pb2.RolloutPlan, now_s: float) -> bool:
         """Whether a plan that is told now is this one, or was made before it.
@@ -57,19 +61,37 @@ class Plan:
         may_overtake = now_s - self.heard_s < OVERTAKEN_S
         return told.version == self.version or (may_overtake and told.version < self.version)
 
+    def due(self, now_s: float) -> int:
+        """Environments of waves that may have started and have not come."""
+        return sum(w.count for w in self.waves if _may_have(w, now_s))
+
     def ratio(self, now_s: float) -> float | None:
-        """Environments that came over those that should have; None when there were neither.
+        """Environments that came over those that should have; None while that says nothing.
 
         1 as long as doubt about when waves start explains the difference: plans are replaced at
         the start of a wave, just when half of its probability lies before and half behind.
         """
-        likely, unlikely = USUAL.share, 1 - USUAL.share
-        least = sum(w.count for w in self.forecast if started(w, now_s) >= likely)
-        most = sum(w.count for w in self.forecast if started(w, now_s) >= unlikely)
-        if not self.came and not most:
+        likely = sum(w.count for w in self.forecast if started(w, now_s) >= USUAL.share)
+        least = 0 if self.is_late else likely
+        if not self.came and not least:
             return None
+        most = self.owed + sum(w.count for w in self.forecast if _may_have(w, now_s))
         expected = min(max(self.came, least), most)
         return min(ONCE, max(1 / ONCE, (self.came + 1) / (expected + 1)))
+
+    def follow(self, before: "Plan", *, is_compared: bool, now_s: float) -> None:
+        """Take over what was due of the plan before this one."""
+        if self.due(now_s) and not before.came:
+            # The same wave, still to come: it is late once, however often that is said.
+            self.is_late = before.is_late or is_compared
+            self.owed = before.owed
+        else:
+            # What a run begins it plans on from at once, often before the first launch is here.
+            self.owed = before.due(now_s) or max(0, before.owed - before.came)
+
+
+def _may_have(wave: Wave, now_s: float) -> bool:
+    return started(wave, now_s) >= 1 - USUAL.share
 
 
 @dataclass(slots=True)
@@ -102,19 +124,24 @@ class Plans:
             return
         if present is None and len(self._plans) >= MAX_RUNS:
             raise InvalidFieldError("plan", f"{MAX_RUNS} runs have plans already")
-        newest = present.ratio(now_s) if present is not None else None
-        if newest is not None:
-            ratio = self._ratios[run_id]
-            self._ratios[run_id] = ratio + NEWEST * (newest - ratio)
         waves.sort(key=lambda wave: wave.start_s)
-        self._ratios.setdefault(run_id, 1.0)
-        self._plans[run_id] = Plan(
+        plan = Plan(
             version=told.version,
             heard_s=now_s,
             until_s=now_s + valid_s,
             waves=waves,
             forecast=tuple(waves),
+            # A run tells its first plan as it begins a wave, of about that size, which none told.
+            owed=sum(wave.count for wave in waves if wave.start_s == waves[0].start_s),
         )
+        self._ratios.setdefault(run_id, 1.0)
+        if present is not None:
+            newest = present.ratio(now_s)
+            if newest is not None:
+                # Of logarithms: three times too many are as wrong as a third.
+                self._ratios[run_id] *= (newest / self._ratios[run_id]) ** NEWEST
+            plan.follow(present, is_compared=newest is not None, now_s=now_s)
+        self._plans[run_id] = plan
 
     def came(self, run_id: str, template: str, count: int) -> None:
         """A group of a run asked for environments: the earliest waves are that much smaller."""
