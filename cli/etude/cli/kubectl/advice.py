@@ -1,26 +1,16 @@
 """What each reason means for whoever waits for a run, and what helps."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
+from etude.cli.kubectl.acceptance import ACCEPTANCE
 from etude.cli.kubectl.explanation import (
     CHECKPOINT_STAYS,
     ENVIRONMENT_LOST,
     ENVIRONMENTS_WAIT,
-    STANDS_STILL,
     VERSION_REFUSED,
     VERSIONS_WAIT,
+    Advice,
 )
-
-
-class Advice(NamedTuple):
-    """What one reason means, and what to do about it."""
-
-    means: str
-    do: str = ""
-    """Empty where nothing needs to be done; {run} stands for the run's name."""
-    runbook: str = STANDS_STILL
-
 
 _LOG = "kubectl etude logs {run} --role trainer says more"
 _ANEW = (
@@ -28,88 +18,7 @@ _ANEW = (
     " model.uri may be the folder `model` of the last checkpoint"
 )
 _BY_ITSELF = "nothing: it goes on by itself"
-_INSTALL = "have it installed (the run goes on by itself then), or remove the field that is named"
-_PARTS = {
-    "JobSet": "JobSet, which",
-    "Kueue": "a queue, and Kueue",
-    "KubeRay": "KubeRay, which",
-    "GatewayAPI": "the Gateway API, which",
-    "Volcano": "a gang of Volcano, which",
-}
 
-ACCEPTANCE = {
-    "Accepted": Advice("the spec is accepted"),
-    "InvalidParameters": Advice(
-        "a field of the spec is wrong",
-        "correct the field that is named and apply again; etude lint FILE gives the same verdict"
-        " with line numbers",
-    ),
-    "PoolNotFound": Advice(
-        "the pool that the run refers to does not exist",
-        "create the EnvPool in the run's namespace, or name another: kubectl get envp",
-    ),
-    "CheckpointNotReady": Advice(
-        "the checkpoint that the run starts from, or is to be put back to, is not there, not Ready,"
-        " or does not hold what is wanted of it",
-        "kubectl get ckpt shows what there is; kubectl etude checkpoint RUN --now has a run write"
-        " one with its model",
-    ),
-    "FixedRolesRequired": Advice(
-        "something holds a fixed number of pods for the run, and its spec lets that number change",
-        "set the field that is named as the message says: scheduling.idleRoles: Hold keeps roles",
-    ),
-    "NameConflict": Advice(
-        "the name of a part of the run is taken by an object of somebody else",
-        "delete that object, or give the run another name",
-    ),
-    "Refused": Advice(
-        "the API server refuses a part of the run",
-        "do what the message asks for; a quota needs room (kubectl describe quota), a policy a"
-        " namespace that it allows",
-    ),
-    "NamespaceClosing": Advice(
-        "the namespace is being deleted, and nothing can be created in it",
-        "apply the run in another namespace; its data is still in the object store",
-    ),
-    "ClusterUnavailable": Advice(
-        "the API server did not do what the operator asked for; it asks again",
-        "look whether the API server is well: kubectl get --raw /readyz?verbose",
-    ),
-    "FeatureDisabled": Advice(
-        "a field asks for what the operator was installed without",
-        "have the chart's value that is named set, or remove the field",
-    ),
-    **{
-        f"{part}NotInstalled": Advice(
-            f"a field asks for {what} is not installed in this cluster", _INSTALL
-        )
-        for part, what in _PARTS.items()
-    },
-    "AgentSandboxNotInstalled": Advice(
-        "a pool asks for Sandboxes, and agent-sandbox is not installed in this cluster",
-        "have it installed with its extensions (the pool goes on by itself then), or make the pool"
-        " anew without backend",
-    ),
-    "SandboxTemplateNotFound": Advice(
-        "a pool names a SandboxTemplate that is not in its namespace",
-        "create it (the pool goes on by itself then): kubectl get sandboxtemplates",
-    ),
-    "QuotaReserved": Advice("the queue has admitted the run"),
-    "Inadmissible": Advice(
-        "the queue cannot admit the run as things are",
-        "have what the message names created: kubectl get localqueues says what is there",
-    ),
-    "Evicted": Advice(
-        "the queue has taken the run's quota back",
-        "nothing, if somebody else's turn is right: it goes on when it is admitted again; kubectl"
-        " get workloads says by whom it was preempted",
-    ),
-    "WeakIsolationNotAllowed": Advice(
-        "a pool asks for process isolation, which this platform does not allow",
-        "install the chart with isolation.allowProcess=true if you trust the templates, or ask for"
-        " a stronger isolation.minimum",
-    ),
-}
 PODS = {
     "Scheduled": Advice("every pod has a node"),
     "Unschedulable": Advice(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 RUNBOOKS = "docs/runbooks"
 STANDS_STILL = f"{RUNBOOKS}/a-run-does-not-progress.md"
@@ -10,6 +11,15 @@ VERSION_REFUSED = f"{RUNBOOKS}/a-version-is-refused.md"
 ENVIRONMENTS_WAIT = f"{RUNBOOKS}/environments-are-waited-for.md"
 ENVIRONMENT_LOST = f"{RUNBOOKS}/an-environment-was-lost.md"
 CHECKPOINT_STAYS = f"{RUNBOOKS}/a-checkpoint-does-not-go.md"
+
+
+class Advice(NamedTuple):
+    """What one reason means, and what to do about it."""
+
+    means: str
+    do: str = ""
+    """Empty where nothing needs to be done; {run} stands for the run's name."""
+    runbook: str = STANDS_STILL
 
 
 class State(StrEnum):
