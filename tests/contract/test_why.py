@@ -65,6 +65,7 @@ TROUBLE = {
             *(Reason.FEATURE_DISABLED, Reason.JOBSET_NOT_INSTALLED, Reason.KUEUE_NOT_INSTALLED),
             *(Reason.KUBERAY_NOT_INSTALLED, Reason.GATEWAY_API_NOT_INSTALLED),
             *(Reason.VOLCANO_NOT_INSTALLED, Reason.FIXED_ROLES_REQUIRED),
+            Reason.CERT_MANAGER_NOT_INSTALLED,
             *(Reason.REFUSED, Reason.NAMESPACE_CLOSING, Reason.CLUSTER_UNAVAILABLE),
         )
     },

@@ -29,6 +29,9 @@ from etude.operator.cluster.discovery import Discovery
 from etude.operator.cluster.leases import KubernetesLeases
 from etude.operator.cluster.rest import path_of
 from etude.operator.cluster.watches import CHILDREN, Watches
+from etude.operator.desired.certificates import Issuer, Mode, Tls
+from etude.operator.desired.runs import Platform
+from etude.operator.integrations import kinds
 from etude.operator.loop.leader import LeaseRecord
 from etude.operator.manifests import KINDS, Ref
 
@@ -189,13 +192,39 @@ def groups(*versions: str) -> tuple[int, Any]:
     return 200, {"groups": [{"versions": [{"groupVersion": each}]} for each in versions]}
 
 
+async def test_an_operator_starts_without_the_apis_of_others(serve: Serve) -> None:
+    tls = Tls(mode=Mode.CERT_MANAGER, issuer=Issuer(name="ca"))
+    async with serve() as (server, cluster):
+        cluster.discovery = Discovery(kinds(Platform(tls=tls, integrations=frozenset({"jobset"}))))
+        for kind in (*KINDS, *CHILDREN):
+            server.answers[f"GET {path_of(kind)}"] = [listing(1)]
+        server.answers["GET /apis"] = [groups()]
+        watches = Watches(cluster.rest, cluster.cache, discovery=cluster.discovery)
+        await asyncio.wait_for(watches.sync(), LIMIT_S)
+        assert cluster.served({"Certificate", "JobSet"}) == frozenset()
+        server.answers["GET /apis"] = [groups("cert-manager.io/v1")]
+        resources = {"resources": [{"name": "certificates", "kind": "Certificate"}]}
+        server.answers["GET /apis/cert-manager.io/v1"] = [(200, resources)]
+        server.answers[f"GET {path_of('Certificate')}"] = [listing(1)]
+        await asyncio.wait_for(watches.sync(), LIMIT_S)
+        assert cluster.served({"Certificate", "JobSet"}) == {"Certificate"}
+
+
+async def test_nobody_looks_for_what_the_operator_was_not_told_to_use() -> None:
+    discovery = Discovery(("JobSet",))
+    discovery.found({"JobSet"})
+    assert discovery.among({"JobSet", "Certificate"}) == {"JobSet"}
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(discovery._asked.wait(), 0.01)
+
+
 async def test_an_api_is_used_from_when_it_is_installed_until_it_is_removed(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(discovery, "LEAST_S", 0.01)
     key, wanted = Ref("JobSet", "lab", "demo"), {"JobSet"}
     async with serve() as (server, cluster):
-        cluster.discovery = Discovery(("JobSet",))
+        cluster.discovery = Discovery(("JobSet", "RayCluster"))
         for kind in (*KINDS, *CHILDREN):
             server.answers[f"GET {path_of(kind)}"] = [listing(1)]
         server.answers["GET /apis/jobset.x-k8s.io/v1alpha2"] = [SERVED]

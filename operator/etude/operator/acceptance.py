@@ -17,7 +17,7 @@ from etude.common.api.podtemplate import (
 from etude.common.api.pool import DriverName, EnvPoolSpec, IsolationLevel
 from etude.common.api.rewards import check_function
 from etude.common.api.sentences import few
-from etude.operator import integrations
+from etude.operator import cert_manager, integrations
 from etude.operator.conditions import Fact, no
 from etude.operator.desired import runs as desired
 from etude.operator.desired.runs import Platform
@@ -39,6 +39,9 @@ def run_problem(run: RLRun, seen: Seen, platform: Platform) -> Fact | None:
         missing = integrations.problem(need, platform.integrations, seen.served)
         if missing is not None:
             return missing
+    without = cert_manager.problem(run, platform.tls, seen.served)
+    if without is not None:
+        return without
     words = idling.complaint(run)
     if words:
         return no(ACCEPTED, Reason.FIXED_ROLES_REQUIRED, words)

@@ -1,11 +1,13 @@
 """What other projects' APIs the operator can use, and which of them a run or a pool asks for."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple, TypeGuard
 
 from etude.common.api.backend import Backend
 from etude.common.api.kinds import EnvPool, RLRun
+from etude.operator import cert_manager
 from etude.operator.conditions import Fact, no
+from etude.operator.desired.runs import Platform
 from etude.operator.reasons import Reason
 
 
@@ -47,9 +49,15 @@ class Need(NamedTuple):
     field: str
 
 
-def kinds(enabled: Collection[str]) -> tuple[str, ...]:
-    """The kinds of the integrations with these names."""
-    return tuple(kind for each in INTEGRATIONS if each.name in enabled for kind in each.kinds)
+def kinds(platform: Platform) -> tuple[str, ...]:
+    """The kinds of other projects that the operator was told to use."""
+    enabled = [each for each in INTEGRATIONS if each.name in platform.integrations]
+    return (*(kind for each in enabled for kind in each.kinds), *cert_manager.kinds(platform.tls))
+
+
+def asked(needs: Iterable[Need]) -> set[str]:
+    """The kinds of other projects that somebody with these needs asks for."""
+    return {cert_manager.CERTIFICATE, *(kind for each in needs for kind in each.integration.kinds)}
 
 
 def needs(run: RLRun) -> Iterator[Need]:

@@ -41,6 +41,9 @@ class Reason(StrEnum):
     """A field asks for the Gateway API, which the cluster does not serve; it is looked for."""
     AGENT_SANDBOX_NOT_INSTALLED = "AgentSandboxNotInstalled"
     """A pool asks for agent-sandbox, whose API the cluster does not serve; it is looked for."""
+    CERT_MANAGER_NOT_INSTALLED = "CertManagerNotInstalled"
+    """cert-manager is to make certificates, and the cluster does not serve its API; it is looked
+    for, and what has begun goes on."""
     SANDBOX_TEMPLATE_NOT_FOUND = "SandboxTemplateNotFound"
     """A pool's sandboxTemplateRef names no SandboxTemplate of this namespace."""
 

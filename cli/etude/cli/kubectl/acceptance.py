@@ -64,6 +64,10 @@ ACCEPTANCE = {
         "have it installed with its extensions (the pool goes on by itself then), or make the pool"
         " anew without backend",
     ),
+    "CertManagerNotInstalled": Advice(
+        "the chart's value tls.mode chooses cert-manager, which is not installed in this cluster",
+        "have it installed with its CRDs (the run goes on by itself then), or another tls.mode set",
+    ),
     "SandboxTemplateNotFound": Advice(
         "a pool names a SandboxTemplate that is not in its namespace",
         "create it (the pool goes on by itself then): kubectl get sandboxtemplates",

@@ -24,9 +24,12 @@ class Discovery:
     _asked: asyncio.Event = field(default_factory=asyncio.Event)
 
     def among(self, kinds: Collection[str]) -> frozenset[str]:
-        """Which of these are served, with their objects in the cache; the others are looked for."""
+        """Which of these are served, with their objects in the cache.
+
+        The others are looked for, but for those that the operator would not use.
+        """
         usable = self._served & frozenset(kinds)
-        if len(usable) < len(kinds):
+        if usable < frozenset(kinds) & frozenset(self.kinds):
             self._asked.set()
         return usable
 

@@ -17,8 +17,7 @@ from etude.operator.cluster.kubernetes import KubernetesCluster
 from etude.operator.cluster.leases import KubernetesLeases
 from etude.operator.cluster.rest import Rest
 from etude.operator.cluster.slim import slim
-from etude.operator.cluster.watches import CHILDREN, Watches
-from etude.operator.desired.certificates import Mode
+from etude.operator.cluster.watches import Watches
 from etude.operator.keda import service as keda
 from etude.operator.loop import events
 from etude.operator.loop.leader import Leader
@@ -49,8 +48,8 @@ async def serve(settings: Settings) -> None:
             KubernetesLeases(rest, settings.namespace, settings.lease), clock, settings.pod
         )
         cache = Cache(slim)
-        discovery = Discovery(integrations.kinds(settings.platform.integrations))
-        watches = Watches(rest, cache, settings.namespaces, _children(settings), discovery)
+        discovery = Discovery(integrations.kinds(settings.platform))
+        watches = Watches(rest, cache, settings.namespaces, discovery=discovery)
         cluster = KubernetesCluster(rest, cache, leader.may_write, discovery)
         made = operator(
             cluster,
@@ -123,14 +122,6 @@ async def _serve_until(
         probes.ready = False
         for task in running:
             task.cancel()
-
-
-def _children(settings: Settings) -> tuple[str, ...]:
-    """Certificates are watched only where the operator makes them: who else may not serve them."""
-    tls = settings.platform.tls
-    if tls is not None and tls.mode is Mode.CERT_MANAGER:
-        return (*CHILDREN, "Certificate")
-    return CHILDREN
 
 
 @contextlib.asynccontextmanager

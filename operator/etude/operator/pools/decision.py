@@ -7,7 +7,7 @@ from etude.common.api.autoscaling import ScalingMode
 from etude.common.api.kinds import EnvPool
 from etude.common.api.pool_status import EnvPoolStatus
 from etude.common.api.status import Resolved
-from etude.operator import acceptance, names
+from etude.operator import acceptance, cert_manager, names
 from etude.operator.actions import Action, Apply, Decision, Delete, Moment, Vacate
 from etude.operator.conditions import Fact
 from etude.operator.desired import pools as desired_pools
@@ -32,8 +32,10 @@ def decide(
     """One pass over one pool. No I/O, no clock."""
     if pool.metadata.deletion_timestamp:
         return Decision(status=pool.status.model_copy(update={"phase": "Terminating"}))
-    problem = acceptance.pool_problem(pool, platform) or sandboxes.problem(
-        pool, platform, served=seen.served, template=seen.sandbox_template
+    problem = (
+        acceptance.pool_problem(pool, platform)
+        or sandboxes.problem(pool, platform, served=seen.served, template=seen.sandbox_template)
+        or cert_manager.problem(pool, platform.tls, seen.served)
     )
     if problem is None and pool.status.resolved is None:
         resolved = Resolved(images=dict(platform.images))
@@ -46,10 +48,14 @@ def decide(
         isinstance(a, Vacate) for a in actions
     )
     said = status(pool, seen, now, problem)
+    again_s = _look_again_s(problem, seen.size, is_moving=is_moving)
+    if cert_manager.is_absent(platform.tls, seen.served):
+        soon_s = cert_manager.LOOK_AGAIN_S
+        again_s = soon_s if again_s is None else min(again_s, soon_s)
     return Decision(
         status=said,
         actions=actions,
-        requeue_after_s=_look_again_s(problem, seen.size, is_moving=is_moving),
+        requeue_after_s=again_s,
         is_passing=_is_counting(pool.status, said),
     )
 
@@ -108,9 +114,10 @@ def _actions(pool: EnvPool, seen: SeenPool, platform: Platform) -> Iterator[Acti
     # A pod's template is fixed when it is made: what runs is left as it is.
     made = {_ordinal(node) for node in seen.nodes}
     new = tuple(each for each in ordinals(there, size.limit) if each not in made)
-    children = desired_pools.pool_children(
+    wanted = desired_pools.pool_children(
         pool, new, pool.status.resolved.images, platform, seen.sandbox_template
     )
+    children = cert_manager.possible(wanted, seen.served)
     for child in children:
         live = seen.children.get(ref(child))
         manifest = still_selecting(child, live)

@@ -56,9 +56,7 @@ def gather(cluster: Cluster, book: ReportBook, pool: EnvPool, problem: Fact | No
         edges=[p for p in sets.get(names.EDGE, ()) if p["kind"] == "Pod"],
         report=report,
         asking=_asking(cluster, pool, report) if pool.spec.mode in PLANNING else {},
-        served=cluster.served(
-            {kind for need in integrations.pool_needs(pool) for kind in need.integration.kinds}
-        ),
+        served=cluster.served(integrations.asked(integrations.pool_needs(pool))),
         sandbox_template=_template(cluster, pool),
         problem=problem,
     )

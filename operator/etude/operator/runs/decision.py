@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.status import RLRunStatus
-from etude.operator import acceptance, conditions, integrations, names
+from etude.operator import acceptance, cert_manager, conditions, integrations, names
 from etude.operator.actions import Action, Apply, Decision, Delete, Moment
 from etude.operator.conditions import Fact
 from etude.operator.desired import runs as desired
@@ -254,7 +254,8 @@ def _children(course: Course) -> Iterator[Action]:
         priority=priorities.priority(run, course.seen),
         flavors=course.quota.flavors if course.quota is not None else {},
     )
-    wanted = desired.run_children(run, shape, course.platform)
+    made = desired.run_children(run, shape, course.platform)
+    wanted = cert_manager.possible(made, course.seen.served)
     for manifest in wanted:
         live = course.seen.children.get(ref(manifest))
         if live is not None and _clings(course, live):
@@ -291,7 +292,8 @@ def _look_again_s(course: Course) -> float | None:
     """When time alone may call for something new."""
     run, seen, now = course.run, course.seen, course.now
     waits: list[float] = []
-    if integrations.is_missing(course.problem) or course.is_queued:
+    is_unsigned = cert_manager.is_absent(course.platform.tls, seen.served)
+    if integrations.is_missing(course.problem) or is_unsigned or course.is_queued:
         waits.append(INSTALL_S)
     if run.status.intent is not None:
         waits.append(WATCHFUL_S)

@@ -212,9 +212,7 @@ def gather(
             key=lambda c: (c.metadata.creation_timestamp or "", c.metadata.name),
         ),
         report=book.run(run.metadata.uid),
-        served=cluster.served(
-            {kind for need in integrations.needs(run) for kind in need.integration.kinds}
-        ),
+        served=cluster.served(integrations.asked(integrations.needs(run))),
         problem=problem,
         refused=refused,
     )
