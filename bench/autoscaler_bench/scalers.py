@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from typing_extensions import override
 
 from autoscaler_bench.events import Clock
-from autoscaler_bench.plans import Planner
+from autoscaler_bench.plans import RUN, Planner
 from autoscaler_bench.pool import Pool
 from etude.operator.scaling import config
 from etude.operator.scaling.decision import decide_pool
@@ -174,6 +174,7 @@ class Planned(Scaler):
             holding=pool.holding,
             leased=pool.leased,
             queued=len(pool.queue),
+            holders=frozenset({RUN} if pool.holding else ()),
             idle=pool.idle(),
             held=pool.held(),
             provision=self._provision,

@@ -54,13 +54,17 @@ class Scene:
     sizer: Sizer = field(default_factory=lambda: Sizer(Provisions()))
     report: PoolReport = field(default_factory=PoolReport)
 
-    def say(self, leased: int = 0, waiting: int = 0) -> None:
+    def say(self, leased: int = 0, waiting: int = 0, **more: Any) -> None:
         members = [
             environments_pb2.NodeFigures(node_id=each["metadata"]["name"], held=int(n < leased))
             for n, each in enumerate(self.nodes)
         ]
         said = environments_pb2.WatchPoolResponse(
-            told_unix_ms=round(1000 * self.now_s), leased=leased, waiting=waiting, members=members
+            told_unix_ms=round(1000 * self.now_s),
+            leased=leased,
+            waiting=waiting,
+            members=members,
+            **more,
         )
         self.report.said[0] = Words(said, self.now_s)
 
@@ -71,7 +75,7 @@ class Scene:
         self.now_s += TICK_S
         return found
 
-    def last(self, seconds: int, **said: int) -> Size:
+    def last(self, seconds: int, **said: Any) -> Size:
         """The same is said for a while; nothing, and brokers are silent."""
         found = []
         for _ in range(round(seconds / TICK_S)):
@@ -150,3 +154,16 @@ def test_nodes_that_never_end_on_a_lost_machine_keep_no_others_from_being_made(
     assert found.decision is not None
     assert not found.decision.is_hard_capped
     assert found.limit >= 10
+
+
+@pytest.mark.parametrize(("holder", "nodes"), [("planner", 40), ("another", 50)])
+def test_leases_of_a_run_without_a_plan_keep_the_windows_of_a_pool_without_one(
+    holder: str, nodes: int
+) -> None:
+    plan = environments_pb2.PlanFigures(
+        run_id="planner", version=1, until_unix_ms=9_999_000, heard_unix_ms=300_000, ratio=1.0
+    )
+    scene = Scene(pool(mode="Predictive"), [node(n) for n in range(50)])
+    found = scene.last(400, leased=40, leased_by_run={holder: 40}, plans=[plan])
+
+    assert found.desired == nodes

@@ -83,6 +83,7 @@ def metrics(
         holding=sum(known[name].held > 0 for name in map(name_of, there) if name in known),
         leased=sum(each.said.leased + each.said.opening for each in words),
         queued=sum(each.said.waiting for each in words),
+        holders=frozenset(run_id for each in words for run_id in each.said.leased_by_run),
         idle=tuple(
             IdleReplica(
                 name=name,

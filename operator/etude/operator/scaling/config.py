@@ -133,7 +133,7 @@ class PoolConfig:
     """Replicas over demand that are never exceeded."""
     autoscaling: Autoscaling = field(default_factory=Autoscaling)
     while_planned: Autoscaling | None = None
-    """How while there is a plan to go by; the same unless set. What waits for the unknown may be
+    """How while all demand is planned; the same unless set. What waits for the unknown may be
     short where the next wave is known, and only there."""
 
     def __post_init__(self) -> None:

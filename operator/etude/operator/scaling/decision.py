@@ -9,7 +9,7 @@ from etude.operator.scaling.config import Mode, PoolConfig, ZeroMode
 from etude.operator.scaling.demand import Outlook, outlook
 from etude.operator.scaling.reactive import Reaction, excess_burst_capacity, reaction
 from etude.operator.scaling.schedule import scheduled_idle
-from etude.operator.scaling.trust import is_reliable, usable
+from etude.operator.scaling.trust import is_foreseen, is_reliable, usable
 from etude.operator.scaling.values import Cause, Plan, PoolDecision, PoolMetrics, PoolState
 from etude.operator.scaling.victims import victims
 from etude.operator.scaling.windows import Sample, added, highest, raised
@@ -74,7 +74,7 @@ def decide_pool(
     if is_silent(metrics, now_s=now_s):
         return _restored(state, metrics, config, now_s=now_s)
     believed = usable(plans, scaling, now_s=now_s) if scaling.mode is Mode.PREDICTIVE else ()
-    if believed and config.while_planned is not None:
+    if config.while_planned is not None and is_foreseen(believed, metrics.holders):
         config = replace(config, autoscaling=config.while_planned)
     noted = _noted(state, metrics, config, now_s=now_s)
     reacted = _reacted(noted, metrics, config, now_s=now_s)

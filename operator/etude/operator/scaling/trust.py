@@ -1,6 +1,6 @@
 """Which plans are acted on."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from etude.common.plans.book import is_near
 from etude.operator.scaling.config import Autoscaling
@@ -26,3 +26,16 @@ def usable(plans: Iterable[Plan], config: Autoscaling, *, now_s: float) -> tuple
     return tuple(
         plan for plan in plans if is_reliable(plan) and is_current(plan, config, now_s=now_s)
     )
+
+
+def is_foreseen(believed: Iterable[Plan], holders: Collection[str]) -> bool:
+    """Whether all demand of a pool is that of runs which say what they will ask for next.
+
+    A plan all of whose waves have come says it, too: what comes unplanned makes it unreliable.
+
+    Args:
+        believed: the plans to go by.
+        holders: runs that hold leases; one without a plan may ask for anything.
+    """
+    planning = {plan.run_id for plan in believed}
+    return bool(planning) and planning.issuperset(holders)

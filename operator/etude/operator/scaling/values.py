@@ -51,6 +51,8 @@ class PoolMetrics:
     """Slots."""
     queued: int = 0
     """Environments that wait for a slot."""
+    holders: frozenset[str] = frozenset()
+    """Runs that hold leases."""
     idle: tuple[IdleReplica, ...] = ()
     held: tuple[Held, ...] = ()
     """The leased slots by age; those that are missing here count as kept for ever."""

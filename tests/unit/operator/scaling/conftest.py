@@ -29,6 +29,7 @@ class Loop:
     demand: Callable[[float], int]
     """Environments that are held or waited for at a moment."""
     plans: Callable[[float], Sequence[Plan]] = lambda _: ()
+    holders: frozenset[str] = frozenset()
     took: Provision = field(default_factory=lambda: Provision(TAKES_S, TAKES_S))
     """What is known of how long replicas take, and how many fail."""
     now_s: float = 0.0
@@ -59,6 +60,7 @@ class Loop:
             holding=leased,
             leased=leased,
             queued=demand - leased,
+            holders=self.holders,
             idle=tuple(IdleReplica(f"r{n}", 0.0) for n in range(ready - leased)),
             provision=self.took,
         )

@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -194,3 +196,16 @@ def test_where_every_new_replica_fails_there_are_never_more_than_overcommitted_d
 
         assert found.desired <= max(ready, math.ceil(1.5 * count))
         assert found.hard_cap <= math.ceil(1.5 * max(ready, math.ceil(1.5 * count)))
+
+
+@pytest.mark.parametrize(("holder", "replicas"), [("r", 80), ("another", 100)])
+def test_a_plan_shortens_the_windows_for_its_own_run_alone(
+    make_loop: MakeLoop, holder: str, replicas: int
+) -> None:
+    short = Autoscaling(target_utilization_percent=100.0, stable_window_s=30.0)
+    loop = make_loop(replace(CONFIG, while_planned=short), lambda _: 80)
+    loop.plans = lambda now_s: [wave_at(3_000.0, 1, heard_s=now_s)]
+    loop.holders = frozenset({holder})
+    loop.run(600.0)
+
+    assert loop.decisions[-1].desired == replicas

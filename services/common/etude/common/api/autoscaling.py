@@ -130,7 +130,7 @@ class Autoscaling(Model):
     the plans of runs."""
     target_utilization_percent: Percent | None = None
     """Slots that demand of late may fill: 80 unless set, and 100 while mode Predictive has a plan
-    to go by."""
+    to go by of every run that holds environments."""
     stable_window_seconds: Annotated[int, Field(ge=10, le=3_600)] | None = None
     """Demand is averaged over this: 60 unless set, and 30 while mode Predictive has a plan."""
     panic_window_percent: Percent | None = None
