@@ -257,7 +257,7 @@ RLRUN = {
     "scheduling.admission": f"{OPERATOR}.desired.jobsets",
     "scheduling.queueName": f"{OPERATOR}.desired.quotas",
     "scheduling.priorityClassName": f"{OPERATOR}.desired.given",
-    "scheduling.workloadPriorityClassName": f"{OPERATOR}.desired.quotas",
+    "scheduling.workloadPriorityClassName": f"{OPERATOR}.runs.priorities",
     "scheduling.topology.required": f"{OPERATOR}.desired.given",
     "scheduling.topology.preferred": f"{OPERATOR}.desired.given",
     "scheduling.idleRoles": f"{OPERATOR}.runs.idling",
