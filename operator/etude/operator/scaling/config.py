@@ -36,11 +36,12 @@ class ScaleToZero:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleEntry:
-    """From each of these moments on, until the next of any entry, so many slots are kept idle."""
+    """From each of these moments on, until the next of any entry, there are so many slots."""
 
     cron: str
     """Five fields."""
     min_idle: int
+    """Slots in all, leased ones included: what is wanted before anybody asks."""
     time_zone: str = "UTC"
 
 

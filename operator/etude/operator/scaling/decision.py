@@ -168,7 +168,6 @@ def _explained(state: PoolState, cause: Cause, reacted: Reaction, seen: Outlook)
         stable=reacted.stable,
         panicked=reacted.panicked,
         plan_peak=seen.peak,
-        starts=seen.starts,
     )
 
 

@@ -23,7 +23,7 @@ from etude.operator.scaling.config import TICK_S, PoolConfig
 from etude.operator.scaling.level import service_level
 from etude.operator.scaling.limits import overcommitted
 from etude.operator.scaling.provision import with_spares
-from etude.operator.scaling.values import Plan, PoolMetrics, Start
+from etude.operator.scaling.values import Plan, PoolMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,6 @@ class Outlook:
     """And with spares for those that are slow or fail."""
     kept: float = 0.0
     """Slots not to give up, since they would be created again soon."""
-    starts: tuple[Start, ...] = ()
 
 
 def outlook(
@@ -81,7 +80,6 @@ def outlook(
         replicas=min(spared, overcommitted(replicas, config)),
         # What is given up now would be created anew, all of it.
         kept=_most(moments, totals, totals, supply._replace(ready=0), near_s),
-        starts=latest_starts(waves, metrics, config, enough),
     )
 
 
@@ -110,26 +108,6 @@ def per_second(metrics: PoolMetrics, config: PoolConfig) -> float:
     refill = config.autoscaling.refill
     under_way = refill.max_in_flight / max(metrics.provision.p50_s, TICK_S)
     return config.slots_per_replica * min(refill.max_per_second, under_way)
-
-
-def latest_starts(
-    waves: Mapping[str, Sequence[Wave]],
-    metrics: PoolMetrics,
-    config: PoolConfig,
-    enough: Assurance,
-) -> tuple[Start, ...]:
-    """When to begin creating for each wave, if nothing that is idle is taken by another."""
-    slots = config.slots_per_replica
-    ready = metrics.ready * slots - metrics.leased + metrics.creating * slots
-    rate = per_second(metrics, config)
-    found = []
-    for name, group in waves.items():
-        slowest_s = metrics.provisions.get(name, metrics.provision).p95_s
-        for wave in group:
-            needs_s = lead_s(wave.count - ready, Supply(slowest_s, ready, rate))
-            at_s = wave.start_s - wave.sigma_s * enough.deviations - needs_s
-            found.append(Start(at_s, name, wave.count))
-    return tuple(sorted(found))
 
 
 def _waves(plans: Sequence[Plan], now_s: float) -> Iterator[tuple[str, list[Wave]]]:

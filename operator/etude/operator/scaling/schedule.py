@@ -1,4 +1,4 @@
-"""How many slots a pool's schedule keeps idle now."""
+"""How many slots a pool's schedule asks for now."""
 
 from collections.abc import Iterable
 

@@ -146,14 +146,6 @@ def resumed(state: PoolState, replicas: int, *, now_s: float) -> PoolState:
     )
 
 
-class Start(NamedTuple):
-    """When the creation of a wave's replicas has to begin at the latest."""
-
-    at_s: float
-    template: str
-    environments: int
-
-
 class Cause(StrEnum):
     """What asked for the most replicas."""
 
@@ -190,8 +182,6 @@ class PoolDecision:
     """Mean demand of the panic window, in slots."""
     plan_peak: float = 0.0
     """Slots that plans ask for now."""
-    starts: tuple[Start, ...] = ()
-    """Of planned waves, the earliest first."""
     unreliable: tuple[str, ...] = ()
     """Runs whose plans are not acted on since what came was far from them."""
     excess_burst_capacity: int = 0

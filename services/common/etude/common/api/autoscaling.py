@@ -52,7 +52,8 @@ class ScheduleEntry(Model):
     time_zone: Annotated[str, Field(max_length=64, pattern=TIME_ZONE)] = "UTC"
     """As in the IANA database, such as `Europe/Berlin`."""
     min_idle: Annotated[int, Field(ge=0, le=1_000_000)]
-    """Slots that there are at least from then on."""
+    """Slots that there are at least from then on, leased ones included, as far as maxReplicas have
+    them; spec.minIdle is beside those that are leased."""
 
 
 class Costs(Model):
