@@ -15,6 +15,7 @@ from etude.common.tls.identity import Identity
 from etude.common.tls.wire import Wire
 from etude.keda import external_scaler_pb2, external_scaler_pb2_grpc
 from etude.operator.keda.service import serving
+from etude.operator.manifests import Ref
 from etude.v1 import environments_pb2
 
 BROKER = "repos-broker-0.repos-broker:7020"
@@ -42,7 +43,9 @@ def ref(namespace: str = "lab", **metadata: str) -> external_scaler_pb2.ScaledOb
     )
 
 
-async def say(lab: Any, *, leased: int = 0, waiting: int = 0, planned: int = 0) -> None:
+async def say(
+    lab: Any, *, leased: int = 0, opening: int = 0, waiting: int = 0, planned: int = 0
+) -> None:
     now_ms = round(1000 * lab.clock.monotonic_s())
     wave = environments_pb2.PlannedWave(template="python", count=planned, start_unix_ms=now_ms)
     plan = environments_pb2.PlanFigures(
@@ -53,6 +56,7 @@ async def say(lab: Any, *, leased: int = 0, waiting: int = 0, planned: int = 0) 
             told_unix_ms=now_ms,
             slots=40,
             leased=leased,
+            opening=opening,
             waiting=waiting,
             plans=[plan] if planned else [],
         )
@@ -92,9 +96,19 @@ async def test_a_pool_is_active_as_soon_as_somebody_asks(lab: Any, keda: Any) ->
     assert (await keda.IsActive(ref())).result
 
 
-async def test_the_value_is_what_is_leased_and_waited_for(lab: Any, keda: Any) -> None:
-    await say(lab, leased=7, waiting=5)
-    assert await value(keda) == 12
+async def test_the_value_is_what_is_leased_and_opened_and_waited_for(lab: Any, keda: Any) -> None:
+    await say(lab, leased=7, opening=3, waiting=5)
+    assert await value(keda) == 15
+
+
+async def test_environments_that_are_only_being_opened_keep_a_pool_active(
+    lab: Any, keda: Any
+) -> None:
+    await say(lab, opening=30)
+    assert await value(keda) == 30
+    assert (await keda.IsActive(ref())).result
+    slots = lab.cluster.get(Ref("EnvPool", "lab", "repos"))["status"]["slots"]
+    assert (slots["idle"], slots["opening"]) == (10, 30)
 
 
 async def test_plans_count_before_their_waves_come(lab: Any, keda: Any) -> None:

@@ -22,7 +22,8 @@ class Demand(NamedTuple):
     """What is asked of a pool, and what one replica serves of it."""
 
     slots: int
-    """Leased, waited for, or planned within the time that a replica takes to be ready."""
+    """Leased, opened or waited for now, or planned within the time that a replica takes to be
+    ready."""
     per_replica: float
 
 
@@ -53,7 +54,7 @@ class Demands:
         told, slots = pool.status.autoscaler, pool.status.slots
         if told.mode != ScalingMode.EXTERNAL or slots is None:
             raise UnavailableError(f"the brokers of EnvPool {name} say nothing yet")
-        asked = max(slots.leased + slots.queued, told.plan_peak)
+        asked = max(slots.leased + slots.opening + slots.queued, told.plan_peak)
         return Demand(asked, share * pool.spec.slots_per_replica)
 
     def _pool(self, namespace: str, name: str) -> EnvPool:

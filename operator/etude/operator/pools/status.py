@@ -88,7 +88,10 @@ def _is_served(seen: SeenPool) -> bool:
 def _reported(newest: environments_pb2.WatchPoolResponse) -> dict[str, object]:
     return {
         "slots": Slots(
-            idle=max(0, newest.slots - newest.leased), leased=newest.leased, queued=newest.waiting
+            idle=max(0, newest.slots - newest.leased - newest.opening),
+            leased=newest.leased,
+            opening=newest.opening,
+            queued=newest.waiting,
         ),
         "leases": LeaseStatus(
             granted_total=newest.granted_total,

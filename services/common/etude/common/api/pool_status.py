@@ -14,6 +14,8 @@ class Slots(Status):
     """Free."""
     leased: Count = 0
     """Held."""
+    opening: Count = 0
+    """Promised to somebody, and not ready yet."""
     queued: Count = 0
     """Asked for and waiting."""
 
