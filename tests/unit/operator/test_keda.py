@@ -158,6 +158,18 @@ async def test_silent_brokers_are_no_sign_of_no_demand(lab: Any, keda: Any) -> N
         await lab.advance(2)
     code, _ = await refusal(keda.IsActive(ref()))
     assert code == grpc.StatusCode.UNAVAILABLE
+    code, _ = await refusal(value(keda))
+    assert code == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_what_a_replica_serves_is_known_while_brokers_are_silent(
+    lab: Any, channel: grpc.aio.Channel
+) -> None:
+    lab.cluster.put(body())
+    await lab.settle()
+    keda = external_scaler_pb2_grpc.ExternalScalerStub(channel)
+    (found,) = (await keda.GetMetricSpec(ref())).metricSpecs
+    assert found.targetSizeFloat == 8
 
 
 def field(number: int, content: bytes) -> bytes:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -18,23 +17,16 @@ POOL, UTILIZATION = "pool", "targetUtilizationPercent"
 USUAL_PERCENT = 80
 
 
-class Demand(NamedTuple):
-    """What is asked of a pool, and what one replica serves of it."""
-
-    slots: int
-    """Leased, opened or waited for now, or planned within the time that a replica takes to be
-    ready."""
-    per_replica: float
-
-
 @dataclass(frozen=True, slots=True)
 class Demands:
     """Those of all pools, as every replica of the operator knows them: from their statuses."""
 
     cluster: Cluster
 
-    def of(self, namespace: str, metadata: Mapping[str, str]) -> Demand:
-        """The demand of the pool that a trigger names, in the namespace of its ScaledObject.
+    def slots(self, namespace: str, metadata: Mapping[str, str]) -> int:
+        """Slots of the pool that a trigger names which are leased, opened or waited for now.
+
+        Or that plans ask for within the time that a replica takes to be ready.
 
         Raises:
             InvalidFieldError: the trigger's metadata cannot be acted on.
@@ -42,20 +34,42 @@ class Demands:
             WrongStateError: somebody else sizes it.
             UnavailableError: its brokers say nothing, so that nobody can know.
         """
+        pool = self._external(namespace, metadata)
+        told, slots = pool.status.autoscaler, pool.status.slots
+        if told.mode != ScalingMode.EXTERNAL or slots is None:
+            raise UnavailableError(f"the brokers of EnvPool {pool.metadata.name} say nothing yet")
+        return max(slots.leased + slots.opening + slots.queued, told.plan_peak)
+
+    def per_replica(self, namespace: str, metadata: Mapping[str, str]) -> float:
+        """Slots that one replica is to serve, of which no broker has to say anything.
+
+        Raises:
+            InvalidFieldError: the trigger's metadata cannot be acted on.
+            UnknownIdError: there is no such pool.
+            WrongStateError: somebody else sizes it.
+        """
+        pool = self._external(namespace, metadata)
+        return _percent(metadata) / 100 * pool.spec.slots_per_replica
+
+    def _external(self, namespace: str, metadata: Mapping[str, str]) -> EnvPool:
+        """The pool that a trigger names, in the namespace of its ScaledObject.
+
+        Raises:
+            InvalidFieldError: the trigger's metadata cannot be acted on.
+            UnknownIdError: there is no such pool.
+            WrongStateError: somebody else sizes it.
+        """
         name = metadata.get(POOL, "")
         if not name:
             raise InvalidFieldError(f"scalerMetadata.{POOL}", "is missing: name an EnvPool")
-        share = _percent(metadata.get(UTILIZATION, str(USUAL_PERCENT))) / 100
+        # Whatever is asked: else half of the questions would not tell of a trigger that is wrong.
+        _percent(metadata)
         pool = self._pool(namespace, name)
         if pool.spec.mode is not ScalingMode.EXTERNAL:
             raise WrongStateError(
                 f"EnvPool {name} is in mode {pool.spec.mode}: set spec.autoscaling.mode to External"
             )
-        told, slots = pool.status.autoscaler, pool.status.slots
-        if told.mode != ScalingMode.EXTERNAL or slots is None:
-            raise UnavailableError(f"the brokers of EnvPool {name} say nothing yet")
-        asked = max(slots.leased + slots.opening + slots.queued, told.plan_peak)
-        return Demand(asked, share * pool.spec.slots_per_replica)
+        return pool
 
     def _pool(self, namespace: str, name: str) -> EnvPool:
         manifest = self.cluster.get(Ref("EnvPool", namespace, name))
@@ -67,7 +81,8 @@ class Demands:
             raise WrongStateError(f"EnvPool {name} is not valid: see its conditions") from cause
 
 
-def _percent(text: str) -> int:
+def _percent(metadata: Mapping[str, str]) -> int:
+    text = metadata.get(UTILIZATION, str(USUAL_PERCENT))
     if not text.isdecimal() or not 1 <= int(text) <= 100:
         raise InvalidFieldError(f"scalerMetadata.{UTILIZATION}", f"{text!r} is not from 1 to 100")
     return int(text)

@@ -15,7 +15,7 @@ from etude.common.tls.wire import Wire, own
 from etude.keda import external_scaler_pb2 as keda
 from etude.keda import external_scaler_pb2_grpc
 from etude.operator.cluster.api import Cluster
-from etude.operator.keda.demand import METRIC, Demand, Demands
+from etude.operator.keda.demand import METRIC, Demands
 
 SERVICE = keda.DESCRIPTOR.services_by_name["ExternalScaler"].full_name
 LOOK_S = 0.5
@@ -31,8 +31,8 @@ class ScalerService(external_scaler_pb2_grpc.ExternalScalerServicer):
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     """Ends the streams, which have no end of their own."""
 
-    def _demand(self, about: keda.ScaledObjectRef) -> Demand:
-        return self.demands.of(about.namespace, about.scalerMetadata)
+    def _slots(self, about: keda.ScaledObjectRef) -> int:
+        return self.demands.slots(about.namespace, about.scalerMetadata)
 
     @override
     async def IsActive(
@@ -40,7 +40,7 @@ class ScalerService(external_scaler_pb2_grpc.ExternalScalerServicer):
         request: keda.ScaledObjectRef,
         context: grpc.aio.ServicerContext[keda.ScaledObjectRef, keda.IsActiveResponse],
     ) -> keda.IsActiveResponse:
-        return keda.IsActiveResponse(result=self._demand(request).slots > 0)
+        return keda.IsActiveResponse(result=self._slots(request) > 0)
 
     @override
     async def StreamIsActive(
@@ -52,7 +52,7 @@ class ScalerService(external_scaler_pb2_grpc.ExternalScalerServicer):
         while not self.stop.is_set():
             # While brokers are silent there is nothing to tell.
             with contextlib.suppress(UnavailableError):
-                present = self._demand(request).slots > 0
+                present = self._slots(request) > 0
                 if present != last:
                     last = present
                     yield keda.IsActiveResponse(result=present)
@@ -66,7 +66,7 @@ class ScalerService(external_scaler_pb2_grpc.ExternalScalerServicer):
         request: keda.ScaledObjectRef,
         context: grpc.aio.ServicerContext[keda.ScaledObjectRef, keda.GetMetricSpecResponse],
     ) -> keda.GetMetricSpecResponse:
-        target = self._demand(request).per_replica
+        target = self.demands.per_replica(request.namespace, request.scalerMetadata)
         whole = max(1, math.floor(target))
         spec = keda.MetricSpec(metricName=METRIC, targetSize=whole, targetSizeFloat=target)
         return keda.GetMetricSpecResponse(metricSpecs=[spec])
@@ -77,7 +77,7 @@ class ScalerService(external_scaler_pb2_grpc.ExternalScalerServicer):
         request: keda.GetMetricsRequest,
         context: grpc.aio.ServicerContext[keda.GetMetricsRequest, keda.GetMetricsResponse],
     ) -> keda.GetMetricsResponse:
-        slots = self._demand(request.scaledObjectRef).slots
+        slots = self._slots(request.scaledObjectRef)
         value = keda.MetricValue(
             metricName=METRIC, metricValue=slots, metricValueFloat=float(slots)
         )
