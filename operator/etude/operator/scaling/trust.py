@@ -10,10 +10,11 @@ from etude.operator.scaling.values import Plan
 def is_current(plan: Plan, config: Autoscaling, *, now_s: float) -> bool:
     """Whether a plan still says something: its controller is heard, and its time is not over.
 
-    What falls silent is given the grace of an idle pool before it counts as nothing.
+    What falls silent is given the grace of an idle pool before it counts as nothing; a plan that
+    is over is given none, since its broker has forgotten it.
     """
-    silent_s = plan.heard_s + config.predictive.plan_stale_s
-    return now_s <= min(silent_s, plan.until_s) + config.scale_to_zero.grace_s
+    silent_s = plan.heard_s + config.predictive.plan_stale_s + config.scale_to_zero.grace_s
+    return now_s <= min(silent_s, plan.until_s)
 
 
 def is_reliable(plan: Plan) -> bool:

@@ -41,7 +41,8 @@ class ScaleToZero(Model):
     """WhenIdle: after a whole stable window without demand, and graceSeconds. The brokers stay, so
     the first request is heard."""
     grace_seconds: Annotated[int, Field(ge=0, le=86_400)] = 30
-    """Beside the stable window; so long a plan counts, too, whose run has fallen silent."""
+    """Beside the stable window; so long a plan counts, too, whose run has fallen silent, unless the
+    plan is over before."""
 
 
 class ScheduleEntry(Model):
@@ -76,7 +77,9 @@ class PredictiveScaling(Model):
     max_horizon_seconds: Seconds = 1_800
     """Farther ahead nothing of a plan is looked at."""
     plan_stale_seconds: Seconds = 120
-    """So long after its run was last heard a plan still counts, and scaleToZero.graceSeconds on."""
+    """So long after its run was last heard a plan still counts, and scaleToZero.graceSeconds on;
+    never for longer than it holds itself: three times the usual time between its run's waves, a
+    minute at least."""
 
 
 class Refill(Model):
