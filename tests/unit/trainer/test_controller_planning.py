@@ -54,6 +54,21 @@ async def test_a_run_reports_the_waves_of_its_next_steps(
     assert all(wave.start_s >= 0 for plan in plans for wave in plan.waves[:1])
 
 
+async def test_environments_of_one_pool_are_planned_together(broker: Broker) -> None:
+    """Its broker keeps one plan of a run: a second one would be taken for the first again."""
+    templates = {"repos": "python", "web": "node"}
+    planner = Planner("run", dict.fromkeys(templates, broker.endpoint), templates)
+    for _ in range(3):
+        planner.wave([["repos", "web", "web"]], siblings=4)
+    planner.stepped()
+    await asyncio.gather(*planner._reports.values())
+    await planner.close()
+    newest = broker.plans[-1].plan
+    assert {(wave.template, wave.count) for wave in newest.waves} == {("python", 4), ("node", 8)}
+    versions = [request.plan.version for request in broker.plans]
+    assert len(set(versions)) == len(versions)
+
+
 async def test_a_broker_that_is_away_costs_a_run_one_warning(
     make_world: MakeWorld, caplog: pytest.LogCaptureFixture
 ) -> None:

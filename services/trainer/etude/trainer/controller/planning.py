@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -41,9 +41,9 @@ class Planner:
     forecast: Forecast = field(default_factory=Forecast)
     _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
     _reports: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)
-    """Under way, by environment."""
+    """Under way, by the broker's address."""
     _unheard: set[str] = field(default_factory=set)
-    """Environments whose brokers did not take the last plan."""
+    """Addresses of brokers that did not take the last plan."""
     _ready_ms: dict[str, int] = field(default_factory=dict)
     """By environment, when its broker could give one more, in Unix milliseconds; 0: at once."""
     _following: Sequence[Mapping[str, int]] = ()
@@ -92,9 +92,16 @@ class Planner:
         )
         if plan is None:
             return
-        for environment in self.brokers:
-            if environment not in self._reports:
-                self._report(environment, self._part(plan, environment))
+        for target, environments in self._by_broker().items():
+            if target not in self._reports:
+                self._report(target, environments, self._part(plan, environments))
+
+    def _by_broker(self) -> dict[str, list[str]]:
+        """Environments by their broker's address; it keeps one plan of a run for all of them."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for environment, brokers in self.brokers.items():
+            found[target_of(self.run_id, brokers)].append(environment)
+        return found
 
     async def close(self) -> None:
         """Let go of everything."""
@@ -105,26 +112,29 @@ class Planner:
         for channel in self._channels.values():
             await channel.close()
 
-    def _part(self, plan: plan_pb2.RolloutPlan, environment: str) -> plan_pb2.RolloutPlan:
-        """The waves that one environment's broker will see, in its own words."""
+    def _part(
+        self, plan: plan_pb2.RolloutPlan, environments: Sequence[str]
+    ) -> plan_pb2.RolloutPlan:
+        """The waves that the broker of these environments will see, in its own words."""
         part = plan_pb2.RolloutPlan()
         part.CopyFrom(plan)
         del part.waves[:]
         for wave in plan.waves:
-            if wave.pool == environment:
+            if wave.pool in environments:
                 mine = part.waves.add()
                 mine.CopyFrom(wave)
                 # The broker's pool may have another name than the run's environment has.
-                mine.pool, mine.template = "", self.templates[environment]
+                mine.pool, mine.template = "", self.templates[wave.pool]
         return part
 
-    def _report(self, environment: str, plan: plan_pb2.RolloutPlan) -> None:
-        task = asyncio.create_task(self._send(environment, plan), name=f"plan-{environment}")
-        self._reports[environment] = task
-        task.add_done_callback(lambda _: self._reports.pop(environment, None))
+    def _report(self, target: str, environments: Sequence[str], plan: plan_pb2.RolloutPlan) -> None:
+        task = asyncio.create_task(self._send(target, environments, plan), name=f"plan-{target}")
+        self._reports[target] = task
+        task.add_done_callback(lambda _: self._reports.pop(target, None))
 
-    async def _send(self, environment: str, plan: plan_pb2.RolloutPlan) -> None:
-        target = target_of(self.run_id, self.brokers[environment])
+    async def _send(
+        self, target: str, environments: Sequence[str], plan: plan_pb2.RolloutPlan
+    ) -> None:
         if target not in self._channels:
             self._channels[target] = channels.dial(target)
         broker = environments_pb2_grpc.EnvBrokerServiceStub(self._channels[target])
@@ -132,14 +142,18 @@ class Planner:
         try:
             answer = await broker.ReportPlan(request, timeout=DEADLINE_S)
         except grpc.aio.AioRpcError as error:
-            if environment not in self._unheard:
-                log.warning("no plan reached the broker of %s: %s", environment, error.details())
-            self._unheard.add(environment)
-            self._ready_ms.pop(environment, None)
+            if target not in self._unheard:
+                whose = ", ".join(environments)
+                log.warning("no plan reached the broker of %s: %s", whose, error.details())
+            self._unheard.add(target)
+            for environment in environments:
+                self._ready_ms.pop(environment, None)
         else:
-            self._unheard.discard(environment)
-            for told in answer.templates:
-                self._ready_ms[environment] = told.ready_by_unix_ms
+            self._unheard.discard(target)
+            told = {each.template: each.ready_by_unix_ms for each in answer.templates}
+            for environment in environments:
+                if self.templates[environment] in told:
+                    self._ready_ms[environment] = told[self.templates[environment]]
 
 
 def soonest(planner: Planner, order: TaskOrder, groups: Iterable[Group]) -> list[Group]:
