@@ -2,11 +2,12 @@
 
 python bench/operator_scale.py [--runs N] [--pods N] [--kind sft|rl] [--only NAME …]
 
-A control plane of its own (etcd, API server, controllers, scheduler) and KWOK, which plays the
-kubelets; the operator is a process with the environment and the account that the chart gives it.
-Every run's controller and every pool's broker is played by one process of the bench, on the
-addresses of their pods, so runs get Ready, step, save and finish. A run counts as reconciled when
-all its children were applied and its status says so (observedGeneration), its own pool's too.
+A control plane of its own (etcd, API server, controllers, scheduler; with GOGC=400, as on every
+test bed of ours) and KWOK, which plays the kubelets; the operator is a process with the environment
+and the account that the chart gives it. Every run's controller and every pool's broker is played by
+one process of the bench, on the addresses of their pods, so runs get Ready, step, save and finish.
+A run counts as reconciled when all its children were applied and its status says so
+(observedGeneration), its own pool's too.
 
 Writes are what the operator counts itself (etude_api_requests_total), without the leader's
 renewals. A full run takes about ten minutes of two idle cores; nothing else should run.
