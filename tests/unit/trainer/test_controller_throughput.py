@@ -61,3 +61,13 @@ def test_of_many_targets_those_within_the_limit_are_wanted() -> None:
     assert list(engines.wanted) == ["a", "b", "c"]
     engines.limit = 2
     assert list(engines.wanted) == ["a", "b"]
+
+
+def test_an_engine_that_is_to_go_is_relied_on_until_it_has_left_rotation() -> None:
+    """The operator takes its pod away once the report says so."""
+    engines = Engines(["a", "b", "c"], timeout_s=1.0)
+    assert engines.relied_on == 0, "all of them"
+    engines.limit, engines.rotation = 1, ("a", "c")
+    assert engines.relied_on == 3
+    engines.rotation = ("a",)
+    assert engines.relied_on == 1

@@ -30,10 +30,11 @@ def decided(run: RLRun, seen: Seen) -> EngineStatus | None:
     if present != before.replicas:  # the spec has other bounds by now
         before = before.model_copy(update={"replicas": present})
     report = seen.report.status if seen.report.is_current else None
-    if report is None or report.state != run_pb2.RUN_STATE_RUNNING or report.engines != present:
+    if report is None or report.state != run_pb2.RUN_STATE_RUNNING:
         return before
     since = report.policy_version - before.version
-    if since < 0:  # another store, which counts anew
+    # Fewer than all tell nothing of all; a lower version is of another store, which counts anew.
+    if since < 0 or (report.engines != present and since > 0):
         return before.model_copy(update={"version": report.policy_version})
     if since < SETTLE_VERSIONS:
         return before

@@ -118,7 +118,7 @@ class EngineStatus(Status):
     replicas: Count
     """Engines wanted."""
     version: Count = 0
-    """Policy version at which that was decided."""
+    """Policy version at which that was decided, or the newest since that fewer of them served."""
     message: Annotated[str, Field(max_length=256)] = ""
     """Why, in figures."""
 

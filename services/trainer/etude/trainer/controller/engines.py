@@ -75,6 +75,14 @@ class Engines:
         return self.targets[: self.limit] if self.limit else self.targets
 
     @property
+    def relied_on(self) -> int:
+        """How many of the targets may be called now: one that is to go is, until it is left."""
+        if not self.limit:
+            return 0
+        last = max((self.targets.index(target) + 1 for target in self.rotation), default=0)
+        return max(self.limit, last)
+
+    @property
     def trouble(self) -> str:
         """Which replicas are far behind; empty while none is."""
         newest = self._newest

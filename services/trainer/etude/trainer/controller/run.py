@@ -204,7 +204,7 @@ class Run:
         if figures.eval_success is not None:
             status.eval_success = figures.eval_success
         self.throughput.tell(status)
-        status.engines, status.engine_limit = len(self.engines.rotation), self.engines.limit
+        status.engines, status.engine_limit = len(self.engines.rotation), self.engines.relied_on
         self._report_trouble()
         self.reports.touch()
 
