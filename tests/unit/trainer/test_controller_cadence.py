@@ -9,8 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.common.api.checkpointing import EVERY_STEPS, Checkpointing
+from etude.common.checkpoints import Reason
+from etude.common.errors import StoreError
+from etude.trainer.controller import requests
 from etude.trainer.controller.cadence import Cadence
+from etude.trainer.controller.requests import REST, Requests
 from etude.trainer.controller.run import Run
+from etude.trainer.controller.saving import Saver
 from etude.trainer.simulation import SimulatedLearners
 from etude.v1 import run_pb2
 
@@ -104,6 +109,50 @@ async def test_each_request_gets_a_checkpoint_of_its_own_and_no_second_one(
         if r.WhichOneof("body") == "checkpoint"
     ]
     assert [each for each in told if each] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("rests", "tries"),
+    [(60.0, [1]), (0.0, [1, 3, 5, 7, 9])],
+    ids=["within its rest", "between scheduled ones"],
+)
+async def test_a_request_that_cannot_be_saved_keeps_no_scheduled_checkpoint_away(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch, rests: float, tries: list[int]
+) -> None:
+    monkeypatch.setattr(requests, "LEAST_REST_S", rests)
+    monkeypatch.setattr(requests, "REST", rests)
+    world, tried, save = make_world(every_steps=2), [], Saver.save
+
+    async def refuse(self: Saver, state: Any, *, reason: Reason, **fields: Any) -> Any:
+        if reason != "Manual":
+            return await save(self, state, reason=reason, **fields)
+        tried.append(state.cursor.global_step)
+        raise StoreError("the model does not fit")
+
+    monkeypatch.setattr(Saver, "save", refuse)
+
+    def prepare(run: Run) -> None:
+        now = run_pb2.CheckpointNow(request="a")
+        run.orders.take(run_pb2.CommandRequest(command_id="1", checkpoint=now))
+
+    assert await world.train(prepare)
+    reasons = {step: each["reason"] for step, each in manifests(world).items()}
+    scheduled = dict.fromkeys((2, 6, 8), "Scheduled")
+    assert reasons == {**scheduled, SFT_STEPS: "PhaseEnd", 10: "Final"}
+    assert tried == tries
+
+
+def test_a_request_rests_by_what_its_try_took_and_then_has_its_turn_again() -> None:
+    asked = Requests()
+    asked.add("a")
+    assert asked.turn(is_due=True) == "a"
+    asked.failed(0.0, 600.0)
+    for now_s, turn in ((601.0, ""), (599.0 + REST * 600.0, ""), (600.0 + REST * 600.0, "a")):
+        asked.stepped(now_s)
+        assert asked.turn(is_due=False) == turn
+    assert asked.turn(is_due=True) == "", "what was due meanwhile goes first"
+    asked.yielded()
+    assert asked.turn(is_due=True) == "a", "however often something is due"
 
 
 async def test_a_new_controller_knows_which_requests_have_their_checkpoint(

@@ -14,6 +14,7 @@ from etude.common.api.crd import FROZEN
 from etude.common.api.run import Evaluation, RLRunSpec
 from etude.common.checkpoints import Reason
 from etude.common.errors import InvalidFieldError
+from etude.trainer.controller.requests import Requests
 from etude.v1 import run_pb2
 
 log = logging.getLogger(__name__)
@@ -31,15 +32,14 @@ class Orders:
     generation: int
     """Of the spec."""
     wants_checkpoint: bool = False
-    requests: list[str] = field(default_factory=list)
-    """Checkpoint objects that ask for a state of their own, oldest first."""
+    requests: Requests = field(default_factory=Requests)
+    """For checkpoints, each with a state of its own."""
     engines: int = 0
     """How many engines to count on; 0 for what the run began with."""
     suspend: run_pb2.SuspendRun | None = None
     halting: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the controller shall stop working."""
     _seen: dict[str, None] = field(default_factory=dict)
-    _fulfilled: set[str] = field(default_factory=set)
 
     @property
     def checkpointing(self) -> Checkpointing:
@@ -91,16 +91,11 @@ class Orders:
             return None
         return "Failure" if self.suspend.is_failure else "Suspend"
 
-    def fulfilled(self, request: str) -> None:
-        """A request has its checkpoint; the empty one is nobody's."""
-        self.requests = [each for each in self.requests if each != request]
-        self._fulfilled.add(request)
-
     def _wish(self, order: run_pb2.CheckpointNow) -> None:
-        if not order.request:
+        if order.request:
+            self.requests.add(order.request)
+        else:
             self.wants_checkpoint = True
-        elif order.request not in self.requests and order.request not in self._fulfilled:
-            self.requests.append(order.request)
 
     def stop(self) -> None:
         """The process shall end."""

@@ -94,7 +94,7 @@ async def _begin(run: Run, checkpoint: StoredCheckpoint | None) -> bool:
     True once it is done, which a run that is stopped meanwhile does not see.
     """
     for found in await asyncio.to_thread(_stored, run):
-        run.orders.fulfilled(found.manifest.request)
+        run.orders.requests.fulfilled(found.manifest.request)
         await run.announce(found)
     if checkpoint is not None:
         folder = epoch_folder(checkpoint.manifest.epoch)

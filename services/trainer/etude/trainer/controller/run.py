@@ -163,6 +163,7 @@ class Run:
         figures.step_seconds = [*figures.step_seconds, round(seconds, 4)][-KEPT_STEP_TIMES:]
         self.moved()
         self.cadence.stepped(self.orders.checkpointing, step=cursor.step, now_s=self.moved_s)
+        self.orders.requests.stepped(self.moved_s)
         body = journal_pb2.JournalStep(
             phase=cursor.phase,
             step=cursor.step,
@@ -255,20 +256,29 @@ class Run:
             return "Final" if is_last else "PhaseEnd"
         if orders.halting.is_set():
             return orders.last_save
-        if orders.requests:
+        if orders.requests.turn(is_due=self._is_save_due):
             return "Manual"
-        return "Scheduled" if self.cadence.is_due or orders.wants_checkpoint else None
+        return "Scheduled" if self._is_save_due else None
+
+    @property
+    def _is_save_due(self) -> bool:
+        """Whether a state is due that is not one request's alone."""
+        return self.cadence.is_due or self.orders.wants_checkpoint
 
     async def save(self, reason: Reason) -> None:
         """Write a checkpoint; a scheduled one that fails is reported and tried again later.
+
+        One that was asked for stands for a scheduled one, unless it fails.
 
         Raises:
             StoreError: the store failed, and the run may not go on without this checkpoint.
             TimeoutError: likewise, it took too long.
         """
-        self.orders.wants_checkpoint = False
-        request = self.orders.requests[0] if reason == "Manual" else ""
-        self.cadence.tried(time.monotonic())
+        began_s, requests = time.monotonic(), self.orders.requests
+        request = requests.turn(is_due=self._is_save_due) if reason == "Manual" else ""
+        if not request:
+            self._tried(began_s)
+            requests.yielded()
         before = self.reports.status.state
         self.reports.state(run_pb2.RUN_STATE_CHECKPOINTING)
         try:
@@ -284,13 +294,21 @@ class Run:
             self.tell("CheckpointFailed", str(error) or "it took too long", warning=True)
             if reason in {"PhaseEnd", "Final"}:
                 raise
+            if request:
+                requests.failed(began_s, time.monotonic())
         else:
-            self.orders.fulfilled(request)
+            if request:
+                self._tried(began_s)
+                requests.fulfilled(request)
             await self.announce(found)
             self.moved()
             await self.recording.write_rows()
         finally:
             self.reports.state(before)
+
+    def _tried(self, began_s: float) -> None:
+        self.orders.wants_checkpoint = False
+        self.cadence.tried(began_s)
 
     async def announce(self, found: StoredCheckpoint) -> None:
         """A checkpoint is in the store and shall be registered."""
