@@ -10,6 +10,7 @@ import pytest
 from tests.support import pki
 
 from etude.common import channels
+from etude.common.errors import UserError
 from etude.common.tls.credentials import Credentials
 from etude.common.tls.identity import Identity
 from etude.common.tls.wire import Wire
@@ -203,6 +204,14 @@ async def test_nobody_is_answered_without_a_port(lab: Any) -> None:
 
 
 OPERATOR = Identity(domain="etude.dev", namespace="etude-system", role="operator")
+
+
+async def test_without_certificates_it_is_served_in_the_clear_only_where_that_was_asked_for(
+    lab: Any,
+) -> None:
+    with pytest.raises(UserError, match="would not be encrypted"):
+        async with serving(lab.cluster, "0.0.0.0", 0, wire=Wire(leaves_machine=False)):
+            pass
 
 
 async def test_with_certificates_keda_learns_who_answers_and_needs_none_itself(

@@ -104,9 +104,10 @@ async def serving(
         return
     # KEDA has no certificate of ours, and is asked for none: it learns who answers, and nobody else
     # reads along. It hears of counts alone, and NetworkPolicy says who asks.
-    shown = (wire or own()).credentials
-    credentials = shown.for_server(asks=False) if shown is not None else None
-    server = Server([SERVICE], host, port, wire=Wire(), open_credentials=credentials)
+    told = wire or own()
+    credentials = told.credentials.for_server(asks=False) if told.credentials is not None else None
+    unasked = Wire(leaves_machine=told.leaves_machine)
+    server = Server([SERVICE], host, port, wire=unasked, open_credentials=credentials)
     service = ScalerService(Demands(cluster))
     external_scaler_pb2_grpc.add_ExternalScalerServicer_to_server(service, server.grpc_server)
     await server.start()
