@@ -143,6 +143,18 @@ async def test_an_issuer_that_is_not_believed_never_sees_the_token(world: World)
     assert curious.asked == []
 
 
+@pytest.mark.parametrize(
+    "identity", [TRAINER.replace("etude.dev", "etude.example"), TRAINER.replace("trainer", "king")]
+)
+async def test_nobody_is_asked_about_an_identity_that_nobody_gets(
+    world: World, identity: str
+) -> None:
+    world.service.reviews = curious = Curious({})
+    with pytest.raises(IssuerError, match="PERMISSION_DENIED"):
+        await obtained(replace(world.petition, identity=identity))
+    assert curious.asked == []
+
+
 async def test_what_no_token_can_be_is_not_passed_on_to_the_api_server(world: World) -> None:
     world.service.reviews = curious = Curious({})
     (world.folder / "token").write_text("x" * 100_000)
@@ -223,4 +235,5 @@ async def test_a_keeper_waits_for_its_issuer_and_then_replaces_before_the_end(
     await keeping
     versions = [path for path in out.iterdir() if path.is_dir() and not path.is_symlink()]
     assert len(versions) == 1, "no old key is left"
-    assert all((out / name).stat().st_mode & 0o077 == 0 for name in ("tls.key", "tls.crt"))
+    modes = {(out / name).stat().st_mode & 0o777 for name in ("tls.key", "tls.crt")}
+    assert modes == {0o640}, "a role's container may run as another user of the pod's group"

@@ -89,9 +89,11 @@ def put(folder: Path, files: Mapping[str, bytes]) -> Material:
     # What a keeper left that was killed while it wrote.
     _sweep(folder, but=(folder / "..data").resolve().name)
     fresh = folder / f"..{os.urandom(6).hex()}"
-    fresh.mkdir(mode=0o700)
+    # For the pod's group: a role's container may run as a user of its own. A guest's monitor has
+    # neither.
+    fresh.mkdir(mode=0o750)
     for name, data in files.items():
-        (fresh / name).touch(mode=0o600)
+        (fresh / name).touch(mode=0o640)
         (fresh / name).write_bytes(data)
     shown = material.read(fresh)
     link = folder / "..data.new"
