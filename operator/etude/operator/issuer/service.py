@@ -65,7 +65,9 @@ class MemoryReviews(Reviews):
         audience, user = self.tokens.get(review["spec"]["token"], ("", ""))
         if audience not in review["spec"]["audiences"]:
             return {"authenticated": False}
-        return {"authenticated": True, "audiences": [audience], "user": {"username": user}}
+        bound = {judging.POD: ["pod-0"], judging.POD_UID: ["uid-0"]}
+        known = {"username": user, "extra": bound}
+        return {"authenticated": True, "audiences": [audience], "user": known}
 
 
 def utc_now() -> datetime.datetime:
@@ -99,7 +101,7 @@ class CertificateService(certificates_pb2_grpc.CertificateServiceServicer):
         _require_short(request)
         identity = _identity(request.identity)
         key = signing.public_key(request.signing_request)
-        await self._judge(request.token, identity)
+        pod = await self._judge(request.token, identity)
         known, now = authorities.read(self.folder), self.now()
         signed = signing.certificate(
             self._signing(known, now),
@@ -110,24 +112,35 @@ class CertificateService(certificates_pb2_grpc.CertificateServiceServicer):
             also=self.operator_hosts if identity.role == OPERATOR else (),
         )
         metrics.CERTIFICATES.labels("issued").inc()
-        log.info("certificate for %s", identity.uri)
+        log.info("certificate for %s, to pod %s", identity.uri, pod)
         return certificates_pb2.IssueCertificateResponse(
             certificate=signed, trust=authorities.trust(known, now)
         )
 
-    async def _judge(self, token: str, identity: Identity) -> None:
-        try:
-            status = await self.reviews.reviewed(judging.review(token, identity))
-        except ClusterError as cause:
-            metrics.CERTIFICATES.labels("failed").inc()
-            raise UnavailableError(f"the API server does not review tokens: {cause}") from cause
-        why = judging.refusal(status, identity, domain=self.domain, operator=self.operator)
+    async def _judge(self, token: str, identity: Identity) -> str:
+        """The pod that may have the certificate.
+
+        Raises:
+            ForbiddenError: it may not.
+            UnavailableError: nobody says whose the token is.
+        """
+        why = judging.impossible(identity, domain=self.domain)
+        status = {} if why else await self._reviewed(token, identity)
+        why = why or judging.refusal(status, identity, domain=self.domain, operator=self.operator)
         if why:
             metrics.CERTIFICATES.labels("refused").inc()
             log.warning("no certificate for %s: %s", identity.uri, why)
             raise ForbiddenError(f"{identity.uri}: {why}")
+        return judging.pod(status)
 
-    def _signing(self, known: list[Authority], now: datetime.datetime) -> Authority:
+    async def _reviewed(self, token: str, identity: Identity) -> Manifest:
+        try:
+            return await self.reviews.reviewed(judging.review(token, identity))
+        except ClusterError as cause:
+            metrics.CERTIFICATES.labels("failed").inc()
+            raise UnavailableError(f"the API server does not review tokens: {cause}") from cause
+
+    def _signing(self, known: Sequence[Authority], now: datetime.datetime) -> Authority:
         found = authorities.signing(known, now, self.lifetime)
         if found is None:
             metrics.CERTIFICATES.labels("failed").inc()

@@ -12,7 +12,19 @@ OPERATOR = "spiffe://etude.dev/ns/etude-system/role/operator"
 
 
 def reviewed(user: str = "system:serviceaccount:lab:default", uri: str = URI) -> dict[str, Any]:
-    return {"authenticated": True, "audiences": [uri], "user": {"username": user}}
+    bound = {
+        "authentication.kubernetes.io/pod-name": ["demo-trainer-0"],
+        "authentication.kubernetes.io/pod-uid": ["1f3"],
+    }
+    known = {"username": user, "extra": bound}
+    return {"authenticated": True, "audiences": [uri], "user": known}
+
+
+def unbound() -> dict[str, Any]:
+    """As of `kubectl create token --duration 8760h`: no pod's end is its end."""
+    found = reviewed()
+    del found["user"]["extra"]["authentication.kubernetes.io/pod-uid"]
+    return found
 
 
 def judged(status: dict[str, Any], uri: str = URI) -> str:
@@ -40,6 +52,7 @@ def test_a_token_is_reviewed_for_the_one_identity_that_is_asked_for() -> None:
         (reviewed("system:serviceaccount:lab2:default"), "nobody in lab"),
         (reviewed("kubernetes-admin"), "not a ServiceAccount's"),
         (reviewed("system:node:lab"), "not a ServiceAccount's"),
+        (unbound(), "bound to no pod"),
     ],
 )
 def test_everybody_else_is_refused(status: dict[str, Any], why: str) -> None:
