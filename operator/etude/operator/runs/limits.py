@@ -3,6 +3,7 @@
 from etude.common.api.kinds import RLRun
 from etude.operator.actions import Moment
 from etude.operator.clock import seconds
+from etude.operator.reasons import Reason
 from etude.operator.runs.seen import Seen
 from etude.v1 import run_pb2
 
@@ -48,9 +49,15 @@ def _step_limit_s(run: RLRun, status: run_pb2.RunStatus) -> float:
 
 
 def progress_left_s(run: RLRun, seen: Seen, now: Moment) -> float | None:
-    """Seconds until the run counts as stalled; None while nothing is expected of it."""
+    """Seconds until the run counts as stalled; None while nothing is expected of it.
+
+    A controller that waits for its store says so. Another would wait for the same store, and lose
+    what is not durable yet. Once the store answers, the time counts anew.
+    """
     report = seen.report
     if not report.is_connected or report.status is None or report.status.state in OVER:
+        return None
+    if report.status.reason == Reason.STORAGE_UNAVAILABLE:
         return None
     return progress_limit_s(run, report.status) - (now.monotonic_s - report.progressed_s)
 

@@ -123,10 +123,15 @@ async def keep(settings: Settings, probes: Probes, stop: asyncio.Event) -> None:
             wait_s = await renew(settings)
         except EtudeError as error:
             log.warning("%s; again in %.0f s", error, delay_s)
-            wait_s, delay_s = delay_s, min(2 * delay_s, LONGEST_DELAY_S)
+            # Not all at the same moments: a burst that was too much would be so again.
+            wait_s, delay_s = _spread(delay_s), min(2 * delay_s, LONGEST_DELAY_S)
         else:
             probes.ready, delay_s = True, FIRST_DELAY_S
         await _waited(settings, trusted, wait_s, stop)
+
+
+def _spread(delay_s: float) -> float:
+    return delay_s * (0.5 + _RANDOM.random())
 
 
 async def _waited(settings: Settings, trusted: bytes, wait_s: float, stop: asyncio.Event) -> None:
