@@ -207,6 +207,33 @@ async def test_an_evicted_run_saves_before_its_pods_and_then_its_quota_go(
     assert phase(lab) == "Running"
 
 
+async def test_an_evicted_run_waits_for_the_checkpoint_that_it_was_told_of_meanwhile(
+    lab: Any, queue: Queue, run_body: Any
+) -> None:
+    await admitted(lab, queue, run_body)
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
+    await lab.tell_checkpoint(1)
+    await lab.finish_jobs()
+    (saved,) = lab.names("Checkpoint")
+    lab.cluster.put(run_body(scheduling=QUEUED, checkpointing=put_back("misspelt")))
+    await lab.settle()
+    assert lab.condition("Accepted")[0] == "True", "it has pods, and goes on"
+    await queue.evicts()
+    await lab.say(state=run_pb2.RUN_STATE_SUSPENDED, step=1)
+    await lab.advance(5)
+    assert pods_of(lab) == []
+    assert lab.condition("Accepted") == ("False", "CheckpointNotReady")
+    lab.cluster.put(run_body(scheduling=QUEUED, checkpointing=put_back(saved)))
+    await lab.settle()
+    assert lab.condition("Accepted")[0] == "True"
+    resumption = lab.run().status.resumption
+    assert (resumption.number, resumption.name) == (1, saved)
+
+
+def put_back(name: str) -> dict[str, Any]:
+    return {"resume": "Named", "resumeFrom": {"name": name}}
+
+
 def pods_ready(lab: Any) -> tuple[str, str]:
     said = condition(lab.cluster.objects()[WORKLOAD], "PodsReady")
     return said["status"], said["reason"]

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from etude.common.api.kinds import Checkpoint, RLRun
 from etude.operator.manifests import Ref
+from etude.operator.runs import resuming
 from etude.v1 import run_pb2
 
 MAP = Ref("ConfigMap", "lab", "demo-run")
@@ -141,6 +143,28 @@ async def test_what_a_run_left_is_no_place_to_resume_and_yields_to_what_is_newer
     assert set(lab.names("Checkpoint")) == kept
 
 
+async def test_a_run_that_is_resumed_before_its_pods_are_gone_is_put_back_when_they_come_again(
+    lab: Any, run_body: Any
+) -> None:
+    await with_history(lab, run_body())
+    await resume(lab)
+    await lab.advance(10)
+    named = {"resume": "Named", "resumeFrom": {"name": name(10)}}
+    lab.cluster.put(changed(lab, suspend=True, checkpointing=named))
+    await lab.settle()
+    assert lab.run().status.phase == "Suspending"
+    held_since = lab.run().status.active.since
+    await resume(lab, **named)
+    assert told(lab) is None, "its pods are still those of before"
+    await lab.say(state=run_pb2.RUN_STATE_SUSPENDED, step=31)
+    await lab.advance(60)
+    assert told(lab) == {"number": 1, "step": 10, "branch": 0}
+    assert lab.pods("trainer")
+    active = lab.run().status.active
+    assert active.since != held_since
+    assert active.seconds > 0
+
+
 async def test_a_checkpoint_that_is_not_ready_is_waited_for(lab: Any, run_body: Any) -> None:
     await with_history(lab, run_body())
     await resume(lab, resume="Named", resumeFrom={"name": "demo-s00000099-000000"})
@@ -151,6 +175,33 @@ async def test_a_checkpoint_that_is_not_ready_is_waited_for(lab: Any, run_body: 
     await resume(lab, resume="Named", resumeFrom={"name": name(20)})
     assert lab.condition("Accepted")[0] == "True"
     assert told(lab) == {"number": 1, "step": 20, "branch": 0}
+
+
+@pytest.mark.parametrize("found", ["Pending", "Corrupt", "absent"])
+async def test_what_is_not_ready_stays_undecided_where_pods_are_still_there(
+    lab: Any, run_body: Any, found: str
+) -> None:
+    """As when a queue suspends a JobSet: the run waits, and has pods for a moment longer."""
+    await with_history(lab, run_body())
+    named = {"resume": "Named", "resumeFrom": {"name": name(20)}}
+    run = RLRun.understood(changed(lab, suspend=False, checkpointing=named))
+    saved = Checkpoint.understood(lab.cluster.objects()[Ref("Checkpoint", "lab", name(20))])
+    decision = resuming.decided(run, [saved])
+    assert decision is not None
+    assert decision.name == name(20)
+    conditions = [
+        c.model_copy(update={"status": "False", "reason": found}) for c in ready_of(saved)
+    ]
+    saved = saved.model_copy(
+        update={"status": saved.status.model_copy(update={"conditions": conditions})}
+    )
+    checkpoints = [] if found == "absent" else [saved]
+    assert resuming.decided(run, checkpoints) == run.status.resumption
+    assert resuming.complaint(run, checkpoints)
+
+
+def ready_of(checkpoint: Checkpoint) -> list[Any]:
+    return [c for c in checkpoint.status.conditions if c.type == "Ready"]
 
 
 async def test_best_is_the_newest_while_nothing_has_its_figure(lab: Any, run_body: Any) -> None:

@@ -93,6 +93,9 @@ def undertaken(run: RLRun, seen: Seen, next_up: Undertaking, now: Moment) -> RLR
         }
     if intent is not None:
         changes["hold"] = holds.begun(intent) or run.status.hold
+    if intent is None and run.status.intent is not None and run.status.intent.type == "Release":
+        # A run that its user resumed meanwhile gets pods next; those that it had are gone.
+        changes["active"] = _rested(run, now)
     if intent is not None and (intent.type, intent.reason) == ("Suspend", Reason.BY_USER):
         changes["resumption"] = resuming.forgotten(run.status.resumption)
     return run.status.model_copy(update=changes)
@@ -108,11 +111,16 @@ def observed(run: RLRun, seen: Seen, now: Moment, *, is_running: bool, is_over: 
     done = seen.report.done
     changes["reported"] = ReportPosition(epoch=done.epoch, sequence=done.sequence)
     if run.status.active.since is not None and (is_over or (not is_running and seen.is_gone)):
-        changes["active"] = ActiveTime(seconds=limits.active_s(run, now.wall_s))
+        changes["active"] = _rested(run, now)
     if is_over:
         changes["intent"] = changes["hold"] = None
         changes["completion_time"] = run.status.completion_time or rfc3339(now.wall_s)
     return run.model_copy(update={"status": run.status.model_copy(update=changes)})
+
+
+def _rested(run: RLRun, now: Moment) -> ActiveTime:
+    """The time for which pods were held, once there are none: whatever comes next is a start."""
+    return ActiveTime(seconds=limits.active_s(run, now.wall_s))
 
 
 def _again(role: RoleStatus, attempt: int, seen: Seen) -> RoleStatus:

@@ -19,32 +19,28 @@ def is_undecided(run: RLRun) -> bool:
 def decided(run: RLRun, checkpoints: Sequence[Checkpoint]) -> Resumption | None:
     """What should stand in the status of a run that is about to get pods.
 
+    What cannot be done yet stays undecided: a queue may take the pods away from a run that names
+    what is not Ready, and complaint() says so once they are gone.
+
     Args:
-        run: about which complaint() has no words.
+        run: whose pods come, or that waits for them.
         checkpoints: of the run, newest first.
     """
     before = run.status.resumption
     if not is_undecided(run):
         return before
     mode, asked = _asked(run)
-    said = {"mode": mode, "asked": asked}
     base = before or Resumption()
-    target: Checkpoint | None = None
-    match run.spec.checkpointing.resume:
-        case "Latest":
-            return base.model_copy(update=said) if before is not None else None
-        case "None":
-            pass
-        case "Best":
-            verified = [c for c in checkpoints if is_ready(c)]
-            best = retention.best_of(verified, run.spec.checkpointing.keep_best)
-            if not best:
-                return base.model_copy(update=said)
-            target = best[0]
-        case "Named":
-            target = next(c for c in checkpoints if c.metadata.name == asked)
+    said = base.model_copy(update={"mode": mode, "asked": asked})
+    if mode == "Latest":
+        return said if before is not None else None
+    target = _target(run, [c for c in checkpoints if is_ready(c)])
+    if target is None and mode == "Named":
+        return before
+    if target is None and mode == "Best":
+        return said
     if run.status.start_time is None:
-        return base.model_copy(update=said)  # it is at its start
+        return said  # it is at its start
     return Resumption(
         number=base.number + 1,
         mode=mode,
@@ -53,6 +49,18 @@ def decided(run: RLRun, checkpoints: Sequence[Checkpoint]) -> Resumption | None:
         step=None if target is None else target.saved.step,
         branch=0 if target is None else target.saved.branch,
     )
+
+
+def _target(run: RLRun, verified: Sequence[Checkpoint]) -> Checkpoint | None:
+    """What the run is put back to; None for its start weights, or while that is not there."""
+    mode, asked = _asked(run)
+    match mode:
+        case "Best":
+            return next(iter(retention.best_of(verified, run.spec.checkpointing.keep_best)), None)
+        case "Named":
+            return next((c for c in verified if c.metadata.name == asked), None)
+        case _:
+            return None
 
 
 def forgotten(resumption: Resumption | None) -> Resumption | None:
