@@ -1,8 +1,10 @@
 """The CAs of an issuer: which of them signs, and which of them are to be believed."""
 
 import datetime
+import functools
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,12 +62,30 @@ def trust(authorities: Sequence[Authority], now: datetime.datetime) -> bytes:
     return b"".join(each.pem for each in authorities if now < each.certificate.not_valid_after_utc)
 
 
-def read(folder: Path) -> list[Authority]:
+def read(folder: Path) -> Sequence[Authority]:
     """Those of a folder, ca-1.crt and ca-1.key and so on, in the order of their numbers.
+
+    Called for each certificate and each handshake: files that have not changed are not parsed
+    again, for a key's numbers are tested for being prime.
 
     Raises:
         UserError: there is none, or one cannot be read.
     """
+    return _read(folder, _stamp(folder))
+
+
+def _stamp(folder: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """Changes whenever a file of the folder does, also where it is replaced behind a link."""
+    found = []
+    for path in sorted(folder.glob("ca-*")):
+        with suppress(OSError):  # replaced just now: what is read then says so
+            stat = path.stat()
+            found.append((path.name, stat.st_ino, stat.st_mtime_ns, stat.st_size))
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=4)
+def _read(folder: Path, _stamp: object) -> Sequence[Authority]:
     numbered = {int(match[1]): path for path in folder.glob("*.crt") if (match := _NAME(path.name))}
     found = [_pair(numbered[number]) for number in sorted(numbered)]
     if not found:
@@ -73,7 +93,7 @@ def read(folder: Path) -> list[Authority]:
         raise UserError(Problem("InvalidTls", "holds no CA", str(folder), fix))
     ends = max(each.certificate.not_valid_after_utc for each in found)
     metrics.CA_EXPIRY.set(ends.timestamp())
-    return found
+    return tuple(found)
 
 
 def _pair(path: Path) -> Authority:

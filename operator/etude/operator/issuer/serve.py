@@ -11,6 +11,8 @@ from etude.operator.issuer.service import ApiReviews, CertificateService
 from etude.v1 import certificates_pb2, certificates_pb2_grpc
 
 DRAIN_S = 5.0
+MOST_CALLS = 64
+"""Who comes has shown no certificate, and each call asks the API server."""
 
 
 async def serve(settings: Settings) -> None:
@@ -30,7 +32,13 @@ async def serve(settings: Settings) -> None:
     )
     names = [certificates_pb2.DESCRIPTOR.services_by_name["CertificateService"].full_name]
     own = Own(settings.folder, settings.identity, settings.lifetime)
-    server = serving.Server(names, settings.host, settings.port, open_credentials=own.credentials())
+    server = serving.Server(
+        names,
+        settings.host,
+        settings.port,
+        open_credentials=own.credentials(),
+        most_calls=MOST_CALLS,
+    )
     certificates_pb2_grpc.add_CertificateServiceServicer_to_server(service, server.grpc_server)
     probes = Probes(settings.probe_port, settings.host)
     stop = asyncio.Event()

@@ -165,11 +165,17 @@ class Server:
     """Certificates or none; this process's own unless given."""
     open_credentials: grpc.ServerCredentials | None = None
     """Of a server that asks nobody for a certificate, and judges its callers otherwise."""
+    most_calls: int | None = None
+    """At once; further ones are told so, and may come again. No limit unless set."""
     grpc_server: grpc.aio.Server = field(init=False)
     _health: health.aio.HealthServicer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.grpc_server = grpc.aio.server(interceptors=[_Edge(self.wire)], options=_OPTIONS)
+        self.grpc_server = grpc.aio.server(
+            interceptors=[_Edge(self.wire)],
+            options=_OPTIONS,
+            maximum_concurrent_rpcs=self.most_calls,
+        )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
         names = (*self.service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)

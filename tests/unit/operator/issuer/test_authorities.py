@@ -186,3 +186,18 @@ def test_a_request_of_a_kind_that_nobody_knows_is_refused(place: int, value: int
     strange[place] = value
     with pytest.raises(InvalidFieldError):
         signing.public_key(bytes(strange))
+
+
+def test_cas_are_parsed_again_only_once_their_files_have_changed(tmp_path: Path) -> None:
+    def put(number: int) -> None:
+        made = pki.Authority(f"ca-{number}")
+        (tmp_path / f"ca-{number}.crt").write_bytes(made.pem)
+        (tmp_path / f"ca-{number}.key").write_bytes(made.key_pem)
+
+    put(1)
+    first = authorities.read(tmp_path)
+    assert authorities.read(tmp_path) is first
+    put(2)
+    assert len(authorities.read(tmp_path)) == 2
+    put(1)
+    assert authorities.read(tmp_path)[0].certificate != first[0].certificate
