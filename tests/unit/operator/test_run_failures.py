@@ -172,6 +172,24 @@ async def test_silence_before_ten_steps_is_judged_mildly(lab: Any, run_body: Any
     assert lab.run().status.attempt == 1
 
 
+async def test_a_run_that_waits_for_its_store_is_not_stalled_however_long_it_takes(
+    lab: Any, run_body: Any
+) -> None:
+    lab.cluster.put(run_body(deadlines={"stepProgressSeconds": 60}))
+    await lab.settle()
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=20)
+    await lab.advance(50)
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=20, reason="StorageUnavailable")
+    await lab.advance(7_200)
+    assert lab.run().status.attempt == 0
+    assert lab.condition("Stalled") == ("False", "Healthy")
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=20)
+    await lab.advance(50)
+    assert lab.run().status.attempt == 0, "what the outage took does not count"
+    await lab.advance(20)
+    assert lab.run().status.attempt == 1
+
+
 async def test_a_run_that_never_reports_fails_after_its_deadline(lab: Any, run_body: Any) -> None:
     lab.cluster.put(run_body(deadlines={"preRunningSeconds": 300}))
     await lab.settle()
