@@ -38,6 +38,8 @@ class Release(NamedTuple):
     def restore(self) -> None:
         """As other tests expect it."""
         self._upgrade({"tls.mode": "Plaintext"})
+        # The next test begins with the first CA, which the chart refuses beside a later one.
+        self.kubectl("-n", self.home, "delete", "secret", "etude-ca", "--ignore-not-found")
         self.kubectl("-n", self.home, "scale", "deployment/etude-operator", "--replicas=0")
 
     def _upgrade(self, values: Mapping[str, str]) -> None:
