@@ -177,6 +177,38 @@ async def test_a_checkpoint_that_is_not_ready_is_waited_for(lab: Any, run_body: 
     assert told(lab) == {"number": 1, "step": 20, "branch": 0}
 
 
+async def again_at_30(lab: Any, run_body: Any, **said: Any) -> None:
+    """A run that was put back saves at a step that it had saved at before, and says what it is."""
+    await with_history(lab, run_body())
+    await resume(lab, resume="Named", resumeFrom={"name": name(20)})
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=21)
+    if said["state"] == run_pb2.RUN_STATE_SUSPENDED:
+        lab.cluster.put(changed(lab, suspend=True))
+        await lab.settle()
+    await lab.tell(record(30, "0.5", branch=1, parent=20))
+    await lab.say(step=30, **said)
+
+
+async def test_pods_stay_until_the_step_of_this_branch_is_verified(lab: Any, run_body: Any) -> None:
+    await again_at_30(lab, run_body, state=run_pb2.RUN_STATE_SUSPENDED)
+    assert lab.run().status.phase == "Suspending"
+    assert lab.pods("trainer"), "the new one is not read back yet"
+    await lab.finish_jobs()
+    await lab.advance(5)
+    assert lab.run().status.phase == "Suspended"
+
+
+async def test_a_run_with_a_damaged_final_is_not_complete_by_that_of_another_branch(
+    lab: Any, run_body: Any
+) -> None:
+    await again_at_30(lab, run_body, state=run_pb2.RUN_STATE_DONE)
+    assert lab.run().status.phase == "Running"
+    for _ in range(3):
+        await lab.finish_jobs(exit_code=65, message="does not match the manifest")
+    assert lab.condition("Complete")[0] == "False"
+    assert lab.run().status.restarts.by_role["trainer"], "its steps are repeated"
+
+
 @pytest.mark.parametrize("found", ["Pending", "Corrupt", "absent"])
 async def test_what_is_not_ready_stays_undecided_where_pods_are_still_there(
     lab: Any, run_body: Any, found: str

@@ -94,11 +94,12 @@ class Seen:
     def last_saved(self) -> list[Checkpoint]:
         """Those of the step that was saved last; several if it was saved more than once.
 
-        After a fall-back that is not the highest step.
+        After a fall-back that is not the highest step. What the run left when it was put back may
+        be of the same step, and says nothing of what it saved since.
         """
-        saved = ((c.metadata.creation_timestamp or "", c.saved.step) for c in self.checkpoints)
-        _, step = max(saved, default=("", 0))
-        return [c for c in self.checkpoints if c.saved.step == step]
+        saved = ((c.saved.branch, _made(c), c.saved.step) for c in self.checkpoints)
+        branch, _, step = max(saved, default=(0, "", 0))
+        return [c for c in self.checkpoints if (c.saved.branch, c.saved.step) == (branch, step)]
 
     @property
     def has_saved(self) -> bool:
@@ -264,6 +265,10 @@ def _is_of(checkpoint: Checkpoint, run: RLRun) -> bool:
     """Whether it names the run; whoever may make a checkpoint may write any owner on it."""
     about = checkpoint.spec.run_ref
     return about is not None and about.name == run.metadata.name
+
+
+def _made(checkpoint: Checkpoint) -> str:
+    return checkpoint.metadata.creation_timestamp or ""
 
 
 def is_ready(checkpoint: Checkpoint) -> bool:
