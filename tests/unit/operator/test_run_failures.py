@@ -91,6 +91,33 @@ async def test_a_run_fails_once_its_restarts_are_used_up(running: Any) -> None:
     assert running.run().status.restarts.total == 3
 
 
+async def test_a_trainer_that_cannot_reach_its_store_is_started_again_until_it_can(
+    running: Any,
+) -> None:
+    await running.say(state=run_pb2.RUN_STATE_RUNNING, step=1)
+    running.new_controller()
+    for restarts in range(1, 20):
+        words = "StoreError: connection refused"
+        running.end("demo-trainer-0", exit_code=75, message=words, restarts=restarts)
+        await running.advance(300)
+    assert (running.run().status.attempt, running.run().status.restarts.total) == (0, 0)
+    assert running.condition("RolesReady") == ("False", "CrashLooping")
+    running.end("demo-trainer-0", exit_code=1)
+    await running.settle()
+    assert running.run().status.restarts.counted == 1, "anything else counts as ever"
+
+
+async def test_a_run_that_never_began_fails_if_its_store_cannot_be_reached(
+    lab: Any, run_body: Any
+) -> None:
+    lab.cluster.put(run_body())
+    await lab.settle()
+    for _ in range(4):
+        lab.end("demo-trainer-0", exit_code=75, message="StoreError: no such host")
+        await lab.settle()
+    assert lab.condition("Failed") == ("True", "RestartsExhausted")
+
+
 async def test_clean_steps_make_earlier_restarts_forgotten(running: Any) -> None:
     await fail_trainer(running)
     assert running.run().status.restarts.counted == 1

@@ -11,8 +11,9 @@ import pytest
 from etude.common import checkpoints
 from etude.common.api.run import Storage
 from etude.common.blobs import Store, open_store
-from etude.common.checkpoint_orders import EXIT_CORRUPT, EXIT_TRY_AGAIN, VARIABLE, verify
+from etude.common.checkpoint_orders import EXIT_CORRUPT, VARIABLE, verify
 from etude.common.checkpoints import MANIFEST, CheckpointManifest
+from etude.common.ending import EXIT_TRY_AGAIN
 from etude.common.errors import CorruptError
 from etude.trainer import checkpoint_load
 from etude.trainer.batches import SupervisedSequence

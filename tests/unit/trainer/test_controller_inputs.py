@@ -10,9 +10,10 @@ from tokenizers import AddedToken, Tokenizer, models
 from etude.agent.chat import LAYOUT_TOKENS
 from etude.common.api.run import Evaluation, RLRunSpec
 from etude.common.blobs import open_store
-from etude.common.errors import UserError
+from etude.common.errors import StoreError, UserError
 from etude.common.files import ResolvedRun
 from etude.common.weights import claim_epoch
+from etude.trainer.controller import inputs
 from etude.trainer.controller.evaluation import due
 from etude.trainer.controller.inputs import find_inputs
 from etude.trainer.main import main
@@ -115,6 +116,23 @@ def test_storage_that_cannot_be_made_ends_in_one_line(
         main()
     assert ended.value.code == 78
     assert "storage.uri" in capsys.readouterr().err
+
+
+def test_a_store_that_does_not_answer_has_an_exit_code_of_its_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "run.json").write_text(json.dumps({"name": "r", "uid": "u", "spec": spec(folder)}))
+    for name, value in environment(folder).items():
+        monkeypatch.setenv(name, value)
+
+    def refused(_: object) -> None:
+        raise StoreError("connection refused")
+
+    monkeypatch.setattr(inputs, "probe", refused)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 75
+    assert "StoreError: connection refused" in capsys.readouterr().err
 
 
 def test_a_missing_model_is_named(folder: Path) -> None:

@@ -21,6 +21,7 @@ KEEPER = "certificates"
 EXITS = {
     1: "an error that the program did not expect",
     64: "it was called with something it does not take",
+    75: "the object store did not answer",
     78: "it refuses its configuration",
     126: "its command cannot be executed",
     127: "its command is not in the image",

@@ -26,7 +26,7 @@ def after_failure(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
             role, failures.of_attempt(seen.pods.get(role, ()), attempts.get(role, 0)), awaited
         )
     ]
-    judged = verdicts.gravest(found, rules)
+    judged = verdicts.gravest(found, rules, has_begun=run.status.step is not None)
     if judged is None:
         return None
     failure, verdict = judged

@@ -5,6 +5,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from etude.common.api.lifecycle import Cause, FailureAction, FailureRule
+from etude.common.ending import EXIT_TRY_AGAIN
 from etude.operator import names
 from etude.operator.failures import PodFailure
 
@@ -54,12 +55,20 @@ class Judged(NamedTuple):
     verdict: Verdict
 
 
-def verdict(failure: PodFailure, rules: Sequence[FailureRule] = ()) -> Verdict:
-    """What follows from the failure of a pod."""
+def verdict(
+    failure: PodFailure, rules: Sequence[FailureRule] = (), *, has_begun: bool = False
+) -> Verdict:
+    """What follows from the failure of a pod.
+
+    Args:
+        failure: it.
+        rules: the run's, of which the first that matches decides.
+        has_begun: whether the run's controller was heard before, so that its store once answered.
+    """
     for rule in rules:
         if _matches(rule, failure):
             return Verdict(_OUTCOMES[rule.action], rule.name)
-    return Verdict(_always(failure))
+    return Verdict(_always(failure, has_begun=has_begun))
 
 
 def stalled(rules: Sequence[FailureRule]) -> Verdict:
@@ -70,9 +79,11 @@ def stalled(rules: Sequence[FailureRule]) -> Verdict:
     return Verdict(Outcome.RESTART_ROLE)
 
 
-def gravest(found: Iterable[PodFailure], rules: Sequence[FailureRule]) -> Judged | None:
+def gravest(
+    found: Iterable[PodFailure], rules: Sequence[FailureRule], *, has_begun: bool = False
+) -> Judged | None:
     """The failure that decides; None if nothing follows from any."""
-    judged = [Judged(failure, verdict(failure, rules)) for failure in found]
+    judged = [Judged(each, verdict(each, rules, has_begun=has_begun)) for each in found]
     worst = max(judged, key=lambda each: each.verdict.outcome, default=None)
     return None if worst is None or worst.verdict.outcome is Outcome.IGNORE else worst
 
@@ -93,16 +104,20 @@ def _matches(rule: FailureRule, failure: PodFailure) -> bool:
     return codes is None or (failure.exit_code in codes.values) == (codes.op == "In")
 
 
-def _always(failure: PodFailure) -> Outcome:
+def _always(failure: PodFailure, *, has_begun: bool) -> Outcome:
     """What holds where no rule says otherwise.
 
     The trainer is replaced at once, as a new attempt with a new epoch. Engines and rewards hold
-    nothing that is worth a new attempt: the kubelet restarts them, up to a limit.
+    nothing that is worth a new attempt: the kubelet restarts them, up to a limit. A trainer whose
+    store is away is the kubelet's, too, for as long as that takes: another pod would fare no
+    better. In a run that never began, a wrong address of the store looks just like that.
     """
     if failure.exit_code is None:
         return Outcome.IGNORE
     if failure.exit_code in CONFIGURATION_EXITS:
         return Outcome.FAIL
+    if has_begun and failure.role == names.TRAINER and failure.exit_code == EXIT_TRY_AGAIN:
+        return Outcome.IGNORE
     if failure.role == names.TRAINER or failure.restarts >= RESTARTS_IN_PLACE:
         return Outcome.RESTART_ROLE
     return Outcome.IGNORE

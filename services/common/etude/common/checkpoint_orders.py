@@ -15,6 +15,7 @@ from etude.common.api.meta import Model, Uri
 from etude.common.api.run import Storage
 from etude.common.blobs import MissingError, Store
 from etude.common.checkpoints import MANIFEST, CheckpointManifest, StoredCheckpoint
+from etude.common.ending import EXIT_TRY_AGAIN
 from etude.common.errors import CorruptError, EtudeError, StoreError
 
 VARIABLE = "ETUDE_ORDER"
@@ -22,8 +23,6 @@ VARIABLE = "ETUDE_ORDER"
 
 EXIT_CORRUPT = 65
 """EX_DATAERR of sysexits.h: the data is wrong and will stay wrong."""
-EXIT_TRY_AGAIN = 75
-"""EX_TEMPFAIL: the store did not answer."""
 
 PATIENCE_S = 300.0
 

@@ -1,8 +1,11 @@
-"""What becomes of a process that is told to end before it can end in order."""
+"""What exit codes say, and what becomes of a process that is told to end before it can in order."""
 
 import signal
 import sys
 from types import FrameType
+
+EXIT_TRY_AGAIN = 75
+"""EX_TEMPFAIL of sysexits.h: the store did not answer, and nothing else is wrong."""
 
 
 def end_at_once_when_told() -> None:

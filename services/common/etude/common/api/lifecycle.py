@@ -112,7 +112,8 @@ class FailurePolicy(Model):
     """Clean steps after which the count starts again."""
     listed: Annotated[tuple[FailureRule, ...], Field(alias="rules", max_length=20)] = ()
     """The first rule that matches decides. What none matches: exit codes 64 and 78 fail the run, a
-    trainer that ends or stalls restarts alone, engines and rewards are the kubelet's to restart
+    trainer that ends or stalls restarts alone, one that cannot reach its store (75) is the
+    kubelet's to restart once the run has begun, engines and rewards are the kubelet's to restart
     five times, and a disruption is no failure."""
 
 

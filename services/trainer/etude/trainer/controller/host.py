@@ -9,7 +9,8 @@ from typing import NamedTuple
 from etude.common import telemetry
 from etude.common.api.run import RLRunSpec
 from etude.common.api.weights import Weights
-from etude.common.errors import EtudeError, FencedError, InvalidFieldError, UserError
+from etude.common.ending import EXIT_TRY_AGAIN
+from etude.common.errors import EtudeError, FencedError, InvalidFieldError, StoreError, UserError
 from etude.common.files import ResolvedRun
 from etude.common.probes import Probes
 from etude.common.record import open_record
@@ -296,4 +297,4 @@ def _failed(run: Run, error: BaseException) -> int:
         run.reports.state(run_pb2.RUN_STATE_FAILED)
         return 0
     run.reports.touch()
-    return 1
+    return EXIT_TRY_AGAIN if isinstance(error, StoreError) else 1
