@@ -54,6 +54,28 @@ def test_only_the_issuer_holds_the_keys_of_the_ca() -> None:
     assert keys == {"ca-1.crt"}
 
 
+def mounted(made: Rendered, name: str) -> set[str]:
+    """Keys of the Secret of the CA that a Deployment's pods see."""
+    (ca,) = [v["secret"] for v in pod_of(made, name)["volumes"] if "secret" in v]
+    assert all(item["path"] == item["key"] for item in ca["items"])
+    return {item["key"] for item in ca["items"]}
+
+
+@pytest.mark.parametrize("generation", [1, 2, 3])
+@pytest.mark.parametrize("secret", ["", "ours"])
+def test_the_issuer_signs_with_those_that_runs_are_told_to_believe(
+    secret: str, generation: int
+) -> None:
+    """A Secret of the users' may hold others, which are believed no more or not yet."""
+    own = {"caSecret": secret, "generation": generation}
+    made = chart(mode="SelfManaged", selfManaged=own)
+    believed = mounted(made, "etude-operator")
+    numbers = {max(1, generation - 1), generation}
+    assert believed == {f"ca-{number}.crt" for number in numbers}
+    keys = {name.replace(".crt", ".key") for name in believed}
+    assert mounted(made, "etude-issuer") == believed | keys
+
+
 def test_the_issuer_may_ask_whose_a_token_is_and_nothing_else() -> None:
     role = chart(**SELF_MANAGED).one("ClusterRole", "etude-issuer.etude-system")
     assert role["rules"] == [
