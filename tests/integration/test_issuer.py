@@ -209,6 +209,26 @@ async def test_a_keeper_asks_anew_when_it_is_told_to_believe_others(
     await keeping
 
 
+async def test_a_keeper_that_asked_an_issuer_with_yesterdays_cas_asks_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "LOOK_S", 0.01)
+    second, out = add_ca(world.folder, "ca-2"), world.folder / "out"
+    (world.folder / "ca" / "ca-2.crt").rename(world.folder / "later")
+    settings = keeper.Settings(folder=out, petition=world.petition, host="127.0.0.1", probe_port=0)
+    probes, stop = Probes(0), asyncio.Event()
+    keeping = asyncio.create_task(keeper.keep(settings, probes, stop))
+    async with asyncio.timeout(WAIT_S):
+        while not probes.ready:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.01)
+        assert second not in material.read(out).ca
+        (world.folder / "later").rename(world.folder / "ca" / "ca-2.crt")
+        while second not in material.read(out).ca:  # noqa: ASYNC110 - it is another's file
+            await asyncio.sleep(0.01)
+    stop.set()
+    await keeping
+
+
 async def test_a_keeper_waits_for_its_issuer_and_then_replaces_before_the_end(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,12 +1,16 @@
 """When a keeper asks again, and how it puts files where others read them."""
 
+import asyncio
 import datetime
 from pathlib import Path
 
 import pytest
 from tests.support import pki
 
+from etude.common.probes import Probes
 from etude.common.tls import keeper, material
+from etude.common.tls.asking import Petition
+from etude.common.tls.bundle import lacks
 from etude.common.tls.identity import Identity
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -45,3 +49,39 @@ def test_a_keeper_that_was_killed_while_it_wrote_goes_on_after_that(tmp_path: Pa
     assert material.read(tmp_path).certificate == files["tls.crt"]
     left = [path for path in tmp_path.iterdir() if path.is_dir() and not path.is_symlink()]
     assert [path.resolve() for path in left] == [(tmp_path / "..data").resolve()]
+
+
+def test_an_answer_is_behind_that_leaves_out_a_ca_which_is_still_good() -> None:
+    old, new = pki.Authority("old"), pki.Authority("new")
+    ended = pki.Authority("ended", ends=pki.now() - pki.HOUR / 2)
+    assert lacks(old.pem, old.pem + new.pem, pki.now())
+    assert not lacks(new.pem + old.pem, old.pem + b"\n" + new.pem, pki.now())
+    assert not lacks(new.pem, new.pem + ended.pem, pki.now()), "no issuer names it again"
+    assert not lacks(new.pem, b"", pki.now()), "the kubelet replaces the files just now"
+
+
+async def test_who_was_answered_by_an_issuer_that_is_behind_asks_soon_and_then_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica is behind for a minute; a ConfigMap that nobody mends may be so for days."""
+    trust, out, waits = tmp_path / "trust", tmp_path / "out", list[float]()
+    trust.mkdir()
+    (trust / "ca.crt").write_bytes(pki.Authority("new").pem)
+    petition = Petition(identity=WHO.uri, issuer="", token=tmp_path / "token", trust=trust)
+    settings = keeper.Settings(folder=out, petition=petition, host="", probe_port=0)
+
+    async def renew(settings: keeper.Settings) -> float:
+        keeper.put(settings.folder, pki.Authority("old").issue(WHO))
+        return 16 * 3_600.0
+
+    async def waited(_: keeper.Settings, __: bytes, wait_s: float, stop: asyncio.Event) -> None:
+        waits.append(wait_s)
+        if len(waits) == 12:
+            stop.set()
+
+    monkeypatch.setattr(keeper, "renew", renew)
+    monkeypatch.setattr(keeper, "_waited", waited)
+    await keeper.keep(settings, Probes(0), asyncio.Event())
+    assert waits[0] <= 1.5 * keeper.LOOK_S
+    assert sum(waits[:3]) > 3 * keeper.LOOK_S
+    assert waits[-1] == 16 * 3_600

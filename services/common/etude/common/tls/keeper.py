@@ -22,7 +22,7 @@ from etude.common.probes import Probes
 from etude.common.serving import shutdown_signals
 from etude.common.tls import material
 from etude.common.tls.asking import IssuerError, Petition, obtained
-from etude.common.tls.bundle import bundle
+from etude.common.tls.bundle import bundle, lacks
 from etude.common.tls.material import CA, Material
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ def _sweep(folder: Path, *, but: str) -> None:
 
 async def keep(settings: Settings, probes: Probes, stop: asyncio.Event) -> None:
     """Renew until told to stop."""
-    delay_s = FIRST_DELAY_S
+    delay_s, again_s = FIRST_DELAY_S, LOOK_S
     while not stop.is_set():
         trusted = _trusted(settings)
         try:
@@ -127,7 +127,24 @@ async def keep(settings: Settings, probes: Probes, stop: asyncio.Event) -> None:
             wait_s, delay_s = _spread(delay_s), min(2 * delay_s, LONGEST_DELAY_S)
         else:
             probes.ready, delay_s = True, FIRST_DELAY_S
+            if _is_behind(settings, trusted):
+                # Ever less often: this is a replica's minute, or what we are told is of the past.
+                wait_s, again_s = min(wait_s, _spread(again_s)), 2 * again_s
+            else:
+                again_s = LOOK_S
         await _waited(settings, trusted, wait_s, stop)
+
+
+def _is_behind(settings: Settings, trusted: bytes) -> bool:
+    """Whether we were answered by an issuer that does not know all CAs that we are told of.
+
+    Then peers may refuse what it signed, and we what others signed.
+    """
+    named = (settings.folder / CA).read_bytes()
+    if not lacks(named, trusted, datetime.datetime.now(datetime.UTC)):
+        return False
+    log.warning("%s leaves out a CA that is to be believed", settings.petition.issuer)
+    return True
 
 
 def _spread(delay_s: float) -> float:
