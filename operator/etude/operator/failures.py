@@ -1,6 +1,6 @@
 """What went wrong in the pods of a role."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from etude.operator import names
@@ -8,6 +8,12 @@ from etude.operator.manifests import Manifest, is_deleting, is_true, labels
 
 PULL_FAILURES = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
 CRASHES = {"CrashLoopBackOff", "CreateContainerError", "CreateContainerConfigError", "RunError"}
+
+DISRUPTION = "DisruptionTarget"
+"""Condition of a pod that is evicted, drained away, preempted, or whose node is lost.
+
+It comes with the deletion of the pod, and never with one of ours.
+"""
 
 
 class PodFailure(NamedTuple):
@@ -26,6 +32,9 @@ class PodFailure(NamedTuple):
 def failures(role: str, pods: Iterable[Manifest], awaited: Iterable[str] = ()) -> list[PodFailure]:
     """The failures of a role's pods; a pod that is told to go does not fail by going.
 
+    Its disruption is one nevertheless, where somebody has a rule for it: between the condition and
+    the deletion lie milliseconds, and then all the time that the pod has to end in order.
+
     Args:
         role: the role.
         pods: its pods.
@@ -33,10 +42,9 @@ def failures(role: str, pods: Iterable[Manifest], awaited: Iterable[str] = ()) -
     """
     found = []
     for pod in pods:
-        if is_deleting(pod):
-            continue
-        found += _met(role, pod, frozenset(awaited))
-        if is_true(pod, "DisruptionTarget"):
+        is_going = is_deleting(pod)
+        found += _met(role, pod, {DISRUPTION}.intersection(awaited) if is_going else set(awaited))
+        if is_going or is_true(pod, DISRUPTION):
             continue  # whatever ends in it was ended
         for container in pod.get("status", {}).get("containerStatuses") or ():
             ended = _ended(container)
@@ -45,7 +53,7 @@ def failures(role: str, pods: Iterable[Manifest], awaited: Iterable[str] = ()) -
     return found
 
 
-def _met(role: str, pod: Manifest, awaited: frozenset[str]) -> list[PodFailure]:
+def _met(role: str, pod: Manifest, awaited: Set[str]) -> list[PodFailure]:
     return [
         PodFailure(
             role=role,

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from etude.common.api.lifecycle import ExitCodes, FailureAction, FailureRule
+from etude.operator.cluster.memory import InstantKubelet, Kubelet, MemoryCluster
 from etude.operator.failures import PodFailure, failures
-from etude.operator.manifests import Ref, labels
+from etude.operator.manifests import Manifest, Ref, is_deleting, labels
 from etude.operator.runs import verdicts
 from etude.operator.runs.verdicts import Outcome, Verdict
 from etude.v1 import run_pb2
@@ -158,6 +160,76 @@ async def test_a_run_that_a_rule_suspends_saves_first_and_stays_away(running: An
         await running.advance(600)
     assert running.names("Pod") == []
     assert running.run().spec.suspend is False
+
+
+class Patient(Kubelet):
+    """Pods that are told to go stay until a test takes them away."""
+
+    @override
+    def start(self, cluster: MemoryCluster, pod: Manifest) -> None:
+        InstantKubelet().start(cluster, pod)
+
+    @override
+    def stop(self, cluster: MemoryCluster, pod: Manifest) -> None: ...
+
+
+async def drain(lab: Any, pod: str) -> None:
+    """The condition and the deletion come at once; the pod saves, for some minutes."""
+    lab.cluster.kubelet = Patient()
+    conditions = [
+        {"type": "Ready", "status": "True"},
+        {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"},
+    ]
+    lab.cluster.set_status(Ref("Pod", "lab", pod), {"phase": "Running", "conditions": conditions})
+    lab.cluster.remove(Ref("Pod", "lab", pod), grace_s=630)
+    await lab.settle()
+
+
+async def end_drained(lab: Any) -> None:
+    lab.cluster.kubelet = InstantKubelet()
+    for key, live in lab.cluster.objects().items():
+        if key.kind == "Pod" and is_deleting(live):
+            lab.cluster.forget(key)
+    await lab.settle()
+
+
+@pytest.mark.parametrize("pod", ["demo-trainer-0", "demo-inference-0"])
+@ruled(SPOT)
+async def test_a_rule_about_disruption_hears_of_a_pod_that_is_drained_away_once(
+    running: Any, run_body: Build, pod: str
+) -> None:
+    await drain(running, pod)
+    for _ in range(3):
+        await running.advance(30)
+    assert running.condition("Suspended") == ("False", "Suspending")
+    await running.say(state=run_pb2.RUN_STATE_SUSPENDED, step=5)
+    await end_drained(running)
+    assert running.condition("Suspended") == ("True", "FailureRule")
+    assert running.names("Pod") == []
+    status = running.run().status
+    assert (status.restarts.infra, status.restarts.total) == (1, 0)
+    running.new_controller()
+    ordered = run_body(failurePolicy={"rules": [SPOT]})
+    ordered["metadata"]["annotations"] = {"etude.dev/resume": status.hold.since}
+    running.cluster.put(ordered)
+    await running.settle()
+    await running.say(state=run_pb2.RUN_STATE_RUNNING, step=6)
+    await running.advance(30)
+    assert running.condition("Suspended") == ("False", "NotSuspended")
+    assert len(running.pods("trainer")) == 1
+
+
+@ruled({**SPOT, "action": "RestartRole"})
+async def test_a_role_restarts_once_however_long_its_drained_pod_stays(running: Any) -> None:
+    await drain(running, "demo-inference-0")
+    for _ in range(3):
+        await running.kill()
+        await running.advance(30)
+    await end_drained(running)
+    await running.advance(30)
+    restarts = running.run().status.restarts
+    assert (restarts.total, dict(restarts.by_role)) == (1, {"inference": 1})
+    assert {labels(pod)["etude.dev/attempt"] for pod in running.pods("inference")} == {"1"}
 
 
 @ruled(SPOT)

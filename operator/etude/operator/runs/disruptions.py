@@ -4,10 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from etude.common.api.status import Restarts
 from etude.operator.actions import Delete
+from etude.operator.failures import DISRUPTION
 from etude.operator.manifests import Manifest, is_deleting, is_true, ref, uid
-
-TARGET = "DisruptionTarget"
-"""Condition of a pod that is evicted, drained away, preempted, or whose node is lost."""
 
 STARTING_GRACE_S = 5
 """The first process of a container hears no signal before it has a handler for it, and a pod that
@@ -23,7 +21,7 @@ def noted(restarts: Restarts, pods: Mapping[str, Sequence[Manifest]]) -> Restart
         restarts: so far.
         pods: of the run, by role.
     """
-    met = [uid(pod) for of_role in pods.values() for pod in of_role if is_true(pod, TARGET)]
+    met = [uid(pod) for of_role in pods.values() for pod in of_role if is_true(pod, DISRUPTION)]
     known = [each for each in restarts.disrupted if each in met]
     # What there is no room to remember is counted once there is, so that nothing is counted twice.
     new = [each for each in met if each not in known][: MAX_REMEMBERED - len(known)]
