@@ -55,8 +55,10 @@ spiffe://{{ .Values.tls.trustDomain }}/ns/{{ .Release.Namespace }}/role/operator
 {{- end }}
 {{- end -}}
 
-{{- /* Refuses a generation by which a CA would be lost that somebody believes: dict of root, known (what the
-Secret holds). One is added at a time, and none is taken back. */ -}}
+{{- /* Refuses a generation by which the CA that was added last would be lost: dict of root, known (what the
+Secret holds). One is added at a time, and none is taken back. How long ago the last one was added is not known
+here: its predecessor is forgotten with the next, and what that signed is refused unless two lives of a
+certificate lie between (docs/how-to/encrypt-the-wire.md). */ -}}
 {{- define "etude.checkGeneration" -}}
 {{- $value := int .root.Values.tls.selfManaged.generation -}}
 {{- $secret := printf "%s/%s" .root.Release.Namespace (include "etude.caSecret" .root) -}}
