@@ -17,6 +17,7 @@ from etude.common.api.podtemplate import (
 from etude.common.api.pool import DriverName, EnvPoolSpec, IsolationLevel
 from etude.common.api.rewards import check_function
 from etude.common.api.sentences import few
+from etude.common.api.undertaken import UNCOUNTED, WAY_OUT
 from etude.operator import cert_manager, integrations
 from etude.operator.conditions import Fact, no
 from etude.operator.desired import runs as desired
@@ -96,6 +97,7 @@ def _wrong_parameters(run: RLRun, platform: Platform) -> Iterator[str]:
     for index, part in enumerate(rewards.functions if rewards else ()):
         at = f"spec.roles.rewards.functions[{index}].parameters"
         yield from _refused(at, check_function, part.function, part.parameters)
+    yield from _uncounted(run)
     yield from _reserved_names(run)
     yield from _wrong_templates(run)
 
@@ -107,6 +109,14 @@ def _refused(
         check(name, parameters)
     except ValueError as error:
         yield f"{at}: {error}"
+
+
+def _uncounted(run: RLRun) -> Iterator[str]:
+    """A budget that would never be spent."""
+    for role in desired.roles(run):
+        spec = desired.role_spec(run, role)
+        if run.spec.budget.gpu_hours and spec.resource_claims and not spec.gpus_per_replica:
+            yield f"spec.budget.gpuHours: {UNCOUNTED}, and roles.{role} has no others; {WAY_OUT}"
 
 
 def _reserved_names(run: RLRun) -> Iterator[str]:

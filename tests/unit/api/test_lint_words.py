@@ -14,6 +14,12 @@ from etude.common.api.patterns import WORDS
 GOOD = yaml.safe_load((Path(__file__).parents[2] / "cluster/bad_manifests.yaml").read_text())[
     "good"
 ]
+CLAIMING = yaml.safe_load(GOOD["RLRun"])["spec"] | {
+    "budget": {"gpuHours": "100"},
+}
+CLAIMING["roles"]["inference"]["resourceClaims"] = [
+    {"name": "gpu", "resourceClaimTemplateName": "h100"}
+]
 MISTAKES: Mapping[str, tuple[str, str, str, str, str]] = {
     "a pattern": (
         "EnvPool",
@@ -91,6 +97,13 @@ MISTAKES: Mapping[str, tuple[str, str, str, str, str]] = {
         "{env: [{name: A, value: b}, {name: ETUDE_PORT, value: '1'}]}",
         "spec.roles.trainer.env[1].name: ETUDE_PORT is set by the operator",
         "remove it",
+    ),
+    "a budget that would never be spent": (
+        "RLRun",
+        "spec",
+        yaml.safe_dump(CLAIMING),
+        "spec.budget.gpuHours: GPUs that come by resourceClaims are not counted",
+        "gpusPerReplica",
     ),
     "a template that the run's pool has not": (
         "RLRun",

@@ -74,6 +74,20 @@ async def test_what_no_schema_can_judge_is_refused_with_the_field(
     assert lab.condition("Accepted")[0] == "True"
 
 
+@pytest.mark.parametrize(("gpus", "is_accepted"), [(0, "False"), (1, "True")])
+async def test_a_budget_of_gpus_that_nobody_counts_is_refused(
+    lab: Any, run_body: Any, gpus: int, is_accepted: str
+) -> None:
+    body = run_body(budget={"gpuHours": "100"})
+    claim = {"name": "gpu", "resourceClaimTemplateName": "h100"}
+    body["spec"]["roles"]["inference"] |= {"resourceClaims": [claim], "gpusPerReplica": gpus}
+    lab.cluster.put(body)
+    await lab.settle()
+    found = next(c for c in lab.run().status.conditions if c.type == "Accepted")
+    assert found.status == is_accepted
+    assert ("spec.budget.gpuHours: GPUs that come" in found.message) == (not gpus)
+
+
 async def test_a_run_that_is_over_stays_so_when_its_spec_is_not_understood_for_a_while(
     running: Any, run_body: Any
 ) -> None:

@@ -21,6 +21,8 @@ from etude.common.api.podtemplate import (
 from etude.common.api.sentences import Sentence, dotted, few
 
 ROLES = ("trainer", "inference", "rewards")
+UNCOUNTED = "GPUs that come by resourceClaims are not counted"
+WAY_OUT = "remove it and set deadlines.activeSeconds, or ask for GPUs by gpusPerReplica"
 
 
 def pool_refusals(spec: JsonValue, at: FieldPath = ("spec",)) -> Iterator[Sentence]:
@@ -44,10 +46,19 @@ def run_refusals(spec: JsonValue) -> Iterator[Sentence]:
         at = ("spec", "roles", name)
         yield from _reserved(role, at)
         yield from _laid_over(_mapping(_mapping(role.get("podTemplate")).get("spec")), name, at)
+        if _is_uncounted(role) and _mapping(_mapping(spec).get("budget")).get("gpuHours"):
+            path = ("spec", "budget", "gpuHours")
+            what = f"{dotted(path)}: {UNCOUNTED}, and roles.{name} has no others"
+            yield Sentence(path, what, WAY_OUT)
     for index, item in enumerate(_list(roles.get("environments"))):
         place = ("spec", "roles", "environments", index)
         yield from _unknown_template(_mapping(item), place)
         yield from pool_refusals(_mapping(item).get("poolTemplate"), (*place, "poolTemplate"))
+
+
+def _is_uncounted(role: dict[str, JsonValue]) -> bool:
+    """Whether the devices of a role are known to nobody but whoever allocates them."""
+    return bool(_list(role.get("resourceClaims"))) and not role.get("gpusPerReplica")
 
 
 def _reserved(role: dict[str, JsonValue], at: FieldPath) -> Iterator[Sentence]:
