@@ -197,8 +197,9 @@ class Lab:
         return [m for k, m in found if k.kind == "Pod" and labels(m).get("etude.dev/role") == role]
 
     async def say(self, **status: Any) -> None:
-        """The controller reports its status."""
+        """The controller reports its status; it has finished a step itself unless that is said."""
         message = run_pb2.RunStatus(phase="rl", target_step=40, observed_generation=99)
+        message.last_step_unix_ms = status.pop("last_step_unix_ms", 1)
         message.MergeFrom(run_pb2.RunStatus(**status))
         await self._report(run_pb2.WatchRunResponse(status=message))
 

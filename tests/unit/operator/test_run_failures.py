@@ -199,6 +199,21 @@ async def test_silence_before_ten_steps_is_judged_mildly(lab: Any, run_body: Any
     assert lab.run().status.attempt == 1
 
 
+@pytest.mark.parametrize("deadlines", [{}, {"stepProgressSeconds": 60}])
+@pytest.mark.parametrize("state", [run_pb2.RUN_STATE_LOADING, run_pb2.RUN_STATE_RUNNING])
+@pytest.mark.parametrize("step", [0, 500])
+async def test_a_controller_has_an_hour_for_its_first_step_also_where_it_resumes(
+    lab: Any, run_body: Any, deadlines: dict[str, int], state: Any, step: int
+) -> None:
+    lab.cluster.put(run_body(deadlines=deadlines))
+    await lab.settle()
+    await lab.say(state=state, step=step, step_seconds_p99=40, last_step_unix_ms=0)
+    await lab.advance(3_590)
+    assert lab.run().status.attempt == 0
+    await lab.advance(20)
+    assert lab.run().status.attempt == 1
+
+
 async def test_a_run_that_waits_for_its_store_is_not_stalled_however_long_it_takes(
     lab: Any, run_body: Any
 ) -> None:

@@ -211,9 +211,16 @@ def test_checkpoints_and_evaluations_have_limits_of_their_own(
         run_pb2.RUN_STATE_CHECKPOINTING: 430,
         run_pb2.RUN_STATE_EVALUATING: 3_600,
     }
+    run.reports.status.last_step_unix_ms = 1
     for state, limit_s in limits.items():
         run.reports.state(state)
         assert limit_now_s(run) == limit_s
+
+
+def test_a_controller_has_an_hour_for_its_first_step(make_world: Callable[..., Any]) -> None:
+    run, _, _ = make_world(deadlines={"stepProgressSeconds": 60}).start()
+    run.figures.step_seconds = [1.0] * 100  # of the controller before it
+    assert limit_now_s(run) == FIRST_STEPS_LIMIT_S
 
 
 def test_the_slow_step_is_the_one_in_a_hundred() -> None:

@@ -9,7 +9,8 @@ from etude.v1 import run_pb2
 
 FIRST_STEPS = 10
 FIRST_STEPS_LIMIT_S = 3_600.0
-"""Before so many steps were measured, a phase's silence is judged by this."""
+"""Before so many steps were measured, a phase's silence is judged by this; and that of a controller
+before its own first step, for it loads, and waits for engines that do."""
 LEAST_PROGRESS_LIMIT_S = 300.0
 CHECKPOINT_MARGIN_S = 30.0
 """A checkpoint that takes too long is the controller's to report, before it counts as a stall."""
@@ -34,6 +35,8 @@ def progress_limit_s(run: RLRun, status: run_pb2.RunStatus) -> float:
             least_s = EVALUATION_LIMIT_S
         case _:
             least_s = 0.0
+    if not status.last_step_unix_ms:  # by this controller, whatever those before it did
+        least_s = max(least_s, FIRST_STEPS_LIMIT_S)
     return max(least_s, _step_limit_s(run, status))
 
 

@@ -125,8 +125,9 @@ class Deadlines(Model):
     active_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = None
     """Total time with pods."""
     step_progress_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = None
-    """Longest time without a finished step, beside checkpoints and evaluations; derived from
-    measured steps unless set."""
+    """Longest time without a finished step or rollout, beside checkpoints and evaluations; derived
+    from measured steps unless set. A controller has an hour at least for its first step, also where
+    it resumes: it loads, and waits for engines. While it waits for its store, nothing counts."""
 
 
 class Budget(Model):

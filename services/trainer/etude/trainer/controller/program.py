@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 FIRST_STEPS = 10
 FIRST_STEPS_LIMIT_S = 3_600.0
-"""Before so many steps were measured, silence is judged by this."""
+"""Before so many steps were measured, silence is judged by this; and before the first step of this
+controller, which loads, and waits for engines that do."""
 
 LEAST_LIMIT_S = 300.0
 CHECKPOINT_MARGIN_S = 30.0
@@ -129,6 +130,8 @@ def limit_now_s(run: Run) -> float:
             least_s = EVALUATION_LIMIT_S
         case _:
             least_s = 0.0
+    if not run.reports.status.last_step_unix_ms:
+        least_s = max(least_s, FIRST_STEPS_LIMIT_S)
     deadline_s = run.orders.spec.deadlines.step_progress_seconds
     return max(least_s, silence_limit_s(deadline_s, run.figures.step_seconds))
 
