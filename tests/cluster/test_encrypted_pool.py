@@ -41,6 +41,27 @@ POOL: dict[str, Any] = {
 LOOK = {"command": "ls /etc/etude-tls /var/run/etude-token 2>/dev/null; echo on"}
 """What an environment does; it finds neither the node's key nor anything to get one with."""
 
+CLIENT: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "client"},
+    "spec": {
+        "schedulingGates": [{"name": "etude.dev/never"}],
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [
+            {
+                "name": "client",
+                "image": "localhost/pause:1",
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "capabilities": {"drop": ["ALL"]},
+                },
+            }
+        ],
+    },
+}
+"""A pod that has an account and never a machine: the test speaks in its name."""
+
 pytestmark = [
     pytest.mark.long,  # certificates of minutes, whose end is waited for
     pytest.mark.usefixtures("crds"),
@@ -57,8 +78,10 @@ class Lab(NamedTuple):
     folder: Path
 
     def token(self, identity: str, namespace: str) -> str:
-        """What the API server gives to an account of a namespace for an identity."""
-        words = ("create", "token", "default", f"--audience={identity}", "--duration=10m")
+        """What the API server gives to a pod of a namespace for an identity."""
+        self.kubectl("-n", namespace, "apply", "-f", "-", text=json.dumps(CLIENT))
+        bound = ("--bound-object-kind=Pod", f"--bound-object-name={CLIENT['metadata']['name']}")
+        words = ("create", "token", "default", f"--audience={identity}", "--duration=10m", *bound)
         return self.kubectl("-n", namespace, *words).strip()
 
     def identity(self, run: str, namespace: str = "") -> str:
@@ -118,7 +141,7 @@ def lab(
     namespace: str,
     tmp_path: Path,
     release: Release,
-) -> Lab:
+) -> Iterator[Lab]:
     """The pool, ready."""
     if Path("/tmp") in Path(__file__).parents:
         pytest.skip("pods have a /tmp of their own over the checkout: clone it somewhere else")
@@ -131,9 +154,12 @@ def lab(
     while True:
         found = json.loads(kubectl("-n", namespace, "get", "envp", "shared", "-o", "json"))
         if found.get("status", {}).get("phase") == "Ready":
-            return Lab(kubectl, chart, namespace, tmp_path)
+            break
         assert time.monotonic() < deadline_s, found.get("status")
         time.sleep(0.5)
+    yield Lab(kubectl, chart, namespace, tmp_path)
+    name = CLIENT["metadata"]["name"]
+    kubectl("-n", chart, "delete", "pod", name, "--ignore-not-found", "--wait=false")
 
 
 def clients(broker: str, wire: Wire) -> tuple[grpc.aio.Channel, Pool]:
