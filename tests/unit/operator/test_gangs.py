@@ -83,13 +83,20 @@ def test_without_a_gang_and_without_pods_there_is_no_group(
     assert "schedulerName" not in templates(children(run_body(), platform))[0]["spec"]
 
 
-async def test_a_gang_says_what_it_waits_for_and_when_that_takes_too_long(
-    lab_of: Any, run_body: Any, platform: Platform
-) -> None:
+@pytest.fixture
+def scheduled(lab_of: Any, platform: Platform) -> Any:
+    """A cluster that Volcano schedules."""
     lab = lab_of()
     lab.platform = platform
     lab.cluster.integrations = frozenset({"PodGroup"})
     lab.start()
+    return lab
+
+
+async def test_a_gang_says_what_it_waits_for_and_when_that_takes_too_long(
+    scheduled: Any, run_body: Any
+) -> None:
+    lab = scheduled
     lab.cluster.put(run_body(scheduling={"gang": {**GANG, "timeoutSeconds": 60}}))
     await lab.settle()
     assert lab.condition("PodsScheduled") == ("True", "Scheduled")
@@ -109,13 +116,10 @@ async def test_a_gang_says_what_it_waits_for_and_when_that_takes_too_long(
 
 
 async def test_a_refusal_that_is_over_is_not_told_of_a_pod_that_is_replaced(
-    lab_of: Any, run_body: Any, platform: Platform
+    scheduled: Any, run_body: Any
 ) -> None:
     """Volcano writes Scheduled beside a refusal that stays True."""
-    lab = lab_of()
-    lab.platform = platform
-    lab.cluster.integrations = frozenset({"PodGroup"})
-    lab.start()
+    lab = scheduled
     lab.cluster.put(run_body(scheduling={"gang": GANG}))
     await lab.settle()
     refused = {"type": "Unschedulable", "status": "True", "message": "3/4 tasks unschedulable"}
