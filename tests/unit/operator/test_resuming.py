@@ -8,6 +8,7 @@ import pytest
 from etude.common.api.kinds import Checkpoint, RLRun
 from etude.operator.manifests import Ref
 from etude.operator.runs import resuming
+from etude.operator.runs.past import is_left
 from etude.v1 import run_pb2
 
 MAP = Ref("ConfigMap", "lab", "demo-run")
@@ -128,6 +129,25 @@ async def test_a_restart_of_the_trainer_puts_nothing_back_and_its_users_next_res
     assert told(lab) == {"number": 2, "step": 20, "branch": 0}
 
 
+async def test_a_run_that_is_suspended_while_something_else_holds_it_is_put_back_anew(
+    lab: Any, run_body: Any
+) -> None:
+    await with_history(lab, run_body())
+    await resume(lab, **BEST)
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=21)
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=21, reason="GateNotMet")
+    await lab.say(state=run_pb2.RUN_STATE_SUSPENDED, step=21)
+    await lab.advance(60)
+    assert not lab.pods("trainer")
+    assert lab.run().status.hold.reason == "GateNotMet"
+    lab.cluster.put(changed(lab, suspend=True))
+    await lab.settle()
+    assert lab.condition("Suspended") == ("True", "ByUser")
+    lab.new_controller()
+    await resume(lab, **BEST)
+    assert told(lab) == {"number": 2, "step": 20, "branch": 0}
+
+
 async def test_what_a_run_left_is_no_place_to_resume_and_yields_to_what_is_newer(
     lab: Any, run_body: Any
 ) -> None:
@@ -141,6 +161,40 @@ async def test_what_a_run_left_is_no_place_to_resume_and_yields_to_what_is_newer
     assert lab.run().status.last_checkpoint.step == 12
     kept = {name(10), name(12, 1)}
     assert set(lab.names("Checkpoint")) == kept
+
+
+async def test_what_a_run_left_is_left_after_it_is_put_back_once_more(
+    lab: Any, run_body: Any
+) -> None:
+    """20 of the first branch is older than what it is put back to now, and was left before."""
+    await with_history(lab, run_body())
+    await resume(lab, resume="Named", resumeFrom={"name": name(10)}, keepLast=9)
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=11)
+    for step, parent in ((12, 10), (25, 12)):
+        await lab.tell(record(step, "0.3", branch=1, parent=parent))
+        await lab.finish_jobs()
+        await lab.finish_jobs()
+    await suspend(lab)
+    await resume(lab, resume="Named", resumeFrom={"name": name(25, 1)}, keepLast=9)
+    back = lab.run().status.resumption
+    assert [(at.number, at.step, at.branch) for at in back.earlier] == [(1, 10, 0)]
+    assert lab.run().status.last_checkpoint.name == name(25, 1)
+    left = {n: is_left(c, back) for n, c in checkpoints(lab).items()}
+    assert left == {
+        name(10): False,
+        name(20): True,
+        name(30): True,
+        name(12, 1): False,
+        name(25, 1): False,
+    }
+
+
+def checkpoints(lab: Any) -> dict[str, Checkpoint]:
+    return {
+        key.name: Checkpoint.understood(body)
+        for key, body in lab.cluster.objects().items()
+        if key.kind == "Checkpoint"
+    }
 
 
 async def test_a_run_that_is_resumed_before_its_pods_are_gone_is_put_back_when_they_come_again(

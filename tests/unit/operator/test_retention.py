@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from etude.common.api.checkpointing import Checkpointing, KeepBest
 from etude.common.api.kinds import Checkpoint
-from etude.operator.runs import retention
+from etude.common.api.status import Resumption
+from etude.operator.runs import past, retention
 from etude.operator.runs.seen import is_ready
 
 
@@ -39,6 +40,38 @@ def histories(draw: st.DrawFn) -> list[Checkpoint]:
         checkpoint(step, draw(values), is_ready=draw(st.booleans()))
         for step in sorted(steps, reverse=True)
     ]
+
+
+# Put back to step 10 of its first branch; then to step 25 of the branch that began there.
+ONCE = Resumption(number=1, step=10, branch=0)
+TWICE = Resumption(number=2, step=25, branch=1, earlier=past.put_backs(ONCE))
+# Then to step 5 of the first branch again, and at last to its start weights.
+THRICE = Resumption(number=3, step=5, branch=0, earlier=past.put_backs(TWICE))
+TO_ITS_START = Resumption(number=4, earlier=past.put_backs(THRICE))
+
+
+@pytest.mark.parametrize(
+    ("resumption", "kept", "left"),
+    [
+        (None, {(0, 99)}, set()),
+        (Resumption(mode="Best"), {(0, 99)}, set()),
+        (ONCE, {(0, 10), (1, 11), (1, 99)}, {(0, 11)}),
+        (TWICE, {(0, 10), (1, 25), (2, 26)}, {(0, 11), (0, 20), (1, 26)}),
+        (THRICE, {(0, 5), (3, 6)}, {(0, 6), (1, 3), (1, 25), (2, 4), (2, 26)}),
+        (TO_ITS_START, {(4, 1)}, {(0, 1), (1, 11), (2, 26), (3, 6)}),
+    ],
+)
+def test_the_past_of_a_run_is_the_way_from_its_present_branch_to_its_start(
+    resumption: Resumption | None, kept: set[tuple[int, int]], left: set[tuple[int, int]]
+) -> None:
+    assert not {at for at in kept if past.is_left_at(*at, resumption)}
+    assert {at for at in left if past.is_left_at(*at, resumption)} == left
+
+
+def test_where_an_older_decision_is_forgotten_steps_alone_tell() -> None:
+    forgotten = TWICE.model_copy(update={"earlier": ()})
+    assert not past.is_left_at(0, 20, forgotten)
+    assert past.is_left_at(0, 26, forgotten)
 
 
 @given(histories(), st.integers(1, 4), st.none() | st.integers(1, 3))

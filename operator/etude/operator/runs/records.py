@@ -112,6 +112,9 @@ def observed(run: RLRun, seen: Seen, now: Moment, *, is_running: bool, is_over: 
     changes["reported"] = ReportPosition(epoch=done.epoch, sequence=done.sequence)
     if run.status.active.since is not None and (is_over or (not is_running and seen.is_gone)):
         changes["active"] = _rested(run, now)
+    if run.spec.suspend and not is_running and seen.is_gone:
+        # Something else had taken its pods before its user suspended it.
+        changes["resumption"] = resuming.forgotten(run.status.resumption)
     if is_over:
         changes["intent"] = changes["hold"] = None
         changes["completion_time"] = run.status.completion_time or rfc3339(now.wall_s)

@@ -11,7 +11,7 @@ from etude.operator.desired.runs import run_labels
 from etude.operator.desired.workloads import head
 from etude.operator.manifests import Manifest, Ref
 from etude.operator.reports.latest import Happening
-from etude.operator.runs import retention
+from etude.operator.runs import past, retention
 from etude.operator.runs.seen import Seen
 from etude.v1 import run_pb2
 
@@ -96,9 +96,9 @@ def _was_let_go(run: RLRun, name: str, record: run_pb2.CheckpointRecord) -> bool
     A new controller tells of all that lies in the store. What is older than the newest one that
     was ever verified has been told before, and so has what the run left when it was put back.
     """
-    last, back = run.status.last_checkpoint, run.status.resumption
-    if back is not None and record.branch < back.number and record.step > (back.step or 0):
+    if past.is_left_at(record.branch, record.step, run.status.resumption):
         return True
+    last = run.status.last_checkpoint
     return last is not None and (record.step < last.step or name == last.name)
 
 

@@ -224,6 +224,17 @@ class Hold(Status):
     """When it was decided."""
 
 
+class PutBack(Status):
+    """Where a run was put back to once."""
+
+    number: Count = 0
+    """How many times it had been put back then, this one included."""
+    step: Count | None = None
+    """Optimiser steps in what it went on from; absent for the start weights."""
+    branch: Count = 0
+    """How often the run had been put back when that was written."""
+
+
 class Resumption(Status):
     """The newest decision on where a run goes on."""
 
@@ -239,6 +250,8 @@ class Resumption(Status):
     """Optimiser steps in it; absent for the start weights."""
     branch: Count = 0
     """How often the run had been put back when it was written."""
+    earlier: Annotated[tuple[PutBack, ...], Field(max_length=64)] = ()
+    """The decisions before this one that put the run back, oldest first; the last 64 of them."""
 
 
 class Usage(Status):
