@@ -112,7 +112,9 @@ def _refused(
 
 
 def _uncounted(run: RLRun) -> Iterator[str]:
-    """A budget that would never be spent."""
+    """A budget that would never be spent; a run that has begun is not stopped by it."""
+    if run.status.resolved is not None:
+        return
     for role in desired.roles(run):
         spec = desired.role_spec(run, role)
         if run.spec.budget.gpu_hours and spec.resource_claims and not spec.gpus_per_replica:

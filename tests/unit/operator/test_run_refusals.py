@@ -88,6 +88,23 @@ async def test_a_budget_of_gpus_that_nobody_counts_is_refused(
     assert ("spec.budget.gpuHours: GPUs that come" in found.message) == (not gpus)
 
 
+async def test_a_run_that_has_begun_is_not_stopped_by_such_a_budget(
+    running: Any, run_body: Any
+) -> None:
+    """As one that an earlier release took."""
+    body = run_body(budget={"gpuHours": "100"})
+    claim = {"name": "gpu", "resourceClaimTemplateName": "h100"}
+    body["spec"]["roles"]["inference"] |= {"resourceClaims": [claim], "gpusPerReplica": 0}
+    running.cluster.put(body)
+    await running.settle()
+    assert running.condition("Accepted")[0] == "True"
+    running.end("demo-trainer-0", exit_code=1)
+    await running.settle()
+    await running.advance(60)
+    assert running.run().status.attempt == 1
+    assert running.run().status.intent is None
+
+
 async def test_a_run_that_is_over_stays_so_when_its_spec_is_not_understood_for_a_while(
     running: Any, run_body: Any
 ) -> None:
