@@ -232,6 +232,16 @@ async def test_a_run_that_waits_for_its_store_is_not_stalled_however_long_it_tak
     assert lab.run().status.attempt == 1
 
 
+async def test_a_run_that_fails_while_it_waits_for_its_store_still_saves_what_it_can(
+    lab: Any, run_body: Any
+) -> None:
+    lab.cluster.put(run_body(deadlines={"activeSeconds": 100}))
+    await lab.settle()
+    await lab.say(state=run_pb2.RUN_STATE_RUNNING, step=20, reason="StorageUnavailable")
+    await lab.advance(101)
+    assert lab.run().status.intent.type == "Salvage"
+
+
 async def test_a_run_that_never_reports_fails_after_its_deadline(lab: Any, run_body: Any) -> None:
     lab.cluster.put(run_body(deadlines={"preRunningSeconds": 300}))
     await lab.settle()

@@ -19,7 +19,7 @@ def begun(run: RLRun, seen: Seen, outcome: Undertaking, now: Moment) -> Undertak
     if intent is None or intent.type != "Fail" or not _works(run, seen):
         return outcome
     left_s = limits.progress_left_s(run, seen, now)
-    if left_s is None or left_s <= 0:
+    if left_s is not None and left_s <= 0:
         return outcome  # it finishes no step, and between steps is where it saves
     return Undertaking(intent.model_copy(update={"type": "Salvage"}), outcome.failure)
 
