@@ -322,43 +322,6 @@ async def test_a_finished_run_says_so_to_its_queue(lab: Any, queue: Queue, run_b
     assert (finished["status"], finished["reason"]) == ("True", "Succeeded")
 
 
-async def test_a_priority_is_that_of_its_class_once_there_is_one(
-    lab: Any, queue: Queue, run_body: Any
-) -> None:
-    lab.cluster.put(run_body(scheduling={**QUEUED, "workloadPriorityClassName": "high"}))
-    await lab.settle()
-    assert WORKLOAD not in lab.cluster.objects()
-    assert lab.condition("QuotaReserved") == ("False", "Inadmissible")
-    metadata = {"name": "high", "namespace": "default"}
-    lab.cluster.put({"kind": "WorkloadPriorityClass", "metadata": metadata, "value": 1000})
-    await lab.advance(30)
-    spec = lab.cluster.objects()[WORKLOAD]["spec"]
-    assert spec["priority"] == 1000
-    assert spec["priorityClassRef"] == {
-        "group": "kueue.x-k8s.io",
-        "kind": "WorkloadPriorityClass",
-        "name": "high",
-    }
-
-
-@pytest.mark.parametrize("scheduled", [{"priorityClassName": "high"}, {}])
-async def test_without_a_class_of_its_own_a_place_in_the_queue_is_that_of_the_pods(
-    lab: Any, queue: Queue, run_body: Any, scheduled: dict[str, str]
-) -> None:
-    """A class that is everybody's counts for pods that name none."""
-    classes = {"high": {"value": 1000}, "usual": {"value": 10, "globalDefault": True}}
-    for name, said in classes.items():
-        metadata = {"name": name, "namespace": "default"}
-        lab.cluster.put({"kind": "PriorityClass", "metadata": metadata, **said})
-    lab.cluster.put(run_body(scheduling={**QUEUED, **scheduled}))
-    await lab.settle()
-    spec = lab.cluster.objects()[WORKLOAD]["spec"]
-    name = scheduled.get("priorityClassName", "usual")
-    assert spec["priority"] == classes[name]["value"]
-    of_pods = {"group": "scheduling.k8s.io", "kind": "PriorityClass", "name": name}
-    assert spec["priorityClassRef"] == of_pods
-
-
 async def test_a_run_that_asks_for_a_queue_is_refused_without_one_and_taken_once_it_is_there(
     lab: Any, run_body: Any
 ) -> None:

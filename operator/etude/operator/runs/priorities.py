@@ -20,12 +20,16 @@ def priority(run: RLRun, seen: Seen) -> Priority | None:
 
 def _of_pods(run: RLRun, seen: Seen) -> Priority | None:
     """The class of the first role that has one, else that of pods without one."""
-    classes = (given.classes(run, desired.role_spec(run, role)) for role in desired.roles(run))
-    name = next(
-        (each["priorityClassName"] for each in classes if "priorityClassName" in each), None
-    )
+    name = next(filter(None, (_class_of(run, role) for role in desired.roles(run))), None)
     for known in seen.pod_priorities.values():
         itself = known["metadata"]["name"]
         if itself == name or (name is None and known.get("globalDefault", False)):
             return Priority("scheduling.k8s.io", "PriorityClass", itself, known["value"])
     return None
+
+
+def _class_of(run: RLRun, role: str) -> str | None:
+    """The PriorityClass of a role's pods; what is laid over them comes last."""
+    spec = desired.role_spec(run, role)
+    laid_over = spec.pod_template.spec.get("priorityClassName")
+    return str(laid_over) if laid_over else given.classes(run, spec).get("priorityClassName")
