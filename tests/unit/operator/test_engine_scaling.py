@@ -83,6 +83,18 @@ async def test_versions_without_an_engine_that_was_lost_say_nothing_of_the_numbe
     assert pods(running) == 4
 
 
+async def test_figures_go_on_while_an_engine_is_missing(running: Any) -> None:
+    """Each version moves that from which the number is judged later."""
+    for version in range(1, 13):
+        await running.say(
+            state=run_pb2.RUN_STATE_RUNNING, step=version, policy_version=version, engines=1
+        )
+        await running.advance(1)
+    status = running.run().status
+    assert status.engines.version == 12
+    assert status.step.current == 12
+
+
 async def test_between_two_versions_nothing_changes(running: Any) -> None:
     for _ in range(10):
         await say(running, 3, engines=2, **SLOW)

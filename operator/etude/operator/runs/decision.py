@@ -180,9 +180,9 @@ def _recorded(course: Course) -> RLRunStatus | None:
         return records.undertaken(run, course.seen, next_up, now)
     if holds.kept(run, now) != run.status.hold:
         return run.status.model_copy(update={"hold": None})
-    engines_wanted = engines.decided(run, course.seen)
-    if course.is_running and engines_wanted != run.status.engines:
-        return run.status.model_copy(update={"engines": engines_wanted})
+    count = engines.decided(run, course.seen)
+    if course.is_running and engines.is_another(count, run.status.engines):
+        return run.status.model_copy(update={"engines": count})
     released = idling.decided(run, course.seen, now)
     if course.is_running and released != run.status.released:
         return run.status.model_copy(update={"released": released})

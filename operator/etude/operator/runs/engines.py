@@ -50,6 +50,12 @@ def decided(run: RLRun, seen: Seen) -> EngineStatus | None:
     return EngineStatus(replicas=count, version=report.policy_version, message=message)
 
 
+def is_another(decided: EngineStatus | None, before: EngineStatus | None) -> bool:
+    """Whether another number was decided on, which must be known before it is acted on."""
+    numbers = [None if each is None else each.replicas for each in (decided, before)]
+    return numbers[0] != numbers[1]
+
+
 def kept(run: RLRun, seen: Seen) -> int | None:
     """Engines that stay until the controller counts on fewer; None for as many as are wanted."""
     if scaled_role(run) is None:

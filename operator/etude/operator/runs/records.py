@@ -18,6 +18,7 @@ from etude.operator.desired.runs import Platform
 from etude.operator.reasons import Reason
 from etude.operator.runs import (
     disruptions,
+    engines,
     holds,
     limits,
     model,
@@ -108,6 +109,9 @@ def observed(run: RLRun, seen: Seen, now: Moment, *, is_running: bool, is_over: 
     changes["restarts"] = disruptions.noted(_forgiven(run, seen), seen.pods)
     changes["phases"] = progress.phases(run, seen.report.status, is_over=is_over)
     changes["usage"] = usage.accounted(run, seen.pods, seen.sandboxes, now)
+    if is_running and run.status.engines is not None:
+        # Only what it is judged from moves here, and goes out with the figures.
+        changes["engines"] = engines.decided(run, seen)
     done = seen.report.done
     changes["reported"] = ReportPosition(epoch=done.epoch, sequence=done.sequence)
     if run.status.active.since is not None and (is_over or (not is_running and seen.is_gone)):
