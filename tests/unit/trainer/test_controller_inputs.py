@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.faults import Fault, FaultyStore, Schedule
 from tokenizers import AddedToken, Tokenizer, models
 
 from etude.agent.chat import LAYOUT_TOKENS
 from etude.common.api.run import Evaluation, RLRunSpec
-from etude.common.blobs import open_store
-from etude.common.errors import StoreError, UserError
+from etude.common.blobs import MemoryStore, open_store
+from etude.common.errors import UserError
 from etude.common.files import ResolvedRun
 from etude.common.weights import claim_epoch
 from etude.trainer.controller import inputs
@@ -118,21 +119,30 @@ def test_storage_that_cannot_be_made_ends_in_one_line(
     assert "storage.uri" in capsys.readouterr().err
 
 
-def test_a_store_that_does_not_answer_has_an_exit_code_of_its_own(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("fault", "code", "words"),
+    [
+        (Fault.UNAVAILABLE, 75, "StoreError: memory://: create: "),
+        (Fault.DENIED, 1, "RefusedError: memory://: create: "),
+    ],
+)
+def test_a_store_that_does_not_answer_has_an_exit_code_that_one_that_says_no_has_not(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    fault: Fault,
+    code: int,
+    words: str,
 ) -> None:
     (folder / "run.json").write_text(json.dumps({"name": "r", "uid": "u", "spec": spec(folder)}))
     for name, value in environment(folder).items():
         monkeypatch.setenv(name, value)
-
-    def refused(_: object) -> None:
-        raise StoreError("connection refused")
-
-    monkeypatch.setattr(inputs, "probe", refused)
+    store = FaultyStore(MemoryStore(), Schedule(rates={fault: 1}))
+    monkeypatch.setattr(inputs, "store_for", lambda *_: store)
     with pytest.raises(SystemExit) as ended:
         main()
-    assert ended.value.code == 75
-    assert "StoreError: connection refused" in capsys.readouterr().err
+    assert ended.value.code == code
+    assert words in capsys.readouterr().err
 
 
 def test_a_missing_model_is_named(folder: Path) -> None:

@@ -10,7 +10,7 @@ PULLS = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverP
 CRASHES = {"CrashLoopBackOff"}
 UNMADE = {"CreateContainerError", "CreateContainerConfigError", "RunContainerError"}
 """The kubelet cannot even make or start the container."""
-STORE = re.compile(r"\bStoreError\b|\bStorageUnavailable\b")
+STORE = re.compile(r"\b((Store|Refused|Denied|NoBucket)Error|StorageUnavailable)\b")
 """What our processes say of an object store that does not do what was asked."""
 STUCK = {"FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "NetworkNotReady"}
 """Reasons of Events while nothing of a pod runs yet."""

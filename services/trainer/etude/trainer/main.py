@@ -6,9 +6,10 @@ import os
 import sys
 from typing import NoReturn
 
-from etude.common.ending import EXIT_TRY_AGAIN, end_at_once_when_told
-from etude.common.errors import EtudeError, StoreError, UserError
+from etude.common.ending import end_at_once_when_told
+from etude.common.errors import EtudeError, UserError
 from etude.common.files import read_run
+from etude.trainer.ending import exit_code
 from etude.trainer.settings import Settings
 
 EXIT_CONFIGURATION = 78
@@ -29,10 +30,8 @@ def main() -> None:
         code = _run(settings)
     except UserError as error:
         _end(str(error), code=EXIT_CONFIGURATION)
-    except StoreError as error:
-        _end(f"{type(error).__name__}: {error}", code=EXIT_TRY_AGAIN)
     except (EtudeError, OSError) as error:
-        _end(f"{type(error).__name__}: {error}", code=1)
+        _end(f"{type(error).__name__}: {error}", code=exit_code(error))
     sys.exit(code)
 
 

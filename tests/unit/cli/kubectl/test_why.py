@@ -92,8 +92,9 @@ def test_a_crash_is_told_with_its_exit_code_what_that_means_and_its_last_line() 
     assert "kubectl etude logs demo --previous" in found.do
 
 
-def test_a_crash_for_the_object_store_is_the_object_stores_trouble() -> None:
-    words = "etude-trainer: StoreError: s3://runs/demo: create: 403 AccessDenied"
+@pytest.mark.parametrize("error", ["StoreError", "RefusedError", "DeniedError", "NoBucketError"])
+def test_a_crash_for_the_object_store_is_the_object_stores_trouble(error: str) -> None:
+    words = f"etude-trainer: {error}: s3://runs/demo: create: 403 AccessDenied"
     crashed = pod(
         ready=False, container={**waiting("CrashLoopBackOff"), "lastState": ended(1, words)}
     )

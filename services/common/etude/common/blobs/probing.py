@@ -11,6 +11,7 @@ from etude.common.blobs.store import (
     ExistsError,
     MissingError,
     NoBucketError,
+    RefusedError,
     Store,
 )
 from etude.common.errors import EtudeError, StoreError
@@ -28,6 +29,8 @@ class Verdict(NamedTuple):
     trouble: str = ""
     """Empty where it was kept."""
     fix: str = ""
+    is_away: bool = False
+    """Whether the store gave no answer, and may give one later."""
 
 
 class _Check(NamedTuple):
@@ -41,11 +44,13 @@ def probe(store: Store) -> None:
     """Refuse a store without the guarantees that publishing rests on.
 
     Raises:
-        StoreError: naming the URL, the call that failed and what to change.
+        RefusedError: naming the URL, the call that failed and what to change.
+        StoreError: likewise, of a store that did not answer.
     """
     for verdict in _verdicts(store, _AT_START):
         if verdict.trouble:
-            raise StoreError(f"{store.url}: {verdict.call}: {verdict.trouble}; {verdict.fix}")
+            kind = StoreError if verdict.is_away else RefusedError
+            raise kind(f"{store.url}: {verdict.call}: {verdict.trouble}; {verdict.fix}")
 
 
 def verdicts(store: Store) -> Iterator[Verdict]:
@@ -71,9 +76,9 @@ def _judged(check: _Check, store: Store, key: str) -> Verdict:
     try:
         trouble = check.trouble(store, key)
     except EtudeError as error:
-        return Verdict(
-            check.call, check.promise, str(error), way_out(error, store.url) or check.fix
-        )
+        fix = way_out(error, store.url) or check.fix
+        is_away = isinstance(error, StoreError) and not isinstance(error, RefusedError)
+        return Verdict(check.call, check.promise, str(error), fix, is_away)
     return Verdict(check.call, check.promise, trouble, check.fix if trouble else "")
 
 

@@ -9,15 +9,13 @@ from typing import NamedTuple
 from etude.common import telemetry
 from etude.common.api.run import RLRunSpec
 from etude.common.api.weights import Weights
-from etude.common.ending import EXIT_TRY_AGAIN
-from etude.common.errors import EtudeError, FencedError, InvalidFieldError, StoreError, UserError
 from etude.common.files import ResolvedRun
 from etude.common.probes import Probes
 from etude.common.record import open_record
 from etude.common.serving import Server, shutdown_signals
 from etude.trainer import cluster
-from etude.trainer.batches import NonFiniteLossError
 from etude.trainer.controller.engines import Engines
+from etude.trainer.controller.failing import give_up
 from etude.trainer.controller.inputs import Inputs
 from etude.trainer.controller.orders import Orders
 from etude.trainer.controller.outcomes import conclude
@@ -26,13 +24,12 @@ from etude.trainer.controller.program import train
 from etude.trainer.controller.recording import Recording
 from etude.trainer.controller.recovery import Opened, open_run
 from etude.trainer.controller.reports import Reports
-from etude.trainer.controller.run import Run, RunFailedError, root_cause
+from etude.trainer.controller.run import Run, root_cause
 from etude.trainer.controller.saving import Saver
 from etude.trainer.controller.upkeep import Keeping, Upkeep
 from etude.trainer.controller.versions import Versions
 from etude.trainer.keeper import KeeperConfig
 from etude.trainer.learner_config import LearnerConfig
-from etude.trainer.receipts import NonFiniteWeightsError
 from etude.trainer.service import NAME, RunService
 from etude.trainer.settings import Settings
 from etude.trainer.work import Learners, Rollouts, WorkerConfig
@@ -45,9 +42,6 @@ QUEUE_MARGIN_S = 600.0
 
 LAST_WORDS_S = 1.0
 """Time for watchers to read the last report of a process that exits by itself."""
-
-_FINAL = (RunFailedError, NonFiniteLossError, NonFiniteWeightsError, InvalidFieldError)
-"""What a restart of this process would only repeat."""
 
 
 class Parts(NamedTuple):
@@ -270,31 +264,9 @@ async def _train(run: Run, inputs: Inputs, opened: Opened) -> int:
     try:
         is_done = await train(run, inputs.task_sets, checkpoint=opened.checkpoint)
     except Exception as caught:  # noqa: BLE001 - the edge of the process
-        return _failed(run, cluster.as_raised(root_cause(caught)))
+        return give_up(run, cluster.as_raised(root_cause(caught)))
     if is_done:
         conclude(run)
     else:
         run.reports.state(run_pb2.RUN_STATE_SUSPENDED)
     return 0
-
-
-def _failed(run: Run, error: BaseException) -> int:
-    """Report the end of a run that could not go on; returns the exit code."""
-    log.error("the run stops", exc_info=error)
-    status = run.reports.status
-    status.reason = error.reason if isinstance(error, EtudeError) else type(error).__name__
-    status.message = str(error)[:2048]
-    run.tell(status.reason, status.message, warning=True)
-    run.recording.write_rows_now()
-    if isinstance(error, UserError):
-        run.reports.state(run_pb2.RUN_STATE_FAILED)
-        return 78
-    if isinstance(error, FencedError):
-        # The run goes on elsewhere: this process must neither fail it nor come back to fight.
-        run.reports.state(run_pb2.RUN_STATE_DRAINING)
-        return 0
-    if isinstance(error, _FINAL):
-        run.reports.state(run_pb2.RUN_STATE_FAILED)
-        return 0
-    run.reports.touch()
-    return EXIT_TRY_AGAIN if isinstance(error, StoreError) else 1
