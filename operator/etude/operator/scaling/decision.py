@@ -211,8 +211,8 @@ def _acted(
     # To shrink, all that was wanted for the whole delay must be less.
     lasting = int(highest(state.lasting, scaling.scale_down_delay_s, now_s=now_s))
     spared = int(highest(state.peaks, scaling.scale_down_delay_s, now_s=now_s))
-    # Without spares: more failures would explain more replicas.
-    cap = limits.hard_cap(state.lasting, config, now_s=now_s)
+    # With spares: those that fail are replaced while they are still on their way out.
+    cap = limits.hard_cap(state.peaks, config, now_s=now_s)
     desired = max(metrics.holding, min(max(lasting, least), config.max_replicas, cap))
     present = metrics.ready + metrics.creating
     is_capped = limits.is_exceeded(metrics, max(cap, metrics.holding))

@@ -20,15 +20,16 @@ def memory_s(config: PoolConfig) -> float:
     return max(scaling.stable_window_s, scaling.scale_down_delay_s) + GOING_S + TICK_S
 
 
-def hard_cap(lasting: Samples, config: PoolConfig, *, now_s: float) -> int:
+def hard_cap(peaks: Samples, config: PoolConfig, *, now_s: float) -> int:
     """Replicas that no health of ours explains being exceeded.
 
     Args:
-        lasting: what was wanted, without spares.
+        peaks: what was wanted, with spares, of which there are only so many too: else more failures
+            would explain more replicas.
         config: of the pool.
         now_s: on the clock of the samples.
     """
-    return overcommitted(highest(lasting, memory_s(config), now_s=now_s), config)
+    return overcommitted(highest(peaks, memory_s(config), now_s=now_s), config)
 
 
 def overcommitted(wanted: float, config: PoolConfig) -> int:

@@ -101,8 +101,7 @@ class PoolState:
     peaks: Samples = ()
     """The highest of what was wanted, in replicas, as long as the cap remembers."""
     lasting: Samples = ()
-    """The same without spares, which are not kept for the delay once enough are ready, and which
-    the cap does not count."""
+    """The same without spares, which are not kept for the delay once enough are ready."""
     panic: Panic | None = None
     busy_s: float
     """When there was demand last."""

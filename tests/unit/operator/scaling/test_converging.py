@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from etude.common.plans.forecast import Quantile, Wave
 from etude.operator.scaling.config import Autoscaling, PoolConfig, ScaleToZero, ZeroMode
-from etude.operator.scaling.provision import provision
+from etude.operator.scaling.provision import Provision, provision
 from etude.operator.scaling.values import Plan
 
 MakeLoop = Callable[..., Any]
@@ -176,6 +176,25 @@ def test_spares_go_as_soon_as_enough_are_ready_and_what_is_planned_stays(
     most = max(found.desired for found in loop.decisions)
     assert most > count, "some are begun in case that others fail"
     assert len(loop.born_s) == loop.ready == count
+
+
+@laws
+@given(st.integers(1, 60), st.floats(0.0, 0.5))
+def test_as_many_as_there_are_spares_may_fail_at_once_and_are_begun_again(
+    make_loop: MakeLoop, count: int, failing: float
+) -> None:
+    loop = make_loop(CONFIG, lambda _: 0, took=Provision(TAKES_S, TAKES_S, failing))
+    loop.plans = lambda now_s: [wave_at(20.0, count, heard_s=now_s)]
+    begun = loop.tick().creates
+    failed = begun - count
+    assert failed > 0
+    del loop.born_s[count:]
+    loop.gone_s += [loop.now_s] * failed
+    found = loop.tick()
+
+    assert found.creates == failed
+    # The new ones are there beside those that are on their way out.
+    assert not loop.tick().is_hard_capped
 
 
 @laws
