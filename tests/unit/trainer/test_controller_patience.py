@@ -4,8 +4,14 @@ import asyncio
 
 import pytest
 
+from etude.common.blobs import Deadlines
 from etude.common.errors import StoreError
-from etude.trainer.controller.patience import LONGEST_PAUSE_S, Patience
+from etude.trainer.controller.patience import (
+    BELIEVED_S,
+    LONGEST_PAUSE_S,
+    Patience,
+    Refusal,
+)
 
 HOURS_S = 6 * 3_600
 
@@ -17,9 +23,12 @@ class Away:
         self.patience, self.left_s = patience, seconds
         self.said: set[str] = set()
         self.pauses: list[float] = []
+        self.now_s = 0.0
+        patience.refusal.clock = lambda: self.now_s
 
     async def sleep(self, seconds: float) -> None:
         self.left_s -= seconds
+        self.now_s += seconds
         self.pauses.append(seconds)
 
     async def work(self) -> str:
@@ -53,3 +62,30 @@ async def test_whoever_may_not_wait_gives_up_at_its_limit(away: Away) -> None:
     with pytest.raises(StoreError, match="being moved"):
         await away.patience.keep_trying("the marks", away.work)
     assert 60.0 <= sum(away.pauses) < 60.0 + LONGEST_PAUSE_S
+
+
+async def test_a_try_that_never_returns_is_no_wait_for_the_store_for_ever() -> None:
+    now_s, tries = [0.0], 0
+    patience = Patience(refusal=Refusal(lambda: now_s[0]))
+    hangs = asyncio.Event()
+
+    async def work() -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise StoreError("slow down")
+        hangs.set()
+        await asyncio.Event().wait()
+
+    trying = asyncio.create_task(patience.keep_trying("version 1.7", work))
+    await asyncio.wait_for(hangs.wait(), 10)
+    now_s[0] = BELIEVED_S - 1
+    assert patience.trouble == "slow down"
+    now_s[0] = BELIEVED_S + 1
+    assert patience.trouble == ""
+    trying.cancel()
+
+
+def test_a_refusal_is_believed_for_longer_than_two_of_an_outage_are_apart() -> None:
+    call_s = Deadlines().retry_s + Deadlines().request_s
+    assert 3 * (call_s + LONGEST_PAUSE_S) < BELIEVED_S

@@ -121,10 +121,10 @@ async def test_a_dead_keeper_is_reported_and_stops_nothing(
 async def test_a_store_that_is_away_is_said_before_a_late_keyframe(make_world: MakeWorld) -> None:
     run, _, _ = make_world(weights=WEIGHTS).start()
     run.next_version = 9
-    run.patience.trouble = "no route to host"
+    run.patience.refusal.say("no route to host")
     run.report()
     assert run.reports.status.reason == "StorageUnavailable"
-    run.patience.trouble = ""
+    run.patience.refusal.clear()
     run.report()
     assert run.reports.status.reason == "KeyframeOverdue"
 

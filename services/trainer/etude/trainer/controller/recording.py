@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from etude.common.errors import EtudeError
 from etude.common.record import RunRecord
+from etude.trainer.controller.patience import Refusal
 from etude.trainer.controller.records import Row
 
 log = logging.getLogger(__name__)
@@ -27,12 +28,16 @@ class Recording:
     """Rows and rollouts on their way to the record."""
 
     record: RunRecord
-    trouble: str = ""
-    """What the record last refused; empty while it works."""
+    refusal: Refusal = field(default_factory=Refusal)
     _rows: list[Row] = field(default_factory=list)
     """Changed in place only, and in one operation each: a thread writes while others are noted."""
     _writing: threading.Lock = field(default_factory=threading.Lock)
     _writes: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def trouble(self) -> str:
+        """What the record last refused; empty while it works."""
+        return self.refusal.words
 
     def note(self, row: Row) -> None:
         """Queue a row of metrics.jsonl."""
@@ -52,10 +57,10 @@ class Recording:
                 self.record.append(rows)
             except (OSError, EtudeError) as error:
                 log.warning("%d rows are not written yet: %s", len(rows), error)
-                self.trouble = str(error)
+                self.refusal.say(str(error))
                 del self._rows[:-KEPT_ROWS]
             else:
-                self.trouble = ""
+                self.refusal.clear()
                 del self._rows[: len(rows)]
 
     async def keep_writing(self) -> None:
