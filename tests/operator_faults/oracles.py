@@ -16,6 +16,9 @@ Paths = dict[str, Any]
 RECORD = re.compile(r"^\S+ [\d:,]+ (?P<level>[A-Z]+) (?P<source>\S+) ")
 """The first line of one record of a log."""
 
+CALLBACK = re.compile(r" asyncio Exception in callback \S+.* at \S+/kopf/\S+$")
+"""kopf 1.45 asks for the current task in a callback, which has none."""
+
 TIME = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z$")
 UID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 ADDRESS = re.compile(r"127\.\d+\.\d+\.\d+")
@@ -212,14 +215,15 @@ def complaints(log: str) -> list[str]:
     """Lines of an operator's log that only a bug explains.
 
     kopf's are left out with their tracebacks: it ends, and says how, at answers that make no sense,
-    and is begun anew by us. Whether that works is seen by the state that is reached.
+    and is begun anew by us. Whether that works is seen by the state that is reached. A callback of
+    its own that fails while a request waits is reported by asyncio in its name.
     """
     found: list[str] = []
     source = ""
     for line in log.splitlines():
         record = RECORD.match(line)
         if record is not None:
-            source = record["source"]
+            source = "kopf" if CALLBACK.search(line) else record["source"]
         is_loud = record is not None and record["level"] in {"ERROR", "CRITICAL"}
         is_raised = line.startswith("Traceback") and not source.startswith("kopf")
         if is_raised or (is_loud and source.startswith("etude")):

@@ -23,6 +23,14 @@ def test_what_kopf_says_of_an_api_server_that_fails_is_none() -> None:
     assert oracles.complaints("\n".join(lines)) == lines[-1:]
 
 
+def test_a_callback_of_kopf_that_fails_is_none_and_one_of_ours_is_one() -> None:
+    raised = "ERROR asyncio Exception in callback stream.<locals>.f(<Task cancell...ggles.py:123>>)"
+    theirs = f"{TIME} {raised} at .venv/site-packages/kopf/_cogs/clients/api.py:237"
+    assert oracles.complaints("\n".join([theirs, RAISED, "AssertionError"])) == []
+    ours = f"{TIME} {raised} at operator/etude/operator/loop/events.py:37"
+    assert oracles.complaints("\n".join([ours, RAISED, "AssertionError"])) == [RAISED]
+
+
 def test_what_is_measured_must_be_there_and_may_be_any_number() -> None:
     key = Ref("RLRun", "lab", "demo")
 
