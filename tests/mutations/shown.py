@@ -44,11 +44,15 @@ def _of_run(spec: Manifest, whole: Manifest, children: Children) -> Iterator[str
     yield from unequal("run.json", spec, said)
     roles = spec["roles"]
     replicas = {"trainer": 1, "rewards": 1, "inference": roles.get("inference", {}).get("replicas")}
+    # A budget of nothing is spent at once: the run gives its pods back as soon as it has saved.
+    is_held = "hold" in whole.get("status", {})
     for role in MAIN:
         live = children.get(("StatefulSet", f"{name}-{role}"))
         yield from unequal(f"StatefulSet {role}", role in roles, live is not None)
         if role in roles and live is not None:
-            yield from unequal(f"{role} replicas", replicas[role], live["spec"]["replicas"])
+            count = live["spec"]["replicas"]
+            wanted = 0 if is_held and count == 0 else replicas[role]
+            yield from unequal(f"{role} replicas", wanted, count)
             yield from _of_role(role, roles[role], live["spec"]["template"], spec)
     yield from _budget(name, roles, children)
     yield from _policies(spec["network"]["policy"], children, name, [r for r in MAIN if r in roles])
