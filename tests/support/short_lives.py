@@ -41,6 +41,9 @@ class Release(NamedTuple):
         # The next test begins with the first CA, which the chart refuses beside a later one.
         self.kubectl("-n", self.home, "delete", "secret", "etude-ca", "--ignore-not-found")
         self.kubectl("-n", self.home, "scale", "deployment/etude-operator", "--replicas=0")
+        # An operator that is told to go while it starts works in the clear until it is killed.
+        pods = ("pod", "-l", "app.kubernetes.io/component=operator", f"--timeout={LIMIT_S}s")
+        self.kubectl("-n", self.home, "wait", "--for=delete", *pods)
 
     def _upgrade(self, values: Mapping[str, str]) -> None:
         sets = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
