@@ -1,13 +1,37 @@
 """The operator's process: how it ends."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from etude.operator.cluster.api import ClusterError
-from etude.operator.main import main, run
+from etude.operator.main import EXIT_TOLD_TO_GO, main, run
 from etude.operator.settings import PARTS
+
+SETTINGS = {
+    **{f"ETUDE_IMAGE_{part.upper()}": "etude:1" for part in PARTS},
+    "ETUDE_POD": "operator-0",
+    "ETUDE_NAMESPACE": "lab",
+    "ETUDE_PROBE_PORT": "0",
+    "ETUDE_TLS_MODE": "Plaintext",
+}
+TOLD_WHILE_IT_LOADS = """
+import os, signal, sys
+from etude.operator.main import main
+
+class Loading:
+    def find_spec(self, name, path, target=None):
+        if name == "etude.operator.loop.service":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as the kernel does for the first process
+sys.meta_path.insert(0, Loading())
+main()
+"""
 
 
 async def failing(*errors: Exception) -> None:
@@ -36,16 +60,18 @@ def test_a_bug_stays_loud() -> None:
 def test_a_kubeconfig_that_is_not_there_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for part in PARTS:
-        monkeypatch.setenv(f"ETUDE_IMAGE_{part.upper()}", "etude:1")
-    monkeypatch.setenv("ETUDE_POD", "operator-0")
-    monkeypatch.setenv("ETUDE_NAMESPACE", "lab")
-    monkeypatch.setenv("ETUDE_PROBE_PORT", "0")
-    monkeypatch.setenv("ETUDE_TLS_MODE", "Plaintext")
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    for name, value in {**SETTINGS, "KUBECONFIG": str(tmp_path / "none")}.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 1
     said = capsys.readouterr().err
     assert str(tmp_path / "none") in said
     assert "Traceback" not in said
+
+
+def test_an_operator_that_is_told_to_go_while_it_loads_goes(tmp_path: Path) -> None:
+    settings = {**os.environ, **SETTINGS, "KUBECONFIG": str(tmp_path / "none")}
+    command = [sys.executable, "-c", TOLD_WHILE_IT_LOADS]
+    ended = subprocess.run(command, env=settings, capture_output=True, check=False, timeout=60)
+    assert ended.returncode == EXIT_TOLD_TO_GO, ended.stderr.decode()
