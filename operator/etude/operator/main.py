@@ -2,22 +2,19 @@
 
 import asyncio
 import logging
-import signal
 import sys
 from collections.abc import Coroutine, Iterator
 
+from etude.common.ending import end_at_once_when_told
 from etude.common.errors import EtudeError
 from etude.operator.settings import Settings
 
 EXIT_CONFIGURATION = 78
-EXIT_TOLD_TO_GO = 128 + signal.SIGTERM
 
 
 def main() -> None:
     """Run the operator until it is told to stop."""
-    # The first process of a container hears no signal without a handler, and the one that lets it
-    # end in order comes late: until its grace is over it would lead, with yesterday's settings.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TOLD_TO_GO))
+    end_at_once_when_told()  # else it would lead until its grace is over, with yesterday's settings
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         settings = Settings.from_env()

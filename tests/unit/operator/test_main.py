@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from etude.operator.cluster.api import ClusterError
-from etude.operator.main import EXIT_TOLD_TO_GO, main, run
+from etude.operator.main import main, run
 from etude.operator.settings import PARTS
 
 SETTINGS = {
@@ -74,4 +75,4 @@ def test_an_operator_that_is_told_to_go_while_it_loads_goes(tmp_path: Path) -> N
     settings = {**os.environ, **SETTINGS, "KUBECONFIG": str(tmp_path / "none")}
     command = [sys.executable, "-c", TOLD_WHILE_IT_LOADS]
     ended = subprocess.run(command, env=settings, capture_output=True, check=False, timeout=60)
-    assert ended.returncode == EXIT_TOLD_TO_GO, ended.stderr.decode()
+    assert ended.returncode == 128 + signal.SIGTERM, ended.stderr.decode()

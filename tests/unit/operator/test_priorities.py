@@ -4,13 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.unit.operator.test_quota import KINDS, QUEUED, WORKLOAD
 
 from etude.operator.desired.runs import Platform
-from etude.operator.manifests import Ref
-
-WORKLOAD = Ref("Workload", "lab", "demo")
-QUEUED = {"admission": "Workload", "queueName": "research", "idleRoles": "Hold"}
-KINDS = frozenset({"Workload", "ResourceFlavor", "WorkloadPriorityClass", "PriorityClass"})
 
 
 @pytest.fixture

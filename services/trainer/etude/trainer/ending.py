@@ -1,8 +1,7 @@
 """What the exit code says of a trainer that could not begin."""
 
-from etude.common.blobs import RefusedError
+from etude.common.blobs import is_away
 from etude.common.ending import EXIT_TRY_AGAIN
-from etude.common.errors import StoreError
 
 
 def exit_code(error: BaseException) -> int:
@@ -10,5 +9,4 @@ def exit_code(error: BaseException) -> int:
 
     A store that says no is such a thing: asking for ever would hold the nodes of the run.
     """
-    is_away = isinstance(error, StoreError) and not isinstance(error, RefusedError)
-    return EXIT_TRY_AGAIN if is_away else 1
+    return EXIT_TRY_AGAIN if is_away(error) else 1

@@ -16,6 +16,7 @@ from etude.common.blobs.store import (
     RefusedError,
     ShortReadError,
     Store,
+    is_away,
 )
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "RefusedError",
     "ShortReadError",
     "Store",
+    "is_away",
     "open_store",
     "probe",
 ]

@@ -13,6 +13,7 @@ from etude.common.blobs.store import (
     NoBucketError,
     RefusedError,
     Store,
+    is_away,
 )
 from etude.common.errors import EtudeError, StoreError
 
@@ -77,8 +78,7 @@ def _judged(check: _Check, store: Store, key: str) -> Verdict:
         trouble = check.trouble(store, key)
     except EtudeError as error:
         fix = way_out(error, store.url) or check.fix
-        is_away = isinstance(error, StoreError) and not isinstance(error, RefusedError)
-        return Verdict(check.call, check.promise, str(error), fix, is_away)
+        return Verdict(check.call, check.promise, str(error), fix, is_away(error))
     return Verdict(check.call, check.promise, trouble, check.fix if trouble else "")
 
 

@@ -42,6 +42,11 @@ class ShortReadError(RefusedError):
     """The object ends before the range does."""
 
 
+def is_away(error: BaseException) -> bool:
+    """Whether a store gave no answer, and may give one later."""
+    return isinstance(error, StoreError) and not isinstance(error, RefusedError)
+
+
 class ObjectInfo(NamedTuple):
     """One object of a listing."""
 
