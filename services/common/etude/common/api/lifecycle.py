@@ -136,7 +136,7 @@ class Budget(Model):
     gpu_hours: Fraction | None = None
     """GPUs times hours, from pods with a node to pods that are gone. Once they are spent the run
     saves a checkpoint and is suspended, until this is raised. Devices of resourceClaims are not
-    counted, so a role that has these alone is refused beside it."""
+    counted, so a role that has these alone is refused beside it, before the run begins."""
     sandbox_hours: Fraction | None = None
     """Environments times hours for which the run leases them; what follows is the same."""
 
