@@ -311,7 +311,7 @@ async def test_an_annotation_overrules_the_hold_that_it_names_and_no_later_one(
     assert running.run().status.hold is None
     assert len(running.pods("trainer")) == 1
     told = [event["note"] for event in running.cluster.events if event["reason"] == "HoldEnded"]
-    assert told == [f"the run may go on: FailureRule of {since} holds it no more"]
+    assert told == [f"the run may continue: the hold FailureRule of {since} has ended"]
     await running.say(state=run_pb2.RUN_STATE_RUNNING, step=6)
     await running.advance(60)
     await disrupt(running, "demo-inference-0")

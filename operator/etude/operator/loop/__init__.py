@@ -1,1 +1,1 @@
-"""How changes become passes, and passes become writes."""
+"""The controller: watch events become keys, workers reconcile each key's object."""

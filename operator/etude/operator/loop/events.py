@@ -1,4 +1,8 @@
-"""Events of our three kinds, as kopf watches them."""
+"""Watch of the operator's own kinds, by kopf.
+
+Children are watched by `watches` beside the API client instead, which resumes after an error; kopf
+lists everything again (ADR 6).
+"""
 
 import asyncio
 import logging
@@ -20,20 +24,20 @@ CLIENT_TIMEOUT_S = 330
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 CANCEL_EVERY_S = 1.0
-"""So often a task of kopf's is told to end that does not."""
+"""Interval at which tasks of kopf that do not end are cancelled again."""
 
 log = logging.getLogger(__name__)
 
 Observe = Callable[[str, Manifest], None]
-"""Told ADDED, MODIFIED or DELETED, and the object."""
+"""Receives ADDED, MODIFIED or DELETED, and the object."""
 
 
 async def watch(observe: Observe, *, namespaces: tuple[str, ...], kubeconfig: Path | None) -> None:
-    """Follow every object of ours until cancelled.
+    """Watch every object of the operator's kinds until cancelled.
 
-    kopf ends at answers that a moment later are others: an API server that still forbids
-    everything, a version that is too old, an event that breaks off. It is begun anew then, and
-    lists everything; what was deleted meanwhile is found by the check of all watches.
+    kopf ends at transient answers: an API server that still forbids everything, a resource version
+    that is too old, a truncated event. It is started again, with backoff, and lists everything;
+    the periodic check of all watches finds deletions in between.
     """
     loop = asyncio.get_running_loop()
     delay_s = FIRST_DELAY_S
@@ -42,7 +46,7 @@ async def watch(observe: Observe, *, namespaces: tuple[str, ...], kubeconfig: Pa
         why = await _watch_once(observe, namespaces, kubeconfig)
         if loop.time() - began_s > LONGEST_DELAY_S:
             delay_s = FIRST_DELAY_S
-        log.warning("the watch of our kinds ended: %s; again in %.1f s", why, delay_s)
+        log.warning("the kopf watch ended: %s; restarts in %.1f s", why, delay_s)
         await asyncio.sleep(delay_s)
         delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
@@ -50,10 +54,10 @@ async def watch(observe: Observe, *, namespaces: tuple[str, ...], kubeconfig: Pa
 async def _watch_once(
     observe: Observe, namespaces: tuple[str, ...], kubeconfig: Path | None
 ) -> str:
-    """Follow until kopf ends by itself; returns why it did.
+    """Watch until kopf ends without being stopped; returns the reason.
 
-    It lives in a thread with an event loop of its own: it takes the signal handlers and stops
-    every task of the loop that it runs in.
+    kopf runs in a thread with its own event loop: it takes the signal handlers and stops every
+    task of the loop that it runs in.
     """
     loop = asyncio.get_running_loop()
 
@@ -61,7 +65,7 @@ async def _watch_once(
         loop.call_soon_threadsafe(observe, kind, manifest)
 
     logging.getLogger("kopf").setLevel(logging.WARNING)
-    # It warns that it cannot have the signals, which is why it is in a thread.
+    # It warns that it cannot handle signals in a thread, which is intended.
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
     watcher = _Watcher(registry=_registry(tell, kubeconfig), namespaces=namespaces)
     try:
@@ -70,7 +74,7 @@ async def _watch_once(
         return repr(error)
     finally:
         watcher.stop()
-    return "it stopped"
+    return "kopf stopped"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,8 +84,8 @@ class _Watcher:
     registry: Any
     namespaces: tuple[str, ...]
     _loop: asyncio.AbstractEventLoop | None = None
-    # Not a threading.Event: kopf waits for one in a thread that nothing can cancel, and so it
-    # would never end after an error of its own.
+    # Not a threading.Event: kopf waits for one in a thread that cannot be cancelled, and would
+    # never end after its own error.
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     def run(self) -> None:
@@ -89,7 +93,7 @@ class _Watcher:
         asyncio.run(self._watch())
 
     def stop(self) -> None:
-        """End soon; from any thread."""
+        """Ask it to end; may be called from any thread."""
         if self._loop is None or self._loop.is_closed():
             self._stop.set()
         else:
@@ -107,8 +111,8 @@ class _Watcher:
             namespaces=list(self.namespaces),
             stop_flag=self._stop,
         )
-        # Not kopf.run_tasks(): once one of them has ended it cancels the others a single time, and
-        # waits for ever for one that was in the middle of repeating a request and did not hear it.
+        # Not kopf.run_tasks(): after the first task ends it cancels the others once, and waits
+        # forever for one that swallowed the cancellation while it retried a request.
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         await _end_all()
         for task in ended:
@@ -116,13 +120,13 @@ class _Watcher:
 
 
 def _once(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Leave out how a task of kopf's ended of which nobody asks any more: kopf has logged it."""
+    """Drop exceptions of kopf tasks that are never retrieved: kopf has logged them."""
     if context.get("message") != "Task exception was never retrieved":
         loop.default_exception_handler(context)
 
 
 async def _end_all() -> None:
-    """End every other task of this loop."""
+    """Cancel every other task of this loop until all have ended."""
     me = asyncio.current_task()
     while others := asyncio.all_tasks() - {me}:
         for task in others:
@@ -160,7 +164,7 @@ def _settings() -> Any:  # noqa: ANN401 - kopf is untyped here
 
 
 class _NoDiff(kopf.DiffBaseStorage):  # type: ignore[misc] # kopf is untyped here
-    """Keeps kopf from copying every object twice to find changes that no handler here asks for."""
+    """Disables kopf's diffs, which copy every object twice; no handler here uses them."""
 
     @override
     def build(self, **_: Any) -> Any:
@@ -172,4 +176,4 @@ class _NoDiff(kopf.DiffBaseStorage):  # type: ignore[misc] # kopf is untyped her
 
     @override
     def store(self, **_: Any) -> None:
-        """Nothing: there is nothing to compare with."""
+        """Store nothing."""

@@ -1,8 +1,8 @@
-"""One replica acts: a lease that is renewed, judged by its reader's own clock.
+"""Leader election: one replica acts, as long as it renews a Lease.
 
-A lease has expired when this process has seen it unchanged for its duration on a monotonic clock;
-times in the record are for people. A process that was stopped and continued finds its own gate
-closed before it can write anything.
+A lease has expired once this process has seen it unchanged for its duration on its own monotonic
+clock; times in the record are for people. A process that was stopped and continued finds its
+write gate closed before it can write anything.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ log = logging.getLogger(__name__)
 
 DURATION_S = 10
 RENEW_DEADLINE_S = 7.0
-"""Gate plus the longest request stay below the duration."""
+"""The write gate closes this long after a renewal: with the longest request, below the duration."""
 RETRY_S = 2.0
-"""From the beginning of one attempt to the next."""
+"""From the start of one attempt to the next."""
 ATTEMPT_LIMIT_S = 2.5
-"""One attempt that hangs leaves time for another before the gate closes."""
+"""An attempt that hangs leaves time for another before the gate closes."""
 
 
 class LeaseRecord(NamedTuple):
-    """Who leads, and which version of the record says so."""
+    """The leader, and the version of the record that names it."""
 
     holder: str
     duration_s: int = DURATION_S
@@ -40,14 +40,14 @@ class LeaseRecord(NamedTuple):
 
 
 class Leases(Protocol):
-    """Where the one record is kept."""
+    """Storage of the one record."""
 
     async def read(self) -> LeaseRecord | None: ...
     async def write(self, record: LeaseRecord) -> LeaseRecord:
         """Write the record over the version in it.
 
         Raises:
-            ConflictError: somebody else wrote in between.
+            ConflictError: another process wrote in between.
         """
         ...
 
@@ -71,7 +71,7 @@ class MemoryLeases(Leases):
         if self.is_down:
             raise ClusterError("the API server does not answer")
         if record.version != (self.record.version if self.record else ""):
-            raise ConflictError("somebody else wrote the lease")
+            raise ConflictError("another process wrote the lease")
         self._version += 1
         self.record = record._replace(version=str(self._version))
         return self.record
@@ -79,7 +79,7 @@ class MemoryLeases(Leases):
 
 @dataclass(slots=True)
 class Leader:
-    """One candidate."""
+    """A candidate for leadership."""
 
     leases: Leases
     clock: Clock
@@ -90,23 +90,23 @@ class Leader:
     _held: LeaseRecord | None = field(default=None)
 
     def may_write(self) -> bool:
-        """The write gate: whether this process surely leads at this moment."""
+        """Return true while this process certainly leads: the write gate."""
         return self.clock.monotonic_s() < self._renewed_s + RENEW_DEADLINE_S
 
     async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Campaign, work while leading, campaign again; for ever."""
+        """Campaign, work while leading, campaign again, until cancelled."""
         while True:
             await self._win()
-            log.info("%s leads", self.identity)
+            log.info("%s became the leader", self.identity)
             metrics.LEADER.set(1)
             try:
                 await self._work_while_leading(work)
             finally:
                 metrics.LEADER.set(0)
-            log.warning("%s leads no more", self.identity)
+            log.warning("%s lost leadership", self.identity)
 
     async def campaign(self) -> bool:
-        """Take or renew the lease if that is due; whether this process leads now."""
+        """Take or renew the lease if that is due; returns true if this process leads now."""
         began = self.clock.monotonic_s()
         try:
             async with asyncio.timeout(ATTEMPT_LIMIT_S):
@@ -114,11 +114,11 @@ class Leader:
         except ConflictError:
             return False
         except (ClusterError, TimeoutError) as error:
-            log.warning("lease: %r", error)
+            log.warning("leader lease could not be renewed: %r", error)
             return self.may_write()
         if taken is None:
             return False
-        # Counted from before the request: whoever reads the record sees it later than that.
+        # Counted from before the request: other candidates see the record later than that.
         self._renewed_s = began
         self._held = taken
         return True
@@ -136,11 +136,11 @@ class Leader:
             await asyncio.sleep(RETRY_S)
 
     async def release(self) -> None:
-        """Let a successor take over at once."""
+        """Give the lease up, so that a successor takes over immediately."""
         self._renewed_s = float("-inf")
         held, self._held = self._held, None
         if held is not None:
-            with contextlib.suppress(ClusterError):  # it expires by itself
+            with contextlib.suppress(ClusterError):  # it expires anyway
                 await self.leases.write(held._replace(holder=""))
 
     async def _work_while_leading(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -151,7 +151,7 @@ class Leader:
                 await asyncio.sleep(pause_s)
                 began = self.clock.monotonic_s()
                 await self.campaign()
-                # What hung has used its pause up.
+                # An attempt that hung has used up its pause.
                 pause_s = max(0.0, began + RETRY_S - self.clock.monotonic_s())
             working.cancel()
 

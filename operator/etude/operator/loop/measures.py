@@ -1,4 +1,4 @@
-"""What /metrics shows of single objects; their series end with them."""
+"""Metrics of single runs and pools; their series are removed with the objects."""
 
 from dataclasses import dataclass, field
 
@@ -10,11 +10,11 @@ from etude.operator.conditions import troubles
 from etude.operator.manifests import Manifest, Ref, labels, ref
 
 LONGEST_S = 30.0
-"""Between two looks; a longer gap is one in which another operator acted."""
+"""Longest gap between two passes that is counted; in a longer one another operator acted."""
 
 
 def applied(manifest: Manifest) -> None:
-    """An object was created or changed; nodes are never changed."""
+    """Count a created pool host; hosts are never changed, so each apply creates one."""
     found = labels(manifest)
     is_node = manifest["kind"] in {"Pod", "Sandbox"} and found.get(names.ROLE) == names.NODE
     if is_node:
@@ -43,16 +43,16 @@ def _forget(key: Ref) -> None:
 
 @dataclass(slots=True)
 class Measures:
-    """Those that add up."""
+    """Exports the metrics of runs and pools, and remembers what their counters build on."""
 
     _idle_since: dict[Ref, float] = field(default_factory=dict)
-    """When each pool's idle slots were added up last, on the monotonic clock."""
+    """Monotonic time at which each pool's idle slots were counted last."""
 
     _troubles: dict[Ref, set[tuple[str, str]]] = field(default_factory=dict)
-    """Conditions and reasons that are shown of each object."""
+    """Exported conditions and reasons of each object."""
 
     def run(self, found: RLRun) -> None:
-        """The figures of a run."""
+        """Export the metrics of a run."""
         about = (found.metadata.namespace, found.metadata.name)
         status = found.status
         self._tell(Ref("RLRun", *about), troubles(status.conditions))
@@ -67,7 +67,7 @@ class Measures:
             metrics.RUN_PODS.labels(*about, role.name, "ready").set(role.ready)
 
     def pool(self, found: EnvPool, now: Moment) -> None:
-        """The figures of a pool."""
+        """Export the metrics of a pool."""
         about = (found.metadata.namespace, found.metadata.name)
         status = found.status
         self._tell(Ref("EnvPool", *about), troubles(status.conditions))
@@ -90,7 +90,7 @@ class Measures:
             metrics.POOL_IDLE.labels(*about).inc(elapsed_s * status.slots.idle)
 
     def forget(self, key: Ref) -> None:
-        """An object is gone, and its series with it."""
+        """Remove the series of a deleted object."""
         self._idle_since.pop(key, None)
         self._tell(key, set())
         self._troubles.pop(key, None)

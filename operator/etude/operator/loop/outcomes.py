@@ -1,4 +1,4 @@
-"""What came of what was applied: a cluster may write down another thing than it was given."""
+"""Last-applied cache: the object that the API server made of each manifest."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -9,42 +9,42 @@ from etude.operator.manifests import Manifest, Ref, digest, is_applied, ref
 
 class _Outcome(NamedTuple):
     wanted: str
-    """Digest of what was applied."""
+    """Digest of the manifest that was applied."""
     made: str
-    """Digest of what was there afterwards."""
+    """Digest of the object afterwards."""
 
 
 @dataclass(slots=True)
 class Outcomes:
-    """Of the objects that do not say what they were made to say, what came of the last apply.
+    """Results of the last apply of objects that differ from their manifests.
 
-    API servers write some values their own way (`cpu: 2` as "2", a false flag not at all), and
-    webhooks put others in their place, such as an image of the platform's mirror. To apply the
-    same once more would change nothing, at each pass over a run that works.
+    API servers normalise some values (`cpu: 2` becomes "2", a false flag is dropped), and webhooks
+    replace others, such as an image by the platform's mirror. Without this cache each pass would
+    apply the same manifest again, without effect.
     """
 
     _known: defaultdict[str, dict[Ref, _Outcome]] = field(default_factory=lambda: defaultdict(dict))
     """By the uid of the owner."""
 
     def remember(self, owner_uid: str, manifest: Manifest, made: Manifest) -> None:
-        """This manifest was applied just now, and this is what the cluster made of it."""
+        """Record the object that an apply of this manifest has just returned."""
         if is_applied(made, manifest):
             self._known[owner_uid].pop(ref(manifest), None)
         else:
             self._known[owner_uid][ref(manifest)] = _Outcome(digest(manifest), kept(made))
 
     def stands(self, owner_uid: str, manifest: Manifest, live: Manifest) -> bool:
-        """Whether the live object still is what came of this very manifest."""
+        """Return true if the live object still is the result of applying this manifest."""
         known = self._known.get(owner_uid, {}).get(ref(manifest))
         return known is not None and known == _Outcome(digest(manifest), kept(live))
 
     def forget(self, owner_uid: str) -> None:
-        """The owner is gone."""
+        """Drop the entries of a deleted owner."""
         self._known.pop(owner_uid, None)
 
 
 def kept(manifest: Manifest) -> str:
-    """Digest of what stays of an object while nobody changes it."""
+    """Digest of an object without status and fields that change with every write."""
     passing = {"resourceVersion", "managedFields"}
     metadata = {k: v for k, v in manifest["metadata"].items() if k not in passing}
     return digest({**{k: v for k, v in manifest.items() if k != "status"}, "metadata": metadata})

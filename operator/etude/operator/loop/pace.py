@@ -1,20 +1,20 @@
-"""How often something may be done: many times at once now and then, rarely in the long run."""
+"""Token bucket: limits a rate, with bursts."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True, kw_only=True)
 class Bucket:
-    """A token bucket on a clock of its user's."""
+    """A token bucket on its caller's clock."""
 
     rate_per_s: float
-    """In the long run."""
+    """Tokens that come back each second."""
     burst: float
-    """At once, after a rest."""
+    """Tokens of a full bucket."""
     counted_s: float
-    """When the tokens were counted last."""
+    """Time of the last count."""
     spent: float = 0.0
-    """Tokens that are missing from a full bucket."""
+    """Tokens missing from a full bucket."""
 
     def wait_s(self, now_s: float) -> float:
         """Seconds until the next token; 0 if there is one."""
@@ -23,5 +23,5 @@ class Bucket:
         return max(0.0, (self.spent + 1 - self.burst) / self.rate_per_s)
 
     def take(self) -> None:
-        """Use a token up."""
+        """Spend a token."""
         self.spent += 1

@@ -1,4 +1,4 @@
-"""Keys that need a look: each at most once in line, at most once at work, later if it failed."""
+"""Workqueue: deduplicates keys, delays retries with backoff, serves urgent keys first."""
 
 import asyncio
 import heapq
@@ -10,12 +10,12 @@ from etude.operator import metrics
 from etude.operator.manifests import Ref
 
 TURNS = 4
-"""Of so many keys one is taken from those that are not urgent, if any is: none waits for ever."""
+"""One key in this many is taken from those that are not urgent, so that none starves."""
 FIRST_RETRY_S = 0.005
 LONGEST_RETRY_S = 60.0
 SPARSE = 8
-"""Superseded entries for one that holds, before they are cleared away: a date that is a year away
-is given anew by every pass."""
+"""Superseded heap entries per valid one before the heap is rebuilt: every pass over a run with a
+far deadline adds one."""
 
 
 def _never(_: Ref) -> bool:
@@ -27,20 +27,20 @@ class WorkQueue:
     """A de-duplicating queue; use it from one event loop."""
 
     share: Callable[[], float] = random.random  # noqa: S311 - no secret
-    """What part of the longest wait of a failure it waits: any, so that those that failed together
-    do not come back together."""
+    """Jitter: the fraction of the full backoff that a retry waits, so that keys which failed
+    together do not retry together."""
     is_urgent: Callable[[Ref], bool] = _never
-    """Whether a key that comes into line goes before those that are not urgent."""
+    """Decides whether a queued key goes before those that are not urgent."""
     _waiting: dict[Ref, float] = field(default_factory=dict)
-    """In line since when, oldest first."""
+    """Time at which each key was queued, oldest first."""
     _urgent: dict[Ref, float] = field(default_factory=dict)
-    """The line of the urgent ones, likewise."""
+    """The same of urgent keys."""
     _turn: int = 0
     _working: set[Ref] = field(default_factory=set)
     _dirty: set[Ref] = field(default_factory=set)
-    """Added while a worker had them."""
+    """Keys added while a worker had them."""
     _due: dict[Ref, float] = field(default_factory=dict)
-    """When each delayed key is due, on the loop's clock."""
+    """Due time of each delayed key, on the event loop's clock."""
     _heap: list[tuple[float, Ref]] = field(default_factory=list)
     _failures: dict[Ref, int] = field(default_factory=dict)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -49,7 +49,7 @@ class WorkQueue:
         return len(self._waiting) + len(self._urgent)
 
     def add(self, key: Ref) -> None:
-        """Have the key looked at soon; one that is at work is looked at again after."""
+        """Queue a key; one that a worker has is queued again when the worker is done."""
         metrics.QUEUE_ADDS.inc()
         self._due.pop(key, None)
         if key in self._working:
@@ -60,7 +60,7 @@ class WorkQueue:
             self._news.set()
 
     def add_after(self, key: Ref, delay_s: float) -> None:
-        """Have the key looked at after a while, or earlier if it was to be looked at earlier."""
+        """Queue a key after a delay, unless it is due earlier already."""
         if delay_s <= 0:
             self.add(key)
             return
@@ -78,7 +78,7 @@ class WorkQueue:
                 heapq.heapify(self._heap)
 
     async def take(self) -> Ref:
-        """The next key; done() or retry() must follow."""
+        """Take the next key; done() or retry() must follow."""
         while True:
             next_due_s = self._promote()
             if len(self):
@@ -98,12 +98,12 @@ class WorkQueue:
                 continue
 
     def done(self, key: Ref) -> None:
-        """The key was looked at with success."""
+        """Report a successful pass over a key."""
         self._failures.pop(key, None)
         self._leave(key)
 
     def retry(self, key: Ref) -> float:
-        """Looking at the key failed: later again; returns after how many seconds."""
+        """Report a failed pass; queues the key with backoff and returns the delay in seconds."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         metrics.QUEUE_RETRIES.inc()
@@ -121,7 +121,7 @@ class WorkQueue:
             self._waiting.setdefault(key, now)
 
     def _next_line(self) -> dict[Ref, float]:
-        """The urgent line, but for its share of the turns; the other one where one is empty."""
+        """Choose the urgent keys, or the others in their share of turns or if none is urgent."""
         self._turn = (self._turn + 1) % TURNS
         if self._urgent and (self._turn or not self._waiting):
             return self._urgent
@@ -134,7 +134,7 @@ class WorkQueue:
             self.add(key)
 
     def _promote(self) -> float | None:
-        """Put what is due in line; returns the seconds until the next one is."""
+        """Queue every due key; returns the seconds until the next one is due."""
         now = asyncio.get_running_loop().time()
         while self._heap:
             due, key = self._heap[0]

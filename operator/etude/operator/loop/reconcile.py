@@ -1,4 +1,4 @@
-"""One pass over one object: gather, decide, perform, write. Safe to repeat at any moment."""
+"""Reconciler: one pass over one object observes, decides, acts and writes the status."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -57,12 +57,12 @@ R = TypeVar("R", bound=Resource)
 S = TypeVar("S", bound=Status)
 
 REPEAT_ORDER_S = 10.0
-"""An order that shows no effect is handed over again after this."""
+"""A command without effect is sent again after this."""
 
 
 @dataclass(slots=True)
 class Reconciler:
-    """All three kinds over one cluster."""
+    """Reconciles all kinds over one cluster."""
 
     cluster: Cluster
     book: ReportBook
@@ -80,13 +80,13 @@ class Reconciler:
     _underway: Underway = field(default_factory=Underway)
 
     async def reconcile(self, key: Ref) -> float | None:
-        """Bring one object closer to what it should be.
+        """Make one pass over an object; safe to repeat at any moment.
 
         Returns:
-            Seconds after which to look again even if nothing happens; None for no need.
+            Seconds until the next pass even without an event; None if none is needed.
 
         Raises:
-            ClusterError: a write failed; look again soon.
+            ClusterError: a write failed; retry.
         """
         manifest = self.cluster.get(key)
         known = self._uids.get(key)
@@ -104,7 +104,7 @@ class Reconciler:
                 return await self._parsed(manifest, Checkpoint, CheckpointStatus, self._checkpoint)
 
     def retire(self) -> None:
-        """Know nothing any more: another operator acts from here on, and shows the figures."""
+        """Forget everything: another operator acts from now on, and exports the metrics."""
         self.followers.leave_all()
         for key, known in list(self._uids.items()):
             self._forget(key, known)
@@ -131,7 +131,7 @@ class Reconciler:
             self.followers.leave_object(run.metadata.uid)
             return Decision(status=run.status)
         reported = run.status.reported
-        # A restarted operator asks for what came after this.
+        # A restarted operator asks for the reports after this position.
         self.book.dealt_with(run.metadata.uid, Position(reported.epoch, reported.sequence))
         attempt = undertakings.attempts_of(run).get(names.TRAINER, 0)
         pods = seen.role_pods(self.cluster, run).get(names.TRAINER, ())
@@ -169,7 +169,7 @@ class Reconciler:
     async def _perform(self, manifest: Manifest, decision: Decision[S]) -> float | None:
         about = uid(manifest)
         spans.decided(len(decision.actions))
-        # Nothing was awaited since it was decided: no other pass has seen the same place free.
+        # Nothing was awaited since the decision: no other pass has seen the same slot free.
         with self._underway.noted(decision.actions):
             refused = await self._act_all(manifest, decision.actions)
         if refused:
@@ -182,17 +182,17 @@ class Reconciler:
         passing = decision.is_passing
         left = await self.writer.write(manifest, decision.status, is_passing=passing)
         if left is not None and decision.requeue_after_s == 0.0:
-            return left  # what is to be done next is done once this is written
+            return left  # the next pass acts once this is written
         waits = [wait for wait in (decision.requeue_after_s, left) if wait is not None]
-        # How far the controller's words have been dealt with is known to the next pass only.
+        # Only the next pass writes the acknowledged position.
         dealt = any(isinstance(action, DealtWith) for action in decision.actions)
         return 0.0 if had_problem or dealt else min(waits, default=None)
 
     async def _act_all(self, about: Manifest, actions: Sequence[Action]) -> list[Refusal]:
-        """Do all that can be done; returns what was refused.
+        """Carry out the actions; returns the rejections.
 
-        What is new may need what was refused, so nothing new is made after that, and what the
-        controller said is not done with: the next pass tries both again.
+        After a rejection nothing is created, since it may need the rejected object, and no report
+        is acknowledged: the next pass retries both.
         """
         refused: list[Refusal] = []
         for action in actions:
@@ -205,7 +205,7 @@ class Reconciler:
         return refused
 
     async def _attempt(self, about: Manifest, action: Action) -> Refusal | None:
-        """Do it, but for what was refused a moment ago and would be again; returns the refusal."""
+        """Carry out an action, unless it was rejected recently; returns its rejection."""
         key, now_s = aim(action), self.clock.monotonic_s()
         live = None if key is None else self.cluster.get(key)
         known = self._refusals.lately(uid(about), action, live, now_s)
@@ -245,7 +245,7 @@ class Reconciler:
         measures.applied(action.manifest)
 
     async def _mark(self, action: Finalizers | Adopt | Fulfil | Tell) -> None:
-        """Write on an object that others look at or may have made, as it was seen."""
+        """Write to an object that others own or watch, as it was observed."""
         match action:
             case Tell():
                 await self.cluster.replace_status(action.seen, action.status)
@@ -256,11 +256,11 @@ class Reconciler:
             case Fulfil():
                 asked = self.cluster.get(action.ref)
                 if asked is not None and uid(asked) == action.uid:
-                    # Not at the writer's pace: what is held back here would never be told again.
+                    # Not through the status writer: a write that is held back here is lost.
                     await self.cluster.replace_status(asked, action.status.to_json())
 
     async def _order(self, about: Manifest, order: Order) -> None:
-        """Hand an order over, unless that was just done; one that is lost is given again."""
+        """Send a command, unless it was sent recently; a lost one is sent again."""
         ordered = f"{order.request.command_id}@{self.book.run(uid(about)).done.epoch}"
         now = self.clock.monotonic_s()
         if now - self._ordered.get(ordered, float("-inf")) < REPEAT_ORDER_S:
@@ -271,12 +271,12 @@ class Reconciler:
         try:
             await self.peers.order(self.cluster.address(namespace, order.target), order.request)
         except PeerError as error:
-            log.warning("order %s was not taken: %s", order.request.command_id, error)
+            log.warning("command %s was not accepted: %s", order.request.command_id, error)
 
     def _follow(
         self, manifest: Manifest, peer: Peer, target: str, pods: Sequence[Manifest]
     ) -> None:
-        """Listen to the pod that is up, if one is."""
+        """Follow the reports of the ready pod, if there is one."""
         up = [pod for pod in pods if is_true(pod, "Ready") and not is_deleting(pod)]
         if up:
             self.followers.follow(ref(manifest), peer, target, pod_uid=uid(up[0]))

@@ -1,4 +1,4 @@
-"""What the cluster refused, and whether that is news."""
+"""Rejections: actions that the API server refused, remembered per object and retried later."""
 
 import logging
 from collections.abc import Sequence
@@ -13,66 +13,66 @@ from etude.operator.loop.outcomes import kept
 from etude.operator.manifests import Manifest, Ref, ref, uid
 
 PROBLEM_RETRY_S = 30.0
-"""What was refused is tried again after this: what was in its way may be gone."""
+"""A rejected action is retried after this: its obstacle may be gone."""
 
 log = logging.getLogger(__name__)
 
 
 class Refusal(NamedTuple):
-    """An action that the cluster does not take."""
+    """An action that the API server rejected, and its error."""
 
     action: Action
     error: EtudeError
 
     @property
     def fact(self) -> Fact:
-        """What the status says about it."""
+        """The condition that the status shows."""
         return no(ACCEPTED, self.error.reason, str(self.error))
 
     def is_like(self, other: "Refusal") -> bool:
-        """Whether the same thing is refused for the same reason.
+        """Return true if both reject a change of one object for one reason.
 
-        The words may differ: those of a quota hold figures, and would be news for ever.
+        Messages may differ: those of a quota contain changing numbers.
         """
         return (self.error.reason, aim(self.action)) == (other.error.reason, aim(other.action))
 
 
 class _Try(NamedTuple):
-    """A refusal, and what was there then."""
+    """A rejection, and the live object at that time."""
 
     refusal: Refusal
     live: str
-    """Digest of the object that was to be written, empty where there was none."""
+    """Digest of the object to be written; empty if it did not exist."""
     at_s: float
-    """On the monotonic clock."""
+    """Monotonic time."""
 
 
 @dataclass(slots=True)
 class Refusals:
-    """What was refused of each object's last pass, by its uid; the first of it is told."""
+    """Rejected actions of each object's last pass, by the object's uid."""
 
     _known: dict[str, tuple[Refusal, ...]] = field(default_factory=dict)
     _tries: dict[str, list[_Try]] = field(default_factory=dict)
-    """Those of the last while: passes come as often as anything happens."""
+    """Rejections younger than the retry delay: passes come with every event."""
 
     def lately(
         self, about: str, action: Action, live: Manifest | None, now_s: float
     ) -> Refusal | None:
-        """What this very action met with a moment ago, if what it would write is as it was then."""
+        """The recent rejection of this action, if the live object has not changed since."""
         for tried in self._recent(about, now_s):
             if tried.refusal.action == action and tried.live == _digest(live):
                 return tried.refusal
         return None
 
     def tried(self, about: str, refusal: Refusal, live: Manifest | None, now_s: float) -> None:
-        """An action was refused just now, and this is the object that it would have written."""
+        """Record a rejection and the live object that the action would have changed."""
         others = [
             each for each in self._recent(about, now_s) if each.refusal.action != refusal.action
         ]
         self._tries[about] = [*others, _Try(refusal, _digest(live), now_s)]
 
     def again_s(self, about: str, now_s: float) -> float:
-        """Seconds until something that was refused may be tried again."""
+        """Seconds until the first rejected action may be retried."""
         left = (each.at_s + PROBLEM_RETRY_S - now_s for each in self._recent(about, now_s))
         return min(left, default=PROBLEM_RETRY_S)
 
@@ -80,17 +80,17 @@ class Refusals:
         return [each for each in self._tries.get(about, ()) if now_s - each.at_s < PROBLEM_RETRY_S]
 
     def fact(self, about: str) -> Fact | None:
-        """What kept the last decision about an object from being carried out."""
+        """The condition that shows why the last decision about an object was not carried out."""
         known = self._known.get(about)
         return None if known is None else known[0].fact
 
     def aims(self, about: str) -> frozenset[Ref]:
-        """The objects that the cluster took no change of."""
+        """The objects whose changes were rejected."""
         found = (aim(refusal.action) for refusal in self._known.get(about, ()))
         return frozenset(each for each in found if each is not None)
 
     def remember(self, manifest: Manifest, refused: Sequence[Refusal]) -> bool:
-        """Keep what was refused; True if it is news, which the next pass takes into account."""
+        """Record the rejections of a pass; returns true if they differ from those of the last."""
         known = self._known.get(uid(manifest), ())
         if len(known) == len(refused) and all(map(Refusal.is_like, known, refused)):
             return False
@@ -99,11 +99,11 @@ class Refusals:
         return True
 
     def end(self, about: str) -> bool:
-        """Nothing is refused any more; whether something was."""
+        """Record a pass without rejections; returns true if the last one had some."""
         return self._known.pop(about, None) is not None
 
     def forget(self, about: str) -> None:
-        """The object is gone."""
+        """Drop the entries of a deleted object."""
         self._known.pop(about, None)
         self._tries.pop(about, None)
 
@@ -113,7 +113,7 @@ def _digest(live: Manifest | None) -> str:
 
 
 def aim(action: Action) -> Ref | None:
-    """The object that is to be made or to go; None for the one that is looked at."""
+    """The object that an action applies or deletes; None for all other actions."""
     match action:
         case Apply():
             return ref(action.manifest)

@@ -1,4 +1,4 @@
-"""The operator of a cluster: caches always, workers while leading."""
+"""The operator's process in a cluster: caches always, workers while leading."""
 
 import asyncio
 import contextlib
@@ -28,18 +28,18 @@ from etude.operator.settings import Settings
 
 STATUS_PACE_S = 5.0
 STATUS_SETTLE_S = 1.0
-"""A trainer's pod is Ready, and its controller reports, within it: two turns, told as one."""
+"""A trainer's pod becomes Ready and its controller reports within this: one write for both."""
 
 log = logging.getLogger(__name__)
 
 
 async def serve(settings: Settings) -> None:
-    """Watch always, act while leading; returns when told to stop.
+    """Watch always, act while leading; returns after SIGTERM.
 
     Raises:
         UserError: the settings lead to no API server.
     """
-    if settings.otlp_endpoint is not None:  # else spans are made by nobody, and cost nothing
+    if settings.otlp_endpoint is not None:  # without a tracer provider spans are no-ops
         telemetry.setup("etude-operator", otlp_endpoint=settings.otlp_endpoint, traces_file=None)
     stop = asyncio.Event()
     async with _probed(settings) as probes, _connected(settings) as rest:
@@ -82,10 +82,10 @@ async def serve(settings: Settings) -> None:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """What is read in the block is never looked through for cycles, of which it has none.
+    """Exempt objects that are allocated in the block from garbage collection: they have no cycles.
 
-    With ten thousand pods every full collection stops everything for a third of a second, and
-    filling the caches calls for ten of them.
+    With ten thousand pods a full collection stops the process for a third of a second, and filling
+    the caches would trigger ten.
     """
     gc.disable()
     try:
@@ -96,7 +96,7 @@ def _uncollected() -> Iterator[None]:
 
 
 async def _filled(watches: Watches, stop: asyncio.Event) -> bool:
-    """Fill the caches; False when told to stop before, as long as the API server may be away."""
+    """Fill the caches; returns False if stopped before that, for example without an API server."""
     filling = asyncio.create_task(watches.sync(), name="sync")
     told = asyncio.create_task(stop.wait(), name="stop")
     try:
@@ -114,7 +114,7 @@ async def _filled(watches: Watches, stop: asyncio.Event) -> bool:
 async def _serve_until(
     stop: asyncio.Event, parts: Mapping[str, Coroutine[Any, Any, None]], probes: Probes
 ) -> None:
-    """Run the parts, and be ready meanwhile."""
+    """Run the tasks until stopped, and report readiness meanwhile."""
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(part, name=name) for name, part in parts.items()]
         probes.ready = True

@@ -1,4 +1,4 @@
-"""How long pods take from being asked for to being ready, stage by stage."""
+"""Startup time of pods by stage, as a metric."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,27 +8,27 @@ from etude.operator.clock import seconds
 from etude.operator.manifests import Manifest, condition, is_deleting, is_true, labels, uid
 
 NODE = "scheduled"
-"""From its creation until it has a node: quota, the queue, capacity."""
+"""From creation to scheduling: quota, queue, capacity."""
 CONTAINERS = "started"
-"""From then until its last container runs: claims, volumes, images."""
+"""From scheduling to the start of the last container: claims, volumes, images."""
 READY = "ready"
-"""From then until it says that it is ready: devices, the model, the store."""
+"""From there to readiness: devices, the model, the store."""
 
 
 @dataclass(slots=True)
 class Startups:
-    """Every pod is counted once, and only if it was seen before it was ready.
+    """Observes each pod's startup once, and only of pods seen before they were ready.
 
-    A restarted operator finds thousands of ready pods; their starts are old news.
+    A restarted operator finds thousands of ready pods, whose startups were counted before.
     """
 
     _starting: set[str] = field(default_factory=set)
-    """Seen before they were ready, by uid."""
+    """Uids of pods seen before they were ready."""
     _settled: set[str] = field(default_factory=set)
-    """Were ready once: what is ready again has not started again."""
+    """Uids of pods that were ready once: becoming ready again is no startup."""
 
     def see(self, pod: Manifest) -> None:
-        """One event about a pod."""
+        """Take over one watch event of a pod."""
         role, name = labels(pod).get(names.ROLE), uid(pod)
         if role not in names.ROLES or name in self._settled:
             return
@@ -43,7 +43,7 @@ class Startups:
             self._starting.add(name)
 
     def forget(self, pod: Manifest) -> None:
-        """The pod is gone."""
+        """Drop a deleted pod."""
         self._starting.discard(uid(pod))
         self._settled.discard(uid(pod))
 
@@ -54,7 +54,7 @@ def _count(role: str, pod: Manifest) -> None:
 
 
 def stages(pod: Manifest) -> Mapping[str, float]:
-    """Seconds of each stage of a ready pod; nothing while a moment of it is not known."""
+    """Seconds of each stage of a ready pod; empty while one of its times is unknown."""
     if not is_true(pod, "Ready"):
         return {}
     containers = pod.get("status", {}).get("containerStatuses") or ()
@@ -68,7 +68,7 @@ def stages(pod: Manifest) -> Mapping[str, float]:
     if not all(moments):
         return {}
     at_s = [seconds(str(moment)) for moment in moments]
-    # Clocks of API server, scheduler and kubelet differ; no stage takes less than no time.
+    # Clocks of API server, scheduler and kubelet differ; no stage is negative.
     return {
         stage: max(0.0, end_s - begin_s)
         for stage, begin_s, end_s in zip(

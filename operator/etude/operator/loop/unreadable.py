@@ -1,4 +1,4 @@
-"""What to say about an object that an older schema let through or a newer operator wrote on."""
+"""Status of an object that does not parse: of an older schema, or written by a newer operator."""
 
 from typing import TypeVar
 
@@ -17,16 +17,16 @@ S = TypeVar("S", bound=Status)
 
 
 def told(manifest: Manifest, kind: type[S], error: ValidationError, now: Moment) -> S | Note:
-    """What is wrong with it, in its status; everything else is left as it was said last.
+    """The status with the validation error under Accepted; all other fields stay.
 
-    A run that is over stays over, whatever becomes of its spec: once it can be read again, it must
-    not begin again. A status with words of a newer operator is what that one goes by when it is
-    back, and stays whole: an Event says so instead.
+    A finished run stays finished although its spec is unreadable: it must not start again once it
+    can be read. A status with fields of a newer operator stays untouched for that operator; an
+    Event reports it instead.
 
     Args:
         manifest: the object.
-        kind: its kind of status.
-        error: what is wrong with it.
+        kind: class of its status.
+        error: the validation error of the object.
         now: both clocks.
     """
     try:
@@ -47,8 +47,8 @@ def told(manifest: Manifest, kind: type[S], error: ValidationError, now: Moment)
 
 def _of_a_newer_operator(trouble: str) -> Note:
     message = (
-        f"this operator cannot read status.{trouble}; it leaves the object and all that is the "
-        "object's alone. Install the release that wrote it again"
+        f"this operator cannot read status.{trouble}; it leaves the object and its children"
+        " unchanged. Install the release that wrote the status"
     )
     return Note(
         name="unreadable-status", reason=Reason.INVALID_STATUS, message=message, is_warning=True

@@ -1,4 +1,4 @@
-"""Which runs refer to which pools and checkpoints of somebody else."""
+"""Reference index: the runs that name a pool or a checkpoint."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -10,17 +10,17 @@ from etude.operator.runs import model
 
 @dataclass(slots=True)
 class Users:
-    """An index by what is referred to.
+    """Runs by the objects that they name.
 
-    A pool changes more often than anybody could ask every run about it.
+    Pools change too often to search all runs each time.
     """
 
     _runs: defaultdict[Ref, set[Ref]] = field(default_factory=lambda: defaultdict(set))
     _named: dict[Ref, frozenset[Ref]] = field(default_factory=dict)
-    """What each run refers to."""
+    """Objects that each run names."""
 
     def see(self, run: Manifest) -> None:
-        """Note what a run refers to now."""
+        """Index the objects that a run names now."""
         self.forget(ref(run))
         named = frozenset(_named(run))
         if named:
@@ -29,14 +29,14 @@ class Users:
             self._runs[about].add(ref(run))
 
     def forget(self, run: Ref) -> None:
-        """The run is gone."""
+        """Drop a deleted run."""
         for about in self._named.pop(run, frozenset()):
             self._runs[about].discard(run)
             if not self._runs[about]:
                 del self._runs[about]
 
     def of(self, about: Ref) -> Sequence[Ref]:
-        """Runs that refer to a pool or a checkpoint."""
+        """Runs that name a pool or a checkpoint."""
         return sorted(self._runs.get(about, ()))
 
 

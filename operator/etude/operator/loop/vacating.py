@@ -1,4 +1,4 @@
-"""Nodes of a pool go once all of its brokers have promised to give them nothing more."""
+"""Drain of pool hosts: brokers stop placing environments there, then empty hosts are deleted."""
 
 import asyncio
 import logging
@@ -11,16 +11,16 @@ from etude.operator.reports import peers as brokers
 from etude.operator.reports.peers import PeerError, Peers
 
 LATE_S = 3.0
-"""A deletion that has been sent may take effect so much later: the time-out of a write."""
+"""A deletion may take effect this long after it was sent: the timeout of a write."""
 
 log = logging.getLogger(__name__)
 
 
 async def vacate(cluster: Cluster, peers: Peers, about: Manifest, action: Vacate) -> None:
-    """Delete the nodes that every broker calls empty; the others are asked for again soon.
+    """Delete the hosts that every broker reports empty; later passes retry the others.
 
-    A broker's promise ends by itself: what could not be deleted by then stays, for it may hold
-    something again.
+    A broker's hold expires: a host that could not be deleted before stays, since it may hold
+    environments again.
     """
     pool = about["metadata"]["name"]
     try:
@@ -30,9 +30,9 @@ async def vacate(cluster: Cluster, peers: Peers, about: Manifest, action: Vacate
                 if key.name in empty:
                     await cluster.delete(key, uid=known)
     except PeerError as error:
-        log.warning("no node of %s goes: %s", pool, error)
+        log.warning("pool %s: no host was drained: %s", pool, error)
     except TimeoutError:
-        log.warning("nodes of %s stay: it took longer than brokers keep them empty", pool)
+        log.warning("pool %s: hosts stay, draining took longer than brokers hold them", pool)
 
 
 async def _empty(cluster: Cluster, peers: Peers, about: Manifest, action: Vacate) -> Set[str]:

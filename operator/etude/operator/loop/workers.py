@@ -1,4 +1,4 @@
-"""The operator's loop over any cluster: changes become keys, workers bring each key closer."""
+"""The operator over any cluster: watch events become keys, workers reconcile them."""
 
 import asyncio
 import contextlib
@@ -24,24 +24,24 @@ from etude.operator.reports.peers import Peers
 log = logging.getLogger(__name__)
 
 RESYNC_S = 600.0
-"""Every object is looked at this often even if nothing happens."""
+"""Interval at which every object is reconciled even without an event."""
 
 
 @dataclass(slots=True)
 class Operator:
-    """Queue and workers; run() acts, and everything else only listens."""
+    """Workqueue and workers; only run() acts."""
 
     cluster: Cluster
     reconciler: Reconciler
     queue: WorkQueue
     workers: int = 24
-    """A pass mostly waits for the API server: a dozen requests, one after the other. With 8, a slow
-    API server and not our time bounded the runs a second."""
+    """A pass mostly waits for the API server: a dozen sequential requests. With 8 workers a slow
+    API server bounded the runs per second."""
     users: Users = field(default_factory=Users)
     startups: Startups = field(default_factory=Startups)
 
     async def run(self) -> None:
-        """Bring everything closer to what it should be, until cancelled."""
+        """Reconcile until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 self.add_all()
@@ -52,7 +52,7 @@ class Operator:
             self.reconciler.retire()
 
     def changed(self, manifest: Manifest) -> None:
-        """Have everything looked at that a changed object may concern."""
+        """Queue every object that a changed one may concern."""
         self._index(manifest, is_gone=self.cluster.get(ref(manifest)) is None)
         for key in self.concerned(manifest):
             self.queue.add(key)
@@ -68,7 +68,7 @@ class Operator:
             self.startups.see(manifest)
 
     def concerned(self, manifest: Manifest) -> list[Ref]:
-        """Which of our objects a change may matter to."""
+        """Keys of the objects that a change may concern."""
         found, namespace = labels(manifest), ref(manifest).namespace
         kind = manifest["kind"]
         keys = [ref(manifest)] if kind in KINDS else []
@@ -84,7 +84,7 @@ class Operator:
         return keys
 
     def add_all(self) -> None:
-        """Have every object of ours looked at."""
+        """Queue every object of the operator's kinds."""
         for kind in KINDS:
             for manifest in self.cluster.every(kind):
                 self.queue.add(ref(manifest))
@@ -100,34 +100,34 @@ class Operator:
             try:
                 await self.one(key)
             except asyncio.CancelledError:
-                # The queue outlives a term of leadership: the next one must find the key free.
+                # The queue outlives a term of leadership: the next term must find the key free.
                 self.queue.retry(key)
                 raise
 
     async def one(self, key: Ref) -> None:
-        """One pass over one object, and when the next one is due."""
+        """Reconcile one object, with metrics and a trace span."""
         with metrics.RECONCILE_SECONDS.labels(key.kind).time(), spans.reconcile(key):
             result = await self._pass(key)
             spans.ended(result)
         metrics.RECONCILES.labels(key.kind, result).inc()
 
     async def _pass(self, key: Ref) -> str:
-        """Look at an object, and put its key back as that went; returns how."""
+        """Reconcile an object and queue its key again as needed; returns the result for metrics."""
         try:
             again_s = await self.reconciler.reconcile(key)
         except ConflictError:
-            # The newer state is on its way into the cache.
+            # The cache receives the newer state soon.
             self.queue.retry(key)
             return "conflict"
         except (ClusterError, RefusedError) as error:
-            # What refuses a status is a schema or a right, which whoever installs us may mend.
+            # A status is rejected by a schema or a missing right, which an installation may fix.
             delay_s = self.queue.retry(key)
-            log.warning("%s %s: %s; again in %.1f s", key.kind, key.name, error, delay_s)
+            log.warning("%s %s: %s; retries in %.1f s", key.kind, key.name, error, delay_s)
             return "error"
         except Exception:
-            # One object that we do not understand must not stop the work on the others.
+            # A bug with one object must not stop the work on the others.
             delay_s = self.queue.retry(key)
-            log.exception("%s %s: again in %.1f s", key.kind, key.name, delay_s)
+            log.exception("%s %s: retries in %.1f s", key.kind, key.name, delay_s)
             return "bug"
         self.queue.done(key)
         if again_s is not None:
@@ -136,9 +136,9 @@ class Operator:
 
 
 def is_unanswered(cluster: Cluster, key: Ref) -> bool:
-    """Whether somebody asked for something of which the status does not know yet.
+    """Return true if the spec has changed since the status was written.
 
-    That comes before news of children: whoever asked looks at the clock.
+    Such an object is urgent: a user waits for it.
     """
     manifest = cluster.get(key)
     if manifest is None:
@@ -157,7 +157,7 @@ async def operator(
     instance: str,
     pace: Pace,
 ) -> AsyncIterator[Operator]:
-    """An operator over a cluster, with its followers; leaving the block ends them."""
+    """An operator over a cluster, with its followers, which end with the block."""
     queue = WorkQueue(is_urgent=partial(is_unanswered, cluster))
     book = ReportBook(clock)
     async with asyncio.TaskGroup() as tasks:

@@ -1,4 +1,4 @@
-"""Tells users about their objects: a status at a bearable pace, an Event for every change."""
+"""Status writer and event recorder, both with rate limits per object."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -21,34 +21,34 @@ MOVING = {
     *("rollouts", "lastStepTime", "reported", "slots", "leases", "usage"),
     *("autoscaler", "provision"),
 }
-"""Figures that change all the time; everything else in a status is written at once."""
+"""Fields that change all the time; a change of any other field is written immediately."""
 
 STATUSES_PER_S = 1.0
-"""Writes of one object's status in the long run, whatever they say."""
+"""Sustained status writes of one object."""
 STATUS_BURST = 60.0
-"""Writes that may follow each other at once: a whole life, however many turns it takes."""
+"""Status writes of one object in a burst: enough for a whole life of a run."""
 EVENTS_PER_S = 0.1
 EVENT_BURST = 100.0
-"""Events of one object at once; kubelets have 25. A condition that flaps is in its status."""
+"""Events of one object in a burst; kubelets have 25. A flapping condition is in its status."""
 
 MOST_NAME, MOST_REASON, MOST_NOTE = 230, 128, 1024
-"""Bytes, and not letters, that the API server takes."""
+"""Limits of the API server, in bytes."""
 
 REPORTER = "etude.dev/operator"
 
 
 class Pace(NamedTuple):
-    """What may wait before it is written, in seconds."""
+    """Debounce times of status writes, in seconds."""
 
     figures_s: float = 5.0
-    """Least time between two writes of the same object that only move figures."""
+    """Least time between two writes of one object that only change figures."""
     passing_s: float = 0.0
-    """For how long what is passing must have differed from what is written, to be written."""
+    """Time for which a transient status must have differed from the written one, to be written."""
 
 
 @dataclass(slots=True)
 class StatusWriter:
-    """Status writes and Events of all objects."""
+    """Writes statuses and records Events of all objects."""
 
     cluster: Cluster
     clock: Clock
@@ -60,15 +60,15 @@ class StatusWriter:
     async def write(
         self, seen: Manifest, status: Status, *, is_passing: bool = False
     ) -> float | None:
-        """Write what differs; returns after how many seconds what was held back should be written.
+        """Write a status that differs; returns the delay in seconds of a write that was held back.
 
         Args:
-            seen: the object as it was seen.
-            status: what to say about it.
-            is_passing: whether that is on its way to something else, which may come first.
+            seen: the object as it was observed.
+            status: its new status.
+            is_passing: whether the status is transient, and may be superseded before it is written.
 
         Raises:
-            ConflictError: the object has changed since it was seen.
+            ConflictError: the object has changed since it was observed.
         """
         known = type(status).understood(seen.get("status", {}))
         before, after = known.to_json(), status.to_json()
@@ -93,9 +93,9 @@ class StatusWriter:
         return None
 
     async def record(self, about: Manifest, note: Note) -> None:
-        """Publish an Event about an object, unless there were too many of it lately.
+        """Publish an Event about an object, unless its token bucket is empty.
 
-        What an Event tells is in the status too, or in the controller's log.
+        An Event repeats what the status or the controller's log contains.
         """
         events = self._about(about).events
         if events.wait_s(self.clock.monotonic_s()) > 0:
@@ -105,7 +105,7 @@ class StatusWriter:
         await self.cluster.record(self._event(about, note))
 
     def forget(self, gone_uid: str) -> None:
-        """The object is gone."""
+        """Drop the state of a deleted object."""
         self._told.pop(gone_uid, None)
 
     def _about(self, seen: Manifest) -> "_Told":
@@ -148,14 +148,14 @@ class StatusWriter:
 
 @dataclass(slots=True)
 class _Told:
-    """What was said about one object."""
+    """Rate limits of one object."""
 
     statuses: Bucket
     events: Bucket
     written_s: float = float("-inf")
-    """When its status was written last."""
+    """Time of the last status write."""
     differs_s: float | None = None
-    """Since when it says less than is known, and that was only passing."""
+    """Since when the written status differs, if only by a transient one."""
 
 
 def _cut(text: str, limit: int) -> str:
@@ -188,7 +188,7 @@ def _notes(before: Status, after: Status) -> list[Note]:
     ]
     hold = getattr(before, "hold", None)
     if hold is not None and getattr(after, "hold", None) is None:
-        message = f"the run may go on: {hold.reason} of {hold.since} holds it no more"
+        message = f"the run may continue: the hold {hold.reason} of {hold.since} has ended"
         notes.append(Note(name=f"hold-{hold.since}", reason="HoldEnded", message=message))
     intent = getattr(after, "intent", None)
     if (
@@ -197,7 +197,7 @@ def _notes(before: Status, after: Status) -> list[Note]:
         and intent != getattr(before, "intent", None)
     ):
         who = intent.role or "every role"
-        message = f"{who} starts anew as attempt {intent.attempt}: {intent.message}"
+        message = f"{who} restarts as attempt {intent.attempt}: {intent.message}"
         notes.append(
             Note(
                 name=f"restart-{intent.attempt}",
