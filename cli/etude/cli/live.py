@@ -1,4 +1,4 @@
-"""The live terminal view: a picture of one run, drawn from plain values."""
+"""Live terminal view: a picture of one run, drawn from plain values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class PodLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Everything that the picture shows."""
+    """Values that the picture shows."""
 
     name: str
     phase: str
@@ -82,7 +82,7 @@ def picture(view: View) -> RenderableType:
 
 
 def plain(view: View) -> str:
-    """The same facts as one line for logs."""
+    """The facts of the view as one line for logs."""
     facts = [view.phase]
     if view.active_phase:
         facts.append(f"{view.active_phase} {view.step}/{view.target}")

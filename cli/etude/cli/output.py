@@ -1,4 +1,4 @@
-"""The promises of every verb: where it prints, how it explains an error, how it exits."""
+"""Output of every verb: streams, error messages and exit codes."""
 
 import json
 import sys
@@ -29,7 +29,7 @@ class Exit(IntEnum):
     """The account may not do it."""
     UNREACHABLE = 6
     TIMED_OUT = 7
-    """What was waited for did not come in time."""
+    """The awaited state did not come in time."""
     CONFLICT = 8
     BUG = 70
     INTERRUPTED = 130
@@ -57,18 +57,18 @@ _HARMLESS = (
     | {0x7F: 0x2421}
     | dict.fromkeys((*range(0x80, 0xA0), 0x2028, 0x2029, *_DIRECTIONS), 0xFFFD)
 )
-"""What would act on a terminal, and the picture that is shown instead."""
+"""Characters that act on a terminal, and their visible replacements."""
 
 
 def harmless(text: str) -> str:
-    """Text of a store, a file or a user as it may be shown: no character acts on the terminal."""
+    """Text of a store, a file or a user without characters that act on a terminal."""
     return text.translate(_HARMLESS)
 
 
 class Screen(Console):
-    """Prints text as it is: nothing in it is markup, an emoji's name or a command to the terminal.
+    """Prints text literally: no markup, no names of emoji, no commands to the terminal.
 
-    Whoever wants colour gives a style or a rich Text.
+    Colour needs a style or a rich Text.
     """
 
     def __init__(
@@ -107,12 +107,12 @@ class Screen(Console):
 
 
 def console(*, to_stderr: bool = False) -> Screen:
-    """Data goes to stdout, everything else to stderr; NO_COLOR is honoured."""
+    """A console: data goes to stdout, everything else to stderr; NO_COLOR is honoured."""
     return Screen(to_stderr=to_stderr)
 
 
 def print_whole(picture: RenderableType) -> None:
-    """A picture for people; in a file or a pipe it is as wide as it needs to be."""
+    """Print a picture for people; in a file or a pipe it is as wide as it needs to be."""
     screen = console()
     if not screen.is_terminal:
         free = screen.options.update(width=_WIDEST)
@@ -121,12 +121,12 @@ def print_whole(picture: RenderableType) -> None:
 
 
 def print_row(row: object) -> None:
-    """One JSON value on one line, for programs; what is not ASCII is escaped, so none is lost."""
+    """Print one JSON value on one line, for programs; non-ASCII text is escaped."""
     console().print(json.dumps(row), soft_wrap=True)
 
 
 def say(text: str) -> None:
-    """One line for people."""
+    """Print one line for people to stderr."""
     sys.stderr.write(harmless(text) + "\n")
     sys.stderr.flush()
 

@@ -1,4 +1,4 @@
-"""Memory and CPU time of processes and everything they started, from /proc."""
+"""Memory and CPU time of process trees, from /proc."""
 
 import json
 import os
@@ -17,7 +17,7 @@ FILE = "resources.jsonl"
 
 
 class Usage(NamedTuple):
-    """What a process tree holds and has used."""
+    """Memory and CPU time of a process tree."""
 
     pss_bytes: int
     """Proportional set size: a page shared by n processes counts 1/n in each of them."""
@@ -27,7 +27,7 @@ class Usage(NamedTuple):
 
 @dataclass(slots=True)
 class ResourceLog:
-    """Looks at a local run's processes and appends what each role uses to resources.jsonl."""
+    """Measures a local run's processes and appends the usage of each role to resources.jsonl."""
 
     folder: Path
     runtime_pid: int

@@ -1,4 +1,4 @@
-"""The life of a run on this machine, from its folder to its end."""
+"""Local runs: folder, runtime process, start and stop."""
 
 import os
 import re
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 ROOT = Path("runs")
 NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-"""Else a name could lead out of the folder of all runs."""
+"""Keeps a name inside the folder of all runs."""
 MAX_WORDS = 64 * 1024
-"""Bytes of a log that go to the terminal at most."""
+"""Limit on the bytes of a log that go to the terminal."""
 START_TIMEOUT_S = 30.0
-"""A runtime writes its state within a second; a busy machine needs some more."""
+"""A runtime writes its state within a second; busy cores need some more."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Ctrl-C, a supervisor's order, a terminal that closes: none leaves the run without a watcher."""
+"""Ctrl-C, a supervisor's signal, a terminal that closes: the run stops with its watcher."""
 LOCK_TIMEOUT_S = 5.0
 """A runtime writes its process id within milliseconds of taking the folder."""
 
@@ -59,17 +59,17 @@ class Runtime:
     process: subprocess.Popen[bytes]
     folder: Path
     log_start: int
-    """Where its own words begin in the log that all runtimes of the run share."""
+    """Offset of its first line in the log that all runtimes of the run share."""
 
     def said(self) -> str:
-        """What it wrote, from its start on, indented."""
+        """Its log from its start on, indented."""
         with _log(self.folder).open("rb") as file:
             file.seek(self.log_start)
             text = file.read(MAX_WORDS).decode(errors="replace")
         return indented(text.splitlines())
 
     def last_words(self, lines: int = 12) -> str:
-        """The end of what it wrote, indented."""
+        """The end of its log, indented."""
         path = _log(self.folder)
         if not path.is_file():
             return "    (no log)"
@@ -114,17 +114,17 @@ def start(manifest: Path, folder: Path, settings: Sequence[str] = ()) -> Runtime
 
 
 def await_state(runtime: Runtime) -> "LocalState | None":
-    """The first state that the started runtime writes; None when the run was complete before.
+    """Wait for the first state of a started runtime; None when the run was complete before.
 
     Raises:
         UserError: it did not start in time.
-        SystemExit: it refused to start, with its own exit code, after its own words.
+        SystemExit: it refused to start; its log is printed and its exit code kept.
     """
     try:
         with told_to_stop(_interrupted):
             state = _started(runtime)
     except BaseException:
-        # An order to stop before there is anything to see: nobody would watch what goes on.
+        # A signal to stop before the first state: the run must not go on unwatched.
         runtime.process.terminate()
         raise
     if state is not None or runtime.process.poll() == Exit.DONE:
@@ -145,7 +145,7 @@ def await_state(runtime: Runtime) -> "LocalState | None":
 
 @contextmanager
 def told_to_stop(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Let the handler take whatever tells this process to stop, for a while."""
+    """Handle the signals that stop this process, inside the block."""
     before = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
     try:
         yield
@@ -159,7 +159,7 @@ def _interrupted(_number: int, _frame: FrameType | None) -> None:
 
 
 def _started(runtime: Runtime) -> "LocalState | None":
-    """Its first state; None when it ended before, or wrote none in time."""
+    """The runtime's first state; None when it ended before, or wrote none in time."""
     from etude.common.local import read_state  # noqa: PLC0415 - keeps other verbs fast
 
     deadline = time.monotonic() + START_TIMEOUT_S
@@ -175,7 +175,7 @@ def _started(runtime: Runtime) -> "LocalState | None":
 
 
 def exit_code(returned: int) -> int:
-    """Our exit code for that of a runtime; one that was killed by a signal has none of its own."""
+    """Our exit code for that of a runtime; one that a signal killed counts as NO."""
     return returned if returned >= 0 else Exit.NO
 
 
@@ -209,15 +209,15 @@ def name_of(manifest: Path) -> str:
 
 
 def indented(lines: Sequence[str]) -> str:
-    """Somebody else's words, set apart from ours."""
+    """Indent the output of another process."""
     return "\n".join("    " + line for line in lines)
 
 
 def ask_to_stop(folder: Path, *, now: bool) -> None:
-    """Tell the runtime to save a checkpoint and end, or to end at once.
+    """Signal the runtime to save a checkpoint and stop, or to stop immediately.
 
     Raises:
-        UserError: the runtime does not say which process it is.
+        UserError: the runtime has not written its process id.
     """
     # The second signal is the runtime's order to stop without waiting.
     for _ in range(2 if now else 1):
@@ -228,10 +228,10 @@ def ask_to_stop(folder: Path, *, now: bool) -> None:
 
 
 def _awaited_pid(folder: Path) -> int | None:
-    """The runtime's process; None once there is no runtime.
+    """The runtime's process id; None once there is no runtime.
 
     Raises:
-        UserError: it does not say which one it is.
+        UserError: it has not written its process id.
     """
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     while time.monotonic() < deadline:

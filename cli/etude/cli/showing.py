@@ -1,4 +1,4 @@
-"""Shows a run as it goes on: a picture on a terminal, lines anywhere else."""
+"""Live display of a run: a picture on a terminal, lines anywhere else."""
 
 import time
 from collections.abc import Callable
@@ -14,13 +14,13 @@ PLAIN_INTERVAL_S = 10.0
 
 
 class Viewing(Protocol):
-    """Has the present picture of a run whenever it is asked."""
+    """Source of the present view of a run."""
 
     def view(self) -> View: ...
 
 
 def show(viewer: Viewing, *, as_lines: bool, is_over: Callable[[], bool]) -> None:
-    """Draw until it is over, and once more then."""
+    """Draw until the run is over, and once more after that."""
     screen = console()
     if as_lines or not screen.is_terminal:
         _show_lines(viewer, is_over)

@@ -1,4 +1,4 @@
-"""From what a user typed to a version in the store, and a copy of it."""
+"""Policy versions of a store by the text of a user, and copies of them."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def copy_of(store: Store, text: str, folder: Path) -> Mirror:
 
 
 def not_there(store: Store, version: VersionId) -> Problem:
-    """What to say of a version that is not in the store."""
+    """The problem of a version that is not in the store."""
     what = f"version {version} is not in the store"
     return Problem("NotFound", what, store.url, "etude weights ls shows what there is")
 
@@ -39,10 +39,10 @@ def _not_whole(version: VersionId, error: Exception) -> Problem:
 
 
 def version_of(store: Store, text: str) -> VersionId:
-    """The version that a user named; newest is the newest that counts and is not quarantined.
+    """The version that a user named; `newest` is the newest accepted one without quarantine.
 
     Raises:
-        UserError: it is no version, or there is none.
+        UserError: the text is not a version, or the store has none.
     """
     if text == "newest":
         return _newest(store)
@@ -71,7 +71,7 @@ def _newest(store: Store) -> VersionId:
 
 
 def none_count(store: Store, run: str) -> Problem:
-    """Why no version is accepted: there is none, or what says so is gone."""
+    """The problem of a store without an accepted version."""
     count = len(all_published(store))
     if not count:
         return no_versions(run)
@@ -80,7 +80,7 @@ def none_count(store: Store, run: str) -> Problem:
 
 
 def no_versions(run: str) -> Problem:
-    """What to say of a run without any version."""
+    """The problem of a run without any version."""
     return Problem(
         "NotFound",
         "has published no version yet",

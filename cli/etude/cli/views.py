@@ -1,4 +1,4 @@
-"""From a run folder's files to the values of the live view."""
+"""Values of the live view, from the files of a run folder."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -16,12 +16,12 @@ from etude.common.local import LocalPod, LocalState, read_state
 
 Row = dict[str, Any]
 RECENT_STEPS = 10
-"""Steps behind the estimate of what is left."""
+"""Steps behind the estimate of the time left."""
 
 
 @dataclass(slots=True)
 class Viewer:
-    """Follows one run folder; reads only what was appended since the last look."""
+    """Follows one run folder; each look reads only the rows that were appended since the last."""
 
     folder: Path
     _rows: list[Row] = field(default_factory=list, init=False)
@@ -55,7 +55,7 @@ def _rows(data: bytes) -> Iterator[Row]:
 
 
 def view_of(name: str, state: LocalState | None, rows: Sequence[Row]) -> View:
-    """What to show, from the runtime's state and the metrics rows."""
+    """The values of the view, from the runtime's state and the metrics rows."""
     status = _status(state)
     active = status.active_phase
     steps = [r for r in rows if r.get("kind") == "step" and r.get("phase") == active]

@@ -82,7 +82,7 @@ def _cells(each: Surveyed) -> list[str]:
 
 
 def _notes(each: Surveyed) -> Iterator[str]:
-    """What sets a version apart; nothing for a delta that counts."""
+    """Notes on a version; none for an accepted delta."""
     if each.standing != "accepted":
         yield each.problem or each.standing
     if each.manifest is not None and each.manifest.is_complete:
@@ -100,7 +100,7 @@ def _bits(each: Surveyed) -> float | None:
 
 
 def object_table(found: Sequence[StoredObject]) -> Table:
-    """What a version consists of, then its size in all."""
+    """The objects of a version, then their total size."""
     table = Table(box=None, pad_edge=False)
     table.add_column("OBJECT", no_wrap=True)
     table.add_column("SIZE", justify="right", no_wrap=True)
@@ -125,7 +125,7 @@ def who_reads(store: Store) -> Iterator[str]:
 
 
 def difference_table(found: "Sequence[Difference]") -> Table:
-    """What differs between two versions, by tensor, then in all."""
+    """The differences between two versions, by tensor, then in total."""
     table = Table(box=None, pad_edge=False)
     table.add_column("TENSOR", overflow="fold")
     for title in ("ELEMENTS", "CHANGED", "SHARE", "ONE ULP", "LARGEST (ULP)"):

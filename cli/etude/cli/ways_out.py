@@ -1,4 +1,4 @@
-"""What to do about an error that names no way out itself."""
+"""Hints: suggested fixes for errors that carry none."""
 
 import errno
 
@@ -29,7 +29,7 @@ _BY_REASON = {
 
 
 def of_system(error: OSError) -> Problem:
-    """What the system refused, in three parts."""
+    """The problem of an error of the operating system."""
     unknown = "check the path" if error.filename else "etude doctor checks this machine"
     return Problem(
         "SystemError",
@@ -40,7 +40,7 @@ def of_system(error: OSError) -> Problem:
 
 
 def of_ours(error: EtudeError) -> str:
-    """The message of an error of ours, and what to do."""
+    """The message of an Etude error, with a suggested fix."""
     return f"{error}\n  fix: {_fix(error)}  [{error.reason}]"
 
 

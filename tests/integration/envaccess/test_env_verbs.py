@@ -274,7 +274,7 @@ def test_the_commands_of_the_page_work_as_they_stand(
         (("create", "127.0.0.1:1", "--template", "x"), 6, "[Unreachable]"),
         (("create", "no-run"), 3, "[NotFound]"),
         (("create", "127.0.0.1:1"), 2, "give --template NAME"),
-        (("create", "127.0.0.1:1", "--template", "x", "--workspace", "none"), 3, "is no folder"),
+        (("create", "127.0.0.1:1", "--template", "x", "--workspace", "none"), 3, "is not a folder"),
         (("create", "127.0.0.1:1", "--template", "x", "--ttl", "1"), 2, "--ttl"),
         (("exec", "nobody", "true"), 3, "no environment of yours"),
         (("exec", "", "true"), 3, "no environment of yours"),

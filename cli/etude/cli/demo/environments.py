@@ -1,4 +1,4 @@
-"""What the demo's environments are on this machine."""
+"""Choice of the demo's sandbox driver on this host."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ _POOL = "spec.roles.environments[repos].poolTemplate"
 
 
 class Driver(StrEnum):
-    """What makes the environments; a pool's own words."""
+    """Sandbox drivers that the demo takes, by their names in a pool's spec."""
 
     AUTO = "Auto"
     QEMU_MICRO_VM = "QemuMicroVM"
@@ -24,7 +24,7 @@ def settings(driver: Driver) -> list[str]:
     """The demo's pool on this driver, as settings of its manifest.
 
     Raises:
-        UserError: microVMs are demanded, and this machine cannot make them.
+        UserError: microVMs are demanded, and this host cannot run them.
     """
     if driver is Driver.PROCESS:
         return []
@@ -37,7 +37,7 @@ def settings(driver: Driver) -> list[str]:
 
 
 def in_short(words: str) -> str:
-    """What a monitor said in several lines, in the last of them, which says it all."""
+    """The last line of a VMM's output, which names the cause."""
     return words.strip().rpartition("\n")[2]
 
 
@@ -61,7 +61,7 @@ def chosen(driver: Driver, found: Mapping[str, str]) -> list[str]:
 
 
 def _machines(*, only_with_kvm: bool) -> dict[str, str]:
-    # The environments part is never imported here: it is another process, as in a cluster.
+    # The environments part is never imported here: it runs as another process, as in a cluster.
     words = [sys.executable, "-m", "etude.envserver.images.demo"]
     options = ["--only-with-kvm"] if only_with_kvm else []
     done = subprocess.run([*words, *options], stdout=subprocess.PIPE, check=False)
@@ -73,7 +73,7 @@ def _machines(*, only_with_kvm: bool) -> dict[str, str]:
     raise UserError(
         Problem(
             "DriverUnavailable",
-            what="this machine makes no microVMs: see above",
+            what="this host cannot run microVMs: see above",
             where=f"--driver {Driver.QEMU_MICRO_VM}",
             fix="make system-deps as root, python hack/guest.py; or --driver Process",
         )

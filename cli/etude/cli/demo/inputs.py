@@ -1,4 +1,4 @@
-"""What the demo works on: a generated model folder, tasks and demonstrations."""
+"""Inputs of the demo: a generated model folder, tasks and demonstrations."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ from etude.cli.output import say
 from etude.common.errors import Problem, UserError
 
 PREFIX = Path("inputs") / "etude" / "demo"
-"""Where s3://etude/demo/… of the manifest lies inside a local run folder."""
+"""Folder of s3://etude/demo/… inside a local run folder."""
 
 
 def manifest() -> Path:

@@ -1,4 +1,4 @@
-"""How long a demo worked, over all the times that it was started and stopped."""
+"""Working time of a demo, summed over its sessions."""
 
 import json
 from bisect import bisect_left
@@ -22,7 +22,7 @@ class Stopwatch(NamedTuple):
     sessions: tuple[Session, ...]
 
     def at(self, time_s: float) -> float:
-        """Seconds of work until a Unix time."""
+        """Seconds of work before a Unix time."""
         return sum(
             max(0.0, min(time_s, session.ended_s) - session.started_s) for session in self.sessions
         )
@@ -34,7 +34,7 @@ class Stopwatch(NamedTuple):
 
 
 def note(folder: Path, what: Literal["started", "ended"], time_s: float) -> None:
-    """Write down that the command started or ended."""
+    """Record that the command started or ended."""
     with (folder / FILE).open("a") as file:
         file.write(json.dumps({"what": what, "time_s": time_s}) + "\n")
 

@@ -1,4 +1,4 @@
-"""What the demo must show, judged from the run's own record."""
+"""Targets of the demo, and its result from the run's own record."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from etude.cli.demo.stopwatch import Stopwatch
 Row = Mapping[str, Any]
 
 MIN_GAIN = 0.35
-"""How far held-out success must end above that of the warmed-up policy."""
+"""Least rise of held-out success over the warmed-up policy."""
 MIN_REWARD_RATIO = 1.5
 """Training reward of the last ten steps against that of the first five."""
 FIRST_STEP_S, TOTAL_S = 120.0, 600.0
-"""What two idle cores need at most; slower is said and no failure, since others may use them."""
+"""Limits on two idle cores; a slower demo is reported and does not fail."""
 
 
 class Range(NamedTuple):
-    """A figure's name, and the ends that it must keep."""
+    """A figure's name and its bounds."""
 
     name: str
     low: float = 0.0
@@ -101,7 +101,7 @@ class Outcome:
         return found
 
     def delays(self) -> list[str]:
-        """What took longer than it does on two idle cores."""
+        """Times above their limits on two idle cores."""
         limits = {
             "first optimiser step": (self.first_step_s, FIRST_STEP_S),
             "total": (self.total_s, TOTAL_S),
@@ -114,7 +114,7 @@ class Outcome:
 
 
 class UnjudgedError(ValueError):
-    """The record lacks what the verdict is about."""
+    """The record lacks an evaluation that the result needs."""
 
 
 def outcome(rows: Sequence[Row], *, times: Stopwatch, lost: int, peak_rss_gib: float) -> Outcome:
@@ -160,5 +160,5 @@ def outcome(rows: Sequence[Row], *, times: Stopwatch, lost: int, peak_rss_gib: f
 
 
 def _habit(evaluation: Row, mode: str, name: str) -> float:
-    """A share of the rollouts; a policy that never came to do such a thing has none of it."""
+    """A share of the rollouts; 0 for a policy that never did such a thing."""
     return float(evaluation.get("behaviour", {}).get(mode, {}).get(name) or 0.0)

@@ -1,1 +1,1 @@
-"""What this machine can and cannot do for Etude."""
+"""Checks of this host."""

@@ -21,7 +21,7 @@ NEED_DISK_GIB = 2
 
 
 class Verdict(StrEnum):
-    """How one check went."""
+    """Status of one check."""
 
     PASS = "pass"  # noqa: S105 - a verdict, no password
     WARN = "warn"
@@ -39,7 +39,7 @@ class Finding:
 
 
 def python_version() -> Finding:
-    """Whether this interpreter is one that the lock was made for."""
+    """Check that the lock supports this interpreter."""
     version = ".".join(map(str, sys.version_info[:3]))
     good = (3, 11) <= sys.version_info[:2] < (3, 14)
     return Finding(
@@ -51,7 +51,7 @@ def python_version() -> Finding:
 
 
 def cores() -> Finding:
-    """Whether sampling and training can run side by side."""
+    """Check that sampling and training can run in parallel."""
     count = len(os.sched_getaffinity(0))
     return Finding(
         name="cores",
@@ -62,7 +62,7 @@ def cores() -> Finding:
 
 
 def memory() -> Finding:
-    """Whether the demo's processes fit."""
+    """Check that the demo's processes fit into memory."""
     fields = dict(
         line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line
     )
@@ -77,7 +77,7 @@ def memory() -> Finding:
 
 
 def disk(folder: Path) -> Finding:
-    """Whether the run folder's disk has room for checkpoints."""
+    """Check that the run folder's disk has room for checkpoints."""
     free_gib = shutil.disk_usage(folder).free / 2**30
     good = free_gib >= NEED_DISK_GIB
     return Finding(
@@ -89,7 +89,7 @@ def disk(folder: Path) -> Finding:
 
 
 def store(folder: Path) -> Finding:
-    """Whether the folder store keeps its promises on this file system."""
+    """Check that the folder store works on this file system."""
     try:
         probe(open_store(f"file://{folder.resolve()}"))
     except (EtudeError, OSError) as error:
@@ -103,7 +103,7 @@ def store(folder: Path) -> Finding:
 
 
 def packages() -> Finding:
-    """Whether the role dependencies are installed."""
+    """Check that the dependencies of the roles are installed."""
     missing = [n for n in ("torch", "vllm", "ray", "kopf") if importlib.util.find_spec(n) is None]
     return Finding(
         name="packages",
@@ -114,7 +114,7 @@ def packages() -> Finding:
 
 
 def engine_plugin() -> Finding:
-    """Whether vLLM will find our weight transfer engine."""
+    """Check that vLLM finds our weight transfer engine."""
     found = any(p.name == "etude" for p in entry_points(group="vllm.general_plugins"))
     return Finding(
         name="engine plugin",
@@ -125,7 +125,7 @@ def engine_plugin() -> Finding:
 
 
 def namespaces() -> Finding:
-    """Whether sandboxes of the process driver can be walled off."""
+    """Check that the process driver can create its namespaces."""
     flags = ["--user", "--map-root-user", "--mount", "--pid", "--net", "--fork"]
     tool = shutil.which("unshare")
     command = [tool or "unshare", *flags, "true"]
@@ -148,7 +148,7 @@ def namespaces() -> Finding:
 
 
 def loopback() -> Finding:
-    """Whether processes can reach each other."""
+    """Check that processes can reach each other."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             address = server.getsockname()
@@ -164,7 +164,7 @@ def loopback() -> Finding:
 
 
 def kubectl() -> Finding:
-    """Whether a cluster could be used from here."""
+    """Check that kubectl is installed."""
     tool = shutil.which("kubectl")
     return Finding(
         name="kubectl",

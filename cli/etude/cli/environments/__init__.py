@@ -1,1 +1,1 @@
-"""Environments that people use by hand: kept, found, talked to."""
+"""Environments that people use by hand."""

@@ -1,4 +1,4 @@
-"""Calls to brokers and nodes, and what their refusals mean to a person."""
+"""Client of brokers and hosts, with their refusals as problems for people."""
 
 import asyncio
 import contextlib
@@ -20,12 +20,12 @@ from etude.v1 import (
 )
 
 RUN_ID = "cli"
-"""Leases of people count as those of one run."""
+"""Run of all leases that people take."""
 TOOLSET = "Standard"
 _STATE_S = 120.0
-"""To save an environment or put it back."""
+"""Deadline of a snapshot, a rollback or a fetch."""
 _RENEWALS = 3
-"""In the time of a lease."""
+"""Renewals in the life of a lease."""
 
 _REASONS = {
     grpc.StatusCode.UNAVAILABLE: (
@@ -48,10 +48,10 @@ _REASONS = {
 
 @contextlib.contextmanager
 def explained(where: str) -> Iterator[None]:
-    """Turn a refusal into a message in three parts.
+    """Turn a gRPC error into a message in three parts.
 
     Raises:
-        UserError: what was refused, and what to do.
+        UserError: the call was refused.
     """
     try:
         yield
@@ -63,7 +63,7 @@ def explained(where: str) -> Iterator[None]:
 
 
 class Wish(NamedTuple):
-    """What is asked of a broker."""
+    """Request for environments of a broker."""
 
     template: str
     ttl_s: int
@@ -76,10 +76,10 @@ class Wish(NamedTuple):
 
 
 async def launch(broker: str, wish: Wish) -> list[Environment]:
-    """New environments.
+    """Launch environments.
 
     Raises:
-        UserError: not all could be had; those that could are ended.
+        UserError: some could not be launched; the others are released.
     """
     request = environments_pb2.LaunchBatchRequest(
         run_id=RUN_ID,
@@ -110,12 +110,12 @@ async def launch(broker: str, wish: Wish) -> list[Environment]:
 
 
 def saved_as(environment: Environment, snapshot: str) -> str:
-    """The id of a snapshot: all of this run's, of all people, have one of their own."""
+    """The id of a snapshot, unique among the snapshots of all people."""
     return f"{environment.name}-{snapshot}"
 
 
 async def snapshot(environment: Environment, name: str) -> int:
-    """Save an environment, which goes on; how many bytes that took."""
+    """Save an environment, which goes on; returns the size in bytes."""
     snapshot_id = saved_as(environment, name)
     request = environment_state_pb2.SnapshotRequest(**_key(environment), snapshot_id=snapshot_id)
     async with channels.dial(environment.lease.endpoint) as channel:
@@ -125,7 +125,7 @@ async def snapshot(environment: Environment, name: str) -> int:
 
 
 async def share(environment: Environment, name: str) -> str:
-    """Put a snapshot where it outlives its node; what restore() takes for it."""
+    """Copy a snapshot to the pool's store; returns the reference for restore()."""
     snapshot_id = saved_as(environment, name)
     request = environment_state_pb2.ShareRequest(**_key(environment), snapshot_id=snapshot_id)
     async with channels.dial(environment.lease.endpoint) as channel:
@@ -136,15 +136,15 @@ async def share(environment: Environment, name: str) -> str:
 
 
 async def restore(environment: Environment, reference: str) -> None:
-    """Make an environment what was shared of one, which may be lost by now.
+    """Load a shared snapshot into an environment.
 
     Raises:
-        UserError: nothing was shared under this name, or it is of something else.
+        UserError: no such snapshot was shared, or it does not fit.
     """
     shared, at, digest = reference.rpartition("@")
     if not at:
         fix = "give what etude env snapshot --share printed"
-        raise UserError(Problem("Usage", "is no shared snapshot", reference, fix))
+        raise UserError(Problem("Usage", "is not a shared snapshot", reference, fix))
     request = environment_state_pb2.FetchRequest(
         **_key(environment),
         snapshot_id=saved_as(environment, f"from-{uuid.uuid4().hex[:12]}"),
@@ -162,7 +162,7 @@ async def restore(environment: Environment, reference: str) -> None:
 
 
 async def rollback(environment: Environment, name: str) -> None:
-    """Put an environment back to a snapshot that was taken of it."""
+    """Roll an environment back to one of its snapshots."""
     snapshot_id = saved_as(environment, name)
     request = environment_state_pb2.RollbackRequest(**_key(environment), snapshot_id=snapshot_id)
     async with channels.dial(environment.lease.endpoint) as channel:
@@ -189,7 +189,7 @@ async def release(broker: str, names: Sequence[str]) -> None:
 async def opened(
     environment: Environment,
 ) -> AsyncIterator["environment_access_pb2_grpc.EnvAccessServiceAsyncStub"]:
-    """The open door of an environment, whose lease is renewed meanwhile if it is ours."""
+    """Stub of an environment's access service; the lease is renewed meanwhile if it is ours."""
     async with channels.dial(environment.lease.endpoint) as channel:
         renewing = asyncio.create_task(_renew(environment), name="renew")
         try:

@@ -1,4 +1,4 @@
-"""Leases of this user, in private files of this machine; and those that a local run holds."""
+"""Lease store: this user's leases in private files, and those that a local run holds."""
 
 import base64
 import json
@@ -21,28 +21,28 @@ class Environment:
     lease: environments_pb2.Lease
     template: str
     broker: str = ""
-    """host:port of the broker that renews it; empty: somebody else does."""
+    """host:port of the broker that renews it; empty where this command does not renew it."""
     ttl_s: int = 0
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Name of the environment: the id of its lease."""
         return self.lease.lease_id
 
     @property
     def left_s(self) -> float:
-        """Until the lease ends, unless renewed."""
+        """Seconds until the lease ends, unless renewed."""
         return self.lease.expires_unix_ms / 1000 - time.time()
 
 
 def folder(env: Mapping[str, str] = os.environ) -> Path:
-    """Where leases are kept: $ETUDE_ENVIRONMENTS, or the user's folder for state."""
+    """Folder of the leases: $ETUDE_ENVIRONMENTS, or the user's folder for state."""
     state = env.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(env.get("ETUDE_ENVIRONMENTS") or Path(state) / "etude" / "environments")
 
 
 def keep(environment: Environment) -> None:
-    """Write a lease down; its tokens are for this user alone."""
+    """Store a lease, readable by this user alone: it holds tokens."""
     place = folder()
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     text = json.dumps(
@@ -66,7 +66,7 @@ def forget(name: str) -> None:
 
 
 def kept() -> list[Environment]:
-    """Every lease that was kept and has not run out, by name."""
+    """Every stored lease that has not expired, by name."""
     found = []
     for path in sorted(folder().glob("*.json")):
         environment = _read(path, "lease")
@@ -76,13 +76,13 @@ def kept() -> list[Environment]:
 
 
 def of_run(run_folder: Path) -> list[Environment]:
-    """The leases that the nodes of a local run hold; their rollouts use them."""
+    """The leases that the hosts of a local run hold for its rollouts."""
     paths = run_folder.glob("scratch/*/leases/*/state.json")
     return [found for path in sorted(paths) if (found := _read(path, "held")) is not None]
 
 
 def chosen(name: str, environments: Iterable[Environment]) -> Environment:
-    """The one whose name is this, or begins with it.
+    """The environment whose name is this or begins with it.
 
     Raises:
         UserError: there is none, or more than one.
@@ -101,7 +101,7 @@ def _beginning(name: str, environments: Iterable[Environment]) -> Iterator[Envir
 
 
 def _read(path: Path, key: str) -> Environment | None:
-    """The lease in a file; None where a half-written or foreign file stands."""
+    """The lease in a file; None for a half-written or foreign file."""
     try:
         raw = json.loads(path.read_bytes())
         data = base64.b64decode(raw[key])

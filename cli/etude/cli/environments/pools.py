@@ -1,4 +1,4 @@
-"""Where environments come from: the broker of a local run, or one by its address."""
+"""Pools by a local run or by the address of a broker."""
 
 import re
 from typing import NamedTuple
@@ -12,11 +12,11 @@ _ADDRESS = re.compile(r"[A-Za-z0-9][-A-Za-z0-9.]*:[0-9]{1,5}|\[[0-9A-Fa-f:]+\]:[
 
 
 class Pool(NamedTuple):
-    """A broker, and what is known of its templates."""
+    """A broker and the names of its templates."""
 
     broker: str
     templates: tuple[str, ...]
-    """Empty where only the broker's address is known."""
+    """Empty if only the broker's address is known."""
 
 
 def pool_of(where: str, name: str = "") -> Pool:

@@ -25,16 +25,16 @@ _STEPS = 8
 """Steps that wait to be sent; then this process stops reading its input."""
 
 Steps = asyncio.Queue[pb2.ExecRequest | None]
-"""What the user does, in order; None is the end of the input."""
+"""Input and resizes of the user, in order; None is the end of the input."""
 
 
 def is_terminal() -> bool:
-    """Whether somebody sits in front of this process."""
+    """True if this process has a terminal for input and output."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def opening(environment: Environment, argv: Sequence[str], **fields: Any) -> pb2.ExecOpen:  # noqa: ANN401 - fields of the message
-    """What starts a program."""
+    """The message that starts a program."""
     return pb2.ExecOpen(
         lease_id=environment.name,
         control_token=environment.lease.control_token,
@@ -44,7 +44,7 @@ def opening(environment: Environment, argv: Sequence[str], **fields: Any) -> pb2
 
 
 def present_size() -> pb2.TerminalSize:
-    """Of this process's terminal."""
+    """The size of this process's terminal."""
     rows, columns = termios.tcgetwinsize(sys.stdout.fileno())
     return pb2.TerminalSize(rows=rows or 24, columns=columns or 80)
 
@@ -77,7 +77,7 @@ async def attached(
 
 
 async def _feed(call: Any, steps: Steps) -> None:  # noqa: ANN401 - gRPC's classes have no such type
-    # Whoever types on after the end learns of it from the call itself.
+    # The call itself reports the end to a user who types on.
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         while (step := await steps.get()) is not None:
             await call.write(step)
@@ -89,7 +89,7 @@ def _listen(steps: Steps, *, has_input: bool) -> None:
         steps.put_nowait(None)
         return
     arguments = (steps, asyncio.get_running_loop())
-    # It may wait for a key for ever, and then nobody waits for it.
+    # It may wait for a key for ever: a daemon thread keeps no process alive.
     threading.Thread(target=_read_input, args=arguments, daemon=True, name="stdin").start()
 
 
@@ -104,7 +104,7 @@ def _read_input(steps: Steps, loop: asyncio.AbstractEventLoop) -> None:
 
 @contextlib.contextmanager
 def _raw(steps: Steps) -> Iterator[None]:
-    """Every key and every change of size goes to the environment, for a while."""
+    """Send every key and every change of size to the environment."""
 
     def resized() -> None:
         with contextlib.suppress(asyncio.QueueFull):

@@ -1,1 +1,1 @@
-"""`kubectl etude`: runs of a cluster, seen and ordered about through the user's kubectl."""
+"""`kubectl etude`: diagnosis and commands for the runs of a cluster, through the user's kubectl."""

@@ -1,4 +1,4 @@
-"""What keeps a run or a pool from being undertaken, and what helps."""
+"""Advice for the reasons of condition Accepted, and of queues."""
 
 from etude.cli.kubectl.explanation import Advice
 

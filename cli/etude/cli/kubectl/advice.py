@@ -1,4 +1,4 @@
-"""What each reason means for whoever waits for a run, and what helps."""
+"""Advice for each reason code: its meaning and a fix."""
 
 from collections.abc import Mapping
 
@@ -69,7 +69,7 @@ ENVIRONMENTS = {
         "a burst of the pool's burstCapacity would have to wait",
         "raise minIdle or maxReplicas, or lower autoscaling.burstCapacity",
     ),
-    "MoreThanDemanded": Advice(
+    "Overprovisioned": Advice(
         "the pool has more nodes than demand of late explains: idle ones go, none is created",
         "report it as a bug if it lasts; overcommitFactor is where it begins",
     ),
@@ -242,7 +242,7 @@ CONTROLLERS_OWN = {
         "give the run a storage.uri of its own, or delete what is there",
     ),
 }
-"""Codes of a run's own processes, which pass through the operator unchanged."""
+"""Reasons of a run's own processes, which the operator passes on unchanged."""
 
 FOUND_HERE = {
     "OperatorSilent": Advice(
@@ -277,7 +277,7 @@ FOUND_HERE = {
     ),
     "Terminating": Advice("it is being deleted"),
 }
-"""Causes that no condition names, found in pods, pools and Events."""
+"""Reasons that no condition has: they are diagnosed from pods, pools and Events."""
 
 ADVICE: Mapping[str, Advice] = {
     **ACCEPTANCE,
@@ -300,10 +300,10 @@ BY_CONDITION: Mapping[tuple[str, str], Advice] = {
         " on by itself",
     ),
 }
-"""Reasons that mean something else in one condition than anywhere else."""
+"""Reasons with another meaning in one condition."""
 
 
 def advice(reason: str, kind: str = "") -> Advice:
-    """The advice for a reason that a condition gives; codes of a process have a general one."""
+    """The advice for a reason of a condition; unknown reasons of a process get a general one."""
     unknown = Advice(f"a process of the run says {reason}", _LOG)
     return BY_CONDITION.get((kind, reason)) or ADVICE.get(reason, unknown)

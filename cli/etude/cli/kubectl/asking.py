@@ -1,4 +1,4 @@
-"""Gathers what is known of a run, through kubectl."""
+"""Observation of a run through kubectl."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,26 +10,26 @@ from etude.cli.output import say
 from etude.common.errors import Problem, UserError
 
 AROUND = (f"{POOLS},{CHECKPOINTS}", "pods,statefulsets.apps", "events")
-"""What stands around a run, by what one account may list and another not."""
+"""Kinds around a run, grouped by the rights to list them."""
 
 
 class Listed(NamedTuple):
-    """Objects of some kinds, and what kept us from others."""
+    """Objects of some kinds, and the refusals for others."""
 
     items: list[Manifest]
     refused: tuple[Problem, ...] = ()
 
 
 def gather(kubectl: Kubectl, name: str, told: set[str] | None = None) -> Seen:
-    """The run and what stands around it; what we may not list is left out, and said.
+    """Observe a run and the objects around it, without kinds that may not be listed.
 
     Args:
-        kubectl: whom to ask.
+        kubectl: client of the cluster.
         name: of the run.
-        told: what was said at earlier looks, which is not said again; new words are added.
+        told: refusals that were reported before; new ones are added.
 
     Raises:
-        UserError: there is no such run, or nobody answers.
+        UserError: there is no such run, or the API server does not answer.
     """
     with ThreadPoolExecutor() as pool:
         asked = [pool.submit(_listed, kubectl, kinds) for kinds in AROUND]
@@ -39,10 +39,10 @@ def gather(kubectl: Kubectl, name: str, told: set[str] | None = None) -> Seen:
 
 
 def gather_all(kubectl: Kubectl, scope: Sequence[str]) -> list[Seen]:
-    """Every run of a namespace, or of all.
+    """Observe every run of a namespace, or of all.
 
     Raises:
-        UserError: we may not list them, or nobody answers.
+        UserError: runs may not be listed, or the API server does not answer.
     """
     with ThreadPoolExecutor() as pool:
         asked = [pool.submit(_listed, kubectl, kinds, *scope) for kinds in AROUND[:2]]

@@ -1,4 +1,4 @@
-"""A run of which somebody asks why, and how an answer about it is put together."""
+"""Context of one diagnosis: the observed run, its conditions and the time."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -13,7 +13,7 @@ from etude.common.api.status import RLRunStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What one question after the other is asked about."""
+    """The observed run that each check looks at."""
 
     seen: Seen
     now: datetime
@@ -26,24 +26,24 @@ class Case:
         object.__setattr__(self, "conditions", {each.type: each for each in status.conditions})
 
     def says(self, kind: str, status: str) -> Condition | None:
-        """A condition if it has this status."""
+        """The condition of this type, if it has this status."""
         found = self.conditions.get(kind)
         return found if found is not None and found.status == status else None
 
     def because(self, state: State, condition: Condition, *more: str) -> Explanation:
-        """A condition as the cause."""
+        """The diagnosis with a condition as its cause."""
         told = in_short(condition.message)
         known = advice(condition.reason, condition.type)
         finding = Finding(condition.reason, known.means, (told,) if told else (), known.do)
         return self.found(state, finding, *more)
 
     def found(self, state: State, finding: Finding, *more: str) -> Explanation:
-        """A finding as the cause."""
+        """The diagnosis with a blocker as its cause."""
         return explanation(self.seen.name, state, finding, *more)
 
 
 def explanation(run: str, state: State, finding: Finding, *more: str) -> Explanation:
-    """A finding as the cause of what a run does or does not."""
+    """The diagnosis of a run with a blocker as its cause."""
     known = advice(finding.reason)
     return Explanation(
         run=run,

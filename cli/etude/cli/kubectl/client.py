@@ -1,4 +1,4 @@
-"""The user's own kubectl does the work: so its contexts, credentials and flags hold here."""
+"""Client of the API server: the user's kubectl with its contexts, credentials and flags."""
 
 import json
 import shutil
@@ -13,12 +13,12 @@ from etude.cli.output import harmless
 from etude.common.errors import Problem, UserError
 
 REQUEST_LIMIT = "--request-timeout=20s"
-"""An API server that does not answer is said to be unreachable after this."""
+"""Time until an API server that does not answer counts as unreachable."""
 RUNS = "rlruns.etude.dev"
 POOLS = "envpools.etude.dev"
 CHECKPOINTS = "checkpoints.etude.dev"
 NOUNS = {RUNS: "run", POOLS: "pool", CHECKPOINTS: "checkpoint"}
-"""What we call one of each kind."""
+"""Name of each kind in messages."""
 
 Manifest = dict[str, Any]
 
@@ -31,52 +31,52 @@ class Kubectl:
     program: str = "kubectl"
 
     def get(self, *what: str) -> Manifest:
-        """An object, or a list of objects.
+        """Get an object or a list of objects.
 
         Raises:
-            UserError: there is none, we may not, or nobody answers.
+            UserError: it does not exist, access is denied, or the API server does not answer.
         """
         found: Manifest = json.loads(self.said("get", *what, "-o", "json", *self._limit()))
         return found
 
     def items(self, *what: str) -> list[Manifest]:
-        """The objects of a list.
+        """Get the objects of a list.
 
         Raises:
-            UserError: we may not, or nobody answers.
+            UserError: access is denied, or the API server does not answer.
         """
         found: list[Manifest] = self.get(*what)["items"]
         return found
 
     def patch(self, kind: str, name: str, change: Manifest) -> Manifest:
-        """Change an object; what it is then.
+        """Change an object and return it.
 
         Raises:
-            UserError: there is none, we may not, or the API server refuses the change.
+            UserError: it does not exist, access is denied, or the change is refused.
         """
         words = ("patch", kind, name, "--type=merge", "-p", json.dumps(change), "-o", "json")
         changed: Manifest = json.loads(self.said(*words, *self._limit()))
         return changed
 
     def create(self, manifest: Manifest) -> Manifest:
-        """Make an object; what it is then.
+        """Create an object and return it.
 
         Raises:
-            UserError: we may not, or the API server refuses it.
+            UserError: access is denied, or the object is refused.
         """
         words = ("create", "-f", "-", "-o", "json", *self._limit())
         made: Manifest = json.loads(self.said(*words, given=json.dumps(manifest)))
         return made
 
     def said(self, *words: str, given: str | None = None) -> str:
-        """What one command prints.
+        """Run one command and return its output.
 
         Args:
             words: the command.
-            given: what it reads.
+            given: its standard input.
 
         Raises:
-            UserError: it fails; its complaint as a problem.
+            UserError: it fails, with its error message as a problem.
         """
         done = self._done(words, given)
         if self._is_verbose:
@@ -86,10 +86,10 @@ class Kubectl:
         return done.stdout
 
     def stream(self, *words: str) -> "subprocess.Popen[str]":
-        """A command that goes on printing; both of its streams come as one.
+        """Start a command that goes on printing; both of its streams are merged.
 
         Raises:
-            UserError: there is no kubectl.
+            UserError: kubectl is not installed.
         """
         return subprocess.Popen(
             self._command(words),
@@ -101,7 +101,7 @@ class Kubectl:
 
     @property
     def _is_verbose(self) -> bool:
-        """Whether kubectl's log was asked for."""
+        """True if a flag asks for kubectl's log."""
         return any(flag == "--v" or flag.startswith(("-v", "--v=")) for flag in self.flags)
 
     def _done(self, words: Sequence[str], given: str | None) -> "subprocess.CompletedProcess[str]":
@@ -122,7 +122,7 @@ class Kubectl:
         return [program, *self.flags, *words]
 
     def _about(self, words: Sequence[str]) -> str:
-        """What a command was about: `run demo -n lab`, for instance."""
+        """Subject of a command for messages, such as `run demo -n lab`."""
         if words[0] in {"get", "patch"}:
             kind, name = NOUNS.get(words[1], words[1]), words[2]
         else:

@@ -1,4 +1,4 @@
-"""The live view of a run of a cluster: what its status said since we began to look."""
+"""Live view of a run of a cluster, from its status since the watch began."""
 
 import time
 from dataclasses import dataclass, field, replace
@@ -26,7 +26,7 @@ SHOWN_EVENTS = 3
 
 @dataclass(slots=True)
 class ClusterViewer(Viewing):
-    """Looks every few seconds, and keeps the curve of what it saw."""
+    """Reads the run every few seconds and keeps the curve of its rows."""
 
     kubectl: Kubectl
     run: str
@@ -36,11 +36,11 @@ class ClusterViewer(Viewing):
     _next_look_s: float = field(default=0.0, init=False)
     _is_over: bool = field(default=False, init=False)
     _told: set[str] = field(default_factory=set, init=False)
-    """What was said of kinds that we may not list."""
+    """Notes about kinds that may not be listed, each printed once."""
 
     @override
     def view(self) -> View:
-        """The newest picture; an old one, with the trouble in it, while nobody answers.
+        """The newest view; the last one with the error in it while the API server does not answer.
 
         Raises:
             UserError: the first look fails.
@@ -51,7 +51,7 @@ class ClusterViewer(Viewing):
         return self._view
 
     def is_over(self) -> bool:
-        """Whether the run ended or is gone."""
+        """True once the run has ended or was deleted."""
         return self._is_over
 
     def _looked(self) -> View:
@@ -70,7 +70,7 @@ class ClusterViewer(Viewing):
 
 
 def new_rows(status: RLRunStatus, known: list[Row], at: datetime) -> list[Row]:
-    """What a status adds to the curve: a row for a step or an evaluation that is new."""
+    """New rows of the curve from a status: one for a new step, one for a new evaluation."""
     found: list[Row] = []
     step = status.step
     if step is not None and status.last_step_time is not None:
@@ -97,7 +97,7 @@ def _key(row: Row) -> tuple[object, ...]:
 
 
 def cluster_view(seen: Seen, explanation: Explanation, rows: list[Row]) -> View:
-    """What the live view shows of a run of a cluster."""
+    """The values of the live view for a run of a cluster."""
     state = LocalState(
         pid=0,
         updated_unix_ms=0,

@@ -1,4 +1,4 @@
-"""What kubectl complains of, as a problem that a user can put right."""
+"""Error messages of kubectl as problems with a suggested fix."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -11,15 +11,15 @@ INSTALL = (
     " --create-namespace --set image=IMAGE"
 )
 _QUIET = re.compile(r"^[EWI]\d{4} \d\d:\d\d:\d\d|^Warning: ")
-"""Lines of kubectl's own log, and warnings of the API server: no complaint by themselves."""
+"""Lines of kubectl's own log, and warnings of the API server: not errors."""
 
 
 class Kind(NamedTuple):
-    """One complaint that we know."""
+    """One known error message."""
 
     words: re.Pattern[str]
     problem: Callable[[re.Match[str], str], Problem]
-    """From the match and what was asked about."""
+    """Makes the problem from the match and the subject of the command."""
 
 
 def _not_found(match: re.Match[str], where: str) -> Problem:
@@ -62,7 +62,7 @@ def _unreachable(match: re.Match[str], where: str) -> Problem:
 
 
 def _hiccup(match: re.Match[str], where: str) -> Problem:
-    fix = "it usually passes: try again; kubectl get --raw '/readyz?verbose' says what is not well"
+    fix = "it usually passes: try again; kubectl get --raw '/readyz?verbose' shows failed checks"
     what = f"the API server does not answer as it should: {match[0].strip()}"
     return Problem("Unreachable", what, where, fix)
 
@@ -158,9 +158,9 @@ KINDS = (
 
 
 def problem(said: str, where: str) -> Problem:
-    """The first complaint that we know; kubectl's last words otherwise."""
+    """The problem of the first known error message; kubectl's last line otherwise."""
     lines = list(spoken(said.splitlines()))
-    heard = "\n".join(lines)  # its log, as of -v 8, has whole answers in it
+    heard = "\n".join(lines)  # without its log, which has whole answers in it at -v 8
     for kind in KINDS:
         match = kind.words.search(heard)
         if match is not None:
@@ -170,5 +170,5 @@ def problem(said: str, where: str) -> Problem:
 
 
 def spoken(lines: Iterable[str]) -> Iterable[str]:
-    """The lines that are meant for people."""
+    """The lines for people: without log lines and warnings."""
     return (line.strip() for line in lines if line.strip() and not _QUIET.match(line))

@@ -1,4 +1,4 @@
-"""Runs that are over: nobody gives them orders."""
+"""End of a run: complete or failed runs take no commands."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,17 +11,17 @@ ENDS = ("Complete", "Failed")
 
 
 def end_of(run: Mapping[str, Any]) -> str:
-    """By which condition a run is over; empty as long as it is not."""
+    """The condition by which a run is over; empty while it is not."""
     return next((kind for kind in ENDS if condition(run, kind).get("status") == "True"), "")
 
 
 def living(kubectl: Kubectl, run: str, order: str) -> Manifest:
-    """A run that can still be given an order.
+    """Get a run that still takes commands.
 
     Args:
-        kubectl: whom to ask for it.
+        kubectl: client of the cluster.
         run: its name.
-        order: what is wanted of it, as in `nothing is left to suspend`.
+        order: the command, as in `nothing is left to suspend`.
 
     Raises:
         UserError: there is no such run, or it is over.

@@ -1,4 +1,4 @@
-"""An answer to the question why a run does not progress."""
+"""Diagnosis of a run: the cause, its evidence and a suggested fix."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,7 +14,7 @@ CHECKPOINT_STAYS = f"{RUNBOOKS}/a-checkpoint-does-not-go.md"
 
 
 class Advice(NamedTuple):
-    """What one reason means, and what to do about it."""
+    """Meaning of one reason, and a suggested fix."""
 
     means: str
     do: str = ""
@@ -23,16 +23,16 @@ class Advice(NamedTuple):
 
 
 class State(StrEnum):
-    """How a run is doing, for the first words of the answer."""
+    """State of a run, as the diagnosis says it."""
 
     PROGRESSES = "progresses"
-    """Steps finish, though something may be wrong beside them."""
+    """Steps finish, though something else may be wrong."""
     WAITS = "waits"
     """It goes on by itself."""
     STANDS_STILL = "does not progress"
-    """Somebody has to do something."""
+    """A person has to act."""
     RESTS = "rests"
-    """It was told to."""
+    """It was suspended."""
     OVER = "is over"
     """It is complete."""
     FAILED = "failed"
@@ -41,7 +41,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The first cause, what shows it, and what to do."""
+    """The first cause, its evidence, and a suggested fix."""
 
     run: str
     state: State
@@ -50,9 +50,9 @@ class Explanation:
     cause: str
     """One sentence without a full stop."""
     evidence: tuple[str, ...] = ()
-    """What was seen, in the words of whoever said it."""
+    """Observations, in the words of their source."""
     do: str = ""
-    """What helps; empty when nothing needs to be done."""
+    """Suggested fix; empty when nothing needs to be done."""
     runbook: str = STANDS_STILL
 
     @property
@@ -61,7 +61,7 @@ class Explanation:
         return f"{self.run} {self.state}: {self.cause}  [{self.reason}]"
 
     def lines(self) -> list[str]:
-        """The whole answer."""
+        """The whole diagnosis for people."""
         told = [("because", line) for line in self.evidence]
         if self.do:
             told += [("do", self.do), ("runbook", self.runbook)]
@@ -74,7 +74,7 @@ class Explanation:
         ]
 
     def as_json(self) -> dict[str, object]:
-        """The same for programs."""
+        """The diagnosis for programs."""
         return {
             "run": self.run,
             "state": self.state.name.title().replace("_", ""),
@@ -87,6 +87,6 @@ class Explanation:
 
 
 def in_short(words: str) -> str:
-    """Somebody's words on one line: of several lines, as of a traceback, the last says most."""
+    """A message on one line: the last of several lines, which in a traceback says most."""
     lines = [line.strip() for line in words.splitlines() if line.strip()]
     return f"… {lines[-1]}" if len(lines) > 1 else "".join(lines)

@@ -1,4 +1,4 @@
-"""Which words of a command line are kubectl's own, wherever among ours they stand."""
+"""Flags of kubectl, taken out of a command line of the plugin."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,7 +20,7 @@ SWITCHES = {
 """Those without one. --version is left out: it prints kubectl's and does nothing else."""
 
 SECRET = {"--token", "--password"}
-"""Flags whose values stand in no message."""
+"""Flags whose values are secret and left out of messages."""
 
 
 class Words(NamedTuple):
@@ -58,7 +58,7 @@ def split(words: Sequence[str]) -> Words:
 
 
 def shown(flags: Sequence[str]) -> list[str]:
-    """Flags for a message: who reads it, as in the log of a job, learns no password."""
+    """Flags for a message, secrets replaced: it may end up in the log of a job."""
     found: list[str] = []
     for flag in flags:
         name, is_given, _ = flag.partition("=")
@@ -71,7 +71,7 @@ def shown(flags: Sequence[str]) -> list[str]:
 
 
 def _is_whole(word: str) -> bool:
-    """Whether a word is a flag of kubectl with its value in it, or one that has none."""
+    """True for a flag of kubectl that holds its value or takes none."""
     if word.startswith("--"):
         return word.partition("=")[0] in VALUED | SWITCHES
     return len(word) > 2 and word[:2] in VALUED

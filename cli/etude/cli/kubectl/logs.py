@@ -1,4 +1,4 @@
-"""What the pods of a run wrote: all at once in the order of time, or as they write."""
+"""Logs of a run's pods: all lines in the order of time, or followed as they come."""
 
 import re
 import sys
@@ -20,7 +20,7 @@ from etude.common.errors import Problem, UserError
 LOOK_INTERVAL_S = 2.0
 """Between looks for pods that are new."""
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT\S+ ")
-"""What begins a line of a container, and no line of kubectl or the kubelet about one."""
+"""Start of a container's line; lines of kubectl or the kubelet have none."""
 
 
 class Line(NamedTuple):
@@ -37,7 +37,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Whose logs."""
+    """Choice of pods whose logs are read."""
 
     role: str = ""
     """All roles unless given."""
@@ -45,14 +45,14 @@ class Wanted:
     """All attempts unless given."""
 
     def takes(self, pod: Manifest) -> bool:
-        """Whether these are wanted."""
+        """True if the pod's logs are chosen."""
         found = pods.labels(pod)
         is_role = self.role in {"", found.get(ROLE)}
         return is_role and (self.attempt is None or found.get(ATTEMPT, "0") == str(self.attempt))
 
 
 def container_of(pod: Manifest) -> tuple[str, ...]:
-    """The flag that names the container of a pod's role: users and meshes add others beside it."""
+    """The flag that names the container of a pod's role: users and meshes add others."""
     role = pods.labels(pod).get(ROLE, "")
     names = {each["name"] for each in pod["spec"].get("containers", ())}
     return (f"--container={role}",) if role in names else ()
@@ -69,10 +69,10 @@ def run_pods(kubectl: Kubectl, run: str) -> Seen:
 
 
 def chosen(seen: Seen, wanted: Wanted) -> list[Manifest]:
-    """The pods whose logs are wanted, by name.
+    """The chosen pods, by name.
 
     Raises:
-        UserError: there are none; with those that there are.
+        UserError: there are none; the message lists the pods that exist.
     """
     found = sorted(filter(wanted.takes, seen.pods), key=pods.name)
     if not found:
@@ -98,7 +98,7 @@ def _place(pod: Manifest) -> tuple[str, str]:
 def written(
     kubectl: Kubectl, found: Sequence[Manifest], *, previous: bool = False, since: str = ""
 ) -> list[Line]:
-    """Everything that pods wrote, in the order of time; a pod without a log is said to have none.
+    """All lines of some pods, in the order of time; a pod without a log is reported.
 
     Raises:
         UserError: no pod has a log.
@@ -128,22 +128,22 @@ def _log(kubectl: Kubectl, pod: Manifest, *, previous: bool, since: str) -> Iter
 
 @dataclass(slots=True)
 class _Start:
-    """What is known of one start of a container that is followed."""
+    """State of one container start that is followed."""
 
     pod: str
     last: str = ""
-    """When the newest line that was printed was written."""
+    """Time stamp of the last line that was printed."""
     complaint: str = ""
-    """Kubectl's last words about it."""
+    """Last message of kubectl about it."""
     copying: threading.Thread | None = None
 
     @property
     def is_read(self) -> bool:
-        """Whether somebody waits for its next line."""
+        """True while a thread waits for its next line."""
         return self.copying is not None and self.copying.is_alive()
 
     def take(self, text: str) -> Line | None:
-        """A line that is to be printed; what is about the log and not of it goes to stderr."""
+        """Return a line to print; messages of kubectl about the log go to stderr."""
         if STAMP.match(text) is None:
             for words in complaints.spoken([text]):
                 if words != self.complaint:
@@ -159,7 +159,7 @@ class _Start:
 
 @dataclass(slots=True)
 class Follower:
-    """Prints what pods write as they write it, those that come later too."""
+    """Prints the lines of pods as they come, those of new pods too."""
 
     kubectl: Kubectl
     run: str
@@ -174,7 +174,7 @@ class Follower:
         """Print until the run is over; an API server that is away for a while is waited for.
 
         Raises:
-            UserError: there is no such run, or nobody answers to begin with.
+            UserError: there is no such run, or the API server does not answer the first time.
         """
         try:
             self._follow(run_pods(self.kubectl, self.run))
@@ -195,7 +195,7 @@ class Follower:
             seen = self._look()
 
     def _look(self) -> Seen | None:
-        """The run and its pods; nothing while nobody answers, which is said once.
+        """The run and its pods; None while the API server does not answer, which is reported once.
 
         Raises:
             UserError: there is no such run any more, or we may no longer look.

@@ -1,4 +1,4 @@
-"""How fast a run goes, by its checkpoints: its status has no history."""
+"""Step rate of a run, from its checkpoints: its status has no history."""
 
 from collections.abc import Iterable
 
@@ -7,11 +7,11 @@ from etude.cli.kubectl.spans import parsed
 
 HOUR_S = 3_600.0
 ASKED_FOR = {"Manual", "Imported"}
-"""Reasons of objects that are older or younger than what they hold: a user made them."""
+"""Reasons of checkpoints that a user created: their time is not that of their step."""
 
 
 def pace(checkpoints: Iterable[Manifest]) -> float | None:
-    """Steps per hour between the newest two checkpoints of different steps that it wrote by itself.
+    """Steps per hour between the newest two checkpoints of different steps that the run scheduled.
 
     Those are made when they are written, which tells how long it took.
     """

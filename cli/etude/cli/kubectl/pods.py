@@ -1,4 +1,4 @@
-"""What keeps a pod from working, from the pod and its Events."""
+"""Diagnosis of a pod that does not work, from the pod and its Events."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -9,14 +9,14 @@ Manifest = Mapping[str, Any]
 PULLS = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
 CRASHES = {"CrashLoopBackOff"}
 UNMADE = {"CreateContainerError", "CreateContainerConfigError", "RunContainerError"}
-"""The kubelet cannot even make or start the container."""
+"""The kubelet cannot create or start the container."""
 STORE = re.compile(r"\b((Store|Refused|Denied|NoBucket)Error|StorageUnavailable)\b")
-"""What our processes say of an object store that does not do what was asked."""
+"""Errors of our processes about an object store."""
 STUCK = {"FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "NetworkNotReady"}
 """Reasons of Events while nothing of a pod runs yet."""
 
 KEEPER = "certificates"
-"""Container that keeps a pod's certificate fresh."""
+"""Sidecar that renews a pod's certificate."""
 
 EXITS = {
     1: "an error that the program did not expect",
@@ -30,17 +30,17 @@ EXITS = {
     139: "it crashed inside native code",
     143: "it was told to end",
 }
-"""What usual exit codes mean; 64 and 78 are those of sysexits.h."""
+"""Meaning of usual exit codes; 64 and 78 are those of sysexits.h."""
 
 
 class Finding(NamedTuple):
-    """One pod's trouble."""
+    """One thing that keeps a pod, a workload or a pool from working."""
 
     reason: str
     cause: str
     evidence: tuple[str, ...] = ()
     do: str = ""
-    """Better than the advice for the reason, where we know better."""
+    """Fix that is more specific than the advice for the reason; may be empty."""
 
 
 Look = Callable[[Manifest, Sequence[Manifest]], Finding | None]
@@ -64,17 +64,17 @@ def condition(manifest: Manifest, kind: str) -> Manifest:
 
 
 def is_ready(pod: Manifest) -> bool:
-    """Whether it answers its readiness probe."""
+    """True if the pod answers its readiness probe."""
     return condition(pod, "Ready").get("status") == "True"
 
 
 def is_leaving(manifest: Manifest) -> bool:
-    """Whether it was told to go."""
+    """True if the object is terminating: it has a deletion timestamp."""
     return bool(manifest["metadata"].get("deletionTimestamp"))
 
 
 def first_finding(pods: Iterable[Manifest], events: Sequence[Manifest]) -> Finding | None:
-    """The trouble that stands first in the way of pods: the worst kind first, then by name."""
+    """The first blocker of some pods: the worst kind first, then by name."""
     staying = sorted((pod for pod in pods if not is_leaving(pod)), key=name)
     for look in LOOKS:
         for pod in staying:
@@ -95,7 +95,7 @@ def _regards(event: Manifest, uid: object) -> bool:
 
 
 def when(event: Manifest) -> str:
-    """When an Event was last seen, RFC 3339."""
+    """Time at which an Event was last seen, RFC 3339."""
     series = event.get("series") or {}
     times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
     return str(next((each for each in times if each), ""))
@@ -123,7 +123,7 @@ def _unschedulable(pod: Manifest, events: Sequence[Manifest]) -> Finding | None:
 
 
 def _wishes(spec: Manifest) -> Iterator[str]:
-    """What a pod asks of a node."""
+    """Requirements of a pod on its node, in words."""
     selector = spec.get("nodeSelector") or {}
     if selector:
         wanted = ", ".join(f"{key}={value}" for key, value in selector.items())
@@ -211,17 +211,17 @@ def _crashing(pod: Manifest, _events: Sequence[Manifest]) -> Finding | None:
 
 
 class End(NamedTuple):
-    """How a process of a role ended."""
+    """End of a role's process."""
 
     pod: str
     exit_code: int | None
     words: str
-    """The end of what it wrote."""
+    """The end of its log."""
     times: str = ""
-    """How often, as the end of a sentence."""
+    """Number of restarts, as the end of a sentence."""
 
     def finding(self, reason: str, *, is_out_of_memory: bool = False) -> Finding:
-        """The end as trouble; that of the object store has a reason of its own."""
+        """The blocker of this end; a failure of the object store has a reason of its own."""
         lines = [line.strip() for line in self.words.splitlines() if line.strip()]
         evidence = (f"its last line: {lines[-1]}",) if lines else ()
         if lines and STORE.search(lines[-1]):
@@ -234,7 +234,7 @@ class End(NamedTuple):
 
 
 def _uncertified(pod: Manifest, _events: Sequence[Manifest]) -> Finding | None:
-    """A sidecar gets the pod's certificate before anything else of it starts."""
+    """The certificate sidecar starts before every other container of the pod."""
     sidecars = pod.get("status", {}).get("initContainerStatuses") or ()
     if not any(each["name"] == KEEPER and not each.get("started") for each in sidecars):
         return None
@@ -251,13 +251,13 @@ def _starting(pod: Manifest, events: Sequence[Manifest]) -> Finding | None:
 
 
 def containers(pod: Manifest) -> Sequence[Manifest]:
-    """What the kubelet says of each container."""
+    """Status of each container, as the kubelet wrote it."""
     found: Sequence[Manifest] = pod.get("status", {}).get("containerStatuses") or ()
     return found
 
 
 def ended_of(container: Manifest) -> Manifest:
-    """How a container ended, the present time or the time before; empty if it never did."""
+    """The terminated state of a container, now or before its last restart; empty without one."""
     for state in (container.get("state"), container.get("lastState")):
         ended: Manifest | None = (state or {}).get("terminated")
         if ended:
@@ -266,7 +266,7 @@ def ended_of(container: Manifest) -> Manifest:
 
 
 def _last(events: Sequence[Manifest], reasons: set[str], start: str = "") -> str:
-    """The newest words of a kind, or nothing."""
+    """The newest message of these reasons, or an empty string."""
     found = [
         str(each.get("message", ""))
         for each in sorted(events, key=when)
@@ -278,4 +278,4 @@ def _last(events: Sequence[Manifest], reasons: set[str], start: str = "") -> str
 LOOKS: tuple[Look, ...] = (
     *(_held, _unschedulable, _unpulled, _unmade, _crashing, _stuck, _uncertified, _starting),
 )
-"""What to look for, the worst first."""
+"""The checks of a pod, the worst blocker first."""

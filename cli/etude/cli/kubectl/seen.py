@@ -1,4 +1,4 @@
-"""What is known of a run when somebody asks why: objects as the API server shows them."""
+"""Observed objects of a run: the run, its pools, checkpoints, pods, workloads and Events."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +23,7 @@ KINDS = {"EnvPool": "pools", "Checkpoint": "checkpoints", "Pod": "pods", "Statef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A run and what stands around it."""
+    """A run and the objects around it, as the API server shows them."""
 
     run: Manifest
     pools: Sequence[Manifest] = ()
@@ -35,7 +35,7 @@ class Seen:
     sets: Sequence[Manifest] = ()
     """StatefulSets of the run and of its pools."""
     events: Sequence[Manifest] = ()
-    """All of the namespace: who is meant is told by uid."""
+    """All Events of the namespace; each names its object by uid."""
 
     @property
     def name(self) -> str:
@@ -47,7 +47,7 @@ class Seen:
         """The run's status.
 
         Raises:
-            UserError: an operator of another version wrote what we cannot read.
+            UserError: an operator of another version wrote a status that cannot be read here.
         """
         try:
             return RLRunStatus.understood(self.run.get("status") or {})
@@ -60,14 +60,14 @@ class Seen:
 
     @property
     def is_readable(self) -> bool:
-        """Whether we know all words of the run's status."""
+        """True if the run's status can be read."""
         with suppress(UserError):
             return self.status is not None
         return False
 
     @property
     def samples_now(self) -> bool:
-        """Whether the active phase needs engines, environments and rewards."""
+        """True if the active phase needs engines, environments and rewards."""
         phases = self.run["spec"].get("phases") or [{}]
         active = (self.run.get("status") or {}).get("activePhase") or phases[0].get("name")
         return any(
@@ -84,7 +84,7 @@ class Seen:
 
 
 def pool_names(run: Manifest) -> list[str]:
-    """The pools that a run's environments come from: by spec where it says so, else by status."""
+    """The pools of a run's environments: from the spec if it names them, else from the status."""
     status = run.get("status") or {}
     known = {each["name"]: each["pool"] for each in status.get("environments") or ()}
     found = []
@@ -96,7 +96,7 @@ def pool_names(run: Manifest) -> list[str]:
 
 
 def seen_of(run: Manifest, around: Sequence[Manifest], events: Sequence[Manifest] = ()) -> Seen:
-    """Sort the objects of a namespace by what they are to the run."""
+    """Sort the objects of a namespace by their relation to a run."""
     mine = name(run)
     pools = pool_names(run)
     found: dict[str, list[Manifest]] = {field: [] for field in KINDS.values()}
@@ -132,7 +132,7 @@ def _saved(checkpoint: Manifest) -> tuple[int, str]:
 
 
 def held(checkpoint: Manifest) -> Manifest:
-    """What a checkpoint holds, by its status or by its registration; steps, version and bytes."""
+    """Step, policy version and bytes of a checkpoint, from its status or its spec."""
     spec, status = checkpoint["spec"], checkpoint.get("status") or {}
     names = ("step", "policyVersion", "sizeBytes")
     return {name: int(status.get(name) or spec.get(name) or 0) for name in names}

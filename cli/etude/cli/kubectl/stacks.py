@@ -1,4 +1,4 @@
-"""What the processes of a run do right now: their stacks, through a signal and their logs."""
+"""Stacks of a run's processes, by a signal and their logs."""
 
 import re
 import time
@@ -12,16 +12,16 @@ from etude.common.errors import Problem, UserError
 SIGNAL = ("sh", "-c", "kill -USR1 1")
 """The first process of a pod is the role; it writes its stacks to its log."""
 LIMIT_S = 15.0
-"""Longest time until a process has written; one whose cores are taken needs seconds."""
+"""Longest wait for the stacks; a process on busy cores needs seconds."""
 QUIET_S = 1.0
 FIRST = re.compile(r"^(Current thread|Thread) 0x")
 
 
 def stacks_of(kubectl: Kubectl, pod: Manifest) -> list[Line]:
-    """Everything that the pod's process wrote because it was asked for its stacks.
+    """Have a pod's process write its stacks, and return them.
 
     Raises:
-        UserError: it does not run, we may not reach into it, or it wrote none.
+        UserError: it does not run, exec is denied, or it wrote none.
     """
     name = pods.name(pod)
     last = _end(kubectl, pod)
@@ -41,14 +41,14 @@ def stacks_of(kubectl: Kubectl, pod: Manifest) -> list[Line]:
 
 
 def _end(kubectl: Kubectl, pod: Manifest) -> str:
-    """When the pod's last line was written, by the clock of its node; nothing before the first."""
+    """Time stamp of the pod's last line, by the clock of its node; empty before the first."""
     words = ("logs", pods.name(pod), "--timestamps", "--tail=1", *container_of(pod))
     shown = kubectl.said(*words)
     return shown.partition(" ")[0].strip()
 
 
 def _since(kubectl: Kubectl, pod: Manifest, last: str) -> list[Line]:
-    """From the first stack after a line on."""
+    """The lines from the first stack after a time stamp on."""
     lines = [line for line in written(kubectl, [pod], since=last) if line.time > last]
     starts = [place for place, line in enumerate(lines) if FIRST.match(line.text)]
     return lines[starts[0] :] if starts else []

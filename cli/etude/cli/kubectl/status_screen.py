@@ -15,7 +15,7 @@ from etude.common.api.meta import Condition
 from etude.common.api.status import RLRunStatus
 
 NEGATIVE = {"Failed", "Stalled", "Degraded", "Suspended"}
-"""Conditions that are well when they are False."""
+"""Conditions that are good when they are False."""
 NEUTRAL = {"Complete"}
 RESTING = {"Finished", "Suspended"}
 """Reasons of a run that holds no pods on purpose."""
@@ -23,7 +23,7 @@ COLOURS = {State.PROGRESSES: "green", State.OVER: "green", State.FAILED: "red"}
 
 
 def screen(seen: Seen, explanation: Explanation, now: datetime) -> RenderableType:
-    """Everything that is known of a run in few lines."""
+    """The facts about a run in a few lines, with its diagnosis."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -36,7 +36,7 @@ def screen(seen: Seen, explanation: Explanation, now: datetime) -> RenderableTyp
 
 
 def headline(seen: Seen) -> str:
-    """Name, namespace and the one word for how it is."""
+    """Namespace, name and phase of a run."""
     status = seen.status
     parts = [f"{seen.run['metadata']['namespace']}/{seen.name}", status.phase or "not looked at"]
     if status.active_phase and status.step is not None:
@@ -47,7 +47,7 @@ def headline(seen: Seen) -> str:
 
 
 def rows(seen: Seen, now: datetime) -> Iterator[tuple[str, str]]:
-    """The facts that are known, each with its title."""
+    """The known facts, each with its title."""
     status = seen.status
     found = (
         ("phases", _phases(status)),
@@ -72,7 +72,7 @@ def rows(seen: Seen, now: datetime) -> Iterator[tuple[str, str]]:
 
 
 def is_fine(condition: Condition) -> bool:
-    """Whether a condition says nothing that somebody should know."""
+    """True if a condition reports nothing wrong."""
     if condition.type in NEUTRAL or condition.reason in RESTING:
         return True
     return condition.status == ("False" if condition.type in NEGATIVE else "True")
@@ -84,7 +84,7 @@ def _condition(condition: Condition) -> str:
 
 
 def _phases(status: RLRunStatus) -> str:
-    """Of one phase there is nothing that the step does not say, but for its gate."""
+    """Phases with their gates; a single phase without a gate is left out."""
     if len(status.phases) < 2 and not any(phase.gate for phase in status.phases):
         return ""
     gates = {"Met": ", gate met", "NotMet": ", gate not met", "Pending": "", None: ""}

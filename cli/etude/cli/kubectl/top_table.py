@@ -1,4 +1,4 @@
-"""All runs side by side: what they hold and how fast they go."""
+"""Table of runs: resources that they hold, and their step rates."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -11,12 +11,12 @@ from etude.cli.kubectl.pods import is_leaving, is_ready, name
 from etude.cli.kubectl.seen import Manifest, Seen, held
 
 GPU = "nvidia.com/gpu"
-"""What a role requests unless its gpuResource says otherwise."""
+"""GPU resource of a role without gpuResource."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One run."""
+    """Usage of one run."""
 
     namespace: str
     name: str
@@ -24,21 +24,21 @@ class Line:
     phase: str
     step: str
     gpus: int
-    """That its pods request, those without a node included."""
+    """GPUs that its pods request, those without a node included."""
     pods: int
     ready: int
     leases: int
-    """Environments of its pools that are held, by all runs."""
+    """Leased environments of its pools, by all runs."""
     steps_per_hour: float | None
     """Between its newest two checkpoints, pauses included; None before there are two."""
 
     def as_json(self) -> dict[str, object]:
-        """The same for programs, named as fields of Kubernetes are."""
+        """The usage for programs, in camelCase."""
         return {to_camel(name): value for name, value in asdict(self).items()}
 
 
 def line_of(seen: Seen) -> Line:
-    """One run's line."""
+    """The usage of one run."""
     status = seen.status
     staying = [pod for pod in seen.pods if not is_leaving(pod)]
     resources = gpu_resources(seen.run)
@@ -57,7 +57,7 @@ def line_of(seen: Seen) -> Line:
 
 
 def gpu_resources(run: Manifest) -> set[str]:
-    """What one GPU is called in the requests of a run's roles: amd.com/gpu, a slice of MIG."""
+    """Names of GPU resources in a run's roles, such as amd.com/gpu or a slice of MIG."""
     roles = (run["spec"].get("roles") or {}).values()
     single = [role for role in roles if isinstance(role, Mapping)]
     return {GPU, *(role["gpuResource"] for role in single if role.get("gpuResource"))}
@@ -79,16 +79,16 @@ KEYS: Mapping[str, Callable[[Line], float]] = {
     "steps": lambda line: -(line.steps_per_hour or 0.0),
     "name": lambda _line: 0,
 }
-"""What the table can be sorted by, the largest first; ties by namespace and name."""
+"""Sort keys of the table, the largest first; ties by namespace and name."""
 
 
 def ordered(lines: Iterable[Line], by: str) -> list[Line]:
-    """The lines in the order of one of KEYS."""
+    """The usages in the order of one of KEYS."""
     return sorted(lines, key=lambda line: (KEYS[by](line), line.namespace, line.name))
 
 
 def table_of(lines: Iterable[Line], *, with_namespace: bool) -> Table:
-    """The lines for people."""
+    """The usages as a table for people."""
     table = Table(box=None, pad_edge=False)
     titles = ("NAME", "STATUS", "PHASE", "STEP", "GPUS", "PODS", "LEASES", "STEPS/H")
     for title in ("NAMESPACE", *titles) if with_namespace else titles:
@@ -101,7 +101,7 @@ def table_of(lines: Iterable[Line], *, with_namespace: bool) -> Table:
 
 
 def checkpoints_table(checkpoints: Iterable[Manifest]) -> Table:
-    """Checkpoints for people."""
+    """Checkpoints as a table for people."""
     table = Table(box=None, pad_edge=False)
     for title in ("NAME", "STEP", "POLICY", "REASON", "PHASE", "SIZE", "PINNED", "SAVED"):
         table.add_column(title, justify="right" if title in {"STEP", "SIZE"} else "left")

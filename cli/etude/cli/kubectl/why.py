@@ -1,4 +1,4 @@
-"""Why a run does not progress: a pure function from what is seen to the first cause."""
+"""Diagnosis: a pure function from an observed run to the first cause of its standstill."""
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -15,19 +15,19 @@ from etude.cli.kubectl.why_children import crowded_finding, pool_finding, uncrea
 from etude.common.api.lifecycle import FailurePolicy
 
 SILENT_S = 300.0
-"""A step may take as long before anybody is told, and longer where steps are long."""
+"""Silence that is never reported; longer where steps are long."""
 USUAL_STEPS = 3
-"""As many times the usual step, at the least."""
+"""Multiple of the usual step time below which silence is not reported."""
 MAX_RESTARTS = FailurePolicy().max_restarts
-"""For a spec that says nothing of it: the API server fills it in."""
+"""Default of a spec without failurePolicy: the API server fills it in."""
 PASSING = {"PodsNotReady", "PoolWarming", "BrokerNotReady"}
-"""What usually passes by itself."""
+"""Reasons that usually pass without help."""
 BUSY = {"Checkpointing", "Evaluating"}
 """Phases in which no step is expected."""
 
 
 def explain(seen: Seen, now: datetime) -> Explanation:
-    """The first cause that keeps the run from progressing, or that nothing does.
+    """Diagnose a run: the first cause that keeps it from progressing, if there is one.
 
     Raises:
         UserError: the status was written by an operator of another version.
@@ -44,7 +44,7 @@ def explain(seen: Seen, now: datetime) -> Explanation:
 
 
 def _left_alone(seen: Seen) -> Explanation | None:
-    """The operator cannot read the status, and neither can we."""
+    """The diagnosis for a status that neither the operator nor this command can read."""
     told = [each for each in pods.about(seen.run, seen.events) if each["reason"] == "InvalidStatus"]
     if not told or seen.is_readable:
         return None
@@ -80,7 +80,7 @@ def _ended(case: Case) -> Explanation | None:
     intent = case.status.intent
     if intent is None or intent.type != "Fail":
         return None
-    # Decided, though its pods are still on their way out.
+    # Decided, though its pods are still terminating.
     return case.found(State.FAILED, _by_reason(intent.reason, intent.message), _last_failure(case))
 
 
@@ -95,7 +95,7 @@ def _last_failure(case: Case) -> str:
 
 
 def _unobserved(case: Case) -> Explanation | None:
-    """The operator has not looked at the spec as it is."""
+    """The diagnosis if the operator has not observed the present spec."""
     generation = case.seen.run["metadata"].get("generation", 0)
     looked = [each.observed_generation for each in case.status.conditions]
     observed = max([*looked, case.status.observed_generation])
@@ -126,7 +126,7 @@ def _resting(case: Case) -> Explanation | None:
 
 
 def _unverified(case: Case) -> Iterator[str]:
-    """The checkpoint that a suspension waits for."""
+    """The checkpoint that a suspension waits for, in words."""
     for newest in case.seen.checkpoints[:1]:
         phase = (newest.get("status") or {}).get("phase", "")
         if phase != "Ready":
@@ -142,13 +142,13 @@ def _refused(case: Case) -> Explanation | None:
 
 
 def _queued(case: Case) -> Explanation | None:
-    """A run without quota has no pods that could say more."""
+    """The diagnosis for a run without quota, which has no pods yet."""
     queued = case.says("QuotaReserved", "False")
     return None if queued is None else case.because(State.WAITS, queued)
 
 
 def _blocked(case: Case) -> Explanation | None:
-    """What keeps pods and pools from working; what passes by itself comes last."""
+    """The diagnosis from blockers of pods and pools; those that pass without help come last."""
     if case.says("Progressing", "True"):
         return None
     found = sorted(_findings(case), key=lambda each: each.reason in PASSING)
@@ -161,7 +161,7 @@ def _blocked(case: Case) -> Explanation | None:
 
 
 def _findings(case: Case) -> Iterator[Finding]:
-    """The trouble of the pods that the active phase needs, then of its pools."""
+    """The blockers of the pods that the active phase needs, then of its pools."""
     samples = case.seen.samples_now
     needed = [
         pod for pod in case.seen.pods_of() if samples or pods.labels(pod).get(ROLE) == TRAINER
@@ -178,7 +178,7 @@ def _findings(case: Case) -> Iterator[Finding]:
 
 
 def _failed_before(case: Case) -> Finding | None:
-    """The end of a role that is started anew for it, over and over perhaps."""
+    """The blocker of a role that failed and is restarted, perhaps repeatedly."""
     last = case.status.last_failure
     degraded = case.says("Degraded", "True")
     if last is None or degraded is None or degraded.reason != "RoleFailed":
@@ -192,7 +192,7 @@ def _failed_before(case: Case) -> Finding | None:
 
 
 def _roles_unready(case: Case) -> Explanation | None:
-    """What the operator says where we see no pod of which to say more."""
+    """The diagnosis from the operator's conditions if no pod says more."""
     if case.says("Progressing", "True"):
         return None
     for kind in ("PodsScheduled", "RolesReady", "EnvironmentsReady"):
@@ -204,11 +204,11 @@ def _roles_unready(case: Case) -> Explanation | None:
 
 
 def _outgoing(case: Case) -> Iterator[str]:
-    """Pods that were told to go and hold the place of their successors."""
+    """Terminating pods, which block their successors, in words."""
     for pod in case.seen.pods_of():
         if pods.is_leaving(pod):
             left_s = (parsed(pod["metadata"]["deletionTimestamp"]) - case.now).total_seconds()
-            yield f"{pods.name(pod)} is on its way out, which may take {span(left_s)}"
+            yield f"{pods.name(pod)} is terminating, which may take {span(left_s)}"
 
 
 def _stalled(case: Case) -> Explanation | None:
@@ -244,7 +244,7 @@ def _silent(case: Case) -> Explanation | None:
 
 
 def _is_silent(case: Case) -> bool:
-    """Whether nothing was heard of a step for long, since the run has pods at least."""
+    """True if no step finished for long, although the run has had pods for as long."""
     times = [each for each in (case.status.last_step_time, case.status.active.since) if each]
     if not times or case.status.phase in BUSY:
         return False
@@ -285,9 +285,9 @@ QUESTIONS: tuple[Callable[[Case], Explanation | None], ...] = (
     _degraded,
     _silent,
 )
-"""In the order in which one thing waits for the other; the first answer is the cause."""
+"""The checks in causal order; the first that answers gives the cause."""
 
 
 def now() -> datetime:
-    """The present, as `explain` takes it."""
+    """The present time in UTC."""
     return datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""What keeps workloads from making pods, and pools from handing out environments."""
+"""Diagnosis of workloads that create no pods, and of pools that grant no environments."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from etude.cli.kubectl.seen import Manifest, Seen, pool_names
 
 
 def pool_finding(seen: Seen) -> Finding | None:
-    """The first trouble of the pools that a run uses, in the order of its environments."""
+    """The first blocker of a run's pools, in the order of its environments."""
     there = {pods.name(pool): pool for pool in seen.pools}
     for name in pool_names(seen.run):
         pool = there.get(name)
@@ -37,7 +37,7 @@ def _trouble(seen: Seen, pool: Manifest) -> Finding | None:
 
 
 def _unavailable(seen: Seen, name: str, available: Manifest, degraded: Manifest) -> Finding | None:
-    """Why it hands out nothing: what its pods say before what the operator says of them."""
+    """The blocker of a pool that grants nothing: from its pods, else from its conditions."""
     if available.get("reason") == "ScaledToZero":
         return _said(name, available)._replace(do=f"kubectl scale envp {name} --replicas=N")
     waiting = (pod for pod in seen.pods_of(name) if not pods.is_ready(pod))
@@ -51,7 +51,7 @@ def _unavailable(seen: Seen, name: str, available: Manifest, degraded: Manifest)
 
 
 def _said(name: str, condition: Manifest) -> Finding:
-    """A condition of the pool as the cause."""
+    """The blocker of a pool with a condition as its cause."""
     reason = condition["reason"]
     words = condition.get("message")
     known = advice(reason, condition["type"])
@@ -60,7 +60,7 @@ def _said(name: str, condition: Manifest) -> Finding:
 
 
 def crowded_finding(seen: Seen) -> Finding | None:
-    """The first pool of the run whose environments are all taken while more are asked for."""
+    """The first pool of the run without an idle slot and with waiting requests."""
     for pool in seen.pools:
         slots = pool.get("status", {}).get("slots") or {}
         if int(slots.get("queued", 0)) and not int(slots.get("idle", 0)):
@@ -76,7 +76,7 @@ def _figures(pool: Manifest, slots: Manifest) -> Iterator[str]:
 
 
 def uncreated_finding(seen: Seen) -> Finding | None:
-    """The first workload that may not make its pods."""
+    """The first workload whose pods the API server refuses."""
     for workload in seen.sets:
         wanted = int(workload["spec"].get("replicas", 0))
         if int(workload.get("status", {}).get("replicas", 0)) >= wanted:

@@ -1,4 +1,4 @@
-"""One page to read: facts, curves, habits, tools, versions, rollouts."""
+"""HTML page of a run's report: facts, curves, habits, tools, versions, rollouts."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

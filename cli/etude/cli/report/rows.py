@@ -1,4 +1,4 @@
-"""From a run's record to the points of curves."""
+"""Rows of a run's record as the points of curves."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

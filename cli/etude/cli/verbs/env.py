@@ -297,7 +297,7 @@ def _uri(workspace: str) -> str:
     folder = Path(workspace)
     if not folder.is_dir():
         fix = "name a folder, or leave --workspace out to begin without files"
-        raise UserError(Problem("NotFound", "is no folder", workspace, fix))
+        raise UserError(Problem("NotFound", "is not a folder", workspace, fix))
     return folder.resolve().as_uri()
 
 

@@ -1,4 +1,4 @@
-"""`etude logs`: what the processes of a run wrote."""
+"""`etude logs`: output of a run's processes."""
 
 import re
 import sys

@@ -15,7 +15,7 @@ def report(
     *,
     open_page: Annotated[bool, typer.Option("--open", help="Show it in a browser.")] = False,
 ) -> None:
-    """Draw the curves of a run and write report/index.html beside them."""
+    """Draw the curves of a run and write report/index.html."""
     page = write_report(runs.folder_of(name))
     say(f"wrote {page}")
     if open_page:

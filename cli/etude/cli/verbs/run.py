@@ -107,7 +107,7 @@ def follow(
     Args:
         runtime: the run's local runtime.
         as_lines: a plain log even on a terminal.
-        on_look: called every few seconds, for measurements beside the run.
+        on_look: called every few seconds, for measurements of the run.
         again: what resumes the run, if it is not `etude run`.
 
     Returns:
@@ -122,7 +122,7 @@ def follow(
         interrupts += 1
         process.send_signal(signal.SIGTERM)
         with suppress(OSError):  # the terminal that closed is where this would go
-            say("\nsaving a checkpoint, then stopping; Ctrl-C again stops at once")
+            say("\nsaving a checkpoint, then stopping; Ctrl-C again stops immediately")
 
     with runs.told_to_stop(interrupted):
         try:
@@ -147,7 +147,7 @@ def follow(
 
 @dataclass(slots=True)
 class _Watched:
-    """Asks whether the runtime has ended, and lets a measurement look now and then."""
+    """Polls the end of the runtime, and calls a measurement now and then."""
 
     process: subprocess.Popen[bytes]
     on_look: Callable[[], None] | None

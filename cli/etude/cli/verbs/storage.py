@@ -69,8 +69,8 @@ def check(url: Url, *, endpoint: Endpoint = None, region: Region = None) -> None
     if folder is not None and not folder.is_dir():
         is_file = folder.exists()
         fix = "name a folder: this is a file" if is_file else f"make it: etude storage init {url}"
-        raise UserError(Problem("NotFound", "is no folder", str(folder), fix))
-    # Somebody is watching: one retry tells a hiccup from a store that is not there.
+        raise UserError(Problem("NotFound", "is not a folder", str(folder), fix))
+    # A user waits: one retry distinguishes a transient error from a store that is away.
     patience = Deadlines(request_s=30, retries=1, retry_s=5)
     store = open_store(url, endpoint=endpoint, region=region, deadlines=patience)
     found = list(verdicts(store))

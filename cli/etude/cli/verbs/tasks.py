@@ -133,7 +133,7 @@ def verifiers(
     ] = None,
     image: Annotated[str, typer.Option(help="Image that the tasks need.")] = "",
 ) -> None:
-    """Take rows of a verifiers taskset: their tests find each row beside them as row.json."""
+    """Take rows of a verifiers taskset: their tests find each row as row.json in their folder."""
     folders = {"--tests": tests, "--environment": environment}
     given = [word for name, path in folders.items() if path for word in (name, str(path))]
     _run(

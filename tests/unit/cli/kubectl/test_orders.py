@@ -179,7 +179,7 @@ def test_of_a_suspended_run_a_checkpoint_is_asked_but_not_waited_for(
     stub.teach("create", shown(MADE))
     refused = etude("checkpoint", "demo", "--now", "--wait")
     assert refused.code == 8
-    assert "writes nothing before somebody resumes it" in refused.err
+    assert "writes nothing until it is resumed" in refused.err
     assert stub.asked("create") == []
     told = etude("checkpoint", "demo", "--now")
     assert told.code == 0

@@ -135,7 +135,7 @@ def test_a_pod_on_its_way_out_holds_the_place_of_its_successor() -> None:
     waits = condition("RolesReady", "False", "PodsNotReady", "trainer not ready")
     found = why(seen(run(WAITS, waits), going))
     assert found.reason == "PodsNotReady"
-    assert "demo-trainer-0 is on its way out, which may take 4 m 0 s" in found.evidence
+    assert "demo-trainer-0 is terminating, which may take 4 m 0 s" in found.evidence
 
 
 def test_a_secret_that_is_not_there_is_to_be_created() -> None:

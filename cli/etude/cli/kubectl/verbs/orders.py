@@ -1,4 +1,4 @@
-"""`kubectl etude suspend` and `resume`: orders to a run, and the wait until they are done."""
+"""`kubectl etude suspend` and `resume`: commands to a run, and the wait for their effect."""
 
 import json
 import time
@@ -19,7 +19,7 @@ Run = Annotated[str, typer.Argument(metavar="RUN", help="Name of the RLRun.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Return once it is so.")]
 Timeout = Annotated[float, typer.Option(min=1, help="Seconds to wait with --wait.")]
 LIMIT_S = 900.0
-"""Ten minutes are what a checkpoint may take by default; pods need some more."""
+"""A checkpoint may take ten minutes by default; pods need some more."""
 INTERVAL_S = 1.0
 RESUME = "etude.dev/resume"
 """Annotation by which a user overrules a hold of the operator; its value is the hold's time."""
@@ -72,18 +72,18 @@ def resume(
 def answer_to(
     run: Mapping[str, Any], budget: Mapping[str, str]
 ) -> dict[str, dict[str, Any]] | None:
-    """The change by which a run goes on; None where nothing but spec.suspend keeps it.
+    """The patch that resumes a run; None if only spec.suspend holds it.
 
     Args:
         run: as the API server has it.
         budget: its new limits.
 
     Raises:
-        UserError: its budget is spent, and nobody raises it.
+        UserError: its budget is spent and not raised.
     """
     hold = (run.get("status") or {}).get("hold")
     if run["spec"].get("suspend"):
-        # Whoever suspended it took the operator's hold over, if there was one.
+        # A user's suspension replaces a hold of the operator.
         return {"spec": {"budget": dict(budget), "suspend": False}} if budget else None
     if hold is None:
         return {"spec": {"budget": dict(budget)}} if budget else None
@@ -111,11 +111,11 @@ def _order(kubectl: Kubectl, before: Manifest, *, is_wanted: bool) -> None:
 
 
 def _await(kubectl: Kubectl, run: str, holds: Callable[["Seen"], bool], limit_s: float) -> None:
-    """Tell what is waited for, until it is so.
+    """Wait for a state of the run, and report progress.
 
     Raises:
-        UserError: it takes too long, or there is no such run any more.
-        SystemExit: the run ended otherwise.
+        UserError: it takes too long, or the run was deleted.
+        SystemExit: the run ended instead.
     """
     deadline_s = time.monotonic() + limit_s
     told, left_out = "", set[str]()
@@ -134,26 +134,26 @@ def _await(kubectl: Kubectl, run: str, holds: Callable[["Seen"], bool], limit_s:
 
 
 class Look(NamedTuple):
-    """How a run is that is waited for."""
+    """State of a run that a command waits for."""
 
     sentence: str
     do: str = ""
     seen: "Seen | None" = None
-    """Nothing while nobody answers."""
+    """None while the API server does not answer."""
     code: Exit | None = None
-    """Once the run is over."""
+    """Exit code once the run is over."""
 
 
 def look(kubectl: Kubectl, run: str, left_out: set[str]) -> Look:
-    """How a run is; a hiccup of the network ends no wait.
+    """Look at a run; a network error does not end the wait.
 
     Args:
-        kubectl: whom to ask.
+        kubectl: client of the cluster.
         run: its name.
-        left_out: what was said of kinds that we may not list.
+        left_out: refusals that were reported before.
 
     Raises:
-        UserError: there is no such run, or we may not look at it.
+        UserError: there is no such run, or access is denied.
     """
     from etude.cli.kubectl.asking import gather
     from etude.cli.kubectl.explanation import State
@@ -185,7 +185,7 @@ def _is_progressing(seen: "Seen") -> bool:
 
 
 def _has(seen: "Seen", kind: str) -> bool:
-    """Whether a condition holds of the spec as it is now."""
+    """True if a condition holds for the present spec."""
     status = seen.status
     is_new = status.observed_generation >= seen.run["metadata"].get("generation", 0)
     return is_new and any(c.type == kind and c.status == "True" for c in status.conditions)

@@ -1,4 +1,4 @@
-"""`kubectl etude checkpoint --now`: a Checkpoint that asks a run for its state."""
+"""`kubectl etude checkpoint --now`: an on-demand checkpoint."""
 
 import time
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ INTERVAL_S = 1.0
 
 
 def request(run: Mapping[str, Any]) -> dict[str, Any]:
-    """The object by which a user asks a run for a checkpoint."""
+    """The Checkpoint object that requests a checkpoint of a run."""
     metadata = run["metadata"]
     return {
         "apiVersion": API_VERSION,
@@ -30,14 +30,14 @@ def request(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def save(kubectl: Kubectl, run: str, *, wait: bool, limit_s: float) -> Mapping[str, Any]:
-    """Ask for a checkpoint, and tell how far it is; the object as it was seen last.
+    """Request a checkpoint, report its progress, and return the object.
 
     Raises:
-        UserError: there is no such run, it writes none, we may not, or nothing came of it.
+        UserError: there is no such run, it cannot write one, or the request was refused.
     """
     before = living(kubectl, run, "save")
     if wait and _rests(before):
-        what = "it is suspended, and writes nothing before somebody resumes it"
+        what = "it is suspended, and writes nothing until it is resumed"
         fix = f"kubectl etude resume {run} first; without --wait it is written after that"
         raise UserError(Problem("Conflict", what, f"run {run}", fix))
     made = kubectl.create(request(before))
@@ -46,12 +46,12 @@ def save(kubectl: Kubectl, run: str, *, wait: bool, limit_s: float) -> Mapping[s
 
 
 def _rests(run: Mapping[str, Any]) -> bool:
-    """Whether it goes on only when somebody says so."""
+    """True if the run is suspended until a user resumes it."""
     return bool(run["spec"].get("suspend") or (run.get("status") or {}).get("hold"))
 
 
 def _promise(run: Mapping[str, Any]) -> str:
-    """When it is written: a run that does not run keeps the request until it does."""
+    """Time of the checkpoint in words: a run without pods keeps the request until it has some."""
     name = run["metadata"]["name"]
     if _rests(run):
         return f"{name} is suspended and writes it once it goes on: kubectl etude resume {name}"
@@ -62,10 +62,10 @@ def _promise(run: Mapping[str, Any]) -> str:
 
 
 def _awaited(kubectl: Kubectl, run: str, name: str, limit_s: float) -> Mapping[str, Any]:
-    """The checkpoint once it is done, with a line for each thing that it waits for.
+    """Wait for a checkpoint and print each change of its state.
 
     Raises:
-        UserError: it will never be, or not in time.
+        UserError: it failed, or is not there in time.
     """
     deadline_s, told, left_out = time.monotonic() + limit_s, "", set[str]()
     while time.monotonic() < deadline_s:
@@ -83,10 +83,10 @@ def _awaited(kubectl: Kubectl, run: str, name: str, limit_s: float) -> Mapping[s
 def _look(
     kubectl: Kubectl, run: str, name: str, left_out: set[str]
 ) -> tuple[Mapping[str, Any] | None, str]:
-    """The object and how far it is; a hiccup of the network ends no wait.
+    """The object and its state in words; a network error does not end the wait.
 
     Raises:
-        UserError: it is gone, or we may not look at it.
+        UserError: it was deleted, or access is denied.
     """
     try:
         found = kubectl.get(CHECKPOINTS, name)
@@ -110,10 +110,10 @@ def _words(found: Mapping[str, Any]) -> str:
 
 
 def _is_ready(found: Mapping[str, Any], name: str) -> bool:
-    """Whether it is done.
+    """True once it is ready.
 
     Raises:
-        UserError: it will never be.
+        UserError: it failed for good.
     """
     phase = (found.get("status") or {}).get("phase")
     if phase in {"Failed", "Corrupt"}:

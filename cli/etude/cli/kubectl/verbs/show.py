@@ -1,4 +1,4 @@
-"""`kubectl etude status`, `why`, `watch`, `top`, `checkpoint`: what there is to see."""
+"""`kubectl etude status`, `why`, `watch`, `top`, `checkpoint`: views of runs."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -15,14 +15,14 @@ SAVED_WITHIN_S = 3_600.0
 
 
 class Output(StrEnum):
-    """How a verb prints what it found."""
+    """Output format of a verb."""
 
     TABLE = "table"
     JSON = "json"
 
 
 class Sort(StrEnum):
-    """What `top` sorts by, the largest first."""
+    """Sort key of `top`, the largest first."""
 
     GPUS = "gpus"
     PODS = "pods"
@@ -35,7 +35,7 @@ Format = Annotated[Output, typer.Option("--output", "-o", help="For people, or f
 
 
 def status(context: typer.Context, run: Run, *, output: Format = Output.TABLE) -> None:
-    """Show a run on one screen: progress, roles, environments, what is not fine, and why."""
+    """Show a run on one screen: progress, roles, environments, bad conditions, and the cause."""
     from etude.cli.kubectl.asking import gather
     from etude.cli.kubectl.status_screen import screen
     from etude.cli.kubectl.why import explain, now
@@ -51,7 +51,7 @@ def status(context: typer.Context, run: Run, *, output: Format = Output.TABLE) -
 
 
 def why(context: typer.Context, run: Run, *, output: Format = Output.TABLE) -> None:
-    """Say why a run does not progress: the first cause, what shows it, what to do."""
+    """Say why a run does not progress: the first cause, its evidence, and a fix."""
     from etude.cli.kubectl.asking import gather
     from etude.cli.kubectl.why import explain, now
 

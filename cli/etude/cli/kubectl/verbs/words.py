@@ -1,4 +1,4 @@
-"""`kubectl etude logs` and `stacks`: what the processes of a run say."""
+"""`kubectl etude logs` and `stacks`: output of a run's processes."""
 
 from typing import Annotated
 
@@ -45,7 +45,7 @@ def stacks(
     *,
     role: Annotated[str, typer.Option(help="trainer, inference, rewards or broker.")] = "trainer",
 ) -> None:
-    """Print what every thread and asyncio task of a role does right now; nothing is stopped."""
+    """Print the stacks of every thread and asyncio task of a role; nothing is stopped."""
     from etude.cli.kubectl import logs as reading
     from etude.cli.kubectl.stacks import stacks_of
 
