@@ -31,7 +31,7 @@ class AdamW:
         betas: tuple[float, float],
         weight_decay: float,
     ) -> None:
-        """Follow the gradients of these parameters; one without a gradient stays as it is.
+        """Update these parameters by their gradients; one without a gradient stays as it is.
 
         Source: Decoupled weight decay regularization, https://arxiv.org/abs/1711.05101.
         """
@@ -63,14 +63,14 @@ class AdamW:
         )
 
     def prepare(self, *, updates: int) -> None:
-        """Begin with moments of zeros that have seen so many updates, for saved ones to go in."""
+        """Allocate zero moments with an update count; saved moments are copied into them."""
         self.state.clear()
         for name in self._parameters if updates else ():
             self._begun(name)["step"].fill_(updates)
 
     @property
     def updates(self) -> int:
-        """How many updates the moments have seen."""
+        """Number of updates in the moments."""
         return max((int(state["step"]) for state in self.state.values()), default=0)
 
     def _begun(self, name: str) -> State:

@@ -1,4 +1,4 @@
-"""Rewards of a group, seen against each other.
+"""Advantage estimators and advantage normalisation within groups of sibling rollouts.
 
 Shapes: R rollouts of one batch. A rollout takes part if it is valid and has a valid sibling; the
 others get 0, because a group of one has no baseline.
@@ -15,11 +15,11 @@ _SPREAD_FLOOR = 1e-6
 """Keeps a group of equal rewards finite; verl's value."""
 
 _ROUNDING = 1e-12
-"""Relative size of a difference that is no difference; double precision rounds at 2e-16."""
+"""Relative size of a difference that counts as zero; double precision rounds at 2e-16."""
 
 
 def taking_part(groups: Groups, valid: Flags) -> Flags:
-    """Which rollouts are valid and have a valid sibling. [R]."""
+    """Select the rollouts that are valid and have a valid sibling. [R]."""
     return valid & (_count(groups, valid) >= 2)
 
 
@@ -38,7 +38,7 @@ def centred(rewards: Reals, *, groups: Groups, valid: Flags) -> Reals:
 def standardised(rewards: Reals, *, groups: Groups, valid: Flags) -> Reals:
     """Reward minus the mean of its group, over the group's standard deviation. [R].
 
-    It blows up the noise of nearly equal groups; `centred` does not.
+    It amplifies the noise of nearly equal groups; centring alone does not.
 
     Source: GRPO, https://arxiv.org/abs/2402.03300.
     """
@@ -60,7 +60,7 @@ def leave_one_out(rewards: Reals, *, groups: Groups, valid: Flags) -> Reals:
 
 
 def _sum(values: Reals, groups: Groups) -> Reals:
-    """Each entry replaced by the sum over its group. [R]."""
+    """Replace each entry by the sum over its group. [R]."""
     _, place = np.unique(groups, return_inverse=True)
     totals: Reals = np.bincount(place, weights=values).astype(np.float64)
     return totals[place]

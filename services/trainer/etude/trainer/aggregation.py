@@ -1,4 +1,4 @@
-"""What one trained token counts in the loss, from totals of the whole batch.
+"""Loss aggregation: the weight of each trained token, from totals of the whole batch.
 
 The loss is the weighted sum of the tokens' surrogates. The weights are fixed before the batch is
 cut into ranks and microbatches, so no cut can change the gradient.

@@ -1,4 +1,4 @@
-"""What one optimiser step is given, and what it answers.
+"""Input and result of one optimiser step.
 
 Free of torch, so that the controller builds batches without loading it.
 Shapes: T tokens of one sequence, R rollouts of one batch.
@@ -69,9 +69,9 @@ class PolicyBatch:
     rewards: NDArray[np.float64]
     """One per rollout; not read where invalid. [R]"""
     groups: NDArray[np.int64]
-    """Which rollouts are siblings: equal numbers are one group. [R]"""
+    """Group number of each rollout; siblings have the same. [R]"""
     valid: Bools
-    """False for a rollout that a platform fault masked: it has no part in anything. [R]"""
+    """False for a rollout that a platform fault masked: it counts nowhere. [R]"""
 
     def __post_init__(self) -> None:
         if not self.rewards.shape == self.groups.shape == self.valid.shape:
@@ -88,7 +88,7 @@ class PolicyBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one optimiser step did. Means and shares are over trained tokens of all ranks."""
+    """Result of one optimiser step. Means and shares are over trained tokens of all ranks."""
 
     loss: float
     grad_norm: float
@@ -113,7 +113,7 @@ class StepResult:
 
 
 def links_of(rollout: rollout_pb2.Rollout, *, index: int) -> tuple[PolicySequence, ...]:
-    """The links of a rollout as it came over the wire.
+    """Decode the links of a rollout as it came over the wire.
 
     Args:
         rollout: with at least one link.
@@ -133,7 +133,7 @@ def links_of(rollout: rollout_pb2.Rollout, *, index: int) -> tuple[PolicySequenc
 def check_sequences(
     sequences: Sequence[SupervisedSequence | PolicySequence], *, vocabulary: int, context: int
 ) -> None:
-    """Refuse what the model cannot read.
+    """Refuse sequences that the model cannot process.
 
     Args:
         sequences: of one batch.

@@ -1,4 +1,4 @@
-"""The Ray door: actors for learner ranks, rollout workers and keeper, here or on a cluster."""
+"""Ray backend: actors for learner ranks, rollout workers and the compactor."""
 
 import asyncio
 import logging
@@ -37,26 +37,26 @@ from etude.trainer.work import (
 log = logging.getLogger(__name__)
 
 UPLOADS = "uploads"
-"""Ray's name for the thread of a learner rank that stores what was encoded."""
+"""Ray's name for the thread of a learner rank that uploads encoded versions."""
 
 OBJECT_STORE_BYTES = 256 << 20
 """Batches travel through it one at a time; Ray spills what does not fit."""
 
 STARTS = 4
-"""How often a Ray of our own is started before its failure is the run's."""
+"""Attempts at starting a local Ray before its failure ends the run."""
 
 TOO_SLOW = "timed out during startup"
-"""What Ray says of a node that is late; it has no type for it."""
+"""Ray's message for a node that is late; it has no error type of its own."""
 
 Actor = Any
 """Ray's handles have no static type."""
 
 
 def start(address: str | None) -> None:
-    """Join a Ray cluster, or start one on this machine that serves this run alone.
+    """Join a Ray cluster, or start one on this machine for this run alone.
 
     Raises:
-        Exception: Ray's own, once it gave up STARTS times.
+        Exception: Ray's own, after the last attempt.
     """
     if address is not None:
         ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
@@ -69,7 +69,7 @@ def start(address: str | None) -> None:
             # has imported by then took longer.
             if TOO_SLOW not in str(error) or not left:
                 raise
-            log.warning("Ray's node did not start in time; once more, %d left", left)
+            log.warning("Ray's node did not start in time; %d attempts left", left)
             ray.shutdown()
         else:
             return
@@ -93,7 +93,7 @@ def _start_here() -> None:
 
 
 def rendezvous() -> str:
-    """Where the learner ranks meet: a free port beside rank 0, which runs on this node."""
+    """Address at which the learner ranks meet: a free port of this node, which runs rank 0."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
@@ -101,18 +101,18 @@ def rendezvous() -> str:
 
 
 def as_raised(error: BaseException) -> BaseException:
-    """The error as an actor raised it, without the traceback that Ray makes of its message."""
+    """Unwrap the error that an actor raised; Ray puts the traceback into its message."""
     cause = error.cause if isinstance(error, RayTaskError) else None
     return cause if isinstance(cause, BaseException) else error
 
 
 def stop() -> None:
-    """End every actor, and the cluster if start() began it."""
+    """End every actor, and the cluster if it is local."""
     ray.shutdown()
 
 
 def learners(configs: Sequence[LearnerConfig], *, gpus_per_rank: int) -> "RayLearners":
-    """One actor per rank. A rank that dies ends the run: it resumes from its checkpoint."""
+    """Start one actor per rank. A rank that dies ends the run's process, which then resumes."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"num_cpus": 0, "num_gpus": gpus_per_rank, "max_restarts": 0}
     # Uploads have a thread of their own; everything else stays on one, in the order of the calls.
@@ -127,14 +127,14 @@ def learners(configs: Sequence[LearnerConfig], *, gpus_per_rank: int) -> "RayLea
 
 
 def rollouts(config: WorkerConfig, *, workers: int) -> "RayRollouts":
-    """Workers that share the load; one that dies is started again."""
+    """Start workers that share the load; Ray restarts one that dies."""
     options = {"num_cpus": 0, "max_restarts": -1, "max_concurrency": 100_000}
     actor = ray.remote(RolloutWorker).options(**options)
     return RayRollouts([_Worker(actor.remote(config)) for _ in range(workers)])
 
 
 def keeper(config: KeeperConfig) -> "RayKeeping":
-    """A process beside the controller, which has its disk; one that dies is started again."""
+    """Start the compactor on the controller's node and disk; Ray restarts it if it dies."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": here}
     return RayKeeping(ray.remote(KeeperProcess).options(**options).remote(config))
@@ -142,7 +142,7 @@ def keeper(config: KeeperConfig) -> "RayKeeping":
 
 @dataclass(slots=True)
 class RayKeeping(Keeping):
-    """The keeper as an actor."""
+    """The compactor as an actor."""
 
     actor: Actor
 
@@ -157,11 +157,11 @@ class RayKeeping(Keeping):
 
 @dataclass(slots=True)
 class RayLearners(Learners):
-    """Every call goes to all ranks; where only one may answer, the first rank's answer counts."""
+    """All learner ranks. Each call goes to every rank; rank 0's answer is returned."""
 
     ranks: list[Actor]
     loading: list[Actor]
-    """References to the end of loading, which may bring a user's mistake to light."""
+    """References to the end of loading, which may raise a user's mistake."""
 
     async def _call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401 - as Ray has it
         answers = await self._answers(method, *arguments)
@@ -231,26 +231,26 @@ def _shared(argument: object) -> object:
 class _Worker:
     actor: Actor
     load: int = 0
-    """Rollouts that it has in hand."""
+    """Rollouts under way."""
 
 
 REVIVAL_S = 120.0
-"""Longest wait for a worker that is started again: imports on a busy machine."""
+"""Longest wait for a restarted worker: imports on a busy machine."""
 
 PING_EVERY_S = 0.5
 
 CLOSE_S = 10.0
-"""Longest wait for workers that say goodbye; leases that are not released end by themselves."""
+"""Longest wait for workers that close; leases that are not released expire."""
 
 
 @dataclass(slots=True)
 class RayRollouts(Rollouts):
-    """Each order goes to the worker with the least in hand."""
+    """Rollout workers; each request goes to the least loaded one."""
 
     workers: list[_Worker]
 
     async def close(self) -> None:
-        """Let the workers end in order."""
+        """Close all workers."""
         goodbyes = [asyncio.ensure_future(w.actor.close.remote()) for w in self.workers]
         if goodbyes:
             await asyncio.wait(goodbyes, timeout=CLOSE_S)
@@ -265,7 +265,7 @@ class RayRollouts(Rollouts):
             result: GroupResult = await reference
         except RayActorError as error:
             await self._revived(worker)
-            raise WorkerLostError("its rollout worker died and was started again") from error
+            raise WorkerLostError("its rollout worker died and was restarted") from error
         except asyncio.CancelledError:
             ray.cancel(reference)
             raise
@@ -274,10 +274,10 @@ class RayRollouts(Rollouts):
         return result
 
     async def _revived(self, worker: _Worker) -> None:
-        """Wait until a lost worker answers again: until then it would only lose the next try.
+        """Wait until a lost worker answers again; before that it would only lose the next attempt.
 
         Raises:
-            WorkerLostError: it does not come back.
+            WorkerLostError: it did not come back in time.
         """
         try:
             await asyncio.wait_for(_answer(worker.actor), REVIVAL_S)

@@ -1,4 +1,4 @@
-"""Transcripts and texts to imitate, and which of them make up each supervised step."""
+"""Dataset of a supervised phase: transcripts and texts, shuffled and batched by step."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from etude.trainer.batches import SupervisedSequence
 from etude.trainer.order import derived_seed, permuted
 
 BUCKET_BATCHES = 8
-"""Batches among which sequences are sorted by length: it saves padding and keeps the draw fair."""
+"""Batches within which sequences are sorted by length: saves padding, keeps the draw fair."""
 
 DEFAULT_BATCH_SIZE = 12
 
@@ -34,7 +34,7 @@ class Corpus:
     seed: int
 
     def batch(self, step: int) -> list[SupervisedSequence]:
-        """The sequences of a step, counted from 0; the data is gone through again and again."""
+        """Sequences of a step, counted from 0; the data repeats endlessly."""
         bucket, place = divmod(step, BUCKET_BATCHES)
         size = self.batch_size * BUCKET_BATCHES
         chosen = [self._at(position) for position in range(bucket * size, (bucket + 1) * size)]
@@ -78,7 +78,7 @@ def load_corpus(phase: Phase, *, chat: ChatFormat, context: int, storage: Storag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reader:
-    """One dataset's lines into sequences."""
+    """Turns the lines of one dataset into sequences."""
 
     dataset: Dataset
     chat: ChatFormat
@@ -89,7 +89,7 @@ class _Reader:
         try:
             row = json.loads(text)
         except ValueError as cause:
-            _refuse(where, f"is no JSON: {cause}")
+            _refuse(where, f"is not JSON: {cause}")
         match row:
             case {"messages": [_, *_] as messages}:
                 yield self._transcript(messages, where)
@@ -128,7 +128,7 @@ def _lines(uri: str, storage: Storage) -> Iterator[str]:
     except OSError as cause:
         _refuse(uri, f"cannot be read: {cause.strerror}")
     except UnicodeDecodeError as cause:
-        _refuse(uri, f"is no UTF-8: {cause}")
+        _refuse(uri, f"is not UTF-8: {cause}")
     return (line for line in data.split("\n") if line.strip())
 
 

@@ -1,4 +1,4 @@
-"""Weights for tokens that other weights than the trainer's sampled.
+"""Importance-sampling corrections (TIS, IcePop) for tokens that older or inexact weights sampled.
 
 rho = exp(trainer - sampler log-prob), both without gradient. A weight multiplies the token's
 surrogate; a token of weight 0 stays in every denominator.

@@ -1,12 +1,12 @@
-"""What the exit code says of a trainer that could not begin."""
+"""Exit codes of the trainer process."""
 
 from etude.common.blobs import is_away
 from etude.common.ending import EXIT_TRY_AGAIN
 
 
 def exit_code(error: BaseException) -> int:
-    """75 for a store that is away, which is waited for; 1 for what waiting would not cure.
+    """75 for an unreachable store, so that the restart is not counted; 1 for everything else.
 
-    A store that says no is such a thing: asking for ever would hold the nodes of the run.
+    A store that refuses access counts as an error: retrying for ever would hold the run's nodes.
     """
     return EXIT_TRY_AGAIN if is_away(error) else 1

@@ -1,4 +1,4 @@
-"""The model as a Hugging Face folder."""
+"""Export of the model as a Hugging Face folder."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from etude.trainer.ranks import Ranks, whole
 
 
 def wire_tensor(name: str, tensor: Tensor) -> WireTensor:
-    """A complete tensor as named bytes."""
+    """Convert a complete tensor to named bytes."""
     data = tensor.detach().contiguous().cpu()
     return WireTensor(
         name=name,
@@ -26,7 +26,7 @@ def wire_tensor(name: str, tensor: Tensor) -> WireTensor:
 
 
 def published_tensors(policy: Policy, ranks: Ranks, *, dtype: wire.Dtype) -> list[WireTensor]:
-    """Every tensor of the model, complete, on rank 0; nothing elsewhere. Collective."""
+    """Gather every tensor of the model on rank 0; other ranks get none. Collective."""
     complete: dict[str, Tensor] = {}
     for name, tensor in layout.sources(policy.model).items():
         value = whole(tensor)
@@ -45,10 +45,10 @@ def export(
     """Write a Hugging Face model folder below prefix: weights, configuration, tokenizer.
 
     Args:
-        store: where to.
+        store: destination.
         prefix: key of the folder, without a slash at the end.
-        policy: whose configuration is written.
-        tensors: what published_tensors gave.
+        policy: source of the configuration.
+        tensors: all tensors of the model.
         source: the folder that the run started from; its tokenizer files are copied.
     """
     files = dict(folders.weight_files(tensors))

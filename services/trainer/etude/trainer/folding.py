@@ -1,7 +1,7 @@
-"""What several versions changed together: the first old value of every element they touched.
+"""Delta folding: the first old value of every element that several versions changed.
 
-The values lie in mapped files, so that a window costs disk and no memory: as much as the model,
-where pages are written, and a bit for each element.
+The values are in mapped files, so that a window costs disk and no memory: at most as much as the
+model, and a bit for each element.
 """
 
 import shutil
@@ -24,7 +24,7 @@ from etude.common.weights.tensors.words import Indices, Words, word_type
 from etude.trainer.keeping import strides_at
 
 MOST_TOUCHED = 0.25
-"""Above this share a keyframe is the better way, and the window is given up."""
+"""Above this share a keyframe is cheaper, and the window is dropped."""
 
 _ALIGNMENT = 64
 
@@ -33,7 +33,7 @@ Flat = npt.NDArray[np.int64]
 
 
 class Touched(NamedTuple):
-    """Elements of a shard that versions wrote, and what they were before the first."""
+    """Elements of a shard that versions wrote, with their values before the first one."""
 
     flat: Flat
     """Positions in the tensor, increasing. [k]"""
@@ -42,10 +42,10 @@ class Touched(NamedTuple):
 
 
 class Window:
-    """From one version on."""
+    """Changes from one base version on."""
 
     def __init__(self, base: VersionRef, schema: Schema, folder: Path) -> None:
-        """Begin where nothing is touched yet; the folder is this window's alone."""
+        """Start an empty window; the folder must be its own."""
         self.base = base
         self.schema = schema
         self._folder = folder
@@ -60,16 +60,16 @@ class Window:
 
     @property
     def is_worth(self) -> bool:
-        """Whether few enough elements were touched."""
+        """True while few enough elements were touched."""
         return sum(self._counts) <= self._most
 
     @property
     def touched(self) -> list[int]:
-        """Elements by tensor."""
+        """Number of touched elements by tensor."""
         return list(self._counts)
 
     def touch(self, prepared: Prepared) -> None:
-        """Remember what is about to be overwritten, unless it was before."""
+        """Keep the old values of elements that are about to be overwritten for the first time."""
         for patch in prepared.patches:
             tensor = self.schema.index[patch.parameter]
             bits, kept = self._bits[tensor], self._old[tensor]
@@ -77,14 +77,14 @@ class Window:
             self._counts[tensor] += int(_touch(bits, kept, np.int64(patch.base), at, old))
 
     def within(self, tensor: int, shard: Shard) -> Touched:
-        """What was touched in a shard."""
+        """Touched elements of a shard."""
         bits = self._bits[tensor]
         flat = np.empty(_count(bits, shard.start, shard.stop), np.int64)
         _list(bits, shard.start, flat)
         return Touched(flat, self._old[tensor][flat])
 
     def close(self) -> None:
-        """Give the disk back; nothing can be asked afterwards."""
+        """Free the disk space; the window cannot be used afterwards."""
         self._old, self._bits = [], []
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -96,14 +96,14 @@ class Windows:
     strides: tuple[int, ...]
     folder: Path
     at: VersionRef | None = None
-    """Where the chain is."""
+    """Version at the end of the chain."""
     _open: dict[int, Window] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)  # of an earlier process
 
     def touch(self, edge: Edge, prepared: Prepared) -> None:
-        """An edge is about to be written over the words that it was prepared with."""
+        """Record an edge before it overwrites the words of the copy."""
         if self.at is None or edge.base is None or edge.base.state != self.at.state:
             self.forget()
         for stride, window in list(self._open.items()):
@@ -113,7 +113,7 @@ class Windows:
         self.at = edge.target
 
     def ended(self, ref: VersionRef) -> Iterator[Window]:
-        """The windows that end at the version where the copy is now; call begin() after them."""
+        """The windows that end at the copy's version; open the next ones afterwards."""
         if self.at is None or self.at.state != ref.state:
             self.forget()
         self.at = ref
@@ -129,7 +129,7 @@ class Windows:
         self.at = ref
 
     def forget(self) -> None:
-        """The chain is broken: no window holds any more."""
+        """Close all windows: the chain is broken."""
         for window in self._open.values():
             window.close()
         self._open.clear()
@@ -137,7 +137,7 @@ class Windows:
 
 
 def _mapped(path: Path, sizes: Sequence[int]) -> list[Bits]:
-    """Zeroed memory for every size, in one file that takes only the pages that are written."""
+    """Map zeroed memory for every size in one sparse file."""
     padded = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
     *starts, total = accumulate(padded, initial=0)
     with path.open("wb") as file:
@@ -148,7 +148,7 @@ def _mapped(path: Path, sizes: Sequence[int]) -> list[Bits]:
 
 @compiled
 def _touch(bits: Bits, kept: Words, base: np.int64, at: Indices, old: Words) -> int:
-    """Keep each old word whose bit is not set yet; returns how many."""
+    """Keep each old word whose bit is not set yet; return their count."""
     fresh = 0
     for i in range(at.size):
         flat = base + np.int64(at[i])
@@ -162,7 +162,7 @@ def _touch(bits: Bits, kept: Words, base: np.int64, at: Indices, old: Words) -> 
 
 @compiled
 def _count(bits: Bits, start: int, stop: int) -> int:
-    """Bits that are set in [start, stop)."""
+    """Count the bits that are set in [start, stop)."""
     count = 0
     flat = start
     while flat < stop:
@@ -177,7 +177,7 @@ def _count(bits: Bits, start: int, stop: int) -> int:
 
 @compiled
 def _list(bits: Bits, start: int, flats: Flat) -> None:
-    """The first bits that are set at or after start, as many as fit."""
+    """List the first bits that are set at or after start, as many as fit."""
     count = 0
     flat = start
     while count < flats.size:

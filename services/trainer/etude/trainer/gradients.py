@@ -1,4 +1,4 @@
-"""The gradient of a whole batch, over microbatches and ranks."""
+"""Gradient accumulation over the microbatches and ranks of one batch."""
 
 from collections.abc import Sequence
 
@@ -15,13 +15,13 @@ from etude.trainer.rows import Row
 def accumulate(
     policy: Policy, rows: Sequence[Row], objective: Objective, *, ranks: Ranks, max_tokens: int
 ) -> float:
-    """Leave the gradient of the loss in the parameters, and nothing of an earlier one; collective.
+    """Replace the parameters' gradients by the gradient of the batch's loss; collective.
 
     Args:
-        policy: whose parameters are differentiated.
+        policy: the model to differentiate.
         rows: of all ranks, the same on each.
-        objective: what a microbatch adds to the loss.
-        ranks: who shares the work.
+        objective: loss of one microbatch.
+        ranks: the ranks that share the work.
         max_tokens: padded tokens of one microbatch.
 
     Returns:

@@ -1,7 +1,8 @@
-"""The keeper: follows the chain beside the trainer, shortens it, and deletes what nobody needs.
+"""Compactor of published weights: keyframes, skips and garbage collection of old versions.
 
-Nothing waits for it. Killed at any point it leaves nothing that is wrong: a keyframe or a skip is
-visible once its record is there, and what has no record is swept by a later collector.
+It follows the chain of versions in a process of its own, and nothing waits for it. Killed at any
+point it leaves a consistent store: a keyframe or a skip is visible once its record is there, and
+objects without a record are swept by a later collector.
 """
 
 import logging
@@ -53,7 +54,7 @@ from etude.trainer.parts import PART_BYTES
 log = logging.getLogger(__name__)
 
 NICENESS = 10
-"""Of the keeper's own process: learners and engines on the same machine come first."""
+"""Of the compactor's process: learners and engines on the same machine come first."""
 
 COLLECT_EVERY_S = 60.0
 """Between two rounds of the collector: readers renew their leases twice as often."""
@@ -62,15 +63,15 @@ RETRY_S = 30.0
 """After a keyframe that failed: each attempt reads and packs the whole model."""
 
 MOST_BEHIND = 256
-"""Versions that are gone over one by one, for the skips between them; further back is given up."""
+"""Versions that are visited one by one for the skips between them; older ones are passed over."""
 
 _UNKNOWN_BYTES = 1 << 62
-"""Size of a model of which nothing was read yet: no chain is half as long."""
+"""Size of a model that was not read yet: larger than any chain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeeperConfig:
-    """What the keeper of one epoch is told when it starts."""
+    """Configuration of the compactor of one epoch."""
 
     run: str
     """UID of the run."""
@@ -86,7 +87,7 @@ class KeeperConfig:
 
 
 class Keeper:
-    """Of the open epoch, one per run."""
+    """Compacts the open epoch's chain of versions; one per run."""
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class Keeper:
         )
         self._viewer = Viewer(store)
         self._seen: View | None = None
-        """In this round, unless the store was changed or failed since."""
+        """View of this round; None again after a write or a failure."""
         self._chain: list[VersionId] = []
         self._collect_at = self._retry_at = clock()
         self._written: list[Written] = []
@@ -125,10 +126,10 @@ class Keeper:
         self._lock = threading.Lock()
 
     def round(self, epoch: int | None = None) -> KeeperReport:
-        """Catch up with the chain, and do what is due; what fails is tried again by a later round.
+        """Catch up with the chain and do what is due; a later round retries failures.
 
         Args:
-            epoch: a newer one that the same controller opened; unset goes on with the last one.
+            epoch: a newer one that the same controller opened; unset keeps the last one.
 
         Raises:
             FencedError: a newer epoch was opened; do not call again.
@@ -167,7 +168,7 @@ class Keeper:
             self._fail(stage, error)
 
     def _fail(self, stage: str, error: Exception) -> None:
-        log.warning("%s: trying again later: %s", stage, error)
+        log.warning("%s failed and is retried later: %s", stage, error)
         self._failures.append(Failure(stage, str(error)))
         self._look_anew()
 
@@ -182,11 +183,11 @@ class Keeper:
 
     def _check_epoch(self) -> None:
         if is_fenced(self._store, self._config.epoch):
-            raise FencedError(f"epoch {self._config.epoch + 1} was opened: the keeper stops")
+            raise FencedError(f"epoch {self._config.epoch + 1} was opened: the compactor stops")
 
     def _follow(self) -> None:
         if self._config.weights.encoding == "Full":
-            return  # every version is there as a whole, and nothing is left to shorten
+            return  # every version is complete: there is no chain to shorten
         mirror = self._copy()
         view = self._view()
         self._chain = view.usable
@@ -196,7 +197,7 @@ class Keeper:
                 mirror.move_to(version, self._windows.touch, view=view)
                 self._arrived(mirror)
         except (CorruptError, MissingError) as problem:
-            # What is wrong may be the store's object, or a word on this disk.
+            # The fault may lie in the store's object, or in a word on this disk.
             if mirror.ref is not None and mirror.scan().hex() != mirror.ref.state:
                 self._drop()
                 raise
@@ -204,7 +205,7 @@ class Keeper:
             if not is_led_around(mirror, newest, problem, on_change=touch):
                 self._cut_off_at = newest
                 raise
-            log.warning("went around: %s", problem)
+            log.warning("took a detour around: %s", problem)
             self._arrived(mirror)
 
     def _copy(self) -> Mirror:
@@ -215,13 +216,13 @@ class Keeper:
         return self._mirror
 
     def _drop(self) -> None:
-        """Begin anew with what the store has."""
+        """Delete the local copy; the next round starts from the store."""
         self._windows.forget()
         self._mirror = None
         shutil.rmtree(self._config.folder / "copy", ignore_errors=True)
 
     def _arrived(self, mirror: Mirror) -> None:
-        """The copy is another version now: write the skips that end here, begin those that do."""
+        """Handle a new version of the copy: write skips that end here, open those that begin."""
         if mirror.ref is None or mirror.schema is None:
             return
         for window in list(self._windows.ended(mirror.ref)):
@@ -281,7 +282,7 @@ class Keeper:
         return deleted
 
     def _resumable(self) -> set[VersionId]:
-        """What a resume begins with: the version that its checkpoint names."""
+        """Versions that a resume starts from: those that checkpoints name."""
         return {
             VersionId(found.manifest.epoch, found.manifest.policy_version)
             for found in checkpoints.stored(self._store, run=self._config.run)
@@ -298,7 +299,7 @@ class Keeper:
 
 
 class KeeperProcess(Keeper):
-    """A keeper in a process of its own, as the Ray door wraps it; it gives way to all others."""
+    """Compactor as a Ray actor, at low CPU priority."""
 
     def __init__(self, config: KeeperConfig) -> None:
         os.nice(NICENESS)

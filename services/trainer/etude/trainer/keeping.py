@@ -1,4 +1,4 @@
-"""When a keyframe is due, and over which versions a copy goes on; decides only."""
+"""Schedule of compaction: when a keyframe is due, and which versions to visit. Pure."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -7,11 +7,11 @@ from etude.common.weights.protocol.listing import Listing
 from etude.common.weights.protocol.versions import VersionId
 
 OVERDUE = 2
-"""A keyframe is overdue once the chain is so many times as long as where one is due."""
+"""A keyframe is overdue once the chain is this many times as long as its limit."""
 
 
 class Cadence(NamedTuple):
-    """How long a chain of deltas may become."""
+    """Limits of a chain of deltas."""
 
     versions: int
     """Between two complete copies."""
@@ -24,7 +24,7 @@ class ChainState(NamedTuple):
 
     newest: VersionId | None
     anchor: VersionId | None
-    """The last version that is there as a whole: by a keyframe, or as it was published."""
+    """The last complete version: by a keyframe, or as it was published."""
     anchor_bytes: int
     versions: int
     """After the anchor."""
@@ -37,12 +37,12 @@ EMPTY = ChainState(None, None, 0, 0, 0)
 
 
 LEAST_SPACING = 8
-"""Versions between two keyframes at least: where deltas are nearly as large as keyframes, one for
-each version would double what is stored and shorten no way."""
+"""Fewest versions between two keyframes: if deltas are nearly as large as keyframes, one per
+version would double the stored bytes and shorten no path."""
 
 
 def anchor_of(chain: Sequence[VersionId], listing: Listing) -> VersionId | None:
-    """The last version of a chain at which a replica without weights can begin."""
+    """The last version of a chain from which a replica without weights can start."""
     whole = listing.complete | {
         version for version, each in listing.keyframes.items() if each.record is not None
     }
@@ -50,7 +50,7 @@ def anchor_of(chain: Sequence[VersionId], listing: Listing) -> VersionId | None:
 
 
 def chain_state(chain: Sequence[VersionId], listing: Listing) -> ChainState:
-    """How long the chain has become; the versions are accepted ones, oldest first."""
+    """Measure the chain; the versions are accepted ones, oldest first."""
     if not chain:
         return EMPTY
     anchor = anchor_of(chain, listing)
@@ -66,13 +66,13 @@ def chain_state(chain: Sequence[VersionId], listing: Listing) -> ChainState:
 
 
 def is_due(state: ChainState, cadence: Cadence, model_bytes: int, *, times: int = 1) -> bool:
-    """Whether the chain is as long as it may be, or so many times as long.
+    """True if the chain has reached `times` its limit.
 
     Args:
         state: of the chain.
         cadence: of the run.
-        model_bytes: stands for the size of the last complete copy where there is none.
-        times: OVERDUE asks whether the keyframe is overdue.
+        model_bytes: size to assume if there is no complete copy.
+        times: OVERDUE for an overdue keyframe.
     """
     if not state.versions:
         return False
@@ -84,12 +84,12 @@ def is_due(state: ChainState, cadence: Cadence, model_bytes: int, *, times: int 
 
 
 def route(chain: Sequence[VersionId], live: VersionId | None, *, most: int) -> Sequence[VersionId]:
-    """The versions to go over: each one, or at once to the newest if there are more than most.
+    """The versions to visit: each one, or only the newest if there are more than `most`.
 
     Args:
         chain: accepted versions, oldest first.
-        live: where the copy is.
-        most: versions that are worth being seen one by one, for the skips between them.
+        live: version of the copy.
+        most: limit of versions to visit one by one, for the skips between them.
     """
     if live is None or live not in chain:
         return chain[-1:]
@@ -98,12 +98,12 @@ def route(chain: Sequence[VersionId], live: VersionId | None, *, most: int) -> S
 
 
 def strides_at(number: int, strides: Collection[int]) -> list[int]:
-    """The strides whose folded deltas end, and begin anew, at a version of this number."""
+    """The strides whose folded deltas end and restart at a version of this number."""
     return [stride for stride in sorted(strides) if number % stride == 0]
 
 
 class Written(NamedTuple):
-    """A keyframe or a skip that is in the store now."""
+    """A keyframe or a skip that was written to the store."""
 
     kind: str
     """keyframe or skip."""
@@ -113,20 +113,20 @@ class Written(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """What did not work in a round, and is tried again in a later one."""
+    """A failed stage of a round, retried by a later one."""
 
     stage: str
     message: str
 
 
 class KeeperReport(NamedTuple):
-    """What one round of the keeper did and found."""
+    """Report of one round of the compactor."""
 
     chain: ChainState
     is_overdue: bool
-    """Whether a keyframe is due for so long that something must be wrong."""
+    """True if a keyframe is due for so long that something must be wrong."""
     cut_off_at: VersionId | None
-    """The newest version that the keeper saw, if nothing in the store leads it there; else None."""
+    """The newest version, if no path in the store leads to it; else None."""
     written: tuple[Written, ...]
     collected: int
     """Objects that were deleted."""
@@ -136,14 +136,14 @@ class KeeperReport(NamedTuple):
 def overdue(
     last: KeeperReport | None, *, newest: int, first: int, versions: int, problem: str = ""
 ) -> str:
-    """Why a keyframe is overdue, in a sentence; empty if none is.
+    """Explain why a keyframe is overdue; empty if none is.
 
     Args:
-        last: report of the keeper; None before its first, or for ever if it does not come up.
+        last: report of the compactor; None before its first one.
         newest: number of the newest version that was published.
         first: number of the first one of this process.
         versions: between two keyframes, as the run has it.
-        problem: why the keeper gave no report when it was last asked for one.
+        problem: error of the last round, if it gave no report.
     """
     if last is not None and last.chain.newest is not None:
         chain = last.chain.versions + max(0, newest - last.chain.newest.number)
@@ -152,6 +152,6 @@ def overdue(
     if chain < OVERDUE * versions and not (last is not None and last.is_overdue):
         return ""
     failures = [f"{each.stage}: {each.message}" for each in last.failures] if last else []
-    why = problem or "; ".join(failures) or "the keeper does not answer"
+    why = problem or "; ".join(failures) or "the compactor does not answer"
     done = f"{chain} versions were published since the last complete copy"
     return f"{done}, one is due every {versions}: {why}"

@@ -1,4 +1,4 @@
-"""Keyframes and skips out of a copy on disk: proved to be what they say before they are visible."""
+"""Keyframes and skips, written from a local copy and verified before they become visible."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ _BYTES_PER_CHANGE = 4
 
 
 class _Copy(NamedTuple):
-    """The copy, while it is one version."""
+    """The local copy at one version."""
 
     mirror: Mirror
     ref: VersionRef
@@ -48,7 +48,7 @@ Upload = Callable[[int, bytes], str]
 def write_keyframe(
     store: Store, run: str, mirror: Mirror, *, part_bytes: int = parts.PART_BYTES
 ) -> Written:
-    """Store the copy as a whole.
+    """Write the copy as a keyframe.
 
     Raises:
         CorruptError: the copy is damaged, and must be dropped; nothing became visible.
@@ -86,10 +86,10 @@ def write_skip(
     codec: Codec = Codec.L1,
     part_bytes: int = parts.PART_BYTES,
 ) -> Written | None:
-    """Store what leads from a window's base to the copy as one delta; None if nothing does.
+    """Write one delta from a window's base to the copy; None if there is no difference.
 
     Raises:
-        CorruptError: it does not lead there; nothing became visible.
+        CorruptError: the delta does not lead to the copy; nothing became visible.
         StoreError: the store failed.
     """
     started = time.monotonic()
@@ -103,7 +103,7 @@ def write_skip(
     spans = (base.version, copy.ref.version)
     stored = _stored(packed, lambda part, data: publish_skip_part(store, *spans, part, data))
     if Digest.parse(base.state).plus(stored.change).hex() != copy.ref.state:
-        raise CorruptError(f"{mirror.folder}: {spans[0]} with what changed is not {spans[1]}")
+        raise CorruptError(f"{mirror.folder}: {spans[0]} with the changes is not {spans[1]}")
     record = Skip(
         run=run,
         base=base,
@@ -123,7 +123,7 @@ def _whole(mirror: Mirror) -> _Copy:
 
 
 def _estimates(window: Window) -> list[int]:
-    """Bytes that each tensor adds to a skip, at most."""
+    """Upper bound of the bytes that each tensor adds to a skip."""
     sizes = []
     for spec, count in zip(window.schema.tensors, window.touched, strict=True):
         word_bytes = spec.num_bytes // max(1, spec.elements)
@@ -167,7 +167,7 @@ class _Stored(NamedTuple):
 
 
 def _stored(packed: Iterator[Packed], upload: Upload) -> _Stored:
-    """Upload one part after the other, of which only one is in memory."""
+    """Upload one part after the other; only one is in memory at a time."""
     objects: list[PayloadObject] = []
     figures: list[Stats] = []
     change = NOTHING

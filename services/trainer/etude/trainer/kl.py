@@ -1,4 +1,4 @@
-"""Divergence from the reference weights.
+"""KL divergence from the reference weights: penalty and estimator.
 
 Shapes: N trained tokens.
 """
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def penalty(trainer: Tensor, reference: Tensor, *, coefficient: float) -> Tensor:
-    """What to subtract from each token's advantage: coefficient * (trainer - reference). [N].
+    """Penalty to subtract from each token's advantage: coefficient * (trainer - reference). [N].
 
     It carries no gradient. Differentiating this estimator as a loss would be a no-op that adds
     noise, because its expected gradient is 0; inside the reward it has the gradient of the

@@ -1,7 +1,7 @@
-"""Where each element of a module's tensors lies in the tensors of the checkpoint.
+"""Checkpoint layout: the position of each element of a live tensor in the Hugging Face checkpoint.
 
-Most tensors of a module are tensors of its checkpoint under another name or none. Some
-architectures fuse tensors when they load: those are traced by converting the places of their
+Most tensors of a module are tensors of its checkpoint, perhaps under another name. Some
+architectures fuse tensors when they load: those are traced by converting the positions of their
 elements back instead of their values.
 """
 
@@ -40,24 +40,24 @@ class Piece(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The schema of a policy, and where its elements come from."""
+    """The published schema of a policy, and the live tensors that its elements come from."""
 
     schema: Schema
     pieces: dict[str, list[Piece]]
     """By source, in the order of its elements, all of them."""
     scattered: tuple[str, ...]
-    """Sources that can only be converted whole, and together."""
+    """Sources that can only be converted complete, and together."""
 
 
 def sources(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The tensors that make up a model, live and sharded as they are, tied ones once."""
+    """The tensors of a model, live and sharded as they are, tied ones once."""
     own = {name for name, _ in model.named_parameters()}
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - own
     return {name: value for name, value in model.state_dict().items() if name not in tied}
 
 
 def layout_of(model: PreTrainedModel, *, dtype: wire.Dtype, grid: Grid) -> Layout:
-    """The layout of a model's tensors in its checkpoint; reads no weight."""
+    """Trace the layout of a model's tensors in its checkpoint; reads no weight."""
     found = sources(model)
     # Tensors without data go through the same conversion: what comes out as the very object that
     # went in was renamed at most.
@@ -80,7 +80,7 @@ def layout_of(model: PreTrainedModel, *, dtype: wire.Dtype, grid: Grid) -> Layou
     scattered = tuple(sorted(blanks.keys() - pieces.keys()))
     if scattered:
         log.warning(
-            "%d tensors are published whole in each version, because the checkpoint's layout"
+            "%d tensors are published completely in each version, because the checkpoint's layout"
             " scatters them: %s",
             len(scattered),
             ", ".join(scattered[:5]),
@@ -89,7 +89,7 @@ def layout_of(model: PreTrainedModel, *, dtype: wire.Dtype, grid: Grid) -> Layou
 
 
 def converted(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Complete tensors of a model in the layout of its checkpoint."""
+    """Convert complete tensors of a model to the layout of its checkpoint."""
     found: dict[str, Tensor] = revert_weight_conversion(model, dict(tensors))
     return found
 
@@ -114,7 +114,7 @@ def _schema(
 
 
 class _Tracer:
-    """Finds the pieces of fused tensors by converting the numbers of their elements."""
+    """Finds the pieces of fused tensors by converting element positions instead of values."""
 
     def __init__(self, model: PreTrainedModel, schema: Schema) -> None:
         self._model = model
@@ -164,7 +164,7 @@ def _runs(source: str, name: str, places: npt.NDArray[np.int64]) -> Iterable[Pie
 
 
 def _tiles(pieces: Iterable[Piece], elements: int) -> bool:
-    """Whether the pieces hold every element of their source once."""
+    """True if the pieces hold every element of their source once."""
     end = 0
     for piece in pieces:
         if piece.start != end:
@@ -185,7 +185,7 @@ def _renumbered(piece: Piece, source: str) -> Piece:
 
 
 def _drop_partial(pieces: dict[str, list[Piece]], schema: Schema) -> None:
-    """Leave out sources of tensors that the pieces do not make up: they are fused with others."""
+    """Remove sources of tensors that the pieces do not make up: these are fused with others."""
     while True:
         held = dict.fromkeys(schema.index, 0)
         for piece in itertools.chain(*pieces.values()):

@@ -1,4 +1,4 @@
-"""One learner rank: the weights, their optimiser, and the steps that change them."""
+"""The learner of one rank: weights, optimiser, training steps, export and restore."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -60,14 +60,14 @@ class Learner:
         ranks.leave(self._ranks)
 
     def start_phase(self, phase: Mapping[str, object], step: int) -> None:
-        """Take the settings of a phase (JSON of api.phases.Phase), `step` steps of it being done.
+        """Start or update a phase (JSON of api.phases.Phase) of which `step` steps are done.
 
-        The optimiser starts afresh and the present weights become the reference, unless this very
-        phase is under way or was restored: then only its settings are renewed.
+        The optimiser starts afresh and the current weights become the reference, unless this very
+        phase is under way or was restored: then only its settings change.
 
         Raises:
             ValueError: the phase is invalid.
-            WrongStateError: it asks for a divergence from weights that are gone.
+            WrongStateError: it needs reference weights that were not kept.
         """
         parsed = Phase.model_validate(phase)
         self._state = self._phases.begun(parsed, step, under_way=self._state)
@@ -129,7 +129,7 @@ class Learner:
         )
 
     def _update(self, trained: Sequence[Row], objective: Objective) -> tuple[float, Update]:
-        """Follow the gradient of the rows; without any, only the schedule moves on."""
+        """Apply the gradient of the rows; without rows, only the schedule advances."""
         state = self._under_way()
         if trained:
             loss = accumulate(
@@ -146,7 +146,7 @@ class Learner:
         return loss, update
 
     def encode(self, version: VersionId, base: Base | None) -> Receipt:
-        """Encode this rank's part of the present weights, to be uploaded.
+        """Encode this rank's part of the current weights for upload.
 
         Raises:
             NonFiniteWeightsError: some are NaN or infinite; nothing was encoded.
@@ -156,7 +156,7 @@ class Learner:
         return self._publisher.encode(version, base)
 
     def upload(self, version: VersionId) -> None:
-        """Store this rank's part of an encoded version; not collective, and beside the steps.
+        """Store this rank's part of an encoded version; not collective, may run during a step.
 
         Raises:
             StoreError: the store failed; upload again.
@@ -164,7 +164,7 @@ class Learner:
         self._publisher.upload(version)
 
     def export(self, prefix: str) -> list[ObjectInfo]:
-        """Write the weights below prefix as a Hugging Face folder; what was written, on rank 0.
+        """Write the weights below prefix as a Hugging Face folder; rank 0 lists the objects.
 
         Raises:
             StoreError: the store failed.
@@ -181,7 +181,7 @@ class Learner:
         )
 
     def save(self, prefix: str) -> list[ObjectInfo]:
-        """Write the complete state below prefix; what was written, on rank 0.
+        """Write the complete state below prefix; rank 0 lists the objects.
 
         Raises:
             NonFiniteWeightsError: some weights are NaN or infinite; nothing was written.
@@ -197,7 +197,7 @@ class Learner:
         )
 
     def restore(self, prefix: str) -> Position:
-        """Return to a saved state; nothing changes unless all of it is good.
+        """Restore a saved state; nothing changes unless all of it is valid.
 
         Raises:
             CorruptError: an object is missing, damaged or of another model; it is named.
@@ -219,7 +219,7 @@ class Learner:
         return hasher.hexdigest()
 
     def _check_finite(self) -> None:
-        """Refuse weights from which nobody could go on: as they are published, not as they train.
+        """Refuse weights that no run could resume from, judged in the published dtype.
 
         Raises:
             NonFiniteWeightsError: some are NaN or infinite.
@@ -230,7 +230,7 @@ class Learner:
         found = int(self._ranks.total(torch.tensor(own)))
         if found and not settings.advanced.allow_non_finite:
             raise NonFiniteWeightsError(
-                f"no checkpoint is written: {found} weights are NaN or infinite"
+                f"no checkpoint was written: {found} weights are NaN or infinite"
             )
 
     def _published(self) -> list[weights.Tensor]:

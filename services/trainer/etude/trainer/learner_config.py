@@ -1,4 +1,4 @@
-"""What one learner rank is told when it starts."""
+"""Configuration of one learner rank."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,14 +17,14 @@ class LearnerConfig:
     run: str
     """UID of the run."""
     holder: str
-    """Who publishes, for people: the pod's name."""
+    """The pod's name, shown to people as the publisher."""
     model_folder: Path
-    """Hugging Face folder on this machine; without weight files in it they are drawn from seed."""
+    """Local Hugging Face folder; without weight files in it, weights are drawn from seed."""
     seed: int = 0
     storage: Storage
     """Where versions and checkpoints go."""
     weights: Weights = field(default_factory=Weights)
-    """How versions are written; exports share the number format."""
+    """Encoding of versions; exports share the number format."""
     micro_batch_tokens: int = 8_192
     """Padded tokens of one forward and backward pass."""
     threads: int = 1
@@ -32,7 +32,7 @@ class LearnerConfig:
     rank: int = 0
     world_size: int = 1
     rendezvous: str = ""
-    """Where more than one rank meets: tcp://host:port, or file:///path that does not exist yet."""
+    """Address for several ranks: tcp://host:port, or file:///path that does not exist yet."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:

@@ -1,4 +1,4 @@
-"""A phase under way in the learner, and its place in a checkpoint."""
+"""Training phases in the learner: begin, save and restore."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from etude.trainer.ranks import Ranks
 
 
 class Position(NamedTuple):
-    """Where in the run a restored state is."""
+    """Phase and step of a restored state."""
 
     phase: str
     step: int
@@ -28,14 +28,14 @@ class Position(NamedTuple):
 
 
 class _Saved(Model):
-    """What a checkpoint holds beside tensors."""
+    """The part of a checkpoint that is not tensors."""
 
     phase: Phase
     step: int
     updates: int
     has_reference: bool
     is_published: bool = False
-    """Whether the weights, or earlier ones of the same run, are those of a version."""
+    """True if these weights, or earlier ones of the same run, were published as a version."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class PhaseState:
     optimiser: Optimiser
     algorithm: AlgorithmSteps | None
     reference: Policy | None = None
-    """The weights at the start of the phase, if the divergence from them costs something."""
+    """The weights at the start of the phase, if there is a KL penalty."""
 
 
 class Restored(NamedTuple):
@@ -62,23 +62,23 @@ class Phases:
     """Begins, saves and restores the phases of one policy; every method is collective."""
 
     def __init__(self, policy: Policy, ranks: Ranks, *, steps: Steps) -> None:
-        """Take charge of a policy.
+        """Manage the phases of a policy.
 
         Args:
-            policy: whose phases they are.
-            ranks: who shares it.
-            steps: who must see what an optimiser changes.
+            policy: the one that is trained.
+            ranks: the ranks that share it.
+            steps: observer of the optimiser's changes.
         """
         self._policy = policy
         self._ranks = ranks
         self._steps = steps
 
     def begun(self, parsed: Phase, step: int, *, under_way: PhaseState | None) -> PhaseState:
-        """The phase of which so many steps are done; its optimiser goes on if it is under way.
+        """Begin a phase of which `step` steps are done, or update it if it is under way.
 
         Raises:
             ValueError: the phase is invalid.
-            WrongStateError: it asks for a divergence from weights that are gone.
+            WrongStateError: it needs reference weights that were not kept.
         """
         algorithm = _algorithm(parsed)
         if under_way is None or under_way.phase.name != parsed.name:
@@ -101,13 +101,13 @@ class Phases:
     def save(
         self, store: Store, prefix: str, state: PhaseState, *, is_published: bool
     ) -> list[ObjectInfo]:
-        """Write the complete state below prefix; what was written, on rank 0.
+        """Write the complete state below prefix; rank 0 lists the objects.
 
         Raises:
             StoreError: the store failed.
         """
         live = {**self._live(state), "rng": torch.get_rng_state()}
-        # All ranks hand over everything first: a store that fails midway must not strand them.
+        # Gather everything first: a store that fails midway must not leave other ranks waiting.
         named: dict[str, Tensor] = {}
         for name, tensor in live.items():
             whole = ranks.whole(tensor)
@@ -130,7 +130,7 @@ class Phases:
         )
 
     def restored(self, store: Store, prefix: str) -> Restored:
-        """Return to a saved state; nothing changes unless all of it is good.
+        """Restore a saved state; nothing changes unless all of it is valid.
 
         Raises:
             CorruptError: an object is missing, damaged or of another model; it is named.
@@ -161,7 +161,7 @@ class Phases:
         return Optimiser(self._policy, phase, steps=self._steps)
 
     def _live(self, state: PhaseState) -> dict[str, Tensor]:
-        """Everything that training changes, sharded as it is."""
+        """All tensors that training changes, sharded as they are."""
         tensors: dict[str, Tensor] = {}
         for kind, policy in (("model", self._policy), ("reference", state.reference)):
             if policy is not None:
@@ -170,7 +170,7 @@ class Phases:
         return tensors | {f"adamw.{n}": t for n, t in state.optimiser.moments().items()}
 
     def _copy(self) -> Policy:
-        """A frozen copy of the present weights, sharded alike."""
+        """Copy the current weights, frozen and sharded alike."""
         copy = like(self._policy)
         self._ranks.shard(copy)
         own = ranks.parameters_by_name(self._policy)

@@ -1,4 +1,4 @@
-"""One learner rank with the data it trains on, as the Ray door wraps it."""
+"""Actor of one learner rank: the learner with the dataset that it trains on."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ MODEL = "model"
 
 
 class LearnerRank:
-    """Calls are collective, as those of the learner inside; load() comes first."""
+    """One learner rank. Calls are collective, as the learner's are; load() comes first."""
 
     _learner: "Learner"
 
@@ -34,14 +34,14 @@ class LearnerRank:
         self._corpus: Corpus | None = None
 
     def load(self) -> None:
-        """Load the model; what an actor's constructor raises, its caller would see as a death."""
+        """Load the model; Ray would report an error of the constructor as a dead actor."""
         # The controller names this class, and must not load torch for it.
         from etude.trainer.learner import Learner  # noqa: PLC0415 - torch is heavy
 
         self._learner = Learner(self._config)
 
     def start_phase(self, phase_json: Mapping[str, object], step: int) -> None:
-        """Take the settings of a phase, and read its data if it has any."""
+        """Start or update a phase, and load its dataset if it has one."""
         phase = Phase.model_validate(phase_json)
         self._corpus = None
         if phase.data is not None:
@@ -68,19 +68,19 @@ class LearnerRank:
         return self._learner.policy_step(batch)
 
     def encode(self, version: VersionId, base: Base | None) -> Receipt:
-        """Encode this rank's part of the weights, to be uploaded."""
+        """Encode this rank's part of the weights for upload."""
         return self._learner.encode(version, base)
 
     def upload(self, version: VersionId) -> None:
-        """Store this rank's part of an encoded version; may run in a thread beside a step."""
+        """Store this rank's part of an encoded version; may run in a thread during a step."""
         self._learner.upload(version)
 
     def save(self, prefix: str) -> list[CheckpointObject]:
-        """Write the state below a checkpoint's prefix; what was written, on rank 0."""
+        """Write the state below a checkpoint's prefix; rank 0 lists the objects."""
         return self._described(prefix, self._learner.save(prefix + LEARNER))
 
     def export(self, prefix: str) -> list[CheckpointObject]:
-        """Write a Hugging Face folder below a checkpoint's prefix; likewise."""
+        """Write a Hugging Face folder below a checkpoint's prefix; rank 0 lists the objects."""
         return self._described(prefix, self._learner.export(prefix + MODEL))
 
     def _described(self, prefix: str, written: list[ObjectInfo]) -> list[CheckpointObject]:
@@ -91,5 +91,5 @@ class LearnerRank:
         ]
 
     def restore(self, prefix: str) -> None:
-        """Return to the state below a checkpoint's prefix."""
+        """Restore the state below a checkpoint's prefix."""
         self._learner.restore(prefix + LEARNER)

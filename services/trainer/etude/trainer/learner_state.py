@@ -1,4 +1,4 @@
-"""The learner's complete state in the object store, without a byte that could run.
+"""Checkpoint of the learner: complete state in the object store, free of pickles.
 
 Layout below the prefix: <part>-<digest>.safetensors, then index.json, sealed, which names every
 part with its size and BLAKE3 and carries what is no tensor. Parts hold complete tensors, so any
@@ -44,7 +44,7 @@ class _Index(BaseModel):
 
 
 class Saved(NamedTuple):
-    """What was read back."""
+    """A state that was read back."""
 
     tensors: dict[str, Tensor]
     state: dict[str, JsonValue]
@@ -91,7 +91,7 @@ def _batched(tensors: Iterable[WireTensor]) -> Iterator[list[WireTensor]]:
 
 
 def read(store: Store, prefix: str) -> Saved:
-    """Everything that was saved below prefix, checked.
+    """Read and verify everything that was saved below prefix.
 
     Raises:
         CorruptError: an object is missing or damaged; it is named.

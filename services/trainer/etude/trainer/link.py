@@ -1,4 +1,4 @@
-"""How fast uploads are, and which codec that asks for."""
+"""Codec choice: the measured upload rate decides between L1 and the denser L2r."""
 
 from dataclasses import dataclass
 
@@ -7,35 +7,35 @@ from etude.common.weights.coding.codecs.ids import Codec
 CODECS = {"L1": Codec.L1, "L2": Codec.L2, "L2r": Codec.L2R}
 
 SLOW_BYTES_PER_S = 1.5e6
-"""Below it L2r is worth its time: one core codes and applies a delta as much slower than with L1 as
+"""Below it L2r pays off: one core codes and applies a delta as much slower than with L1 as
 sending it is faster (by bench/weights.py at 1.0 to 2.2 MB/s, where 1 to 15 % change)."""
 
 FAST_BYTES_PER_S = 3.0e6
-"""Above it L1 is taken again: a rate near the limit must not change the codec back and forth."""
+"""Above it L1 is used again: a rate near the limit must not toggle the codec."""
 
 LEAST_BYTES = 4 << 20
-"""Smaller uploads say how long a request takes, not how fast bytes go."""
+"""Smaller uploads measure the latency of a request, not the rate."""
 
 MOST_UNMEASURED = 64
-"""Smaller uploads in a row after which nothing is known of the link any more."""
+"""Smaller uploads in a row after which the measured rate is discarded."""
 
 _NEWEST = 0.3
 """Weight of the newest upload in the smoothed rate."""
 
 _STALLED = 4.0
-"""An upload counts as at most so many times slower than those before: it may have been held up."""
+"""An upload counts as at most this many times slower than those before: it may have stalled."""
 
 
 @dataclass(slots=True)
 class Link:
-    """To the object store, as this rank's uploads found it."""
+    """Smoothed upload rate of this rank to the object store."""
 
     _seconds_per_byte: float | None = None
     _is_slow: bool = False
     _unmeasured: int = 0
 
     def uploaded(self, num_bytes: int, seconds: float) -> None:
-        """Take in how long an upload took that ended well."""
+        """Record the duration of a successful upload."""
         if num_bytes < LEAST_BYTES:
             self._unmeasured += 1
             if self._unmeasured > MOST_UNMEASURED:
@@ -50,10 +50,10 @@ class Link:
         self._is_slow = found * limit > 1
 
     def codec(self, wanted: str) -> Codec:
-        """The codec of the next version.
+        """Choose the codec of the next version.
 
         Args:
-            wanted: `spec.weights.advanced.codec`; Auto leaves it to the link.
+            wanted: `spec.weights.advanced.codec`; Auto decides by the upload rate.
         """
         if wanted != "Auto":
             return CODECS[wanted]

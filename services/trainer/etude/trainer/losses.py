@@ -1,4 +1,4 @@
-"""Surrogates: per token, what to minimise so that better rollouts become likelier.
+"""Surrogate losses per token: PPO clip, and policy gradient with importance ratios.
 
 Shapes: N trained tokens.
 """
@@ -13,7 +13,7 @@ MAX_EXPONENT = 20.0
 
 
 class Surrogate(NamedTuple):
-    """One value per token, and where the clip took its gradient away."""
+    """Loss per token, and the tokens whose gradient was clipped."""
 
     values: Tensor
     """[N]."""

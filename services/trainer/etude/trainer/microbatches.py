@@ -1,4 +1,4 @@
-"""Rows as padded tensors.
+"""Microbatches: rows of a batch collated into padded tensors.
 
 Shapes: B rows of a microbatch, T their padded length, N their trained tokens.
 """
@@ -13,21 +13,21 @@ from torch import Tensor
 from etude.trainer.rows import Row
 
 PAD = 0
-"""Any id would do: padding is on the right and never asked for."""
+"""Any id would do: padding is on the right and never scored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Microbatch:
-    """What one forward and backward pass sees."""
+    """Input of one forward and backward pass."""
 
     token_ids: Tensor
     """[B, T]"""
     rows: Tensor
     """Row of each trained token. [N]"""
     places: Tensor
-    """Its place in the row. [N]"""
+    """Position of each trained token in its row. [N]"""
     weights: Tensor
-    """What it counts in the loss. [N]"""
+    """Weight of each trained token in the loss. [N]"""
     advantages: Tensor
     """Empty for supervised rows. [N]"""
     sampler_logprobs: Tensor
@@ -35,9 +35,9 @@ class Microbatch:
 
 
 def collate(rows: Sequence[Row], *, device: torch.device) -> Microbatch:
-    """The rows as one microbatch; no rows give a token that counts nothing.
+    """Collate rows into one microbatch; no rows give a token of weight 0.
 
-    Ranks meet in every pass, so a rank without work has to take part too.
+    Every pass has collectives, so a rank without rows takes part too.
     """
     token_ids = np.full((max(1, len(rows)), _longest(rows)), PAD, dtype=np.int64)
     for index, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""What a microbatch adds to the loss, and what it tells about the update.
+"""Objectives: the loss of one microbatch, and figures about the update.
 
 Shapes: N trained tokens of one microbatch.
 """
@@ -36,9 +36,9 @@ class PolicyObjective:
 
     algorithm: AlgorithmSteps
     reference: Reference | None
-    """Set when the divergence from the reference weights costs something."""
+    """Set if there is a KL penalty."""
     figures: dict[str, list[Tensor]] = field(default_factory=dict)
-    """What the trained tokens of this rank looked like, one value per token."""
+    """Figures of this rank's trained tokens by name, one value per token."""
 
     def __call__(self, scores: TokenScores, microbatch: Microbatch) -> Tensor:
         proximal, sampler = scores.logprobs.detach(), microbatch.sampler_logprobs
@@ -61,7 +61,7 @@ class PolicyObjective:
         return (microbatch.weights * values).sum()
 
     def summary(self, ranks: Ranks) -> dict[str, float]:
-        """Means over the trained tokens of all ranks, and the mismatch's tail; collective."""
+        """Means over the trained tokens of all ranks, and the tail of the mismatch; collective."""
         names = ["entropy", "mismatch", "mismatch_k3", "clipped"]
         names += ["correction"] if self.algorithm.parameters.correction.kind != "None" else []
         names += ["reference_kl"] if self.reference is not None else []
@@ -91,10 +91,10 @@ class PolicyObjective:
 
 
 def token_weights(trainer: Tensor, sampler: Tensor, *, correction: Correction) -> Tensor | None:
-    """The correction's weight of each token; None where the ratio to the sampler does the work.
+    """Importance-sampling weight of each token; None if the surrogate's own ratio does the work.
 
     Raises:
-        ValueError: a bound is missing, which the parameters' own check excludes.
+        ValueError: a bound is missing, which the check of the parameters excludes.
     """
     if correction.kind == "None":
         return None

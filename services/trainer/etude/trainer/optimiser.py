@@ -1,4 +1,4 @@
-"""AdamW with fp32 masters, and the one place where weights change."""
+"""Optimiser: gradient clipping and AdamW on fp32 master weights."""
 
 import math
 from collections.abc import Sequence
@@ -18,21 +18,21 @@ from etude.trainer.schedule import learning_rate
 
 
 class Update(NamedTuple):
-    """What one optimiser step did."""
+    """Result of one optimiser step."""
 
     grad_norm: float
     learning_rate: float
 
 
 class Steps(Protocol):
-    """Whoever must know which weights a step changes."""
+    """Observer of the weights that a step changes."""
 
     def wants(self, name: str) -> bool:
-        """Whether a step of this parameter is of interest."""
+        """True if steps of this parameter are to be observed."""
         ...
 
     def watching(self, name: str, parameter: Tensor) -> AbstractContextManager[None]:
-        """Around a step of this parameter alone."""
+        """Context around a step of this parameter alone."""
         ...
 
 
@@ -45,7 +45,7 @@ class Optimiser:
         Args:
             policy: whose parameters are changed.
             phase: the settings.
-            steps: who must see the weights before and after a step.
+            steps: observer of the weights before and after a step.
         """
         self._parameters = parameters_by_name(policy)
         self._adamw = AdamW(self._parameters)
@@ -53,7 +53,7 @@ class Optimiser:
         self.renew(phase)
 
     def renew(self, phase: Phase) -> None:
-        """Take the settings of a phase; the moments stay."""
+        """Apply the settings of a phase; keep the moments."""
         self._phase = phase
         settings = phase.optimizer
         self._clip = number(settings.gradient_clip)
@@ -61,11 +61,11 @@ class Optimiser:
         self._weight_decay = number(settings.weight_decay)
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step of the phase."""
+        """Learning rate of a step of the phase."""
         return learning_rate(step, optimizer=self._phase.optimizer, max_steps=self._phase.max_steps)
 
     def apply(self, *, step: int, loss: float) -> Update:
-        """Clip the gradient and follow it; collective.
+        """Clip the gradient and apply it; collective.
 
         Args:
             step: of the phase, from 0.
@@ -92,7 +92,7 @@ class Optimiser:
         return Update(norm, rate)
 
     def _follow(self, rate: float) -> None:
-        """One AdamW update of everything, parameter by parameter where it is watched."""
+        """Run one AdamW update, parameter by parameter where it is observed."""
         unseen = []
         for name, parameter in self._parameters.items():
             if parameter.grad is None or self._steps is None or not self._steps.wants(name):
@@ -110,7 +110,7 @@ class Optimiser:
             self._adamw.update(group, rate=rate, betas=self._betas, weight_decay=decay)
 
     def moments(self) -> dict[str, Tensor]:
-        """The moments by name, live and sharded as they are; none before the first update."""
+        """Moments by name, live and sharded as they are; none before the first update."""
         return {
             f"{moment}.{name}": state[moment]
             for name, state in sorted(self._adamw.state.items())
@@ -119,9 +119,9 @@ class Optimiser:
 
     @property
     def updates(self) -> int:
-        """How many updates the moments have seen."""
+        """Number of updates in the moments."""
         return self._adamw.updates
 
     def prepare(self, *, updates: int) -> None:
-        """Make moments of zeros that have seen so many updates, for saved ones to be put in."""
+        """Allocate zero moments with an update count; saved moments are copied into them."""
         self._adamw.prepare(updates=updates)

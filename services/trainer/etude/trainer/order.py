@@ -1,4 +1,4 @@
-"""A keyed permutation: the order of tasks and data from a seed, with one integer as cursor."""
+"""Seed derivation and seeded permutation: the shuffled order of tasks and data at any index."""
 
 import hashlib
 
@@ -7,7 +7,7 @@ _ROUNDS = 4
 
 
 def permuted(index: int, *, size: int, seed: int) -> int:
-    """The place that a pseudo-random permutation of [0, size) gives to index.
+    """Map an index through a pseudo-random permutation of [0, size).
 
     Raises:
         ValueError: the index is outside [0, size).
@@ -32,6 +32,6 @@ def _feistel(value: int, *, half: int, seed: int) -> int:
 
 
 def derived_seed(seed: int, *parts: int | str) -> int:
-    """A seed of 63 bits for one purpose, from the seed of a whole phase."""
+    """Derive a 63-bit seed for one purpose from the seed of a whole phase."""
     text = "\0".join([str(seed), *map(str, parts)]).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1

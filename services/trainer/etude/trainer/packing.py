@@ -1,9 +1,9 @@
-"""Which rank trains which sequences, and in which microbatch."""
+"""Sequence packing: assignment of sequences to ranks and to microbatches of bounded size."""
 
 from collections.abc import Sequence
 
 Microbatch = tuple[int, ...]
-"""Places of sequences in the batch."""
+"""Indices of sequences in the batch."""
 
 
 def plan(
@@ -11,12 +11,12 @@ def plan(
 ) -> tuple[tuple[Microbatch, ...], ...]:
     """Spread sequences over ranks by cost, then cut each rank's share into microbatches.
 
-    Every rank gets the same number of microbatches, because ranks meet in every one; some may be
-    empty. A function of its arguments alone, so each rank finds the same plan by itself.
+    Every rank gets the same number of microbatches, because each pass has collectives; some may be
+    empty. A function of its arguments alone, so that each rank computes the same plan.
 
     Args:
         lengths: tokens of each sequence.
-        ranks: how many share the work.
+        ranks: number of ranks that share the work.
         max_tokens: padded tokens of one microbatch; a longer sequence stands alone.
 
     Returns:
@@ -28,7 +28,7 @@ def plan(
 
 
 def _shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Largest first onto the least loaded rank; longest sequence first within each."""
+    """Assign the longest sequence first to the least loaded rank."""
     shares: list[list[int]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):

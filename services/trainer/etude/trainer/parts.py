@@ -1,4 +1,4 @@
-"""How a whole model, or what changed in it, is shared out over objects of bounded size."""
+"""Split of a model, or of its changes, into objects of bounded size."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from etude.common.weights.tensors.schema import Schema, TensorSpec
 from etude.common.weights.tensors.tiles import tiling
 
 PART_BYTES = 128 << 20
-"""Of one object, before compression: what is packed and uploaded at a time."""
+"""Size of one object before compression, packed and uploaded at a time."""
 
 
 class Portion(NamedTuple):
@@ -21,7 +21,7 @@ class Portion(NamedTuple):
 def parts(
     schema: Schema, sizes: Sequence[int], *, part_bytes: int = PART_BYTES
 ) -> Iterator[list[Portion]]:
-    """Every tensor with a size, once, in objects of about the given size.
+    """Split every tensor with a size into objects of about the given size.
 
     Tensors that are larger are cut between tiles, or between rows where tiles lie side by side.
 

@@ -1,4 +1,4 @@
-"""The policy as a torch module: loaded or drawn, and asked for log-probs of given tokens.
+"""The policy as a torch module: loading, random initialisation, log-probs of given tokens.
 
 Shapes: B rows of a microbatch, T their padded length, N tokens to predict, V vocabulary.
 """
@@ -18,7 +18,7 @@ _WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 
 
 class TokenScores(NamedTuple):
-    """What the policy says about the tokens it was asked for."""
+    """Log-probs of the requested tokens, and the distributions at their places."""
 
     logprobs: Tensor
     """Of the tokens, with gradient. [N]"""
@@ -31,7 +31,7 @@ class TokenScores(NamedTuple):
 
 
 class InvalidModelError(UserError):
-    """The folder holds no model that we can train."""
+    """The folder holds no model that can be trained."""
 
     reason = "InvalidModel"
 
@@ -42,13 +42,13 @@ class InvalidModelError(UserError):
                 what=what,
                 where=f"model.uri ({folder})",
                 fix="give a Hugging Face folder of a causal language model: config.json,"
-                " and model.safetensors unless the weights shall be drawn",
+                " and model.safetensors unless the weights are to be drawn at random",
             )
         )
 
 
 class Policy(nn.Module):
-    """A causal language model that computes only what a loss needs."""
+    """A causal language model that computes logits only where a loss needs them."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Policy(nn.Module):
 
     @property
     def config(self) -> PretrainedConfig:
-        """Its Hugging Face configuration."""
+        """Hugging Face configuration."""
         return self.model.config
 
     @override
@@ -84,10 +84,10 @@ class Policy(nn.Module):
 
 
 def load_policy(folder: Path, *, seed: int) -> Policy:
-    """The model in a Hugging Face folder, in fp32; freshly drawn if there are no weight files.
+    """Load the model of a Hugging Face folder in fp32; without weight files, draw it at random.
 
     Raises:
-        InvalidModelError: no model, one of an unknown kind, or one with unusual logits.
+        InvalidModelError: the folder holds no model, or one of an unsupported kind.
     """
     config = _config(folder)
     if any(folder.glob("*.bin")):
@@ -104,12 +104,12 @@ def load_policy(folder: Path, *, seed: int) -> Policy:
 
 
 def like(policy: Policy) -> Policy:
-    """A model of the same shape with arbitrary weights, to be filled."""
+    """Create a model of the same shape with arbitrary weights, to be overwritten."""
     return Policy(_drawn(policy.config, seed=0).eval())
 
 
 def _loaded(folder: Path, config: PretrainedConfig) -> PreTrainedModel:
-    """The stored weights, all of them: transformers itself only warns about missing ones.
+    """Load all stored weights; transformers itself only warns about missing ones.
 
     Raises:
         ValueError: a tensor is missing, or has another shape than the configuration says.
@@ -149,7 +149,7 @@ def _config(folder: Path) -> PretrainedConfig:
 
 
 def _check_scores(policy: Policy, folder: Path) -> None:
-    """Compare with the model's own logits: some architectures scale or cap them afterwards.
+    """Compare with the model's own logits: some architectures scale or cap them after the head.
 
     Raises:
         InvalidModelError: they differ.

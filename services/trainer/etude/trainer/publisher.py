@@ -1,9 +1,9 @@
-"""One rank's part of a version: the changes of its own shard, encoded at a step, stored later.
+"""Publisher of one rank: encodes the changes of its shard between steps, uploads them later.
 
-Nothing is gathered but what the checkpoint's layout scatters; nothing is copied but what changed.
-The changes of a version are kept until the next one builds on it: a version that is never
-committed loses nothing. What is encoded waits in this process's memory for its upload, which
-needs neither the weights nor the other ranks.
+Only tensors that the checkpoint's layout scatters are gathered; only changed elements are copied.
+The changes of a version are kept until the next one builds on it, so a version that is never
+published loses nothing. Encoded payloads wait in memory for their upload, which needs neither the
+weights nor the other ranks.
 """
 
 import time
@@ -47,7 +47,7 @@ _PREFIX = "model."
 
 
 class _Sent(NamedTuple):
-    """The newest version of this rank, which may not be committed yet."""
+    """The newest encoded version of this rank, perhaps not published yet."""
 
     version: VersionId
     base: VersionRef | None
@@ -86,18 +86,18 @@ class Publisher(Steps):
         self._link = Link()
         self._clock = clock
         self._share: Share | None = None
-        """Made when it is first needed: a run that never publishes never pays for it."""
+        """Created on first use: a run that never publishes does not pay for it."""
         self._digests: list[Digest] | None = None
         """Of each part, in the version that changes are counted from; None before the first."""
         self._changes: Changes = {}
         """Between that version and when the tracker was last armed."""
         self._sent: _Sent | None = None
         self._waiting: dict[VersionId, _Waiting] = {}
-        """Changed in one operation each: an upload runs beside the steps."""
+        """Changed by atomic operations only: an upload runs during the steps."""
 
     @property
     def is_following(self) -> bool:
-        """Whether changes are counted; before the first version they are not."""
+        """True while changes are tracked; false before the first version."""
         return self._tracker.is_armed
 
     @override
@@ -114,25 +114,25 @@ class Publisher(Steps):
         self._tracker.record(source, before, share.bits(parameter))
 
     def follow(self) -> None:
-        """Count changes from the present weights on, whatever version they are of."""
+        """Track changes from the current weights on."""
         self.forget()
         if self._is_delta:
             self._digests = self._own().scan()
             self._tracker.rearm()
 
     def forget(self) -> None:
-        """The weights were replaced: unless told to follow, the next version is complete."""
+        """Drop the base after the weights were replaced: the next version is complete."""
         self._tracker.disarm()
         self._digests, self._changes, self._sent = None, {}, None
 
     def encode(self, version: VersionId, base: Base | None) -> Receipt:
-        """Encode this rank's part of the present weights, to be uploaded.
+        """Encode this rank's part of the current weights for upload.
 
         Args:
             version: a new one, or the last one again.
-            base: what it may build on, which need not be committed yet; it does only if the
-                weights descend from it. None begins a chain: what was encoded before and is not
-                uploaded yet never will be.
+            base: the version to build on, which need not be published yet; ignored unless the
+                weights descend from it. None starts a chain, and drops payloads that wait for
+                their upload.
 
         Raises:
             NonFiniteWeightsError: nothing was encoded.
@@ -160,7 +160,7 @@ class Publisher(Steps):
         return receipt
 
     def upload(self, version: VersionId) -> None:
-        """Store this rank's part of an encoded version; repeating it is harmless.
+        """Store this rank's part of an encoded version; idempotent.
 
         Not collective, and independent of the weights: it may run beside a step.
 
@@ -195,17 +195,17 @@ class Publisher(Steps):
         return packed
 
     def _take_in(self) -> bool:
-        """Take in what changed; True if anything of the base is left in this rank's part."""
+        """Collect the changes; True if anything of the base is left in this rank's part."""
         if self._is_delta:
             sizes = self._own().sizes
             self._changes = joined(self._changes, self._tracker.rearm(), elements=sizes)
         return not self._own().is_replaced(self._changes)
 
     def _together(self, work: Callable[[], T], counted: Callable[[T], int]) -> tuple[T, int]:
-        """The result of a rank's own work, and what it counts to over all ranks.
+        """Run each rank's own work; return its result and the sum of a count over all ranks.
 
-        A rank that fails takes part in the count all the same: else its peers would wait for it
-        until the collective's time is up.
+        A rank that fails takes part in the count too: otherwise its peers would wait for it until
+        the collective times out.
 
         Raises:
             PeerFailedError: another rank failed.
@@ -227,10 +227,10 @@ class Publisher(Steps):
         return done, count
 
     def _count_from(self, base: VersionRef | None) -> list[Digest] | None:
-        """Count changes from a version on, which what was sent last may have become.
+        """Count changes from a version on, which may be the one that was encoded last.
 
         Returns:
-            The digest of each part in it; None if the changes since are not known.
+            Digest of each part in it; None if the changes since are unknown.
         """
         if base is None or not self._is_delta:
             return None

@@ -1,4 +1,4 @@
-"""The processes that train one set of weights together."""
+"""FSDP2: learner ranks that share one set of weights, and their collectives."""
 
 import datetime
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from etude.trainer.policy import Policy
 
 _TIMEOUT = datetime.timedelta(minutes=10)
-"""A rank that is gone for longer has died: its peers stop instead of waiting for ever."""
+"""A rank that is silent for longer has died: its peers stop instead of waiting for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """This process among its peers; every method is collective, and cheap when it is alone."""
+    """This rank among all ranks; every method is collective, and cheap for a single rank."""
 
     rank: int
     size: int
@@ -26,11 +26,11 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank writes what only one may write."""
+        """True on the rank that does what only one rank may do."""
         return self.rank == 0
 
     def shard(self, policy: Policy) -> None:
-        """Spread the parameters of a policy over all ranks, block by block (FSDP2)."""
+        """Shard the parameters of a policy over all ranks, block by block (FSDP2)."""
         policy.to(self.device)
         if self.size == 1:
             return
@@ -47,15 +47,15 @@ class Ranks:
                 module.set_force_sum_reduction_for_comms(True)
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum over all ranks, elementwise."""
+        """Sum over all ranks, elementwise."""
         return self._reduced(values, dist.ReduceOp.SUM)
 
     def largest(self, values: Tensor) -> Tensor:
-        """The maximum over all ranks, elementwise."""
+        """Maximum over all ranks, elementwise."""
         return self._reduced(values, dist.ReduceOp.MAX)
 
     def joined(self, values: Tensor) -> Tensor:
-        """The one-dimensional tensors of all ranks, one after the other, on the CPU."""
+        """Concatenate the one-dimensional tensors of all ranks, on the CPU."""
         if self.size == 1:
             return values.cpu()
         parts: list[Tensor] = [values] * self.size
@@ -70,7 +70,7 @@ class Ranks:
 
 
 def join(*, rank: int, size: int, rendezvous: str) -> Ranks:
-    """Meet the other ranks; alone, there is nobody to meet."""
+    """Join the process group; a single rank needs none."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if size > 1:
         backend = "nccl" if device.type == "cuda" else "gloo"
@@ -81,7 +81,7 @@ def join(*, rank: int, size: int, rendezvous: str) -> Ranks:
 
 
 def leave(ranks: Ranks) -> None:
-    """End the meeting, so that this process can end; collective."""
+    """Leave the process group, so that this process can end; collective."""
     if ranks.size > 1:
         # A thread of the group drops the tensors of a collective that is over, for which it needs
         # the interpreter; one that asks for it while it ends aborts the process. Waiting here
@@ -91,7 +91,7 @@ def leave(ranks: Ranks) -> None:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The complete tensor of which this rank may hold a shard; collective."""
+    """Gather the complete tensor of which this rank may hold a shard; collective."""
     if isinstance(tensor, DTensor):
         full: Tensor = tensor.full_tensor()
         return full

@@ -1,4 +1,4 @@
-"""What the learner ranks hand over for a version, and the manifest that it adds up to."""
+"""Receipts of the learner ranks for an encoded version, and the manifest that they add up to."""
 
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, NamedTuple
@@ -27,13 +27,13 @@ class NonFiniteWeightsError(EtudeError):
 
 
 class PeerFailedError(EtudeError):
-    """Another rank could not pack its part of a version, and says why; nothing was uploaded."""
+    """Another rank could not pack its part of a version, and raises why; nothing was uploaded."""
 
     reason: ClassVar[str] = "PeerFailed"
 
 
 class SchemaChangedError(UserError):
-    """The model is not the one that the run's versions are of."""
+    """The model differs from the one of the run's earlier versions."""
 
     reason: ClassVar[str] = "SchemaChanged"
 
@@ -41,7 +41,7 @@ class SchemaChangedError(UserError):
         super().__init__(
             Problem(
                 reason=self.reason,
-                what=f"the policy's tensors are not those of its earlier versions: {what}",
+                what=f"the policy's tensors differ from those of its earlier versions: {what}",
                 where="model.uri, weights.dtype, weights.advanced.tileGrid",
                 fix="restore the earlier value, or start a run with another storage.uri",
             )
@@ -56,7 +56,7 @@ class Base(NamedTuple):
 
 
 class Receipt(BaseModel):
-    """What one rank encoded for a version; at most 1 KB of JSON."""
+    """Summary of one rank's encoded part of a version; at most 1 KB of JSON."""
 
     model_config = records.STRICT
 
@@ -64,19 +64,19 @@ class Receipt(BaseModel):
     payload: PayloadObject | None
     """None if nothing of this rank changed."""
     is_complete: bool
-    """Whether the version needs no base; all ranks agree."""
+    """True if the version needs no base; all ranks agree."""
     schema_sha256: Sha256
     change: State
-    """Digest of what changed since the base, all of it if complete."""
+    """Digest of the changes since the base; of everything if complete."""
     share: State
-    """Digest of the elements that this rank publishes, as they are now."""
+    """Digest of the current elements that this rank publishes."""
     stats: Stats
 
 
 def payload_of(
     version: VersionId, rank: int, container: Container, *, complete: bool
 ) -> PayloadObject:
-    """What the manifest will say of a container, which need not be stored yet."""
+    """Describe a container for the manifest; it need not be stored yet."""
     sha16 = publication.payload_sha16(container.data)
     return PayloadObject(
         rank=rank,
@@ -97,18 +97,18 @@ def manifest_of(
     holder: str,
     base: VersionRef | None,
 ) -> WeightManifest:
-    """The manifest of a version whose payloads are encoded.
+    """Build the manifest of a version whose payloads are encoded.
 
     Args:
         receipts: of all ranks, in their order.
         run: UID of the run.
-        version: what is published.
+        version: the one that is published.
         step: optimiser steps of the run so far.
-        holder: who publishes, for people.
-        base: what the ranks were told to build on.
+        holder: name of the publisher, shown to people.
+        base: the version that the ranks built on.
 
     Raises:
-        WrongStateError: the receipts are not those of one version, or do not add up.
+        WrongStateError: the receipts belong to different versions, or do not add up.
     """
     first = receipts[0]
     if [each.rank for each in receipts] != list(range(len(receipts))):
@@ -117,7 +117,7 @@ def manifest_of(
         if (each.schema_sha256, each.is_complete) != (first.schema_sha256, first.is_complete):
             raise WrongStateError(f"version {version}: rank {each.rank} disagrees with rank 0")
     if not first.is_complete and base is None:
-        raise WrongStateError(f"version {version}: changes, but of no base")
+        raise WrongStateError(f"version {version}: a delta without a base")
     kept = None if first.is_complete else base
     before = NOTHING if kept is None else Digest.parse(kept.state)
     state = before.plus(combined(Digest.parse(each.change) for each in receipts))
@@ -141,7 +141,7 @@ def manifest_of(
 
 
 def combined(digests: Iterable[Digest]) -> Digest:
-    """The digest of all of them together."""
+    """Sum of digests."""
     state = NOTHING
     for each in digests:
         state = state.plus(each)
@@ -149,7 +149,7 @@ def combined(digests: Iterable[Digest]) -> Digest:
 
 
 def total(stats: Sequence[Stats]) -> Stats:
-    """The figures of several ranks as those of one."""
+    """Sum of the statistics of several ranks."""
     codecs: dict[str, int] = {}
     for each in stats:
         for name, count in each.codecs.items():

@@ -1,4 +1,4 @@
-"""From a batch to what each predicted token counts in the loss, before any sharding.
+"""Training rows: each sequence of a batch with the loss weights of its tokens, before sharding.
 
 Shapes: T tokens and N predicted tokens of one row, R rollouts of one batch.
 """
@@ -26,9 +26,9 @@ class Row:
     token_ids: Ints
     """[T]"""
     places: NDArray[np.int64]
-    """Where the trained tokens are, each at least 1. [N]"""
+    """Positions of the trained tokens, each at least 1. [N]"""
     weights: Floats
-    """What each trained token counts in the loss of the whole batch. [N]"""
+    """Weight of each trained token in the loss of the whole batch. [N]"""
     advantages: Floats = field(default_factory=_none)
     """Policy rows only. [N]"""
     sampler_logprobs: Floats = field(default_factory=_none)
@@ -36,7 +36,7 @@ class Row:
 
 
 class PolicyRows(NamedTuple):
-    """A policy batch in rows, and what was left out of it."""
+    """A policy batch in rows, and counts of what was left out."""
 
     rows: list[Row]
     removed: int
@@ -46,7 +46,7 @@ class PolicyRows(NamedTuple):
 
 
 def supervised_rows(sequences: Sequence[SupervisedSequence]) -> list[Row]:
-    """Rows whose weights sum to 1 over the batch; sequences without weight are left out."""
+    """Build rows whose weights sum to 1 over the batch; leave out sequences without weight."""
     total = sum(float(sequence.weights[1:].sum(dtype=np.float64)) for sequence in sequences)
     rows = []
     for sequence in sequences:
@@ -58,10 +58,10 @@ def supervised_rows(sequences: Sequence[SupervisedSequence]) -> list[Row]:
 
 
 def policy_rows(batch: PolicyBatch, algorithm: AlgorithmSteps) -> PolicyRows:
-    """Rows with their advantages; the denominators count every rollout that takes part.
+    """Build rows with advantages; the denominators count every rollout that takes part.
 
     A trained token whose sampler log-prob is NaN or infinite is removed: the sampler gave it no
-    probability, so nothing can be said about it.
+    probability, so it has no importance ratio.
     """
     part = advantages.taking_part(batch.groups, batch.valid)
     values = algorithm.advantages(batch.rewards, groups=batch.groups, valid=batch.valid)

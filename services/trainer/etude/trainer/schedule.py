@@ -1,4 +1,4 @@
-"""The learning rate of each step of a phase."""
+"""Learning-rate schedules: warm-up, constant, linear, cosine, warm-up-stable-decay."""
 
 import math
 
@@ -7,7 +7,7 @@ from etude.common.api.phases import Optimizer
 
 
 def learning_rate(step: int, *, optimizer: Optimizer, max_steps: int) -> float:
-    """The rate that step uses, the first being 0; steps past the end use the last one's.
+    """Learning rate of a step, counted from 0; steps past the end use the last step's rate.
 
     Warm-up rises linearly and reaches the peak at step warmup_steps - 1. The decay reaches
     final_fraction of the peak at the last step.
@@ -29,7 +29,7 @@ def learning_rate(step: int, *, optimizer: Optimizer, max_steps: int) -> float:
 
 
 def _decay_start(optimizer: Optimizer, max_steps: int) -> int:
-    """The last step that still has the peak rate."""
+    """Last step that still has the peak rate."""
     warm = max(0, optimizer.warmup_steps - 1)
     if optimizer.schedule != "WarmupStableDecay":
         return warm

@@ -1,4 +1,4 @@
-"""What the trainer is told at its start."""
+"""Settings of the trainer process, from environment variables."""
 
 import os
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ class Settings:
     inference_targets: tuple[str, ...]
     """host:port of each engine; empty for a run that never samples."""
     brokers: Mapping[str, str]
-    """Of each environment's pool by its name in the run: host:port, or several with commas."""
+    """By environment of the run: host:port of its pool's broker, or several with commas."""
     rewards_target: str
     """host:port of the reward service; empty for a run that never samples."""
     ray_address: str | None
@@ -35,7 +35,7 @@ class Settings:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
-        """The settings, or what is wrong with them.
+        """Read the settings.
 
         Raises:
             KeyError: naming a variable that is not set.
@@ -59,7 +59,7 @@ class Settings:
         )
 
     def check(self, spec: RLRunSpec) -> None:
-        """Refuse settings that the run cannot do with.
+        """Refuse settings that lack what the run needs.
 
         Raises:
             ValueError: naming the variable that is missing.
@@ -69,7 +69,9 @@ class Settings:
         if not self.inference_targets:
             raise ValueError("ETUDE_INFERENCE_TARGETS: the run samples, and no engine is named")
         if not self.rewards_target:
-            raise ValueError("ETUDE_REWARDS_TARGET: the run samples, and nobody scores")
+            raise ValueError(
+                "ETUDE_REWARDS_TARGET: the run samples, and no reward service is named"
+            )
         for role in spec.roles.environments:
             if role.name not in self.brokers:
                 raise ValueError(f"ETUDE_BROKERS: has no broker for environment {role.name}")
@@ -78,5 +80,5 @@ class Settings:
 def _count(env: Mapping[str, str], name: str, default: str, *, most: int) -> int:
     text = env.get(name, default)
     if not text.isdecimal() or int(text) > most:
-        raise ValueError(f"{name}: {text!r} is no number up to {most}")
+        raise ValueError(f"{name}: {text!r} is not a whole number up to {most}")
     return int(text)

@@ -1,4 +1,4 @@
-"""Which elements of the checkpoint one rank publishes, and where it holds them."""
+"""Shards: the elements of the checkpoint that one rank publishes, and their place in its memory."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ class Part(NamedTuple):
     """Row-major."""
     stop: int
     held: tuple[Held, ...]
-    """Where they are, in this order."""
+    """Their runs in the rank's memory, in this order."""
 
 
 class Edits(NamedTuple):
@@ -50,7 +50,7 @@ class Edits(NamedTuple):
 
 
 def parts_of(layout: Layout, ranges: Mapping[str, tuple[int, int]]) -> list[Part]:
-    """What a rank publishes, sorted by tensor and place.
+    """Map a rank's shards to parts of checkpoint tensors, sorted by tensor and position.
 
     Args:
         layout: of the whole model.
@@ -79,7 +79,7 @@ def parts_of(layout: Layout, ranges: Mapping[str, tuple[int, int]]) -> list[Part
 def ranges_of(sources: Mapping[str, Tensor], ranks: Ranks) -> dict[str, tuple[int, int]]:
     """First element and end of this rank's shard of each tensor, row-major.
 
-    What every rank holds whole is published by the first.
+    Rank 0 publishes the tensors that every rank holds completely.
 
     Raises:
         ValueError: a tensor is not sharded along its first dimension alone.
@@ -102,18 +102,18 @@ def _range(name: str, tensor: Tensor, ranks: Ranks) -> tuple[int, int]:
 
 
 class Live(NamedTuple):
-    """The weights of this rank, to be read in the format of the wire."""
+    """The live weights of this rank, read in the published dtype."""
 
     sources: Mapping[str, Tensor]
     dtype: wire.Dtype
 
     def words(self, part: Part) -> Words:
-        """All elements of a part as they are now."""
+        """Read all elements of a part."""
         found = [self._words(held) for held in part.held]
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def edits(self, part: Part, changes: Changes) -> Edits | None:
-        """The elements of a part that differ from the base; None if they are not listed."""
+        """Find the elements of a part that differ from the base; None if they are not listed."""
         found = [self._edits(held, changes) for held in part.held]
         if any(each is None for each in found):
             return None
@@ -130,7 +130,7 @@ class Live(NamedTuple):
         return Edits(np.concatenate(flat), np.concatenate(old), np.concatenate(new))
 
     def at(self, part: Part, flat: Flat) -> Words:
-        """Single elements of a part as they are now, by their place in the tensor. [k] -> [k]."""
+        """Read single elements of a part by their position in the tensor. [k] -> [k]."""
         dtype = wire.format_of(self.sources[part.held[0].source], dtype=self.dtype)
         found = np.empty(flat.size, word_type(wire.NAMES[dtype]))
         place = part.start
@@ -141,14 +141,14 @@ class Live(NamedTuple):
         return found
 
     def _at(self, held: Held, flat: Flat) -> Words:
-        """Likewise, by their place in the rank's shard of the source."""
+        """Read single elements by their position in the rank's shard of the source. [k] -> [k]."""
         tensor = self.sources[held.source]
         shard = wire.local(tensor.detach()).reshape(-1)
         values = shard[torch.from_numpy(flat).to(shard.device)]
         return wire.words(values, dtype=wire.format_of(tensor, dtype=self.dtype))
 
     def _edits(self, held: Held, changes: Changes) -> Edits | None:
-        """Likewise of one run; places are those in the rank's shard of the source."""
+        """Find the changed elements of one run, by their position in the rank's shard."""
         touched = changes.get(held.source, _UNTOUCHED)
         if touched is None:
             return None
@@ -159,12 +159,12 @@ class Live(NamedTuple):
         if not flat.size:
             return _NO_EDITS
         new = self._at(held, flat)
-        # A later step may have turned back what an earlier one did.
+        # A later step may have reverted an earlier one.
         differs = old != new
         return Edits(flat[differs], old[differs], new[differs])
 
     def _compared(self, held: Held, whole: Whole) -> Edits:
-        """Likewise, where all old words are known."""
+        """Find the changed elements of one run whose old words are all known."""
         old, new = whole.old[held.start : held.start + held.length], self._words(held)
         places = differing(old, new)
         return Edits(places + held.start, old[places], new[places])
@@ -176,7 +176,7 @@ class Live(NamedTuple):
 
 
 def places(cut: Tiling, tile: int, lo: int, hi: int) -> Flat:
-    """Where elements [lo, hi) of a tile lie in their tensor, row-major."""
+    """Positions of elements [lo, hi) of a tile in their tensor, row-major."""
     at = cut.tile(tile)
     rows, columns = np.divmod(np.arange(lo, hi, dtype=np.int64), at.columns)
     flat: Flat = (at.plane * cut.rows + at.row + rows) * cut.columns + at.column + columns

@@ -1,4 +1,4 @@
-"""What one rank publishes of a policy, read from the live weights and packed."""
+"""Packer of one rank's published parts, read from the live weights."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from etude.trainer.tracker import Changes
 
 
 class Packed(NamedTuple):
-    """A rank's part of a version, before it is uploaded."""
+    """A rank's part of a version, before its upload."""
 
     container: Container | None
     """None if nothing changed."""
@@ -59,18 +59,18 @@ class Share:
         return self._layout.schema
 
     def bits(self, parameter: Tensor, *, copy: bool = False) -> Tensor:
-        """The raw bits of this rank's shard of a parameter, as the wire has them. [n]."""
+        """Raw bits of this rank's shard of a parameter, in the published dtype. [n]."""
         shard = wire.local(parameter.detach())
         dtype = wire.format_of(shard, dtype=self._settings.dtype)
         return wire.bits(shard, dtype=dtype, copy=copy)
 
     def scan(self) -> list[Digest]:
-        """The digest of each part as it is; collective."""
+        """Digest of each part in the current weights; collective."""
         reader = self._reader()
         return [self._digest(part, reader.words(part)) for part in self._parts]
 
     def packed(self, before: Sequence[Digest] | None, changes: Changes, *, codec: Codec) -> Packed:
-        """Pack the present weights; collective.
+        """Pack the current weights; collective.
 
         Args:
             before: the digest of each part in the base; None packs everything.
@@ -101,7 +101,7 @@ class Share:
         )
 
     def is_replaced(self, changes: Changes) -> bool:
-        """Whether so much changed everywhere that nothing of the base is left to build on."""
+        """True if every tracked part changed too much for a delta."""
         return all(
             changes.get(held.source, ()) is None
             for part in self._parts
@@ -141,7 +141,7 @@ class Share:
         return digest.scan(words, lane)
 
     def _is_tracked(self, part: Part) -> bool:
-        """Whether its changes are listed; else it is compared by its digest."""
+        """True if changes of a part are listed; otherwise its digest is compared."""
         return bool(part.held) and not any(held.source in self._untracked for held in part.held)
 
     def _reader(self) -> "_Reader":
@@ -170,8 +170,8 @@ class _Reader(NamedTuple):
 
     live: Live
     scattered: dict[int, Words]
-    """Whole tensors that only exist converted."""
+    """Complete tensors that exist only after conversion."""
 
     def words(self, part: Part) -> Words:
-        """All elements of a part."""
+        """Read all elements of a part."""
         return self.live.words(part) if part.held else self.scattered[part.tensor]

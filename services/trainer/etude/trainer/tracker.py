@@ -1,10 +1,9 @@
-"""Which elements differ from those of a version, at the cost of what changed.
+"""Change tracker: the elements that optimiser steps changed since a version, with their old bits.
 
-For each parameter: the places that an optimiser step touched since the version, and the bits
-that were there. The first old bits count, whatever later steps do; what they are now is read
-when a version is packed. Of a parameter in which too many places are touched for a list, all old
-bits are kept instead, as long as those of all such parameters together are small: a model whose
-steps touch everything, as those of a small fp32 model do, still publishes what changed.
+For each parameter: the positions that steps touched since the version, and the bits that were
+there first. The new bits are read when a version is packed. If too many positions of a parameter
+are touched for a list, all its old bits are kept instead, up to a limit over all parameters: a
+small fp32 model, whose steps touch everything, still publishes deltas.
 """
 
 from typing import NamedTuple
@@ -23,8 +22,8 @@ MOST_TOUCHED = 0.25
 """Above this share all old bits take less memory than a list of places and bits."""
 
 MOST_KEPT_BYTES = 256 << 20
-"""Of parameters that are kept whole, on one rank: beyond, the next version replaces them, which
-costs more bytes in the store and none here."""
+"""Limit of complete old shards on one rank; beyond it the next version replaces the parameters,
+which costs more bytes in the store and none here."""
 
 
 class Touched(NamedTuple):
@@ -33,22 +32,22 @@ class Touched(NamedTuple):
     flat: Flat
     """Row-major in the shard, increasing. [k]"""
     old: Words
-    """What the version has there. [k]"""
+    """Bits in the version. [k]"""
 
 
 class Whole(NamedTuple):
-    """One parameter's shard as it is in the version, of which any element may have changed."""
+    """A complete parameter shard as of the version; any element may have changed since."""
 
     old: Words
     """[n]"""
 
 
 Changes = dict[str, Touched | Whole | None]
-"""By parameter; None where too much changed to be remembered, absent where nothing did."""
+"""By parameter; None if too much changed to be kept, absent if nothing changed."""
 
 
 class Tracker:
-    """Follows the parameters of one rank, while it is armed."""
+    """Tracks changes of one rank's parameters while it is armed."""
 
     def __init__(self, *, most_kept_bytes: int = MOST_KEPT_BYTES) -> None:
         self._changes: Changes | None = None
@@ -56,26 +55,26 @@ class Tracker:
 
     @property
     def is_armed(self) -> bool:
-        """Whether changes are followed; before, a step costs nothing more."""
+        """True while changes are tracked; otherwise a step costs nothing extra."""
         return self._changes is not None
 
     def disarm(self) -> None:
-        """Follow nothing: the weights are those of no version."""
+        """Stop tracking: the weights are not those of a version."""
         self._changes = None
 
     def wants(self, name: str) -> bool:
-        """Whether a step of this parameter must be recorded."""
+        """True if a step of this parameter must be recorded."""
         if self._changes is None:
             return False
         return name not in self._changes or isinstance(self._changes[name], Touched)
 
     def record(self, name: str, old: Tensor, new: Tensor) -> None:
-        """Take in one step of one parameter.
+        """Record one step of one parameter.
 
         Args:
             name: of the parameter.
             old: raw bits of its shard before the step, as wire.bits() gives them. [n]
-            new: likewise after it. [n]
+            new: raw bits after the step. [n]
         """
         if self._changes is None:
             return
@@ -90,12 +89,12 @@ class Tracker:
             self._changes[name] = found
 
     def rearm(self) -> Changes:
-        """Follow changes from the present weights on; what changed since it was last armed."""
+        """Return the changes so far, and track from the current weights on."""
         taken, self._changes = self._changes or {}, {}
         return taken
 
     def _whole(self, before: Touched, old: Tensor) -> Whole | None:
-        """All bits of the version, given those before a step and what earlier ones touched."""
+        """All bits of the version, from the bits before a step and the elements touched earlier."""
         kept = [found for found in (self._changes or {}).values() if isinstance(found, Whole)]
         words = wire.as_words(old)
         if sum(found.old.nbytes for found in kept) + words.nbytes > self._most_kept_bytes:
@@ -104,11 +103,11 @@ class Tracker:
 
 
 def differences(old: Tensor, new: Tensor) -> Touched | None:
-    """Where two tensors of raw bits differ, and the old bits there; None if in too many places.
+    """Find the positions where raw bits differ, with the old bits; None if there are too many.
 
     Args:
         old: signed integers on any device. [n]
-        new: likewise. [n]
+        new: of the same shape and device. [n]
     """
     most = int(old.numel() * MOST_TOUCHED)
     if old.is_cuda:
@@ -126,7 +125,7 @@ def differences(old: Tensor, new: Tensor) -> Touched | None:
 def merged(
     first: Touched | Whole | None, then: Touched | Whole | None, *, elements: int
 ) -> Touched | Whole | None:
-    """The changes of two periods, one after the other, of a shard of so many elements."""
+    """Merge the changes of two consecutive periods of a shard with this number of elements."""
     if not isinstance(first, Touched) or then is None:
         return first if isinstance(first, Whole) else None
     if isinstance(then, Whole):
@@ -142,14 +141,14 @@ def merged(
 
 
 def overlaid(first: Touched, then: Words) -> Whole:
-    """The bits before a period that touched some places, given all bits after it.  [n]."""
+    """Restore the bits before a period from the touched elements and all bits after it. [n]."""
     words = then.copy()
     words[first.flat] = first.old
     return Whole(words)
 
 
 def joined(first: Changes, then: Changes, *, elements: dict[str, int]) -> Changes:
-    """Likewise of all parameters, given the elements of each."""
+    """Merge the changes of two consecutive periods of all parameters."""
     everything = first | then
     for name in first.keys() & then.keys():
         everything[name] = merged(first[name], then[name], elements=elements[name])
@@ -161,7 +160,7 @@ _UNTOUCHED = Touched(np.empty(0, np.int64), np.empty(0, np.uint8))
 
 @compiled
 def _differences(old: Words, new: Words, flat: Flat, values: Words) -> int:
-    """Fills flat and values; returns how many, or -1 if they do not fit."""
+    """Fill flat and values; return their count, or -1 if they do not fit."""
     count = 0
     per_word = 8 // old.itemsize
     words = old.size // per_word
@@ -183,7 +182,7 @@ def _differences(old: Words, new: Words, flat: Flat, values: Words) -> int:
 
 @compiled
 def _merge(first: Touched, then: Touched, flat: Flat, values: Words) -> int:
-    """The union of two sorted lists; where both have a place, the first one's value counts."""
+    """Merge two sorted lists; if both have a position, the first one's value wins."""
     count, i, j = 0, 0, 0
     places, old = first
     later_places, later_old = then

@@ -1,4 +1,4 @@
-"""Live tensors as the words that others read."""
+"""Raw bits of live tensors, in the number format that versions are published in."""
 
 from typing import Literal
 
@@ -16,7 +16,7 @@ _SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor: all of it, or a shard; it shares the memory."""
+    """This rank's part of a tensor, all of it or a shard; shares the memory."""
     if isinstance(tensor, DTensor):
         shard: Tensor = tensor.to_local()
         return shard
@@ -24,32 +24,32 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def format_of(tensor: Tensor, *, dtype: Dtype) -> torch.dtype:
-    """In which format a tensor travels: floating-point ones in that of the run."""
+    """The dtype in which a tensor is published: the run's for floating-point tensors."""
     return FLOATS[dtype] if tensor.is_floating_point() else tensor.dtype
 
 
 def bits(tensor: Tensor, *, dtype: torch.dtype, copy: bool = False) -> Tensor:
-    """The raw bits of elements in a format, as signed integers on their device, flat. [n].
+    """Raw bits of elements in a dtype, as signed integers on their device, flat. [n].
 
-    A tensor that is in this format already is copied only if asked for.
+    A tensor of this dtype is copied only on request.
     """
     flat = tensor.detach().to(dtype, copy=copy).reshape(-1)
     return flat.view(_SIGNED[flat.element_size()])
 
 
 def num_nonfinite(tensor: Tensor, *, dtype: Dtype) -> int:
-    """Elements that are NaN or infinite in the format in which they travel."""
+    """Count the elements that are NaN or infinite in the published dtype."""
     if not tensor.is_floating_point():
         return 0
     return tensor.numel() - int(torch.isfinite(tensor.to(FLOATS[dtype])).sum())
 
 
 def words(tensor: Tensor, *, dtype: torch.dtype) -> Words:
-    """The raw bits of elements in a format, on the CPU. [n]."""
+    """Raw bits of elements in a dtype, as unsigned integers on the CPU. [n]."""
     return as_words(bits(tensor, dtype=dtype))
 
 
 def as_words(raw: Tensor) -> Words:
-    """What bits() gave, as the unsigned integers of the wire."""
+    """Copy raw bits to the CPU as unsigned little-endian integers."""
     found: Words = raw.cpu().numpy().view(f"<u{raw.element_size()}")
     return found

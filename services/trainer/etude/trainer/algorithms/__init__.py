@@ -1,1 +1,1 @@
-"""Algorithms: an advantage, a surrogate and an aggregation each, one small file per algorithm."""
+"""Policy-gradient algorithms, one file each, and the estimators that they combine."""

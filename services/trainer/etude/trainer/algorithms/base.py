@@ -1,4 +1,4 @@
-"""What an algorithm consists of."""
+"""Interface of a policy-gradient algorithm."""
 
 from typing import Protocol
 
@@ -11,19 +11,19 @@ from etude.trainer.losses import Surrogate
 
 
 class AlgorithmSteps(Protocol):
-    """The three choices that tell algorithms apart."""
+    """The three choices that distinguish algorithms."""
 
     @property
     def parameters(self) -> Parameters: ...
 
     def advantages(self, rewards: Reals, *, groups: Groups, valid: Flags) -> Reals:
-        """One per rollout; 0 without a valid sibling. [R] -> [R]."""
+        """Advantage of each rollout; 0 without a valid sibling. [R] -> [R]."""
         ...
 
     def token_weights(self, trained: Counts) -> Reals:
-        """What one token counts in the loss, by its rollout's number of them. [R] -> [R]."""
+        """Weight of one token in the loss, by the number of its rollout's tokens. [R] -> [R]."""
         ...
 
     def surrogate(self, logprobs: Tensor, *, anchor: Tensor, advantages: Tensor) -> Surrogate:
-        """What to minimise, per token. [N] -> [N]."""
+        """Surrogate loss per token. [N] -> [N]."""
         ...

@@ -1,4 +1,4 @@
-"""The algorithm that a phase names."""
+"""Registry of algorithms: the one that a phase names, with checked parameters."""
 
 from etude.common.api.algorithms import (
     DrGRPOParameters,
@@ -14,7 +14,7 @@ from etude.trainer.algorithms.rloo import RLOO
 
 
 def chosen(algorithm: Algorithm, *, max_tokens: int) -> AlgorithmSteps:
-    """The algorithm with its parameters checked.
+    """Build the algorithm of a phase, its parameters checked.
 
     Args:
         algorithm: as the phase gives it.
@@ -22,7 +22,7 @@ def chosen(algorithm: Algorithm, *, max_tokens: int) -> AlgorithmSteps:
 
     Raises:
         ValueError: a parameter is unknown, ignored or out of range.
-        AssertionError: the parameters of an algorithm that has no body here.
+        AssertionError: the algorithm is not implemented here.
     """
     parameters = check_algorithm(algorithm.name, algorithm.parameters)
     match parameters:
@@ -35,4 +35,4 @@ def chosen(algorithm: Algorithm, *, max_tokens: int) -> AlgorithmSteps:
             scale = parameters.loss_scale or float(max_tokens)
             return RLOO(parameters=parameters, loss_scale=scale)
         case _:
-            raise AssertionError(f"no body for {algorithm.name}")
+            raise AssertionError(f"{algorithm.name} is not implemented")

@@ -1,4 +1,4 @@
-"""Dr. GRPO: no division by spread or length, so that neither can bias the gradient.
+"""Dr. GRPO: no division by standard deviation or length, so that neither can bias the gradient.
 
 A = R - group mean, the clipped ratio, and a constant denominator: with B rollouts,
 
@@ -23,7 +23,7 @@ from etude.trainer.algorithms.base import AlgorithmSteps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrGRPO(AlgorithmSteps):
-    """See the module."""
+    """Dr. GRPO."""
 
     parameters: DrGRPOParameters
     loss_scale: float

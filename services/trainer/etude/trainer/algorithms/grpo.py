@@ -1,4 +1,4 @@
-"""GRPO as published: advantages in units of the group's spread, a mean per rollout.
+"""GRPO as published: normalised advantages, and a mean per rollout.
 
 Both divisions bias: the first favours nearly equal groups, the second short wrong answers.
 
@@ -20,7 +20,7 @@ from etude.trainer.algorithms.base import AlgorithmSteps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GRPO(AlgorithmSteps):
-    """See the module."""
+    """GRPO."""
 
     parameters: GRPOParameters
 

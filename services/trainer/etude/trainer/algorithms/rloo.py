@@ -1,4 +1,4 @@
-"""RLOO: the mean of the siblings as baseline, which leaves the policy gradient unbiased.
+"""RLOO: leave-one-out baseline, which keeps the policy gradient unbiased.
 
 Source: https://arxiv.org/abs/2402.14740.
 """
@@ -18,7 +18,7 @@ from etude.trainer.algorithms.base import AlgorithmSteps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RLOO(AlgorithmSteps):
-    """See the module."""
+    """RLOO."""
 
     parameters: RLOOParameters
     loss_scale: float
