@@ -1,4 +1,4 @@
-"""Grants leases: takes turns from the queue, orders environments, ends what is over."""
+"""The broker of one pool: grants leases, orders environments from hosts, ends expired leases."""
 
 import asyncio
 import logging
@@ -46,14 +46,14 @@ from etude.v1 import environments_pb2, plan_pb2
 log = logging.getLogger(__name__)
 
 REBUILD_S = 2.0
-"""A broker that starts hears every living node within this; nothing is granted before."""
+"""A broker that starts hears every living host within this; nothing is granted before."""
 SNAPSHOT_S = 2.5
-"""A snapshot that a node holds is in a heartbeat after this."""
+"""A snapshot that a host holds is in a heartbeat after this."""
 CLOSE_WAIT_S = 2.0
-"""A release answers after this, whatever its nodes do; their heartbeats bring the rest."""
+"""A release answers after this, whatever its hosts do; their heartbeats bring the rest."""
 TICK_S = 0.25
 ADOPTED_S = 60
-"""Shortest life of a lease that a new broker finds; holders renew every 15 s."""
+"""Shortest life of a lease that a new broker adopts; holders renew every 15 s."""
 
 _GRANTED = {
     number: metrics.granted.labels(name.removeprefix("START_").lower())
@@ -63,14 +63,14 @@ _GRANTED = {
 
 @dataclass(slots=True)
 class Broker:
-    """One pool's leases. State is in memory only: nodes are the truth."""
+    """One pool's leases. State is in memory only: the hosts hold the truth."""
 
     spec: EnvPoolSpec
     nodes: Nodes
     name: str = ""
     """Of the pool."""
     shard: Shard = ONLY
-    """Which runs are this broker's."""
+    """The runs that this broker serves."""
     started_s: float = field(default_factory=time.monotonic)
     ledger: Ledger = field(default_factory=Ledger)
     queue: Queue = field(default_factory=Queue)
@@ -104,7 +104,7 @@ class Broker:
 
         Raises:
             InvalidFieldError: the request cannot be served as it is.
-            UnknownIdError: no node holds such a snapshot of this run.
+            UnknownIdError: no host holds such a snapshot of this run.
             ReusedIdError: the key came with another request.
             FullError: too many wait already.
         """
@@ -119,8 +119,8 @@ class Broker:
             async for outcome in stream.follow():
                 yield outcome
         finally:
-            # When nobody listens, what still waits would be granted to nobody. Leases stay for
-            # their time, and the same request finds them again.
+            # Without a reader, what still waits would be granted in vain. Leases stay for their
+            # time, and the same request finds them again.
             if self.streams.leave(stream):
                 self.queue.remove(stream.batch)
 
@@ -128,15 +128,17 @@ class Broker:
         """Push the ends of leases; returns those that are gone.
 
         Raises:
-            UnavailableError: this broker has not heard all nodes yet, and cannot know what is gone.
+            UnavailableError: this broker has not heard all hosts yet, and cannot know what is gone.
         """
         if not self._is_rebuilt and any(each not in self.ledger.leases for each in lease_ids):
-            raise UnavailableError("this broker has just started and still hears its nodes")
+            raise UnavailableError(
+                "this broker has just started and does not know all leases yet: try again in 2 s"
+            )
         expires = _unix_ms() + 1000 * self._ttl_s(ttl_s)
         return self.ledger.renew(lease_ids, expires_unix_ms=expires, now_s=time.monotonic())
 
     async def release(self, lease_ids: Sequence[str]) -> None:
-        """End leases, give their slots to whoever waits, and wait a little for their nodes."""
+        """End leases, give their slots to waiting launches, and wait a little for their hosts."""
         closing = self.carrier.close(self.ledger.end(lease_ids, now_s=time.monotonic()))
         if closing:
             await asyncio.wait(closing, timeout=CLOSE_WAIT_S)
@@ -144,7 +146,7 @@ class Broker:
     def heartbeat(
         self, request: environments_pb2.HeartbeatRequest
     ) -> environments_pb2.HeartbeatResponse:
-        """Hear a node, and tell it what to end."""
+        """Take in a host's heartbeat, and answer with the leases to end."""
         # Holders had nobody to renew with while there was no broker.
         answer = self.ledger.heartbeat(
             request,
@@ -164,7 +166,7 @@ class Broker:
     def report_plan(
         self, run_id: str, plan: plan_pb2.RolloutPlan
     ) -> list[environments_pb2.TemplateReady]:
-        """Take in what a run will ask for; says how soon it could have each template.
+        """Record the plan of a run; returns how soon it could have each template.
 
         Raises:
             InvalidFieldError: the plan names what this pool does not have.
@@ -176,18 +178,20 @@ class Broker:
         return ready_by(self.ledger.nodes, ours, now_unix_ms=_unix_ms())
 
     def vacate(self, node_ids: Sequence[str], *, hold_s: float) -> list[str]:
-        """Give these nodes nothing more; returns those that hold nothing.
+        """Drain these hosts: they get no environments; returns those that hold none.
 
         Raises:
-            UnavailableError: this broker has not heard all nodes yet, and cannot know what they
+            UnavailableError: this broker has not heard all hosts yet, and cannot know what they
                 hold.
         """
         if not self._is_rebuilt:
-            raise UnavailableError("this broker has just started and still hears its nodes")
+            raise UnavailableError(
+                "this broker has just started and does not know all leases yet: try again in 2 s"
+            )
         return self.vacating.name(node_ids, hold_s=hold_s, now_s=time.monotonic())
 
     def prepare(self, request: environments_pb2.PrepareGroupRequest) -> None:
-        """Choose a group's node, and have one environment ready there.
+        """Choose a group's host, and have one environment ready there.
 
         Raises:
             InvalidFieldError: the group could not be launched like that.
@@ -200,7 +204,7 @@ class Broker:
             self.warming.pin(request, node, now_s=time.monotonic())
 
     async def run(self, stop: asyncio.Event) -> None:
-        """End what is over, until told to stop."""
+        """Expire leases and refresh targets until told to stop."""
         while not stop.is_set():
             await self.tick()
             try:
@@ -211,10 +215,10 @@ class Broker:
         await self.carrier.stop()
 
     async def tick(self) -> None:
-        """One pass over nodes, leases and the queue."""
+        """Make one pass over hosts, leases and the queue."""
         now_s = time.monotonic()
         for node_id in self.ledger.silent_nodes(now_s=now_s):
-            log.warning("node %s is lost: three heartbeats missed", node_id)
+            log.warning("host %s is lost: three heartbeats missed", node_id)
         over = self.ledger.expire(now_unix_ms=_unix_ms(), now_s=now_s)
         for closing in over:
             log.info("expired on %s: %s", closing.node_id, closing.lease_ids)
@@ -236,14 +240,14 @@ class Broker:
 
     @property
     def _is_rebuilt(self) -> bool:
-        """Whether every node had the time to say what it holds."""
+        """True once every host had the time to report its leases."""
         return time.monotonic() - self.started_s > REBUILD_S
 
     async def _find_snapshot(self, request: environments_pb2.LaunchBatchRequest) -> None:
         """Wait for the heartbeat that names a snapshot.
 
         Raises:
-            UnknownIdError: none did. A snapshot of another run is as unknown as one of nobody.
+            UnknownIdError: none did. A snapshot of another run is as unknown as one that never was.
             InvalidFieldError: it is one of another template.
         """
         until_s = max(time.monotonic(), self.started_s + REBUILD_S) + SNAPSHOT_S
@@ -294,7 +298,7 @@ class Broker:
         )
 
     def _room(self, wanted: int) -> int:
-        """Free slots; a look at every node, which most launches do not need."""
+        """Free slots; counted over every host only when the queue is nearly full."""
         is_close = len(self.queue) + wanted > self.spec.lease.max_queue
         return self.ledger.num_free if is_close else 0
 
@@ -302,7 +306,7 @@ class Broker:
         return min(ttl_s or self.spec.lease.ttl_seconds, MAX_TTL_S)
 
     def _dispatch(self) -> None:
-        """Give free slots to whoever's turn it is."""
+        """Give free slots to the launches whose turn it is."""
         if not len(self.queue) or not self._is_rebuilt:
             return
         if not any(node.free for node in self.ledger.nodes):
@@ -319,7 +323,7 @@ class Broker:
             self.carrier.open(order, _unix_ms() + 1000 * ttl_s)
 
     def _began(self, node_id: str, beginning: environments_pb2.Beginning) -> None:
-        """An environment whose lease was granted before came to be."""
+        """Record the start of an environment whose lease was granted earlier."""
         if beginning.template in self._templates:
             self.figures.started(beginning.start, beginning.start_ms)
             self._note_start(node_id, beginning.template, beginning.start, beginning.start_ms)
@@ -336,7 +340,7 @@ class Broker:
         self.warming.started(template, start, num_nodes, now_s=time.monotonic())
 
     def _find_again(self, granted: Granted) -> None:
-        """A heartbeat brought a lease that a repeated request may be waiting for."""
+        """Deliver a lease from a heartbeat to the repeated request that waits for it."""
         stream = self.streams.get(granted.key)
         index = granted.held.index
         if stream is None or not self.queue.withdraw(stream.batch, index):

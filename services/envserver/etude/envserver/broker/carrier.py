@@ -1,4 +1,4 @@
-"""Carries orders to the nodes, and their answers to whoever waits for them."""
+"""Dispatcher of launch orders: sends them to hosts and delivers the outcomes; retries failures."""
 
 import asyncio
 import logging
@@ -18,34 +18,34 @@ from etude.v1 import environments_pb2
 log = logging.getLogger(__name__)
 
 MAX_TRIES = 3
-"""Nodes that may fail an environment before its client hears of it."""
+"""Hosts that may fail an environment before its client hears of it."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Carrier:
-    """What is under way between a broker and its nodes."""
+    """The orders in flight between a broker and its hosts."""
 
     nodes: Nodes
     ledger: Ledger
     queue: Queue
     streams: Streams
     grant: Callable[[Order, environments_pb2.HeldLease, float], None]
-    """Told of each lease that a node has opened, and when."""
+    """Called with each lease that a host has opened, and when."""
     moved: Callable[[], None]
-    """Called when somebody's turn may have come."""
+    """Called when slots may have become free."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     def open(self, order: Order, expires_unix_ms: int) -> None:
-        """Order environments from a node, under new leases with this end."""
+        """Order environments from a host, under new leases with this end."""
         leases = order.leases(expires_unix_ms)
         self._spawn(self._open(order, leases), f"open on {order.node.node_id}")
 
     def close(self, closing: Sequence[Closing]) -> list[asyncio.Task[None]]:
-        """Tell nodes what to end."""
+        """Tell hosts which leases to end."""
         return [self._spawn(self._close(each), f"close on {each.node_id}") for each in closing]
 
     async def stop(self) -> None:
-        """Carry nothing any more."""
+        """Cancel the orders in flight."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -86,7 +86,7 @@ class Carrier:
         outcomes = await self.nodes.open(order.node.endpoint, order.request(leases))
         for held, outcome in zip(leases, outcomes, strict=True):
             if outcome.HasField("lease") and outcome.lease.lease_id != held.lease.lease_id:
-                raise NodeError(f"{order.node.endpoint}: opened another lease than it was told to")
+                raise NodeError(f"{order.node.endpoint}: opened another lease than the one ordered")
         if self.ledger.nodes.get(order.node.node_id) is not order.node:
             raise NodeError(f"{order.node.endpoint}: lost while it opened environments")
         return outcomes

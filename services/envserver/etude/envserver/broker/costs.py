@@ -1,4 +1,4 @@
-"""What it costs to start an environment on a node, by what the node has ready."""
+"""Costs of starting an environment on a host, by what the host has ready."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Self
@@ -6,9 +6,9 @@ from typing import NamedTuple, Self
 from etude.v1 import environments_pb2
 
 CLONE_CPU_MS, SHELL_CPU_MS, SPAWN_CPU_MS, BOOT_CPU_MS = 2.0, 25.0, 45.0, 2_400.0
-"""Measured on QEMU without KVM; a node's own figures replace them."""
+"""Measured on QEMU without KVM; a host's own figures replace them."""
 CLONE_MS, SHELL_MS, SPAWN_MS, BOOT_MS = 1.2, 25.0, 48.0, 2_400.0
-"""Wall time likewise, on an idle node."""
+"""Wall time of the same starts, on an idle host."""
 
 
 class Cost(NamedTuple):
@@ -21,7 +21,7 @@ class Cost(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Level:
-    """How ready a node is for a template, less what was ordered since it said so."""
+    """Readiness of a host for a template, less the starts ordered since its report."""
 
     paused_clones: int = 0
     shells: int = 0
@@ -29,7 +29,7 @@ class Level:
     spawn_cpu_ms: float = SPAWN_CPU_MS
     spawn_ms: float = SPAWN_MS
     slow_ms: float = SPAWN_MS
-    """What nine of ten starts stay below."""
+    """90th percentile of the start time."""
     quarantined: str = ""
 
     @classmethod
@@ -48,7 +48,7 @@ class Level:
 
     @property
     def cost(self) -> Cost:
-        """Of the next start."""
+        """Cost of the next start."""
         if self.paused_clones:
             return Cost(min(CLONE_CPU_MS, self.spawn_cpu_ms), min(CLONE_MS, self.spawn_ms))
         if self.shells:
@@ -59,7 +59,7 @@ class Level:
         return Cost(max(BOOT_CPU_MS, self.spawn_cpu_ms), max(BOOT_MS, self.spawn_ms))
 
     def use(self) -> None:
-        """One start was ordered."""
+        """Deduct one ordered start."""
         if self.paused_clones:
             self.paused_clones -= 1
         elif self.shells:
@@ -69,4 +69,4 @@ class Level:
 
 
 UNTOLD = Level()
-"""A template that a node says nothing of: it starts without anything prepared."""
+"""A template that a host does not report: it starts without anything prepared."""

@@ -1,4 +1,4 @@
-"""What the newest grants and ended leases took, for whoever decides on the size of a pool."""
+"""Statistics of the newest grants and ended leases, from which the operator sizes a pool."""
 
 import math
 from collections import deque
@@ -17,31 +17,31 @@ def _newest() -> deque[float]:
 
 @dataclass(slots=True)
 class Figures:
-    """Of the newest thousand each."""
+    """Samples of the newest thousand of each kind."""
 
     acquire_ms: deque[float] = field(default_factory=_newest)
     """From request to lease."""
     start_ms: deque[float] = field(default_factory=_newest)
-    """From order or first call to ready, as the node says."""
+    """From order or first call to ready, as the host reports."""
     warm: deque[float] = field(default_factory=_newest)
     """1 for a start that found something ready, else 0."""
     first_ms: dict[str, deque[float]] = field(default_factory=dict)
-    """The same of each node's first one of a template, by template."""
+    """The same of each host's first start of a template, by template."""
     lease_s: deque[float] = field(default_factory=_newest)
     """From grant to end."""
 
     def granted(self, lease: environments_pb2.Lease, *, waited_s: float) -> None:
-        """A lease was handed out."""
+        """Record a granted lease."""
         self.acquire_ms.append(1000 * waited_s)
         if lease.start != environments_pb2.START_UNSPECIFIED:
             self.started(lease.start, lease.start_ms)
 
     def began(self, template: str, start_ms: int) -> None:
-        """A node has an environment of a template for the first time."""
+        """Record a host's first start of a template."""
         self.first_ms.setdefault(template, _newest()).append(float(start_ms))
 
     def started(self, start: environments_pb2.Start, start_ms: int) -> None:
-        """An environment came to be."""
+        """Record a start."""
         self.start_ms.append(float(start_ms))
         self.warm.append(float(start in WARM))
 
@@ -52,6 +52,6 @@ class Figures:
 
 
 def quantile(values: Iterable[float], share: float) -> int:
-    """Nearest rank; 0 of nothing."""
+    """Quantile by nearest rank; 0 without samples."""
     ordered = sorted(values)
     return round(ordered[math.ceil(share * len(ordered)) - 1]) if ordered else 0

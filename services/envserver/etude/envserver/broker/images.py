@@ -1,4 +1,4 @@
-"""Which template of a pool has the image that a task needs."""
+"""Selection of the template that has the image of a task."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from etude.v1 import environments_pb2
 def for_image(
     request: environments_pb2.LaunchBatchRequest, templates: Sequence[Template]
 ) -> environments_pb2.LaunchBatchRequest:
-    """The launch, of the template whose image its task needs; as it is if any will do.
+    """The launch request with the template whose image its task needs; unchanged without an image.
 
     Raises:
         InvalidFieldError: the pool has no such image.
@@ -29,7 +29,7 @@ def for_image(
 
 
 def has_image(template: Template, image: str) -> bool:
-    """Whether a template's environments boot this image.
+    """True if a template's environments boot this image.
 
     A task names an image as its recipe did. A template names it the same way, by its folder, or by
     its address in a store, which has no name: then the template's own name is the image's.

@@ -1,4 +1,4 @@
-"""What may enter the queue."""
+"""Admission of launches: validation, template of the task's image, limits of a run and a queue."""
 
 from collections import deque
 from collections.abc import Collection, Iterable
@@ -13,19 +13,19 @@ from etude.v1 import environments_pb2
 MAX_COUNT = 1024
 MAX_TTL_S = 86_400
 MAX_BATCHES = 20_000
-"""Launches under way at once. Each holds a stream of some tens of KiB, however few it asks for."""
+"""Concurrent launches. Each holds a stream of some tens of KiB, however few it asks for."""
 MAX_NAME = 253
 WINDOW_S = 10.0
-"""How far back the rate of grants looks."""
+"""Window of the grant rate."""
 LEAST_RETRY_S, MOST_RETRY_S = 0.5, 30.0
 UNKNOWN_RETRY_S = 2.0
-"""While nothing was granted of late."""
+"""While nothing was granted in the window."""
 
 
 def check(
     request: environments_pb2.LaunchBatchRequest, templates: Collection[str], policy: LeasePolicy
 ) -> None:
-    """Refuse a launch that can never be served.
+    """Reject a launch that can never be served.
 
     Raises:
         InvalidFieldError: naming the field.
@@ -53,7 +53,7 @@ def check(
 
 
 def check_group(request: environments_pb2.PrepareGroupRequest, templates: Collection[str]) -> None:
-    """Refuse to prepare what cannot be launched.
+    """Reject a group that could not be launched.
 
     Raises:
         InvalidFieldError: naming the field.
@@ -72,7 +72,7 @@ def check_group(request: environments_pb2.PrepareGroupRequest, templates: Collec
 
 
 def check_shard(run_id: str, shard: Shard) -> None:
-    """Refuse a run of another broker: the nodes would tell that one of its leases.
+    """Reject a run of another broker: the hosts would report its leases to that one.
 
     Raises:
         InvalidFieldError: it is.
@@ -81,7 +81,7 @@ def check_shard(run_id: str, shard: Shard) -> None:
         right = shard_of(run_id, shard.count)
         raise InvalidFieldError(
             "run_id",
-            f"is served by broker {right} of {shard.count}, not by {shard.index}: clients and nodes"
+            f"is served by broker {right} of {shard.count}, not by {shard.index}: clients and hosts"
             " need all brokers of the pool in the same order",
         )
 
@@ -94,7 +94,7 @@ def _refuse_broken(rules: Iterable[tuple[str, bool, str]]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How full a broker is when a launch arrives."""
+    """Load of a broker when a launch arrives."""
 
     wanted: int
     """Environments that it asks for and does not hold already."""
@@ -106,7 +106,7 @@ class Load:
 
 
 def excess(load: Load, policy: LeasePolicy) -> tuple[int, str]:
-    """By how many environments a launch exceeds a limit, and which; 0 if it may enter."""
+    """Environments by which a launch exceeds a limit, and the limit's name; 0 if it may enter."""
     if policy.max_per_run is not None:
         run_over = load.held_by_run + load.wanted - policy.max_per_run
         if run_over > 0:
@@ -119,31 +119,31 @@ def excess(load: Load, policy: LeasePolicy) -> tuple[int, str]:
         what = f"{load.waiting} environments wait already; this pool queues {policy.max_queue}"
         return queue_over, what
     if load.batches >= MAX_BATCHES:
-        return 1, f"{load.batches} launches are under way, and a broker takes no more at once"
+        return 1, f"{load.batches} launches are in progress, the most that a broker takes"
     return 0, ""
 
 
 @dataclass(slots=True)
 class Drain:
-    """How fast environments are granted."""
+    """Rate at which environments are granted."""
 
     _grants: deque[tuple[float, int]] = field(default_factory=deque)
     """When and how many, of the last window."""
     _count: int = 0
 
     def note(self, count: int, *, now_s: float) -> None:
-        """So many were granted."""
+        """Record grants."""
         self._grants.append((now_s, count))
         self._count += count
         self._forget(now_s)
 
     def per_second(self, *, now_s: float) -> float:
-        """Over the last window."""
+        """Grants per second over the last window."""
         self._forget(now_s)
         return self._count / WINDOW_S
 
     def retry_after_s(self, places: int, *, now_s: float) -> float:
-        """When so many places will probably have become free."""
+        """Estimated seconds until this many slots become free."""
         rate = self.per_second(now_s=now_s)
         expected_s = places / rate if rate else UNKNOWN_RETRY_S
         return min(MOST_RETRY_S, max(LEAST_RETRY_S, expected_s))
@@ -154,7 +154,7 @@ class Drain:
 
 
 def refuse_excess(load: Load, policy: LeasePolicy, drain: Drain, *, now_s: float) -> None:
-    """Send a launch away that would exceed a limit.
+    """Reject a launch that would exceed a limit.
 
     Raises:
         FullError: with the time after which it may fit.

@@ -1,4 +1,4 @@
-"""Who holds what where: nodes, leases, and what has ended but may not be gone."""
+"""Ledger of leases: active, ended, lost and adopted ones, by lease, batch, run and host."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,9 +9,9 @@ from etude.envserver.broker.queue import BatchKey
 from etude.v1 import environments_pb2
 
 LOST_AFTER_S = 3.5
-"""Three heartbeats of a second, and half a one for the road."""
+"""Three heartbeats of a second, and half a second for the network."""
 REMEMBER_S = 900.0
-"""How long an ended lease is remembered, so that a node that missed its end still hears of it."""
+"""How long an ended lease is remembered, so that a host that missed its end still hears of it."""
 SETTLE_S = 5.0
 """A lease younger than this may be missing in a heartbeat that was written before it was opened."""
 _NEVER_UNIX_MS = 1 << 62
@@ -25,9 +25,9 @@ class Granted:
     node_id: str
     granted_s: float
     template: str = ""
-    """Unknown of leases that a predecessor granted."""
+    """Empty for leases that a predecessor granted."""
     lost_s: float = 0.0
-    """When its node fell silent, once it has."""
+    """When its host fell silent, once it has."""
     key: BatchKey = field(init=False)
     """The batch that it was granted to."""
     end_s: int = 0
@@ -38,12 +38,12 @@ class Granted:
 
     @property
     def lease(self) -> environments_pb2.Lease:
-        """What its holder was given."""
+        """The lease as its holder has it."""
         return self.held.lease
 
 
 class Closing(NamedTuple):
-    """Leases that a node shall end."""
+    """Leases that a host has to end."""
 
     node_id: str
     endpoint: str
@@ -62,29 +62,29 @@ class Ledger:
     leases: dict[str, Granted] = field(default_factory=dict)
     granted_total: int = 0
     adopted_total: int = 0
-    """Leases that a predecessor granted, or of nodes that were lost and came back."""
+    """Leases that a predecessor granted, or of hosts that were lost and came back."""
     released_total: int = 0
     expired_total: int = 0
     lost_total: int = 0
-    """Leases whose nodes fell silent or no longer knew them."""
+    """Leases whose hosts fell silent or no longer knew them."""
     lasted_s: list[float] = field(default_factory=list)
-    """How long leases lasted that ended since somebody last took note."""
+    """Durations of leases that ended since the last tick."""
     adopted: list[Granted] = field(default_factory=list)
-    """Those since somebody last took note."""
+    """Leases adopted since the last heartbeat was answered."""
     _ended: dict[str, float] = field(default_factory=dict)
-    """When leases ended that nobody holds any more, in that order."""
+    """When leases ended, oldest first."""
     _over: dict[str, int] = field(default_factory=dict)
-    """The ends, in Unix milliseconds, of those of them whose time was over."""
+    """Expiry in Unix milliseconds, of the ended leases that had expired."""
     _by_key: dict[BatchKey, dict[int, str]] = field(default_factory=dict)
     _of_run: dict[str, int] = field(default_factory=dict)
     _lost: dict[str, Granted] = field(default_factory=dict)
-    """Leases of nodes that fell silent; they count again when the node comes back with them."""
+    """Leases of hosts that fell silent; they count again when the host comes back with them."""
     _ends: dict[int, set[str]] = field(default_factory=dict)
     """Leases by the second of their ends; a renewed one is moved when its old end comes."""
 
     @property
     def num_free(self) -> int:
-        """Free slots of all nodes that may get environments."""
+        """Free slots of all hosts that may get environments."""
         return sum(node.free for node in self.nodes if node.is_open)
 
     def of_batch(self, key: BatchKey) -> dict[int, Granted]:
@@ -101,10 +101,10 @@ class Ledger:
         return self._of_run.get(run_id, 0)
 
     def grant(self, granted: Granted) -> None:
-        """A node has opened it.
+        """Enter a lease that a host has opened.
 
-        Its heartbeat may have told of the lease before its answer came, as one whose origin nobody
-        knew: it is one lease all the same, and ends when its holder was told.
+        The host's heartbeat may have reported the lease before its answer came, as one of unknown
+        origin: it is one lease all the same, and ends when its holder was told.
         """
         known = self.leases.get(granted.lease.lease_id)
         if known is not None:
@@ -120,10 +120,10 @@ class Ledger:
         now_s: float,
         adopted_until_unix_ms: int = 0,
     ) -> environments_pb2.HeartbeatResponse:
-        """Take a node's present state in.
+        """Take in the present state of a host.
 
-        What the node holds and nobody here knows was granted by a predecessor of this broker; it
-        lives until the given time at least.
+        A lease that the host holds and that is unknown here was granted by a predecessor of this
+        broker; it lives until the given time at least.
         """
         node = self.nodes.hear(request, now_s=now_s)
         answer = environments_pb2.HeartbeatResponse()
@@ -133,7 +133,7 @@ class Ledger:
             seen.add(lease_id)
             granted = self.leases.get(lease_id)
             if held.lease.expires_unix_ms > self._over.get(lease_id, _NEVER_UNIX_MS):
-                # Its node had kept it, and its holder has resumed it there.
+                # Its host had kept it, and its holder has resumed it there.
                 del self._ended[lease_id], self._over[lease_id]
             elif granted is None and self._is_superseded(held):
                 self._lost.pop(lease_id, None)
@@ -141,7 +141,7 @@ class Ledger:
             if granted is None and lease_id not in self._ended:
                 granted = self._adopted(held, node.node_id, now_s, adopted_until_unix_ms)
             if granted is None or granted.node_id != node.node_id:
-                # It ended, or lives on another node: a lease is never on two.
+                # It ended, or lives on another host: a lease is never on two.
                 answer.close_lease_ids.append(lease_id)
             elif granted.lease.expires_unix_ms != held.lease.expires_unix_ms:
                 expires = granted.lease.expires_unix_ms
@@ -151,7 +151,7 @@ class Ledger:
         return answer
 
     def silent_nodes(self, *, now_s: float) -> list[str]:
-        """Take nodes out that missed three heartbeats; their leases are lost until they return."""
+        """Remove hosts that missed three heartbeats; their leases are lost until they return."""
         silent = [node for node in self.nodes if now_s - node.seen_s > LOST_AFTER_S]
         for node in silent:
             for lease_id in list(node.leases):
@@ -164,7 +164,7 @@ class Ledger:
         return [node.node_id for node in silent]
 
     def renew(self, lease_ids: Iterable[str], *, expires_unix_ms: int, now_s: float) -> list[str]:
-        """Push ends; returns the leases that are gone, which never come back after this."""
+        """Extend leases; returns those that are gone, which never come back after this."""
         missing = []
         for lease_id in lease_ids:
             granted = self.leases.get(lease_id)
@@ -180,11 +180,11 @@ class Ledger:
         return missing
 
     def end(self, lease_ids: Iterable[str], *, now_s: float) -> list[Closing]:
-        """Their holders gave leases back; returns what the nodes have to be told."""
+        """End leases that their holders released; returns the orders for their hosts."""
         return self._close(lease_ids, now_s=now_s, is_over=False)
 
     def expire(self, *, now_unix_ms: int, now_s: float) -> list[Closing]:
-        """End the leases whose time is over; returns what the nodes have to be told."""
+        """End the leases whose time is over; returns the orders for their hosts."""
         over = []
         for end_s in sorted(end_s for end_s in self._ends if end_s <= now_unix_ms // 1000):
             for lease_id in sorted(self._ends[end_s]):
@@ -196,17 +196,17 @@ class Ledger:
         return self._close(over, now_s=now_s, is_over=True)
 
     def abandon(self, lease_ids: Iterable[str], *, now_s: float) -> None:
-        """Leases were ordered, and nobody knows whether the node has opened them: it must not."""
+        """Mark ordered leases as ended: their host may have opened them, and must close them."""
         self._ended.update(dict.fromkeys(lease_ids, now_s))
 
     def gone(self, node_id: str, lease_ids: Iterable[str]) -> None:
-        """A node has closed them: their slots are free."""
+        """Free the slots of leases that a host has closed."""
         node = self.nodes.get(node_id)
         if node is not None:
             node.closing.difference_update(lease_ids)
 
     def forget(self, *, now_s: float) -> None:
-        """Drop what is too long ago to matter."""
+        """Forget leases that ended too long ago to matter."""
         while self._ended:
             lease_id, ended_s = next(iter(self._ended.items()))
             if now_s - ended_s <= REMEMBER_S:
@@ -259,7 +259,7 @@ class Ledger:
         return granted
 
     def _is_superseded(self, held: environments_pb2.HeldLease) -> bool:
-        """Whether the same request was served again while this lease's node was silent."""
+        """True if the same request was served again while this lease's host was silent."""
         key = BatchKey(held.run_id, held.idempotency_key)
         return self._by_key.get(key, {}).get(held.index, held.lease.lease_id) != held.lease.lease_id
 

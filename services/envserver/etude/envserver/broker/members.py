@@ -1,4 +1,4 @@
-"""The nodes of a pool as their newest heartbeats tell, less what was ordered since."""
+"""Hosts of a pool as of their newest heartbeats, less the orders since; draining of hosts."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -8,13 +8,13 @@ from etude.envserver.broker.costs import UNTOLD, Cost, Level
 from etude.v1 import environments_pb2
 
 MAX_OPENING = 32
-"""Of one node at a time: who comes first must not have all its slots before others are heard."""
+"""Orders in flight to one host: the first run must not take all slots before others are heard."""
 CLONE_BYTES = 18 << 20
 """Memory of a restored environment that has done little yet."""
 
 
 class SnapshotKey(NamedTuple):
-    """What names a snapshot: two runs may have chosen the same id."""
+    """Key of a snapshot: two runs may have chosen the same id."""
 
     run_id: str
     snapshot_id: str
@@ -22,7 +22,7 @@ class SnapshotKey(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class NodeState:
-    """One node."""
+    """One host."""
 
     node_id: str
     endpoint: str = ""
@@ -34,22 +34,22 @@ class NodeState:
     opening: int = 0
     """Environments that were ordered and have not answered."""
     is_suspect: bool = False
-    """A call failed; nothing is placed here until the next heartbeat."""
+    """True after a failed call: nothing is placed here until the next heartbeat."""
     is_vacating: bool = False
-    """Its pool will give it up as soon as it is empty."""
+    """True if its pool removes it as soon as it is empty."""
     idle_since_s: float | None = None
-    """Since when it was found empty; None while it was not."""
+    """Start of its idle time; None while it holds something."""
     leases: set[str] = field(default_factory=set)
     closing: set[str] = field(default_factory=set)
     """Ended leases that it may still hold."""
     levels: dict[str, Level] = field(default_factory=dict)
     begun: set[str] = field(default_factory=set)
-    """Templates that an environment came to be of, here."""
+    """Templates of which an environment has started here."""
     snapshots: frozenset[SnapshotKey] = frozenset()
     queue_ms: float = 0.0
-    """Until what was ordered has started."""
+    """Time until the ordered environments have started."""
     memory_bytes: int | None = None
-    """For new environments; None while it does not say."""
+    """Memory for new environments; None if not reported."""
 
     @property
     def free(self) -> int:
@@ -58,29 +58,29 @@ class NodeState:
 
     @property
     def is_open(self) -> bool:
-        """Whether it may get environments at all."""
+        """True if it may get environments at all."""
         return not self.draining and not self.is_suspect and not self.is_vacating
 
     @property
     def held(self) -> int:
-        """Environments that it has, gets or gets rid of."""
+        """Environments that it holds, opens or closes."""
         return len(self.leases) + len(self.closing) + self.opening
 
     @property
     def is_busy(self) -> bool:
-        """Whether more is ordered of it only once it has answered."""
+        """True if further orders have to wait for its answers."""
         return self.opening >= MAX_OPENING
 
     def level(self, template: str) -> Level:
-        """How ready it is for a template."""
+        """Readiness for a template."""
         return self.levels.get(template, UNTOLD)
 
     def cost(self, template: str) -> Cost:
-        """Of one more environment here."""
+        """Cost of one more environment here."""
         return self.level(template).cost
 
     def takes(self, template: str, count: int = 1) -> bool:
-        """Whether so many environments of a template fit."""
+        """True if this many environments of a template fit."""
         return (
             self.is_open
             and self.free >= count
@@ -89,7 +89,7 @@ class NodeState:
         )
 
     def hear(self, told: environments_pb2.HeartbeatRequest, *, now_s: float) -> None:
-        """Its newest state, which knows of all that was ordered long enough ago."""
+        """Replace its state by the newest one, which includes all but the latest orders."""
         self.endpoint = told.endpoint
         self.driver = told.driver
         self.isolation = told.isolation
@@ -102,7 +102,7 @@ class NodeState:
         self.levels = {level.template: Level.of(level) for level in told.levels}
 
     def reserve(self, template: str) -> None:
-        """One environment will be ordered here."""
+        """Deduct one environment that will be ordered here."""
         level = self.level(template)
         self.opening += 1
         self.queue_ms += level.cost.cpu_ms
@@ -111,20 +111,20 @@ class NodeState:
         level.use()
 
     def answered(self, count: int, cpu_ms: float) -> None:
-        """It answered an order."""
+        """Settle an answered order."""
         self.opening -= count
         self.queue_ms = max(0.0, self.queue_ms - cpu_ms)
 
 
 @dataclass(slots=True)
 class Members:
-    """All nodes in rotation, and who holds which snapshot."""
+    """All hosts in rotation, and the holders of each snapshot."""
 
     _nodes: dict[str, NodeState] = field(default_factory=dict)
     _order: list[NodeState] = field(default_factory=list)
-    """The same nodes, to draw from."""
+    """The same hosts, to draw from."""
     _holders: dict[SnapshotKey, dict[str, str]] = field(default_factory=dict)
-    """By snapshot, the templates that its holders tell, by node."""
+    """By snapshot, the template that each holder reports, by host."""
 
     def __len__(self) -> int:
         return len(self._order)
@@ -136,7 +136,7 @@ class Members:
         return self._order[place]
 
     def get(self, node_id: str) -> NodeState | None:
-        """A node, if it is in rotation."""
+        """A host, if it is in rotation."""
         return self._nodes.get(node_id)
 
     @property
@@ -145,15 +145,15 @@ class Members:
         return sum(node.opening for node in self._order)
 
     def why_none_takes(self, template: str) -> str:
-        """What keeps an environment of a template from starting anywhere."""
+        """The reason why no host takes an environment of a template."""
         if not self._order:
-            return "no node is in rotation"
+            return "no host is in rotation"
         crashing = [node for node in self._order if node.level(template).quarantined]
         if len(crashing) == len(self._order):
             why = crashing[0].level(template).quarantined
-            return f"template {template!r} is quarantined on every node: {why}"
+            return f"template {template!r} is quarantined on every host: {why}"
         slots = sum(node.slots for node in self._order)
-        return f"no slot became free in time; this pool has {slots} on {len(self._order)} nodes"
+        return f"no slot became free in time; this pool has {slots} on {len(self._order)} hosts"
 
     def hear(self, told: environments_pb2.HeartbeatRequest, *, now_s: float) -> NodeState:
         """Take in a heartbeat."""
@@ -166,19 +166,19 @@ class Members:
         return node
 
     def remove(self, node: NodeState) -> None:
-        """A node fell silent."""
+        """Remove a host that fell silent."""
         self._hear_snapshots(node, ())
         del self._nodes[node.node_id]
         self._order.remove(node)
 
     def holders(self, run_id: str, snapshot_id: str) -> list[NodeState]:
-        """The nodes that hold a run's snapshot; a snapshot of another run is nowhere."""
+        """The hosts that hold a run's snapshot; a snapshot of another run is unknown."""
         return [
             self._nodes[name] for name in self._holders.get(SnapshotKey(run_id, snapshot_id), ())
         ]
 
     def template_of(self, run_id: str, snapshot_id: str) -> str | None:
-        """The template that a run's snapshot was made from; None if nobody holds it."""
+        """The template that a run's snapshot was made from; None if no host holds it."""
         return next(iter(self._holders.get(SnapshotKey(run_id, snapshot_id), {}).values()), None)
 
     def _hear_snapshots(

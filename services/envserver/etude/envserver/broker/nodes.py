@@ -1,4 +1,4 @@
-"""How the broker reaches its nodes."""
+"""Client of the hosts' RPC service, over gRPC and in memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,18 +12,18 @@ from etude.common.errors import UnavailableError, UserError
 from etude.v1 import environments_pb2, environments_pb2_grpc
 
 OPEN_DEADLINE_S = 60.0
-"""A node may have to fetch the workspace's source first."""
+"""A host may have to fetch the workspace's source first."""
 CLOSE_DEADLINE_S = 10.0
 
 
 class NodeError(UnavailableError):
-    """A node did not answer, or said that it cannot."""
+    """A host did not answer, or failed the call."""
 
     reason = "NodeFailed"
 
 
 class Nodes(Protocol):
-    """Orders to nodes; every method raises NodeError."""
+    """Orders to hosts; every method raises HostCallError."""
 
     async def open(
         self, endpoint: str, request: environments_pb2.OpenEnvironmentsRequest
@@ -34,7 +34,7 @@ class Nodes(Protocol):
 
 @dataclass(slots=True)
 class GrpcNodes(Nodes):
-    """Nodes at their endpoints."""
+    """Hosts at their endpoints."""
 
     _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
 
@@ -69,14 +69,16 @@ class GrpcNodes(Nodes):
         if endpoint not in self._channels:
             try:
                 self._channels[endpoint] = channels.dial(endpoint)
-            except UserError as cause:  # a node says where it is: that is no setting of ours
+            except (
+                UserError
+            ) as cause:  # the host reported the address: it is no setting of this process
                 raise NodeError(str(cause)) from cause
         return environments_pb2_grpc.EnvNodeServiceStub(self._channels[endpoint])
 
 
 @dataclass(slots=True)
 class MemoryNodes(Nodes):
-    """Nodes without processes: they hold what they were told to, in memory, for tests."""
+    """Hosts without processes, for tests: they hold the ordered leases in memory."""
 
     slots: int = 1024
     failing: set[str] = field(default_factory=set)
@@ -104,7 +106,7 @@ class MemoryNodes(Nodes):
             self.held.get(endpoint, {}).pop(lease_id, None)
 
     def heartbeat(self, endpoint: str) -> environments_pb2.HeartbeatRequest:
-        """What the node at this endpoint would say."""
+        """The heartbeat of the host at this endpoint."""
         return environments_pb2.HeartbeatRequest(
             node_id=endpoint,
             endpoint=endpoint,

@@ -1,4 +1,4 @@
-"""What the broker orders from nodes, and what it tells clients of it."""
+"""Launch orders for hosts, and the outcomes for clients."""
 
 import secrets
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from etude.v1 import environments_pb2
 
 @dataclass(slots=True, kw_only=True)
 class Order:
-    """Environments of one batch for one node."""
+    """Environments of one batch for one host."""
 
     node: NodeState
     batch: Batch
@@ -19,13 +19,13 @@ class Order:
 
     @property
     def cpu_ms(self) -> float:
-        """What it costs the node."""
+        """CPU time that it costs the host."""
         return sum(turn.offer.cpu_ms for turn in self.turns)
 
     def request(
         self, leases: Iterable[environments_pb2.HeldLease]
     ) -> environments_pb2.OpenEnvironmentsRequest:
-        """What the node is told."""
+        """The request to the host."""
         asked = self.batch.request
         return environments_pb2.OpenEnvironmentsRequest(
             leases=leases,
@@ -37,7 +37,7 @@ class Order:
         )
 
     def leases(self, expires_unix_ms: int) -> list[environments_pb2.HeldLease]:
-        """A new lease for each of its environments."""
+        """Make a lease for each of its environments."""
         return [self._lease(turn.position, expires_unix_ms) for turn in self.turns]
 
     def _lease(self, index: int, expires_unix_ms: int) -> environments_pb2.HeldLease:
@@ -57,11 +57,11 @@ class Order:
 
 
 def success(index: int, lease: environments_pb2.Lease) -> environments_pb2.LaunchBatchResponse:
-    """An environment is ready."""
+    """The outcome of an environment that is ready."""
     return environments_pb2.LaunchBatchResponse(index=index, lease=lease)
 
 
 def failure(index: int, reason: str, message: str) -> environments_pb2.LaunchBatchResponse:
-    """There is none, and why."""
+    """The outcome of a failed launch."""
     told = environments_pb2.LaunchFailure(reason=reason, message=message)
     return environments_pb2.LaunchBatchResponse(index=index, failure=told)

@@ -1,4 +1,4 @@
-"""Keeps the garbage collector from stopping a broker that holds many leases."""
+"""Garbage collection that does not stop a broker with many leases."""
 
 import asyncio
 import gc
@@ -7,17 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 EVERY_S = 0.25
-"""What a quarter of a second leaves behind is looked through in a few milliseconds."""
+"""The garbage of a quarter of a second is collected in a few milliseconds."""
 QUIET_S, LATEST_S = 600.0, 3_600.0
-"""Everything is looked through so often while nobody waits, and so often at the latest."""
+"""Interval of full collections while the queue is empty, and at the latest."""
 
 
 @dataclass(slots=True)
 class Pauses:
-    """Looks through what is new, and leaves what is old alone until it is quiet.
+    """Collects new objects often, and all objects only while the broker is idle.
 
-    A full collection takes 200 ms with 30,000 leases, which hold no reference cycles: all of it
-    is waited for by whoever asks for an environment then.
+    A full collection takes 200 ms with 30,000 leases, which hold no reference cycles: each launch
+    that arrives meanwhile waits for all of it.
     """
 
     is_quiet: Callable[[], bool]
@@ -35,7 +35,7 @@ class Pauses:
         gc.unfreeze()
 
     def collect(self, *, now_s: float) -> bool:
-        """Collect what is new, or everything if it is time; True in the latter case."""
+        """Collect new objects, or everything if it is time; True in the latter case."""
         silence_s = now_s - self._full_s
         is_full = silence_s >= LATEST_S or (silence_s >= QUIET_S and self.is_quiet())
         if is_full:

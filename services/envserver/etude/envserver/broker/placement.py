@@ -1,4 +1,4 @@
-"""Which node gets the next environment."""
+"""Placement of environments on hosts: power of a few choices, siblings of a group together."""
 
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -8,19 +8,19 @@ from typing import NamedTuple, Protocol
 from etude.envserver.broker.members import NodeState
 
 CHOICES = 4
-"""Two random choices already avoid the fullest nodes; four find warm ones more often.
+"""Two random choices already avoid the fullest hosts; four find warm ones more often.
 
 Source: Mitzenmacher, https://doi.org/10.1109/71.963420.
 """
 
 PACKED = 2
-"""Of the first nodes with room the sooner one: one alone would get all of a burst's orders."""
+"""Of the first hosts with room the sooner one: one alone would get all of a burst's orders."""
 PACKED_MS = 250.0
-"""The first node is taken unless the second is sooner by about so much."""
+"""The first host is taken unless the second is sooner by about this much."""
 
 
 class Drawable(Protocol):
-    """Nodes to draw from."""
+    """Hosts to draw from."""
 
     def __len__(self) -> int: ...
 
@@ -28,26 +28,26 @@ class Drawable(Protocol):
 
 
 class Want(NamedTuple):
-    """What is to be placed."""
+    """Environments to place."""
 
     template: str
     siblings: int = 1
-    """Environments of one group that should share a node."""
+    """Environments of one group that should share a host."""
     is_now: bool = True
-    """Whether it is ordered at once, of a node that is not busy with orders."""
+    """True if it is ordered now, from a host that is not busy with orders."""
     packs: bool = False
-    """Whether the nodes that came first are filled first, so that the others get empty."""
+    """True to fill the oldest hosts first, so that the others become empty."""
 
 
 def expected_ms(node: NodeState, template: str) -> float:
-    """Until an environment that is ordered now would be ready."""
+    """Time until an environment that is ordered now would be ready."""
     return node.queue_ms + node.cost(template).ready_ms
 
 
 def best(nodes: Iterable[NodeState], want: Want) -> NodeState | None:
-    """The soonest of some nodes, of equals the one with most memory, then most free slots.
+    """The soonest of some hosts, of equals the one with most memory, then most free slots.
 
-    A node where all siblings fit comes before one where they do not. To pack, the first of nodes
+    A host where all siblings fit comes before one where they do not. To pack, the first of hosts
     that are about as soon is the best.
     """
 
@@ -68,7 +68,7 @@ def best(nodes: Iterable[NodeState], want: Want) -> NodeState | None:
 def choice(
     nodes: Drawable, want: Want, random: Random, *, choices: int = CHOICES
 ) -> NodeState | None:
-    """The best of a few random nodes that can take the environment; None if no node can."""
+    """The best of a few random hosts that can take the environment; None if no host can."""
 
     def takes(node: NodeState, count: int) -> bool:
         return node.takes(want.template, count) and not (want.is_now and node.is_busy)
@@ -87,7 +87,7 @@ def choice(
 def _first(
     nodes: Drawable, is_eligible: Callable[[NodeState], bool], count: int
 ) -> list[NodeState]:
-    """The first eligible nodes in the order in which they came."""
+    """The first eligible hosts in the order in which they joined."""
     eligible = (node for node in map(nodes.__getitem__, range(len(nodes))) if is_eligible(node))
     return list(islice(eligible, count))
 
@@ -95,7 +95,7 @@ def _first(
 def _drawn(
     nodes: Drawable, is_eligible: Callable[[NodeState], bool], random: Random, choices: int
 ) -> list[NodeState]:
-    """So many different eligible nodes, all of them if there are no more."""
+    """Draw different eligible hosts, all of them if there are no more."""
     size = len(nodes)
     found: dict[int, NodeState] = {}
     if size > 2 * choices:

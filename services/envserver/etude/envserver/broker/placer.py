@@ -1,4 +1,4 @@
-"""Finds the node of each environment, and keeps siblings together."""
+"""Placement that keeps the environments of a group on one host."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -9,22 +9,22 @@ from etude.envserver.broker.placement import Want, best, choice
 from etude.envserver.broker.queue import Batch, Offer, Turn
 
 MAX_GROUPS = 10_000
-"""Groups whose node is remembered; the oldest are forgotten first."""
+"""Groups whose host is remembered; the oldest are forgotten first."""
 
 
 @dataclass(slots=True)
 class Placer:
-    """Places environments on the nodes of one pool."""
+    """Places environments on the hosts of one pool."""
 
     nodes: Members
     packs: bool = False
-    """Whether nodes shall get empty, for a pool that gives up those that are."""
+    """True to let hosts become empty, for a pool that removes empty ones."""
     random: Random = field(default_factory=Random)  # noqa: S311 - nothing secret depends on it
     _homes: OrderedDict[tuple[str, str], str] = field(default_factory=OrderedDict)
-    """Nodes of groups by run and group."""
+    """Hosts of groups by run and group."""
 
     def offer(self, batch: Batch) -> Offer | None:
-        """Where the next environment of a batch would start now; None if nowhere."""
+        """An offer for the next environment of a batch; None if no host takes it now."""
         template = batch.line.template
         if batch.line.snapshot_id:
             holders = self.nodes.holders(batch.key.run_id, batch.line.snapshot_id)
@@ -39,7 +39,7 @@ class Placer:
         return Offer(node.node_id, node.cost(template).cpu_ms)
 
     def reserve(self, turn: Turn) -> NodeState | None:
-        """Count a turn against the node it was offered; None if that is lost meanwhile."""
+        """Reserve the offered host for a turn; None if that host is lost meanwhile."""
         node = self.nodes.get(turn.offer.node_id)
         if node is not None:
             node.reserve(turn.batch.line.template)
@@ -47,7 +47,7 @@ class Placer:
         return node
 
     def prepare(self, run_id: str, group_id: str, want: Want) -> NodeState | None:
-        """Choose the node of a group that starts soon."""
+        """Choose the host of a group that starts soon."""
         node = self._home(run_id, group_id)
         if node is None or not node.takes(want.template):
             node = self._choice(want._replace(is_now=False))

@@ -1,4 +1,4 @@
-"""What a broker tells the operator of its pool."""
+"""Report of a broker on its pool, for the operator."""
 
 import logging
 import time
@@ -16,11 +16,11 @@ SHARES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 """Of the distribution of how long leases last."""
 _ORIGIN_S = time.time() - time.monotonic()
 AGE_STEP_S = 10
-"""Leases that began within so long are told as one."""
+"""Resolution of lease ages in the report."""
 
 
 def report(broker: Broker) -> environments_pb2.WatchPoolResponse:
-    """The pool as it is now; what changes with every look is the stream's to add."""
+    """The pool as it is now; the stream adds the fields that change with every report."""
     nodes = [node for node in broker.ledger.nodes if not node.draining]
     figures = broker.figures
     return environments_pb2.WatchPoolResponse(
@@ -54,7 +54,7 @@ def report(broker: Broker) -> environments_pb2.WatchPoolResponse:
 
 
 def unix_ms(at_s: float) -> int:
-    """A moment of the monotonic clock as one of the wall's, however that is set meanwhile."""
+    """Convert a time of the monotonic clock to Unix milliseconds, unaffected by clock changes."""
     return round(1000 * (_ORIGIN_S + at_s))
 
 
@@ -89,8 +89,8 @@ def _plans(broker: Broker) -> Iterator[environments_pb2.PlanFigures]:
         try:
             yield _plan(run_id, plan, plans.ratio(run_id))
         except (ValueError, OverflowError) as error:
-            # One run's plan must not keep the operator from hearing of the others, and of the pool.
-            log.warning("the plan of run %s cannot be told: %s", run_id, error)
+            # One run's plan must not hide the other plans and the pool from the operator.
+            log.warning("the plan of run %s cannot be reported: %s", run_id, error)
 
 
 def _plan(run_id: str, plan: Plan, ratio: float) -> environments_pb2.PlanFigures:

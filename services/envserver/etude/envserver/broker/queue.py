@@ -1,4 +1,4 @@
-"""Who waits for environments, and whose turn it is."""
+"""Queue of launches: fair between runs by deficit round robin."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterator
@@ -8,20 +8,20 @@ from typing import NamedTuple
 from etude.v1 import environments_pb2
 
 QUANTUM_CPU_MS = 200.0
-"""What a run that is in no hurry gets of the nodes' CPU time before the next run's turn."""
+"""CPU time of the hosts that a run without a deadline gets before the next run's turn."""
 MOST_URGENT = 4.0
-"""A run that is late gets so many times as much."""
+"""Factor for a run that is late."""
 
 
 class BatchKey(NamedTuple):
-    """What makes two requests the same."""
+    """Identity of a request: two with the same key are one."""
 
     run_id: str
     idempotency_key: str
 
 
 class Line(NamedTuple):
-    """What environments of one run have in common if one node is as good for all of them."""
+    """Environments of one run for which the same hosts are equally good."""
 
     template: str
     snapshot_id: str = ""
@@ -36,13 +36,13 @@ class Batch:
     digest: str
     submitted_s: float
     deadline_s: float
-    """Who waits until then is told that there was no slot in time."""
+    """Waiting environments fail with QueueTimeout then."""
     waiting: deque[int] = field(default_factory=deque)
     """Indices without a slot."""
     due_s: float | None = None
-    """When the client needs the last of them, if it is in a hurry."""
+    """When the client needs the last of them, if it has a deadline."""
     tries: dict[int, int] = field(default_factory=dict)
-    """Nodes that failed an index."""
+    """Hosts that failed an index."""
     outcomes: dict[int, environments_pb2.LaunchBatchResponse] = field(default_factory=dict)
     """In the order of their arrival."""
     line: Line = field(init=False)
@@ -52,7 +52,7 @@ class Batch:
 
 
 class Offer(NamedTuple):
-    """Where an environment could start now, and what that would cost."""
+    """A host where an environment could start now, and the CPU time that it would cost."""
 
     node_id: str
     cpu_ms: float
@@ -68,11 +68,11 @@ class Turn(NamedTuple):
 
 
 Offers = Callable[[Batch], Offer | None]
-"""Where the next environment of a batch could start now; None: nowhere, nor could its line."""
+"""Offers a host for the next environment of a batch; None: no host, nor for its class."""
 
 
 def urgency(batch: Batch, *, now_s: float) -> float:
-    """How many times its usual share a run gets for a batch: 1 without haste, at most 4."""
+    """Factor on a run's share for a batch: 1 without a deadline, at most 4."""
     if batch.due_s is None:
         return 1.0
     slack_s = batch.due_s - now_s
@@ -83,16 +83,16 @@ def urgency(batch: Batch, *, now_s: float) -> float:
 
 @dataclass(slots=True)
 class _Entries:
-    """The batches of one line. It keeps its turn for those that were there when that began."""
+    """Batches of one placement class. It keeps its turn for those present when the turn began."""
 
     batches: OrderedDict[BatchKey, Batch] = field(default_factory=OrderedDict)
     gate: int = 0
-    """Batches that are left of the present turn; 0 before it begins."""
+    """Batches left of the present turn; 0 before it begins."""
 
 
 @dataclass(slots=True)
 class _Run:
-    """The lines of one run; the first has the turn."""
+    """Placement classes of one run; the first has the turn."""
 
     lines: OrderedDict[Line, _Entries] = field(default_factory=OrderedDict)
     waiting: int = 0
@@ -105,7 +105,7 @@ class _Run:
 class Queue:
     """Runs take turns by deficit round robin; inside a run batches of one template go together.
 
-    Every run weighs the same. Its share grows while a batch of it is in a hurry.
+    Every run weighs the same. Its share grows while a batch of it is urgent.
 
     Source: Shreedhar and Varghese, https://doi.org/10.1109/90.502236.
     """
@@ -118,7 +118,7 @@ class Queue:
 
     @property
     def num_runs(self) -> int:
-        """Runs with somebody waiting."""
+        """Runs with waiting environments."""
         return len(self._runs)
 
     def waiting_of(self, run_id: str) -> int:
@@ -127,7 +127,7 @@ class Queue:
         return 0 if run is None else run.waiting
 
     def batches(self) -> Iterator[Batch]:
-        """Every batch with somebody waiting."""
+        """Every batch with waiting environments."""
         return (
             batch
             for run in self._runs.values()
@@ -136,7 +136,7 @@ class Queue:
         )
 
     def add(self, batch: Batch) -> None:
-        """Put a batch at the end of its line; without anybody waiting it is not put there."""
+        """Append a batch to its placement class, unless nothing of it waits."""
         if not batch.waiting:
             return
         run = self._runs.setdefault(batch.key.run_id, _Run())
@@ -145,7 +145,7 @@ class Queue:
         self._count(run, len(batch.waiting))
 
     def put_back(self, turn: Turn) -> None:
-        """A node failed: the environment is next in its run, which gets back what it paid."""
+        """Requeue a turn whose host failed: first in its run, which gets its CPU time back."""
         batch = turn.batch
         batch.waiting.appendleft(turn.position)
         run = self._runs.setdefault(batch.key.run_id, _Run())
@@ -159,7 +159,7 @@ class Queue:
         self._count(run, 1)
 
     def remove(self, batch: Batch) -> list[int]:
-        """Take a batch out; returns the indices that still waited."""
+        """Remove a batch; returns the indices that still waited."""
         waiting = list(batch.waiting)
         batch.waiting.clear()
         run = self._runs.get(batch.key.run_id)
@@ -169,7 +169,7 @@ class Queue:
         return waiting
 
     def withdraw(self, batch: Batch, position: int) -> bool:
-        """Take one environment out; False if it does not wait."""
+        """Remove one environment; False if it does not wait."""
         run = self._runs.get(batch.key.run_id)
         if run is None or position not in batch.waiting:
             return False
@@ -180,7 +180,7 @@ class Queue:
         return True
 
     def take(self, offers: Offers, *, now_s: float) -> Generator[Turn, None, None]:
-        """Turns until nobody waits or nothing is offered; stop early by closing the iterator.
+        """Turns until the queue is empty or nothing is offered; stop early by closing the iterator.
 
         A turn that was taken is paid for. The queue must not be changed between two turns, but
         what is offered must: each turn uses up what it was offered.
@@ -221,7 +221,7 @@ class Queue:
         return index
 
     def _leave(self, run: _Run, batch: Batch) -> None:
-        """A batch has nobody waiting any more."""
+        """Remove a batch of which nothing waits any more."""
         entries = run.lines.get(batch.line)
         if entries is None or entries.batches.pop(batch.key, None) is None:
             return
@@ -240,7 +240,7 @@ class Queue:
 
 
 class _Full(NamedTuple):
-    """A line for which there is no room now; a snapshot's is its run's own."""
+    """A placement class for which there is no room now; a snapshot's belongs to one run."""
 
     line: Line
     run_id: str

@@ -1,4 +1,4 @@
-"""The broker's process: wiring, serve, drain."""
+"""The broker's process: wiring, serving, draining; garbage collection."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ DRAIN_S = 5.0
 async def serve(broker_settings: BrokerSettings) -> None:
     """Listen, grant leases until SIGTERM, let running calls end.
 
-    Leases outlive their broker: the next one hears of them from the nodes.
+    Leases outlive their broker: the next one hears of them from the hosts.
     """
     settings = broker_settings.server
     pool = files.read_pool(settings.pool_file)

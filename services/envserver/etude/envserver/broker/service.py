@@ -20,7 +20,7 @@ WATCH_MAX_SILENCE_S = 5.0
 
 @dataclass(slots=True)
 class BrokerService(environments_pb2_grpc.EnvBrokerServiceServicer):
-    """Leases, for their clients and for the nodes."""
+    """Leases, for their clients and for the hosts."""
 
     broker: Broker
 

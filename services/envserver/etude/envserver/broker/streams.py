@@ -1,4 +1,4 @@
-"""Who listens for the outcomes of which batch."""
+"""Streams of launch outcomes to the clients of a batch."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -10,7 +10,7 @@ from etude.v1 import environments_pb2
 
 @dataclass(slots=True)
 class Stream:
-    """A batch that somebody listens for."""
+    """The outcomes of one batch, for its readers."""
 
     batch: Batch
     readers: int = 0
@@ -31,7 +31,7 @@ class Stream:
 
 @dataclass(slots=True)
 class Streams:
-    """All batches that somebody listens for."""
+    """All batches with readers."""
 
     _streams: dict[BatchKey, Stream] = field(default_factory=dict)
     _missing: dict[str, int] = field(default_factory=dict)
@@ -52,18 +52,18 @@ class Streams:
         return self._streams.get(key)
 
     def open(self, batch: Batch) -> Stream:
-        """Listen for a new batch."""
+        """Open the stream of a new batch."""
         stream = self._streams[batch.key] = Stream(batch)
         self._count(batch.key.run_id, batch.request.count - len(batch.outcomes))
         return stream
 
     def is_heard(self, batch: Batch) -> bool:
-        """Whether somebody listens for this very batch."""
+        """True if this very batch has a reader."""
         stream = self._streams.get(batch.key)
         return stream is not None and stream.batch is batch
 
     def arrive(self, batch: Batch, outcome: environments_pb2.LaunchBatchResponse) -> None:
-        """An environment is ready, or there is none."""
+        """Deliver the outcome of one environment."""
         stream = self._streams.get(batch.key)
         if stream is None or stream.batch is not batch or outcome.index in batch.outcomes:
             return
@@ -73,7 +73,7 @@ class Streams:
         stream.news = asyncio.Event()
 
     def leave(self, stream: Stream) -> bool:
-        """A reader goes away; True for the last one, after whom nobody listens."""
+        """Remove a reader; True for the last one."""
         stream.readers -= 1
         if stream.readers > 0:
             return False

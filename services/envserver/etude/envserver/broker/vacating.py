@@ -1,4 +1,4 @@
-"""Nodes that their pool will give up: they get no more environments, and go once they are empty."""
+"""Draining of hosts: they get no more environments, and are removed once they are empty."""
 
 import math
 from collections.abc import Iterable
@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from etude.envserver.broker.members import Members
 
 MOST_S = 300.0
-"""Longest hold: whoever forgets a node must not keep its slots for ever."""
+"""Longest hold: a drain that is not renewed must not block a host's slots for ever."""
 
 
 @dataclass(slots=True)
 class Vacating:
-    """The nodes that were named last, for as long as that holds."""
+    """The hosts to drain, as named last, until the hold ends."""
 
     nodes: Members
     _names: frozenset[str] = frozenset()
     _until_s: float = -math.inf
 
     def name(self, node_ids: Iterable[str], *, hold_s: float, now_s: float) -> list[str]:
-        """These shall get no more environments, and all others some again.
+        """Drain these hosts, and stop draining all others.
 
         Returns:
-            Those that hold nothing, and so will hold nothing as long as they are named; nodes that
-            are not known here hold nothing of this broker's runs.
+            Those that hold nothing, and so will hold nothing as long as they are named; unknown
+            hosts hold nothing of this broker's runs.
         """
         self._names = frozenset(node_ids)
         self._until_s = now_s + min(hold_s, MOST_S)
@@ -32,7 +32,7 @@ class Vacating:
         return [name for name, node in found if node is None or not node.held]
 
     def look(self, *, now_s: float) -> None:
-        """Mark the nodes that there are now, and note which of them are empty."""
+        """Mark the hosts that drain now, and record since when each is empty."""
         if now_s >= self._until_s:
             self._names = frozenset()
         for node in self.nodes:

@@ -1,4 +1,4 @@
-"""How many environments each node shall have ready, by plans, by what was missing, by hints."""
+"""Warm-pool targets of each host, from plans, from shortages and from announced groups."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -20,40 +20,40 @@ DOUBLE_EVERY_S = 1.0
 """A burst is one sign that too little was ready, not many."""
 HALVE_AFTER_S = 60.0
 PIN_S = 60.0
-"""How long a group that was announced is expected."""
+"""How long an announced group is expected."""
 MAX_PINS = 10_000
 DISTANT_MS = 60_000
-"""What is said of a template that no node can start now."""
+"""Reported for a template that no host can start now."""
 
 
 @dataclass(slots=True)
 class Watermark:
-    """How many starts of a template are kept half done: more after a shortage, fewer when idle."""
+    """Number of shells to keep ready for a template: doubled after a shortage, halved when idle."""
 
     size: int = 0
     _changed_s: float = -math.inf
     _used_s: float = -math.inf
 
     def short(self, most: int, *, now_s: float) -> None:
-        """A start found nothing ready."""
+        """Record a start that found nothing ready."""
         self._used_s = now_s
         if now_s - self._changed_s >= DOUBLE_EVERY_S:
             self.size = min(most, max(LEAST_WATERMARK, 2 * self.size))
             self._changed_s = now_s
 
     def used(self, *, now_s: float) -> None:
-        """A start found something ready."""
+        """Record a start that found something ready."""
         self._used_s = now_s
 
     def idle(self, *, now_s: float) -> None:
-        """Time passes."""
+        """Halve the size after a minute without starts."""
         if self.size and now_s - max(self._used_s, self._changed_s) >= HALVE_AFTER_S:
             self.size = self.size // 2 if self.size > LEAST_WATERMARK else 0
             self._changed_s = now_s
 
 
 class Pin(NamedTuple):
-    """A group that was announced."""
+    """An announced group."""
 
     template: str
     node_id: str
@@ -62,19 +62,19 @@ class Pin(NamedTuple):
 
 @dataclass(slots=True)
 class Warming:
-    """What the nodes of a pool shall have ready."""
+    """Warm-pool targets of a pool's hosts."""
 
     plans: Plans
     planned: int = 0
-    """What plans expect at most within the next minute."""
+    """Peak that plans expect within the next minute."""
     _targets: dict[str, list[environments_pb2.WarmTarget]] = field(default_factory=dict)
-    """By node, as they were decided last."""
+    """By host, as decided last."""
     _decided_s: float = -math.inf
     _watermarks: dict[str, Watermark] = field(default_factory=dict)
     _pins: dict[tuple[str, str], Pin] = field(default_factory=dict)
 
     def came(self, request: environments_pb2.LaunchBatchRequest, template: str, count: int) -> None:
-        """A launch arrived. Plans are about groups: other launches say nothing of them."""
+        """Compare a launch with its plan. Plans are about groups: other launches do not count."""
         if request.group_id:
             self.plans.came(request.run_id, template, count)
             self._pins.pop((request.run_id, request.group_id), None)
@@ -82,8 +82,8 @@ class Warming:
     def started(
         self, template: str, start: environments_pb2.Start, num_nodes: int, *, now_s: float
     ) -> None:
-        """An environment started one way or the other."""
-        # Copies and deltas are what they are, whatever is kept ready.
+        """Update the watermark of a template by one start."""
+        # Copies and deltas do not depend on what is kept ready.
         if start == environments_pb2.START_SPAWN:
             mark = self._watermarks.setdefault(template, Watermark())
             mark.short(MOST_PER_NODE * num_nodes, now_s=now_s)
@@ -93,18 +93,18 @@ class Warming:
     def pin(
         self, request: environments_pb2.PrepareGroupRequest, node: NodeState, *, now_s: float
     ) -> None:
-        """A group will soon start on a node."""
+        """Expect a group on a host."""
         pin = Pin(request.template, node.node_id, now_s + PIN_S)
         self._pins[request.run_id, request.group_id] = pin
         if len(self._pins) > MAX_PINS:
             del self._pins[next(iter(self._pins))]
 
     def of(self, node_id: str) -> list[environments_pb2.WarmTarget]:
-        """What a node shall have ready."""
+        """Targets of one host."""
         return self._targets.get(node_id, [])
 
     def refresh(self, nodes: Iterable[NodeState], *, now_s: float) -> None:
-        """Decide anew, as often as nodes ask."""
+        """Recompute the targets once a second, as often as hosts ask."""
         if now_s - self._decided_s >= EVERY_S:
             self._decided_s = now_s
             self._targets = self.targets(nodes, now_s=now_s)
@@ -115,7 +115,7 @@ class Warming:
     def targets(
         self, nodes: Iterable[NodeState], *, now_s: float
     ) -> dict[str, list[environments_pb2.WarmTarget]]:
-        """By node. Plans and hints ask for paused clones, shortages for shells."""
+        """Compute targets by host. Plans and groups ask for paused clones, shortages for shells."""
         for mark in self._watermarks.values():
             mark.idle(now_s=now_s)
         self._pins = {key: pin for key, pin in self._pins.items() if pin.until_s > now_s}
@@ -150,18 +150,18 @@ class Warming:
 
 
 def _room(node: NodeState, level: Level) -> int:
-    """Clones that a node may have ready at most, those that are included."""
+    """Most clones that a host may have ready, the present ones included."""
     if node.memory_bytes is None:
         return node.free
     return min(node.free, level.paused_clones + max(0, node.memory_bytes) // CLONE_BYTES)
 
 
 def supply(nodes: Iterable[NodeState], template: str) -> Supply:
-    """How some nodes make environments of a template ready."""
+    """Speed at which some hosts make environments of a template ready."""
     slowest_ms, ready, per_second = 0.0, 0, 0.0
     for node in nodes:
         level = node.level(template)
-        # Whoever asks wants to know of starts for which nothing is ready.
+        # The supply is about starts for which nothing is ready.
         bare = replace(level, paused_clones=0, shells=0)
         slowest_ms = max(slowest_ms, bare.cost.ready_ms, level.slow_ms)
         ready += level.paused_clones
@@ -170,17 +170,17 @@ def supply(nodes: Iterable[NodeState], template: str) -> Supply:
 
 
 def warm_target(waves: list[Wave], supplied: Supply, *, now_s: float) -> float:
-    """Environments to have ready: the most that is wanted before more could be made.
+    """Environments to have ready: the peak of demand before more could be made.
 
-    Waves are those that have not come, so running leases are not in them; each start takes one
-    that is ready, whatever ends meanwhile.
+    Waves are in the future, so running leases are not in them; each start takes one that is ready,
+    whatever ends meanwhile.
     """
     soon = peak(waves, now_s, supplied.start_s + AHEAD_S)
     return peak(waves, now_s, lead_s(soon - supplied.ready, supplied) + AHEAD_S)
 
 
 def apportioned(total: int, room: dict[str, int]) -> dict[str, int]:
-    """A total in parts as large as the rooms are, no part larger than its room.
+    """Split a total in proportion to the room of each host, no part larger than its room.
 
     Largest remainders first, then by name, so that the same question has the same answer.
     """
@@ -198,7 +198,7 @@ def apportioned(total: int, room: dict[str, int]) -> dict[str, int]:
 def ready_by(
     nodes: Iterable[NodeState], templates: Iterable[str], *, now_unix_ms: int
 ) -> list[environments_pb2.TemplateReady]:
-    """How soon one more environment of each template could be had."""
+    """Earliest time of one more environment of each template."""
     nodes, found = list(nodes), []
     for template in templates:
         waits = [
