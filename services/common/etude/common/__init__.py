@@ -1,1 +1,1 @@
-"""What every part needs: API models, blob store, wire, errors, telemetry."""
+"""Shared by every part: API models, object store, RPC, TLS, errors, telemetry."""

@@ -1,4 +1,4 @@
-"""How a store is addressed: the folder or bucket of a URL, the endpoint and the region of an S3."""
+"""Object store URLs: the folder or bucket of a URL, the endpoint and the region of an S3."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ BUCKET = r"^[A-Za-z0-9][-A-Za-z0-9._]{2,254}$"
 
 
 class Bucket(NamedTuple):
-    """What an s3:// URL names."""
+    """The bucket and prefix that an s3:// URL names."""
 
     name: str
     prefix: str
@@ -27,7 +27,7 @@ class Bucket(NamedTuple):
 
 
 def endpoint_of(text: str | None, *, where: str = "endpoint") -> str | None:
-    """An S3 endpoint without a slash at its end; None stands for that of AWS.
+    """An S3 endpoint without a slash at its end; None stands for the one of AWS.
 
     Raises:
         UserError: it is none.

@@ -1,4 +1,4 @@
-"""How every part dials another; nobody builds a channel elsewhere."""
+"""gRPC client channels: keepalive, retry and message limits; no other module builds channels."""
 
 import json
 
@@ -13,7 +13,7 @@ CHUNK_BYTES = 1 << 20
 MAX_MESSAGE_BYTES = 4 << 20
 
 CONTROL_DEADLINE_S = 10.0
-"""Deadline of calls that only read or change small state."""
+"""Deadline of calls that only read or change small state, in seconds."""
 
 MAX_BACKOFF_MS = 5_000
 """By default the wait before the next try grows to two minutes, longer than a peer's restart."""
@@ -58,15 +58,15 @@ _OPTIONS: list[tuple[str, int | str]] = [
 def dial(
     target: str, *, max_backoff_ms: int = MAX_BACKOFF_MS, wire: Wire | None = None
 ) -> grpc.aio.Channel:
-    """A long-lived channel to host:port; connects on first use and reconnects by itself.
+    """A long-lived channel to host:port; connects on first use and reconnects automatically.
 
     Args:
-        target: where to, and by NAME@HOST:PORT whose certificate must answer there.
-        max_backoff_ms: longest wait before the next try.
-        wire: certificates or none; this process's own unless given.
+        target: host:port, or NAME@HOST:PORT with the name of the server's certificate.
+        max_backoff_ms: longest backoff before the next attempt to connect.
+        wire: certificates or none; this process's default unless given.
 
     Raises:
-        UserError: it would leave the machine in the clear, or does not say whom it means.
+        UserError: it would leave the machine unencrypted, or does not name the server.
     """
     wire = wire or own()
     options = [*_OPTIONS, ("grpc.max_reconnect_backoff_ms", max_backoff_ms)]

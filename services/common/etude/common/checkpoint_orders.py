@@ -1,4 +1,4 @@
-"""What a Job is to do to a checkpoint, and how it says what came of it."""
+"""Verify and delete jobs of checkpoints: the order of the operator, and exit codes."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ PATIENCE_S = 300.0
 
 
 class Order(Model):
-    """What to do to which checkpoint."""
+    """Order of the operator to a Job: verify or delete one checkpoint."""
 
     action: Literal["verify", "delete"]
     """Check that everything is there, or take everything away."""
@@ -67,10 +67,10 @@ def verify(store: Store, digest: str, *, depth: Depth = "Checksums") -> Checkpoi
 
 
 def patiently(work: Callable[[], None]) -> None:
-    """Do it; a store that is down for a while is waited for.
+    """Run work, and retry it with backoff while the store is unavailable.
 
     Raises:
-        StoreError: the store stayed away.
+        StoreError: the store stayed unavailable for PATIENCE_S.
     """
     for attempt in stamina.retry_context(on=StoreError, timeout=PATIENCE_S, attempts=None):
         with attempt:
@@ -78,12 +78,12 @@ def patiently(work: Callable[[], None]) -> None:
 
 
 def order_in(env: Mapping[str, str]) -> Order:
-    """The order that the operator gave."""
+    """The order in the environment of the process."""
     return Order.understood(json.loads(env[VARIABLE]))
 
 
 def ended_well_or_exit(work: Callable[[], None]) -> None:
-    """Do it, and say by the exit code whether the data is wrong or the store away."""
+    """Run work; exit with EXIT_CORRUPT for wrong data, EXIT_TRY_AGAIN if the store is away."""
     try:
         work()
     except CorruptError as error:

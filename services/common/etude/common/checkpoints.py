@@ -5,8 +5,8 @@ checkpoints/<step:012d>/<epoch:06d>/controller.json  state of the controller at 
 checkpoints/<step:012d>/model/…                      Hugging Face folder, at the end of a phase
 checkpoints/<step:012d>/manifest.json                written last: without it there is no checkpoint
 
-A run that was put back to an older checkpoint saves under <step:012d>-<branch:03d>/ from then on,
-so that nothing of what it left is overwritten.
+A run that was rolled back to an older checkpoint saves under <step:012d>-<branch:03d>/ from then
+on, so that nothing of what it left is overwritten.
 """
 
 import hashlib
@@ -32,16 +32,16 @@ Reason = Literal["Scheduled", "Manual", "Suspend", "Failure", "PhaseEnd", "Final
 
 
 class Place(NamedTuple):
-    """Which checkpoint of a run it is; a greater one is newer, unless the run was put back."""
+    """Identity of a checkpoint within its run; a greater one is newer within one branch."""
 
     branch: int
-    """Counts how often the run had been put back before it was written."""
+    """Number of rollbacks of the run before it was written."""
     step: int
     """Optimiser steps over all phases."""
 
     @property
     def prefix(self) -> str:
-        """Where it lies; ends with a slash."""
+        """Prefix of its keys; ends with a slash."""
         branch = f"-{self.branch:03d}" if self.branch else ""
         return f"{CHECKPOINTS}{self.step:012d}{branch}/"
 
@@ -70,7 +70,7 @@ class CheckpointObject(BaseModel):
 
 
 class CheckpointManifest(BaseModel):
-    """What a checkpoint consists of; a checkpoint exists once its manifest does."""
+    """Content of a checkpoint; a checkpoint exists once its manifest does."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -92,13 +92,13 @@ class CheckpointManifest(BaseModel):
     request: str = ""
     """UID of the Checkpoint object that asked for it; empty if none did."""
     branch: int = Field(default=0, ge=0)
-    """Counts how often the run had been put back to an older checkpoint."""
+    """Number of rollbacks of the run to an older checkpoint."""
     parent: Parent | None = None
-    """What it goes back to; None for the first."""
+    """Checkpoint that it continues; None for the first."""
 
     @property
     def place(self) -> Place:
-        """Which checkpoint of the run it is."""
+        """Identity of the checkpoint within its run."""
         return Place(self.branch, self.step)
 
     @property
@@ -108,7 +108,7 @@ class CheckpointManifest(BaseModel):
 
 
 class StoredCheckpoint(NamedTuple):
-    """A manifest and where it lies."""
+    """A manifest and its location."""
 
     manifest: CheckpointManifest
     prefix: str
@@ -171,7 +171,7 @@ def read(store: Store, place: Place, *, run: str | None = None) -> StoredCheckpo
 
 
 def find(store: Store, found: StoredCheckpoint) -> None:
-    """Look for every object, with its size; their content is not read.
+    """Check that every object exists with its size; content is not read.
 
     Raises:
         CorruptError: an object is missing or of another size.
@@ -203,7 +203,7 @@ def verify(store: Store, found: StoredCheckpoint) -> None:
 def first_verified(
     store: Store, candidates: Sequence[Place], *, run: str, problems: list[str]
 ) -> StoredCheckpoint | None:
-    """The first complete one; damaged ones are passed over and named in problems."""
+    """The first intact candidate; damaged ones are skipped and named in problems."""
     for place in candidates:
         try:
             found = read(store, place, run=run)

@@ -1,4 +1,4 @@
-"""Models with a sentence under each field, which their JSON schemas show."""
+"""Pydantic models whose JSON schemas carry the docstrings of fields."""
 
 import ast
 import functools
@@ -13,11 +13,11 @@ from typing_extensions import override
 
 
 class Described(BaseModel):
-    """A model that is loaded for next to nothing.
+    """Base of models that are cheap to import.
 
-    Every process loads all models, but few of them ever check a value, and fewer are asked for a
-    schema. So what checks is made for the first value (`defer_build`), and the sentences are read
-    from the source for a schema, where `use_attribute_docstrings` reads them at each import.
+    Every process loads all models, but few validate a value, and fewer need a schema. So validators
+    are built for the first value (`defer_build`), and docstrings are read from the source for a
+    schema, where `use_attribute_docstrings` reads them at each import.
     """
 
     model_config = ConfigDict(defer_build=True)
@@ -38,7 +38,7 @@ class Described(BaseModel):
 
 
 def _sentences(model: type[BaseModel]) -> dict[str, str]:
-    """What stands under each field, in the class that says it last."""
+    """The docstring of each field, from the last class that has one."""
     found: dict[str, str] = {}
     for cls in reversed(model.__mro__):
         if issubclass(cls, Described):
@@ -51,10 +51,10 @@ def _sentences(model: type[BaseModel]) -> dict[str, str]:
 
 @functools.cache
 def _of_module(name: str) -> Mapping[str, Mapping[str, str]]:
-    """The sentences of every class of a module, by its qualified name.
+    """The field docstrings of every class of a module, by its qualified name.
 
     Raises:
-        OSError: there is no source: better no schema than one that says nothing.
+        OSError: there is no source: better no schema than one without descriptions.
     """
     tree = ast.parse(inspect.getsource(sys.modules[name]))
     return {

@@ -1,4 +1,4 @@
-"""What exit codes say, and what becomes of a process that is told to end before it can in order."""
+"""Start and end of a process: exit codes, early SIGTERM, stacks on SIGUSR1."""
 
 import signal
 import sys
@@ -9,10 +9,10 @@ EXIT_TRY_AGAIN = 75
 
 
 def end_at_once_when_told() -> None:
-    """SIGTERM ends the process, until something else is made of it.
+    """Exit on SIGTERM, until another handler replaces this one.
 
     The kernel ignores it for the first process of a container that has no handler: a role that is
-    told to go while it imports would start, and be killed only after its whole grace period.
+    terminated while it imports would start, and be killed only after its whole grace period.
     """
     signal.signal(signal.SIGTERM, _end)
 

@@ -1,4 +1,4 @@
-"""Every error that crosses a boundary, and the gRPC status that says it."""
+"""Errors that cross a boundary, each with its reason and gRPC status."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing_extensions import override
 
 
 class Problem(NamedTuple):
-    """One thing that a user can put right."""
+    """One thing that a user can correct, with a suggested fix."""
 
     reason: str
     what: str
@@ -56,7 +56,7 @@ class InvalidFieldError(EtudeError, ValueError):
 
 
 class UserError(EtudeError):
-    """Something a user did that cannot work, with the way out."""
+    """Something a user did that cannot work, with a suggested fix."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
     reason = "FailedPrecondition"
@@ -67,7 +67,7 @@ class UserError(EtudeError):
 
 
 class UnknownIdError(EtudeError, LookupError):
-    """No such lease, version or object, or it belongs to somebody else."""
+    """No such lease, version or object, or it belongs to another caller."""
 
     code = grpc.StatusCode.NOT_FOUND
     reason = "NotFound"
@@ -95,7 +95,7 @@ class ReusedIdError(EtudeError):
 
 
 class FullError(EtudeError):
-    """Over a limit for now; retry after the given time."""
+    """A limit is exceeded for now; retry after the given time."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
     reason = "ResourceExhausted"
@@ -133,7 +133,7 @@ class FencedError(WrongStateError):
 
 @contextlib.contextmanager
 def crossing(error: type[EtudeError], what: str) -> Iterator[None]:
-    """Attribute whatever system error escapes the block to one boundary, exactly once.
+    """Attribute a system error that escapes the block to one boundary, exactly once.
 
     Raises:
         EtudeError: of the given type, chained to the system error.

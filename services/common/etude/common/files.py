@@ -1,4 +1,4 @@
-"""The files that a role starts from: its resolved object, and folders named by URI."""
+"""Inputs of a role: its resolved object, and folders named by URI."""
 
 import json
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ M = TypeVar("M", bound=Model)
 
 
 class ResumeAt(Model):
-    """Where a run is to be put back to, once."""
+    """Checkpoint to which a run is rolled back once."""
 
     number: int
-    """Grows with every time that it is asked; whoever did it once knows that by this."""
+    """Grows with each request, so that a role carries out a request only once."""
     step: int | None = None
     """Of the checkpoint; None for the start weights."""
     branch: int = 0
@@ -42,7 +42,7 @@ class ResolvedRun(Model):
 
 
 class ResolvedPool(Model):
-    """An accepted pool, as its ConfigMap hands it to broker and nodes."""
+    """An accepted pool, as its ConfigMap hands it to broker and hosts."""
 
     name: str
     namespace: str = "default"
@@ -91,7 +91,7 @@ def source_for(uri: str, access: StoreAccess) -> Store:
     """The store at uri, to read from; unlike `store_for` it makes no folder.
 
     Raises:
-        UserError: nothing is there.
+        UserError: the URI holds no files.
     """
     folder = folder_of(uri)
     if folder is not None and not folder.is_dir():
@@ -105,7 +105,7 @@ def materialise(uri: str, scratch: Path, storage: StoreAccess) -> Path:
     A download is used again as long as the prefix holds the same objects.
 
     Raises:
-        UserError: nothing is there.
+        UserError: the URI holds no files.
         CorruptError: an object's key would leave the folder.
     """
     folder = folder_of(uri)
@@ -126,7 +126,7 @@ def materialise(uri: str, scratch: Path, storage: StoreAccess) -> Path:
 
 
 def _download(store: Store, objects: Sequence[ObjectInfo], target: Path) -> None:
-    """Fill a folder beside the target and rename it, so that the target is complete or absent.
+    """Fill a temporary folder and rename it, so that the target is complete or absent.
 
     Raises:
         CorruptError: an object's key would leave the folder.

@@ -1,6 +1,6 @@
-"""Task folders in Harbor layout: read once, checked whole, bad input named.
+"""Harbor task folders: reading and validation of every file.
 
-Layout: task.toml, instruction.md, environment/ (Dockerfile beside the files of the workspace),
+Layout: task.toml, instruction.md, environment/ (Dockerfile and the files of the workspace),
 tests/test.sh, solution/solve.sh. Format: Harbor (harbor-framework/harbor), schema 1.0 to 1.4,
 without what needs a container engine, a network or several steps.
 """
@@ -21,7 +21,7 @@ from etude.common.errors import Problem, UserError
 from etude.common.harbor_settings import TaskFile
 
 REWARD_PATH = "/logs/verifier/reward.txt"
-"""Where a verifier's one number is read from, inside the sandbox."""
+"""Path of the verifier's one number inside the sandbox."""
 _REWARD_JSON = "/logs/verifier/reward.json"
 
 MAX_FILE_BYTES = 4 << 20
@@ -56,17 +56,17 @@ class HarborTask:
     unknown_keys: tuple[str, ...]
     """Keys of task.toml that nothing reads."""
     keeps_history: bool = False
-    """Whether its repository may hold more than one commit."""
+    """True if its repository may hold more than one commit."""
     image: str = ""
     """Name of the image that it needs; empty where any will do."""
     is_graded_in_fork: bool = False
-    """Whether hidden tests run in a fork of the agent's sandbox, whose services they look at."""
+    """True if hidden tests run in a fork of the agent's sandbox and inspect its services."""
     solution_env: str = ""
     """The beginning of the shell command that runs solve.sh."""
 
     @property
     def environment(self) -> Path:
-        """Folder of the workspace's first files, beside a Dockerfile that is not one of them."""
+        """Folder of the workspace's first files; its Dockerfile is not one of them."""
         return self.folder / "environment"
 
     def tests(self) -> dict[str, bytes]:

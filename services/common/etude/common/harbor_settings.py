@@ -1,4 +1,4 @@
-"""The keys of task.toml, Harbor's schema 1.0 to 1.4: read, without effect here, or refused.
+"""Schema of task.toml, Harbor's 1.0 to 1.4: keys that are read, ignored, or refused.
 
 A key that changes what a task does is honoured, or refused with the reason; sizes, build limits
 and descriptions are for other harnesses; keys that Harbor does not know either are reported.
@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 WORKSPACE = "/workspace"
-"""Where the files of environment/ lie in every sandbox."""
+"""Folder of the files of environment/ in every sandbox."""
 
 SchemaVersion = Literal["1.0", "1.1", "1.2", "1.3", "1.4"]
 _ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -70,7 +70,7 @@ _NoNetwork = Literal["no-network"] | None
 
 
 class Section(BaseModel):
-    """Keys that nobody knows are kept, so that they can be reported."""
+    """Base of sections; unknown keys are kept, so that they can be reported."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -92,7 +92,7 @@ class Metadata(Section):
     etude_artefacts: tuple[str, ...] = ()
     """Patterns of paths that the agent may hand in; empty allows all."""
     etude_keeps_history: bool = False
-    """Whether the workspace's repository may hold commits before the one that is checked out."""
+    """True if the workspace's repository may hold commits before the one that is checked out."""
     etude_image: str | None = Field(default=None, min_length=1, max_length=256)
     """Name of the image that the task needs; `image.yaml` beside task.toml makes it."""
     etude_grade: Literal["clean", "fork"] = "clean"
@@ -107,7 +107,7 @@ class Metadata(Section):
 
 
 class Package(Section):
-    """What the task is called where it is published."""
+    """Name of the task where it is published."""
 
     name: str | None = None
     version: str | None = None
@@ -117,7 +117,7 @@ class Package(Section):
 
 
 class Verifier(Section):
-    """How the hidden tests run."""
+    """Settings of the hidden tests."""
 
     timeout_sec: float = Field(default=600.0, gt=0, le=86_400, allow_inf_nan=False)
     env: _Env = Field(default_factory=dict)
@@ -172,7 +172,7 @@ class Environment(Section):
 
 
 class Solution(Section):
-    """How the reference solution runs."""
+    """Settings of the reference solution."""
 
     env: _Env = Field(default_factory=dict)
 

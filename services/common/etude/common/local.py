@@ -1,4 +1,4 @@
-"""What the local runtime leaves in a run folder for the command line to read."""
+"""State file of the local runtime in a run folder, read by the command line."""
 
 import os
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ IMAGES_VARIABLE = "ETUDE_IMAGES"
 
 
 def images_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where images of microVMs are kept: $ETUDE_IMAGES, or a folder of the user's cache."""
+    """Folder of microVM images: $ETUDE_IMAGES, or a folder of the user's cache."""
     if given := environment.get(IMAGES_VARIABLE):
         return Path(given)
     cache = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
@@ -23,7 +23,7 @@ def images_folder(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 class LocalPod(Model):
-    """One pod of the run as a process of this machine."""
+    """One pod of the run as a process of this host."""
 
     name: str
     """Pod name, the same as in a cluster."""
@@ -44,7 +44,7 @@ class LocalPod(Model):
 
 
 class LocalState(Model):
-    """The newest state of a run on this machine; overwritten at most twice a second."""
+    """The newest state of a run on this host; overwritten at most twice a second."""
 
     pid: int
     """Process id of the runtime that wrote this."""
@@ -57,7 +57,7 @@ class LocalState(Model):
     pods: tuple[LocalPod, ...] = ()
     """Its processes."""
     events: tuple[str, ...] = ()
-    """Newest happenings, oldest first, at most 20, each one line that starts with the time."""
+    """Newest events, oldest first, at most 20, each one line that starts with the time."""
 
 
 def write_state(folder: Path, state: LocalState) -> None:

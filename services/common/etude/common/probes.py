@@ -1,4 +1,4 @@
-"""The HTTP port beside each gRPC port: liveness, readiness, metrics."""
+"""Health probes over HTTP: liveness, readiness, metrics."""
 
 import asyncio
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The run record: one metrics row per happening, and rollouts that people can read."""
+"""Run record: one row of metrics per event, and rollouts that people can read."""
 
 import json
 import threading
@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 
 
 class RunRecord(Protocol):
-    """Where a run writes down what happened; methods are safe to call from threads."""
+    """Rows and rollouts that a run writes; methods are safe to call from threads."""
 
     def append(self, rows: Sequence[Row]) -> None:
         """Add rows at the end. A repeated step adds a second row: readers take the later one."""
@@ -138,7 +138,7 @@ def open_record(store: Store) -> RunRecord:
 
 
 def rollouts_key(step: int, split: str) -> str:
-    """Where the rollouts of one step lie."""
+    """Key of the rollouts of one step."""
     return f"rollouts/{step:06d}/{split}.jsonl"
 
 

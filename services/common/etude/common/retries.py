@@ -1,4 +1,4 @@
-"""When a peer that is full wants to be asked again."""
+"""Retry delay that a full server asks for in its gRPC status."""
 
 from random import Random
 
@@ -9,13 +9,13 @@ from grpc_status import rpc_status
 
 _RANDOM = Random()  # noqa: S311 - spreads retries, nothing secret depends on it
 MOST_S = 60.0
-"""A peer cannot make us wait for longer than this before we ask again."""
+"""Longest delay that a server can ask for."""
 
 
 def retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
-    """How long to wait before the same call is made again; None if that would not help.
+    """Seconds before the same call is retried; None if a retry would not help.
 
-    Up to half as long again, at random: who was refused together must not come back together.
+    Random jitter adds up to half: calls that were refused together must not retry together.
     """
     if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
         return None

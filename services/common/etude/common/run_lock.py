@@ -1,15 +1,15 @@
-"""Who holds a run folder: the lock that a local runtime keeps for as long as it lives."""
+"""Lock of a run folder, which a local runtime holds while it lives."""
 
 import fcntl
 import os
 from pathlib import Path
 
 LOCK = ".lock"
-"""Held by the runtime for as long as it lives, with its process id inside."""
+"""File that the runtime holds locked while it lives, with its process id inside."""
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a runtime holds the folder; a process id alone may long belong to a stranger."""
+    """Return true if a runtime holds the folder; a process id alone may have been reused."""
     try:
         with (folder / LOCK).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

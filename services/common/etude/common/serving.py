@@ -1,4 +1,4 @@
-"""How every service listens: limits, health, reflection, rich errors, drain."""
+"""gRPC server of every service: limits, health, reflection, rich errors, drain."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ _OPTIONS: list[tuple[str, int]] = [
     # Our channels ping while idle; without this a server takes that for abuse and hangs up.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_connection_age_ms", 1_800_000),
-    # A program that somebody talks to may last a day; it would end with its connection.
+    # An interactive program may last a day; it would end with its connection.
     ("grpc.max_connection_age_grace_ms", 86_400_000),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # Two servers on one port would share it silently; a port in use must be an error.
@@ -60,14 +60,14 @@ def rich_status(error: EtudeError) -> status_pb2.Status:
 
 
 Admission = Callable[[str, Any], None]
-"""Raises where a method may not be called by whoever makes the call."""
+"""Raises if the caller of a method may not call it."""
 
 
 @dataclass(slots=True)
 class _Edge(grpc.aio.ServerInterceptor):
-    """Turns strangers away, and answers our errors with their status, others with an id.
+    """Authorizes callers, and answers our errors with their status, others with an incident id.
 
-    The id is in the log, beside the error.
+    The id is in the log, with the error.
     """
 
     wire: Wire
@@ -115,7 +115,7 @@ def _guarded_unary(
         try:
             admit(method, context)
             return await behaviour(request, context)
-        except Exception as error:  # noqa: BLE001 - the edge of the process
+        except Exception as error:  # noqa: BLE001 - the boundary of the process
             await _abort(method, error, context)
 
     return call
@@ -129,7 +129,7 @@ def _guarded_stream(
             admit(method, context)
             async for response in behaviour(request, context):
                 yield response
-        except Exception as error:  # noqa: BLE001 - the edge of the process
+        except Exception as error:  # noqa: BLE001 - the boundary of the process
             await _abort(method, error, context)
 
     return call
@@ -162,11 +162,11 @@ class Server:
     port: int = 0
     """0 picks a free port; after start() the real one."""
     wire: Wire = field(default_factory=own)
-    """Certificates or none; this process's own unless given."""
+    """Certificates or none; this process's default unless given."""
     open_credentials: grpc.ServerCredentials | None = None
-    """Of a server that asks nobody for a certificate, and judges its callers otherwise."""
+    """For a server that asks clients for no certificate and authenticates them otherwise."""
     most_calls: int | None = None
-    """At once; further ones are told so, and may come again. No limit unless set."""
+    """Further calls are refused and may be retried. No limit unless set."""
     grpc_server: grpc.aio.Server = field(init=False)
     _health: health.aio.HealthServicer = field(init=False)
 
@@ -186,7 +186,7 @@ class Server:
 
         Raises:
             OSError: the port is taken.
-            UserError: others would be answered in the clear, and nobody asked for that.
+            UserError: it would serve other machines unencrypted, and no setting allows that.
         """
         address = f"{self.host}:{self.port}"
         credentials = self.open_credentials

@@ -1,4 +1,4 @@
-"""Which of a pool's brokers serves a run."""
+"""Service discovery of brokers: shards of a pool's runs over its brokers."""
 
 import json
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Shard:
         return found
 
     def serves(self, run_id: str) -> bool:
-        """Whether a run is this broker's."""
+        """Return true if this broker serves a run."""
         return shard_of(run_id, self.count) == self.index
 
 
@@ -42,7 +42,7 @@ ONLY = Shard(0, 1)
 
 
 def shard_of(run_id: str, count: int) -> int:
-    """The broker of a run. Every part must agree on it, so it never changes."""
+    """Index of a run's broker. Every part must agree on it, so it never changes."""
     if count == 1:
         return 0
     return int.from_bytes(blake3(run_id.encode()).digest(length=8), "big") % count

@@ -1,4 +1,4 @@
-"""What a process is doing, on SIGUSR1: the stacks of its threads and of its asyncio tasks."""
+"""Stacks of a process's threads and asyncio tasks, on SIGUSR1."""
 
 import asyncio
 import contextlib

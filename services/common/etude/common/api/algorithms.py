@@ -55,7 +55,7 @@ Bound = Annotated[float, Between(1e-3, 1e3)]
 
 
 class Correction(Model):
-    """What to do about tokens that older weights, or other arithmetic, sampled.
+    """Correction of tokens that older weights, or other arithmetic, sampled.
 
     rho is exp(trainer - sampler log-prob), with the trainer's weights before the update.
     """
@@ -81,7 +81,7 @@ class Correction(Model):
 
 
 class Parameters(Model):
-    """What every algorithm understands."""
+    """Parameters of every algorithm."""
 
     kl_coefficient: Annotated[float, Between(1e-9, 10, or_zero=True)] = 0.0
     """Weight of the divergence from the weights at the start of the phase, which is subtracted

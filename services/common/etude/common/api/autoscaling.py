@@ -1,4 +1,4 @@
-"""How the number of a pool's nodes follows what is asked of them."""
+"""Autoscaling of a pool: its number of hosts follows demand."""
 
 from enum import StrEnum
 from typing import Annotated, ClassVar
@@ -15,7 +15,7 @@ Seconds = Annotated[int, Field(ge=1, le=86_400)]
 
 
 class ScalingMode(StrEnum):
-    """Who decides how many nodes there are."""
+    """Source of a pool's number of nodes."""
 
     MANUAL = "Manual"
     REACTIVE = "Reactive"
@@ -28,14 +28,14 @@ DECIDED = (ScalingMode.REACTIVE, ScalingMode.PREDICTIVE)
 
 
 class ZeroMode(StrEnum):
-    """When a pool may have no node at all."""
+    """Permission to have no node at all."""
 
     NEVER = "Never"
     WHEN_IDLE = "WhenIdle"
 
 
 class ScaleToZero(Model):
-    """Whether an idle pool gives up its last node."""
+    """Scaling of an idle pool to no node at all."""
 
     mode: ZeroMode = ZeroMode.NEVER
     """WhenIdle: after a whole stable window without demand, and graceSeconds. The brokers stay, so
@@ -58,7 +58,7 @@ class ScheduleEntry(Model):
 
 
 class Costs(Model):
-    """What waiting and keeping cost, in one currency of your own."""
+    """Prices of waiting and of keeping, in one currency of your own."""
 
     gpu_second: Fraction
     """Of one GPU."""
@@ -67,7 +67,7 @@ class Costs(Model):
 
 
 class PredictiveScaling(Model):
-    """How plans are acted on."""
+    """Use of the runs' plans."""
 
     service_level_percent: Annotated[int, Field(ge=50, le=99)] = 80
     """In how many cases of a hundred what is ready shall be enough."""
@@ -83,7 +83,7 @@ class PredictiveScaling(Model):
 
 
 class Refill(Model):
-    """How fast nodes are created."""
+    """Limits on the creation of nodes."""
 
     max_per_second: Annotated[int, Field(ge=1, le=1_000)] = 50
     """Nodes that one second may bring."""
@@ -92,7 +92,7 @@ class Refill(Model):
 
 
 class Autoscaling(Model):
-    """How the number of nodes follows demand."""
+    """Autoscaling of the number of nodes by demand."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -159,12 +159,12 @@ class Autoscaling(Model):
     schedule: Annotated[tuple[ScheduleEntry, ...], Field(max_length=16)] = ()
     """Slots to have from times of day on."""
     predictive: PredictiveScaling | None = None
-    """How plans are acted on."""
+    """Use of the runs' plans."""
     refill: Refill | None = None
-    """How fast nodes are created."""
+    """Limits on the creation of nodes."""
 
     @property
     def is_bare(self) -> bool:
-        """Whether nothing is said of how demand is followed."""
+        """True if no field says how demand is followed."""
         said = frozenset(type(self).model_fields) - {"mode", "predictive"}
         return all(getattr(self, name) in (None, ()) for name in said)

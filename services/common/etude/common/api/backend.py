@@ -1,4 +1,4 @@
-"""What the nodes of a pool are."""
+"""Backends of a pool: pods, or Sandboxes of agent-sandbox."""
 
 from enum import StrEnum
 
@@ -6,7 +6,7 @@ from etude.common.api.meta import Rule
 
 
 class Backend(StrEnum):
-    """What stands for one node: a pod, or a Sandbox of the project agent-sandbox."""
+    """Kind of object for one node: a pod, or a Sandbox of the project agent-sandbox."""
 
     PODS = "Pods"
     AGENT_SANDBOX = "AgentSandbox"

@@ -22,7 +22,7 @@ class RunRef(Model):
 
 
 class CheckpointSource(Model):
-    """Where the state lies."""
+    """Location of the state."""
 
     uri: Uri
     """Prefix of its objects."""
@@ -31,7 +31,7 @@ class CheckpointSource(Model):
 
 
 class CheckpointSpec(Model):
-    """What a checkpoint is and whether it stays."""
+    """Content and retention of a checkpoint."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

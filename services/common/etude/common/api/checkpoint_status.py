@@ -1,4 +1,4 @@
-"""What was observed of a checkpoint."""
+"""Observed state of a checkpoint."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from etude.common.api.status import Conditions, Count, Status, Time
 
 
 class Saved(Status):
-    """What a checkpoint holds."""
+    """Content of a checkpoint."""
 
     uri: Annotated[str, Field(max_length=1024)] = ""
     """Prefix of its objects; empty until they are written."""
@@ -35,7 +35,7 @@ class Saved(Status):
 
 
 class CheckpointStatus(Saved):
-    """What was observed of a checkpoint."""
+    """Observed state of a checkpoint."""
 
     observed_generation: Count = 0
     """Generation of the spec that this status is about."""

@@ -1,4 +1,4 @@
-"""When complete states of a run are saved, how they are checked, and which are kept."""
+"""Checkpointing of a run: cadence, verification, retention, resumption."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -27,7 +27,7 @@ class KeepBest(Model):
 
 
 class Checkpointing(Model):
-    """When complete states are saved and which are kept."""
+    """Cadence, verification and retention of complete states."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

@@ -12,7 +12,7 @@ _ANY_MINUTE = 30_000_000
 
 
 class Problem(NamedTuple):
-    """What is wrong with a field, and how to put it right."""
+    """A wrong field of a schedule entry, with a suggested fix."""
 
     field: str
     what: str
@@ -20,7 +20,7 @@ class Problem(NamedTuple):
 
 
 def problem(cron: str, time_zone: str) -> Problem | None:
-    """What no pattern can say is wrong with an expression or a time zone; None if nothing is."""
+    """The fault of an expression or a time zone that no pattern can express; None if valid."""
     if len(cron.split()) != 5 or not croniter.is_valid(cron):
         return Problem("cron", f'"{cron}" is no five cron fields', 'such as "0 8 * * 1-5"')
     try:
@@ -36,7 +36,7 @@ def problem(cron: str, time_zone: str) -> Problem | None:
 # Pools share few expressions, and a look back costs a quarter of a millisecond.
 @functools.lru_cache(maxsize=1024)
 def last(cron: str, time_zone: str, minute: int) -> float:
-    """When an expression came true last, in seconds, up to and with a minute since 1970."""
+    """Time in seconds at which an expression came true last, up to and with a minute since 1970."""
     # The library looks for what lies strictly before.
     after = datetime.fromtimestamp((minute + 1) * MINUTE_S, ZoneInfo(time_zone))
     return float(croniter(cron, after).get_prev(float))

@@ -28,7 +28,7 @@ class Position(NamedTuple):
 
 
 class SyntaxProblem(NamedTuple):
-    """Why a text is no YAML that kubectl reads."""
+    """A reason for which kubectl would not read a text as YAML."""
 
     position: Position
     what: str
@@ -48,13 +48,13 @@ class Document:
     """What the API server would not even decode."""
 
     def at(self, path: FieldPath) -> Position:
-        """Where the value at path starts, or the nearest thing around it."""
+        """Start of the value at path, or of the nearest value around it."""
         while path not in self.values and path:
             path = path[:-1]
         return self.values.get(path, Position(1, 1))
 
     def key_at(self, path: FieldPath) -> Position:
-        """Where the key of path stands, or its value when it is an item of a list."""
+        """Position of the key of path, or of its value if it is an item of a list."""
         while path not in self.keys and path not in self.values and path:
             path = path[:-1]
         return self.keys.get(path) or self.at(path)
@@ -210,7 +210,7 @@ class _Reader:
         return merged | result
 
     def _merged(self, node: yaml.Node, path: FieldPath) -> dict[str, JsonValue]:
-        """What `<<` brings in; keys of the mapping itself win, then the earlier of a list."""
+        """Values that `<<` merges in; the mapping's own keys win, then the earlier of a list."""
         sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
         result: dict[str, JsonValue] = {}
         for source in reversed(sources):

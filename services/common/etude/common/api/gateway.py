@@ -1,4 +1,4 @@
-"""How a policy is reached from outside the cluster, by a Gateway that the platform runs."""
+"""Route to a policy from outside the cluster, by a Gateway that the platform runs."""
 
 from typing import Annotated
 

@@ -76,7 +76,7 @@ class Checkpoint(Resource):
 
     @property
     def saved(self) -> Saved:
-        """What it holds; of a request, nothing before it is fulfilled."""
+        """Its content; empty for a request that is not fulfilled yet."""
         spec = self.spec
         if spec.source is None or self.status.uri:
             return self.status
@@ -94,5 +94,5 @@ class Checkpoint(Resource):
 
     @property
     def storage(self) -> Storage | None:
-        """How to reach it; unknown of a request before it is fulfilled."""
+        """Access to its store; None for a request that is not fulfilled yet."""
         return self.spec.storage or self.status.storage

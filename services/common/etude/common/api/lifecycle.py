@@ -1,4 +1,4 @@
-"""How a run lives and ends: what failures lead to, what it may use, what is left of it."""
+"""Life cycle of a run: failure policy, deadlines, budget, deletion."""
 
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal
@@ -17,7 +17,7 @@ Seconds = Annotated[int, Field(ge=0, le=31_536_000)]
 
 
 class Cause(StrEnum):
-    """What a failure rule is about."""
+    """Kind of failure that a rule matches."""
 
     EXIT = "Exit"
     POD_CONDITION = "PodCondition"
@@ -25,7 +25,7 @@ class Cause(StrEnum):
 
 
 class FailureAction(StrEnum):
-    """What a failure leads to."""
+    """Consequence of a failure."""
 
     RESTART_ROLE = "RestartRole"
     RESTART_RUN = "RestartRun"
@@ -94,7 +94,7 @@ class FailureRule(Model):
 
 
 class FailurePolicy(Model):
-    """What failures lead to, and how often a run may restart."""
+    """Consequences of failures, and the number of restarts of a run."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -131,7 +131,7 @@ class Deadlines(Model):
 
 
 class Budget(Model):
-    """What a run may use in all."""
+    """Resources that a run may use in all."""
 
     gpu_hours: Fraction | None = None
     """GPUs times hours, from pods with a node to pods that are gone. Once they are spent the run
@@ -142,7 +142,7 @@ class Budget(Model):
 
 
 class DeletionRule(Model):
-    """What goes once a run is over."""
+    """Deletion of objects once a run is over."""
 
     after: Literal["Complete", "Failed"]
     """The end that it is about."""

@@ -38,7 +38,7 @@ class Finding(NamedTuple):
     fix: str
 
     def text(self) -> str:
-        """Position, problem and way out, as the terminal shows them."""
+        """Position, problem and suggested fix, as the terminal shows them."""
         where = f"{self.file}:{self.position.line}:{self.position.column}"
         return f"{where}  {self.what}\n  fix: {self.fix}  [{self.reason}]"
 
@@ -177,7 +177,7 @@ def _object(value: Mapping[str, JsonValue]) -> Iterator[tuple[str, Sentence]]:
 
 
 def _named_kind(value: Mapping[str, JsonValue]) -> str | Sentence | None:
-    """The kind if it is one of ours, None if it is another group's, else what is wrong."""
+    """The kind if it belongs to our group, None if to another group, else a message."""
     for key in ("apiVersion", "kind"):
         if not isinstance(value.get(key), str):
             wanted = API_VERSION if key == "apiVersion" else " or ".join(KINDS)
@@ -201,7 +201,7 @@ def _part(value: Mapping[str, JsonValue], part: str, model: type[Model]) -> Iter
 
 
 def _refused(model: type[Model], value: JsonValue, at: FieldPath) -> Iterator[Sentence]:
-    """What the model refuses of a value, as strictly as the API server does."""
+    """Validation errors of a value against a model, as strict as those of the API server."""
     try:
         model.model_validate_json(
             json.dumps(_without_nulls(value)), strict=True, by_alias=True, by_name=False
@@ -230,7 +230,7 @@ def _without_nulls(value: JsonValue) -> JsonValue:
 
 
 def _parameters(spec: JsonValue) -> Iterator[Sentence]:
-    """What an algorithm or a reward function would refuse of its own parameters."""
+    """Errors in the parameters of algorithms and reward functions."""
     for i, phase in enumerate(_items(spec, "phases")):
         algorithm = _field(phase, "algorithm")
         name = _field(algorithm, "name") or "DrGRPO"

@@ -1,4 +1,4 @@
-"""What all three kinds share: the model base, rules, metadata, conditions."""
+"""Base of all API models: rules, metadata, conditions."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class Rule:
 
 
 class BrokenRulesError(ValueError):
-    """Every rule that one object breaks, at once."""
+    """All rules that one object breaks."""
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
         super().__init__(
@@ -81,7 +81,7 @@ class Model(Described):
 
     @classmethod
     def understood(cls, content: object) -> Self:
-        """What this release knows of an object that another one may have written.
+        """Parse an object that another release may have written; unknown fields are ignored.
 
         Raises:
             ValidationError: what it knows of it is wrong.
@@ -141,7 +141,7 @@ def number(text: str) -> float:
 
 
 class OwnerReference(Described):
-    """Whose an object is."""
+    """Reference to the owner of an object."""
 
     model_config = ConfigDict(
         frozen=True, extra="ignore", alias_generator=to_camel, validate_by_name=True

@@ -1,4 +1,4 @@
-"""Which hosts environments may reach."""
+"""Egress rules of environments, and network policies of a run's pods."""
 
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal
@@ -20,7 +20,7 @@ _OWN_HEADERS = (
 
 
 class EgressPolicy(StrEnum):
-    """What environments may reach outside of themselves."""
+    """Extent of an environment's egress."""
 
     NONE = "None"
     PUBLIC = "Public"
@@ -28,7 +28,7 @@ class EgressPolicy(StrEnum):
 
 
 class EgressMode(StrEnum):
-    """How a host is spoken with."""
+    """Protocol between an environment and a host."""
 
     TUNNEL = "Tunnel"
     HTTP = "Http"
@@ -36,7 +36,7 @@ class EgressMode(StrEnum):
 
 
 class HttpMethod(StrEnum):
-    """What a request does with what it names."""
+    """Method of an HTTP request."""
 
     GET = "GET"
     HEAD = "HEAD"
@@ -121,7 +121,7 @@ and the collector, and only their callers reach them. Link-local addresses are n
 
 
 class RunNetwork(Model):
-    """What the pods of a run may reach."""
+    """Network policies of a run's pods."""
 
     policy: PolicyManagement = "Managed"
     """Managed makes a NetworkPolicy for each role; others that select its pods add to it. With
@@ -129,7 +129,7 @@ class RunNetwork(Model):
 
 
 class Network(Model):
-    """What environments may reach; without it nothing."""
+    """Egress of environments; without it there is none."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

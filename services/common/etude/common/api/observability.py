@@ -1,4 +1,4 @@
-"""Where the signals of a run or a pool go."""
+"""Destination of the traces of a run or a pool."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ COLLECTOR = ENDPOINT.removesuffix("/?$") + r"(/[!-~]*)?$"
 
 
 class Observability(Model):
-    """Where signals go."""
+    """Destination of traces."""
 
     otlp_endpoint: Annotated[str, Field(max_length=512, pattern=COLLECTOR)] | None = None
     """OTLP gRPC endpoint for traces, read as a pod starts; gRPC takes port 443 if none is named.

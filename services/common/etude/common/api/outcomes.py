@@ -1,4 +1,4 @@
-"""When a phase has reached what it is for, and what must hold after it."""
+"""Success policy of a phase, and the evaluation gate after it."""
 
 from decimal import Decimal
 from typing import Annotated, Literal
@@ -30,12 +30,12 @@ class SuccessPolicy(Model):
     """Steps of the phase whose mean is compared; so many are done in any case."""
 
     def holds(self, figure: float) -> bool:
-        """Whether a figure is good enough."""
+        """True if a figure is good enough."""
         return compared(figure, self.op, self.value)
 
 
 class Gate(Model):
-    """What must hold at the end of a phase before the run goes on."""
+    """Condition at the end of a phase for the run to go on."""
 
     evaluation: Name
     """Entry of evaluation that measures it, at the end of this phase."""
@@ -50,11 +50,11 @@ class Gate(Model):
     so."""
 
     def holds(self, figure: float) -> bool:
-        """Whether a figure is good enough."""
+        """True if a figure is good enough."""
         return compared(figure, self.op, self.value)
 
 
 def compared(figure: float, op: Comparison, value: str) -> bool:
-    """Whether a figure is as large, or as small, as a value; what is no number is neither."""
+    """True if a figure is as large, or as small, as a value; false for NaN."""
     limit = float(Decimal(value))
     return figure >= limit if op == "AtLeast" else figure <= limit

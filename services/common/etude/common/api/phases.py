@@ -10,7 +10,7 @@ from etude.common.api.outcomes import Gate, SuccessPolicy
 
 
 class PhaseType(StrEnum):
-    """What a phase does."""
+    """Kind of training of a phase."""
 
     CONTINUED_PRETRAINING = "ContinuedPretraining"
     SUPERVISED_FINE_TUNING = "SupervisedFineTuning"
@@ -18,7 +18,7 @@ class PhaseType(StrEnum):
 
 
 class AsyncMode(StrEnum):
-    """How far sampling may run ahead of training."""
+    """Limit on how far sampling runs ahead of training."""
 
     SYNC = "Sync"
     ONE_STEP_OFF = "OneStepOff"
@@ -116,7 +116,7 @@ class Optimizer(Model):
 
 
 class Algorithm(Model):
-    """How rewards become gradients."""
+    """Algorithm that turns rewards into gradients."""
 
     name: Literal["DrGRPO", "GRPO", "RLOO"] = "DrGRPO"
     """See the algorithms reference."""
@@ -129,7 +129,7 @@ class Algorithm(Model):
 
 
 class AsyncLimits(Model):
-    """How far sampling may run ahead of training."""
+    """Limit on how far sampling runs ahead of training."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -252,5 +252,5 @@ class Phase(Model):
 
     @property
     def is_rl(self) -> bool:
-        """Whether this phase samples."""
+        """True if this phase samples."""
         return self.type == PhaseType.REINFORCEMENT_LEARNING

@@ -1,4 +1,4 @@
-"""Which machines the nodes of a pool run on."""
+"""Placement of a pool's nodes on machines."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -32,7 +32,7 @@ class Toleration(Model):
 
 
 class Placement(Model):
-    """Which machines the nodes of a pool run on."""
+    """Placement of a pool's nodes on machines."""
 
     node_selector: dict[str, LabelValue] = Field(default_factory=dict, max_length=64)
     """Labels that a machine must carry."""

@@ -1,4 +1,4 @@
-"""What users lay over the pods that the operator makes, and the devices that these claim."""
+"""Pod overrides of users for the operator's pods, and the devices that these claim."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar
@@ -38,12 +38,12 @@ class ResourceClaim(Model):
 
 
 def is_reserved_label(key: str) -> bool:
-    """Whether pods have this label from the operator."""
+    """True if the operator sets this label on pods."""
     return key.startswith(RESERVED_LABELS[0]) or key in RESERVED_LABELS
 
 
 class PodTemplate(Model):
-    """What is laid over the pods of a role."""
+    """Overrides for the pods of a role."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -69,7 +69,7 @@ class PodTemplate(Model):
 
 
 def leaks(spec: Mapping[str, JsonValue]) -> Iterator[str]:
-    """What a part of a pod spec asks for that would let the pod out of its walls, by field."""
+    """Fields of a pod spec that would let the pod out of its isolation boundary."""
     for name in HOST_NAMESPACES:
         if name in spec:
             yield f"{name}: pods keep their own namespaces"
@@ -84,7 +84,7 @@ def leaks(spec: Mapping[str, JsonValue]) -> Iterator[str]:
 
 
 def malformed(spec: Mapping[str, JsonValue], container: str) -> Iterator[str]:
-    """What a merge cannot tell apart, and what would leave nothing to start a role by.
+    """List items that a merge cannot identify, and containers that could not start a role.
 
     Nothing else may be asked of a pod spec, or be made of it, before this finds nothing.
 
@@ -159,7 +159,7 @@ def repeated(above: object, at: str = "") -> Iterator[str]:
 
 
 def is_reserved(variable: str) -> bool:
-    """Whether a pod has this environment variable from us; given twice, a pod is refused."""
+    """True if the operator sets this environment variable; given twice, a pod is refused."""
     return variable == "HOME" or variable.startswith("ETUDE_")
 
 

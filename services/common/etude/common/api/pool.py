@@ -25,7 +25,7 @@ MODELS = PREFIX = r"^(file:///|s3://)[^\s]+$"
 
 
 class Trust(StrEnum):
-    """Who may have written what runs in a template."""
+    """Origin of the code that runs in a template."""
 
     TRUSTED = "Trusted"
     UNTRUSTED = "Untrusted"
@@ -40,7 +40,7 @@ class IsolationLevel(StrEnum):
 
 
 class DriverName(StrEnum):
-    """What makes the environments."""
+    """Driver that makes the environments."""
 
     AUTO = "Auto"
     QEMU_MICRO_VM = "QemuMicroVM"
@@ -61,7 +61,7 @@ _PREPARE_NOTHING = (DriverName.GVISOR, DriverName.PROCESS)
 
 
 class Template(Model):
-    """What an environment of this pool starts from."""
+    """Template that environments of this pool start from."""
 
     name: Name
     """Name that tasks ask for."""
@@ -80,7 +80,7 @@ class Template(Model):
 
 
 class Isolation(Model):
-    """How environments are kept apart."""
+    """Isolation of environments from each other and from their node."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -112,7 +112,7 @@ class Isolation(Model):
 
 
 class Slot(Model):
-    """What one environment may use."""
+    """Resources of one environment."""
 
     cpu: Annotated[str, Field(max_length=32, pattern=CPU)] | None = None
     """CPU that a node's pod requests for each of its slots, a Kubernetes quantity; it requests
@@ -123,14 +123,14 @@ class Slot(Model):
 
 
 class Quarantine(StrEnum):
-    """What becomes of a node that is not well."""
+    """Treatment of a node that is not healthy."""
 
     ALWAYS = "Always"
     NEVER = "Never"
 
 
 class Health(Model):
-    """When something is given up: a template by its node, and a node by its pool."""
+    """Limits after which a node gives up a template, and a pool a node."""
 
     readiness_grace_seconds: Annotated[int, Field(ge=10, le=86_400)] | None = None
     """A node whose containers run and that is not ready for so long is not well: 300 unless set."""
@@ -147,7 +147,7 @@ class Health(Model):
 
 
 class LeasePolicy(Model):
-    """How environments are handed out."""
+    """Rules for leases of environments."""
 
     ttl_seconds: Annotated[int, Field(ge=45, le=86_400)] = 60
     """A lease ends after this unless renewed, every 15 s: so long a lost client keeps its slots."""
@@ -162,7 +162,7 @@ class LeasePolicy(Model):
 
 
 class StoreAccess(Model):
-    """How pods reach an object store."""
+    """Access of pods to an object store."""
 
     endpoint: Annotated[str, Field(max_length=512, pattern=ENDPOINT)] | None = None
     """S3 endpoint, for stores other than AWS."""
@@ -173,7 +173,7 @@ class StoreAccess(Model):
 
 
 class SearchSettings(Model):
-    """What the tool codebase_search makes of texts: part of what a policy is trained with."""
+    """Embedding of the tool codebase_search: part of what a policy is trained with."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -193,7 +193,7 @@ class SearchSettings(Model):
 
 
 class EnvPoolSpec(Model):
-    """What a pool should be."""
+    """Desired state of a pool."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         *SIZES,
@@ -278,7 +278,7 @@ class EnvPoolSpec(Model):
     templates: Annotated[tuple[Template, ...], Field(min_length=1, max_length=64), NAMED]
     """Templates that this pool serves."""
     isolation: Isolation = Field(default_factory=Isolation)
-    """How environments are kept apart."""
+    """Isolation of environments from each other and from their node."""
     replicas: Annotated[int, Field(ge=0, le=10_000)] | None = None
     """Environment nodes of a pool that does not size itself: 1 unless set."""
     max_replicas: Annotated[int, Field(ge=1, le=10_000)] | None = None
@@ -303,7 +303,7 @@ class EnvPoolSpec(Model):
     edge: Edge | None = None
     """Serves sandboxes over HTTP as well."""
     slot: Slot = Field(default_factory=Slot)
-    """What one environment may use."""
+    """Resources of one environment."""
     search: SearchSettings = Field(default_factory=SearchSettings)
     """How environments search code."""
     network: Network = Field(default_factory=Network)
@@ -311,7 +311,7 @@ class EnvPoolSpec(Model):
     health: Health = Field(default_factory=Health)
     """When a node gives something up."""
     lease: LeasePolicy = Field(default_factory=LeasePolicy)
-    """How environments are handed out."""
+    """Rules for leases of environments."""
     store: StoreAccess | None = None
     """How nodes reach tasks behind s3://; a run's own pool takes the run's storage unless set."""
     snapshots_uri: Annotated[str, Field(max_length=512, pattern=PREFIX)] | None = None
@@ -322,20 +322,20 @@ class EnvPoolSpec(Model):
 
     @property
     def mode(self) -> ScalingMode:
-        """Who decides how many nodes there are."""
+        """Source of the number of nodes."""
         return ScalingMode.MANUAL if self.autoscaling is None else self.autoscaling.mode
 
     @property
     def is_sized_for_demand(self) -> bool:
-        """Whether the operator decides that."""
+        """True if the operator decides on the number of nodes."""
         return self.mode in DECIDED
 
     @property
     def asked_replicas(self) -> int:
-        """Nodes that somebody else decided on."""
+        """Number of nodes that a user or another autoscaler set."""
         return 1 if self.replicas is None else self.replicas
 
     @property
     def is_released(self) -> bool:
-        """Whether the pool shall have nothing at all: somebody wants no node, and nobody waits."""
+        """True if the pool has no pods at all: no node is asked for, and no request waits."""
         return self.mode is ScalingMode.MANUAL and not self.asked_replicas

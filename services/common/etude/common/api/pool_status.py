@@ -1,4 +1,4 @@
-"""What was observed of a pool."""
+"""Observed state of a pool."""
 
 from typing import Annotated, Literal
 
@@ -21,7 +21,7 @@ class Slots(Status):
 
 
 class LeaseStatus(Status):
-    """How leases are doing."""
+    """Counts and latencies of leases."""
 
     granted_total: Count = 0
     """Leases ever granted."""
@@ -36,7 +36,7 @@ class LeaseStatus(Status):
 
 
 class AutoscalerStatus(Status):
-    """What decided on the number of nodes."""
+    """Latest decision on the number of nodes."""
 
     mode: Annotated[str, Field(max_length=16)] = ""
     """What asked for the most: Stable, Panic, Planned or Scheduled; Manual and External while
@@ -60,7 +60,7 @@ class AutoscalerStatus(Status):
 
 
 class ProvisionStatus(Status):
-    """How long nodes take from their creation until they are ready."""
+    """Time of nodes from their creation until they are ready."""
 
     p50_seconds: Figure
     """Half of them are ready by then."""
@@ -71,7 +71,7 @@ class ProvisionStatus(Status):
 
 
 class EnvPoolStatus(Status):
-    """What was observed of a pool."""
+    """Observed state of a pool."""
 
     observed_generation: Count = 0
     """Generation of the spec that this status is about."""
@@ -104,7 +104,7 @@ class EnvPoolStatus(Status):
     slots: Slots | None = None
     """Environments by state."""
     leases: LeaseStatus | None = None
-    """How leases are doing."""
+    """Counts and latencies of leases."""
     driver: Annotated[str, Field(max_length=63)] = ""
     """Driver that the nodes run."""
     isolation: Literal["Weak", "Moderate", "Strong", ""] = ""

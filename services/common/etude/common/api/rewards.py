@@ -22,7 +22,7 @@ class VerifierParameters(Model):
 
 
 class CostWeights(Model):
-    """What one unit of each cost adds to the penalised amount x."""
+    """Weight of one unit of each cost in the penalised amount x."""
 
     prompt_tokens: Amount = 0
     """Per token of the opening prompt."""

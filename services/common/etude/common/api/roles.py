@@ -87,7 +87,7 @@ class TrainerRole(RoleSpec):
 
 
 class EngineScaling(Model):
-    """Whether the number of engines follows the steps."""
+    """Scaling of the number of engines by the time of steps."""
 
     mode: Literal["Fixed", "StepTime"] = "Fixed"
     """Fixed keeps replicas; StepTime has as many engines as let a step take targetStepSeconds."""
@@ -146,7 +146,7 @@ class InferenceRole(RoleSpec):
 
     @property
     def scaling(self) -> tuple[int | None, ...]:
-        """What only StepTime has."""
+        """Fields that only StepTime has."""
         return (self.min_replicas, self.max_replicas, self.autoscaling.target_step_seconds)
 
     @property

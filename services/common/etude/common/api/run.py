@@ -28,7 +28,7 @@ DEFAULT_ROLLOUT = RolloutPolicy()
 
 
 class ModelSource(Model):
-    """Where the starting weights come from."""
+    """Source of the starting weights."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -50,7 +50,7 @@ class ModelSource(Model):
 
     @property
     def folder(self) -> str:
-        """Where the model lies.
+        """Folder of the model.
 
         Raises:
             ValueError: only the operator knows: this is no spec that it gave to a process.
@@ -61,7 +61,7 @@ class ModelSource(Model):
 
 
 class Storage(StoreAccess):
-    """Where everything durable of a run lives."""
+    """Location of everything durable of a run."""
 
     uri: Uri
     """Prefix of the run: s3://bucket/prefix, or file:///folder mounted by every role."""
@@ -85,7 +85,7 @@ class Evaluation(Model):
 
 
 class RLRunSpec(Model):
-    """What a run should be."""
+    """Desired state of a run."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

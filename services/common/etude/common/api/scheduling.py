@@ -1,4 +1,4 @@
-"""How the pods of a run get their machines: workload, queue, priority, topology."""
+"""Scheduling of a run's pods: workload, queue, priority, gangs, topology."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -15,7 +15,7 @@ Workload = Literal["StatefulSet", "JobSet", "RayCluster"]
 
 
 class Topology(Model):
-    """How near to each other the pods of one role are."""
+    """Topology of the pods of one role: how near to each other they are."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -47,7 +47,7 @@ class Gang(Model):
 
 
 class Scheduling(Model):
-    """How the pods of a run get their machines."""
+    """Scheduling of the pods of a run."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -125,7 +125,7 @@ class Scheduling(Model):
 
     @property
     def kind(self) -> Workload:
-        """What the pods of the roles come from."""
+        """Kind of workload that the roles' pods come from."""
         if self.workload == "Auto":
             return "JobSet" if self.admission == "JobSet" else "StatefulSet"
         return self.workload

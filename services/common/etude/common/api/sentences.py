@@ -1,4 +1,4 @@
-"""What pydantic refused, in the user's words and with a way out."""
+"""Messages for pydantic's errors in the user's words, each with a suggested fix."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ class Sentence(NamedTuple):
 
 
 class _Case(NamedTuple):
-    """One refusal, beside the schema that it comes from."""
+    """One validation error and the schema that it comes from."""
 
     path: FieldPath
     value: object
@@ -131,7 +131,7 @@ def shown(value: object) -> str:
 
 
 def described(node: Schema) -> str:
-    """What a field takes, from its schema: `a whole number from 1 to 64`."""
+    """Description of a field from its schema: `a whole number from 1 to 64`."""
     if "enum" in node:
         return "one of " + ", ".join(map(str, node["enum"]))
     if "properties" in node:
@@ -208,7 +208,7 @@ def _kind(value: object) -> str:
 
 
 def _retyped(case: _Case, wanted: str) -> str:
-    """How to write the same value with the type that is wanted."""
+    """Suggested fix: the same value with the type that is wanted."""
     type_ = case.node.get("type")
     if type_ == "string" and isinstance(case.value, int | float | bool):
         return f'write {case.key}: "{shown(case.value)}"'

@@ -1,4 +1,4 @@
-"""What may be said of a pool's size, and together with what."""
+"""Cross-field rules for the size of a pool."""
 
 from etude.common.api.autoscaling import ZeroMode
 from etude.common.api.meta import Rule, number

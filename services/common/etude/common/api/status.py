@@ -1,4 +1,4 @@
-"""What the operator observed of a run, and what the statuses of all kinds are made of."""
+"""Observed state of a run, and base types of all statuses."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -35,7 +35,7 @@ class StepStatus(Status):
 
 
 class PhaseStatus(Status):
-    """How far one training phase is."""
+    """Progress of one training phase."""
 
     name: Annotated[str, Field(max_length=63)]
     """Its name in spec.phases."""
@@ -113,7 +113,7 @@ class Released(Status):
 
 
 class EngineStatus(Status):
-    """How many engines there should be, where their number follows the steps."""
+    """Desired number of engines, where it follows the steps."""
 
     replicas: Count
     """Engines wanted."""
@@ -195,7 +195,7 @@ class Failure(Status):
 
 
 class Intent(Status):
-    """What the operator has decided and is carrying out; written before the first action."""
+    """Transition that the operator is carrying out; written before the first action."""
 
     type: Literal["Suspend", "Release", "Restart", "Salvage", "Fail", "Complete"]
     """The decision; Release follows Suspend once everything is saved, and Fail follows Salvage."""
@@ -214,7 +214,7 @@ class Intent(Status):
 
 
 class Hold(Status):
-    """Why a run is suspended although its spec does not ask for it."""
+    """Reason for which a run is suspended although its spec does not ask for it."""
 
     reason: Annotated[str, Field(max_length=64)]
     """Reason code, which becomes that of the condition."""
@@ -225,7 +225,7 @@ class Hold(Status):
 
 
 class PutBack(Status):
-    """Where a run was put back to once."""
+    """Checkpoint to which a run was rolled back once."""
 
     number: Count = 0
     """How many times it had been put back then, this one included."""
@@ -255,7 +255,7 @@ class Resumption(Status):
 
 
 class Usage(Status):
-    """What the run has used."""
+    """Resources that the run has used."""
 
     gpu_seconds: Annotated[float, Field(ge=0)] = 0
     """GPUs times seconds, up to accountedAt."""
@@ -270,7 +270,7 @@ class Usage(Status):
 
 
 class ReportPosition(Status):
-    """How far the controller's checkpoints and events have been taken over."""
+    """Position up to which the controller's checkpoints and events were taken over."""
 
     epoch: Count = 0
     """Incarnation of the controller."""
@@ -279,7 +279,7 @@ class ReportPosition(Status):
 
 
 class ActiveTime(Status):
-    """How long the run has held pods."""
+    """Time for which the run has held pods."""
 
     seconds: Annotated[float, Field(ge=0)] = 0
     """Up to the last suspension or end."""
@@ -299,7 +299,7 @@ class Resolved(Status):
 
 
 class RLRunStatus(Status):
-    """What was observed of a run."""
+    """Observed state of a run."""
 
     observed_generation: Count = 0
     """Generation of the spec that this status is about."""
@@ -346,7 +346,7 @@ class RLRunStatus(Status):
     last_step_time: Time | None = None
     """When the newest step finished."""
     active: ActiveTime = Field(default_factory=ActiveTime)
-    """How long the run has held pods."""
+    """Time for which the run has held pods."""
     attempt: Count = 0
     """Grows by one with every restart of a role."""
     restarts: Restarts = Field(default_factory=Restarts)
@@ -361,8 +361,8 @@ class RLRunStatus(Status):
     resumption: Resumption | None = None
     """Where the run was put back to; absent while checkpointing.resume never asked for it."""
     usage: Usage = Field(default_factory=Usage)
-    """What the run has used."""
+    """Resources that the run has used."""
     reported: ReportPosition = Field(default_factory=ReportPosition)
-    """How far the controller's checkpoints and events have been taken over."""
+    """Position up to which the controller's checkpoints and events were taken over."""
     resolved: Resolved | None = None
     """Defaults pinned at acceptance."""

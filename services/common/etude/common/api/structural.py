@@ -76,7 +76,7 @@ class _Generator(GenerateJsonSchema):
 
 
 def _said(model: BaseModel) -> dict[str, Any]:
-    """What a model says beyond being absent or empty."""
+    """Fields of a model that are neither absent nor empty."""
     dumped = model.model_dump(mode="json", by_alias=True, exclude_none=True)
     return {key: value for key, value in dumped.items() if value not in ([], {})}
 
@@ -114,7 +114,7 @@ def _without_defaults(node: JsonSchemaValue) -> JsonSchemaValue:
 
 
 def _inlined(node: JsonSchemaValue, definitions: dict[str, JsonSchemaValue]) -> JsonSchemaValue:
-    """The node with its reference replaced by the target; what stands beside it wins."""
+    """The node with its reference replaced by the target; its other keys win."""
     if "$ref" not in node:
         return dict(node)
     beside = {key: value for key, value in node.items() if key != "$ref"}

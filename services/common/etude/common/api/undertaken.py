@@ -1,4 +1,4 @@
-"""What a manifest alone tells that the operator would refuse, though the API server takes it.
+"""Rules of the operator that a manifest alone can break, though the API server takes it.
 
 What it reads is whatever stands in the file: fields that are wrong otherwise are passed over.
 """
@@ -57,7 +57,7 @@ def run_refusals(spec: JsonValue) -> Iterator[Sentence]:
 
 
 def _is_uncounted(role: dict[str, JsonValue]) -> bool:
-    """Whether the devices of a role are known to nobody but whoever allocates them."""
+    """True if only the allocator of resource claims knows the devices of a role."""
     return bool(_list(role.get("resourceClaims"))) and not role.get("gpusPerReplica")
 
 

@@ -1,4 +1,4 @@
-"""How much of each template a node keeps half started."""
+"""Warm pool of a node: VMs of each template that are started ahead of demand."""
 
 from typing import Annotated, ClassVar
 
@@ -10,7 +10,7 @@ MAX_SHELLS = 64
 
 
 class Warm(Model):
-    """Machines that wait for a template to take up, of each template."""
+    """Warm pool: VMs without state that wait for an environment, for each template."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

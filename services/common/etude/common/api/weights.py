@@ -18,7 +18,7 @@ _COMMIT_TIMEOUT_S = 30
 
 
 class WeightSettings(Model):
-    """What seldom needs a change; the defaults are what the benches were run with."""
+    """Settings that seldom need a change; the benches were run with the defaults."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -121,7 +121,7 @@ def _of_changes(path: str, read: Callable[["Weights"], object], default: object)
 
 
 class Weights(Model):
-    """How policy versions travel from the trainer to the engines."""
+    """Transfer of policy versions from the trainer to the engines."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         _of_changes("keyframeEverySteps", lambda s: s.keyframe_every_steps, _KEYFRAME_EVERY_STEPS),

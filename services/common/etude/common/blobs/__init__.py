@@ -1,4 +1,4 @@
-"""The object store: a folder or any S3, behind one small protocol."""
+"""Object store: a folder or any S3, behind one small protocol."""
 
 from etude.common.blobs.client import ObstoreStore
 from etude.common.blobs.memory import MemoryStore

@@ -1,4 +1,4 @@
-"""Making a bucket, once, by hand; runs only ever read and write objects."""
+"""Creation of a bucket by hand; runs only read and write objects."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ from etude.common.errors import EtudeError, Problem, StoreError, UserError
 
 AWS = "https://s3.amazonaws.com"
 UPLOAD_DAYS = 1
-"""A part of an upload that nobody finished is garbage after this; ours take minutes."""
+"""An unfinished part of an upload is garbage after this; our uploads take minutes."""
 PATIENCE = urllib3.Timeout(connect=5, read=30)
 RETRIES = urllib3.Retry(3, backoff_factor=0.5, status_forcelist=(500, 502, 503, 504))
 """A server that has just started answers 503 for a moment."""
@@ -29,7 +29,7 @@ DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "Reques
 
 
 class Cleaning(StrEnum):
-    """Who deletes the parts of uploads that were never finished."""
+    """Cleanup of the parts of uploads that were never finished."""
 
     RULE = "a lifecycle rule of ours deletes unfinished uploads after a day"
     KEPT = "it has lifecycle rules already, which stay: one of them should abort unfinished uploads"
@@ -40,7 +40,7 @@ class Cleaning(StrEnum):
 
 
 class Bucket(NamedTuple):
-    """What `make_bucket` found or made."""
+    """Result of `make_bucket`."""
 
     name: str
     is_new: bool

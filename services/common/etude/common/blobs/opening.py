@@ -1,4 +1,4 @@
-"""From a URL to a store."""
+"""Factory of stores: a folder or a bucket from its URL."""
 
 import os
 from datetime import timedelta
@@ -22,7 +22,7 @@ ONE_REQUEST_BYTES = 64 << 20
 
 
 class Deadlines(NamedTuple):
-    """When a call to a bucket ends; a folder's calls end when the kernel's do."""
+    """Time limits and retries of calls to a bucket; a folder's calls end when the kernel's do."""
 
     connect_s: float = 5.0
     request_s: float = 120.0

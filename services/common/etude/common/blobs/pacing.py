@@ -1,4 +1,4 @@
-"""When a range is asked for again: after a failure, or because it is slow."""
+"""Retry policy of range reads: backoff with jitter after failures, hedging of slow requests."""
 
 import math
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ class Pace(NamedTuple):
     """Limits of one transfer of many ranges."""
 
     at_once: int = 8
-    """Ranges on their way at a time: the memory in use is this times the largest range."""
+    """Concurrent ranges: the memory in use is this times the largest range."""
     retries_per_range: int = 5
     retries_per_transfer: int = 64
-    """All ranges together: a store that fails everything is left alone soon."""
+    """Of all ranges together: a store that fails everything is soon asked no more."""
     hedges_per_range_asked: float = 0.1
     """Second requests, as a share: when everything is slow, they must not double the load."""
 
 
 class Timing(NamedTuple):
-    """How long one range took."""
+    """Duration of one range's read."""
 
     length: int
     seconds: float
@@ -39,7 +39,7 @@ LONGEST_PAUSE_S = 5.0
 
 
 def may_retry(error: Exception, *, failures: int, retries: int, pace: Pace) -> bool:
-    """Whether a range that failed `failures` times is asked for again.
+    """Return true if a range that failed `failures` times is read again.
 
     Args:
         error: of the last attempt.
@@ -56,7 +56,7 @@ def may_retry(error: Exception, *, failures: int, retries: int, pace: Pace) -> b
 
 
 def pause_s(failures: int, chance: float) -> float:
-    """How long to wait after a number of failures in a row, for a chance in [0, 1).
+    """Pause in seconds after a number of failures in a row, for a chance in [0, 1).
 
     Anywhere between nothing and a bound that doubles ("full jitter"), so that clients that failed
     together do not come back together.
@@ -81,5 +81,5 @@ def hedge_after_s(recent: Sequence[Timing], length: int) -> float | None:
 
 
 def may_hedge(*, hedges: int, asked: int, pace: Pace) -> bool:
-    """Whether a transfer that asked for so many ranges may send one more second request."""
+    """Return true if a transfer that asked for `asked` ranges may send one more hedge."""
     return hedges < 1 + pace.hedges_per_range_asked * asked

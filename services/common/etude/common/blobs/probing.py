@@ -1,4 +1,4 @@
-"""Whether a store keeps the promises that publishing rests on."""
+"""Conformance checks of an object store: the guarantees that publishing rests on."""
 
 import contextlib
 import threading
@@ -19,11 +19,11 @@ from etude.common.errors import EtudeError, StoreError
 
 CONTENT = b"etude"
 CREATORS = 8
-"""Threads that create one key at once."""
+"""Threads that create one key at the same time."""
 
 
 class Verdict(NamedTuple):
-    """One promise, and how the store kept it."""
+    """Result of the check of one promise of a store."""
 
     call: str
     promise: str
@@ -31,7 +31,7 @@ class Verdict(NamedTuple):
     """Empty where it was kept."""
     fix: str = ""
     is_away: bool = False
-    """Whether the store gave no answer, and may give one later."""
+    """True if the store gave no answer, and may give one later."""
 
 
 class _Check(NamedTuple):
@@ -46,7 +46,7 @@ def probe(store: Store) -> None:
 
     Raises:
         RefusedError: naming the URL, the call that failed and what to change.
-        StoreError: likewise, of a store that did not answer.
+        StoreError: the same, for a store that did not answer.
     """
     for verdict in _verdicts(store, _AT_START):
         if verdict.trouble:
@@ -68,7 +68,7 @@ def _verdicts(store: Store, checks: tuple[_Check, ...]) -> Iterator[Verdict]:
             if verdict.trouble:
                 return
     finally:
-        # What cannot be deleted was said above, or is the reason why nothing could be written.
+        # A failed delete was reported above, or is the reason why nothing could be written.
         with contextlib.suppress(StoreError):
             store.delete([key, _raced(key)])
 
@@ -83,7 +83,7 @@ def _judged(check: _Check, store: Store, key: str) -> Verdict:
 
 
 def way_out(error: EtudeError, url: str) -> str:
-    """What to do about a store's error; empty if the store only answered.
+    """Suggested fix for a store's error; empty if the store only answered.
 
     Args:
         error: the store's.

@@ -1,4 +1,4 @@
-"""Many ranges at once: retried one by one, the slowest asked for twice."""
+"""Concurrent range reads: retried one by one, the slowest hedged by a second request."""
 
 import heapq
 import itertools
@@ -67,12 +67,12 @@ class RangeReader:
 
 @dataclass(slots=True, eq=False)
 class _Wanted:
-    """A range without an answer yet."""
+    """A range that has no answer yet."""
 
     range: Range
     failures: int = 0
     attempts: int = 0
-    """On their way now."""
+    """Attempts that are running now."""
     is_hedged: bool = False
     is_answered: bool = False
 

@@ -1,4 +1,4 @@
-"""What every object store promises, and how it says no."""
+"""Protocol of object stores, and their errors."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
@@ -27,7 +27,7 @@ class ExistsError(EtudeError):
 
 
 class RefusedError(StoreError):
-    """The store answered no, and asking the same again would change nothing."""
+    """The store refused the call; the same call would be refused again."""
 
 
 class DeniedError(RefusedError):
@@ -43,7 +43,7 @@ class ShortReadError(RefusedError):
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether a store gave no answer, and may give one later."""
+    """Return true if a store gave no answer, and may give one later."""
     return isinstance(error, StoreError) and not isinstance(error, RefusedError)
 
 
@@ -53,7 +53,7 @@ class ObjectInfo(NamedTuple):
     key: str
     size: int
     tag: str = ""
-    """Another one whenever the store has other content; empty where nobody asks."""
+    """Changes whenever the content does; empty where it is not needed."""
     modified_s: float = 0.0
     """Last change in whole seconds since the epoch by the store's clock; 0 where unknown.
 
@@ -87,7 +87,7 @@ class Store(Protocol):
     def view(self, key: str, start: int, length: int) -> memoryview:
         """As get_range, but one attempt without retries, and without a copy where possible.
 
-        For callers that keep many ranges on their way and decide themselves what to repeat.
+        For callers that run many reads concurrently and decide themselves what to repeat.
         """
         return memoryview(self.get_range(key, start, length))
 
@@ -100,7 +100,7 @@ class Store(Protocol):
         ...
 
     def head(self, key: str) -> ObjectInfo | None:
-        """What is known of an object, or None where there is none."""
+        """Size, tag and time of an object, or None if there is none."""
         ...
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:

@@ -1,4 +1,4 @@
-"""obstore's errors in our names."""
+"""Translation of obstore's errors into our error classes."""
 
 import contextlib
 import re
@@ -27,7 +27,7 @@ NO_CREDENTIALS = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KE
 
 
 class ConflictError(StoreError):
-    """Two conditional writes met, and the store does not say which one came to be.
+    """Two conditional writes met, and the store does not say which one won.
 
     S3 answers so when a concurrent delete succeeds first; obstore calls it "already exists".
     """
@@ -78,7 +78,7 @@ def translated(where: str) -> Iterator[None]:
 
 
 def translation(error: Exception, where: str) -> EtudeError:
-    """Which of our errors this is; `where` names the object."""
+    """Our error for an error of obstore; `where` names the object."""
     text = str(error)[:LONGEST]
     for pattern, kind, what in _BY_TEXT:
         if re.search(pattern, text, re.DOTALL):

@@ -1,4 +1,4 @@
-"""What killed writes leave in a folder; a bucket gets rid of its own by a rule."""
+"""Cleanup of unfinished uploads in a folder store; a bucket deletes its own by a rule."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ shows them, and the client refuses a key with such a name."""
 
 
 def sweep_unfinished(url: str, *, older_than_s: float) -> list[Path]:
-    """Delete what was begun in a folder and is not written any more; in buckets nothing.
+    """Delete the files of interrupted writes in a folder store; in buckets delete nothing.
 
     Args:
         url: of the store.
@@ -42,7 +42,7 @@ def sweep_unfinished(url: str, *, older_than_s: float) -> list[Path]:
 
 
 def _files(folder: str) -> Iterator[tuple[Path, float]]:
-    """Every file, and when it was written last."""
+    """Every file with the time of its last write."""
     for parent, _, names in os.walk(folder):
         for name in names:
             path = Path(parent, name)

@@ -1,1 +1,1 @@
-"""What runs say that they will ask of a pool, and what follows from it."""
+"""Rollout plans of runs: their registry, and the demand that they forecast."""

@@ -1,4 +1,4 @@
-"""The newest plan of each run, and whether it can be trusted."""
+"""Registry of the newest rollout plan of each run, and its accuracy."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -15,11 +15,11 @@ MAX_AHEAD_S = 86_400.0
 MAX_QUANTILES = 32
 MAX_RUNS = 1_000
 OVERTAKEN_S = 4.0
-"""Within so long a plan may overtake another: twice the trainer's deadline for telling one."""
+"""A plan may overtake another within this time: twice the trainer's deadline for reporting one."""
 SOON_S = 60.0
-"""About what a node needs to start; its warm environments need less."""
+"""About the start time of a host; its warm environments need less."""
 NEWEST = 0.3
-"""Weight of the newest comparison of what came with what was forecast."""
+"""Weight of the newest comparison of observed with forecast environments."""
 TRUSTED = (0.5, 2.0)
 """Observed over forecast; outside of this a plan is not acted on."""
 ONCE = 3.0
@@ -28,32 +28,32 @@ to distrust a plan, three one after the other are."""
 
 
 def is_near(ratio: float) -> bool:
-    """Whether a plan is believed of which came so many times what it said."""
+    """Return true if a ratio of observed to forecast environments is accurate enough."""
     least, most = TRUSTED
     return least <= ratio <= most
 
 
 @dataclass(slots=True, kw_only=True)
 class Plan:
-    """One run's forecast, less what has come."""
+    """One run's forecast, less the environments that were requested."""
 
     version: int
     heard_s: float
     until_s: float
-    """After this it says nothing."""
+    """End of its validity."""
     waves: list[Wave]
     """Earliest first; those that came have shrunk."""
     forecast: tuple[Wave, ...]
-    """The same as they were told."""
+    """The same as they were reported."""
     came: int = 0
-    """Environments of groups that the run asked for since."""
+    """Environments that the run requested since."""
     owed: int = 0
-    """Environments of a wave before these that may still come."""
+    """Environments of an earlier wave that may still be requested."""
     is_late: bool = False
-    """Whether the wave that is due was late before this plan said again that it is."""
+    """True if the wave that is due was late before this plan announced it again."""
 
     def is_newer(self, told: plan_pb2.RolloutPlan, now_s: float) -> bool:
-        """Whether a plan that is told now is this one, or was made before it.
+        """Return true if this plan is the reported one, or a newer one.
 
         Versions are of a clock that may be set back, and of a successor's that may be behind. So
         they say what is newer only of plans that may have overtaken each other.
@@ -62,11 +62,11 @@ class Plan:
         return told.version == self.version or (may_overtake and told.version < self.version)
 
     def due(self, now_s: float) -> int:
-        """Environments of waves that may have started and have not come."""
+        """Environments of waves that may have started and were not requested yet."""
         return sum(w.count for w in self.waves if _may_have(w, now_s))
 
     def ratio(self, now_s: float) -> float | None:
-        """Environments that came over those that should have; None while that says nothing.
+        """Ratio of requested to expected environments; None while there is no evidence.
 
         1 as long as doubt about when waves start explains the difference: plans are replaced at
         the start of a wave, just when half of its probability lies before and half behind.
@@ -80,7 +80,7 @@ class Plan:
         return min(ONCE, max(1 / ONCE, (self.came + 1) / (expected + 1)))
 
     def follow(self, before: "Plan", *, is_compared: bool, now_s: float) -> None:
-        """Take over what was due of the plan before this one."""
+        """Take over the environments that were due in the plan before this one."""
         if self.due(now_s) and not before.came:
             # The same wave, still to come: it is late once, however often that is said.
             self.is_late = before.is_late or is_compared
@@ -100,16 +100,15 @@ class Plans:
 
     templates: Collection[str]
     pool: str = ""
-    """Waves for pools of other names are none of ours."""
+    """Waves for pools of other names are ignored."""
     _plans: dict[str, Plan] = field(default_factory=dict)
     _ratios: dict[str, float] = field(default_factory=dict)
     """Smoothed; of runs with a plan."""
 
     def report(self, run_id: str, told: plan_pb2.RolloutPlan, *, now_s: float) -> None:
-        """Take a run's plan in, unless a newer one is known.
+        """Record a run's plan, unless a newer one is known.
 
-        A plan is told the moment it is made, so its times count from now: whoever made it may have
-        any clock.
+        A plan is reported the moment it is made, so its times count from now: clocks may differ.
 
         Raises:
             InvalidFieldError: naming what is wrong with it.
@@ -144,7 +143,7 @@ class Plans:
         self._plans[run_id] = plan
 
     def came(self, run_id: str, template: str, count: int) -> None:
-        """A group of a run asked for environments: the earliest waves are that much smaller."""
+        """Subtract environments that a group of a run requested from its earliest waves."""
         plan = self._plans.get(run_id)
         if plan is None:
             return
@@ -157,7 +156,7 @@ class Plans:
         plan.waves = [wave for wave in plan.waves if wave.count]
 
     def waves(self, *, now_s: float) -> dict[str, list[Wave]]:
-        """What trusted plans still expect, by template."""
+        """Waves that trusted plans still expect, by template."""
         found: dict[str, list[Wave]] = {}
         for run_id, plan in self.current(now_s=now_s).items():
             if self.is_trusted(run_id):
@@ -166,22 +165,22 @@ class Plans:
         return found
 
     def current(self, *, now_s: float) -> Mapping[str, Plan]:
-        """The newest plan of each run that still says something, trusted or not."""
+        """The newest valid plan of each run, trusted or not."""
         self.forget(now_s=now_s)
         return self._plans
 
     def peak(self, *, now_s: float) -> int:
-        """The most environments that trusted plans expect at once within the next minute."""
+        """Peak of concurrent environments that trusted plans expect within the next minute."""
         return sum(
             math.ceil(peak(waves, now_s, SOON_S)) for waves in self.waves(now_s=now_s).values()
         )
 
     def is_trusted(self, run_id: str) -> bool:
-        """Whether what came was near enough to what was forecast."""
+        """Return true if the run's forecasts were accurate enough."""
         return is_near(self.ratio(run_id))
 
     def ratio(self, run_id: str) -> float:
-        """What came over what was forecast of late; 1 as long as nothing is known."""
+        """Recent ratio of observed to forecast environments; 1 while nothing is known."""
         return self._ratios.get(run_id, 1.0)
 
     @property
@@ -190,13 +189,13 @@ class Plans:
         return max(self._ratios.values(), key=lambda r: abs(math.log(r)), default=1.0)
 
     def forget(self, *, now_s: float) -> None:
-        """Drop plans that say nothing any more."""
+        """Drop plans that are not valid any more."""
         for run_id in [run_id for run_id, plan in self._plans.items() if plan.until_s <= now_s]:
             del self._plans[run_id], self._ratios[run_id]
 
 
 def _valid_s(told: plan_pb2.RolloutPlan) -> float:
-    """How long a plan holds.
+    """Validity of a plan in seconds.
 
     Raises:
         InvalidFieldError: not at all.

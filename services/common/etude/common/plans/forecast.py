@@ -1,4 +1,4 @@
-"""How many environments of a template will be wanted, from the waves of plans."""
+"""Demand forecast: environments of a template that the waves of plans will need."""
 
 import math
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 GRID = 16
-"""Moments of a horizon that are looked at, beside the starts of waves."""
+"""Sampled moments of a horizon, in addition to the starts of waves."""
 
 
 class Assurance(NamedTuple):
-    """In how many cases what is ready shall be enough."""
+    """Share of cases in which the supply is enough."""
 
     share: float
     deviations: float
@@ -29,7 +29,7 @@ USUAL = assurance(0.95)
 
 
 class Quantile(NamedTuple):
-    """A share of leases ends within so many seconds."""
+    """A share of leases, and the seconds within which they end."""
 
     share: float
     seconds: float
@@ -42,10 +42,10 @@ class Wave:
     template: str
     count: int
     start_s: float
-    """On the clock of whoever asks."""
+    """On the caller's clock."""
     sigma_s: float = 0.0
     lease: tuple[Quantile, ...] = ()
-    """How long they are held, by share; nothing known: for longer than anybody looks ahead."""
+    """Time that they are held, by share; empty: longer than any horizon."""
 
 
 class Spread(NamedTuple):
@@ -89,7 +89,7 @@ def held(wave: Wave, at_s: float) -> Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """Environments of one template that are held already, for about as long."""
+    """Environments of one template that are held already, of about the same age."""
 
     count: int
     age_s: float
@@ -97,9 +97,9 @@ class Running:
 
 
 def kept(running: Running, after_s: float) -> Spread:
-    """Of environments that are held, those that still are after some time."""
+    """Environments that are held now and still held after some time."""
     now = survival(running.lease, running.age_s)
-    # Who outlived all that is known of leases says nothing of when it ends.
+    # An environment older than all known leases gives no hint of its end.
     stay = survival(running.lease, running.age_s + after_s) / now if now > 0 else 1.0
     mean = running.count * stay
     return Spread(mean, mean * (1 - stay), float(running.count))
@@ -112,10 +112,10 @@ def demand(
     base: Sequence[Spread] = (),
     enough: Assurance = USUAL,
 ) -> float:
-    """What is enough at a moment, in the given share of cases; never more than all of the waves.
+    """Environments that are enough at a moment, in the given share of cases.
 
-    Many waves add up to a normal distribution. Few do not: one is wanted whole as soon as the
-    chance that it has started is larger than the chance of too little that is taken.
+    Never more than all waves. Many waves add up to a normal distribution. Few do not: one is wanted
+    whole once the chance that it has started exceeds the accepted chance of too little.
 
     Args:
         waves: that have not come.
@@ -138,7 +138,7 @@ def demand(
 
 
 class _Part(NamedTuple):
-    """What a wave may add to a moment's demand."""
+    """Contribution of a wave to a moment's demand."""
 
     started: float
     whole: float
@@ -168,7 +168,7 @@ def peak(waves: Sequence[Wave], now_s: float, horizon_s: float) -> float:
 
 
 class Supply(NamedTuple):
-    """How a pool makes environments of a template ready."""
+    """Speed at which a pool makes environments of a template ready."""
 
     start_s: float
     """What nineteen of twenty starts stay below."""
@@ -179,5 +179,5 @@ class Supply(NamedTuple):
 
 
 def lead_s(count: float, supply: Supply) -> float:
-    """How long it takes to have so many more ready."""
+    """Seconds until `count` more environments are ready."""
     return supply.start_s + max(0.0, count) / max(supply.per_second, 1e-3)

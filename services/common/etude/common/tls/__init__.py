@@ -1,1 +1,1 @@
-"""Who a process is on the wire, whom it serves, and the certificates that prove it."""
+"""Mutual TLS: identities, RPC authorization, certificates and their renewal."""

@@ -1,4 +1,4 @@
-"""Asks an issuer for a certificate."""
+"""Certificate requests to an issuer."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +19,14 @@ DEADLINE_S = 10.0
 
 
 class IssuerError(UnavailableError):
-    """The issuer did not answer, or said no."""
+    """The issuer did not answer, or refused the request."""
 
     reason = "IssuerUnreachable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Petition:
-    """Who asks whom for what."""
+    """A request for a certificate: identity, issuer, token and trusted CAs."""
 
     identity: str
     """SPIFFE URI."""
@@ -42,11 +42,11 @@ async def obtained(petition: Petition, learned: bytes = b"") -> dict[str, bytes]
     """New files for a folder of certificates, by name; the key is made here.
 
     Args:
-        petition: who asks whom.
+        petition: identity, issuer and token.
         learned: PEM certificates of CAs that an earlier answer named.
 
     Raises:
-        IssuerError: there is no certificate to be had now.
+        IssuerError: no certificate was issued.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     signing_request = (
@@ -76,7 +76,7 @@ async def _asked(
 ) -> certificates_pb2.IssueCertificateResponse:
     target = targets.expected(issuer, "")
     name = ("grpc.ssl_target_name_override", target.server_name)
-    # Not by channels.dial: this is how what that one needs is come by.
+    # Not by channels.dial, which needs the certificate that is requested here.
     credentials = grpc.ssl_channel_credentials(root_certificates=trusted)
     async with grpc.aio.secure_channel(target.address, credentials, options=[name]) as channel:
         stub = certificates_pb2_grpc.CertificateServiceStub(channel)

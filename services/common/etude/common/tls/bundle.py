@@ -13,13 +13,13 @@ def bundle(folder: Path) -> bytes:
 
 
 def lacks(trust: bytes, told: bytes, now: datetime.datetime) -> bool:
-    """Whether a PEM text leaves out an authority of another one that has not ended."""
-    wanted = {each for each in _certificates(told) if now < each.not_valid_after_utc}
-    return not wanted <= _certificates(trust)
+    """Return true if a PEM text lacks an unexpired authority of another one."""
+    wanted = {each for each in _authorities(told) if now < each.not_valid_after_utc}
+    return not wanted <= _authorities(trust)
 
 
-def _certificates(pem: bytes) -> set[x509.Certificate]:
+def _authorities(pem: bytes) -> set[x509.Certificate]:
     try:
-        return set(x509.load_pem_x509_certificates(pem))
+        return set(x509.load_pem_x509_authorities(pem))
     except ValueError:  # there is none, or another's text
         return set()

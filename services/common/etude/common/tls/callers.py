@@ -1,4 +1,4 @@
-"""Who may call what: a table, and a pure function that reads it."""
+"""RPC authorization: the identities that may call each method, and the check of a call."""
 
 from collections.abc import Mapping
 from enum import Enum, auto
@@ -16,7 +16,7 @@ from etude.common.tls.identity import (
 
 
 class Bond(Enum):
-    """What a caller must share with the one it calls."""
+    """Scope that a caller must share with the callee."""
 
     DOMAIN = auto()
     """The trust domain alone."""
@@ -29,7 +29,7 @@ class Bond(Enum):
 
 
 class Caller(NamedTuple):
-    """A role that may call, and its bond to the one it calls."""
+    """A role that may call, and the scope that it must share with the callee."""
 
     role: str
     bond: Bond
@@ -58,15 +58,15 @@ CALLERS: Mapping[str, tuple[Caller, ...]] = {
 """By service, or by method where one differs. What is not listed is refused."""
 
 OPEN = frozenset({"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"})
-"""For everybody with a certificate of the trust domain."""
+"""Open to every certificate of the trust domain."""
 
 
 def refusal(caller: Identity, callee: Identity, method: str) -> str:
-    """Why this caller may not call this method of this callee; empty if it may.
+    """Reason for which a caller may not call a method of a callee; empty if it may.
 
     Args:
         caller: from its certificate.
-        callee: the one that is called.
+        callee: the identity that is called.
         method: as gRPC has it, /package.Service/Method.
     """
     if caller.domain != callee.domain:

@@ -1,4 +1,4 @@
-"""A channel that shows the newest certificate: gRPC fixes a channel's own at its birth."""
+"""gRPC channel that presents the newest certificate; gRPC's own keeps its first one."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ LONGEST_CALL_S = 86_400.0
 
 @dataclass(slots=True, eq=False)
 class RotatingChannel(grpc.aio.Channel):
-    """Opens a connection anew when the files of its certificate change; calls do not notice."""
+    """Reconnects when the files of its certificate change; running calls continue."""
 
     target: Target
     credentials: Credentials
@@ -61,7 +61,7 @@ class RotatingChannel(grpc.aio.Channel):
             ending.add_done_callback(self._ending.discard)
 
     async def _watch(self, channel: grpc.aio.Channel) -> None:
-        """Say why a peer cannot be reached where the reason is a certificate."""
+        """Log why a peer cannot be reached if the reason is a certificate."""
         state = channel.get_state()
         while state is not grpc.ChannelConnectivity.SHUTDOWN:
             if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
@@ -91,7 +91,7 @@ class RotatingChannel(grpc.aio.Channel):
             self._watching.cancel()
         is_failing = grpc.ChannelConnectivity.TRANSIENT_FAILURE
         if self._inner is not None and self._inner.get_state() is is_failing and not self._said:
-            # Who dials anew for each call would never learn why it fails.
+            # A client that dials for each call would never learn the cause of a failure.
             await self._explain()
         if self._inner is not None:
             await self._inner.close(grace)

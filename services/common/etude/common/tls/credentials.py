@@ -16,7 +16,7 @@ from etude.common.tls.material import Material
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
-"""Files are looked at no more often than this."""
+"""Shortest time between two checks of the files."""
 
 
 @dataclass(slots=True)
@@ -43,11 +43,11 @@ class Credentials:
 
     @property
     def identity(self) -> Identity:
-        """Who we are."""
+        """Identity of this process."""
         return self._now.identity
 
     def current(self) -> Material:
-        """What to show now. Files that cannot be used leave the last ones that could."""
+        """Material to present now. Files that cannot be used leave the last usable ones."""
         with self._lock:
             if time.monotonic() - self._looked_s >= self.look_every_s:
                 self._looked_s = time.monotonic()
@@ -81,7 +81,7 @@ class Credentials:
         """Shows the newest of our certificates at each handshake.
 
         Args:
-            asks: every client for its own; else everybody is answered.
+            asks: require a certificate of every client; else all clients are answered.
         """
         given: list[Material] = [self.current()]
 

@@ -1,4 +1,4 @@
-"""Turns a caller away that is not on the list."""
+"""RPC authorization of incoming calls."""
 
 from collections.abc import Iterable, Mapping
 from typing import Protocol
@@ -9,26 +9,26 @@ from etude.common.tls.callers import refusal
 from etude.common.tls.identity import Identity, identities
 
 NAMES = "x509_subject_alternative_name"
-"""Under which gRPC shows the names of a verified client certificate."""
+"""Property of gRPC with the names of a verified client certificate."""
 
 
 class Call(Protocol):
-    """What we ask a call about."""
+    """The part of a call's context that authorization reads."""
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
-        """What the handshake proved."""
+        """Names that the handshake proved."""
         ...
 
 
 def caller_of(call: Call) -> Identity | None:
-    """Who calls, as the verified certificate says; None if it names nobody of ours."""
+    """Identity of the caller in its verified certificate; None if it names none or several."""
     names = [name.decode(errors="replace") for name in call.auth_context().get(NAMES, ())]
     found = identities(names)
     return found[0] if len(found) == 1 else None
 
 
 def admit(call: Call, callee: Identity, method: str) -> None:
-    """Let a call pass, or not.
+    """Authorize a call, or refuse it.
 
     Raises:
         ForbiddenError: the caller may not make it.

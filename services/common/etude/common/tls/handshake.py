@@ -1,4 +1,4 @@
-"""Why a handshake fails: gRPC says only that the peer is unavailable."""
+"""Diagnosis of failed TLS handshakes, for which gRPC only reports an unavailable peer."""
 
 import asyncio
 import contextlib
@@ -9,11 +9,11 @@ from etude.common.tls.material import CA, CERTIFICATE, KEY
 from etude.common.tls.targets import Target
 
 LIMIT_S = 2.0
-"""Whoever closes a channel may wait for this."""
+"""Closing a channel may wait for this long."""
 
 
 async def problem(credentials: Credentials, target: Target) -> str:
-    """What keeps one side from believing the other; empty if nothing does, or nobody answers."""
+    """Reason for which a handshake fails; empty if it succeeds, or the peer does not answer."""
     host, _, port = target.address.rpartition(":")
     try:
         context = await asyncio.to_thread(_context, credentials)
@@ -33,7 +33,7 @@ async def problem(credentials: Credentials, target: Target) -> str:
 async def _refusal(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, credentials: Credentials
 ) -> str:
-    """What the server thinks of our certificate, which in TLS 1.3 it sees after our handshake.
+    """Verdict of the server on our certificate, which in TLS 1.3 it sees after our handshake.
 
     One that accepts it sends its HTTP/2 settings; gRPC's hangs up without an alert.
     """

@@ -1,4 +1,4 @@
-"""Who speaks: what a certificate says of its holder."""
+"""Identity of a process in its certificate: a SPIFFE URI."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ NODE = "node"
 EDGE = "edge"
 
 DOMAIN = "etude.dev"
-"""Trust domain where none is chosen."""
+"""Default trust domain."""
 
 _LABEL = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
 _URI = re.compile(
@@ -38,7 +38,7 @@ class Identity:
         """The identity that a SPIFFE URI names.
 
         Raises:
-            ValueError: it names none of ours.
+            ValueError: it is not one of our URIs.
 
         Source: https://github.com/spiffe/spiffe/blob/main/standards/SPIFFE-ID.md.
         """
@@ -56,7 +56,7 @@ class Identity:
 
     @property
     def server_name(self) -> str:
-        """DNS name that whoever dials it asks of its certificate: that of its Service.
+        """DNS name that clients require of its certificate: the name of its Service.
 
         A certificate for a whole namespace answers to every name in it.
         """

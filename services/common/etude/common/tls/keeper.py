@@ -1,6 +1,7 @@
-"""Keeps a pod's certificate fresh: `python -m etude.common.tls.keeper`, beside its other processes.
+"""Certificate sidecar: renews a pod's certificate before it expires.
 
-The key is made here, lies in the pod's memory, and is new with every certificate.
+Run as `python -m etude.common.tls.keeper`. The key is made here, stays in the pod's memory, and is
+new with every certificate.
 """
 
 import asyncio
@@ -51,7 +52,7 @@ class Settings:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
-        """The settings, or what is wrong with them.
+        """Read the settings.
 
         Raises:
             KeyError: naming a variable that is not set.
@@ -86,7 +87,7 @@ def put(folder: Path, files: Mapping[str, bytes]) -> Material:
         UserError: they cannot be used; what was there stays.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # What a keeper left that was killed while it wrote.
+    # Left by a sidecar that was killed while it wrote.
     _sweep(folder, but=(folder / "..data").resolve().name)
     fresh = folder / f"..{os.urandom(6).hex()}"
     # For the pod's group: a role's container may run as a user of its own. A guest's monitor has
@@ -108,14 +109,14 @@ def put(folder: Path, files: Mapping[str, bytes]) -> Material:
 
 
 def _sweep(folder: Path, *, but: str) -> None:
-    """No folder with a key in it that is not the one shown."""
+    """Delete every folder with a key that is not in use."""
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink() and path.name != but:
             shutil.rmtree(path, ignore_errors=True)
 
 
 async def keep(settings: Settings, probes: Probes, stop: asyncio.Event) -> None:
-    """Renew until told to stop."""
+    """Renew until the stop event is set."""
     delay_s, again_s = FIRST_DELAY_S, LOOK_S
     while not stop.is_set():
         trusted = _trusted(settings)
@@ -136,7 +137,7 @@ async def keep(settings: Settings, probes: Probes, stop: asyncio.Event) -> None:
 
 
 def _is_behind(settings: Settings, trusted: bytes) -> bool:
-    """Whether we were answered by an issuer that does not know all CAs that we are told of.
+    """Return true if the issuer does not know all CAs that this pod is told to trust.
 
     Then peers may refuse what it signed, and we what others signed.
     """
@@ -152,9 +153,9 @@ def _spread(delay_s: float) -> float:
 
 
 async def _waited(settings: Settings, trusted: bytes, wait_s: float, stop: asyncio.Event) -> None:
-    """Until it is time, or somewhat after the CAs that we were told to believe changed.
+    """Wait until the renewal is due, or until shortly after the CAs to trust changed.
 
-    Peers believe whom their last answer named: the sooner all ask, the sooner all know a new CA.
+    Peers trust the CAs of their last answer: the sooner all renew, the sooner all know a new CA.
     """
     due_s = time.monotonic() + wait_s
     has_changed = False
@@ -208,7 +209,7 @@ async def serve(settings: Settings) -> None:
 
 
 def main() -> None:
-    """Run as the pod's keeper."""
+    """Run the certificate sidecar."""
     end_at_once_when_told()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:

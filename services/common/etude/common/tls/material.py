@@ -1,4 +1,4 @@
-"""A certificate, its key and whom to trust, as files say them."""
+"""TLS material from files: certificate, key, trusted CAs."""
 
 import datetime
 import hashlib
@@ -19,7 +19,7 @@ CA, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
-    """What one side of a handshake shows and believes."""
+    """Certificate, key and trusted CAs of one side of a handshake."""
 
     ca: bytes
     """PEM certificates, one or more, that peers' must lead to."""
@@ -81,7 +81,7 @@ def _certificates(data: bytes, path: Path) -> list[x509.Certificate]:
     try:
         found = x509.load_pem_x509_certificates(data)
     except ValueError as cause:
-        raise _problem(path, "holds no PEM certificate", "write it anew") from cause
+        raise _problem(path, "holds no PEM certificate", "write it again") from cause
     return found
 
 
@@ -90,10 +90,10 @@ def _require_pair(certificate: x509.Certificate, key: bytes, path: Path) -> None
         private = load_pem_private_key(key, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature) as cause:
         raise _problem(
-            path, "holds no PEM private key without a password", "write it anew"
+            path, "holds no PEM private key without a password", "write it again"
         ) from cause
     if private.public_key() != certificate.public_key():
-        raise _problem(path, f"is not the key of {CERTIFICATE}", "replace both at once")
+        raise _problem(path, f"is not the key of {CERTIFICATE}", "replace both together")
 
 
 def _bytes(path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""What every part counts of its certificates."""
+"""Metrics of certificates in every part."""
 
 from prometheus_client import Counter, Gauge
 

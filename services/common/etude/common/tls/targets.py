@@ -1,4 +1,4 @@
-"""Whom a target means: the address that is dialled, and the name that must answer there."""
+"""Targets of channels: the address to dial, and the server name to expect there."""
 
 import ipaddress
 from typing import NamedTuple
@@ -9,7 +9,7 @@ REASON = "InvalidTls"
 
 
 class Target(NamedTuple):
-    """Where to dial, and whose certificate is expected; empty where the target does not say."""
+    """Address to dial, and expected name of the server's certificate; empty if unknown."""
 
     address: str
     server_name: str
@@ -38,12 +38,12 @@ def expected(target: str, namespace: str) -> Target:
     found = parse(target, namespace)
     if not found.server_name:
         fix = "name it by its Service, or as NAME@HOST:PORT"
-        raise UserError(Problem(REASON, "does not say who shall answer there", target, fix))
+        raise UserError(Problem(REASON, "does not name the server that answers there", target, fix))
     return found
 
 
 def is_loopback(target: str) -> bool:
-    """Whether an address never leaves the machine."""
+    """Return true if an address never leaves the machine."""
     address = parse(target).address
     host = address.rpartition(":")[0].strip("[]") if ":" in address else address
     if address.startswith("unix:") or host == "localhost":

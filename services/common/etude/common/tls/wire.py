@@ -1,7 +1,7 @@
-"""How this process speaks to others: with certificates, or in the clear.
+"""Transport security of this process: mutual TLS, or plaintext.
 
 The one place that reads ETUDE_TLS: a setting handed from main to every channel would be forgotten
-at one of them, which would then speak in the clear.
+at one of them, which would then be unencrypted.
 """
 
 import functools
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from etude.common.tls.credentials import Credentials
 
 VARIABLE = "ETUDE_TLS"
-"""A folder with ca.crt, tls.crt and tls.key, or Plaintext; unset, only loopback is spoken to."""
+"""A folder with ca.crt, tls.crt and tls.key, or Plaintext; unset allows loopback alone."""
 PLAINTEXT = "Plaintext"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """What a process was told about its wire."""
+    """Transport security of a process: its certificates, or permission for plaintext."""
 
     credentials: "Credentials | None" = None
-    """None speaks in the clear."""
+    """None is plaintext."""
     leaves_machine: bool = True
-    """Whether it may without certificates."""
+    """True if plaintext may leave this machine."""
 
     def require_private(self, address: str, what: str) -> None:
-        """Refuse to speak in the clear beyond this machine unless told to.
+        """Refuse plaintext beyond this machine unless the setting allows it.
 
         Raises:
-            UserError: that is what it would come to.
+            UserError: the address is not on this machine.
         """
         if self.credentials is None and not self.leaves_machine and not is_loopback(address):
             fix = f"set {VARIABLE} to a folder with certificates, or to {PLAINTEXT}"
@@ -42,7 +42,7 @@ class Wire:
 
 
 def told(setting: str) -> Wire:
-    """The wire that a value of ETUDE_TLS asks for.
+    """The transport security that a value of ETUDE_TLS asks for.
 
     Raises:
         UserError: the folder cannot be used.
@@ -51,7 +51,7 @@ def told(setting: str) -> Wire:
         return Wire(leaves_machine=False)
     if setting == PLAINTEXT:
         return Wire()
-    # A third of a second of imports, which who speaks in the clear need not wait for.
+    # A third of a second of imports, which plaintext does not need.
     from etude.common.tls.credentials import Credentials  # noqa: PLC0415
 
     return Wire(credentials=Credentials(Path(setting)))
@@ -59,7 +59,7 @@ def told(setting: str) -> Wire:
 
 @functools.cache
 def own() -> Wire:
-    """This process's wire, read once.
+    """The transport security of this process, read once.
 
     Raises:
         UserError: the folder cannot be used.
