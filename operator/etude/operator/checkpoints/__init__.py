@@ -1,1 +1,1 @@
-"""What to do about a checkpoint, and the Job that handles its data."""
+"""Reconciliation of checkpoints, and the Jobs that verify or delete their data."""

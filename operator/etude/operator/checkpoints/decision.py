@@ -1,4 +1,4 @@
-"""What to do about one checkpoint: verify its data once, delete its data before it goes."""
+"""Decision about one checkpoint: verify its data once, delete the data before the object."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -46,35 +46,35 @@ from etude.operator.reasons import Reason
 from etude.operator.runs.seen import is_settled, ready_fact
 
 TURN_S = 5.0
-"""How soon a checkpoint whose turn it is not asks again."""
+"""Time between two passes of a checkpoint that waits for a free Job slot."""
 RETRY_S = 60.0
-"""A store that is down comes back; meanwhile one Job a minute asks for it."""
+"""Time between two Jobs for a store that is down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenCheckpoint:
-    """What is known of a checkpoint; from caches alone."""
+    """Observed state of a checkpoint, from caches alone."""
 
     manifest: Manifest = field(default_factory=dict)
-    """As it was read, for writes that must not overwrite anybody."""
+    """The object as it was read, for writes with its resourceVersion."""
     jobs: dict[str, Manifest] = field(default_factory=dict)
-    """Its Jobs by what they do."""
+    """Its Jobs by action."""
     endings: dict[str, PodFailure] = field(default_factory=dict)
-    """How the last failed pod of each Job ended."""
+    """The last failed pod of each Job, by action."""
     troubles: dict[str, str] = field(default_factory=dict)
-    """Why the pod of each Job does not start, where it does not."""
+    """The reason why the pod of each Job does not start, by action."""
     is_namespace_closing: bool = False
-    """Whether the namespace refused a Job because it is going away."""
+    """The namespace rejected a Job because it is terminating."""
     run: RLRun | None = None
-    """Of a request, and of what is to be loaded: the run that it names."""
+    """The run that a request, or a checkpoint with verify: Load, names."""
     policies: frozenset[str] = frozenset()
     """Names of NetworkPolicies of its Jobs."""
     needs_way_out: bool = False
-    """Whether no run of its name has the policy that lets its Jobs out."""
+    """No run has the NetworkPolicy that allows egress of its Jobs."""
     problem: Fact | None = None
-    """What kept the last decision about it from being carried out."""
+    """The rejection that kept the last decision from being carried out."""
     places: Places = field(default_factory=Places)
-    """Of its namespace."""
+    """Job slots of its namespace."""
 
 
 def gather(
@@ -115,7 +115,7 @@ def gather(
 
 
 def _run(cluster: Cluster, checkpoint: Checkpoint) -> RLRun | None:
-    """The run of a checkpoint; what no schema of ours takes is as good as none."""
+    """The run of a checkpoint; None if it is missing or its spec is invalid."""
     about = checkpoint.spec.run_ref
     is_needed = _is_request(checkpoint) or checkpoint.spec.verify == "Load"
     if about is None or not is_needed:
@@ -127,9 +127,9 @@ def _run(cluster: Cluster, checkpoint: Checkpoint) -> RLRun | None:
 
 
 def _needs_way_out(cluster: Cluster, checkpoint: Checkpoint) -> bool:
-    """Whether its run is gone, or one of the name has no policies, though nobody else makes them.
+    """The checkpoint's Jobs need a NetworkPolicy of their own, as its run has none.
 
-    A run that goes in the foreground loses its policies first, and waits for its checkpoints.
+    A run that is deleted in the foreground loses its policies first, and waits for its checkpoints.
     """
     about = checkpoint.spec.run_ref
     namespace = checkpoint.metadata.namespace
@@ -148,16 +148,16 @@ def _is_request(checkpoint: Checkpoint) -> bool:
 
 
 def _suspended(job: Manifest) -> str:
-    """Who holds a Job back that should run at once: a queue that takes every Job for its own."""
+    """The sentence about a Job that a queue has suspended; empty if it is not suspended."""
     if not job["spec"].get("suspend", False):
         return ""
     queue = labels(job).get(QUEUE)
-    by = f"LocalQueue {queue}" if queue else "somebody"
-    return f"{by} has suspended Job {ref(job).name}, which no queue should hold"
+    by = f"LocalQueue {queue}" if queue else "another controller"
+    return f"{by} has suspended Job {ref(job).name}: exclude the operator's Jobs from that queue"
 
 
 def _trouble(pods: Sequence[Manifest]) -> str:
-    """Why the pod of a Job does not start; empty where it may."""
+    """The reason why the pod of a Job does not start; empty while it may."""
     return trouble(pods, PULL_FAILURES | CRASHES) or unschedulable(pods)
 
 
@@ -182,7 +182,7 @@ def decide(
 
 
 def _observed(checkpoint: Checkpoint, now: Moment) -> CheckpointStatus:
-    """The verdict as it stands, for the spec as it is now: a pin changes nothing of it."""
+    """The recorded result for the present spec: a pin does not change it."""
     known = ready_fact(checkpoint)
     return checkpoint.status if known is None else status_of(checkpoint, known, now)
 
@@ -190,10 +190,10 @@ def _observed(checkpoint: Checkpoint, now: Moment) -> CheckpointStatus:
 def _verification(
     checkpoint: Checkpoint, seen: SeenCheckpoint, now: Moment, platform: Platform
 ) -> Decision[CheckpointStatus]:
-    """Its objects are read back once, in a Job."""
+    """Read the checkpoint's objects back once, in a Job."""
     job = seen.jobs.get(VERIFY)
     known = ready_fact(checkpoint)
-    if known is None or known.reason != Reason.STORAGE_UNAVAILABLE:  # which holds until it is read
+    if known is None or known.reason != Reason.STORAGE_UNAVAILABLE:  # holds until it is read
         words = seen.troubles.get(VERIFY) or "its objects are read back"
         known = no("Ready", Reason.VERIFYING, words)
     verifying = status_of(checkpoint, known, now)
@@ -218,18 +218,18 @@ def _verification(
 
 
 def _beginning(seen: SeenCheckpoint, job: Apply, now: Moment) -> tuple[Apply | Delete, ...]:
-    """Its Job, perhaps in the place of one that no machine takes; nothing before its turn."""
+    """Creation of its Job, perhaps in the slot of an unschedulable one; empty without a slot."""
     if seen.places.is_free:
         return (job,)
     late = seen.places.given_up(now.wall_s)
-    # What was refused may be refused again, and would take one place after the other away.
+    # A rejected Job may be rejected again, and would take one slot after the other.
     if late is None or seen.problem is not None:
         return ()
     return (Delete(ref=ref(late), uid=uid(late)), job)
 
 
 def _kept(seen: SeenCheckpoint) -> Fact:
-    """What the API server has against its Job."""
+    """The API server's rejection of its Job."""
     assert seen.problem is not None, "asked for without one"  # noqa: S101 - our own mistake
     return no("Ready", seen.problem.reason, seen.problem.message)
 
@@ -237,14 +237,14 @@ def _kept(seen: SeenCheckpoint) -> Fact:
 def _deletion(
     checkpoint: Checkpoint, seen: SeenCheckpoint, now: Moment, platform: Platform
 ) -> Decision[CheckpointStatus]:
-    """The data first, then the object: its finalizer is what waits."""
+    """Delete the data first, then the object, which its finalizer holds."""
     if names.CHECKPOINT_DATA not in checkpoint.metadata.finalizers:
         return Decision(status=checkpoint.status)
     release = _release(checkpoint, seen)
     if checkpoint.spec.deletion_policy == "Retain" or _is_request(checkpoint):
         return Decision(status=checkpoint.status, actions=(release,))
     if seen.is_namespace_closing:
-        where = f"{checkpoint.saved.uri} stays in the store"
+        where = f"{checkpoint.saved.uri} stays in the store: delete it there if it is not needed"
         note = Note(name="orphaned", reason=Reason.DATA_ORPHANED, message=where, is_warning=True)
         return Decision(status=checkpoint.status, actions=(note, release))
     return _deletion_by_job(checkpoint, seen, now, platform)
@@ -275,14 +275,14 @@ def _deletion_by_job(
     ways_out = tuple(_ways_out(checkpoint, seen, job, platform))
     words = seen.troubles.get(DELETE) or "its objects are being deleted"
     status = status_of(checkpoint, no("Ready", Reason.DELETING, words), now)
-    # A policy of its run that goes while it works does not announce that to it.
+    # A policy of its run that is deleted meanwhile sends no event about the checkpoint.
     return Decision(status=status, actions=ways_out, requeue_after_s=RETRY_S)
 
 
 def _ways_out(
     checkpoint: Checkpoint, seen: SeenCheckpoint, job: Manifest, platform: Platform
 ) -> Iterator[Apply]:
-    """A NetworkPolicy for a Job that its run's does not let out; it goes with the Job."""
+    """An egress policy for a Job without one of its run; the Job owns it."""
     storage = checkpoint.storage
     is_needed = platform.namespace is not None and seen.needs_way_out
     if is_needed and storage is not None and ref(job).name not in seen.policies:
@@ -299,7 +299,7 @@ def _release(checkpoint: Checkpoint, seen: SeenCheckpoint) -> Finalizers:
 def _again(
     status: CheckpointStatus, seen: SeenCheckpoint, what: str, now: Moment
 ) -> Decision[CheckpointStatus]:
-    """Take the failed Job away after a while; the next pass starts a new one."""
+    """Delete the failed Job after RETRY_S; the next pass starts a new one."""
     ended = seconds(condition(seen.jobs[what], JOB_FAILED)["lastTransitionTime"])
     wait_s = RETRY_S - (now.wall_s - ended)
     if wait_s > 0:
@@ -308,6 +308,6 @@ def _again(
 
 
 def _tidy(seen: SeenCheckpoint, what: str) -> tuple[Delete, ...]:
-    """Take away a Job that has done its work."""
+    """Delete a finished Job."""
     job = seen.jobs.get(what)
     return () if job is None or is_deleting(job) else (Delete(ref=ref(job), uid=uid(job)),)

@@ -1,4 +1,4 @@
-"""Verifies or deletes the objects of one checkpoint; the operator runs it as a Job."""
+"""Program of a checkpoint's Job: verifies or deletes the objects of one checkpoint."""
 
 import hashlib
 import os
@@ -14,13 +14,13 @@ from etude.common.files import store_for
 
 
 def delete(store: Store, digest: str) -> None:
-    """Take away what the manifest of this digest names, and nothing of anybody else.
+    """Delete the objects that the manifest of this digest names, and no others.
 
-    The manifest goes first, so that half of a checkpoint is never resumed from; until the rest
-    is gone a copy under another name says what that is.
+    The manifest is deleted first, so that half of a checkpoint is never resumed from; until the
+    rest is deleted a copy under another name lists it.
 
     Raises:
-        CorruptError: the manifest cannot be read, and so nobody knows what belongs to it.
+        CorruptError: the manifest cannot be read, so its objects are unknown.
     """
     leaving = f"deleting-{digest}.json"
     present = _found(store, MANIFEST)
@@ -30,7 +30,7 @@ def delete(store: Store, digest: str) -> None:
         store.delete([MANIFEST])
     copy = _found(store, leaving)
     if copy is None:
-        return  # gone, or the prefix holds another checkpoint by now
+        return  # deleted before, or the prefix holds another checkpoint by now
     kept = set() if present is None or is_ours else _keys(store, present)
     store.delete(sorted(_keys(store, copy) - kept))
     store.delete([leaving])
@@ -51,11 +51,11 @@ def _keys(store: Store, manifest: bytes) -> set[str]:
 
 
 def carry_out(order: Order) -> None:
-    """Do what was ordered; a store that is down for a while is waited for.
+    """Carry out the order; wait for a store that is down for a while.
 
     Raises:
-        CorruptError: the checkpoint is not what was registered.
-        StoreError: the store stayed away.
+        CorruptError: the checkpoint differs from the registered one.
+        StoreError: the store stayed unreachable.
     """
     store = store_for(order.uri, order.storage)
 

@@ -18,23 +18,23 @@ LOADER = ("python", "-m", "etude.trainer.checkpoint_load")
 
 
 def name(checkpoint: Checkpoint, what: str) -> str:
-    """The Job that does one thing to this very checkpoint; short, for pods carry it as a label.
+    """Name of the Job for one action on one checkpoint, by uid; short, as pods carry it as a label.
 
-    An import that is made anew under its old name must not take the verdict on the old one.
+    A checkpoint that is imported again under its old name must not inherit the old result.
     """
     identity = hashlib.sha256(checkpoint.metadata.uid.encode()).hexdigest()[:8]
-    # A name has dots in it, and no part of one ends in a hyphen.
+    # No dot-separated part of a name may end in a hyphen.
     return f"{checkpoint.metadata.name[:50].rstrip('-.')}-{identity}-{what[:3]}"
 
 
 def job(checkpoint: Checkpoint, run: RLRun | None, what: str, platform: Platform) -> Apply:
-    """A Job that reaches the store with the run's own Secret; the operator never does.
+    """A Job that reaches the store with the run's own Secret; the operator never does itself.
 
     Args:
-        checkpoint: it.
-        run: whose it is, where it is to be loaded and the run is still there.
+        checkpoint: to verify or delete.
+        run: of the checkpoint, if it still exists; for verify: Load.
         what: VERIFY or DELETE.
-        platform: what the operator was installed with.
+        platform: configuration of the operator.
     """
     of_run = checkpoint.spec.run_ref
     labels = {names.MANAGED_BY: names.OURS, names.CHECKPOINT: names.label(checkpoint.metadata.name)}
@@ -70,7 +70,7 @@ def _plan(checkpoint: Checkpoint, what: str, platform: Platform) -> Plan:
 
 
 def _loading(checkpoint: Checkpoint, run: RLRun | None, platform: Platform) -> Plan:
-    """What makes a learner of a checkpoint has the image and the memory of what would go on."""
+    """The pod that loads a checkpoint has the image and the memory of the run's trainer."""
     image, memory, model = platform.images["trainer"], None, None
     about = checkpoint.spec.run_ref
     if run is not None and about is not None and about.uid in {None, run.metadata.uid}:
@@ -92,7 +92,7 @@ def _loading(checkpoint: Checkpoint, run: RLRun | None, platform: Platform) -> P
 
 def _order(checkpoint: Checkpoint, what: str, model: str | None) -> str:
     storage = checkpoint.storage
-    assert storage is not None  # noqa: S101 - what is written says where
+    assert storage is not None  # noqa: S101 - a written checkpoint has storage
     order = {
         "action": what,
         "uri": checkpoint.saved.uri,

@@ -1,4 +1,4 @@
-"""What to say about a checkpoint."""
+"""Status and phase of a checkpoint."""
 
 from etude.common.api.checkpoint_status import CheckpointStatus, Saved
 from etude.common.api.kinds import Checkpoint
@@ -17,11 +17,11 @@ PHASES = {
     Reason.WRITING: "Writing",
     Reason.RUN_OVER: "Failed",
 }
-"""The word for kubectl; for every other reason Verifying, or Deleting once it goes."""
+"""Phase for kubectl, by reason; for every other reason Verifying, or Deleting if terminating."""
 
 
 def status_of(checkpoint: Checkpoint, fact: Fact, now: Moment) -> CheckpointStatus:
-    """The status with what is known of its data, and what it holds."""
+    """The status with the Ready condition and the fields of the saved data."""
     otherwise = "Deleting" if checkpoint.metadata.deletion_timestamp else "Verifying"
     when = rfc3339(now.wall_s)
     held = checkpoint.saved

@@ -1,4 +1,4 @@
-"""How many Jobs of a namespace's checkpoints are there at a time, and whose turn it is."""
+"""Job slots: limit of concurrent checkpoint Jobs in a namespace."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -13,30 +13,30 @@ from etude.operator.failures import CRASHES, PULL_FAILURES, trouble, unschedulab
 from etude.operator.manifests import Manifest, Ref, is_deleting, is_true, labels, ref, uid
 
 MAX_JOBS = 4
-"""Of a namespace at a time: a controller that comes back tells of all that lies in the store."""
+"""Concurrent Jobs of a namespace: a restarted controller reports every checkpoint of the store."""
 UNPLACED_S = 60.0
-"""So long a Job may wait for a machine while others wait for its place: somebody may add one."""
+"""Time that an unschedulable Job keeps its slot while others wait: a node may be added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Those of one namespace."""
+    """Job slots of one namespace."""
 
     taken: int = 0
-    """Jobs that work, or begin to as soon as a machine takes them."""
+    """Jobs that run, or will once a node takes them."""
     unplaced: tuple[Manifest, ...] = ()
-    """Those of them that no machine takes."""
+    """The unschedulable ones of them."""
 
     @property
     def is_free(self) -> bool:
-        """Whether one more may begin."""
+        """One more Job may start."""
         return self.taken < MAX_JOBS
 
     def given_up(self, now_s: float) -> Manifest | None:
-        """The Job that has to make room for another, if one has waited for a machine for long.
+        """The Job that must free its slot, if one has been unschedulable for long.
 
-        All of them count, or a full cluster would get one for each checkpoint; none keeps its place
-        for ever, or four that are too large for any machine would have nothing be verified.
+        Unschedulable Jobs hold slots, or a full cluster would get a Job for each checkpoint; none
+        holds its slot for ever, or four that are too large for any node would block all others.
         """
         oldest = min(self.unplaced, key=_born_s, default=None)
         return None if oldest is None or now_s - _born_s(oldest) < UNPLACED_S else oldest
@@ -44,7 +44,7 @@ class Places:
 
 @dataclass(slots=True)
 class Underway:
-    """What passes are doing to Jobs at this moment: of that no cache tells yet."""
+    """Jobs that passes are creating or deleting now, which no cache shows yet."""
 
     _made: set[Ref] = field(default_factory=set)
     _ended: set[str] = field(default_factory=set)
@@ -52,7 +52,7 @@ class Underway:
 
     @contextlib.contextmanager
     def noted(self, actions: Sequence[Action]) -> Iterator[None]:
-        """Keep the places of what is made while that lasts, however it ends."""
+        """Count the Jobs of these actions while they are performed."""
         applied = (each.manifest for each in actions if isinstance(each, Apply))
         made = {ref(manifest) for manifest in applied if _is_ours(manifest)}
         ended = {each.uid for each in actions if isinstance(each, Delete)}
@@ -65,7 +65,7 @@ class Underway:
             self._ended -= ended
 
     def places(self, cluster: Cluster, namespace: str) -> Places:
-        """Those that are taken now."""
+        """Slots in use now."""
         there = (job for job in cluster.every("Job") if ref(job).namespace == namespace)
         begun = {ref(job): job for job in there if _is_begun(cluster, job)}
         coming = {key for key in self._made if key.namespace == namespace}
@@ -86,11 +86,11 @@ def _is_ours(manifest: Manifest) -> bool:
 
 
 def _is_begun(cluster: Cluster, job: Manifest) -> bool:
-    """Whether it works, or will without anybody's help."""
+    """The Job runs, or will without intervention."""
     is_over = is_true(job, JOB_COMPLETE) or is_true(job, JOB_FAILED)
     if not _is_ours(job) or is_over:
         return False
-    # What waits for a Secret that nobody makes must not keep all others waiting.
+    # A Job that waits for a missing Secret must not block all others.
     return not trouble(cluster.owned(uid(job)), PULL_FAILURES | CRASHES)
 
 

@@ -1,4 +1,4 @@
-"""What to do about a checkpoint that a user asked for and that is not written yet."""
+"""On-demand checkpoints: Checkpoint objects that a user created and a run has not written yet."""
 
 from etude.common.api.checkpoint_status import CheckpointStatus
 from etude.common.api.kinds import Checkpoint, RLRun
@@ -13,15 +13,15 @@ from etude.operator.reasons import Reason
 from etude.operator.runs.seen import ready_fact
 
 WATCHFUL_S = 5.0
-"""How often a request looks at its run, whose changes do not announce themselves to it."""
+"""Time between two looks at the request's run, whose events do not reach the request."""
 
 
 def decide(
     request: Checkpoint, manifest: Manifest, run: RLRun | None, now: Moment
 ) -> Decision[CheckpointStatus]:
-    """One pass over a request: tie it to its run, then say what it waits for.
+    """One pass over a request: adopt it for its run, then report what it waits for.
 
-    The run's own pass gives the order, and writes down what came of it.
+    The run's own pass sends the command, and records the result.
 
     Args:
         request: without data so far.
@@ -31,7 +31,7 @@ def decide(
     """
     known = ready_fact(request)
     if known is not None and known.reason == Reason.RUN_OVER:
-        # For good: a later run of the name has another state than was asked for.
+        # Final: a later run of the name has another state than was requested.
         return Decision(status=status_of(request, known, now))
     fact = _wrong(request, run) if run is not None else _missing(request)
     if fact is None and run is not None:
@@ -45,20 +45,21 @@ def decide(
 
 def _missing(request: Checkpoint) -> Fact:
     name = request.spec.run_ref.name if request.spec.run_ref is not None else ""
-    return no("Ready", Reason.RUN_NOT_FOUND, f"spec.runRef.name: there is no RLRun {name} here")
+    message = f"spec.runRef.name: no RLRun {name} in this namespace: create it or name another"
+    return no("Ready", Reason.RUN_NOT_FOUND, message)
 
 
 def _wrong(request: Checkpoint, run: RLRun) -> Fact | None:
-    """Why this run will never write it."""
+    """The condition of a request that this run will never write; None if it may."""
     ref = request.spec.run_ref
     if ref is not None and ref.uid not in {None, run.metadata.uid}:
-        message = f"spec.runRef.uid: run {ref.name} is another one by now; make a new request"
+        message = f"spec.runRef.uid: run {ref.name} was replaced (uid changed); make a new request"
         return no("Ready", Reason.RUN_OVER, message)
     over = [k for k in ("Complete", "Failed") if holds(run.status.conditions, k)]
     if over:
         last = run.status.last_checkpoint
         where = f"; its last checkpoint is {last.name}" if last is not None else ""
-        message = f"run {run.metadata.name} ended before it was written{where}"
+        message = f"run {run.metadata.name} ended before this checkpoint was written{where}"
         return no("Ready", Reason.RUN_OVER, message)
     return None
 
@@ -66,12 +67,12 @@ def _wrong(request: Checkpoint, run: RLRun) -> Fact | None:
 def _waiting(run: RLRun) -> Fact:
     if holds(run.status.conditions, "Ready") and run.status.intent is None:
         return no("Ready", Reason.WRITING, "the run writes it after its next step")
-    message = f"run {run.metadata.name} does not run now; it is written once it does"
+    message = f"run {run.metadata.name} is not running; the checkpoint is written once it is"
     return no("Ready", Reason.WAITING_FOR_RUN, message)
 
 
 def _taken(manifest: Manifest, run: RLRun) -> Fact:
-    """Somebody undid the adoption. Who does it each time would have us write without end."""
+    """The condition of a request whose adoption was undone; adopting it again might never end."""
     other = controller(manifest)
     by = f"{other.get('kind')} {other.get('name')} controls it" if other else "nothing controls it"
     message = f"metadata.ownerReferences: {by} instead of run {run.metadata.name}, which writes it"
@@ -79,14 +80,14 @@ def _taken(manifest: Manifest, run: RLRun) -> Fact:
 
 
 def _adopter(manifest: Manifest) -> str:
-    """The uid of the run that adopted it last, empty where none has."""
+    """The uid of the run that adopted it last; empty if none has."""
     annotations = manifest["metadata"].get("annotations") or {}
     return str(annotations.get(names.ADOPTED_BY, ""))
 
 
 def _adoption(request: Checkpoint, manifest: Manifest, run: RLRun) -> Adopt:
-    """From here on it goes with its run, and its data with it."""
-    # Nothing else controls it, whatever its maker wrote; others may wait for its end.
+    """Make the run its controller, so that it and its data are deleted with the run."""
+    # Only the run may control it; other owners may stay.
     written = manifest["metadata"].get("ownerReferences") or ()
     owners = [owner_of(run), *(owner for owner in written if not owner.get("controller"))]
     held = list(manifest["metadata"].get("finalizers") or ())

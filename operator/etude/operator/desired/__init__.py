@@ -1,1 +1,1 @@
-"""What should exist: pure functions from specs to manifests."""
+"""Builders of Kubernetes manifests: pure functions from specs to desired objects."""

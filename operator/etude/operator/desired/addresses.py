@@ -1,4 +1,4 @@
-"""Where the pods of a run's roles are, whatever they come from."""
+"""Addresses and ports of a run's roles."""
 
 from etude.common.api.kinds import RLRun
 from etude.operator import names
@@ -6,7 +6,7 @@ from etude.operator.desired.ports import PORTS
 
 
 def address(run: RLRun, role: str, ordinal: int = 0) -> str:
-    """A pod of a role behind the role's headless Service, from the same namespace."""
+    """Address of a role's pod behind the role's headless Service, within the namespace."""
     workload = names.child(run.metadata.name, role)
     return f"{_host(run, workload, ordinal)}.{workload}:{PORTS[role]['grpc']}"
 

@@ -1,4 +1,4 @@
-"""How pods come by their certificates: pure functions from the platform's choice to manifests."""
+"""TLS certificates of pods: cert-manager Certificates, trust ConfigMaps and the renewal sidecar."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,28 +14,28 @@ from etude.operator.manifests import Manifest
 TOKEN_FOLDER = "/var/run/etude-token"  # noqa: S105 - a folder
 TRUST_FOLDER = "/etc/etude-trust"
 KEEPER = "certificates"
-"""Name of the container that keeps a pod's certificate fresh."""
+"""Name of the sidecar container that renews a pod's certificate."""
 KEEPER_PORT = 8081
 TOKEN_SECONDS = 3_600
-"""The kubelet puts a new token in its place after four fifths of it."""
+"""Lifetime of a token; the kubelet renews it after four fifths."""
 
 
 class Mode(StrEnum):
-    """Where certificates come from."""
+    """Source of certificates, the chart's value tls.mode."""
 
     SELF_MANAGED = "SelfManaged"
-    """Each pod asks the chart's own issuer, and shows a token of the cluster for it."""
+    """Each pod asks the chart's own issuer, authenticated by a service account token."""
     CERT_MANAGER = "CertManager"
     """cert-manager writes a Secret for each Certificate that the operator applies."""
     SECRET = "Secret"  # noqa: S105 - a mode
-    """The platform's team puts a Secret into each namespace."""
+    """The platform's administrators create a Secret in each namespace."""
     PLAINTEXT = "Plaintext"
-    """Nowhere: everything is sent in the clear."""
+    """No certificates: connections are not encrypted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issuer:
-    """An issuer of cert-manager's, or of somebody who speaks its language."""
+    """Issuer of cert-manager, or an external one with its API."""
 
     name: str
     kind: str = "ClusterIssuer"
@@ -44,13 +44,13 @@ class Issuer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """What the operator was installed with."""
+    """TLS configuration of the operator's installation."""
 
     mode: Mode
     domain: str = DOMAIN
     """Trust domain: the first part of every identity."""
     lifetime_hours: int = 24
-    """Of a certificate, for the modes that issue them."""
+    """Lifetime of a certificate, for the modes that issue them."""
     secret: str = ""
     """Name of the Secret in each namespace."""
     issuer: Issuer | None = None
@@ -61,13 +61,13 @@ class Tls:
 
 
 def run_identity(tls: Tls, run: RLRun, role: str) -> Identity:
-    """A role of a run."""
+    """Certificate identity of a run's role."""
     metadata = run.metadata
     return Identity(domain=tls.domain, namespace=metadata.namespace, run=metadata.name, role=role)
 
 
 def pool_identity(tls: Tls, pool: EnvPool, role: str) -> Identity:
-    """A part of a pool, and of the run that owns it."""
+    """Certificate identity of a pool's part, and of the run that owns the pool."""
     metadata = pool.metadata
     return Identity(
         domain=tls.domain,
@@ -81,7 +81,7 @@ def pool_identity(tls: Tls, pool: EnvPool, role: str) -> Identity:
 def children(
     owner: RLRun | EnvPool, tls: Tls | None, identities: Sequence[Identity]
 ) -> list[Manifest]:
-    """What a run or a pool owns for the certificates of its parts."""
+    """Objects that a run or a pool owns for the certificates of its parts."""
     match tls.mode if tls is not None else None:
         case Mode.CERT_MANAGER:
             assert tls is not None  # noqa: S101 - it has a mode
@@ -94,7 +94,7 @@ def children(
 
 
 def of_pod(tls: Tls | None, identity: Identity) -> PodCertificate | None:
-    """How one part's pods get their certificate; None leaves them on their own machine."""
+    """Certificate source of one part's pods; None on the local runtime."""
     if tls is None:
         return None
     match tls.mode:
@@ -109,17 +109,17 @@ def of_pod(tls: Tls | None, identity: Identity) -> PodCertificate | None:
 
 
 def asks_issuer(tls: Tls | None) -> bool:
-    """Whether pods get their certificates from the issuer beside the operator."""
+    """Pods get their certificates from the chart's own issuer."""
     return tls is not None and tls.mode is Mode.SELF_MANAGED
 
 
 def secret_name(identity: Identity) -> str:
-    """The Secret that cert-manager writes for a part, and the Certificate that asks for it."""
+    """Name of a part's Certificate, and of the Secret that cert-manager writes for it."""
     return f"{identity.server_name.partition('.')[0]}-tls"
 
 
 def trust_name(*, run: str = "", pool: str = "") -> str:
-    """The ConfigMap with the CA that the pods of a run or a pool believe at first.
+    """Name of the ConfigMap with the CA that the pods of a run or a pool trust initially.
 
     A pool may have the name of a run that uses it.
     """
@@ -127,7 +127,7 @@ def trust_name(*, run: str = "", pool: str = "") -> str:
 
 
 def _secret(name: str) -> Manifest:
-    # Else every user of the container reads the key, that of a guest's monitor too.
+    # Else every user of the container could read the key, a guest's monitor included.
     return {"name": "tls", "secret": {"secretName": name, "defaultMode": 0o440}}
 
 
@@ -159,7 +159,7 @@ def _trust(owner: RLRun | EnvPool, tls: Tls) -> Manifest:
 
 
 def _labels(owner: RLRun | EnvPool) -> Mapping[str, str]:
-    # Without a role: what has one is taken for a part that runs.
+    # Without a role label: objects with one are taken for running parts.
     if isinstance(owner, RLRun):
         return {names.MANAGED_BY: names.OURS, names.RUN: owner.metadata.name}
     labels = {names.MANAGED_BY: names.OURS, names.POOL: owner.metadata.name}
@@ -167,7 +167,7 @@ def _labels(owner: RLRun | EnvPool) -> Mapping[str, str]:
 
 
 def _kept(tls: Tls, identity: Identity) -> PodCertificate:
-    """A pod whose keeper asks the issuer. Its key never leaves the pod's memory."""
+    """Certificate from the issuer through the sidecar. The key never leaves the pod's memory."""
     trust = trust_name(run=identity.run, pool=identity.pool)
     token = {"audience": identity.uri, "expirationSeconds": TOKEN_SECONDS, "path": "token"}
     return PodCertificate(
@@ -185,9 +185,9 @@ def _kept(tls: Tls, identity: Identity) -> PodCertificate:
 
 
 def keeper(target: str, identity: str) -> Manifest:
-    """The container beside a pod's own that keeps its certificate fresh.
+    """The sidecar container that renews a pod's certificate.
 
-    A sidecar: it has a certificate before the others start, and outlives them at the end.
+    It has a certificate before the other containers start, and ends after them.
     """
     settings = {
         "ETUDE_TLS_FOLDER": TLS_FOLDER,

@@ -1,4 +1,4 @@
-"""What serves a pool over HTTP: a pure function from the pool to it."""
+"""Environment API of a pool: Service and StatefulSet of the HTTP server of spec.edge."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,10 +18,10 @@ GRACE_S = 30
 def edge_children(
     pool: EnvPool, labels: Mapping[str, str], image: str, certificate: PodCertificate | None = None
 ) -> list[Manifest]:
-    """The edge of a pool that asks for one: a Service, and at most one pod behind it.
+    """Service and StatefulSet of the environment API of a pool with spec.edge; at most one pod.
 
-    Sandboxes live in their edge's process: beside a second one, half of the requests would not
-    find theirs, also for the moment in which a Deployment replaces its pod.
+    Sandboxes belong to their API server's process: with a second pod, half of the requests would
+    miss theirs, as they would while a Deployment replaces its pod.
     """
     if pool.spec.edge is None:
         return []

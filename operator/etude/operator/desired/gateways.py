@@ -1,4 +1,4 @@
-"""The way in from a Gateway of the platform to the engines of a run.
+"""HTTPRoute from a Gateway of the platform to the engines of a run.
 
 API: gateway.networking.k8s.io/v1.
 """
@@ -17,11 +17,11 @@ PORT = {"http": PORTS[names.INFERENCE]["http"]}
 
 
 def way_in(run: RLRun, labels: Mapping[str, str]) -> list[Manifest]:
-    """A Service over the engines that are ready, and the route to it.
+    """A Service over the ready engines, and the HTTPRoute to it.
 
     Args:
         run: the run.
-        labels: of its engines.
+        labels: of the run's engines.
     """
     inference = run.spec.roles.inference
     if inference is None or inference.gateway is None:
@@ -34,18 +34,18 @@ def way_in(run: RLRun, labels: Mapping[str, str]) -> list[Manifest]:
     }
     if inference.gateway.hostnames:
         spec["hostnames"] = [*inference.gateway.hostnames]
-    # Not the engines' own Service, whose names are there before they are ready.
+    # Not the engines' headless Service, which also has engines that are not ready.
     balanced = service(run, name, labels, PORT, is_headless=False)
     return [balanced, {**head(run, API, "HTTPRoute", name, labels), "spec": spec}]
 
 
 def proxies(run: RLRun, gateway: PolicyGateway) -> str:
-    """The namespace from which engines are called."""
+    """The namespace of the Gateway's proxies, which call the engines."""
     return gateway.proxy_namespace or gateway.namespace or run.metadata.namespace
 
 
 def _timeouts(gateway: PolicyGateway) -> Manifest:
-    """None unless asked for: a CRD or a Gateway that does not know them may refuse the route."""
+    """Timeouts of a route; empty unless set, since older CRDs and Gateways refuse them."""
     limit_s = gateway.request_timeout_seconds
     return {} if limit_s is None else {"timeouts": {"request": f"{limit_s}s"}}
 

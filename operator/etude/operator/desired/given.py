@@ -1,4 +1,4 @@
-"""What the spec of a run says about the pods of a role, as parts of a pod's plan."""
+"""Pod overrides: settings of a run's spec for the pods of a role."""
 
 from collections.abc import Mapping
 
@@ -10,11 +10,11 @@ from etude.operator.desired.pods import Nearness
 from etude.operator.manifests import Manifest
 
 SAVING_MARGIN_S = 30
-"""A trainer that saves on its way out has its time-out and this much to end in order."""
+"""Seconds that a terminating trainer has in addition to its checkpoint time-out."""
 
 
 def classes(run: RLRun, spec: RoleSpec) -> dict[str, str]:
-    """The pods' PriorityClass and RuntimeClass; a role's own comes before the run's."""
+    """PriorityClass and RuntimeClass of a role's pods; the role's own before the run's."""
     given = {
         "priorityClassName": spec.priority_class_name or run.spec.scheduling.priority_class_name,
         "runtimeClassName": spec.runtime_class_name,
@@ -23,7 +23,7 @@ def classes(run: RLRun, spec: RoleSpec) -> dict[str, str]:
 
 
 def near(run: RLRun, labels: Mapping[str, str]) -> Nearness | None:
-    """How near to each other the pods with these labels are."""
+    """Affinity among the pods with these labels, by spec.scheduling.topology."""
     topology = run.spec.scheduling.topology
     if topology is None:
         return None
@@ -32,14 +32,14 @@ def near(run: RLRun, labels: Mapping[str, str]) -> Nearness | None:
 
 
 def over(given: PodTemplate) -> Manifest:
-    """What the spec lays over the pods of a role."""
+    """The podTemplate of a role as a strategic merge patch."""
     metadata = {"labels": given.labels, "annotations": given.annotations}
     found: Manifest = {"metadata": {name: part for name, part in metadata.items() if part}}
     return found | ({"spec": given.spec} if given.spec else {})
 
 
 def grace_s(run: RLRun, role: str, spec: RoleSpec) -> int:
-    """A trainer that is told to go saves first; a drain must not cut that short."""
+    """Termination grace period: a terminating trainer saves first, which a drain must allow."""
     given = spec.termination_grace_period_seconds
     if role == names.TRAINER and given is None:
         return run.spec.checkpointing.timeout_seconds + SAVING_MARGIN_S

@@ -1,4 +1,4 @@
-"""A run as one JobSet: made once, then left to the JobSet's controller and to its queue.
+"""JobSet of a run: created once, then left to the JobSet controller and to Kueue.
 
 API: jobset.x-k8s.io/v1alpha2; labels of Kueue: kueue.x-k8s.io.
 """
@@ -18,7 +18,7 @@ REQUIRED = "kueue.x-k8s.io/podset-required-topology"
 PREFERRED = "kueue.x-k8s.io/podset-preferred-topology"
 
 FOR_EVER = 2**31 - 1
-"""A Job counts every pod that is replaced; ours are to be replaced for as long as the run lasts."""
+"""Backoff limit: a Job counts every replaced pod, and ours are replaced for the whole run."""
 
 NEVER_DONE = """\
 trap 'kill -TERM "$child" 2>/dev/null' TERM
@@ -29,12 +29,12 @@ while kill -0 "$child" 2>/dev/null; do wait "$child"; code=$?; done
 [ "$code" -ne 0 ] || code=143
 exit "$code\"
 """
-"""A Job takes a container that ends well for work that is done, and makes no pod for it again. Ours
-end well when they are told to go, by a drain or a queue, after they have saved."""
+"""Entry point that exits non-zero: a Job takes exit code 0 for finished work, and creates no pod
+again. Ours exit 0 on SIGTERM, of a drain or an eviction, after they have saved."""
 
 
 class Part(NamedTuple):
-    """One role of the run."""
+    """Pods of one role of a run."""
 
     role: str
     service: str
@@ -44,7 +44,7 @@ class Part(NamedTuple):
 
 
 def job_set(run: RLRun, labels: Mapping[str, str], parts: Iterable[Part]) -> Manifest:
-    """The run's roles as replicated Jobs of one JobSet, suspended if a queue is to start it."""
+    """The run's roles as replicated Jobs of one JobSet, suspended if a queue must admit it."""
     scheduling = run.spec.scheduling
     name = run.metadata.name
     manifest = head(
@@ -63,7 +63,7 @@ def job_set(run: RLRun, labels: Mapping[str, str], parts: Iterable[Part]) -> Man
 
 
 def ref_of(run: RLRun) -> Ref:
-    """The run's JobSet."""
+    """Identity of the run's JobSet."""
     return Ref("JobSet", run.metadata.namespace, run.metadata.name)
 
 
@@ -94,7 +94,7 @@ def _job(part: Part, labels: Mapping[str, str], scheduling: Scheduling) -> Manif
             "completions": part.replicas,
             "parallelism": part.replicas,
             "backoffLimit": FOR_EVER,
-            # A pod that saves on its way out has its name and its devices until it is gone.
+            # A terminating pod that saves keeps its name and its devices until it is gone.
             "podReplacementPolicy": "Failed",
             "template": {"metadata": metadata, "spec": spec},
         },
@@ -102,7 +102,7 @@ def _job(part: Part, labels: Mapping[str, str], scheduling: Scheduling) -> Manif
 
 
 def _topology(scheduling: Scheduling) -> dict[str, str]:
-    """What the queue places pods by: with it, only flavors that have a Topology are considered."""
+    """Topology annotations for Kueue, which then considers only flavors with a Topology."""
     if scheduling.topology is None or scheduling.admission != "JobSet":
         return {}
     given = {REQUIRED: scheduling.topology.required, PREFERRED: scheduling.topology.preferred}

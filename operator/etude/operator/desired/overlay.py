@@ -1,7 +1,7 @@
-"""A part of a pod template laid over another, as kubectl lays a patch over an object.
+"""Strategic merge of pod templates, as by `kubectl patch`.
 
-Strategic merge of PodSpec by its published merge keys (k8s.io/api core/v1, `patchMergeKey`),
-without directives: acceptance refuses those.
+Lists of a PodSpec merge by their published keys (k8s.io/api core/v1, `patchMergeKey`). Directives
+are not supported: acceptance refuses them.
 """
 
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from etude.common.api.podtemplate import MERGE_KEYS
 from etude.operator.manifests import Manifest
 
 ONE_OF = ("volumes",)
-"""Lists whose items hold one of several kinds: another kind replaces the item."""
+"""Lists of union types: an item of the patch replaces the item as a whole."""
 
 
 def merged(below: Manifest, above: Mapping[str, Any]) -> Manifest:
-    """Both mappings as one; where they differ, the upper one wins, and null takes away."""
+    """The merge of two mappings; the patch wins, and null deletes."""
     found = dict(below)
     for name, value in above.items():
         if value is None:

@@ -1,4 +1,4 @@
-"""The pools that a run has for itself."""
+"""Own pools of a run."""
 
 from collections.abc import Mapping
 
@@ -11,23 +11,23 @@ from etude.operator.desired.workloads import head
 from etude.operator.manifests import Manifest
 
 _SIZING = ("autoscaling", "minIdle", "overcommitFactor")
-"""What keeps nodes where nobody asks for any."""
+"""Fields that keep hosts without demand."""
 
 
 def own_pool(
     run: RLRun, labels: Mapping[str, str], role: EnvironmentRole, *, is_running: bool
 ) -> Manifest:
-    """The pool of one environment; without nodes while the run does without it."""
+    """The pool of one environment; without hosts while the run does not need it."""
     template = role.pool_template
     assert template is not None, f"{role.name} refers to a pool"  # noqa: S101 - our own mistake
     access = run.spec.storage.to_json()
     del access["uri"]
-    # Its tasks lie where the run's other inputs do, unless it says otherwise.
+    # Its store has the access settings of the run's, unless it sets its own.
     spec = ({"store": access} if access else {}) | template.to_json()
     given = template.observability.to_json()
     spec["observability"] = run.spec.observability.to_json() | given
     if template.mode is ScalingMode.EXTERNAL:
-        spec.pop("replicas", None)  # whoever scales it owns them
+        spec.pop("replicas", None)  # owned by the external autoscaler
     spec = _without_empty(spec)
     if not is_running:
         released = {name: value for name, value in spec.items() if name not in _SIZING}
@@ -37,10 +37,10 @@ def own_pool(
 
 
 def _without_empty(value: Manifest) -> Manifest:
-    """The same without empty mappings.
+    """The mapping without empty mappings in it.
 
-    Server-side apply takes the keys of a mapping that shrinks to nothing away and leaves null,
-    which the schema of a kind of ours then refuses: only what is not sent at all goes.
+    Server-side apply turns a mapping whose keys all go into null, which the schemas of our kinds
+    refuse: the mapping itself must not be sent.
     """
     inner = {
         key: _without_empty(each) if isinstance(each, dict) else each for key, each in value.items()

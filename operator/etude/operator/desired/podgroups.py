@@ -1,4 +1,4 @@
-"""Pods that Volcano places together or not at all.
+"""PodGroups of Volcano: gang scheduling of a run's pods.
 
 API: scheduling.volcano.sh/v1beta1. A pod joins a PodGroup by an annotation.
 """
@@ -15,7 +15,7 @@ SCHEDULER = "volcano"
 
 
 def group_of(run: RLRun, role: str) -> str | None:
-    """The PodGroup of a role's pods; None where each is placed by itself."""
+    """Name of the PodGroup of a role's pods; None without gang scheduling."""
     gang = run.spec.scheduling.gang
     if gang is None:
         return None
@@ -23,12 +23,12 @@ def group_of(run: RLRun, role: str) -> str | None:
 
 
 def pod_groups(run: RLRun, labels: Mapping[str, str], pods: Mapping[str, int]) -> list[Manifest]:
-    """The groups of a run.
+    """The PodGroups of a run.
 
     Args:
         run: the run.
-        labels: of everything that it owns.
-        pods: how many pods each role cannot be without.
+        labels: of everything that the run owns.
+        pods: least number of pods by role.
     """
     members: dict[str, int] = {}
     for role, count in pods.items():

@@ -18,15 +18,15 @@ EGRESS_FOLDER = "/etc/etude-egress"
 TLS_FOLDER = "/etc/etude-tls"
 USER_ID = 10_001
 POD_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
-"""Where Kubernetes says which pod of its StatefulSet one is."""
+"""Field path of a pod's index in its StatefulSet."""
 
 _READ_ONLY = frozenset({"spec", "keys", "egress", "tls"})
 
 START_LIMIT_S = 600
-"""Importing a training stack or an engine on a busy machine may take minutes."""
+"""Importing a training stack or an engine on a busy node may take minutes."""
 
 UNRESPONSIVE_GRACE_S = 30
-"""One that does not answer gets no longer than Kubernetes gives any pod that says nothing."""
+"""Grace period of a container that fails its liveness probe: the default of Kubernetes."""
 
 
 _RESTRICTED: Manifest = {
@@ -37,37 +37,37 @@ _RESTRICTED: Manifest = {
 
 
 class Nearness(NamedTuple):
-    """Pods that run in one part of the cluster."""
+    """Affinity among pods: they share a topology domain."""
 
     labels: Mapping[str, str]
-    """Of the pods."""
+    """Labels of the pods."""
     topology_key: str
-    """Node label whose value is the same for all of them."""
+    """Node label whose value they share."""
     is_required: bool
-    """Whether a pod would rather not run than run elsewhere."""
+    """Required during scheduling, not only preferred."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodCertificate:
-    """What a pod's spec says of its certificate."""
+    """Certificate settings of a pod's spec."""
 
     setting: str
     """Value of ETUDE_TLS."""
     volumes: Sequence[Manifest] = ()
-    """The first one is mounted at TLS_FOLDER."""
+    """Volumes; the first one is mounted at TLS_FOLDER."""
     keeper: Manifest | None = None
-    """A further container, without image and security context."""
+    """The renewal sidecar, without image and security context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What differs between the pods of our roles."""
+    """A pod of one role: everything that differs between roles."""
 
     role: str
     image: str
     command: tuple[str, ...]
     ports: Mapping[str, int]
-    """Named container ports; the probe port comes by itself. None: nobody calls or probes it."""
+    """Named container ports in addition to the probe port; without any there are no probes."""
     spec_map: str | None = None
     """ConfigMap that is mounted at SPEC_FOLDER."""
     env: Sequence[Manifest] = ()
@@ -81,10 +81,10 @@ class Plan:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
-    """Both beside ours, from a queue that has admitted it."""
+    """Labels and annotations in addition to the operator's, from the queue's admission."""
     grace_s: int = 60
     shared_memory: bool = False
-    """Whether its processes exchange data through /dev/shm."""
+    """Its processes exchange data through /dev/shm."""
     devices: Sequence[str] = ()
     """Resources of device plugins, one of each."""
     keys_secret: str | None = None
@@ -93,19 +93,19 @@ class Plan:
     """Names and keys of Secrets, each a file NAME/KEY in EGRESS_FOLDER."""
     tolerations: Sequence[Manifest] = ()
     apart_from: Mapping[str, str] | None = None
-    """Labels of pods that it shares no machine with."""
+    """Labels of pods with which it must not share a node."""
     near: Nearness | None = None
-    """Which pods it shares a part of the cluster with."""
+    """Affinity to other pods."""
     seccomp_profile: str | None = None
-    """Profile among the node's own, where the runtime's default forbids what the role is for."""
+    """Localhost profile of the node, where the runtime's default forbids what the role does."""
     classes: Mapping[str, str] = field(default_factory=dict)
     """Names of a PriorityClass and a RuntimeClass, by the pod spec's field."""
     certificate: PodCertificate | None = None
-    """How its processes prove who they are to others."""
+    """Certificate of its processes."""
     group: str | None = None
-    """PodGroup of Volcano that it is placed with."""
+    """PodGroup of Volcano that it belongs to."""
     over: Mapping[str, Any] = field(default_factory=dict)
-    """Part of a pod template that is laid over what comes of the rest."""
+    """Strategic merge patch for the pod template."""
 
 
 def env(name: str, value: str) -> Manifest:
@@ -119,7 +119,7 @@ def field_env(name: str, path: str) -> Manifest:
 
 
 def base_env(ports: Mapping[str, int], *, attempt: int) -> list[Manifest]:
-    """What every role is told about itself."""
+    """Environment variables that every role gets."""
     return [
         env("ETUDE_HOST", "0.0.0.0"),  # noqa: S104 - inside the pod's own network namespace
         env("ETUDE_PORT", str(next(iter(ports.values())))),
@@ -189,7 +189,7 @@ def _apart_from(labels: Mapping[str, str]) -> Manifest:
 
 
 def _near(near: Nearness) -> Manifest:
-    """The first pod matches itself, which the scheduler takes for met wherever it goes."""
+    """Pod affinity; the scheduler lets the first pod, which only matches itself, go anywhere."""
     term = {
         "labelSelector": {"matchLabels": dict(near.labels)},
         "topologyKey": near.topology_key,
@@ -235,7 +235,7 @@ def _container(plan: Plan) -> Manifest:
 
 
 def _keeper(plan: Plan, keeper: Manifest) -> Manifest:
-    """In the image of the pod's role, which its machine has anyway."""
+    """The renewal sidecar in the image of the pod's role, which the node has anyway."""
     policy = "FallbackToLogsOnError"
     own = {"image": plan.image, "securityContext": _RESTRICTED, "terminationMessagePolicy": policy}
     return {**keeper, **own}
@@ -260,7 +260,7 @@ def _served(plan: Plan) -> Manifest:
         "startupProbe": _probe("/livez", period_s=2, failures=START_LIMIT_S // 2),
         "livenessProbe": {
             **_probe("/livez", period_s=10, failures=12),
-            # One that does not answer has nothing to end in order.
+            # An unresponsive process cannot shut down in order.
             "terminationGracePeriodSeconds": min(UNRESPONSIVE_GRACE_S, plan.grace_s),
         },
         "readinessProbe": _probe("/readyz", period_s=2, failures=5),
@@ -329,7 +329,7 @@ def _volume(name: str, plan: Plan) -> Manifest:
                 {"secret": {"name": secret, "items": [{"key": key, "path": f"{secret}/{key}"}]}}
                 for secret, key in plan.egress_secrets
             ]
-            # Else every user of the container reads them, that of a guest's monitor too.
+            # Else every user of the container could read them, a guest's monitor included.
             return {"name": name, "projected": {"sources": sources, "defaultMode": 0o440}}
         case "shm":
             return {"name": name, "emptyDir": {"medium": "Memory"}}

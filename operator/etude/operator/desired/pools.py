@@ -1,4 +1,4 @@
-"""What should exist for a pool: a pure function from it to its children."""
+"""Children of a pool: ConfigMap, brokers, hosts, certificates and policies."""
 
 import math
 from collections.abc import Mapping
@@ -33,10 +33,10 @@ from etude.operator.desired.workloads import head, service, stateful_set
 from etude.operator.manifests import Manifest, quantity, stamped
 
 ENVSERVER = "envserver"
-"""Name of the image that brokers and nodes share."""
+"""Name of the image that brokers and hosts share."""
 
 SUPERVISED = ("etude-envserver", "supervise")
-"""A node whose machines survive the death of its daemon, and end with the pod."""
+"""Command of a host whose VMs survive the death of its daemon, and end with the pod."""
 
 BROKER_GRACE_S = 30
 NODE_GRACE_S = 60
@@ -49,14 +49,14 @@ def pool_children(
     platform: Platform,
     template: Manifest | None = None,
 ) -> list[Manifest]:
-    """The broker of a pool, and the nodes with the given ordinals, in the order to apply them.
+    """The children of a pool, with the hosts of the given ordinals, in the order to apply them.
 
     Args:
         pool: the pool.
-        ordinals: of its nodes.
+        ordinals: of its hosts.
         images: by their names.
-        platform: what the operator was installed with.
-        template: SandboxTemplate that its nodes are made by, of a pool of backend AgentSandbox.
+        platform: configuration of the operator.
+        template: SandboxTemplate of its hosts, for backend AgentSandbox.
     """
     labels = pool_labels(pool)
     name = names.child(pool.metadata.name, names.BROKER)
@@ -99,7 +99,7 @@ def pool_labels(pool: EnvPool) -> dict[str, str]:
 
 
 def node_name(pool: str, ordinal: int) -> str:
-    """The pod of one environment node."""
+    """Name of the pod of one host."""
     return names.pod(names.child(pool, names.NODE), ordinal)
 
 
@@ -107,10 +107,10 @@ _SIZE = ("replicas", "max_replicas", "min_idle", "overcommit_factor", "autoscali
 
 
 def _pool_map(pool: EnvPool) -> Manifest:
-    # How many there are is the operator's business alone: a scale must not change what pods read.
+    # Scaling fields are the operator's alone: scaling must not change the file that pods read.
     size: dict[str, object] = dict.fromkeys(_SIZE)
     if pool.spec.is_sized_for_demand:
-        # Brokers fill one node after the other where empty ones are given up.
+        # With a mode, brokers fill one host after the other, so that empty ones can go.
         size |= {"autoscaling": Autoscaling(mode=pool.spec.mode), "max_replicas": 1}
     resolved = ResolvedPool(
         name=pool.metadata.name,
@@ -161,14 +161,14 @@ def _pool_plan(pool: EnvPool, role: str, images: Mapping[str, str], platform: Pl
 
 
 def _advertised(pool: EnvPool, platform: Platform) -> str:
-    """Where a node is dialled; where that must be proved, also who answers there."""
+    """Address of a host; with TLS, prefixed by the name that its certificate must have."""
     address = f"$(ETUDE_POD_IP):{PORTS[names.NODE]['grpc']}"
     workload = names.child(pool.metadata.name, names.NODE)
     return address if platform.tls is None else targets.named(workload, address)
 
 
 def _egress_secrets(pool: EnvPool) -> list[tuple[str, str]]:
-    """What nodes add to requests of environments: names and keys of Secrets, each once."""
+    """Credentials that hosts add to egress requests: names and keys of Secrets, each once."""
     given = [rule.credential for rule in pool.spec.network.listed if rule.credential is not None]
     return sorted({(each.secret_ref.name, each.key) for each in given})
 
@@ -178,7 +178,7 @@ def _egress_folder(pool: EnvPool) -> list[Manifest]:
 
 
 def _placed(plan: Plan, pool: EnvPool) -> Plan:
-    """The plan of a node, on the machines that the pool asks for."""
+    """The pod of a host with the pool's resources and placement."""
     placement = pool.spec.placement
     siblings = {names.POOL: pool.metadata.name, names.ROLE: names.NODE}
     return replace(
@@ -191,7 +191,7 @@ def _placed(plan: Plan, pool: EnvPool) -> Plan:
 
 
 def _cpu(pool: EnvPool) -> str | None:
-    """What a node requests for all of its slots."""
+    """CPU request of a host, for all of its slots."""
     slot = pool.spec.slot
     if slot.cpu is None:
         return None
@@ -201,7 +201,7 @@ def _cpu(pool: EnvPool) -> str | None:
 
 
 def _broker_target(pool: EnvPool) -> Manifest:
-    """All brokers in their order: the run chooses among them."""
+    """Addresses of all brokers in their order, among which the run chooses."""
     targets = brokers(pool.metadata.name, pool.spec.brokers)
     return env("ETUDE_BROKER_TARGET", ",".join(targets))
 
@@ -228,12 +228,12 @@ def _devices(pool: EnvPool, role: str, platform: Platform) -> tuple[str, ...]:
 
 
 def _boots(pool: EnvPool) -> bool:
-    """Whether its nodes may run microVMs."""
+    """The pool's hosts may run microVMs."""
     return pool.spec.isolation.driver is not DriverName.GVISOR and _outlived(pool)
 
 
 def _outlived(pool: EnvPool) -> bool:
-    """Whether its environments may outlive a daemon that dies: machines and containers do."""
+    """The pool's environments may outlive a host daemon that dies: VMs and containers do."""
     return pool.spec.isolation.driver is not DriverName.PROCESS and any(
         template.image for template in pool.spec.templates
     )

@@ -1,4 +1,4 @@
-"""On which ports each part answers."""
+"""Ports of the services."""
 
 from collections.abc import Mapping
 
@@ -14,4 +14,4 @@ PORTS: Mapping[str, Mapping[str, int]] = {
 }
 
 ISSUER_PORT = 7060
-"""Of the chart's own issuer of certificates."""
+"""Port of the chart's own certificate issuer."""

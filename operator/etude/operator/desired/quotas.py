@@ -1,7 +1,7 @@
-"""A run's place in a queue of Kueue, as a Workload that its StatefulSets wait for.
+"""Kueue Workload of a run, for whose admission its StatefulSets wait.
 
-API: kueue.x-k8s.io/v1beta2. Kueue cannot be taught our kind from outside its own program, so what
-its job framework would do is done here: made once, its status told, then let go.
+API: kueue.x-k8s.io/v1beta2. Kueue's job framework cannot be extended by another program, so the
+operator does its part here: create the Workload, write its status, delete it.
 """
 
 from collections import defaultdict
@@ -17,7 +17,7 @@ API = "kueue.x-k8s.io/v1beta2"
 
 
 class Priority(NamedTuple):
-    """A place in the queue."""
+    """Priority of a Workload and the class that it comes from."""
 
     group: str
     kind: str
@@ -26,7 +26,7 @@ class Priority(NamedTuple):
 
 
 class Flavor(NamedTuple):
-    """What a queue says about the pods of a role: one of its flavors, or an admission check."""
+    """Scheduling constraints for the pods of a role, by a ResourceFlavor or an admission check."""
 
     node_selector: Mapping[str, str] = {}
     tolerations: tuple[Manifest, ...] = ()
@@ -37,13 +37,13 @@ class Flavor(NamedTuple):
 def workload(
     run: RLRun, labels: Mapping[str, str], parts: Iterable[Part], priority: Priority | None
 ) -> Manifest:
-    """What the queue is to admit as a whole: every role with its pods.
+    """The Workload that the queue admits as a whole: every role with its pods.
 
     Args:
         run: the run.
-        labels: of everything that it owns.
+        labels: of everything that the run owns.
         parts: its roles.
-        priority: its place in the queue.
+        priority: of the Workload.
     """
     manifest = head(run, API, "Workload", run.metadata.name, labels)
     manifest["spec"] = {
@@ -59,12 +59,12 @@ def workload(
 
 
 def ref_of(run: RLRun) -> Ref:
-    """The run's Workload."""
+    """Identity of the run's Workload."""
     return Ref("Workload", run.metadata.namespace, run.metadata.name)
 
 
 def assigned(live: Manifest) -> dict[str, tuple[str, ...]]:
-    """The flavors that a Workload was given, by role."""
+    """Names of the flavors assigned to a Workload, by role."""
     admission = (live.get("status") or {}).get("admission") or {}
     return {
         each["name"]: tuple(sorted(set((each.get("flavors") or {}).values())))
@@ -73,13 +73,13 @@ def assigned(live: Manifest) -> dict[str, tuple[str, ...]]:
 
 
 def of_flavor(manifest: Manifest) -> Flavor:
-    """What a ResourceFlavor says."""
+    """The scheduling constraints of a ResourceFlavor."""
     spec = manifest.get("spec") or {}
     return Flavor(spec.get("nodeLabels") or {}, tuple(spec.get("tolerations") or ()))
 
 
 def updates(live: Manifest) -> dict[str, list[Flavor]]:
-    """What admission checks say of a Workload's pods, by role: where their machines are made."""
+    """Pod set updates by a Workload's admission checks, by role."""
     found: dict[str, list[Flavor]] = defaultdict(list)
     for check in (live.get("status") or {}).get("admissionChecks") or ():
         for each in check.get("podSetUpdates") or ():
@@ -95,7 +95,7 @@ def updates(live: Manifest) -> dict[str, list[Flavor]]:
 
 
 def joined(parts: Iterable[Flavor]) -> Flavor:
-    """What several say together: a flavor for each resource of a pod, then admission checks."""
+    """The union of constraints: of each resource's flavor, then of admission checks."""
     found = Flavor()
     for part in parts:
         found = Flavor(
@@ -108,7 +108,7 @@ def joined(parts: Iterable[Flavor]) -> Flavor:
 
 
 def clashes(flavor: Flavor, update: Flavor) -> Iterator[str]:
-    """Keys to which an admission check gives another value than what was said before it."""
+    """Keys for which an admission check has another value than the flavor."""
     for before, after in (
         (flavor.node_selector, update.node_selector),
         (flavor.labels, update.labels),

@@ -1,7 +1,7 @@
-"""The trainer of a run as a RayCluster: a head with the controller, workers for more learners.
+"""RayCluster (KubeRay) of a run's trainer: a head with the controller, workers for learners.
 
-API: ray.io/v1. Made once, then left to KubeRay. A RayCluster and not a RayJob: what follows from a
-failure is the run's to say.
+API: ray.io/v1. Created once, then left to KubeRay. A RayCluster and not a RayJob: the run's own
+failure policy decides about failures.
 """
 
 import copy
@@ -34,7 +34,7 @@ PORTS = (
 
 
 def workers(run: RLRun) -> int:
-    """Pods beside the head, each of its size, for the ranks that its GPUs do not reach for."""
+    """Worker pods in addition to the head, for learner ranks beyond the head's GPUs."""
     trainer = run.spec.roles.trainer
     if not trainer.gpus_per_replica:
         return 0
@@ -62,9 +62,9 @@ def ray_cluster(run: RLRun, labels: Mapping[str, str], trainer: Part) -> Manifes
 
 
 def _head(part: Part, gpus: int) -> Manifest:
-    """The trainer as it is anywhere, beside a Ray that others can join."""
+    """The trainer's pod with a Ray head that workers can join."""
     template = copy.deepcopy(part.template)
-    # KubeRay gives pods no names that could be dialled.
+    # KubeRay gives pods no DNS names.
     template["spec"] |= {"hostname": names.pod(part.service, 0), "subdomain": part.service}
     container = _container(template, part.role)
     ours = " ".join(container["command"])
@@ -81,7 +81,7 @@ def _head(part: Part, gpus: int) -> Manifest:
 
 
 def _worker(part: Part, gpus: int) -> Manifest:
-    """A pod of the same size that joins the head; KubeRay says where that is."""
+    """A worker pod of the same size that joins the head at $FQ_RAY_IP, set by KubeRay."""
     template = copy.deepcopy(part.template)
     container = _container(template, part.role)
     join = f'{START} {PORTS} --address="$FQ_RAY_IP:{GCS_PORT}" --num-cpus=1 --num-gpus={gpus}'

@@ -1,6 +1,6 @@
-"""Who may talk to whom: NetworkPolicies as pure functions of a run or a pool.
+"""NetworkPolicies of runs, pools and checkpoint Jobs.
 
-Policies add up and are directed: a connection needs the caller's way out and the callee's way in.
+Policies add up and are directed: a connection needs egress at the caller and ingress at the callee.
 """
 
 import re
@@ -22,7 +22,7 @@ ANYWHERE = {
     "0.0.0.0/0": ["169.254.0.0/16"],
     "::/0": ["fe80::/10", "fd00:ec2::254/128", "fd20:ce::254/128"],
 }
-"""Every address, but for those at which clouds answer with a machine's own credentials.
+"""Every address except those of cloud metadata services, which hand out a node's credentials.
 
 Source: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-retrieval.html,
 https://cloud.google.com/compute/docs/metadata/querying-metadata."""
@@ -45,13 +45,13 @@ Selector = Mapping[str, str]
 def run_policies(
     run: RLRun, pools: Sequence[str], operator_namespace: str, *, asks_issuer: bool = False
 ) -> list[Manifest]:
-    """One for each role of a run.
+    """One policy for each role of a run.
 
     Args:
         run: the run.
-        pools: names of the EnvPools that its environments come from.
+        pools: names of the EnvPools of its environments.
         operator_namespace: where the operator runs, which dials the controller.
-        asks_issuer: whether its pods get their certificates from an issuer beside the operator.
+        asks_issuer: its pods get their certificates from the chart's own issuer.
     """
     roles = run.spec.roles
     outside = _outside(run.spec.storage, run.spec.observability.otlp_endpoint)
@@ -68,7 +68,7 @@ def run_policies(
         part = _part(run, names.REWARDS)
         asked = [_from([_part(run, names.TRAINER)], names.REWARDS)]
         made.append(_policy(run, names.REWARDS, part, asked, [*served, *environments]))
-    # A Job talks with nobody who would ask for its certificate.
+    # A Job has no peer that asks for its certificate.
     job = {names.SAVED_BY: run.metadata.name, names.ROLE: names.JANITOR}
     return [*made, _policy(run, names.JANITOR, job, [], outside)]
 
@@ -79,7 +79,7 @@ def _part(run: RLRun, role: str) -> Selector:
 
 def _trainer_policy(run: RLRun, operator: Rule, outside: Sequence[Rule]) -> Manifest:
     trainer = _part(run, names.TRAINER)
-    # Ray's parts talk to each other on whichever ports they find.
+    # Ray processes talk to each other on arbitrary ports.
     among = [_pods(trainer)] if run.spec.scheduling.kind == "RayCluster" else []
     partners = [
         _to(_part(run, names.INFERENCE), names.INFERENCE),
@@ -97,7 +97,7 @@ def _trainer_policy(run: RLRun, operator: Rule, outside: Sequence[Rule]) -> Mani
 def pool_policies(
     pool: EnvPool, operator_namespace: str, *, asks_issuer: bool = False
 ) -> list[Manifest]:
-    """One for each part of a pool. Any run of its namespace may use it."""
+    """One policy for each part of a pool, which any run of its namespace may use."""
     ours = {names.POOL: pool.metadata.name}
     broker, node, edge = (
         {**ours, names.ROLE: role} for role in (names.BROKER, names.NODE, names.EDGE)
@@ -107,7 +107,7 @@ def pool_policies(
     signals = _outside(None, pool.spec.observability.otlp_endpoint) + issuer
     outside = _outside(pool.spec.store, pool.spec.observability.otlp_endpoint) + issuer
     if pool.spec.network.egress is not EgressPolicy.NONE:
-        # A node's own proxy tells its environments apart, and refuses what no rule allows.
+        # The host's own proxy tells environments apart, and enforces their rules.
         outside.append(_anywhere(()))
     parts = [
         _policy(
@@ -137,10 +137,10 @@ def pool_policies(
 
 
 def job_policy(job: Manifest, store: StoreAccess) -> Manifest:
-    """The way to the store of a Job that outlives the run whose policy let it out."""
+    """The egress policy of a Job that outlives its run and the run's policy."""
     metadata = job["metadata"]
     given = job["spec"]["template"]["metadata"]["labels"]
-    # What the Job controller adds has names of its own.
+    # Without the labels that the Job controller adds.
     selected = {name: given[name] for name in (names.CHECKPOINT, names.ROLE)}
     owner = {name: job[name] for name in ("apiVersion", "kind")}
     owner |= {"name": metadata["name"], "uid": metadata["uid"], "controller": True}
@@ -169,11 +169,11 @@ def _policy(
     ingress: Sequence[Rule],
     egress: Sequence[Rule],
 ) -> Manifest:
-    # Without the role: what has one is taken for a part that runs.
+    # Without a role label: objects with one are taken for running parts.
     kind = names.RUN if isinstance(owner, RLRun) else names.POOL
     labels = {names.MANAGED_BY: names.OURS, kind: owner.metadata.name}
     name = names.child(owner.metadata.name, role)
-    # Probes and metrics hold no secrets, and who scrapes them is the platform's choice.
+    # Probes and metrics hold no secrets, and the platform chooses who scrapes them.
     probes = {"ports": _ports([PROBE_PORT])}
     spec = {
         "podSelector": {"matchLabels": dict(selected)},
@@ -185,7 +185,7 @@ def _policy(
 
 
 def _environments(pool: str) -> list[Rule]:
-    """The way out to the broker and the nodes of a pool."""
+    """Egress to the brokers and the hosts of a pool."""
     return [_to({names.POOL: pool, names.ROLE: role}, role) for role in (names.BROKER, names.NODE)]
 
 
@@ -203,7 +203,7 @@ def _from_operator(namespace: str, role: str) -> Rule:
 
 
 def _issuer(namespace: str) -> list[Rule]:
-    """The way to whoever signs certificates."""
+    """Egress to the certificate issuer."""
     peer = _namespace(namespace) | _pods(ISSUER_LABELS)
     return [{"to": [peer], "ports": _ports([ISSUER_PORT])}]
 
@@ -219,7 +219,7 @@ def _from_gateway(run: RLRun, gateway: PolicyGateway) -> Rule:
 
 
 def _outside(store: StoreAccess | None, otlp_endpoint: str | None) -> list[Rule]:
-    """Names, the object store and the collector: all of them may be anywhere."""
+    """Egress to DNS, the object store and the collector, whose addresses are unknown."""
     dns = [{"port": DNS_PORT, "protocol": protocol} for protocol in ("UDP", "TCP")]
     found: list[Rule] = [{"ports": dns}]
     urls, ports = [], []
@@ -242,7 +242,7 @@ def _port_of(url: str | None) -> int:
 
 
 def _within(urls: Iterable[str]) -> list[Rule]:
-    """The way to Services of the cluster, by whole namespaces: who is asked has a say as well.
+    """Egress to Services in the cluster, by whole namespaces; the callee's ingress applies as well.
 
     Policies are judged by a pod's own port, which a Service may map to any other, and some network
     plugins never take a pod's address for part of a block.
@@ -256,9 +256,9 @@ def _within(urls: Iterable[str]) -> list[Rule]:
 
 
 def _namespace_of(url: str) -> str | None:
-    """Where a Service of that name would be: "" next to the pod; None if it can be none.
+    """Namespace of a Service with that host name: "" for the pod's own; None if it is none.
 
-    A public name of two parts looks like a Service too, in a namespace that is not there.
+    A public name of two parts looks like a Service too, in a namespace that does not exist.
     """
     match (urlparse(url).hostname or "").rstrip(".").split("."):
         case [service] if LABEL.fullmatch(service):
@@ -270,7 +270,7 @@ def _namespace_of(url: str) -> str | None:
 
 
 def _anywhere(ports: Sequence[int]) -> Rule:
-    """Everywhere but to a machine's own services; on every port if none is named."""
+    """Egress to every address but metadata services; on every port if none is given."""
     blocks = [{"ipBlock": {"cidr": all_, "except": own}} for all_, own in ANYWHERE.items()]
     return {"to": blocks, **({"ports": _ports(ports)} if ports else {})}
 

@@ -1,4 +1,4 @@
-"""What should exist for a run: a pure function from it to its children."""
+"""Children of a run: ConfigMap, pools, workloads, Services, certificates and policies."""
 
 import json
 from collections.abc import Mapping
@@ -35,51 +35,51 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
-    """What the operator was installed with; the same for every run."""
+    """Configuration of the operator's installation, the same for every object."""
 
     images: Mapping[str, str] = field(default_factory=dict)
     """Default image of trainer, inference, rewards and envserver."""
     has_shared_files: bool = False
-    """Whether file:// means the same folder in every role: true on one machine."""
+    """file:// means the same folder in every role: true on the local runtime."""
     allows_weak_isolation: bool = False
-    """Whether pools may ask for isolation.minimum Process."""
+    """Pools may ask for isolation.minimum Process."""
     traces_file: str | None = None
     """File for trace spans that every role can append to."""
     node_seccomp_profile: str | None = None
     """Seccomp profile of environment nodes that lets them make namespaces; the runtime's default
     does not, and the restricted standard allows a Localhost profile."""
     namespace: str | None = None
-    """Where the operator runs, which NetworkPolicies let in; on one machine there are none."""
+    """The operator's namespace, which NetworkPolicies admit; None on the local runtime."""
     tls: Tls | None = None
-    """Where certificates come from; None keeps every part on its own machine."""
+    """TLS configuration; None on the local runtime."""
     integrations: frozenset[str] = frozenset()
-    """Names of the APIs of other projects that the operator may use where they are served."""
+    """Names of the enabled integrations with other projects."""
     kvm_resource: str | None = None
-    """Resource of a device plugin that gives pods /dev/kvm; without it microVMs are translated."""
+    """Device plugin resource for /dev/kvm; without it microVMs are emulated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunShape:
-    """Which pods of a run should exist now."""
+    """Decisions about a run that shape its children."""
 
     images: Mapping[str, str]
     """Default images, as they were when the run was accepted."""
     attempts: Mapping[str, int] = field(default_factory=dict)
     """By role; 0 unless the role was restarted."""
     brokers: Mapping[str, int] = field(default_factory=dict)
-    """How many each pool of somebody else has, by the environment that it serves."""
+    """Brokers of each pool that the run does not own, by environment."""
     engines: int | None = None
-    """Engines that stay though fewer are wanted."""
+    """Surplus engines to keep for now; None for as many as desired."""
     is_running: bool = True
     """False keeps the objects and releases the pods."""
     is_queued: bool = False
-    """Whether the run waits in a queue, which is to find what it shall admit."""
+    """The run waits in a queue, which needs its workload to admit it."""
     has_place: bool = False
-    """Whether its Workload stays: from when it waits for quota until it needs none any more."""
+    """The run has a Kueue Workload: from waiting for quota until it needs none."""
     priority: Priority | None = None
-    """Its place in the queue."""
+    """Priority in the queue."""
     flavors: Mapping[str, Flavor] = field(default_factory=dict)
-    """The machines that the queue gave it, by role."""
+    """Node constraints of the admission, by role."""
 
 
 def run_children(run: RLRun, shape: RunShape, platform: Platform) -> list[Manifest]:
@@ -103,7 +103,7 @@ def run_children(run: RLRun, shape: RunShape, platform: Platform) -> list[Manife
 
 
 def _made_once(run: RLRun, shape: RunShape, platform: Platform) -> list[Manifest]:
-    """What others turn into pods, and what is there for as long as the pods are wanted."""
+    """The JobSet or RayCluster of the run, which exists while its pods are desired."""
     match run.spec.scheduling.kind:
         case "JobSet":
             return [job_set(run, run_labels(run), _parts(run, shape, platform))]
@@ -114,13 +114,13 @@ def _made_once(run: RLRun, shape: RunShape, platform: Platform) -> list[Manifest
 
 
 def has_set(run: RLRun, role: str) -> bool:
-    """Whether a role's pods come from a StatefulSet of its own."""
+    """The role's pods come from a StatefulSet of its own."""
     kind = run.spec.scheduling.kind
     return kind == "StatefulSet" or (kind == "RayCluster" and role != names.TRAINER)
 
 
 def _role(run: RLRun, role: str, shape: RunShape, platform: Platform) -> list[Manifest]:
-    """The names of a role's pods and, unless the run has one workload for all, what makes them."""
+    """The headless Service of a role and, unless the run has one workload, its StatefulSet."""
     name = names.child(run.metadata.name, role)
     labels = {**run_labels(run), names.ROLE: role}
     named = service(run, name, labels, PORTS[role])
@@ -168,7 +168,7 @@ def _certificate(run: RLRun, role: str, platform: Platform) -> PodCertificate | 
 
 
 def resolved_spec(run: RLRun) -> RLRunSpec:
-    """The spec as processes get it, with what only the cluster knows filled in."""
+    """The spec as processes read it, with references resolved."""
     model, resolved = run.spec.model, run.status.resolved
     if model.checkpoint_ref is None or resolved is None or resolved.model_uri is None:
         return run.spec
@@ -177,7 +177,7 @@ def resolved_spec(run: RLRun) -> RLRunSpec:
 
 
 def _resume_at(run: RLRun) -> ResumeAt | None:
-    """What the trainer is to be put back to; it does that once."""
+    """The checkpoint that the trainer must resume from, once."""
     decision = run.status.resumption
     if decision is None or not decision.number:
         return None
@@ -185,7 +185,7 @@ def _resume_at(run: RLRun) -> ResumeAt | None:
 
 
 def own_pools(run: RLRun, *, is_running: bool) -> list[Manifest]:
-    """The pools that the run owns; without nodes while the run holds no pods."""
+    """The pools that the run owns; without hosts while the run holds no pods."""
     return [
         own_pool(run, run_labels(run), role, is_running=is_running)
         for role in run.spec.roles.environments
@@ -201,7 +201,7 @@ def pool_name(run: RLRun, role: EnvironmentRole) -> str:
 
 
 def roles(run: RLRun) -> dict[str, int]:
-    """Pods per role while the run is running."""
+    """Pods by role while the run is running."""
     wanted = {names.TRAINER: 1}
     if run.spec.scheduling.kind == "RayCluster":
         wanted[names.TRAINER] += workers(run)
@@ -213,14 +213,14 @@ def roles(run: RLRun) -> dict[str, int]:
 
 
 def wanted(run: RLRun) -> dict[str, int]:
-    """Pods per role now: none of those that the active phase does without, if they were let go."""
+    """Desired pods by role now: zero for released idle roles."""
     if run.status.released is None:
         return roles(run)
     return {role: pods if role == names.TRAINER else 0 for role, pods in roles(run).items()}
 
 
 def _least(run: RLRun) -> dict[str, int]:
-    """Pods per role without which nothing can begin: engines may be fewer than there are."""
+    """Least pods by role with which the run can start: engines may be fewer."""
     inference = run.spec.roles.inference
     least = wanted(run)
     if inference is None or not least[names.INFERENCE]:
@@ -229,7 +229,7 @@ def _least(run: RLRun) -> dict[str, int]:
 
 
 def engine_replicas(run: RLRun) -> int:
-    """Engines that a run should have: what was decided last, or what it begins with."""
+    """Desired engines: the last decision, or the initial count of the spec."""
     role = run.spec.roles.inference
     if role is None:
         return 0
@@ -238,7 +238,7 @@ def engine_replicas(run: RLRun) -> int:
 
 
 def role_spec(run: RLRun, role: str) -> RoleSpec:
-    """The part of the spec about one role.
+    """The spec of one role.
 
     Raises:
         KeyError: the run has no such role.
@@ -321,7 +321,7 @@ def _run_plan(run: RLRun, role: str, shape: RunShape, platform: Platform) -> Pla
 
 
 def _peers(run: RLRun, role: str, shape: RunShape) -> list[Manifest]:
-    """Where one role finds the others."""
+    """Environment variables with the addresses of a role's peers."""
     match role:
         case names.TRAINER:
             return [*_engines(run), *_brokers(run, shape), *_rewards(run)]
@@ -333,7 +333,7 @@ def _peers(run: RLRun, role: str, shape: RunShape) -> list[Manifest]:
 
 def _engines(run: RLRun) -> list[Manifest]:
     role = run.spec.roles.inference
-    # Those that may come later too: the controller reads this once.
+    # Up to the maximum: the controller reads this once.
     replicas = 0 if role is None else role.most
     targets = [address(run, names.INFERENCE, ordinal) for ordinal in range(replicas)]
     return [env("ETUDE_INFERENCE_TARGETS", ",".join(targets))] if targets else []
@@ -346,14 +346,14 @@ def _rewards(run: RLRun) -> list[Manifest]:
 
 
 def brokers(pool: str, count: int) -> list[str]:
-    """Where the brokers of a pool are, in the order that chooses among them."""
+    """Addresses of a pool's brokers, in the order by which runs choose among them."""
     workload = names.child(pool, names.BROKER)
     port = PORTS[names.BROKER]["grpc"]
     return [names.address(workload, port, place) for place in range(count)]
 
 
 def _brokers(run: RLRun, shape: RunShape) -> list[Manifest]:
-    """Where the leases of each environment come from, by the environment's name."""
+    """Environment variable with the broker addresses of each environment."""
     targets = {}
     for role in run.spec.roles.environments:
         template = role.pool_template
@@ -363,10 +363,10 @@ def _brokers(run: RLRun, shape: RunShape) -> list[Manifest]:
 
 
 def traces(platform: Platform) -> list[Manifest]:
-    """Where the roles of one machine write their spans."""
+    """Environment variable with the file of trace spans, on the local runtime."""
     return [] if platform.traces_file is None else [env("ETUDE_TRACES_FILE", platform.traces_file)]
 
 
 def json_text(value: object) -> str:
-    """The same value as the same text."""
+    """Canonical JSON of a value."""
     return json.dumps(value, separators=(",", ":"), sort_keys=True)

@@ -1,4 +1,4 @@
-"""A node as a Sandbox of agent-sandbox.
+"""Sandbox objects of agent-sandbox: a pool's hosts for backend AgentSandbox.
 
 API: https://github.com/kubernetes-sigs/agent-sandbox, agents.x-k8s.io/v1beta1, release v1.0.7.
 """
@@ -15,11 +15,11 @@ from etude.operator.manifests import RESOURCES, Manifest
 def sandbox(
     pool: EnvPool, name: str, labels: Mapping[str, str], plan: Plan, template: Manifest
 ) -> Manifest:
-    """A node's pod, with what the platform's template lays over it, for a controller to run.
+    """A host's pod as a Sandbox, with the platform's template merged over it.
 
     Args:
-        pool: whose node it is.
-        name: of the Sandbox, and so of its pod.
+        pool: of the host.
+        name: of the Sandbox and of its pod.
         labels: of both.
         plan: of the pod.
         template: the SandboxTemplate.

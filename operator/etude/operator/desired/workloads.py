@@ -10,7 +10,7 @@ from etude.operator.desired.pods import Plan, pod_spec
 from etude.operator.manifests import Manifest, stamped
 
 GROUP = "scheduling.k8s.io/group-name"
-"""Annotation by which a pod joins a PodGroup of Volcano."""
+"""Annotation with which a pod joins a PodGroup of Volcano."""
 
 
 def service(
@@ -22,7 +22,7 @@ def service(
     is_headless: bool = True,
 ) -> Manifest:
     """A Service; a headless one has one name per pod, and no balancing in between."""
-    # Peers dial each other while they start: an engine gets its weights before it is ready.
+    # Peers connect during startup: an engine gets its weights before it is ready.
     headless = {"clusterIP": "None", "publishNotReadyAddresses": True} if is_headless else {}
     spec = {
         **headless,
@@ -58,9 +58,9 @@ def stateful_set(
 
 
 def still_selecting(manifest: Manifest, live: Manifest | None) -> Manifest:
-    """The manifest as the API server takes it: what a StatefulSet selects is fixed when it is made.
+    """The manifest with the selector of the live StatefulSet, which is immutable.
 
-    A pool outlives its run where that is deleted alone, and its pods have the run's label then.
+    A pool outlives a run that is deleted alone, and its pods keep the run's label then.
     """
     if manifest["kind"] != "StatefulSet" or live is None:
         return manifest
@@ -74,7 +74,7 @@ def still_selecting(manifest: Manifest, live: Manifest | None) -> Manifest:
 
 
 def pod_template(labels: Mapping[str, str], plan: Plan, attempt: int) -> Manifest:
-    """What the pods of a role are made from."""
+    """Pod template of a role."""
     metadata: Manifest = {"labels": {**plan.labels, **labels, names.ATTEMPT: str(attempt)}}
     group = {} if plan.group is None else {GROUP: plan.group}
     if plan.annotations or group:
@@ -99,7 +99,7 @@ def head(
 
 
 def owner_of(owner: RLRun | EnvPool) -> Manifest:
-    """The reference by which a child names who controls it."""
+    """The controller owner reference of a child."""
     return {
         "apiVersion": API_VERSION,
         "kind": owner.kind,

@@ -1,1 +1,1 @@
-"""What to do about a pool of environments."""
+"""Reconciliation of environment pools: observe, size, decide, report."""

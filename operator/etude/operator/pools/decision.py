@@ -1,4 +1,4 @@
-"""What to do about one pool: its broker, its nodes, what to say about them."""
+"""Decision about one pool: its brokers, its hosts and its status."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from etude.operator.scaling.config import TICK_S
 
 _OVER = {"Failed", "Succeeded"}
 _PARTS = {"Service", "StatefulSet", "NetworkPolicy"}
-"""Kinds of children that come and go with a field; nodes are counted, and the map stays."""
+"""Kinds of children that come and go with a field; hosts are counted, and the ConfigMap stays."""
 
 
 def decide(
@@ -69,7 +69,7 @@ def _look_again_s(problem: Fact | None, size: Size | None, *, is_moving: bool) -
 
 
 class _Said(NamedTuple):
-    """What a status says beside numbers."""
+    """A status without its numbers."""
 
     observed_generation: int
     phase: str
@@ -77,7 +77,7 @@ class _Said(NamedTuple):
 
 
 def _is_counting(before: EnvPoolStatus, after: EnvPoolStatus) -> bool:
-    """Whether nothing but numbers differs, such as of nodes that come up one by one."""
+    """Only numbers differ, as while hosts become ready one by one."""
     return _said(before) == _said(after)
 
 
@@ -87,13 +87,13 @@ def _said(status: EnvPoolStatus) -> _Said:
 
 
 def ordinals(nodes: Sequence[Manifest], limit: int) -> tuple[int, ...]:
-    """Which nodes should exist: all that nobody has asked to go, and the lowest free ones.
+    """Ordinals of the hosts that should exist: those that stay, and the lowest free ones.
 
-    A node on its way out still holds its ordinal.
+    A terminating host still holds its ordinal.
 
     Args:
-        nodes: that there are.
-        limit: nodes up to which some are made.
+        nodes: existing hosts.
+        limit: number of hosts up to which new ones are created.
     """
     taken = {_ordinal(node): node for node in nodes}
     kept = sorted(n for n, node in taken.items() if not is_deleting(node))
@@ -109,9 +109,9 @@ def _actions(pool: EnvPool, seen: SeenPool, platform: Platform) -> Iterator[Acti
     assert pool.status.resolved is not None, "recorded before"  # noqa: S101 - our own mistake
     size = seen.size or asked_for(pool, seen.nodes, seen.report)
     yield from _departures(pool, seen, size)
-    # What is released at once is not kept for a moment more.
+    # A released pool keeps no host.
     there = [] if pool.spec.is_released else seen.nodes
-    # A pod's template is fixed when it is made: what runs is left as it is.
+    # A pod's spec is fixed at its creation: running hosts are left as they are.
     made = {_ordinal(node) for node in seen.nodes}
     new = tuple(each for each in ordinals(there, size.limit) if each not in made)
     wanted = desired_pools.pool_children(
@@ -127,7 +127,7 @@ def _actions(pool: EnvPool, seen: SeenPool, platform: Platform) -> Iterator[Acti
 
 
 def _departures(pool: EnvPool, seen: SeenPool, size: Size) -> Iterator[Action]:
-    """Nodes that go, and those that shall hold nothing more before they do."""
+    """Deletion of hosts that are over or given up, and draining of those that retire."""
     retiring = {}
     for node in staying(seen.nodes):
         is_over = node.get("status", {}).get("phase") in _OVER
@@ -137,14 +137,14 @@ def _departures(pool: EnvPool, seen: SeenPool, size: Size) -> Iterator[Action]:
             retiring[ref(node)] = uid(node)
     is_asked = any(member.is_vacating for member in members(seen.report).values())
     if (retiring or is_asked) and not pool.spec.is_released:
-        # Also without any: those that were to go, and are wanted again, get environments again.
+        # Also without any: hosts that no longer retire must get environments again.
         targets = brokers(pool.metadata.name, pool.spec.brokers)
         yield Vacate(brokers=tuple(targets), nodes=retiring)
 
 
 def _prunings(pool: EnvPool, seen: SeenPool, wanted: set[Ref]) -> Iterator[Delete]:
-    """Children of parts that left the spec; what others gave the pool as an owner is theirs."""
-    # Those of every part; some have the label of the pool's run as well.
+    """Children of parts that left the spec; objects that others gave this owner are kept."""
+    # Labels of every part; some parts have the label of the pool's run as well.
     ours = {names.MANAGED_BY: names.OURS, names.POOL: pool.metadata.name}.items()
     for key, live in seen.children.items():
         is_part = key.kind in _PARTS and ours <= labels(live).items()

@@ -1,4 +1,4 @@
-"""The figures of one pool, from what each of its brokers says of its own runs."""
+"""Combined report of a pool, from the reports of its brokers."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ Said = environments_pb2.WatchPoolResponse
 
 
 def combined(said: Sequence[Said]) -> Said | None:
-    """One report for the whole pool; None while no broker has said anything.
+    """One report for the whole pool; None before the first report of a broker.
 
-    Brokers share the nodes: each counts the slots that the others have left it. Runs, leases and
-    waiting environments are told by one broker only.
+    Brokers share the hosts: each counts the slots that the others have left it. Runs, leases and
+    waiting environments are reported by one broker only.
     """
     if len(said) < 2:
         return next(iter(said), None)
@@ -34,7 +34,7 @@ def combined(said: Sequence[Said]) -> Said | None:
         ready=max(each.ready for each in said),
         planned=sum(each.planned for each in said),
         warm_percent=_warm_percent(said),
-        # Of quantiles there is no sum: the worst broker's, since its runs wait so long.
+        # Quantiles have no sum: take those of the worst broker, whose runs wait so long.
         acquire_p50_ms=max(each.acquire_p50_ms for each in said),
         acquire_p99_ms=max(each.acquire_p99_ms for each in said),
         start_p50_ms=max(each.start_p50_ms for each in said),
@@ -47,7 +47,7 @@ def combined(said: Sequence[Said]) -> Said | None:
 
 
 def _first_starts(said: Sequence[Said]) -> list[environments_pb2.FirstStarts]:
-    """Of each template those of the broker that knows most: of quantiles there is no sum."""
+    """Start times of each template by the broker with most samples: quantiles have no sum."""
     found: dict[str, environments_pb2.FirstStarts] = {}
     for each in said:
         for told in each.first_starts:
@@ -58,7 +58,7 @@ def _first_starts(said: Sequence[Said]) -> list[environments_pb2.FirstStarts]:
 
 
 def _by_run(said: Sequence[Said]) -> dict[str, int]:
-    """Leases by run; a run's are told by its one broker, or by two while it changes."""
+    """Leases by run; one broker reports a run, or two while the run moves between them."""
     found: Counter[str] = Counter()
     for each in said:
         found.update(each.leased_by_run)
@@ -66,7 +66,7 @@ def _by_run(said: Sequence[Said]) -> dict[str, int]:
 
 
 def _warm_percent(said: Sequence[Said]) -> int:
-    """The mean, by how much each broker has granted."""
+    """Mean share of warm starts, weighted by the leases of each broker."""
     granted = sum(each.granted_total for each in said)
     warm = sum(each.warm_percent * each.granted_total for each in said)
     return round(warm / granted) if granted else 0

@@ -1,4 +1,4 @@
-"""Nodes that are on their way out, as long as that takes in health."""
+"""Terminating hosts of a pool, and those that are stuck."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,18 +9,18 @@ from etude.operator.scaling.limits import GOING_S
 
 @dataclass(slots=True)
 class Going:
-    """Those of one pool. By our own clock: the cluster's may be another."""
+    """Terminating hosts of one pool, timed by the operator's own clock."""
 
     _since: dict[str, float] = field(default_factory=dict)
-    """When each was first seen to go, by uid."""
+    """Time at which each was first observed as terminating, by uid."""
 
     def see(self, nodes: Sequence[Manifest], *, now_s: float) -> None:
-        """Take note of what there is now."""
+        """Record the terminating hosts."""
         leaving = [uid(node) for node in nodes if is_deleting(node)]
         self._since = {name: self._since.get(name, now_s) for name in leaving}
 
     def stuck(self, nodes: Sequence[Manifest], *, now_s: float) -> set[str]:
-        """Uids of those whose machine does not answer: they may stay for ever, and serve nobody."""
+        """Uids of hosts that terminate for too long: their node does not answer."""
         return {
             uid(node)
             for node in nodes

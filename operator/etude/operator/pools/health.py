@@ -1,4 +1,4 @@
-"""What is wrong with the nodes of a pool, as far as their pods show it."""
+"""Health of a pool's hosts: unschedulable, unready and crash-looping pods, and quarantine."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,16 +9,16 @@ from etude.common.api.pool import Health, Quarantine
 from etude.operator.manifests import Manifest, is_deleting, is_true, uid
 
 GRACE_S, CRASHES, RECHECK_S = 300, 5, 60
-"""What holds where a pool says nothing of its nodes' health."""
+"""Defaults of spec.health."""
 KEPT_S = 3600.0
-"""So long a node stays in quarantine for somebody to look at it."""
+"""Time for which a host stays in quarantine to be looked at."""
 SHARE = 10
-"""One node in so many may be in quarantine, and one in any case: where all nodes are ill, others in
-their place would be, too."""
+"""One host in so many may be in quarantine, and one in any case: where all hosts are unhealthy,
+their replacements would be, too."""
 
 
 class Ill(StrEnum):
-    """What a node may have."""
+    """A reason for which a host is unhealthy."""
 
     UNPLACED = "Unplaced"
     UNREADY = "Unready"
@@ -27,37 +27,37 @@ class Ill(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What is to be done about nodes that are not well. All names are of nodes."""
+    """Findings about unhealthy hosts; all names are of hosts."""
 
     quarantined: tuple[str, ...] = ()
-    """They are kept, and others are made in their place."""
+    """Kept for inspection; replacements are created."""
     given_up: tuple[str, ...] = ()
-    """They go at once."""
+    """Deleted immediately."""
     unplaced: tuple[str, ...] = ()
-    """They wait for a machine."""
+    """Unschedulable: no node takes them."""
     is_full: bool = False
-    """Whether one has waited for so long that no more are made."""
+    """A host has been unschedulable for so long that no more are created."""
     look_again_s: float | None = None
-    """When there may be more to say; None where only an event can change it."""
+    """Seconds until the findings may change; None where only an event can change them."""
 
 
 @dataclass(slots=True)
 class Ward:
-    """What was noticed of one pool's nodes; whoever starts anew notices anew."""
+    """Health history of one pool's hosts; it starts again with the operator."""
 
     _since: dict[tuple[str, Ill], float] = field(default_factory=dict)
-    """When each was first seen to be so, by uid."""
+    """Time at which each reason was first observed, by uid."""
     _restarts: dict[str, int] = field(default_factory=dict)
-    """Restarts of each node's containers when it was last ready, by uid."""
+    """Restarts of each host's containers when it was last ready, by uid."""
     _kept: dict[str, float] = field(default_factory=dict)
-    """Since when each is in quarantine, by uid; in their order."""
+    """Start of each quarantine, by uid, oldest first."""
 
     def see(self, nodes: Sequence[Manifest], health: Health, *, now_s: float) -> Findings:
-        """Take note of what there is now.
+        """Record the present hosts and return the findings.
 
         Args:
-            nodes: of the pool.
-            health: what it says of them.
+            nodes: hosts of the pool.
+            health: settings of the pool.
             now_s: on the monotonic clock.
         """
         there = [node for node in nodes if not is_deleting(node)]
@@ -103,7 +103,7 @@ class Ward:
         )
 
     def _quarantine(self, there: Sequence[Manifest], unwell: set[str], now_s: float) -> set[str]:
-        """Uids of those that are in quarantine now."""
+        """Uids of the hosts in quarantine."""
         room = max(1, len(there) // SHARE) - len(self._kept)
         new = [uid(node) for node in there if uid(node) in unwell and uid(node) not in self._kept]
         self._kept |= dict.fromkeys(new[: max(0, room)], now_s)
@@ -120,7 +120,7 @@ class Ward:
 
 
 def is_unplaced(node: Manifest) -> bool:
-    """Whether the scheduler has found no machine for it."""
+    """The scheduler has found no node for the host."""
     conditions = node.get("status", {}).get("conditions") or ()
     return any(c["type"] == "PodScheduled" and c["status"] == "False" for c in conditions)
 
@@ -137,7 +137,7 @@ def _ills(node: Manifest) -> Iterator[Ill]:
     if is_unplaced(node):
         yield Ill.UNPLACED
     states = [each.get("state") or {} for each in _containers(node)]
-    # While an image comes nothing runs, however long that takes.
+    # While an image is pulled no container runs, however long that takes.
     if states and not is_true(node, "Ready") and all("running" in each for each in states):
         yield Ill.UNREADY
     reasons = [(each.get("waiting") or {}).get("reason") for each in states]

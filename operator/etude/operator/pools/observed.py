@@ -1,4 +1,4 @@
-"""What a pool looks like to its autoscaler, from its pods and from what its brokers say."""
+"""Autoscaler input of a pool, from its pods and its brokers' reports."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from etude.v1 import environments_pb2, plan_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A node, as all brokers of its pool see it together."""
+    """Load of a host, by the reports of all brokers of its pool."""
 
     held: int = 0
     idle_since_s: float = -math.inf
@@ -25,18 +25,18 @@ class Member:
 
 
 def name_of(node: Manifest) -> str:
-    """A node's name, which is its pod's."""
+    """The name of a host, which is its pod's."""
     name: str = node["metadata"]["name"]
     return name
 
 
 def staying(nodes: Sequence[Manifest]) -> list[Manifest]:
-    """Those that nobody has asked to go."""
+    """Hosts that are not terminating."""
     return [node for node in nodes if not is_deleting(node)]
 
 
 def members(report: PoolReport) -> dict[str, Member]:
-    """Every node that a broker knows, by name."""
+    """Every host that a broker reports, by name."""
     found: dict[str, Member] = {}
     for words in report.said.values():
         for told in words.said.members:
@@ -59,13 +59,13 @@ def metrics(
     provision: Provision,
     now: Moment,
 ) -> PoolMetrics:
-    """The pool as it is now.
+    """Metrics of the pool now.
 
     Args:
         nodes: its pods.
-        report: what its brokers said.
-        brokers: how many it has: unless all of them have spoken nothing is known.
-        provision: how long its nodes took to be ready.
+        report: of its brokers.
+        brokers: their number: unless all of them have reported nothing is known.
+        provision: time that its hosts took to be ready.
         now: this moment.
     """
     there, known = staying(nodes), members(report)
@@ -87,7 +87,7 @@ def metrics(
         idle=tuple(
             IdleReplica(
                 name=name,
-                # What no broker knows yet has held nothing: it has only just come.
+                # A host that no broker reports yet is new and has held nothing.
                 since_s=known[name].idle_since_s if name in known else now.monotonic_s,
                 is_cached=name not in known or known[name].is_cached,
                 is_draining=name in vacated,
@@ -103,7 +103,7 @@ def metrics(
 
 
 def _provisions(report: PoolReport, provision: Provision) -> dict[str, Provision]:
-    """Until a new node has given its first environment of each template, which it fetches then."""
+    """Time until a new host has started its first environment of each template."""
     newest = report.newest
     return {
         told.template: followed(provision, told.p50_ms / 1000, told.p95_ms / 1000, told.count)
@@ -112,10 +112,10 @@ def _provisions(report: PoolReport, provision: Provision) -> dict[str, Provision
 
 
 def plans(report: PoolReport, asking: Mapping[str, int | None]) -> tuple[Plan, ...]:
-    """What runs that may ask for something have planned.
+    """Plans of the runs that may ask for environments.
 
     Args:
-        report: what brokers said.
+        report: of the brokers.
         asking: GPUs of each run, by uid; None for one that is suspended or over.
     """
     return tuple(
@@ -130,7 +130,7 @@ def plans(report: PoolReport, asking: Mapping[str, int | None]) -> tuple[Plan, .
         )
         for words in report.said.values()
         for told in words.said.plans
-        # A run that is unknown here may be one of another operator.
+        # An unknown run may belong to another operator.
         if asking.get(told.run_id, 0) is not None
     )
 
@@ -153,7 +153,7 @@ def _held(report: PoolReport, now: Moment) -> Iterator[Held]:
 
 
 def _lease(report: PoolReport) -> tuple[Quantile, ...]:
-    """Of the broker that knows most leases: of quantiles there is no sum."""
+    """Lease durations by the broker that knows most leases: quantiles have no sum."""
     told = max((words.said for words in report.said.values()), key=_knowledge, default=None)
     return () if told is None else _quantiles(told.lease_seconds)
 

@@ -1,4 +1,4 @@
-"""How long nodes of a pool take to be ready, as the operator sees them come."""
+"""Provisioning times of a pool's hosts, as the operator observes them."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -16,19 +16,19 @@ def _newest() -> deque[float | None]:
 
 @dataclass(slots=True)
 class Provisions:
-    """The newest of one pool."""
+    """Newest provisioning times of one pool."""
 
     prior: Provision = PRIOR
-    """What is assumed while little was seen: what an operator before this one found."""
+    """Assumed while samples are few: the figure of an earlier operator."""
     took_s: deque[float | None] = field(default_factory=_newest)
-    """Of each node that came; None of one that ended before it was ready."""
+    """Of each new host; None for one that ended before it was ready."""
     _begun: dict[str, float] = field(default_factory=dict)
-    """When nodes that are not ready were first seen, by uid."""
+    """Time at which hosts that are not ready were first observed, by uid."""
     _settled: set[str] = field(default_factory=set)
-    """Nodes of which there is nothing more to learn."""
+    """Uids of hosts that were measured or cannot be."""
 
     def see(self, nodes: Sequence[Manifest], *, now_s: float) -> None:
-        """Take note of what there is now."""
+        """Record the present hosts."""
         living = {uid(node) for node in nodes}
         self._begun = {name: at for name, at in self._begun.items() if name in living}
         self._settled &= living
@@ -38,7 +38,7 @@ class Provisions:
 
     @property
     def found(self) -> Provision:
-        """Quantiles of what was seen."""
+        """Quantiles of the observed times."""
         return provision(tuple(self.took_s), self.prior)
 
     def _look(self, node: Manifest, now_s: float) -> None:
@@ -47,7 +47,7 @@ class Provisions:
         if is_ready or is_over or is_deleting(node):
             begun_s = self._begun.pop(name, None)
             self._settled.add(name)
-            # What an operator before us created is seen too late to say how long it took.
+            # Hosts that an earlier operator created are observed too late to be timed.
             if begun_s is not None and is_over:
                 self.took_s.append(None)
             elif begun_s is not None and is_ready:

@@ -1,4 +1,4 @@
-"""Nodes that are Sandboxes of agent-sandbox: whose name they have, and whose state."""
+"""Hosts that are Sandboxes of agent-sandbox: their preconditions and their pods' state."""
 
 from collections.abc import Collection, Iterator, Mapping
 
@@ -21,24 +21,24 @@ from etude.operator.reasons import Reason
 ACCEPTED = "Accepted"
 FIELD = "spec.sandboxTemplateRef"
 LOOK_AGAIN_S = 10.0
-"""What a pool waits for is made by others, and no event of it names the pool."""
+"""Time between two checks for objects of others, whose events do not name the pool."""
 
 
 def problem(
     pool: EnvPool, platform: Platform, *, served: Collection[str], template: Manifest | None
 ) -> Fact | None:
-    """Why there can be no Sandboxes for a pool that asks for them.
+    """The problem of a pool that asks for Sandboxes; None where they can be created.
 
     Args:
-        pool: that may ask.
-        platform: what the operator was installed with.
-        served: kinds of other projects that the pool asks for and that can be used.
+        pool: the pool.
+        platform: configuration of the operator.
+        served: served kinds of other projects that the pool needs.
         template: the SandboxTemplate that it names.
     """
     if pool.spec.backend is not Backend.AGENT_SANDBOX:
         return None
     if platform.has_shared_files:
-        message = "spec.backend: there are no Sandboxes on one machine; remove it"
+        message = "spec.backend: the local runtime has no Sandboxes: remove the field"
         return no(ACCEPTED, Reason.INVALID_PARAMETERS, message)
     for need in integrations.pool_needs(pool):
         missing = integrations.problem(need, platform.integrations, served)
@@ -56,17 +56,17 @@ def problem(
 
 
 def is_awaited(problem: Fact | None) -> bool:
-    """Whether a problem ends by itself once somebody makes something."""
+    """The problem ends once the missing API or object is created."""
     return problem is not None and (
         integrations.is_missing(problem) or problem.reason == Reason.SANDBOX_TEMPLATE_NOT_FOUND
     )
 
 
 def _wrong(template: Mapping[str, Manifest]) -> Iterator[str]:
-    """What would take from a node what the operator gives it, or let it out of its walls."""
+    """Fields that override the operator's own or weaken the isolation of a host."""
     for key in template.get("metadata", {}).get("labels") or ():
         if is_reserved_label(key):
-            yield f"metadata.labels: {key} is the operator's"
+            yield f"metadata.labels: {key} is reserved for the operator"
     spec = template.get("spec", {})
     for words in (*directives(spec), *leaks(spec)):
         yield f"spec.{words}"
@@ -76,15 +76,15 @@ def _wrong(template: Mapping[str, Manifest]) -> Iterator[str]:
 
 
 def nodes(cluster: Cluster, pool: EnvPool, held: Mapping[Ref, Manifest]) -> Iterator[Manifest]:
-    """Every Sandbox of a pool, with the state of its pod; and pods whose Sandbox went first.
+    """Every Sandbox of a pool with the status of its pod, and pods whose Sandbox is gone.
 
-    Those too run until they are gone, and hold their name: to overlook them is to have more nodes
+    Such pods run and hold their name until they are gone: without them there would be more hosts
     than wanted.
 
     Args:
-        cluster: what is known.
-        pool: whose they are.
-        held: what the pool controls.
+        cluster: the cluster's caches.
+        pool: the pool.
+        held: objects that the pool controls.
     """
     sandboxes = [m for m in held.values() if m["kind"] == "Sandbox"]
     for each in sandboxes:
@@ -98,7 +98,7 @@ def nodes(cluster: Cluster, pool: EnvPool, held: Mapping[Ref, Manifest]) -> Iter
 
 
 def _state(cluster: Cluster, sandbox: Manifest) -> Manifest:
-    """The status of its pod; of two, of the one that stays."""
+    """The status of the Sandbox's pod; of two, of the one that is not terminating."""
     pods = [each for each in cluster.owned(uid(sandbox)) if each["kind"] == "Pod"]
     pods.sort(key=is_deleting)
     found: Manifest = pods[0].get("status", {}) if pods else {}

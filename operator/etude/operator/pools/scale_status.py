@@ -1,4 +1,4 @@
-"""What to say about the number of a pool's nodes."""
+"""Autoscaling part of a pool's status: conditions, causes and provisioning times."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from etude.operator.scaling.values import Cause, PoolDecision
 
 
 def scale_facts(pool: EnvPool, size: Size) -> Iterator[Fact]:
-    """Conditions of a pool that sizes itself; others have none of them."""
+    """Conditions of a pool that sizes itself; other pools have none of them."""
     decision = size.decision
     if decision is None or decision.cause is Cause.UNKNOWN:
         return
@@ -21,17 +21,17 @@ def scale_facts(pool: EnvPool, size: Size) -> Iterator[Fact]:
     if spare >= 0:
         yield yes("BurstCapacityMet", Reason.BURST_FITS)
     else:
-        words = f"{-spare} slots are missing for what is asked and burstCapacity"
+        words = f"{-spare} slots are missing for the demand and spec.autoscaling.burstCapacity"
         yield no("BurstCapacityMet", Reason.BURST_TOO_LARGE, words)
     if decision.is_hard_capped:
-        words = f"demand of late explains {decision.hard_cap} nodes at most"
-        yield yes("HardCapped", Reason.MORE_THAN_DEMANDED, words)
+        words = f"recent demand explains at most {decision.hard_cap} hosts"
+        yield yes("HardCapped", Reason.OVERPROVISIONED, words)
     else:
         yield no("HardCapped", Reason.HEALTHY)
 
 
 def autoscaler(pool: EnvPool, size: Size, now: Moment) -> AutoscalerStatus:
-    """What decided on the number of nodes."""
+    """Status of the autoscaler: figures and cause of the last decision."""
     before, decision = pool.status.autoscaler, size.decision
     mode = Cause.UNKNOWN.value if size.is_blind else str(pool.spec.mode)
     changes: dict[str, object] = {"mode": mode, "plan_peak": size.plan_peak}
@@ -51,7 +51,7 @@ def autoscaler(pool: EnvPool, size: Size, now: Moment) -> AutoscalerStatus:
 
 
 def provision(size: Size) -> ProvisionStatus | None:
-    """How long nodes take to be ready; None as long as that is assumed."""
+    """Provisioning times of hosts; None while they are assumed."""
     if not size.samples:
         return None
     took = size.provision

@@ -1,4 +1,4 @@
-"""What is known of a pool."""
+"""Observed state of a pool, from caches alone."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ PLANNING = (ScalingMode.PREDICTIVE, ScalingMode.EXTERNAL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenPool:
-    """What is known of a pool; from caches alone."""
+    """Children, hosts, brokers and reports of a pool."""
 
     children: Mapping[Ref, Manifest] = field(default_factory=dict)
     nodes: Sequence[Manifest] = ()
@@ -28,16 +28,16 @@ class SeenPool:
     edges: Sequence[Manifest] = ()
     report: PoolReport = field(default_factory=PoolReport)
     asking: Mapping[str, int | None] = field(default_factory=dict)
-    """GPUs of each run of the namespace that told a plan, by uid; None for one that is suspended
+    """GPUs of each run of the namespace that has a plan, by uid; None for one that is suspended
     or over."""
     served: frozenset[str] = frozenset()
-    """Kinds of other projects that the pool asks for and that can be used."""
+    """Served kinds of other projects that the pool needs."""
     sandbox_template: Manifest | None = None
-    """What sandboxTemplateRef names."""
+    """The SandboxTemplate that sandboxTemplateRef names."""
     size: Size | None = None
     """What the pool's sizer says; without one, what the spec asks for."""
     problem: Fact | None = None
-    """What kept the last decision about it from being carried out."""
+    """The rejection that kept the last decision from being carried out."""
 
 
 def gather(cluster: Cluster, book: ReportBook, pool: EnvPool, problem: Fact | None) -> SeenPool:
@@ -76,7 +76,7 @@ def _template(cluster: Cluster, pool: EnvPool) -> Manifest | None:
 
 
 def _asking(cluster: Cluster, pool: EnvPool, report: PoolReport) -> dict[str, int | None]:
-    """Looked up one by one: asking every run of a large namespace took most of a pool's pass."""
+    """GPUs by planning run, looked up one by one: scanning a large namespace dominated a pass."""
     told = {plan.run_id for words in report.said.values() for plan in words.said.plans}
     found = {run_id: cluster.known(run_id) for run_id in told}
     return {
@@ -94,7 +94,7 @@ def _is_quiet(run: Manifest) -> bool:
 
 
 def _gpus(run: Manifest) -> int:
-    """What stands still while the run waits for environments."""
+    """GPUs that idle while the run waits for environments."""
     roles = run["spec"].get("roles", {})
     found = (roles.get(name) or {} for name in ("trainer", "inference"))
     return sum(role.get("gpusPerReplica", 0) * role.get("replicas", 1) for role in found)

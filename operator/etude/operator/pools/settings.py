@@ -1,4 +1,4 @@
-"""What a pool's spec says of its size, with what holds where it says nothing."""
+"""Autoscaler settings of a pool's spec, with defaults for fields that are not set."""
 
 from collections.abc import Iterator
 
@@ -24,7 +24,7 @@ from etude.operator.scaling.config import (
 MOST_REPLICAS = 10_000
 REACTIVE = Autoscaling(mode=Mode.REACTIVE)
 UNPLANNED = Autoscaling(max_scale_up_rate=1_000.0, scale_down_delay_s=30.0)
-"""Of mode Predictive while there is no plan to go by: a run's first waves come without."""
+"""Defaults of mode Predictive without a usable plan: a run's first waves come without one."""
 PLANNED = Autoscaling(
     target_utilization_percent=100.0,
     stable_window_s=30.0,
@@ -32,14 +32,14 @@ PLANNED = Autoscaling(
     scale_down_delay_s=15.0,
     predictive=Predictive(service_level_percent=80.0),
 )
-"""What waits for the unknown may be short while the next wave is known."""
+"""Defaults of mode Predictive while all demand is planned: delays may be short."""
 
 
 def pool_config(spec: EnvPoolSpec) -> PoolConfig:
-    """What decide_pool() is told of a pool that sizes itself.
+    """The autoscaler settings of a pool that sizes itself.
 
     Raises:
-        ValueError: it does not.
+        ValueError: the pool does not size itself.
     """
     given = spec.autoscaling
     if given is None or spec.max_replicas is None or not spec.is_sized_for_demand:
@@ -56,14 +56,14 @@ def pool_config(spec: EnvPoolSpec) -> PoolConfig:
 
 
 def planning_config(spec: EnvPoolSpec) -> PoolConfig:
-    """What plans are read by for a pool that somebody else sizes."""
+    """The settings by which plans are read for a pool that an external autoscaler sizes."""
     most = spec.max_replicas or MOST_REPLICAS
     slots = spec.slots_per_replica
     return PoolConfig(max_replicas=most, slots_per_replica=slots, autoscaling=PLANNED)
 
 
 def problems(spec: EnvPoolSpec, *, at: str) -> Iterator[str]:
-    """What no schema can say is wrong with a schedule, each with the field and a way out."""
+    """Problems of a schedule that no schema can express, each with its field and fix."""
     for place, entry in enumerate(spec.autoscaling.schedule if spec.autoscaling else ()):
         found = cron.problem(entry.cron, entry.time_zone)
         if found is not None:

@@ -1,4 +1,4 @@
-"""How many nodes a pool should have now: decided here, or by somebody else."""
+"""Size of a pool: hosts that should exist now, by the autoscaler or as the spec asks."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,35 +25,35 @@ from etude.operator.scaling.trust import usable
 from etude.operator.scaling.values import Cause, PoolDecision, PoolState, restarted, resumed
 
 FORGOTTEN_S = 30.0
-"""Whoever has not decided for so long knows nothing of what was, as after a restart."""
+"""State older than this is dropped, as after a restart of the operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How many nodes there should be, and which of those that there are should go."""
+    """Hosts that a pool should have, and hosts that should go."""
 
     desired: int
     limit: int
-    """Nodes up to which some may be created now: the rest waits for its turn."""
+    """Number of hosts up to which some may be created now; the rest waits."""
     retiring: tuple[str, ...] = ()
-    """Nodes that get no more environments, and go once they hold none."""
+    """Hosts that get no more environments, and are deleted once they hold none."""
     decision: PoolDecision | None = None
-    """What led to it, where the operator decides."""
+    """The autoscaler's decision, where the operator sizes the pool."""
     plan_peak: int = 0
-    """Slots that plans ask for of a pool in mode External, for whoever sizes it."""
+    """Slots that plans ask for from a pool in mode External, for its external autoscaler."""
     is_blind: bool = False
-    """Whether its brokers are silent."""
+    """Its brokers are silent."""
     plan_version: int = 0
-    """Of the newest plan that counted."""
+    """Version of the newest plan that counted."""
     provision: Provision = PRIOR
     samples: int = 0
-    """Nodes that provision was learnt from."""
+    """Hosts that provision was measured on."""
     findings: Findings = field(default_factory=Findings)
-    """What is to be done about nodes that are not well."""
+    """Findings about unhealthy hosts."""
 
 
 class Told(NamedTuple):
-    """What is known of a pool that somebody else sizes."""
+    """Planned demand of a pool in mode External."""
 
     plan_peak: int
     is_blind: bool
@@ -61,7 +61,7 @@ class Told(NamedTuple):
 
 @dataclass(slots=True)
 class Sizer:
-    """Decides for one pool, and remembers what the next decision needs."""
+    """Sizes one pool, with the state that its next decision needs."""
 
     provisions: Provisions
     ward: Ward = field(default_factory=Ward)
@@ -78,7 +78,7 @@ class Sizer:
         asking: Mapping[str, int | None],
         now: Moment,
     ) -> Size:
-        """The size of a pool now; it changes at most every two seconds where we decide.
+        """The size of a pool now; a decision holds for TICK_S.
 
         Args:
             pool: as it is wanted.
@@ -123,7 +123,7 @@ class Sizer:
         asking: Mapping[str, int | None],
         now: Moment,
     ) -> Told:
-        """What whoever sizes the pool wants to know."""
+        """Planned demand, for the pool's external autoscaler."""
         seen = metrics(
             nodes, report, brokers=pool.spec.brokers, provision=self.provisions.found, now=now
         )
@@ -169,23 +169,23 @@ class Sizer:
 
     @property
     def _is_blind(self) -> bool:
-        """Whether brokers were silent at the last decision."""
+        """Brokers were silent at the last decision."""
         last = None if self._size is None else self._size.decision
         return last is not None and last.cause is Cause.UNKNOWN
 
 
 def tended(size: Size, findings: Findings, pool: EnvPool, *, present: int) -> Size:
-    """The size of a pool some of whose nodes are not well, or find no machine.
+    """The size of a pool with unhealthy or unschedulable hosts.
 
     Args:
-        size: of a pool without those that are not well.
-        findings: about all of them.
+        size: of the pool without its unhealthy hosts.
+        findings: about all hosts.
         pool: the pool.
-        present: all nodes that nobody has asked to go.
+        present: all hosts that are not terminating.
     """
     kept, gone = len(findings.quarantined), len(findings.given_up)
     if not size.desired:
-        # Nothing is to be there, and nobody waits for what somebody might learn of it.
+        # No host is wanted, so none is kept for inspection either.
         every = (*findings.given_up, *findings.quarantined)
         return replace(size, findings=replace(findings, quarantined=(), given_up=every))
     limit = min(size.limit + kept, pool.spec.max_replicas or size.limit + kept)
@@ -195,7 +195,7 @@ def tended(size: Size, findings: Findings, pool: EnvPool, *, present: int) -> Si
 
 
 def asked_for(pool: EnvPool, nodes: Sequence[Manifest], report: PoolReport) -> Size:
-    """What people, Kubernetes' own autoscaler or KEDA have set."""
+    """The size that users, a HorizontalPodAutoscaler or KEDA have set."""
     desired = pool.spec.asked_replicas
     there = staying(nodes)
     known = members(report)
@@ -205,7 +205,7 @@ def asked_for(pool: EnvPool, nodes: Sequence[Manifest], report: PoolReport) -> S
 
 
 def _withdrawn(nodes: Sequence[Manifest], report: PoolReport, count: int) -> tuple[str, ...]:
-    """At most so many that are not ready; one that was, and holds something, is none of them."""
+    """Names of at most `count` hosts that are not ready and hold nothing."""
     known = members(report)
     order = sorted(
         (node for node in staying(nodes) if not is_true(node, "Ready") and not _held(node, known)),
@@ -215,9 +215,9 @@ def _withdrawn(nodes: Sequence[Manifest], report: PoolReport, count: int) -> tup
 
 
 def _missed_least(node: Manifest, known: Mapping[str, Member]) -> tuple[float, ...]:
-    """Those without a machine go first, then those that are not ready, then those that hold least.
+    """Sort key: unschedulable hosts go first, then unready ones, then those that hold least.
 
-    Of equals the newest goes.
+    Of equal ones the newest goes.
     """
     is_ready, ordinal_of = is_true(node, "Ready"), ordinal(name_of(node))
     return (is_ready, not is_unplaced(node), _held(node, known), -ordinal_of)
@@ -230,24 +230,24 @@ def _held(node: Manifest, known: Mapping[str, Member]) -> int:
 
 @dataclass(slots=True)
 class Sizers:
-    """Those of all pools."""
+    """Sizers by pool."""
 
     _of: dict[str, Sizer] = field(default_factory=dict)
 
     def of(self, pool: EnvPool) -> Sizer:
-        """The one of a pool."""
+        """The sizer of a pool, created at first use."""
         known = self._of.get(pool.metadata.uid)
         if known is None:
             known = self._of[pool.metadata.uid] = Sizer(Provisions(_prior(pool)))
         return known
 
     def forget(self, uid: str) -> None:
-        """The pool is gone."""
+        """Drop the sizer of a deleted pool."""
         self._of.pop(uid, None)
 
 
 def _prior(pool: EnvPool) -> Provision:
-    """What an operator before this one had found."""
+    """The provisioning times that an earlier operator recorded in the status."""
     told = pool.status.provision
     if told is None or not told.samples:
         return PRIOR

@@ -1,4 +1,4 @@
-"""What to say about a pool."""
+"""Status conditions and figures of a pool."""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,7 +25,7 @@ ISOLATION = {
 }
 
 NAMED = 10
-"""Nodes that a message names at most."""
+"""Most hosts that a message names."""
 
 UNSERVED: Mapping[str, object] = {
     "slots": Slots(),
@@ -33,18 +33,18 @@ UNSERVED: Mapping[str, object] = {
     "driver": "",
     "isolation": "",
 }
-"""Figures of a pool without a broker: those of the last one say nothing about now."""
+"""Figures of a pool without a ready broker: the last ones are out of date."""
 
 
 def status(pool: EnvPool, seen: SeenPool, now: Moment, problem: Fact | None) -> EnvPoolStatus:
-    """Everything that was observed.
+    """The whole status of a pool.
 
     Args:
-        pool: as it is wanted.
-        seen: what is known of it.
+        pool: with its spec.
+        seen: its observed state.
         now: both clocks.
-        problem: what is wrong with the pool, of which nothing is made then. What the cluster
-            refused of it is another matter: what was made before goes on.
+        problem: of the pool itself, for which nothing is created then. After a rejection by the
+            cluster (`seen.problem`) the existing children go on.
     """
     there = staying(seen.nodes)
     size = seen.size or asked_for(pool, seen.nodes, seen.report)
@@ -63,7 +63,7 @@ def status(pool: EnvPool, seen: SeenPool, now: Moment, problem: Fact | None) -> 
         "quarantined": len(size.findings.quarantined),
         "draining": len(size.retiring),
         "autoscaler": autoscaler(pool, size, now),
-        # What an operator before this one has told holds until nodes come again.
+        # The figure of an earlier operator holds until hosts are created again.
         "provision": provision(size) or pool.status.provision,
         "selector": f"{names.POOL}={pool.metadata.name},{names.ROLE}={names.NODE}",
         "conditions": conditions(
@@ -118,14 +118,14 @@ def _available(pool: EnvPool, seen: SeenPool, size: Size, problem: Fact | None) 
     if any(is_true(node, "Ready") for node in staying(seen.nodes)):
         return yes("Available", Reason.NODES_READY)
     if not size.desired and _is_heard(pool, seen):
-        # Whoever waits for nodes before asking would wait for ever.
-        return yes("Available", Reason.SCALED_TO_ZERO, "the first request brings a node")
-    words = failures.unschedulable(seen.nodes) or "no node is ready"
+        # A client that waits for a host before its first request would wait for ever.
+        return yes("Available", Reason.SCALED_TO_ZERO, "the first request starts a host")
+    words = failures.unschedulable(seen.nodes) or "no host is ready"
     return no("Available", Reason.POOL_WARMING, words)
 
 
 def _is_heard(pool: EnvPool, seen: SeenPool) -> bool:
-    """Whether a request would be noticed."""
+    """Every broker reports, so a request would be observed."""
     return len(seen.report.said) >= pool.spec.brokers
 
 
@@ -153,7 +153,7 @@ def _degraded(seen: SeenPool, size: Size) -> Fact:
         return yes("Degraded", reason, words)
     kept = size.findings.quarantined
     if kept:
-        words = f"not well, and kept to be looked at: {', '.join(kept[:NAMED])}"
+        words = f"unhealthy hosts in quarantine: {', '.join(kept[:NAMED])}; see their logs"
         return yes("Degraded", Reason.NODES_QUARANTINED, words)
     return no("Degraded", Reason.HEALTHY)
 

@@ -1,1 +1,1 @@
-"""What to do about a run, and what to say about it."""
+"""Reconciliation of runs: observe, decide, report."""

@@ -1,4 +1,4 @@
-"""What failures, deadlines and budgets call for."""
+"""Transitions that failures, deadlines, stalls and budgets call for."""
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.status import Failure, Intent
@@ -15,7 +15,7 @@ from etude.operator.runs.verdicts import Outcome, Verdict
 
 
 def after_failure(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
-    """What the gravest failure in the pods of the run calls for; None if nothing has to be done."""
+    """The transition for the gravest failure in the run's pods; None if none is needed."""
     attempts = undertakings.attempts_of(run)
     rules = run.spec.failure_policy.listed
     awaited = verdicts.conditions(rules)
@@ -45,7 +45,7 @@ def after_failure(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
 
 
 def after_deadline(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
-    """What a limit of time calls for that was crossed."""
+    """The failure of a run that crossed one of its deadlines; None before that."""
     if any(left <= 0 for left in limits.deadlines_left_s(run, seen, now)):
         given = run.spec.deadlines.model_dump(by_alias=True, exclude_none=True)
         words = ", ".join(f"{name} {value}" for name, value in given.items())
@@ -55,7 +55,7 @@ def after_deadline(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
 
 
 def after_stall(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
-    """What follows when the run finishes nothing any more."""
+    """The transition for a run that makes no progress; None while it does."""
     report = seen.report
     left = limits.progress_left_s(run, seen, now)
     if left is not None and left <= 0 and report.status is not None:
@@ -69,7 +69,7 @@ def after_stall(run: RLRun, seen: Seen, now: Moment) -> Undertaking | None:
 
 
 def after_budget(run: RLRun, now: Moment) -> Undertaking | None:
-    """The run is suspended once its budget is spent."""
+    """The suspension of a run whose budget is spent; None before that."""
     left_s = usage.left_s(run, now)
     if left_s is None or left_s > 0:
         return None
@@ -80,20 +80,20 @@ def after_budget(run: RLRun, now: Moment) -> Undertaking | None:
 def _following(
     run: RLRun, verdict: Verdict, role: str, reason: str, message: str, now: Moment
 ) -> Intent:
-    """What a verdict means for the run.
+    """The intent that carries out a verdict.
 
     Args:
         run: the run.
-        verdict: one that calls for something.
+        verdict: any but IGNORE.
         role: the role that failed.
-        reason: why it restarts, where it does.
-        message: what happened, in words.
+        reason: of a restart.
+        message: a sentence about the failure.
         now: both clocks.
 
     Raises:
-        ValueError: it calls for nothing.
+        ValueError: the verdict is IGNORE.
     """
-    by_rule = f"{message}, and failurePolicy.rules[{verdict.rule}] says so"
+    by_rule = f"{message}: failurePolicy.rules[{verdict.rule}] applies"
     match verdict.outcome:
         case Outcome.FAIL:
             return undertakings.intent(run, "Fail", Reason.FAILURE_RULE, by_rule, now)
@@ -104,7 +104,7 @@ def _following(
         case Outcome.RESTART_ROLE:
             return undertakings.restart(run, role, reason, message, now)
         case Outcome.IGNORE:
-            raise ValueError("nothing follows from a failure that is ignored")
+            raise ValueError("FailureOutcome.IGNORE has no intent")
 
 
 def _noted(failure: PodFailure, now: Moment) -> Failure:

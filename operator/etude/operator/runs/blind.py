@@ -1,4 +1,4 @@
-"""A run whose pods cannot be seen, because the API that makes them is not served any more."""
+"""A run whose pods cannot be observed because the API that makes them is no longer served."""
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.status import RLRunStatus
@@ -9,17 +9,17 @@ from etude.operator.conditions import Fact, conditions
 
 
 def is_blind(run: RLRun, problem: Fact) -> bool:
-    """Whether a run that has started hangs on what is not there."""
+    """A started run depends on an API that the cluster does not serve."""
     return run.status.resolved is not None and integrations.hides_pods(problem)
 
 
 def status(run: RLRun, problem: Fact, now: Moment) -> RLRunStatus:
-    """What is missing; everything else is left as it was said last."""
+    """The last status with the condition about the missing API."""
     others = [c for c in run.status.conditions if c.type != problem.type]
-    told = conditions(
+    current = conditions(
         [problem],
         run.status.conditions,
         generation=run.metadata.generation,
         now=rfc3339(now.wall_s),
     )
-    return run.status.model_copy(update={"conditions": (*told, *others)})
+    return run.status.model_copy(update={"conditions": (*current, *others)})

@@ -1,4 +1,4 @@
-"""What goes once a run is over, and when."""
+"""Deletion of a finished run and its children by TTL and deletion policy."""
 
 from collections.abc import Iterator, Set
 
@@ -19,10 +19,10 @@ _KINDS = {
 
 
 def deletions(run: RLRun, seen: Seen, ending: str, now: Moment) -> list[Delete]:
-    """What is due by now and still there.
+    """Objects whose time to live is over and that still exist.
 
     Args:
-        run: a run that is over.
+        run: a finished run.
         seen: its children.
         ending: Complete or Failed.
         now: both clocks.
@@ -36,12 +36,12 @@ def deletions(run: RLRun, seen: Seen, ending: str, now: Moment) -> list[Delete]:
 
 
 def next_s(run: RLRun, ending: str, now: Moment) -> float | None:
-    """Seconds until more is due."""
+    """Seconds until the next deletion is due."""
     return min((left_s for _, left_s in _left(run, ending, now) if left_s > 0), default=None)
 
 
 def _left(run: RLRun, ending: str, now: Moment) -> Iterator[tuple[str, float]]:
-    """Each policy with the seconds that are left, once the end is written down."""
+    """Each deletion policy with its seconds left; none before completionTime is recorded."""
     if run.status.completion_time is None:
         return
     since_s = now.wall_s - seconds(run.status.completion_time)

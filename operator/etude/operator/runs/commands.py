@@ -1,4 +1,4 @@
-"""What the controller of a run should be told."""
+"""Commands for the controller of a run."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from etude.v1 import run_pb2
 
 
 def orders(run: RLRun, seen: Seen) -> Iterator[Order]:
-    """What it should be told now; repeating an order repeats nothing."""
+    """Commands that are due now; the controller ignores one that it has already carried out."""
     report, intent = seen.report, run.status.intent
     if not report.is_connected or report.status is None or report.status.state in limits.OVER:
         return
@@ -41,7 +41,7 @@ def orders(run: RLRun, seen: Seen) -> Iterator[Order]:
 
 
 def order(run: RLRun, request: run_pb2.CommandRequest, what: str, number: int) -> Order:
-    """An order under an id by which the controller knows it again."""
+    """A command under an id that lets the controller recognise a repeat."""
     metadata = run.metadata
     request.command_id = f"{metadata.uid}/{metadata.generation}/{what}/{number}"
     return Order(target=address(run, names.TRAINER), request=request)

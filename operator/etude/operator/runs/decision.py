@@ -1,4 +1,9 @@
-"""What to do about one run: accept, undertake, carry out, report."""
+"""Decision about one run. It answers: what does the run do next?
+
+`decide` accepts the run, records an intent (runs/lifecycle/intents.py) or carries the recorded one
+out as actions on children, pods and the controller, and reports the status. "Why did its pods go?"
+is answered by runs/lifecycle/failure_policy.py.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,43 +52,43 @@ from etude.operator.runs.seen import Seen, asks_for_pods
 from etude.operator.runs.view import View
 
 WATCHFUL_S = 5.0
-"""How often a run is looked at while something is awaited that no event announces."""
+"""Time between two passes while a change is awaited that no event announces."""
 
 INSTALL_S = 30.0
-"""What others are to install or to free is looked for this often on behalf of a run."""
+"""Time between two passes that wait for an installation or for quota."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What one pass works from."""
+    """Input of one pass over a run."""
 
     run: RLRun
     seen: Seen
     now: Moment
     platform: Platform
     problem: Fact | None
-    """What is wrong with the run itself; its children are left alone until that is put right."""
+    """Problem of the run itself; its children are left alone until that is fixed."""
     is_running: bool
-    """Whether it should hold pods."""
+    """The run should hold pods."""
     quota: Quota | None = None
-    """What the queue says of a run that should hold pods."""
+    """Quota state of a run that should hold pods; None for any other."""
 
     @property
     def is_queued(self) -> bool:
-        """Whether it would hold pods if its queue let it."""
+        """The run waits for quota."""
         return self.quota is not None and not self.quota.allows_pods
 
     @property
     def is_resting(self) -> bool:
-        """Whether nothing of it has to be there that is not there."""
+        """The run needs no children that do not exist yet."""
         return not (self.is_running or self.is_queued)
 
 
 def decide(run: RLRun, seen: Seen, now: Moment, platform: Platform) -> Decision[RLRunStatus]:
     """One pass over one run. No I/O, no clock.
 
-    An intention is either written down or carried out, never both in one pass: whoever is killed
-    in between leaves a record from which the next pass goes on.
+    An intent is either recorded or carried out, never both in one pass: after a crash in between
+    the next pass continues from the record.
     """
     if run.metadata.deletion_timestamp:
         return Decision(status=run.status.model_copy(update={"phase": "Terminating"}))
@@ -116,7 +121,7 @@ def decide(run: RLRun, seen: Seen, now: Moment, platform: Platform) -> Decision[
 
 
 def _is_coming_up(course: Course, status: RLRunStatus) -> bool:
-    """Whether the run is between the answer to what was asked for and the word that it is Ready."""
+    """The run starts: it is accepted and not Ready yet."""
     run = course.run
     return (
         course.is_running
@@ -127,7 +132,7 @@ def _is_coming_up(course: Course, status: RLRunStatus) -> bool:
 
 
 def _is_wanted(run: RLRun) -> bool:
-    """Whether the run should hold pods, by what is written down."""
+    """The recorded intent and spec ask for pods."""
     if run_status.ending_of(run) is not None:
         return False
     intent = run.status.intent
@@ -141,7 +146,7 @@ def _is_wanted(run: RLRun) -> bool:
 
 
 def _fulfilled(run: RLRun, seen: Seen) -> Fact | None:
-    """How the run ended, once nothing asks for its pods any more."""
+    """The end of the run, once its pods are released; None before that."""
     intent = run.status.intent
     if intent is None or intent.type not in {"Fail", "Complete"} or not seen.is_released:
         return None
@@ -171,7 +176,7 @@ def _over(course: Course, ending: Fact) -> Decision[RLRunStatus]:
 
 
 def _recorded(course: Course) -> RLRunStatus | None:
-    """The status with what must be known before anything is done; None if all of it is."""
+    """The status with a decision that must be recorded first; None if there is none."""
     run, now = course.run, course.now
     if course.problem is not None and run.status.resolved is None:
         return None
@@ -190,7 +195,7 @@ def _recorded(course: Course) -> RLRunStatus | None:
 
 
 def _begun(course: Course) -> RLRunStatus | None:
-    """The status of a run that is about to get pods, or a place in its queue."""
+    """The status of a run that is about to get pods or to be queued; None if it is recorded."""
     run, now = course.run, course.now
     if course.problem is not None:
         return None
@@ -238,7 +243,7 @@ def _actions(course: Course) -> Iterator[Action]:
 
 
 def _children(course: Course) -> Iterator[Action]:
-    """What differs from what should be; nothing new for a run that holds no pods."""
+    """Children that differ from the desired ones; none are created for a run without pods."""
     run = course.run
     resolved = run.status.resolved
     if resolved is None:
@@ -268,9 +273,9 @@ def _children(course: Course) -> Iterator[Action]:
 
 
 def _clings(course: Course, live: Manifest) -> bool:
-    """Whether it keeps pods of a run that should hold none, and the cluster takes no change of it.
+    """The child keeps pods of a run that should hold none, and the cluster rejects its change.
 
-    A policy that was made later may refuse what was taken once; nobody pays for its pods for ever.
+    A later policy may reject what was admitted once; its pods must not stay for ever.
     """
     return not course.is_running and ref(live) in course.seen.refused and asks_for_pods(live)
 
@@ -280,7 +285,7 @@ def _is_as_made(live: Manifest, manifest: Manifest) -> bool:
 
 
 def _prunings(course: Course, wanted: set[Ref]) -> Iterator[Delete]:
-    """Children of parts that left the spec; what others gave the run as an owner is theirs."""
+    """Children of parts that left the spec; objects that others gave this owner are kept."""
     ours = desired.run_labels(course.run).items()
     for key, live in course.seen.children.items():
         is_part = key.kind not in STAYING and ours <= labels(live).items()
@@ -289,7 +294,7 @@ def _prunings(course: Course, wanted: set[Ref]) -> Iterator[Delete]:
 
 
 def _look_again_s(course: Course) -> float | None:
-    """When time alone may call for something new."""
+    """Seconds after which time alone may change the decision; None if it cannot."""
     run, seen, now = course.run, course.seen, course.now
     waits: list[float] = []
     is_unsigned = cert_manager.is_absent(course.platform.tls, seen.served)

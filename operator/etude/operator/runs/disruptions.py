@@ -1,4 +1,4 @@
-"""Pods that the platform takes away: counted, and never held against the run."""
+"""Disrupted pods: evicted, drained or preempted, counted but never held against the run."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,16 +15,18 @@ MAX_REMEMBERED = 256
 
 
 def noted(restarts: Restarts, pods: Mapping[str, Sequence[Manifest]]) -> Restarts:
-    """The restarts with every disrupted pod counted once.
+    """The restart counters with every disrupted pod counted once.
 
     Args:
-        restarts: so far.
+        restarts: counters so far.
         pods: of the run, by role.
     """
-    met = [uid(pod) for of_role in pods.values() for pod in of_role if is_true(pod, DISRUPTION)]
-    known = [each for each in restarts.disrupted if each in met]
+    disrupted_now = [
+        uid(pod) for of_role in pods.values() for pod in of_role if is_true(pod, DISRUPTION)
+    ]
+    known = [each for each in restarts.disrupted if each in disrupted_now]
     # What there is no room to remember is counted once there is, so that nothing is counted twice.
-    new = [each for each in met if each not in known][: MAX_REMEMBERED - len(known)]
+    new = [each for each in disrupted_now if each not in known][: MAX_REMEMBERED - len(known)]
     disrupted = (*known, *new)
     if disrupted == restarts.disrupted:
         return restarts
@@ -32,7 +34,7 @@ def noted(restarts: Restarts, pods: Mapping[str, Sequence[Manifest]]) -> Restart
 
 
 def hurried(pods: Mapping[str, Sequence[Manifest]]) -> Iterator[Delete]:
-    """End pods that are told to go while they start, and would not hear of it."""
+    """Delete terminating pods that are still starting, with a short grace period."""
     for of_role in pods.values():
         for pod in of_role:
             grace_s = pod["metadata"].get("deletionGracePeriodSeconds", 0)
@@ -41,7 +43,7 @@ def hurried(pods: Mapping[str, Sequence[Manifest]]) -> Iterator[Delete]:
 
 
 def is_starting(pod: Manifest) -> bool:
-    """Whether no container of a pod with a node has answered its startup probe yet."""
+    """No container of a scheduled pod has answered its startup probe yet."""
     found = pod.get("status", {}).get("containerStatuses") or ()
     return bool(found) and all(
         container.get("started") is False and not container.get("restartCount")

@@ -1,4 +1,4 @@
-"""How many engines a run should have now, and when that may change."""
+"""Engine count of a run: the number of inference replicas that follows its step time."""
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.roles import InferenceRole
@@ -11,17 +11,17 @@ from etude.operator.scaling.engines import Bounds, Signals, wanted
 from etude.v1 import run_pb2
 
 SETTLE_VERSIONS = 5
-"""Versions for which a number stays before it is judged: smoothed figures forget in as many."""
+"""Versions to wait after a change before the next decision: smoothed figures forget in as many."""
 
 
 def scaled_role(run: RLRun) -> InferenceRole | None:
-    """The engines, if their number follows the steps."""
+    """The inference role if its replica count is autoscaled by step time."""
     role = run.spec.roles.inference
     return role if role is not None and role.autoscaling.mode == "StepTime" else None
 
 
 def decided(run: RLRun, seen: Seen) -> EngineStatus | None:
-    """What should stand in the status: the number so far, or the next one at a new version."""
+    """The engine status to write: the count so far, or the next one at a new policy version."""
     role = scaled_role(run)
     if role is None:
         return None
@@ -51,13 +51,13 @@ def decided(run: RLRun, seen: Seen) -> EngineStatus | None:
 
 
 def is_another(decided: EngineStatus | None, before: EngineStatus | None) -> bool:
-    """Whether another number was decided on, which must be known before it is acted on."""
+    """The two counts differ; a new count is recorded before it is acted on."""
     numbers = [None if each is None else each.replicas for each in (decided, before)]
     return numbers[0] != numbers[1]
 
 
 def kept(run: RLRun, seen: Seen) -> int | None:
-    """Engines that stay until the controller counts on fewer; None for as many as are wanted."""
+    """Engines to keep until the controller expects fewer; None if there is no surplus."""
     if scaled_role(run) is None:
         return None
     key = Ref("StatefulSet", run.metadata.namespace, names.child(run.metadata.name, "inference"))
@@ -69,7 +69,7 @@ def kept(run: RLRun, seen: Seen) -> int | None:
 
 
 def order(run: RLRun, report: run_pb2.RunStatus) -> run_pb2.CommandRequest | None:
-    """What the controller should be told, if it counts on another number."""
+    """The command for a controller that expects another engine count; None if it does not."""
     count = desired.engine_replicas(run)
     if scaled_role(run) is None or report.engine_limit == count:
         return None

@@ -1,4 +1,4 @@
-"""The figures in a run's status: steps, rewards, roles, environments, checkpoints."""
+"""Observed figures in a run's status: steps, rewards, roles, environments, checkpoints, phases."""
 
 import math
 
@@ -23,7 +23,7 @@ from etude.v1 import run_pb2
 
 
 def figures(run: RLRun, seen: Seen, now: Moment, *, is_running: bool) -> dict[str, object]:
-    """Fields of the status that only say what is there."""
+    """Status fields that describe the observed state."""
     resumption = run.status.resumption
     past = [c for c in seen.checkpoints if not is_left(c, resumption)]
     ready = next((c for c in past if is_ready(c)), None)
@@ -60,7 +60,7 @@ def _best(run: RLRun, seen: Seen, now: Moment) -> BestCheckpoint | None:
 
 
 def figure(value: float) -> str | None:
-    """A number as status text, short enough for a column; nothing for what is no number."""
+    """A number as status text, short enough for a column; None if it is not finite."""
     return f"{value:.4g}" if math.isfinite(value) else None
 
 

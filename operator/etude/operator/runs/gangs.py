@@ -1,4 +1,4 @@
-"""How long pods that are placed together have waited for it."""
+"""Gang scheduling: the wait of pods that are placed together or not at all."""
 
 from typing import NamedTuple
 
@@ -10,18 +10,18 @@ from etude.operator.runs.seen import Seen
 
 
 class Wait(NamedTuple):
-    """Pods of a gang that have no machine."""
+    """Unscheduled pods of a gang."""
 
     left_s: float
-    """Until the gang should have had its machines; below 0 once that is over."""
+    """Until gang.timeoutSeconds is over; negative after that."""
     words: str
-    """What their scheduler says, or how many there are."""
+    """The scheduler's message, or the number of unscheduled pods."""
     is_refused: bool
-    """Whether the scheduler says that they cannot be placed now."""
+    """The scheduler reports that they cannot be placed now."""
 
 
 def wait(run: RLRun, seen: Seen, now: Moment) -> Wait | None:
-    """What the gang of a run waits for; None without a gang, and once it has its machines."""
+    """The wait of a run's gang; None without a gang, and once all its pods have a node."""
     gang = run.spec.scheduling.gang
     if gang is None:
         return None
@@ -36,13 +36,13 @@ def wait(run: RLRun, seen: Seen, now: Moment) -> Wait | None:
 
 
 def waits_s(run: RLRun, seen: Seen, now: Moment) -> list[float]:
-    """After how long there is something new to say, if no event does."""
+    """Seconds until the gang's timeout, which no event announces."""
     found = wait(run, seen, now)
     return [] if found is None else [found.left_s]
 
 
 def _said(seen: Seen) -> str:
-    """The scheduler's words about the first group that it cannot place."""
+    """The scheduler's message about the first PodGroup that it cannot place."""
     for key, group in seen.children.items():
         if key.kind == "PodGroup" and _is_refused(group):
             refusal = condition(group, "Unschedulable")
@@ -51,7 +51,7 @@ def _said(seen: Seen) -> str:
 
 
 def _is_refused(group: Manifest) -> bool:
-    """Volcano leaves a refusal as it was once the group has its machines, and says so beside it."""
+    """The group is unschedulable now: Volcano keeps an old refusal after a newer Scheduled."""
     refusal, placed = condition(group, "Unschedulable"), condition(group, "Scheduled")
     if refusal.get("status") != "True":
         return False

@@ -1,4 +1,4 @@
-"""Whether the operator itself keeps a run suspended, and until when."""
+"""Holds: suspensions of a run by the operator itself, and their end."""
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.status import Hold, Intent
@@ -8,21 +8,21 @@ from etude.operator.reasons import Reason
 from etude.operator.runs import usage
 
 OURS = {Reason.BUDGET_EXCEEDED, Reason.FAILURE_RULE, Reason.GATE_NOT_MET}
-"""Reasons to suspend a run that its spec wants to run."""
+"""Reasons for which the operator suspends a run whose spec does not."""
 
 
 def begun(intent: Intent) -> Hold | None:
-    """What keeps a run suspended from an intent on; None for what its spec asks for."""
+    """The hold that an intent starts; None for a suspension by the user."""
     if intent.type != "Suspend" or intent.reason not in OURS:
         return None
     return Hold(reason=intent.reason, message=intent.message, since=intent.since)
 
 
 def kept(run: RLRun, now: Moment) -> Hold | None:
-    """The hold, unless its cause is gone.
+    """The present hold; None once its cause is gone.
 
-    A user who suspends the run too takes it over: from then on it resumes as the spec says. An
-    annotation with the time of the hold overrules it too, and no later one.
+    A user who suspends the run too takes the hold over: from then on spec.suspend decides. An
+    annotation with the time of the hold overrules this hold, and no later one.
     """
     hold = run.status.hold
     if hold is None or run.spec.suspend:
@@ -36,5 +36,5 @@ def kept(run: RLRun, now: Moment) -> Hold | None:
 
 
 def asks_for_pods(run: RLRun) -> bool:
-    """Whether a run that is not over, and about which nothing is undertaken, should hold pods."""
+    """An unfinished run without an intent should hold pods."""
     return not run.spec.suspend and run.status.hold is None

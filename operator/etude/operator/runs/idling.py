@@ -1,4 +1,4 @@
-"""Whether roles that the active phase does without hold pods."""
+"""Idle roles: release of the pods that a supervised phase does not need."""
 
 import math
 from collections.abc import Iterator
@@ -15,35 +15,35 @@ from etude.operator.runs.seen import Seen
 from etude.v1 import run_pb2
 
 MARGIN = 1.5
-"""Roles are started so many times earlier than they took: one that is late stops all others."""
+"""Factor on the measured startup time: a role that is late stops all others."""
 WORTH = 2.0
-"""They are let go only if they can stay away for as long as they take to come back, or longer."""
+"""Roles are released only if they can stay away this many startup times."""
 LEAST_S = 30.0
-"""Nothing comes back sooner than this, however soon it was ready once."""
+"""Least startup time that is assumed."""
 POOL_S = 60.0
-"""How long nodes of a pool take that has not said so."""
+"""Startup time of hosts of a pool that has not measured it."""
 
 
 def is_fixed(run: RLRun) -> bool:
-    """Whether something holds a number of pods for the run that cannot change."""
+    """A JobSet or a queue holds a fixed number of pods for the run."""
     scheduling = run.spec.scheduling
     return scheduling.kind == "JobSet" or scheduling.admission != "None"
 
 
 def complaint(run: RLRun) -> str:
-    """Why idle roles cannot be let go as the spec says, in words; empty where they can."""
+    """The sentence that refuses releasing idle roles; empty where they can be released."""
     kinds = {phase.is_rl for phase in run.spec.phases}
     is_held = run.spec.scheduling.idle_roles == "Hold" or run.status.active.since is not None
     if is_held or not is_fixed(run) or len(kinds) < 2:
         return ""
     return (
-        "spec.scheduling.idleRoles: a JobSet and a queue hold a fixed number of pods, so roles stay"
-        " while a supervised phase does without them: set idleRoles: Hold"
+        "spec.scheduling.idleRoles: a JobSet or a queue holds a fixed number of pods, so roles stay"
+        " during a supervised phase that does not need them: set idleRoles: Hold"
     )
 
 
 def decided(run: RLRun, seen: Seen, now: Moment) -> Released | None:
-    """What should stand in the status of a run that holds pods."""
+    """The status.released to write for a run that holds pods."""
     before = run.status.released
     if run.spec.scheduling.idle_roles == "Hold" or is_fixed(run) or not _has_others(run):
         return None
@@ -61,7 +61,7 @@ def decided(run: RLRun, seen: Seen, now: Moment) -> Released | None:
 
 
 def _has_others(run: RLRun) -> bool:
-    """Whether the run holds anything beside its trainer."""
+    """The run has pods other than its trainer's."""
     own_pools = (role.pool_template is not None for role in run.spec.roles.environments)
     return desired.roles(run).keys() != {names.TRAINER} or any(own_pools)
 
@@ -73,7 +73,7 @@ def _released(report: run_pb2.RunStatus, left_s: float, lead_s: float, now: Mome
 
 
 def waits_s(run: RLRun, seen: Seen) -> list[float]:
-    """After how long roles are wanted again, if no report says so before."""
+    """Seconds until released roles must start again, if no report comes earlier."""
     report = seen.report.status
     if run.status.released is None or report is None:
         return []
@@ -84,7 +84,7 @@ def waits_s(run: RLRun, seen: Seen) -> list[float]:
 
 
 def _left_s(run: RLRun, report: run_pb2.RunStatus) -> float | None:
-    """Seconds until reinforcement learning begins at the earliest; None while nobody can tell."""
+    """Seconds until reinforcement learning begins at the earliest; None while unknown."""
     coming = list(_until_sampling(run, report.phase))
     if len(coming) == sum(1 for _ in _from(run, report.phase)):
         return math.inf
@@ -109,7 +109,7 @@ def _from(run: RLRun, name: str) -> Iterator[Phase]:
 
 
 def _until_sampling(run: RLRun, name: str) -> Iterator[Phase]:
-    """Likewise, up to the next one that samples."""
+    """The phases from one on, up to the next that samples."""
     for phase in _from(run, name):
         if phase.is_rl:
             return
@@ -117,7 +117,7 @@ def _until_sampling(run: RLRun, name: str) -> Iterator[Phase]:
 
 
 def _lead_s(run: RLRun, seen: Seen) -> float | None:
-    """How long before they are needed idle roles are started; None before all were ready once."""
+    """Seconds of startup to allow for idle roles; None before all were ready once."""
     took = [role.startup_seconds for role in run.status.roles if role.name != names.TRAINER]
     pools = [
         float(pool.status.provision.p95_seconds) if pool.status.provision is not None else POOL_S
@@ -131,7 +131,7 @@ def _lead_s(run: RLRun, seen: Seen) -> float | None:
 
 
 def startup_s(run: RLRun, seen: Seen, role: str, now: Moment) -> int | None:
-    """How long a role took to be ready the first time; None before that."""
+    """Seconds that a role took to be ready the first time; None before that."""
     known = next((r.startup_seconds for r in run.status.roles if r.name == role), None)
     wanted = desired.wanted(run)[role]
     pods = seen.pods.get(role, ())
@@ -142,10 +142,10 @@ def startup_s(run: RLRun, seen: Seen, role: str, now: Moment) -> int | None:
 
 
 def _took_s(pod: Manifest, now: Moment) -> float | None:
-    """From a pod's creation until it was ready; None while it is not."""
+    """Seconds from a pod's creation until it was ready; None while it is not."""
     when = condition(pod, "Ready").get("lastTransitionTime")
     made = pod["metadata"].get("creationTimestamp")
     if not is_true(pod, "Ready") or not made:
         return None
-    # On one machine nobody writes down when a pod became ready: it is seen at once.
+    # The local runtime records no time at which a pod became ready: it is observed immediately.
     return max(0.0, (seconds(when) if when else now.wall_s) - seconds(made))

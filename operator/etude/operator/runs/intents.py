@@ -1,4 +1,4 @@
-"""What to undertake next: decided once, written down, then carried out."""
+"""Intents of a run: state transitions that are decided once, recorded, then carried out."""
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.status import Failure, Intent
@@ -13,11 +13,11 @@ from etude.operator.runs.undertakings import Undertaking
 from etude.v1 import run_pb2
 
 SILENCE_LIMIT_S = 30.0
-"""A controller whose pod is Ready answers within this, or is treated as gone."""
+"""A controller whose pod is Ready must report within this, or it is treated as gone."""
 
 
 def undertaking(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
-    """The present intent until it is carried out, then the next one that is called for."""
+    """The present intent until it is carried out, then the next one."""
     current = run.status.intent
     if current is None:
         return salvage.begun(run, seen, _next(run, seen, now), now)
@@ -58,7 +58,7 @@ def _next(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
 
 
 def _restarting(run: RLRun, current: Intent, seen: Seen, now: Moment) -> Undertaking:
-    """Go on once it is done; some things do not wait for what a cluster may refuse for ever."""
+    """End a finished restart; a suspension, deadline or budget does not wait for one."""
     if _has_restarted(current, seen):
         return Undertaking(None)
     if run.spec.suspend:
@@ -72,7 +72,7 @@ def _by_user(run: RLRun, now: Moment) -> Intent:
 
 
 def _outcome(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
-    """What the controller says about the end of the run, if it says so now."""
+    """The transition that the controller's report of the run's end calls for."""
     report = seen.report
     if not report.is_current or report.status is None or run.status.active.since is None:
         return Undertaking(None)
@@ -92,10 +92,10 @@ def _outcome(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
 
 
 def _done(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
-    """The end, once the final checkpoint was read back, or for too long could not be.
+    """Complete the run once its final checkpoint was verified, or verification timed out.
 
-    One that the cluster does not take as an object lies in the store all the same, and is
-    registered when it may be: that keeps no GPUs.
+    A checkpoint that the cluster refuses as an object is in the store all the same, and is
+    registered once it can be: waiting for that must not hold GPUs.
     """
     is_late = limits.verification_left_s(run, seen, now) <= 0
     if not (seen.is_registered or is_late):
@@ -116,7 +116,7 @@ def _done(run: RLRun, seen: Seen, now: Moment) -> Undertaking:
 
 
 def _suspending(run: RLRun, current: Intent, seen: Seen, now: Moment) -> Undertaking:
-    """Wait for the checkpoint, then let the pods go; from there on there is no way back."""
+    """Wait for the checkpoint, then release the pods; a release is never cancelled."""
     outcome = _outcome(run, seen, now)
     if outcome.intent is not None:
         return outcome
@@ -134,7 +134,7 @@ def _suspending(run: RLRun, current: Intent, seen: Seen, now: Moment) -> Underta
 
 
 def _has_saved(run: RLRun, seen: Seen, now: Moment) -> bool:
-    """Whether a run that shall be suspended has saved all that it can."""
+    """A run that is being suspended has saved all that it can."""
     if run.spec.checkpointing.on_suspend == "Skip":
         return True
     if not seen.ready(names.TRAINER, attempt=undertakings.attempts_of(run).get(names.TRAINER, 0)):
@@ -147,7 +147,7 @@ def _has_saved(run: RLRun, seen: Seen, now: Moment) -> bool:
 
 
 def _has_restarted(intent: Intent, seen: Seen) -> bool:
-    """Whether no pod of an earlier attempt of the role is left to be told to go."""
+    """Every pod of an earlier attempt of the role is terminating or gone."""
     return all(
         labels(pod).get(names.ATTEMPT) == str(intent.attempt) or is_deleting(pod)
         for pod in restarting(intent, seen)
@@ -159,13 +159,13 @@ def _has_restarted(intent: Intent, seen: Seen) -> bool:
 
 
 def restarting(intent: Intent, seen: Seen) -> list[Manifest]:
-    """The pods that a restart is about, of this attempt and of earlier ones."""
+    """Pods of the roles that restart, of this attempt and of earlier ones."""
     roles = [intent.role] if intent.role else list(seen.pods)
     return [pod for role in roles for pod in seen.pods.get(role, ())]
 
 
 def _silence_s(run: RLRun, seen: Seen, now: Moment) -> float:
-    """How long the controller has said nothing, since the suspension began at the latest."""
+    """Seconds since the controller's last report, counted from the suspension at the earliest."""
     intent = run.status.intent
     since_intent = now.wall_s - seconds(intent.since) if intent else 0.0
     silent = seen.report.silent_since_s

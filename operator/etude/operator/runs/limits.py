@@ -1,4 +1,4 @@
-"""How long a run may take over what it does."""
+"""Time limits of a run: progress, verification and deadlines."""
 
 from etude.common.api.kinds import RLRun
 from etude.operator.actions import Moment
@@ -9,11 +9,11 @@ from etude.v1 import run_pb2
 
 FIRST_STEPS = 10
 FIRST_STEPS_LIMIT_S = 3_600.0
-"""Before so many steps were measured, a phase's silence is judged by this; and that of a controller
-before its own first step, for it loads, and waits for engines that do."""
+"""Limit before FIRST_STEPS steps were measured, and for a controller before its own first step: it
+loads, and waits for engines that load."""
 LEAST_PROGRESS_LIMIT_S = 300.0
 CHECKPOINT_MARGIN_S = 30.0
-"""A checkpoint that takes too long is the controller's to report, before it counts as a stall."""
+"""The controller reports a checkpoint that takes too long before this counts as a stall."""
 EVALUATION_LIMIT_S = 3_600.0
 """Silence of an evaluation; its controller may count nothing before the last task is scored."""
 STEPS_WITHOUT_PROGRESS = 3
@@ -23,10 +23,10 @@ OVER = (run_pb2.RUN_STATE_SUSPENDED, run_pb2.RUN_STATE_DONE, run_pb2.RUN_STATE_F
 
 
 def progress_limit_s(run: RLRun, status: run_pb2.RunStatus) -> float:
-    """How long the run may go without a finished step or rollout.
+    """Seconds that the run may take without finishing a step or a rollout.
 
-    A checkpoint and an evaluation finish neither: the one has a time-out of its own, and every
-    rollout of the other has.
+    A checkpoint and an evaluation finish neither: a checkpoint has a time-out of its own, and so
+    has every rollout of an evaluation.
     """
     match status.state:
         case run_pb2.RUN_STATE_CHECKPOINTING:
@@ -52,10 +52,10 @@ def _step_limit_s(run: RLRun, status: run_pb2.RunStatus) -> float:
 
 
 def progress_left_s(run: RLRun, seen: Seen, now: Moment) -> float | None:
-    """Seconds until the run counts as stalled; None while nothing is expected of it.
+    """Seconds until the run counts as stalled; None while no progress is expected.
 
-    A controller that waits for its store says so. Another would wait for the same store, and lose
-    what is not durable yet. Once the store answers, the time counts anew.
+    A controller that waits for its store reports that. A new one would wait for the same store, and
+    lose what is not durable yet. Once the store answers, the time starts again.
     """
     report = seen.report
     if not report.is_connected or report.status is None or report.status.state in OVER:
@@ -66,18 +66,18 @@ def progress_left_s(run: RLRun, seen: Seen, now: Moment) -> float | None:
 
 
 def verification_left_s(run: RLRun, seen: Seen, now: Moment) -> float:
-    """Seconds for which the end of a run still waits for its final checkpoint."""
+    """Seconds that a finished run still waits for the verification of its final checkpoint."""
     since_done_s = now.monotonic_s - seen.report.progressed_s
     return run.spec.checkpointing.timeout_seconds - since_done_s
 
 
 def deadlines_left_s(run: RLRun, seen: Seen, now: Moment) -> list[float]:
-    """Seconds until each deadline that is counting; those that have passed are negative."""
+    """Seconds until each running deadline; negative for those that have passed."""
     deadlines, began = run.spec.deadlines, run.status.active.since
     if began is None:
         return []
     left = []
-    # An operator that was just started has heard nothing yet; what an earlier one heard is written.
+    # An operator that just started has no report yet; the status has what an earlier one heard.
     is_unheard = seen.report.status is None and run.status.step is None
     if deadlines.pre_running_seconds is not None and is_unheard:
         left.append(deadlines.pre_running_seconds - (now.wall_s - seconds(began)))

@@ -1,4 +1,4 @@
-"""Whether what a run planned came true, as the brokers of its pools saw it."""
+"""Plan accuracy: environments that a run asked for against those that it planned."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,11 +9,11 @@ from etude.operator.reports.latest import ReportBook
 
 
 def mistrusted(book: ReportBook, run_uid: str, pools: Iterable[EnvPool]) -> Mapping[str, float]:
-    """Environments that came over those that were planned, by the pools that go by it no more.
+    """Ratio of requested to planned environments, by the pools that ignore the run's plan.
 
     Args:
-        book: what brokers said.
-        run_uid: whose plans.
+        book: reports of the brokers.
+        run_uid: of the run that planned.
         pools: that the run uses.
     """
     ratios = {
@@ -28,6 +28,6 @@ def mistrusted(book: ReportBook, run_uid: str, pools: Iterable[EnvPool]) -> Mapp
 
 
 def words(found: Mapping[str, float]) -> str:
-    """What to tell a person."""
+    """A sentence about the pools that ignore the run's plan."""
     told = ", ".join(f"{ratio:.1f} times of them in {name}" for name, ratio in found.items())
     return f"other environments were asked for than planned ({told}): demand alone decides there"

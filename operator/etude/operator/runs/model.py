@@ -1,4 +1,4 @@
-"""Start weights of a run that come from a checkpoint."""
+"""Start weights of a run from another run's checkpoint."""
 
 from etude.common.api.kinds import Checkpoint, RLRun
 from etude.operator.cluster.api import Cluster
@@ -15,9 +15,9 @@ def folder(checkpoint: Checkpoint) -> str:
 
 
 def complaint(run: RLRun, found: Checkpoint | None) -> str:
-    """Why a run cannot start from what it names, in words; empty where it can.
+    """The sentence that refuses the named checkpoint as start weights; empty where it is fine.
 
-    A model that was found once stays known, also when its checkpoint is gone.
+    A model that was resolved once stays resolved, also when its checkpoint is deleted.
 
     Args:
         run: the run.
@@ -38,7 +38,7 @@ def complaint(run: RLRun, found: Checkpoint | None) -> str:
 
 
 def named(cluster: Cluster, namespace: str) -> frozenset[str]:
-    """Checkpoints that runs of a namespace start from."""
+    """Names of the checkpoints that runs of a namespace start from."""
     return frozenset(
         name
         for run in cluster.every("RLRun")
@@ -48,7 +48,7 @@ def named(cluster: Cluster, namespace: str) -> frozenset[str]:
 
 
 def names_in(run: Manifest) -> list[str]:
-    """Checkpoints that one run starts from, or is to be put back to."""
+    """Names of the checkpoints that one run starts from or resumes from."""
     spec = run["spec"]
     refs = (
         spec.get("model", {}).get("checkpointRef"),

@@ -1,23 +1,23 @@
-"""Which checkpoints are a run's past, and which it left when it was put back."""
+"""Checkpoint lineage of a run: its chain of resumes, and the checkpoints off that chain."""
 
 from etude.common.api.kinds import Checkpoint
 from etude.common.api.status import PutBack, Resumption
 
 KNOWN = 64
-"""How many decisions a run's status keeps beside its newest."""
+"""Earlier resume decisions that a run's status keeps."""
 
 
 def is_left(checkpoint: Checkpoint, resumption: Resumption | None) -> bool:
-    """Whether the run was put back to what is older than a checkpoint, which is no past of it."""
+    """The run resumed from an earlier checkpoint, so this one is off its lineage."""
     return is_left_at(checkpoint.saved.branch, checkpoint.saved.step, resumption)
 
 
 def is_left_at(branch: int, step: int, resumption: Resumption | None) -> bool:
-    """Likewise of what was written after so many put-backs and steps.
+    """A checkpoint of this branch and step is off the run's lineage.
 
-    The run's past is the way from its present branch to its start: of each branch that lies on
-    it, what was written up to the step at which the next one began. Of decisions that are no
-    longer known, the steps alone tell.
+    The lineage is the path from the run's present branch to its start: of each branch on it,
+    the checkpoints up to the step at which the next branch began. For decisions that are no
+    longer recorded, the steps alone decide.
     """
     if resumption is None or branch >= resumption.number:
         return False
@@ -34,7 +34,7 @@ def is_left_at(branch: int, step: int, resumption: Resumption | None) -> bool:
 
 
 def put_backs(resumption: Resumption) -> tuple[PutBack, ...]:
-    """Where the run was put back to each time, oldest first, the newest decision included."""
+    """Every resume decision of the run, oldest first, the newest included."""
     if not resumption.number:
         return ()
     newest = PutBack(number=resumption.number, step=resumption.step, branch=resumption.branch)

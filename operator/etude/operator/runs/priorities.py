@@ -1,4 +1,4 @@
-"""A run's place in its queue, as Kueue's own jobs have one (pkg/util/priority)."""
+"""Priority of a run in its queue, as for Kueue's own jobs (pkg/util/priority)."""
 
 from etude.common.api.kinds import RLRun
 from etude.operator.desired import given
@@ -8,7 +8,7 @@ from etude.operator.runs.seen import Seen
 
 
 def priority(run: RLRun, seen: Seen) -> Priority | None:
-    """Its WorkloadPriorityClass, else the PriorityClass of its pods; None without one of them."""
+    """The run's WorkloadPriorityClass, else the PriorityClass of its pods; None without either."""
     name = run.spec.scheduling.workload_priority_class_name
     if name is None:
         return _of_pods(run, seen)
@@ -29,7 +29,7 @@ def _of_pods(run: RLRun, seen: Seen) -> Priority | None:
 
 
 def _class_of(run: RLRun, role: str) -> str | None:
-    """The PriorityClass of a role's pods; what is laid over them comes last."""
+    """The PriorityClass of a role's pods; podTemplate overrides win."""
     spec = desired.role_spec(run, role)
-    laid_over = spec.pod_template.spec.get("priorityClassName")
-    return str(laid_over) if laid_over else given.classes(run, spec).get("priorityClassName")
+    override = spec.pod_template.spec.get("priorityClassName")
+    return str(override) if override else given.classes(run, spec).get("priorityClassName")

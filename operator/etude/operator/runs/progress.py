@@ -1,4 +1,4 @@
-"""How far each phase of a run is."""
+"""Progress of the phases of a run."""
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.phases import Phase
@@ -9,12 +9,12 @@ from etude.v1 import run_pb2
 def phases(
     run: RLRun, report: run_pb2.RunStatus | None, *, is_over: bool
 ) -> tuple[PhaseStatus, ...]:
-    """Every phase of the spec, as its controller said last.
+    """Status of every phase of the spec, by the controller's newest report.
 
     Args:
-        run: with the status so far, which remembers what was said before.
-        report: what the controller says; None while it is not heard.
-        is_over: whether nothing of it begins any more.
+        run: with the status so far, which has the progress reported before.
+        report: of the controller; None while there is none.
+        is_over: the run is finished, and no further phase begins.
     """
     said = {each.name: each for each in report.phases} if report is not None else {}
     before = {each.name: each for each in run.status.phases}
@@ -41,7 +41,7 @@ def _told(phase: Phase, said: run_pb2.PhaseProgress) -> PhaseStatus:
 
 
 def _known(phase: Phase, before: PhaseStatus | None, *, is_heard: bool) -> PhaseStatus:
-    """A phase of which nothing is said: one that has not begun, if anything is said at all."""
+    """A phase that the report does not name: it has not started, if there is a report."""
     if before is not None and not is_heard:
         return before.model_copy(update={"target": phase.max_steps})
     gate = None if phase.gate is None else "Pending"

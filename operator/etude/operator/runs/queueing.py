@@ -1,4 +1,4 @@
-"""What a run's queue is told: that its pods are ready, that they are gone, that it is over.
+"""Conditions that the operator writes into a run's Kueue Workload: ready, released, finished.
 
 Source: the contract of Kueue's jobs (pkg/controller/jobframework/reconciler.go).
 """
@@ -16,15 +16,15 @@ from etude.operator.runs import undertakings
 from etude.operator.runs.seen import Seen
 
 AT_ONCE = {"Preempted", "NodeFailures"}
-"""Evictions after which a run stands in its queue at once; after others the queue says when."""
+"""Evictions after which a run is requeued immediately; after others Kueue says when."""
 
 
 def told(run: RLRun, seen: Seen, now: Moment, ending: Fact | None) -> Iterator[Tell]:
-    """What the queue does not know yet.
+    """Status writes that the Workload does not show yet.
 
     Args:
         run: the run.
-        seen: what is known of it.
+        seen: its observed state.
         now: both clocks.
         ending: Complete or Failed, once the run is over.
     """
@@ -43,7 +43,7 @@ def told(run: RLRun, seen: Seen, now: Moment, ending: Fact | None) -> Iterator[T
 
 
 def _left(evicted: Mapping[str, str]) -> list[Fact]:
-    """That nothing holds the quota any more."""
+    """Conditions that give the quota of an evicted Workload back."""
     why = evicted.get("message") or ""
     reason = evicted.get("reason") or "Evicted"
     return [
@@ -63,9 +63,9 @@ def _are_ready(run: RLRun, seen: Seen) -> bool:
 
 
 def _readiness(live: Manifest, *, are_ready: bool) -> Fact | None:
-    """Whether all pods are ready, if that is news.
+    """The PodsReady condition if it changed; None if it did not.
 
-    The queue's time-outs go by the reason: one admission's pods say nothing of the next one's.
+    Kueue's time-outs depend on the reason, and start again with each admission.
     """
     before = condition(live, "PodsReady")
     was_ready, reason = before.get("status") == "True", before.get("reason")
@@ -87,7 +87,7 @@ def _not_ready(reason: str) -> Fact:
 
 
 def _told(live: Manifest, facts: list[Fact], now: Moment, *, without: str = "") -> Tell:
-    """The Workload's status with these conditions, beside those that others wrote."""
+    """The Workload's status with these conditions in addition to those of other writers."""
     status = live.get("status") or {}
     conditions = {each["type"]: each for each in status.get("conditions") or ()}
     for fact in facts:

@@ -1,4 +1,4 @@
-"""Whether a run's queue lets it have pods."""
+"""Kueue quota of a run: admission by its LocalQueue, and the flavors that come with it."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -15,30 +15,30 @@ CONDITION = "QuotaReserved"
 
 
 class Quota(NamedTuple):
-    """What a run's queue says."""
+    """Quota state of a run: admitted, waiting, or evicted but still holding pods."""
 
     is_reserved: bool
-    """Whether the queue has admitted the run."""
+    """The queue has admitted the run."""
     reason: Reason
     message: str = ""
     is_being_left: bool = False
-    """Whether the run still has the pods for which the queue has no quota any more."""
+    """The run was evicted and still has pods."""
     flavors: Mapping[str, Flavor] = {}
-    """On which machines each role may run."""
+    """Node selector and tolerations of each role."""
 
     @property
     def allows_pods(self) -> bool:
-        """Whether pods may be there: until they have saved, also those without quota."""
+        """Pods may exist: those of an evicted run until they have saved."""
         return self.is_reserved or self.is_being_left
 
     @property
     def fact(self) -> Fact:
-        """The same as a condition."""
+        """The QuotaReserved condition."""
         return Fact(CONDITION, self.is_reserved, self.reason, self.message)
 
 
 def quota(run: RLRun, seen: Seen) -> Quota:
-    """What the queue of a run says now; without a queue nothing is in its way."""
+    """The quota state of a run now; a run without a queue needs no quota."""
     match run.spec.scheduling.admission:
         case "None":
             return Quota(is_reserved=True, reason=Reason.NOT_NEEDED)
@@ -49,10 +49,10 @@ def quota(run: RLRun, seen: Seen) -> Quota:
 
 
 def has_place(run: RLRun, seen: Seen, *, is_wanted: bool) -> bool:
-    """Whether the run's Workload stays, or is to be made.
+    """The run should have a Workload.
 
-    One that is suspended gives its quota back when its pods are gone. One that is over keeps its
-    Workload, which says so and holds no quota.
+    A suspended run gives its quota back when its pods are gone. A finished run keeps its Workload,
+    which is Finished and holds no quota.
     """
     is_over = run.status.completion_time is not None
     is_busy = run.status.intent is not None or not seen.is_gone
@@ -60,7 +60,7 @@ def has_place(run: RLRun, seen: Seen, *, is_wanted: bool) -> bool:
 
 
 def is_queueable(run: RLRun, seen: Seen) -> bool:
-    """Whether the queue can be asked."""
+    """The run can be queued: its WorkloadPriorityClass exists."""
     named = run.spec.scheduling.workload_priority_class_name
     by_hand = run.spec.scheduling.admission == "Workload"
     return not by_hand or named is None or named in seen.priorities
@@ -99,10 +99,10 @@ def _of_workload(run: RLRun, seen: Seen) -> Quota:
 def _placing(
     live: Manifest | None, given: Mapping[str, tuple[str, ...]], seen: Seen
 ) -> tuple[dict[str, Flavor], str]:
-    """What is said of each role's pods, and where that is not one thing.
+    """The node flavor of each role's pods, and the last conflict with an admission check.
 
-    Source: Kueue's PodSetInfo (pkg/podset): flavors first, then what admission checks add, which
-    must not say otherwise.
+    Source: Kueue's PodSetInfo (pkg/podset): flavors first, then the updates of admission checks,
+    which must not contradict them.
     """
     updates = quotas.updates(live) if live is not None else {}
     placed, clash = {}, ""
@@ -112,7 +112,7 @@ def _placing(
         )
         for update in updates.get(role, ()):
             for key in quotas.clashes(known, update):
-                clash = f"an admission check says otherwise about {key} of role {role}"
+                clash = f"an admission check contradicts the flavor's {key} for role {role}"
             known = quotas.joined([known, update])
         placed[role] = known
     return placed, clash
@@ -128,14 +128,14 @@ def _reserved(run: RLRun) -> Quota:
 
 
 def _waiting(run: RLRun, workload: Manifest | None = None) -> Quota:
-    """Before the first admission, or after the queue took it back."""
+    """A run before its first admission, or after an eviction."""
     queue = f"LocalQueue {run.spec.scheduling.queue_name}"
     said = condition(workload or {}, CONDITION)
     evicted = condition(workload or {}, "Evicted")
     if said.get("reason") == Reason.INADMISSIBLE:
         return _no(Reason.INADMISSIBLE, f"{queue}: {said.get('message', '')}")
     if _had_quota(run) or evicted.get("status") == "True":
-        words = f"{queue} took the run's quota back; it waits to be admitted again"
+        words = f"{queue} evicted the run; it waits to be admitted again"
         because = evicted.get("message") or evicted.get("reason") or ""
         return _no(Reason.EVICTED, f"{words}: {because}" if because else words)
     waits = f"{queue} has not admitted the run yet"
@@ -144,6 +144,6 @@ def _waiting(run: RLRun, workload: Manifest | None = None) -> Quota:
 
 
 def _had_quota(run: RLRun) -> bool:
-    """Whether the queue had admitted the run since it began to wait."""
+    """The queue had admitted the run before it began to wait again."""
     before = next((c for c in run.status.conditions if c.type == CONDITION), None)
     return before is not None and (before.status == "True" or before.reason == Reason.EVICTED)

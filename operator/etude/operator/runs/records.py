@@ -1,4 +1,4 @@
-"""The bookkeeping in a run's status: what was undertaken, when pods were held, what was seen."""
+"""Bookkeeping in a run's status: intents, restart counters, active time, observed figures."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ from etude.operator.runs.undertakings import Undertaking
 
 
 def started(run: RLRun, seen: Seen, platform: Platform, now: Moment) -> RLRunStatus:
-    """The status of a run that is about to get its pods, for the first time or again."""
+    """The status of a run that is about to get its pods, first or again."""
     status = accepted(run, seen, platform, now)
     active = ActiveTime(seconds=status.active.seconds, since=rfc3339(now.wall_s))
     return status.model_copy(update={"active": active})
@@ -66,7 +66,7 @@ def accepted(run: RLRun, seen: Seen, platform: Platform, now: Moment) -> RLRunSt
 
 
 def _resolved(run: RLRun, seen: Seen, platform: Platform) -> Resolved:
-    """Defaults as they were at acceptance; the model as it is named now, which may change later."""
+    """Default images as at acceptance; the model as the spec names it now."""
     resolved = run.status.resolved or Resolved(images=dict(platform.images))
     if run.spec.model.checkpoint_ref is None:
         return resolved.model_copy(update={"model_uri": None})
@@ -76,7 +76,7 @@ def _resolved(run: RLRun, seen: Seen, platform: Platform) -> Resolved:
 
 
 def undertaken(run: RLRun, seen: Seen, next_up: Undertaking, now: Moment) -> RLRunStatus:
-    """The status with the next intent, and with what it counts towards."""
+    """The status with the next intent, its failure and its restart counters."""
     intent = next_up.intent
     # The last figures of a controller that is about to go are written down with its end.
     changes = figures(run, seen, now, is_running=True) | {"intent": intent}
@@ -103,21 +103,21 @@ def undertaken(run: RLRun, seen: Seen, next_up: Undertaking, now: Moment) -> RLR
 
 
 def observed(run: RLRun, seen: Seen, now: Moment, *, is_running: bool, is_over: bool) -> RLRun:
-    """The run with a status that says what is there now; conditions are still as they were."""
+    """The run with the observed state in its status; conditions are not yet updated."""
     changes = figures(run, seen, now, is_running=is_running)
     changes["observed_generation"] = run.metadata.generation
     changes["restarts"] = disruptions.noted(_forgiven(run, seen), seen.pods)
     changes["phases"] = progress.phases(run, seen.report.status, is_over=is_over)
     changes["usage"] = usage.accounted(run, seen.pods, seen.sandboxes, now)
     if is_running and run.status.engines is not None:
-        # Only what it is judged from moves here, and goes out with the figures.
+        # Only the baseline of the next decision moves here; it is written with the figures.
         changes["engines"] = engines.decided(run, seen)
     done = seen.report.done
     changes["reported"] = ReportPosition(epoch=done.epoch, sequence=done.sequence)
     if run.status.active.since is not None and (is_over or (not is_running and seen.is_gone)):
         changes["active"] = _rested(run, now)
     if run.spec.suspend and not is_running and seen.is_gone:
-        # Something else had taken its pods before its user suspended it.
+        # The pods were gone before the user suspended the run.
         changes["resumption"] = resuming.forgotten(run.status.resumption)
     if is_over:
         changes["intent"] = changes["hold"] = None
@@ -126,12 +126,12 @@ def observed(run: RLRun, seen: Seen, now: Moment, *, is_running: bool, is_over: 
 
 
 def _rested(run: RLRun, now: Moment) -> ActiveTime:
-    """The time for which pods were held, once there are none: whatever comes next is a start."""
+    """Active time of a run without pods: the clock is stopped."""
     return ActiveTime(seconds=limits.active_s(run, now.wall_s))
 
 
 def _again(role: RoleStatus, attempt: int, seen: Seen) -> RoleStatus:
-    """A role that is to start anew; what has been made by now is not of the new attempt."""
+    """A role at a new attempt; pods made before now are of the old one."""
     return role.model_copy(
         update={"attempt": attempt, "ready": 0, "after": seen.newest_made(role.name)}
     )
@@ -151,7 +151,7 @@ def _counted(status: RLRunStatus, roles: Sequence[str]) -> Restarts:
 
 
 def _forgiven(run: RLRun, seen: Seen) -> Restarts:
-    """The restarts, with the count back at zero after enough clean steps."""
+    """Restart counters, back at zero after enough clean steps."""
     restarts, report = run.status.restarts, seen.report.status
     if not restarts.counted or report is None or not seen.report.is_connected:
         return restarts

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: told by its controller, registered as objects, retired by age."""
+"""Checkpoint registry: reported by a run's controller, registered as objects, retired by age."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -19,7 +19,7 @@ DeletionPolicy = Literal["Retain", "Delete"]
 
 
 def happenings(run: RLRun, seen: Seen) -> Iterator[Action]:
-    """Register what was told, in the order in which it was told."""
+    """Register reported checkpoints and events in the order of the reports."""
     for happening in seen.report.happenings:
         if happening.checkpoint is not None:
             yield from _registration(
@@ -31,7 +31,7 @@ def happenings(run: RLRun, seen: Seen) -> Iterator[Action]:
 
 
 def retirements(run: RLRun, seen: Seen) -> Iterator[Action]:
-    """Let go of the checkpoints that newer ones have superseded."""
+    """Delete the checkpoints that newer ones have superseded."""
     for checkpoint in retention.superseded(seen.checkpoints, run.spec.checkpointing, seen.named):
         if not checkpoint.metadata.deletion_timestamp:
             key = Ref("Checkpoint", run.metadata.namespace, checkpoint.metadata.name)
@@ -63,7 +63,7 @@ def _registration(
 def _fulfilled(
     run: RLRun, seen: Seen, request: Checkpoint, record: run_pb2.CheckpointRecord
 ) -> Fulfil:
-    """The checkpoint that somebody asked for is what the controller wrote for it."""
+    """The requested Checkpoint, completed with the data that the controller wrote for it."""
     held = {
         "uri": record.uri,
         "manifest_digest": record.manifest_digest,
@@ -81,7 +81,7 @@ def _fulfilled(
 
 
 def _parent(run: RLRun, seen: Seen, record: run_pb2.CheckpointRecord) -> NameRef | None:
-    """The Checkpoint of what the run went on from, under its own name if somebody gave it one."""
+    """The Checkpoint that the run resumed from, under the name of its object if there is one."""
     digest = record.parent_digest
     if not digest:
         return None
@@ -91,10 +91,10 @@ def _parent(run: RLRun, seen: Seen, record: run_pb2.CheckpointRecord) -> NameRef
 
 
 def _was_let_go(run: RLRun, name: str, record: run_pb2.CheckpointRecord) -> bool:
-    """Whether it was an object before, and somebody took that away but not the data.
+    """The checkpoint was an object before, which was deleted without its data.
 
-    A new controller tells of all that lies in the store. What is older than the newest one that
-    was ever verified has been told before, and so has what the run left when it was put back.
+    A new controller reports every checkpoint in the store. Those older than the newest one ever
+    verified were reported before, and so were those off the run's lineage.
     """
     if past.is_left_at(record.branch, record.step, run.status.resumption):
         return True

@@ -1,4 +1,4 @@
-"""Pods of earlier attempts, which make room for those of the present one."""
+"""Replacement of pods of earlier attempts."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -12,11 +12,11 @@ from etude.operator.runs.seen import Seen
 from etude.v1 import run_pb2
 
 STUCK_GRACE_S = 30
-"""A trainer that finished nothing for so long will not save a checkpoint on its way out."""
+"""A stalled trainer will not save a checkpoint while it terminates."""
 
 
 def replacements(run: RLRun, seen: Seen) -> Iterator[Action]:
-    """Send the pods of earlier attempts away; their StatefulSet makes the new ones."""
+    """Delete pods of earlier attempts; their StatefulSet creates the new ones."""
     intent = run.status.intent
     if intent is None:
         # A StatefulSet's controller that has not seen the new template yet makes the old pod once
@@ -33,7 +33,7 @@ def replacements(run: RLRun, seen: Seen) -> Iterator[Action]:
 
 
 def _old(seen: Seen, attempts: Mapping[str, int]) -> list[Manifest]:
-    """Pods of earlier attempts that nobody has told to go, and that would come back as new ones."""
+    """Running pods of earlier attempts whose workload already has the new template."""
     templates = {labels(m).get(names.ROLE): m["spec"]["template"] for m in seen.sets}
     return [
         pod

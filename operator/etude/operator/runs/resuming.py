@@ -1,4 +1,4 @@
-"""Where a run goes on when it gets pods again."""
+"""Resume point of a run: the checkpoint from which it continues when it gets pods again."""
 
 from collections.abc import Sequence
 
@@ -11,19 +11,19 @@ AT = "spec.checkpointing.resumeFrom.name"
 
 
 def is_undecided(run: RLRun) -> bool:
-    """Whether it is to be decided once the run gets pods."""
+    """The spec asks for another resume point than was decided."""
     before = run.status.resumption or Resumption(mode="Latest")
     return (before.mode, before.asked) != _asked(run)
 
 
 def decided(run: RLRun, checkpoints: Sequence[Checkpoint]) -> Resumption | None:
-    """What should stand in the status of a run that is about to get pods.
+    """The resume decision to record for a run that is about to get pods.
 
-    What cannot be done yet stays undecided: a queue may take the pods away from a run that names
-    what is not Ready, and complaint() says so once they are gone.
+    A named checkpoint that is not Ready stays undecided: a queue may evict a run that names one,
+    and resume_problem() refuses it once the pods are gone.
 
     Args:
-        run: whose pods come, or that waits for them.
+        run: about to get pods, or queued for them.
         checkpoints: of the run, newest first.
     """
     before = run.status.resumption
@@ -53,7 +53,7 @@ def decided(run: RLRun, checkpoints: Sequence[Checkpoint]) -> Resumption | None:
 
 
 def _target(run: RLRun, verified: Sequence[Checkpoint]) -> Checkpoint | None:
-    """What the run is put back to; None for its start weights, or while that is not there."""
+    """The checkpoint to resume from; None for the start weights, or while it is missing."""
     mode, asked = _asked(run)
     match mode:
         case "Best":
@@ -65,20 +65,20 @@ def _target(run: RLRun, verified: Sequence[Checkpoint]) -> Checkpoint | None:
 
 
 def forgotten(resumption: Resumption | None) -> Resumption | None:
-    """The decision of a run that its user suspends: the next one is made when it gets pods."""
+    """The decision of a run that its user suspends: it is made again when the run gets pods."""
     return None if resumption is None else resumption.model_copy(update={"mode": "", "asked": ""})
 
 
 def complaint(run: RLRun, checkpoints: Sequence[Checkpoint]) -> str:
-    """Why a run cannot go on from what it names, in words; empty where it can, or does already."""
+    """The sentence that refuses the named resume point; empty where it is fine or in use."""
     named = run.spec.checkpointing.resume_from
     if named is None or run.status.active.since is not None or not is_undecided(run):
         return ""
     found = next((c for c in checkpoints if c.metadata.name == named.name), None)
     if found is None:
         return (
-            f"{AT}: the run has written no Checkpoint {named.name}; of another run only the model"
-            " can be had: model.checkpointRef"
+            f"{AT}: this run has no Checkpoint {named.name}; to start from another run's model, set"
+            " model.checkpointRef"
         )
     if not is_ready(found):
         return f"{AT}: {named.name} is {found.status.phase or 'not looked at yet'}, not Ready"

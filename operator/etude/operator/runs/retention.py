@@ -1,4 +1,4 @@
-"""Which checkpoints of a run stay."""
+"""Checkpoint retention: the newest verified, the best, and pinned ones stay."""
 
 from collections.abc import Iterator, Sequence, Set
 
@@ -8,7 +8,7 @@ from etude.operator.decimals import value_of
 from etude.operator.runs.seen import is_ready
 
 FIGURES = {"Reward": "reward", "EvalSuccess": "evalSuccess"}
-"""Names of figures in a checkpoint's metrics, by how the spec calls them."""
+"""Keys of a checkpoint's metrics, by the metric names of the spec."""
 
 
 def superseded(
@@ -16,15 +16,14 @@ def superseded(
     checkpointing: Checkpointing,
     named: Set[str] = frozenset(),
 ) -> Iterator[Checkpoint]:
-    """Those that are older than the newest verified ones that are kept, and not among the best.
+    """Checkpoints older than the newest verified ones that are kept, and not among the best.
 
-    Pinned and retained ones stay, those that a user asked for too, and so does everything while
-    too few are verified.
+    Pinned, retained and requested checkpoints stay, and so do all while too few are verified.
 
     Args:
-        checkpoints: of the run, newest first; what it left when it was put back comes last.
+        checkpoints: of the run, newest first; those off its lineage come last.
         checkpointing: how many to keep.
-        named: those that runs start from, which stay.
+        named: those that runs start from; they stay.
     """
     passing = [c for c in checkpoints if not _stays(c) and c.metadata.name not in named]
     verified = [c for c in passing if is_ready(c)]
@@ -40,7 +39,7 @@ def superseded(
 
 
 def best_of(verified: Sequence[Checkpoint], keep: KeepBest | None) -> list[Checkpoint]:
-    """The best ones, the best first; of equal ones the earlier, nearer to what was measured."""
+    """The best checkpoints, best first; of equal ones the earlier, nearer to the evaluation."""
     if keep is None:
         return []
     sign = -1.0 if keep.mode == "Max" else 1.0
@@ -54,9 +53,9 @@ def best_of(verified: Sequence[Checkpoint], keep: KeepBest | None) -> list[Check
 
 
 def figure_of(checkpoint: Checkpoint, metric: str) -> float | None:
-    """A figure of the run at the checkpoint's step; None where it has none.
+    """A metric of the run at the checkpoint's step; None where it has none.
 
-    The text of it may be anybody's: a trainer's own, or that of whoever made the object.
+    Its text is untrusted: it comes from a trainer, or from the maker of the object.
     """
     text = checkpoint.saved.metrics.get(FIGURES[metric])
     return None if text is None else value_of(text)

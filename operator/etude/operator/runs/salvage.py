@@ -1,4 +1,4 @@
-"""What a run that is about to fail still saves."""
+"""Final checkpoint of a run that is about to fail."""
 
 from etude.common.api.kinds import RLRun
 from etude.common.api.status import Intent
@@ -10,11 +10,11 @@ from etude.operator.runs.seen import Seen
 from etude.operator.runs.undertakings import Undertaking
 
 HALT_LIMIT_S = 30.0
-"""How long a controller that shall save nothing has to stop."""
+"""Time for a controller to stop without saving."""
 
 
 def begun(run: RLRun, seen: Seen, outcome: Undertaking, now: Moment) -> Undertaking:
-    """What was decided, but a run that can still save is told to before it fails."""
+    """The transition, with Salvage in place of Fail for a run that can still save."""
     intent = outcome.intent
     if intent is None or intent.type != "Fail" or not _works(run, seen):
         return outcome
@@ -25,7 +25,7 @@ def begun(run: RLRun, seen: Seen, outcome: Undertaking, now: Moment) -> Undertak
 
 
 def ended(run: RLRun, current: Intent, seen: Seen, now: Moment) -> Undertaking:
-    """The failure, once everything is saved that can be."""
+    """The failure, once the final checkpoint is saved or cannot be."""
     elapsed_s = now.wall_s - seconds(current.since)
     report = seen.report.status
     is_over = report is not None and report.state in limits.OVER
@@ -37,13 +37,13 @@ def ended(run: RLRun, current: Intent, seen: Seen, now: Moment) -> Undertaking:
 
 
 def limit_s(run: RLRun) -> float:
-    """How long the failure waits for the checkpoint."""
+    """Seconds that the failure waits for the checkpoint."""
     wanted = run.spec.checkpointing
     return float(wanted.timeout_seconds) if wanted.on_failure == "BestEffort" else HALT_LIMIT_S
 
 
 def _works(run: RLRun, seen: Seen) -> bool:
-    """Whether the controller trains, as far as anybody can tell."""
+    """The controller reports and still trains."""
     report = seen.report
     attempt = undertakings.attempts_of(run).get(names.TRAINER, 0)
     return (

@@ -1,4 +1,4 @@
-"""What is known of a run when a decision is made; from caches alone."""
+"""Observed state of a run, from caches alone."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -31,39 +31,39 @@ from etude.operator.runs.past import is_left
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A run's children, pools, checkpoints and newest report."""
+    """Children, pods, pools, checkpoints and newest report of a run."""
 
     children: Mapping[Ref, Manifest] = field(default_factory=dict)
-    """What the run controls, except checkpoints."""
+    """Objects that the run controls, except checkpoints."""
     pods: Mapping[str, Sequence[Manifest]] = field(default_factory=dict)
-    """Pods of the run's StatefulSets, by role; those on their way out too."""
+    """Pods of the run's workloads, by role, terminating ones included."""
     pools: Mapping[str, EnvPool] = field(default_factory=dict)
-    """The pools that exist, by the environment that they serve."""
+    """Existing pools, by the environment that they serve."""
     checkpoints: Sequence[Checkpoint] = ()
-    """Those of this run that are written, newest first; what it left comes last."""
+    """Written checkpoints of this run, newest first; those off its lineage come last."""
     requests: Sequence[Checkpoint] = ()
-    """Those that users asked for and that are not written yet, oldest first."""
+    """Requested checkpoints that are not written yet, oldest first."""
     model: Checkpoint | None = None
-    """The Checkpoint that its start weights come from."""
+    """The Checkpoint of its start weights."""
     named: frozenset[str] = frozenset()
     """Checkpoints that runs of the namespace start from."""
     sandboxes: int = 0
-    """Environments that it leases, in all pools, as their brokers said last."""
+    """Environments that it leases in all pools, by the brokers' newest reports."""
     mistrusted: Mapping[str, float] = field(default_factory=dict)
-    """Environments that came over those that it planned, by the pools that go by it no more."""
+    """Ratio of requested to planned environments, by the pools that ignore its plan."""
     report: RunReport = field(default_factory=RunReport)
     served: frozenset[str] = frozenset()
-    """Kinds of other projects that the run asks for and that can be used."""
+    """Served kinds of other projects that the run needs."""
     flavors: Mapping[str, Manifest] = field(default_factory=dict)
-    """ResourceFlavors by name, if the run waits for quota by a Workload."""
+    """ResourceFlavors by name, if the run is admitted by a Workload."""
     priorities: Mapping[str, int] = field(default_factory=dict)
-    """WorkloadPriorityClasses by name, likewise."""
+    """WorkloadPriorityClasses by name, if the run is admitted by a Workload."""
     pod_priorities: Mapping[str, Manifest] = field(default_factory=dict)
-    """PriorityClasses by name, likewise."""
+    """PriorityClasses by name, if the run is admitted by a Workload."""
     problem: Fact | None = None
-    """What kept the last decision from being carried out."""
+    """The rejection that kept the last decision from being carried out."""
     refused: frozenset[Ref] = frozenset()
-    """Children that the cluster took no change of."""
+    """Children whose change the cluster rejected."""
 
     @property
     def sets(self) -> list[Manifest]:
@@ -72,13 +72,13 @@ class Seen:
 
     @property
     def is_released(self) -> bool:
-        """Whether nothing asks for pods any more."""
+        """No child asks for pods."""
         return not any(map(asks_for_pods, self.children.values()))
 
     def newest_made(self, role: str) -> str | None:
-        """When the newest pod of a role was made, by the API server's clock.
+        """Creation time of the newest pod of a role, by the API server's clock.
 
-        None where a pod says itself of which attempt it is.
+        None where pods carry their attempt as a label.
         """
         if any(labels(m).get(names.ROLE) == role for m in self.sets):
             return None
@@ -87,15 +87,15 @@ class Seen:
 
     @property
     def is_gone(self) -> bool:
-        """Whether no role pod is left."""
+        """No role pod is left."""
         return self.is_released and not any(self.pods.values())
 
     @property
     def last_saved(self) -> list[Checkpoint]:
-        """Those of the step that was saved last; several if it was saved more than once.
+        """Checkpoints of the step that was saved last; several if it was saved more than once.
 
-        After a fall-back that is not the highest step. What the run left when it was put back may
-        be of the same step, and says nothing of what it saved since.
+        After a resume from an earlier one that is not the highest step. Checkpoints off the lineage
+        may be of the same step, and do not count.
         """
         saved = ((c.saved.branch, _made(c), c.saved.step) for c in self.checkpoints)
         branch, _, step = max(saved, default=(0, "", 0))
@@ -103,7 +103,7 @@ class Seen:
 
     @property
     def has_saved(self) -> bool:
-        """Whether the last of what was saved has been read back, whatever came of it."""
+        """The last saved checkpoint has been verified, with either result."""
         last = self.last_saved
         return any(is_ready(c) for c in last) or all(
             is_settled(c) or c.metadata.deletion_timestamp for c in last
@@ -111,7 +111,7 @@ class Seen:
 
     @property
     def is_registered(self) -> bool:
-        """Whether every checkpoint that was told of is an object."""
+        """Every reported checkpoint is registered as an object."""
         return all(h.checkpoint is None for h in self.report.happenings)
 
     def ready(self, role: str, *, attempt: int) -> int:
@@ -124,7 +124,7 @@ class Seen:
 
 
 def role_pods(cluster: Cluster, run: RLRun) -> dict[str, list[Manifest]]:
-    """Pods of the run's workloads, by role; those on their way out too."""
+    """Pods of the run's workloads, by role, terminating ones included."""
     found: dict[str, list[Manifest]] = {}
     for workload in cluster.owned(run.metadata.uid):
         if workload["kind"] == "StatefulSet":
@@ -138,7 +138,7 @@ def role_pods(cluster: Cluster, run: RLRun) -> dict[str, list[Manifest]]:
 
 
 def _below(cluster: Cluster, owner: Manifest) -> Iterator[Manifest]:
-    """The pods that an object makes, itself or by way of Jobs."""
+    """Pods that an object owns, directly or through Jobs."""
     for each in cluster.owned(uid(owner)):
         if each["kind"] == "Pod":
             yield each
@@ -147,9 +147,9 @@ def _below(cluster: Cluster, owner: Manifest) -> Iterator[Manifest]:
 
 
 def _of_its_attempt(pod: Manifest, role: str, run: RLRun) -> Manifest:
-    """The pod as if its template had been changed for every attempt, which nobody did.
+    """The pod with an attempt label, which the template of a fixed workload cannot carry.
 
-    Of the present attempt is what was made after it was decided on, by the API server's clock.
+    A pod created after the present attempt was decided, by the API server's clock, belongs to it.
     """
     now = next((each for each in run.status.roles if each.name == role), None)
     if now is None:
@@ -161,7 +161,7 @@ def _of_its_attempt(pod: Manifest, role: str, run: RLRun) -> Manifest:
 
 
 def asks_for_pods(child: Manifest) -> bool:
-    """Whether a child of a run is there to have pods."""
+    """A child of a run asks for pods."""
     if is_deleting(child):
         return False
     match child["kind"]:
@@ -226,14 +226,14 @@ def _pools(cluster: Cluster, run: RLRun) -> dict[str, EnvPool]:
         manifest = cluster.get(key)
         is_own = manifest is not None and controller_uid(manifest) == run.metadata.uid
         if manifest is not None and (is_own or role.pool_ref is not None):
-            # What no schema of ours takes is told in the pool's own status.
+            # A spec that our schema refuses is reported in the pool's own status.
             with suppress(ValidationError):
                 pools[role.name] = EnvPool.understood(manifest)
     return pools
 
 
 def _named(cluster: Cluster, run: RLRun, num_checkpoints: int) -> frozenset[str]:
-    """What may not be superseded; nobody asks every run about it while nothing can be."""
+    """Checkpoints that retention must keep; looked up only once there are too many."""
     if num_checkpoints <= run.spec.checkpointing.keep_last:
         return frozenset()
     return model.named(cluster, run.metadata.namespace)
@@ -254,7 +254,7 @@ def _sandboxes(book: ReportBook, run: RLRun, pools: Iterable[EnvPool]) -> int:
 
 
 def _checkpoint(manifest: Manifest) -> Checkpoint | None:
-    """The checkpoint, or nothing if a newer operator wrote what this one cannot read."""
+    """The checkpoint; None if a newer operator wrote fields that this one cannot read."""
     try:
         return Checkpoint.understood(manifest)
     except ValidationError:
@@ -262,7 +262,7 @@ def _checkpoint(manifest: Manifest) -> Checkpoint | None:
 
 
 def _is_of(checkpoint: Checkpoint, run: RLRun) -> bool:
-    """Whether it names the run; whoever may make a checkpoint may write any owner on it."""
+    """The checkpoint names the run; its owner references may be forged."""
     about = checkpoint.spec.run_ref
     return about is not None and about.name == run.metadata.name
 
@@ -272,27 +272,27 @@ def _made(checkpoint: Checkpoint) -> str:
 
 
 def is_ready(checkpoint: Checkpoint) -> bool:
-    """Whether a run can resume from it."""
+    """A run can resume from the checkpoint."""
     return holds(checkpoint.status.conditions, "Ready")
 
 
 def ready_fact(checkpoint: Checkpoint) -> Fact | None:
-    """What is known of its data; None before anybody looked at it."""
+    """The Ready condition of a checkpoint; None before its first pass."""
     found = (c for c in checkpoint.status.conditions if c.type == "Ready")
     return next((Fact(c.type, c.status == "True", c.reason, c.message) for c in found), None)
 
 
 def is_corrupt(checkpoint: Checkpoint) -> bool:
-    """Whether its data is wrong, and will stay wrong."""
+    """The checkpoint's data does not match its manifest."""
     fact = ready_fact(checkpoint)
     return fact is not None and fact.reason == Reason.CORRUPT
 
 
 def is_settled(checkpoint: Checkpoint) -> bool:
-    """Whether its data was read back, whatever came of it."""
+    """The checkpoint's data was verified, with either result."""
     return is_ready(checkpoint) or is_corrupt(checkpoint)
 
 
 def is_available(pool: EnvPool) -> bool:
-    """Whether a pool hands out environments."""
+    """A pool hands out environments."""
     return holds(pool.status.conditions, "Available")

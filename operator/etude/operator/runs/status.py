@@ -1,4 +1,4 @@
-"""What to say about a run."""
+"""Status conditions and phase of a run."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,11 +17,11 @@ from etude.v1 import run_pb2
 State = run_pb2.RunState
 SUSPENDING = {"Suspend", "Release"}
 TOLD = {"Ready", "Progressing", "Degraded"}
-"""What a run whose pods are ready is depends on its controller's words."""
+"""Conditions that depend on the controller's report."""
 
 
 def concluded(view: View) -> RLRunStatus:
-    """The status with every condition and the word derived from them."""
+    """The status with every condition, and the phase derived from them."""
     found = facts(view)
     return view.status.model_copy(
         update={
@@ -37,7 +37,7 @@ def concluded(view: View) -> RLRunStatus:
 
 
 def facts(view: View) -> list[Fact]:
-    """Every condition of the run; all of them, so that none is ever left over."""
+    """Every condition of the run; always all, so that none is left over."""
     found = [
         view.problem or yes("Accepted", Reason.ACCEPTED),
         _quota_reserved(view),
@@ -56,7 +56,7 @@ def facts(view: View) -> list[Fact]:
 
 
 def _remembered(view: View, found: Sequence[Fact]) -> Iterator[Fact]:
-    """The facts, with what only the controller can tell as it was written down last."""
+    """The facts, with the last recorded value of those that need the controller."""
     before = {each.type: each for each in view.status.conditions}
     is_unheard = any(f == _unheard() for f in found)
     for fact in found:
@@ -68,12 +68,12 @@ def _remembered(view: View, found: Sequence[Fact]) -> Iterator[Fact]:
 
 
 def _unheard() -> Fact:
-    message = "the trainer's pod is ready, but its controller does not report"
+    message = "the trainer's pod is ready, but its controller does not report: see the pod's log"
     return no("Ready", Reason.CONTROLLER_UNREACHABLE, message)
 
 
 def phase(view: View, found: Sequence[Fact]) -> str:
-    """One word for kubectl; the first that fits."""
+    """The phase for kubectl: the first word that applies."""
     fact = {f.type: f for f in found}
     intent = view.status.intent
     report = view.report
@@ -97,12 +97,12 @@ def phase(view: View, found: Sequence[Fact]) -> str:
 
 
 def _needed(view: View) -> list[RoleStatus]:
-    """The roles that the active phase cannot do without."""
+    """Roles that the active phase needs."""
     return [r for r in view.status.roles if r.name == names.TRAINER or view.samples_now]
 
 
 def _are_pods_ready(view: View) -> bool:
-    """Whether what the active phase needs is there; engines beyond the least may come later."""
+    """The pods of the active phase are ready; engines above the minimum may come later."""
     engines = view.run.spec.roles.inference
     least = {names.INFERENCE: engines.least} if engines is not None else {}
     return all(
@@ -116,7 +116,7 @@ def _all_pods(view: View) -> list[Manifest]:
 
 
 def _resting(view: View) -> str | None:
-    """Why the run holds no pods on purpose."""
+    """The reason for which the run holds no pods on purpose; None if it should hold some."""
     if view.ending is not None:
         return Reason.FINISHED
     if view.quota is not None and _is_queued(view):
@@ -243,7 +243,7 @@ def _suspended(view: View) -> Fact:
     if view.ending is not None:
         return no("Suspended", Reason.FINISHED)
     if intent is not None and intent.type in SUSPENDING:
-        return no("Suspended", Reason.SUSPENDING, "a checkpoint first, then the pods go")
+        return no("Suspended", Reason.SUSPENDING, "a checkpoint is written, then pods are released")
     if view.run.spec.suspend and view.seen.is_gone:
         return yes("Suspended", Reason.BY_USER, "spec.suspend is true")
     hold = view.status.hold
@@ -290,7 +290,7 @@ def _endings(view: View) -> list[Fact]:
 
 
 def ending_of(run: RLRun) -> Fact | None:
-    """Complete or Failed as it was written; either is for ever."""
+    """The recorded Complete or Failed condition; either is final."""
     for condition in run.status.conditions:
         if condition.type in {"Complete", "Failed"} and condition.status == "True":
             return yes(condition.type, condition.reason, condition.message)

@@ -1,4 +1,4 @@
-"""What may be undertaken about a run, as it is written down before anything is done."""
+"""Transitions of a run: intents that are recorded before they are carried out."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -18,22 +18,22 @@ class Undertaking(NamedTuple):
 
 
 def attempts_of(run: RLRun) -> Mapping[str, int]:
-    """The attempt that each role is at."""
+    """The present attempt of each role."""
     return {role.name: role.attempt for role in run.status.roles}
 
 
 def restart(run: RLRun, role: str, reason: str, message: str, now: Moment) -> Intent:
-    """Start a role anew, every role if it is empty, unless that was done too often."""
+    """The intent to restart a role (all if empty), or to fail once maxRestarts is reached."""
     if run.status.restarts.counted >= run.spec.failure_policy.max_restarts:
         limit = run.spec.failure_policy.max_restarts
-        message = f"{message}; {limit} restarts were allowed"
+        message = f"{message}; failurePolicy.maxRestarts is {limit}"
         return intent(run, "Fail", Reason.RESTARTS_EXHAUSTED, message, now)
     again = intent(run, "Restart", reason, message, now)
     return again.model_copy(update={"role": role, "attempt": run.status.attempt + 1})
 
 
 def intent(run: RLRun, kind: str, reason: str, message: str, now: Moment) -> Intent:
-    """A decision about the run as it is now."""
+    """An intent for the present generation and attempt of the run."""
     return Intent.model_validate(
         {
             "type": kind,

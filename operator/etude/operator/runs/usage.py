@@ -1,4 +1,4 @@
-"""What a run uses, added up in its status so that it outlives operators."""
+"""Usage of a run against its budget, accumulated in its status so that it outlives operators."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -13,13 +13,13 @@ from etude.operator.manifests import Manifest
 
 HOUR_S = 3_600.0
 EVERY_S = 60.0
-"""While nothing else changes, it is written no more often."""
+"""Least time between two writes of an unchanged usage."""
 
 
 def accounted(
     run: RLRun, pods: Mapping[str, Sequence[Manifest]], sandboxes: int, now: Moment
 ) -> Usage:
-    """The usage with the time since it was added up last, once that is worth a write.
+    """The usage, with the time since the last write once that is worth another.
 
     Args:
         run: the run.
@@ -30,7 +30,7 @@ def accounted(
     before, gpus = run.status.usage, _held(run, pods)
     elapsed_s = _elapsed_s(before, now)
     is_held = bool(gpus or sandboxes)
-    # A clock that was set back is followed at once, or time would stand still until it is there.
+    # A clock that was set back is followed, or usage would stand still until it catches up.
     is_same = (gpus, sandboxes) == (before.gpus, before.sandboxes)
     if is_same and (not is_held or 0 <= elapsed_s < EVERY_S):
         return before
@@ -45,26 +45,26 @@ def accounted(
 
 
 class Account(NamedTuple):
-    """One limit of the budget, with what is used of it."""
+    """One limit of the budget, with its usage."""
 
     name: str
     hours: str | None
     seconds: float
-    """Used up to accountedAt."""
+    """Used until accountedAt."""
     held: int
-    """Used at once since then."""
+    """In use since then."""
 
 
 def left_s(run: RLRun, now: Moment) -> float | None:
-    """Seconds for which the budget still lasts with what is held; None without a limit.
+    """Seconds that the budget lasts at the present usage; None without a limit.
 
-    Zero or less once part of it is spent, also when nothing is held.
+    Zero or less once a limit is spent, even if nothing is in use.
     """
     return min((left for left, _ in _left(run, now)), default=None)
 
 
 def spent(run: RLRun, now: Moment) -> str:
-    """The parts of the budget that are spent, in words; empty while none is."""
+    """The spent limits of the budget as text; empty while none is."""
     return ", ".join(
         f"budget.{account.name} {account.hours}" for left, account in _left(run, now) if left <= 0
     )
@@ -100,7 +100,7 @@ def _held(run: RLRun, pods: Mapping[str, Sequence[Manifest]]) -> int:
 
 
 def _on_nodes(pods: Sequence[Manifest]) -> Iterator[Manifest]:
-    """Pods whose devices nobody else can have: also those on their way out."""
+    """Pods that hold devices, terminating ones included."""
     for pod in pods:
         is_over = pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}
         if pod["spec"].get("nodeName") and not is_over:

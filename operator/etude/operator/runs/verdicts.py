@@ -1,4 +1,4 @@
-"""What follows from a failure: the first rule that matches, or else what always holds."""
+"""Verdicts on pod failures: the first matching rule of failurePolicy, else the defaults."""
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
@@ -17,16 +17,16 @@ RESTARTS_IN_PLACE = 5
 
 
 class Outcome(IntEnum):
-    """What a failure leads to; of several failures the one with the gravest outcome decides."""
+    """The outcome of a failure; of several failures the gravest outcome decides."""
 
     IGNORE = 0
-    """The kubelet or the StatefulSet puts it right."""
+    """The kubelet or the StatefulSet repairs it."""
     RESTART_ROLE = 1
-    """The role starts anew as the next attempt."""
+    """The role restarts as the next attempt."""
     RESTART_RUN = 2
-    """Every role does."""
+    """Every role restarts."""
     SUSPEND = 3
-    """A checkpoint, then the pods go until somebody resumes the run."""
+    """A checkpoint, then the pods are released until a user resumes the run."""
     FAIL = 4
     """The run is over."""
 
@@ -41,11 +41,11 @@ _OUTCOMES = {
 
 
 class Verdict(NamedTuple):
-    """What follows, and by whose word."""
+    """The outcome of a failure and the rule behind it."""
 
     outcome: Outcome
     rule: str = ""
-    """The rule of the run that said so; empty for what always holds."""
+    """Name of the matching rule; empty for a default."""
 
 
 class Judged(NamedTuple):
@@ -58,12 +58,12 @@ class Judged(NamedTuple):
 def verdict(
     failure: PodFailure, rules: Sequence[FailureRule] = (), *, has_begun: bool = False
 ) -> Verdict:
-    """What follows from the failure of a pod.
+    """The verdict on the failure of a pod.
 
     Args:
-        failure: it.
-        rules: the run's, of which the first that matches decides.
-        has_begun: whether the run's controller was heard before, so that its store once answered.
+        failure: of the pod.
+        rules: of the run; the first that matches decides.
+        has_begun: the run's controller has reported before, so its store was reachable once.
     """
     for rule in rules:
         if _matches(rule, failure):
@@ -72,7 +72,7 @@ def verdict(
 
 
 def stalled(rules: Sequence[FailureRule]) -> Verdict:
-    """What follows when a run finishes nothing any more."""
+    """The verdict on a run that makes no progress."""
     for rule in rules:
         if rule.cause is Cause.STALLED:
             return Verdict(_OUTCOMES[rule.action], rule.name)
@@ -82,14 +82,14 @@ def stalled(rules: Sequence[FailureRule]) -> Verdict:
 def gravest(
     found: Iterable[PodFailure], rules: Sequence[FailureRule], *, has_begun: bool = False
 ) -> Judged | None:
-    """The failure that decides; None if nothing follows from any."""
+    """The failure with the gravest outcome; None if all are ignored."""
     judged = [Judged(each, verdict(each, rules, has_begun=has_begun)) for each in found]
     worst = max(judged, key=lambda each: each.verdict.outcome, default=None)
     return None if worst is None or worst.verdict.outcome is Outcome.IGNORE else worst
 
 
 def conditions(rules: Iterable[FailureRule]) -> set[str]:
-    """The types of pod conditions that rules are about."""
+    """Pod condition types that rules match."""
     return {kind for rule in rules for kind in rule.pod_conditions or ()}
 
 
@@ -105,12 +105,12 @@ def _matches(rule: FailureRule, failure: PodFailure) -> bool:
 
 
 def _always(failure: PodFailure, *, has_begun: bool) -> Outcome:
-    """What holds where no rule says otherwise.
+    """The default outcome where no rule matches.
 
-    The trainer is replaced at once, as a new attempt with a new epoch. Engines and rewards hold
-    nothing that is worth a new attempt: the kubelet restarts them, up to a limit. A trainer whose
-    store is away is the kubelet's, too, for as long as that takes: another pod would fare no
-    better. In a run that never began, a wrong address of the store looks just like that.
+    The trainer is replaced immediately, as a new attempt with a new epoch. Engines and rewards hold
+    no state that needs a new attempt: the kubelet restarts them, up to a limit. The kubelet also
+    restarts a trainer whose store is down, without a limit: a new pod could not reach it either. In
+    a run that never began, a wrong address of the store looks the same, and is a failure.
     """
     if failure.exit_code is None:
         return Outcome.IGNORE

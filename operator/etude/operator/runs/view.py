@@ -1,4 +1,4 @@
-"""What the facts about a run are read from."""
+"""Context of a run's status conditions."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from etude.v1 import run_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Everything that the facts are read from."""
+    """Input of the status conditions of a run."""
 
     run: RLRun
     """With its new status, conditions still as they were."""
@@ -41,27 +41,27 @@ class View:
 
     @property
     def samples_now(self) -> bool:
-        """Whether the active phase needs engines, environments and rewards."""
+        """The active phase needs engines, environments and rewards."""
         active = self.status.active_phase or self.run.spec.phases[0].name
         return any(p.is_rl for p in self.run.spec.phases if p.name == active)
 
     @property
     def has_connection(self) -> bool:
-        """Whether the controller reports, or did so until a moment ago."""
+        """The controller reports, or did so within SILENCE_LIMIT_S."""
         return self.report is not None or (self.seen.report.status is not None and self._lately)
 
     @property
     def is_awaited(self) -> bool:
-        """Whether this operator has not heard the controller yet, and another one just did.
+        """This operator has no report yet of a run that was Ready under the last operator.
 
-        A new operator dials every run at once. Until it has had the time to, what only controllers
-        can tell is what the last operator wrote down.
+        A new operator connects to every run when it starts. Until a report arrives, conditions that
+        need one keep the value that the last operator recorded.
         """
         was_ready = holds(self.status.conditions, "Ready")
         return self.seen.report.status is None and was_ready and self._lately
 
     @property
     def _lately(self) -> bool:
-        """Whether nobody has been silent for too long."""
+        """The controller has been silent for less than SILENCE_LIMIT_S."""
         silent = self.seen.report.silent_since_s
         return silent is not None and self.now.monotonic_s - silent < intents.SILENCE_LIMIT_S

@@ -1,1 +1,1 @@
-"""How many replicas a pool of environments should have, decided without I/O and without a clock."""
+"""Autoscaling of environment pools: pure decisions without I/O and without a clock."""

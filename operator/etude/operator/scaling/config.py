@@ -1,4 +1,4 @@
-"""What a pool's autoscaler is told: the fields and defaults of `spec.autoscaling`."""
+"""Autoscaler configuration: `spec.autoscaling` with its defaults filled in."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -6,11 +6,11 @@ from enum import StrEnum
 TICK_S = 2.0
 """Time between two decisions."""
 LEAST_PANIC_S = 1.0
-"""No panic window is shorter."""
+"""Least length of the panic window."""
 
 
 class Mode(StrEnum):
-    """Who decides how many replicas there are."""
+    """Owner of the number of replicas."""
 
     MANUAL = "Manual"
     REACTIVE = "Reactive"
@@ -19,7 +19,7 @@ class Mode(StrEnum):
 
 
 class ZeroMode(StrEnum):
-    """When a pool may have no replica at all."""
+    """Condition under which a pool may have no replica."""
 
     NEVER = "Never"
     WHEN_IDLE = "WhenIdle"
@@ -27,27 +27,27 @@ class ZeroMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleToZero:
-    """Whether an idle pool gives up its last replica."""
+    """Scale-to-zero of an idle pool."""
 
     mode: ZeroMode = ZeroMode.NEVER
     grace_s: float = 30.0
-    """Beside a whole stable window without demand."""
+    """Time after a whole stable window without demand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleEntry:
-    """From each of these moments on, until the next of any entry, there are so many slots."""
+    """Minimum of slots from the moments of a cron expression until the next entry's moment."""
 
     cron: str
     """Five fields."""
     min_idle: int
-    """Slots in all, leased ones included: what is wanted before anybody asks."""
+    """Slots in all, leased ones included."""
     time_zone: str = "UTC"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What waiting and keeping cost, in one currency."""
+    """Cost of waiting GPUs and of idle sandboxes, in one currency."""
 
     gpu_second: float
     sandbox_second: float
@@ -55,15 +55,15 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predictive:
-    """How plans are acted on."""
+    """Parameters by which plans are acted on."""
 
     service_level_percent: float = 95.0
-    """Share of cases in which what is ready shall be enough."""
+    """Share of cases in which the ready replicas must suffice."""
     costs: Costs | None = None
-    """Given, and a plan says how many GPUs wait: the service level follows from them."""
+    """With costs, and GPUs known from a plan, the service level follows from them."""
     max_horizon_s: float = 1800.0
     plan_stale_s: float = 120.0
-    """So long after its controller was last heard a plan says nothing."""
+    """Time since the last report of its controller after which a plan is stale."""
 
     def __post_init__(self) -> None:
         if not 50 <= self.service_level_percent < 100:
@@ -75,7 +75,7 @@ class Predictive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refill:
-    """How fast replicas are created."""
+    """Rate limit of creating replicas."""
 
     max_per_second: float = 50.0
     max_in_flight: int = 200
@@ -83,7 +83,7 @@ class Refill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Autoscaling:
-    """How the number of replicas follows demand."""
+    """Parameters by which the number of replicas follows demand."""
 
     mode: Mode = Mode.PREDICTIVE
     target_utilization_percent: float = 80.0
@@ -124,18 +124,18 @@ class Autoscaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig:
-    """What one pool's spec says of its size."""
+    """Size limits and autoscaling parameters of one pool."""
 
     max_replicas: int
     slots_per_replica: int = 1
     min_idle: int = 0
     """Slots."""
     overcommit_factor: float = 1.5
-    """Replicas over demand that are never exceeded."""
+    """Limit of replicas as a multiple of demand."""
     autoscaling: Autoscaling = field(default_factory=Autoscaling)
     while_planned: Autoscaling | None = None
-    """How while all demand is planned; the same unless set. What waits for the unknown may be
-    short where the next wave is known, and only there."""
+    """Parameters while all demand is planned; `autoscaling` unless set. Delays that allow for
+    unknown demand may be short only where the next wave is known."""
 
     def __post_init__(self) -> None:
         if self.overcommit_factor < 1:

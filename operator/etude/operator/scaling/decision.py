@@ -1,4 +1,4 @@
-"""How many replicas one pool should have: from demand, plans, schedule and limits."""
+"""Autoscaler decision: replicas of one pool, from demand, plans, schedule and limits."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ SILENT_S = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """Replicas that each source asks for."""
+    """Replicas that each source of demand asks for."""
 
     reactive: int
     planned: int
@@ -28,7 +28,7 @@ class _Asked:
     planned_firm: int
     scheduled: int
     floor: int
-    """For what is leased, what must be idle, and the last replica."""
+    """For leased slots, minIdle and the last replica."""
 
     @property
     def most(self) -> int:
@@ -36,11 +36,11 @@ class _Asked:
 
     @property
     def firm(self) -> int:
-        """The same without spares."""
+        """The maximum without spares."""
         return max(self.reactive, self.planned_firm, self.scheduled, self.floor)
 
     def cause(self, reacted: Reaction) -> Cause:
-        """Which of them asked for the most."""
+        """The source that asks for the most."""
         if self.planned > max(self.reactive, self.scheduled):
             return Cause.PLANNED
         if self.scheduled > self.reactive:
@@ -58,19 +58,19 @@ def decide_pool(
     """One decision about one pool. No I/O, no clock.
 
     Args:
-        state: as the last decision left it, or restarted().
-        metrics: as the pool looks now.
-        plans: the newest of each run that may ask this pool for something; none of runs that are
-            suspended or over.
+        state: of the last decision, or initial_state().
+        metrics: of the pool now.
+        plans: the newest of each run that may ask this pool for environments; none of suspended or
+            finished runs.
         config: of the pool, in mode Reactive or Predictive.
-        now_s: on the clock of every other moment, but for metrics.wall_s.
+        now_s: on the clock of every other moment except metrics.wall_s.
 
     Raises:
-        ValueError: in a mode in which somebody else decides.
+        ValueError: in mode Manual or External.
     """
     scaling = config.autoscaling
     if scaling.mode not in {Mode.REACTIVE, Mode.PREDICTIVE}:
-        raise ValueError(f"replicas are not decided here in mode {scaling.mode}")
+        raise ValueError(f"the autoscaler does not decide in mode {scaling.mode}")
     if is_silent(metrics, now_s=now_s):
         return _restored(state, metrics, config, now_s=now_s)
     believed = usable(plans, scaling, now_s=now_s) if scaling.mode is Mode.PREDICTIVE else ()
@@ -99,14 +99,14 @@ def decide_pool(
 
 
 def is_silent(metrics: PoolMetrics, *, now_s: float) -> bool:
-    """Whether too little is heard of a pool to decide anything."""
+    """The brokers' reports are too old for a decision."""
     return now_s - metrics.seen_s > SILENT_S
 
 
 def _restored(
     state: PoolState, metrics: PoolMetrics, config: PoolConfig, *, now_s: float
 ) -> PoolDecision:
-    """Nothing is decided. What was lost since is replaced, which is no reason to hurry."""
+    """The decision while brokers are silent: lost replicas are replaced, nothing else changes."""
     refill, present = config.autoscaling.refill, metrics.ready + metrics.creating
     bucket = limits.refilled(state.bucket, refill, now_s=now_s)
     lost = min(state.staffed, config.max_replicas) - present
@@ -122,7 +122,7 @@ def _restored(
 def _noted(
     state: PoolState, metrics: PoolMetrics, config: PoolConfig, *, now_s: float
 ) -> PoolState:
-    """The state with what is seen now, before anything is made of it."""
+    """The state with the present metrics added."""
     scaling = config.autoscaling
     demanded = metrics.leased + metrics.queued
     sample = Sample(now_s, demanded)
@@ -137,7 +137,7 @@ def _noted(
 def _reacted(
     noted: PoolState, metrics: PoolMetrics, config: PoolConfig, *, now_s: float
 ) -> Reaction:
-    """What the windows ask for; there is a sample of now in them."""
+    """The reactive size; its windows hold at least the present sample."""
     found = reaction(
         noted.samples,
         noted.panic,
@@ -160,7 +160,7 @@ def _excess(reacted: Reaction, metrics: PoolMetrics, config: PoolConfig) -> int:
 
 
 def _explained(state: PoolState, cause: Cause, reacted: Reaction, seen: Outlook) -> PoolDecision:
-    """What led to a decision; its number of replicas is still the one before."""
+    """The decision's causes; its number of replicas is still the previous one."""
     return PoolDecision(
         state=state,
         desired=state.desired,
@@ -178,7 +178,7 @@ def _asked(
     zero = scaling.scale_to_zero
     is_quiet = idle_s > scaling.stable_window_s + zero.grace_s
     least = 0 if zero.mode is ZeroMode.WHEN_IDLE and is_quiet else 1
-    # What exists may go in a pool that has been quiet; a pool at zero stays there unless asked.
+    # A quiet pool may scale to zero; a pool at zero stays there until it is asked.
     if zero.mode is ZeroMode.WHEN_IDLE and not metrics.ready + metrics.creating:
         least = 0
     return _Asked(
@@ -197,7 +197,7 @@ def _floor(
     metrics: PoolMetrics,
     config: PoolConfig,
 ) -> int:
-    """What is not to be given up, whoever asks for how much."""
+    """Least size of a pool, regardless of demand."""
     present = metrics.ready + metrics.creating
     kept = min(present, math.ceil(seen.kept / config.slots_per_replica))
     return max(kept, metrics.holding, state.desired if reacted.panic else 0)
@@ -206,12 +206,12 @@ def _floor(
 def _acted(
     said: PoolDecision, metrics: PoolMetrics, config: PoolConfig, *, least: int, now_s: float
 ) -> PoolDecision:
-    """The decision with its number of replicas, and what follows from it."""
+    """The decision with its number of replicas, creations and removals."""
     scaling, state = config.autoscaling, said.state
     # To shrink, all that was wanted for the whole delay must be less.
     lasting = int(highest(state.lasting, scaling.scale_down_delay_s, now_s=now_s))
     spared = int(highest(state.peaks, scaling.scale_down_delay_s, now_s=now_s))
-    # With spares: those that fail are replaced while they are still on their way out.
+    # With spares: failed replicas are replaced while they still terminate.
     cap = limits.hard_cap(state.peaks, config, now_s=now_s)
     desired = max(metrics.holding, min(max(lasting, least), config.max_replicas, cap))
     present = metrics.ready + metrics.creating
@@ -233,7 +233,7 @@ def _acted(
         ),
         desired=desired,
         creates=number,
-        # What is being created may be late or fail: it replaces nothing that is ready.
+        # Replicas that are being created may be late or fail: they replace no ready one.
         victims=victims(metrics.idle, metrics.ready - desired),
         withdrawn=min(metrics.creating, max(0, present - desired))
         if is_capped
@@ -244,9 +244,9 @@ def _acted(
 
 
 def _withdrawn(metrics: PoolMetrics, kept: int) -> int:
-    """Replicas that wait for a machine, beyond what is kept.
+    """Unschedulable replicas in excess of what is kept.
 
-    Those that have one are ready soon. Giving these up too had GPUs wait for half as long again in
-    bench/autoscaler.py: of spares the slow ones are the last to be missed.
+    Scheduled ones are ready soon: withdrawing these too made GPUs wait 1.5 times as long in
+    bench/autoscaler.py.
     """
     return min(metrics.unplaced, max(0, metrics.ready + metrics.creating - kept))

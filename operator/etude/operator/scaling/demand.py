@@ -1,4 +1,4 @@
-"""Environments that plans ask for, while there is still time to provision them.
+"""Predictive demand: environments that plans ask for, while there is time to provision them.
 
 The base stock over the lead time: the most that is wanted, at the service level, of any moment by
 which a replica that is created now would just be ready.
@@ -28,22 +28,22 @@ from etude.operator.scaling.values import Plan, PoolMetrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What usable plans say."""
+    """Demand by usable plans."""
 
     peak: float = 0.0
-    """Slots to have or to begin creating now."""
+    """Slots to have or to start creating now."""
     firm: int = 0
-    """The same in replicas."""
+    """The peak in replicas."""
     replicas: int = 0
-    """And with spares for those that are slow or fail."""
+    """The peak in replicas, with spares for those that are slow or fail."""
     kept: float = 0.0
-    """Slots not to give up, since they would be created again soon."""
+    """Slots to keep, since they would be created again soon."""
 
 
 def outlook(
     plans: Sequence[Plan], metrics: PoolMetrics, config: PoolConfig, *, now_s: float
 ) -> Outlook:
-    """What plans ask of a pool now; nothing without plans."""
+    """Demand by plans now; zero without plans."""
     if not plans:
         return Outlook()
     enough = service_level(config.autoscaling, plans, metrics.provision)
@@ -78,13 +78,13 @@ def outlook(
         firm=replicas,
         # Where nearly all fail, no number of spares is enough.
         replicas=min(spared, overcommitted(replicas, config)),
-        # What is given up now would be created anew, all of it.
+        # Everything that is given up now would have to be created again.
         kept=_most(moments, totals, totals, supply._replace(ready=0), near_s),
     )
 
 
 def _certain(metrics: PoolMetrics) -> int:
-    """Slots wanted whenever one looks: those without a known age, and those who wait."""
+    """Slots in demand at any moment: leased ones without a known age, and waiting requests."""
     return metrics.queued + max(0, metrics.leased - sum(each.environments for each in metrics.held))
 
 
@@ -95,7 +95,7 @@ def _most(
     supply: Supply,
     by_s: float,
 ) -> float:
-    """The greatest value of the moments for which one would have to begin creating by a time."""
+    """The greatest value of the moments whose creation would have to start by a time."""
     return max(
         value
         for at, total, value in zip(moments, totals, values, strict=True)
@@ -104,14 +104,14 @@ def _most(
 
 
 def per_second(metrics: PoolMetrics, config: PoolConfig) -> float:
-    """Slots that can be created per second: by the rate, and by how many may be under way."""
+    """Slots that can be created per second, by the rate limit and by replicas in flight."""
     refill = config.autoscaling.refill
     under_way = refill.max_in_flight / max(metrics.provision.p50_s, TICK_S)
     return config.slots_per_replica * min(refill.max_per_second, under_way)
 
 
 def _waves(plans: Sequence[Plan], now_s: float) -> Iterator[tuple[str, list[Wave]]]:
-    """By template. A wave that is overdue may start at any moment, and none of it has ended."""
+    """Waves by template; an overdue wave may start at any moment."""
     found: dict[str, list[Wave]] = {}
     for plan in plans:
         for wave in plan.waves:
@@ -123,7 +123,7 @@ def _waves(plans: Sequence[Plan], now_s: float) -> Iterator[tuple[str, list[Wave
 def _moments(
     waves: Mapping[str, Sequence[Wave]], config: PoolConfig, enough: Assurance, now_s: float
 ) -> list[float]:
-    """Now, and where demand can rise: between them it only falls, as leases end."""
+    """Now, and the moments at which demand can rise: between them it only falls."""
     horizon_s = now_s + config.autoscaling.predictive.max_horizon_s
     found = {now_s}
     for group in waves.values():
@@ -134,7 +134,7 @@ def _moments(
 
 
 def _base(waves: Mapping[str, Sequence[Wave]], metrics: PoolMetrics) -> dict[str, list[Running]]:
-    """What is held, by template, with how long such leases last."""
+    """Held leases by template, with their expected duration."""
     leases: dict[str, tuple[Quantile, ...]] = {
         name: group[0].lease or metrics.lease for name, group in waves.items()
     }
@@ -153,6 +153,6 @@ def _wanted(
     now_s: float,
     enough: Assurance,
 ) -> float:
-    """Slots of one template that are enough at a moment."""
+    """Slots of one template that suffice at a moment."""
     held: list[Spread] = [kept(running, at_s - now_s) for running in base]
     return demand(waves, at_s, base=held, enough=enough)

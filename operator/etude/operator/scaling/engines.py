@@ -1,4 +1,4 @@
-"""How many engines let a step take the time that it should."""
+"""Engine count for a target step time."""
 
 import math
 from typing import NamedTuple
@@ -10,39 +10,39 @@ PACE = 2
 
 
 class Bounds(NamedTuple):
-    """What is asked for."""
+    """Target and limits of the engine count."""
 
     least: int
     most: int
     step_s: float
-    """What a step should take."""
+    """Target time of a step."""
 
 
 class Signals(NamedTuple):
-    """The newest steps, smoothed."""
+    """Smoothed figures of the newest steps."""
 
     tokens: float
-    """Sampled for a step."""
+    """Tokens sampled for a step."""
     wait_s: float
-    """For which the step waited for them."""
+    """Time that the step waited for them."""
     work_s: float
-    """For everything else in a step."""
+    """Time of everything else in a step."""
     engines: int
-    """That sampled them."""
+    """Engines that sampled them."""
 
 
 def wanted(signals: Signals, bounds: Bounds, present: int) -> int:
-    """How many engines there should be.
+    """Engines for the target step time.
 
-    N = ceil(tokens per step / (tokens per second of an engine x seconds for sampling)), where what
-    is not sampling is taken off the target. What an engine gives is tokens / (wait x engines): time
-    in which engines idle beside a trainer that works says nothing about them. The next steps are
-    expected to sample as much as the newest ones, so the tokens cancel.
+    N = ceil(tokens per step / (tokens per second of an engine x seconds for sampling)), where the
+    seconds for sampling are the target less the other work. An engine gives tokens / (wait x
+    engines): idle engines during the trainer's work do not count. The next steps are expected to
+    sample as much as the newest ones, so the tokens cancel.
 
     Args:
-        signals: without figures there is no decision.
-        bounds: the target, and the limits that hold in any case.
-        present: engines wanted so far.
+        signals: of the newest steps; without figures the count stays.
+        bounds: target and limits.
+        present: engines desired so far.
     """
     if signals.tokens <= 0 or signals.wait_s <= 0 or signals.engines <= 0:
         return _within(present, bounds)

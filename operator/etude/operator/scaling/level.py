@@ -1,4 +1,4 @@
-"""How sure to be that what is ready is enough."""
+"""Service level: probability that the ready replicas suffice."""
 
 from collections.abc import Iterable
 
@@ -14,8 +14,8 @@ LEAST, MOST = 0.5, 0.999
 def service_level(config: Autoscaling, plans: Iterable[Plan], provision: Provision) -> Assurance:
     """The newsvendor's level where costs and waiting GPUs are known, else the one that is set.
 
-    One environment too few has a run's GPUs wait until it is provisioned; one too many is kept
-    until it may go.
+    One environment too few makes a run's GPUs wait until it is provisioned; one too many is kept
+    for the scale-down delay.
     """
     gpus = max((plan.gpus for plan in plans), default=0)
     costs = config.predictive.costs

@@ -1,4 +1,4 @@
-"""What keeps a pool from growing without reason, or too fast."""
+"""Limits of scaling: hard cap by recent demand, and the token bucket of creations."""
 
 import math
 
@@ -7,11 +7,11 @@ from etude.operator.scaling.values import Bucket, PoolMetrics
 from etude.operator.scaling.windows import Samples, highest
 
 GOING_S = 60.0
-"""Replicas that are given up may take so long to go."""
+"""Time that a replica may take to terminate."""
 
 
 def memory_s(config: PoolConfig) -> float:
-    """How long the cap remembers demand.
+    """Seconds for which the hard cap remembers demand.
 
     Longer than the delay after which a pool shrinks: else it would shrink, and find in the same
     moment that it has more replicas than demand explains.
@@ -21,11 +21,11 @@ def memory_s(config: PoolConfig) -> float:
 
 
 def hard_cap(peaks: Samples, config: PoolConfig, *, now_s: float) -> int:
-    """Replicas that no health of ours explains being exceeded.
+    """Most replicas that recent demand explains.
 
     Args:
-        peaks: what was wanted, with spares, of which there are only so many too: else more failures
-            would explain more replicas.
+        peaks: desired replicas, with spares, which are limited themselves: else more failures would
+            explain more replicas.
         config: of the pool.
         now_s: on the clock of the samples.
     """
@@ -33,28 +33,28 @@ def hard_cap(peaks: Samples, config: PoolConfig, *, now_s: float) -> int:
 
 
 def overcommitted(wanted: float, config: PoolConfig) -> int:
-    """The most replicas that so many that are wanted explain."""
+    """Desired replicas times the overcommit factor."""
     return math.ceil(config.overcommit_factor * wanted)
 
 
 def is_exceeded(metrics: PoolMetrics, cap: int) -> bool:
-    """Whether there are more replicas than that, however many of them are on their way out."""
+    """There are more replicas than the cap, terminating ones included."""
     return metrics.ready + metrics.creating + metrics.terminating > cap
 
 
 def refilled(bucket: Bucket, refill: Refill, *, now_s: float) -> Bucket:
-    """The bucket as it is now: it never holds more than what one tick lets in."""
+    """The token bucket now; it never holds more than one tick adds."""
     most = max(1.0, refill.max_per_second * TICK_S)
     passed_s = max(0.0, now_s - bucket.at_s)
     return Bucket(min(most, bucket.tokens + refill.max_per_second * passed_s), now_s)
 
 
 def creates(missing: int, bucket: Bucket, refill: Refill, *, creating: int) -> int:
-    """Replicas to create now of those that are missing."""
+    """Missing replicas that may be created now."""
     room = refill.max_in_flight - creating
     return max(0, min(missing, math.floor(bucket.tokens), room))
 
 
 def less(bucket: Bucket, number: int) -> Bucket:
-    """The bucket after so many were created."""
+    """The token bucket without the tokens of created replicas."""
     return bucket._replace(tokens=bucket.tokens - number)

@@ -1,4 +1,4 @@
-"""How long replicas take to be ready, from those that became so of late."""
+"""Provisioning time of replicas, estimated from the newest ones."""
 
 import math
 from collections.abc import Sequence
@@ -10,16 +10,16 @@ KEPT = 500
 """Newest provisions that say something: images and machines change. Of those that are begun
 together the slowest come last, so these have to be more than a wave."""
 PRIOR_WEIGHT = 5
-"""Provisions that what was assumed beforehand counts for."""
+"""Samples that the prior counts for."""
 
 
 class Provision(NamedTuple):
-    """How long a replica takes from its creation until it takes leases."""
+    """Quantiles of the time from a replica's creation until it takes leases."""
 
     p50_s: float
     p95_s: float
     failing: float = 0.0
-    """Share of replicas that never do."""
+    """Share of replicas that never become ready."""
 
     @property
     def punctual(self) -> float:
@@ -28,11 +28,11 @@ class Provision(NamedTuple):
 
 
 PRIOR = Provision(30.0, 60.0)
-"""Of pools that never provisioned anything."""
+"""Assumed for pools without samples."""
 
 
 def provision(took_s: Sequence[float | None], prior: Provision = PRIOR) -> Provision:
-    """Quantiles of the newest provisions, drawn towards what was assumed while they are few.
+    """Quantiles of the newest samples, shrunk towards the prior while they are few.
 
     Args:
         took_s: seconds of each, the newest last; None of those that failed.
@@ -53,7 +53,7 @@ def provision(took_s: Sequence[float | None], prior: Provision = PRIOR) -> Provi
 
 
 def followed(took: Provision, p50_s: float, p95_s: float, count: int) -> Provision:
-    """A provision and what comes after it on every replica, which is believed as it is seen more.
+    """Provisioning time plus the first start on a replica, weighted by its samples.
 
     Args:
         took: until the replica is ready.
@@ -66,11 +66,11 @@ def followed(took: Provision, p50_s: float, p95_s: float, count: int) -> Provisi
 
 
 def with_spares(wanted: int, ready: int, took: Provision, enough: Assurance) -> int:
-    """Replicas to have, so that as many as are wanted are ready in time.
+    """Replicas to create so that the desired number is ready in time.
 
-    Whoever waits for all of a wave waits for its slowest replica, and for those that have to be
-    created again. So more are begun, by a binomial distribution in its normal approximation; the
-    number falls to what is wanted as they get ready.
+    A client that waits for a whole wave waits for its slowest replica, and for those that must be
+    created again. So more are created, by the normal approximation of a binomial distribution; the
+    number falls to the desired one as they get ready.
     """
     missing, share = wanted - ready, took.punctual
     if missing <= 0 or share <= 0:

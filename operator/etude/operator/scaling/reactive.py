@@ -1,4 +1,4 @@
-"""Replicas for the demand that was seen: Knative's pod autoscaler (KPA), stable and in panic.
+"""Reactive scaling by observed demand: Knative's pod autoscaler (KPA), stable and panic mode.
 
 Formulas: https://github.com/knative/serving, pkg/autoscaler/scaling/autoscaler.go.
 """
@@ -12,31 +12,31 @@ from etude.operator.scaling.windows import Samples, average
 
 
 class Panic(NamedTuple):
-    """Demand outgrew the pool a short while ago: nothing shrinks until that is over."""
+    """Panic mode: demand outgrew the pool recently, and nothing shrinks until it ends."""
 
     over_s: float
-    """When demand was last too large."""
+    """Time at which demand was last too large."""
     most: int
-    """The most replicas that were wanted since it began."""
+    """The most replicas that were desired since it began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaction:
-    """What the windows ask for."""
+    """Replicas by the stable and the panic window."""
 
     wanted: int
-    """Replicas for demand, as far as the pool may grow at once; in panic the most so far."""
+    """Replicas for demand, within the scale-up rate; in panic mode the most so far."""
     least: int
-    """Replicas that a pool of this size keeps for now: it does not lose more at once."""
+    """Replicas that the pool keeps, by the scale-down rate."""
     stable: float
     """Mean demand in slots over the stable window."""
     panicked: float
-    """The same over the panic window."""
+    """Mean demand in slots over the panic window."""
     panic: Panic | None
 
     @property
     def replicas(self) -> int:
-        """What the windows ask for by themselves, without a delay."""
+        """Replicas by the windows alone, without the scale-down delay."""
         return max(self.wanted, self.least)
 
 
@@ -49,11 +49,11 @@ def reaction(
     slots: int,
     now_s: float,
 ) -> Reaction | None:
-    """What demand of late asks for; None when nothing is known of it.
+    """The size by recent demand; None without samples.
 
     Args:
         samples: of demand in slots: leased and queued.
-        panic: as it was left by the last decision.
+        panic: of the last decision.
         config: of the pool.
         ready: replicas that take leases.
         slots: of a replica.
@@ -84,5 +84,5 @@ def reaction(
 
 
 def excess_burst_capacity(panicked: float, *, ready: int, slots: int, burst: int) -> int:
-    """Slots that would be left after a burst; below 0 it would have to wait."""
+    """Free slots after a burst; negative if part of it would have to wait."""
     return math.floor(ready * slots - burst - panicked)

@@ -1,4 +1,4 @@
-"""How many slots a pool's schedule asks for now."""
+"""Scheduled size of a pool."""
 
 from collections.abc import Iterable
 

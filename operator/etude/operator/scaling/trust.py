@@ -1,4 +1,4 @@
-"""Which plans are acted on."""
+"""Usable plans: current ones whose forecast has been accurate."""
 
 from collections.abc import Collection, Iterable
 
@@ -8,34 +8,34 @@ from etude.operator.scaling.values import Plan
 
 
 def is_current(plan: Plan, config: Autoscaling, *, now_s: float) -> bool:
-    """Whether a plan still says something: its controller is heard, and its time is not over.
+    """The plan is current: its controller reports, and its horizon is not over.
 
-    What falls silent is given the grace of an idle pool before it counts as nothing; a plan that
-    is over is given none, since its broker has forgotten it.
+    A silent plan gets the grace period of an idle pool; a plan that is over gets none, since its
+    broker has dropped it.
     """
     silent_s = plan.heard_s + config.predictive.plan_stale_s + config.scale_to_zero.grace_s
     return now_s <= min(silent_s, plan.until_s)
 
 
 def is_reliable(plan: Plan) -> bool:
-    """Whether what came was near enough to what was forecast."""
+    """Observed demand was near enough to the forecast."""
     return is_near(plan.ratio)
 
 
 def usable(plans: Iterable[Plan], config: Autoscaling, *, now_s: float) -> tuple[Plan, ...]:
-    """The plans to go by."""
+    """Plans that are reliable and current."""
     return tuple(
         plan for plan in plans if is_reliable(plan) and is_current(plan, config, now_s=now_s)
     )
 
 
 def is_foreseen(believed: Iterable[Plan], holders: Collection[str]) -> bool:
-    """Whether all demand of a pool is that of runs which say what they will ask for next.
+    """All demand of a pool comes from runs with a usable plan.
 
-    A plan all of whose waves have come says it, too: what comes unplanned makes it unreliable.
+    A plan without further waves counts too: unplanned demand would make it unreliable.
 
     Args:
-        believed: the plans to go by.
+        believed: usable plans.
         holders: runs that hold leases; one without a plan may ask for anything.
     """
     planning = {plan.run_id for plan in believed}

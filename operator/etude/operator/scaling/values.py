@@ -1,4 +1,4 @@
-"""What a decision about a pool's size is made of, and what it says."""
+"""Values of an autoscaler decision: metrics, plans, state and result."""
 
 import math
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ class IdleReplica(NamedTuple):
     name: str
     since_s: float
     is_cached: bool = True
-    """Whether it has the images at hand that its pool's templates need."""
+    """It has cached the images of its pool's templates."""
     is_draining: bool = False
-    """Whether its machine is to be vacated."""
+    """Its node is being drained."""
 
 
 class Held(NamedTuple):
@@ -34,16 +34,16 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolMetrics:
-    """What a pool looks like now."""
+    """Metrics of a pool now."""
 
     seen_s: float
-    """When its brokers last said how many leases there are."""
+    """Time of the oldest of its brokers' newest reports."""
     wall_s: float
     """Seconds since 1970, for the schedule."""
     ready: int
     creating: int = 0
     unplaced: int = 0
-    """Of those that are being created, those that no machine takes."""
+    """Of the creating replicas, the unschedulable ones."""
     terminating: int = 0
     holding: int = 0
     """Replicas that hold a lease."""
@@ -55,11 +55,11 @@ class PoolMetrics:
     """Runs that hold leases."""
     idle: tuple[IdleReplica, ...] = ()
     held: tuple[Held, ...] = ()
-    """The leased slots by age; those that are missing here count as kept for ever."""
+    """The leased slots by age; leases missing here count as kept for ever."""
     lease: tuple[Quantile, ...] = ()
-    """How long leases of templates last of which no plan says it."""
+    """Lease durations of templates without a plan."""
     provision: Provision
-    """Of templates that are not in provisions."""
+    """Provisioning time of templates that are not in provisions."""
     provisions: Mapping[str, Provision] = field(default_factory=dict)
 
 
@@ -70,19 +70,19 @@ class Plan:
     run_id: str
     version: int
     heard_s: float
-    """When its controller last told or confirmed it."""
+    """Time at which its controller last sent or confirmed it."""
     until_s: float
-    """After this it says nothing."""
+    """End of its horizon."""
     waves: tuple[Wave, ...]
-    """Those that have not come, on the clock of the decision."""
+    """Future waves, on the clock of the decision."""
     ratio: float = 1.0
-    """Observed over forecast environments of late."""
+    """Ratio of recent observed to forecast environments."""
     gpus: int = 0
-    """GPUs that stand still while a wave of it waits; 0 is unknown."""
+    """GPUs that idle while one of its waves waits; 0 is unknown."""
 
 
 class Bucket(NamedTuple):
-    """Replicas that may be created at once."""
+    """Token bucket of replicas that may be created."""
 
     tokens: float
     at_s: float
@@ -90,26 +90,26 @@ class Bucket(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolState:
-    """What one decision leaves to the next."""
+    """State that one decision passes to the next."""
 
     desired: int
     """Replicas."""
     staffed: int = 0
-    """Of these, those that there were, or that were to be created at once."""
+    """Of these, existing replicas and those created by the decision."""
     samples: Samples = ()
     """Of demand in slots, as long as the stable window."""
     peaks: Samples = ()
-    """The highest of what was wanted, in replicas, as long as the cap remembers."""
+    """Highest desired replicas, for as long as the hard cap remembers."""
     lasting: Samples = ()
-    """The same without spares, which are not kept for the delay once enough are ready."""
+    """Highest desired replicas without spares, which have no scale-down delay."""
     panic: Panic | None = None
     busy_s: float
-    """When there was demand last."""
+    """Time of the last demand."""
     bucket: Bucket
 
 
 def restarted(replicas: int, *, now_s: float) -> PoolState:
-    """A state without memory that cannot scale down before its windows are full.
+    """A state without history that cannot scale down before its windows are full.
 
     Args:
         replicas: that exist or are being created.
@@ -127,12 +127,12 @@ def restarted(replicas: int, *, now_s: float) -> PoolState:
 
 
 def resumed(state: PoolState, replicas: int, *, now_s: float) -> PoolState:
-    """A state after a silence, with as little known of demand as after a restart.
+    """The state after silent brokers, with the history of demand dropped.
 
-    What was wanted before it still explains replicas that are on their way out.
+    Replicas desired before the silence still explain those that terminate.
 
     Args:
-        state: as the silence left it.
+        state: at the end of the silence.
         replicas: that exist or are being created.
         now_s: on the clock of the decisions.
     """
@@ -146,35 +146,35 @@ def resumed(state: PoolState, replicas: int, *, now_s: float) -> PoolState:
 
 
 class Cause(StrEnum):
-    """What asked for the most replicas."""
+    """The source that asks for the most replicas."""
 
     STABLE = "Stable"
     """Demand over the stable window."""
     PANIC = "Panic"
-    """Demand of the last seconds, which outgrew the pool."""
+    """Demand over the panic window, which outgrew the pool."""
     PLANNED = "Planned"
     """Plans of trainers."""
     SCHEDULED = "Scheduled"
     """The schedule of the spec."""
     UNKNOWN = "Unknown"
-    """Nothing is decided: brokers are silent."""
+    """No decision: brokers are silent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolDecision:
-    """What to do about a pool's size, and why."""
+    """Decision about a pool's size, with its cause."""
 
     state: PoolState
     desired: int
     """Replicas."""
     creates: int = 0
-    """Replicas to create now; the rest of the difference waits for its turn."""
+    """Replicas to create now; the rest of the difference waits."""
     victims: tuple[str, ...] = ()
-    """Idle replicas to drain, and to delete once they answer that they are empty."""
+    """Idle replicas to drain, and to delete once they are empty."""
     withdrawn: int = 0
-    """Replicas that are not ready, and that nothing wants any more; they go likewise."""
+    """Number of unready replicas to remove."""
     cause: Cause = Cause.STABLE
-    """What asked for the most."""
+    """The source that asked for the most."""
     stable: float = 0.0
     """Mean demand of the stable window, in slots."""
     panicked: float = 0.0
@@ -182,8 +182,8 @@ class PoolDecision:
     plan_peak: float = 0.0
     """Slots that plans ask for now."""
     unreliable: tuple[str, ...] = ()
-    """Runs whose plans are not acted on since what came was far from them."""
+    """Runs whose plans are ignored because they were inaccurate."""
     excess_burst_capacity: int = 0
     hard_cap: int = 0
     is_hard_capped: bool = False
-    """Whether there are more replicas than any demand of late explains."""
+    """There are more replicas than recent demand explains."""

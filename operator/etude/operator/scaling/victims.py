@@ -1,4 +1,4 @@
-"""Which replicas a pool gives up."""
+"""Scale-down victims: the idle replicas that a pool gives up."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,10 @@ from etude.operator.scaling.values import IdleReplica
 
 
 def victims(idle: Sequence[IdleReplica], excess: int) -> tuple[str, ...]:
-    """Names of at most so many idle replicas, those first that are missed least.
+    """Names of at most `excess` idle replicas, the least useful first.
 
-    On machines to be vacated, then without images, then idle for longest; the name decides last,
-    so that the same question has the same answer.
+    The order: on draining nodes, without cached images, idle for longest; the name makes it
+    deterministic.
     """
     if excess <= 0:
         return ()

@@ -1,4 +1,4 @@
-"""What was observed within a window of time."""
+"""Samples within a sliding time window."""
 
 from typing import NamedTuple
 
@@ -29,13 +29,13 @@ def within(samples: Samples, window_s: float, *, now_s: float) -> Samples:
 
 
 def average(samples: Samples, window_s: float, *, now_s: float) -> float | None:
-    """Mean of the samples in a window; None when it is empty, which decides nothing."""
+    """Mean of the samples in a window; None if it is empty."""
     inside = within(samples, window_s, now_s=now_s)
     return sum(sample.value for sample in inside) / len(inside) if inside else None
 
 
 def raised(peaks: Samples, sample: Sample, *, keep_s: float) -> Samples:
-    """Only what may still be the highest of some window: values fall from each to the next."""
+    """Samples that may still be the highest of a window, in descending order of value."""
     staying = within(peaks, keep_s, now_s=sample.at_s)
     last = len(staying)
     while last and staying[last - 1].value <= sample.value:
