@@ -1,8 +1,8 @@
-"""A PID namespace that ends as a whole: whatever runs in it dies with its first process.
+"""A PID namespace around a process tree: everything in it dies with its first process.
 
-The first process dies with the one that made the cell, so the kernel ends everything in it however
-that one ends, SIGKILL included. Covered: processes that left their session, changed their user, or
-lost their parent. Not covered: machines where neither root nor user namespaces are allowed.
+The first process dies with the one that made the namespace, so the kernel ends everything in it
+however that one ends, SIGKILL included. Covered: processes that left their session, changed their
+user, or lost their parent. Not covered: hosts where neither root nor user namespaces are allowed.
 """
 
 import os
@@ -17,7 +17,7 @@ _PROC_FLAGS = kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC
 
 
 def is_possible() -> bool:
-    """Whether this machine lets us, found out by a process that tries."""
+    """True if this host allows it, as a child process that tries it finds."""
     trial = os.fork()
     if trial == 0:
         os._exit(_tried())
@@ -25,12 +25,12 @@ def is_possible() -> bool:
 
 
 def run(work: Callable[[], int]) -> int:
-    """Do the work as the first process of a cell, and pass it the signals that end; its exit code.
+    """Run the work as the first process of a namespace, and forward signals; returns its exit code.
 
-    Work has to set its handlers of those signals, and let them in.
+    The work has to set its handlers of those signals, and unblock them.
 
     Raises:
-        OSError: this machine does not allow it.
+        OSError: this host does not allow it.
     """
     maker = os.pidfd_open(os.getpid())
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
@@ -48,7 +48,7 @@ def run(work: Callable[[], int]) -> int:
 
 
 def _leave() -> None:
-    """Have the next child be the first process of a namespace."""
+    """Make the next child the first process of a new namespace."""
     uid, gid = os.geteuid(), os.getegid()
     kernel.unshare(kernel.NEW_PIDS | (kernel.NEW_USER if uid else 0), "a PID namespace")
     if uid:

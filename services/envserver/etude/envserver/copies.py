@@ -2,9 +2,9 @@
 
 Kept: regular files with their holes, folders, links as links, pipes; modes of owner, group and
 others; times of last change. Left out: sockets and devices, owners, setuid and sticky bits. Names
-that share a file get a copy each. What stands in the source is opened without following links. If
-somebody changes it meanwhile the copy is of several moments; what goes before it is opened is left
-out, as tar does. Its digest is the copy's.
+that share a file get a copy each. Everything in the source is opened without following links. If
+it changes meanwhile the copy is of several moments; entries that vanish before they are opened are
+left out, as tar does. The digest is the copy's.
 """
 
 import contextlib
@@ -32,13 +32,13 @@ _ZEROS = bytes(_BLOCK_BYTES)
 _PERMISSIONS = 0o777
 _KEPT = frozenset({stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFIFO})
 _CHANGED = frozenset({errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EINVAL, errno.ENXIO})
-"""Of a name that is gone, or stands for something of another kind by now."""
+"""Errors of a name that is gone, or has become another kind of entry."""
 _LOOKS = 3
-"""At a name that is exchanged all the time; then it is left out."""
+"""Attempts at a name that keeps changing; then it is left out."""
 
 
 class Copied(NamedTuple):
-    """What a copy holds."""
+    """Size and digest of a copy."""
 
     num_bytes: int
     """Of content; holes and zeros are free."""
@@ -47,7 +47,7 @@ class Copied(NamedTuple):
 
 
 def copy(source: Path, target: Path, *, limits: Limits, owner: Owner) -> Copied:
-    """Make a new folder with what stands in another.
+    """Copy a folder into a new one.
 
     Args:
         source: a folder.
@@ -72,7 +72,7 @@ def copy(source: Path, target: Path, *, limits: Limits, owner: Owner) -> Copied:
 
 
 class _ChangedError(Exception):
-    """A name does not stand for what it stood for a moment ago; nothing of it was copied."""
+    """A name has changed its kind since it was examined; nothing of it was copied."""
 
 
 class _Copier:
@@ -85,7 +85,7 @@ class _Copier:
         self._can_clone = True
 
     def folder(self, source: int, target: int, path: str) -> None:
-        """Everything that stands in a folder.
+        """Copy everything in a folder.
 
         Raises:
             TooLargeError: the folder is too deep.
@@ -106,7 +106,7 @@ class _Copier:
                 yield entry.name
 
     def finish(self, target: int, status: os.stat_result) -> None:
-        """Give a file or folder the owner, mode and time that it shall have."""
+        """Set owner, mode and time of a file or folder."""
         if self._owner is not None:
             os.fchown(target, *self._owner)
         os.fchmod(target, status.st_mode & _PERMISSIONS)
@@ -118,7 +118,7 @@ class _Copier:
         kind = stat.S_IFMT(status.st_mode)
         if kind not in _KEPT:
             return
-        # Nothing is said or made of a name before what it stands for is at hand.
+        # Nothing is hashed or made of a name before its content is open.
         said = os.fsencode(path + name), b"%o %o" % (kind, status.st_mode & _PERMISSIONS)
         with contextlib.ExitStack() as opened:
             match kind:
@@ -173,7 +173,7 @@ class _Copier:
         self._say(b"%d" % status.st_size)
         is_cloned = self._cloned(source, target)
         os.ftruncate(target, status.st_size)
-        # What was cloned is the node's own by now, and is what the digest has to be of.
+        # The clone is the host's own by now; the digest has to be of it.
         for offset, block in blocks(target if is_cloned else source, status.st_size):
             self.num_bytes += len(block)
             self._check()
@@ -182,7 +182,7 @@ class _Copier:
                 write_all(target, block, offset)
 
     def _cloned(self, source: int, target: int) -> bool:
-        """Whether the file system shares the file's blocks between both."""
+        """Share the file's blocks between both; False if the file system cannot."""
         if self._can_clone:
             try:
                 fcntl.ioctl(target, _FICLONE, source)
@@ -209,7 +209,7 @@ class _Copier:
 
 @contextlib.contextmanager
 def _unchanged() -> Iterator[None]:
-    """Tell errors of a name that has changed from those of a disk.
+    """Turn errors of a name that has changed into one error, apart from those of the disk.
 
     Raises:
         _ChangedError: it has.
@@ -225,10 +225,10 @@ def _unchanged() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _source(name: str, parent: int, flags: int) -> Iterator[int]:
-    """A file or folder to copy, once it is one.
+    """Open a file or folder to copy, checked to be one.
 
     Raises:
-        _ChangedError: it is none any more.
+        _ChangedError: it is neither any more.
     """
     with contextlib.ExitStack() as opened:
         with _unchanged():
@@ -266,7 +266,7 @@ def blocks(descriptor: int, size: int) -> Iterator[tuple[int, bytes]]:
 
 
 def write_all(descriptor: int, block: bytes, offset: int) -> None:
-    """Write a block at its place, in as many pieces as it takes."""
+    """Write all of a block at an offset."""
     view = memoryview(block)
     while view:
         done = os.pwrite(descriptor, view, offset)
@@ -275,7 +275,7 @@ def write_all(descriptor: int, block: bytes, offset: int) -> None:
 
 @contextlib.contextmanager
 def readable(name: str | Path, parent: int | None, flags: int) -> Iterator[int]:
-    """A file or folder opened for reading, whose owner may have forbidden that to himself.
+    """Open a file or folder for reading, even if its modes forbid that to its owner.
 
     Args:
         name: a path, or a name in the parent.
@@ -314,5 +314,5 @@ def _permitted(name: str | Path, parent: int | None, flags: int) -> Iterator[int
 
 
 def _entry(handle: int) -> str:
-    """A handle has no modes to change; its entry in /proc, which follows nobody's link, has."""
+    """Path of a handle in /proc: chmod works on it, and follows no link."""
     return f"/proc/self/fd/{handle}"

@@ -1,4 +1,4 @@
-"""Workspaces on disk: written, read back and removed without following anybody's links."""
+"""Workspaces on disk: written, read back and removed without following links."""
 
 import itertools
 import os
@@ -15,12 +15,12 @@ from etude.envserver.trees import File, Tree
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _AT_ONCE = 10_000
-"""Names of a folder that are held at a time when it is removed."""
+"""Names listed at a time while a folder is removed."""
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Owner(NamedTuple):
-    """Who a workspace's files belong to on the host."""
+    """User and group of a workspace's files on the host."""
 
     uid: int
     gid: int
@@ -32,7 +32,7 @@ def current_owner() -> Owner:
 
 
 class Limits(NamedTuple):
-    """How much of a folder is read."""
+    """Limits on reading a folder."""
 
     max_files: int
     max_bytes: int
@@ -40,7 +40,7 @@ class Limits(NamedTuple):
 
 DIFF = Limits(max_files=20_000, max_bytes=64 << 20)
 SMALL = Limits(max_files=256, max_bytes=1 << 20)
-"""What is cheap enough to read around every command."""
+"""Cheap enough to read around every command."""
 
 
 class TooLargeError(WrongStateError):
@@ -50,15 +50,15 @@ class TooLargeError(WrongStateError):
 
 
 class FolderContent(NamedTuple):
-    """What a folder held."""
+    """Content of a folder."""
 
     tree: dict[str, File]
     is_plain: bool
-    """Whether the tree says all: no links, no devices, no empty folders, nothing unreadable."""
+    """True if the tree is complete: no links, no devices, no empty folders, nothing unreadable."""
 
 
 def write(folder: Path, tree: Tree, owner: Owner) -> None:
-    """Make a new folder with these files, for a process of this owner."""
+    """Write a new folder with these files, for a process of this owner."""
     folder.mkdir()
     made = {""}
     is_other = owner != current_owner()
@@ -96,7 +96,7 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def read(folder: Path, limits: Limits) -> FolderContent:
-    """The regular files below a folder that a hostile process may have filled.
+    """Read the regular files below a folder that a hostile process may have filled.
 
     Raises:
         TooLargeError: there is more than the limits allow.
@@ -183,9 +183,9 @@ def _is_text(path: str) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """Take a folder away with all that is in it, whatever depth and modes its owner left behind.
+    """Remove a folder with everything in it, whatever depth and modes its owner left behind.
 
-    Folders inside are lifted to the top one by one: their paths may be longer than any call takes,
+    Inner folders are moved to the top one by one: their paths may be longer than any call takes,
     and their levels more than a process has descriptors.
     """
     try:
@@ -209,13 +209,13 @@ def remove(folder: Path) -> None:
 
 
 def _some(folder: int) -> list["os.DirEntry[str]"]:
-    """Some of what stands there, and nothing if nothing does; nobody lists millions at once."""
+    """The first 10,000 entries of a folder, which may have millions."""
     with os.scandir(folder) as entries:
         return list(itertools.islice(entries, _AT_ONCE))
 
 
 def _emptied(name: str, top: int) -> None:
-    """Lift the folders inside a folder of the top one to there, and remove all else in it."""
+    """Move the folders inside a folder up to the top one, and remove all else in it."""
     inner = _opened(name, top)
     try:
         while found := _some(inner):
@@ -231,10 +231,10 @@ def _emptied(name: str, top: int) -> None:
 
 
 def _opened(name: str | Path, parent: int | None = None) -> int:
-    """A folder's descriptor, once its owner may do everything in it."""
+    """Open a folder, after giving its owner all permissions on it."""
     handle = os.open(name, os.O_PATH | _FOLDER, dir_fd=parent)
     try:
-        # The handle itself has no modes to change; its entry in /proc follows nobody's link.
+        # The handle itself has no modes to change; its entry in /proc follows no link.
         os.chmod(f"/proc/self/fd/{handle}", 0o700)  # noqa: PTH101 - no path, a descriptor
         return os.open(".", _FOLDER, dir_fd=handle)
     finally:

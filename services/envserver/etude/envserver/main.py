@@ -1,4 +1,4 @@
-"""The processes of a pool: `etude-envserver broker`, `… node`, and `… supervise` around a node."""
+"""Entry point of a pool's processes: broker, node (a host), supervise, edge (environment API)."""
 
 import asyncio
 import logging

@@ -4,35 +4,35 @@ from prometheus_client import Counter, Gauge, Histogram
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 600)
 
-environments = Gauge("etude_env_environments", "Leases that this node holds.", ["state"])
+environments = Gauge("etude_env_environments", "Leases that this host holds.", ["state"])
 starts = Counter("etude_env_starts", "Environments opened, by how.", ["start"])
 start_seconds = Histogram(
     "etude_env_start_seconds", "Time to open one environment.", ["start"], buckets=_SECONDS
 )
 start_cpu_seconds = Histogram(
     "etude_env_start_cpu_seconds",
-    "CPU time of the monitor while one machine was started.",
+    "CPU time of the VMM while one VM was started.",
     ["start"],
     buckets=_SECONDS,
 )
-stock = Gauge("etude_env_stock", "Machines started ahead, by how warm they are.", ["start"])
-stock_failures = Counter("etude_env_stock_failures", "Machines that could not be started ahead.")
+stock = Gauge("etude_env_stock", "Warm VMs, by how ready they are.", ["start"])
+stock_failures = Counter("etude_env_stock_failures", "Warm VMs that could not be started.")
 stem_failures = Counter(
-    "etude_env_stem_failures", "Machines that could not be split off from one that ran before."
+    "etude_env_stem_failures", "VMs that could not be forked from a running one."
 )
 pause_seconds = Histogram(
     "etude_env_pause_seconds",
-    "Time that a machine stood still to be saved while it goes on.",
+    "Time that a running VM was paused to be saved.",
     buckets=_SECONDS,
 )
-snapshots = Gauge("etude_env_snapshots", "Snapshots that this node holds.")
-snapshot_bytes = Gauge("etude_env_snapshot_bytes", "What they take of the disk.")
+snapshots = Gauge("etude_env_snapshots", "Snapshots that this host holds.")
+snapshot_bytes = Gauge("etude_env_snapshot_bytes", "Disk space of the snapshots on this host.")
 snapshot_seconds = Histogram(
     "etude_env_snapshot_seconds",
     "Time that an environment ran no turn while it was saved.",
     buckets=_SECONDS,
 )
-rests = Counter("etude_env_rests", "Machines stopped, saved and woken between calls.", ["step"])
+rests = Counter("etude_env_rests", "VMs suspended and resumed between calls.", ["step"])
 tool_seconds = Histogram(
     "etude_env_tool_seconds", "Wall time of one tool call.", ["tool"], buckets=_SECONDS
 )
@@ -41,28 +41,28 @@ grade_seconds = Histogram(
 )
 errors = Counter("etude_env_errors", "Failed calls, by kind.", ["kind"])
 cache_results = Counter(
-    "etude_env_cache", "Repeatable commands, by whether memory knew the result.", ["result"]
+    "etude_env_cache", "Repeatable commands, by whether their result was cached.", ["result"]
 )
-free_bytes = Gauge("etude_env_node_free_bytes", "Free space under this node's workspaces.")
+free_bytes = Gauge("etude_env_node_free_bytes", "Free space under this host's workspaces.")
 queue_depth = Gauge("etude_env_queue_depth", "Environments that wait for a slot.")
 acquire_seconds = Histogram(
     "etude_env_acquire_seconds", "Time from request to lease.", buckets=_SECONDS
 )
 leases = Gauge("etude_env_leases", "Leases granted and not ended.")
 granted = Counter("etude_env_granted", "Leases granted, by how the environment started.", ["start"])
-opening = Gauge("etude_env_opening", "Environments that were ordered and are not ready yet.")
+opening = Gauge("etude_env_opening", "Environments that were ordered and have not started yet.")
 planned = Gauge(
     "etude_env_planned", "Environments that plans expect at most within the next minute."
 )
-refusals = Counter("etude_env_refusals", "Launches that were sent away to come back later.")
+refusals = Counter("etude_env_refusals", "Launches rejected with a time to retry.")
 plan_error_ratio = Gauge(
     "etude_env_plan_error_ratio",
     "Environments asked for over those that plans forecast, of the run where it is worst.",
 )
-nodes = Gauge("etude_env_nodes", "Nodes in rotation.")
+nodes = Gauge("etude_env_nodes", "Hosts in rotation.")
 egress_attempts = Counter(
     "etude_env_egress_attempts",
-    "Connections out of environments, by what became of them.",
+    "Connections out of environments, by verdict.",
     ["verdict"],
 )
 egress_bytes = Counter(

@@ -1,10 +1,11 @@
-"""A folder of the node's own as one stream of bytes, and back.
+"""Serialisation of a folder as one stream of bytes, and back.
 
 An entry is the length of its head, the head in JSON, and for a file its blocks that are not all
 zeros, each behind its offset and its length; a block of no length ends the file. Kept is what
-copies keep. Nobody but the node writes the folder meanwhile. The stream may come from anywhere:
-what it says is checked before anything is made of it. Both ways go name by name, as no call takes
-a path longer than 4 KiB; what could not be unpacked is not packed.
+copies keep. Only the host writes the folder meanwhile. The stream may come from anywhere: every
+head is checked before anything is made of it. Both ways go name by name, as no call takes a path
+longer than 4 KiB; what could not be unpacked is not packed. tar has no portable form for holes and
+names that are not UTF-8, and its reader is not bounded.
 """
 
 import json
@@ -44,16 +45,16 @@ class Reader(Protocol):
     """Bytes in order."""
 
     def read(self, size: int, /) -> bytes:
-        """So many, fewer at the end only."""
+        """Read this many bytes, fewer at the end only."""
         ...
 
 
 def pack(folder: Path, name: str) -> Iterator[bytes]:
-    """An entry of a folder, and everything below it; each folder comes before what is in it.
+    """Serialise an entry of a folder and everything below it; each folder comes before its content.
 
     Raises:
         TooLargeError: folders lie too deep in each other to be unpacked.
-        CorruptError: something is no file, folder, link or pipe.
+        CorruptError: an entry is not a file, folder, link or pipe.
         OSError: something cannot be read.
     """
     with copies.readable(folder, None, _FOLDER) as here:
@@ -64,7 +65,7 @@ def _packed(parent: int, name: str, path: str) -> Iterator[bytes]:
     status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     kind = _KINDS.get(stat.S_IFMT(status.st_mode))
     if kind is None:
-        raise CorruptError(f"{path[-200:]!r} is no file, folder, link or pipe")
+        raise CorruptError(f"{path[-200:]!r} is not a file, folder, link or pipe")
     _check_depth(path)
     head: dict[str, object] = {
         "name": path,
@@ -76,7 +77,7 @@ def _packed(parent: int, name: str, path: str) -> Iterator[bytes]:
         head["leads_to"] = os.readlink(name, dir_fd=parent)
     if kind == "file":
         head["size"] = status.st_size
-    # Names are bytes: what is no UTF-8 travels as lone surrogates, which JSON escapes.
+    # Names are bytes: what is not UTF-8 travels as lone surrogates, which JSON escapes.
     text = json.dumps(head).encode()
     yield _LENGTH.pack(len(text)) + text
     if kind == "file":
@@ -93,10 +94,10 @@ def _packed(parent: int, name: str, path: str) -> Iterator[bytes]:
 
 
 def unpack(stream: Reader, folder: Path, limits: Limits) -> int:
-    """Make what a stream says in an empty folder; returns the bytes of content.
+    """Write the content of a stream into an empty folder; returns the bytes of content.
 
     Raises:
-        CorruptError: it says what nobody packed.
+        CorruptError: it is not the output of pack_folder.
         TooLargeError: it holds more than the limits allow.
         OSError: something cannot be written.
     """
@@ -112,10 +113,10 @@ def unpack(stream: Reader, folder: Path, limits: Limits) -> int:
 
 
 class _Open(NamedTuple):
-    """A folder that more may come into."""
+    """A folder that may get more entries."""
 
     name: str
-    """Of the whole path."""
+    """Whole path."""
     descriptor: int
     mode: int
     time_ns: int
@@ -130,7 +131,7 @@ class _Unpacker:
     num_bytes: int = 0
     _entries: int = 0
     _folders: list[_Open] = field(default_factory=list)
-    """The one that was made last, behind those that it is in."""
+    """The open folders, the innermost last."""
 
     def entry(self, length: bytes) -> None:
         self._entries += 1
@@ -146,12 +147,12 @@ class _Unpacker:
             raise CorruptError(f"entry {self._entries}: {cause}") from cause
 
     def finish(self) -> None:
-        """Give folders that nothing comes into any more their modes, the inner ones first."""
+        """Set the modes of the finished folders, the inner ones first."""
         while self._folders:
             self._leave()
 
     def close(self) -> None:
-        """Let go of all folders, whatever they are."""
+        """Close all folders, finished or not."""
         while self._folders:
             os.close(self._folders.pop().descriptor)
 
@@ -204,10 +205,10 @@ class _Unpacker:
             copies.write_all(descriptor, self._exactly(length), offset)
 
     def _parent(self, name: str) -> int:
-        """A descriptor of the folder that an entry belongs into.
+        """A descriptor of the folder that an entry belongs to.
 
         Raises:
-            CorruptError: none that it can come into any more.
+            CorruptError: that folder is not open, or the name is invalid.
         """
         parent, slash, last = name.rpartition("/")
         _check_depth(name)
@@ -215,14 +216,14 @@ class _Unpacker:
         while is_name and self._folders and (not slash or self._folders[-1].name != parent):
             self._leave()
         if not is_name or "\0" in name or bool(slash) != bool(self._folders):
-            raise CorruptError(f"{name[:200]!r} is no place in this folder")
+            raise CorruptError(f"{name[:200]!r} is not a place in this folder")
         return self._folders[-1].descriptor if slash else self.folder
 
     def _length(self, packed: bytes) -> int:
-        """How long a head is.
+        """Length of a head.
 
         Raises:
-            CorruptError: too long, or the stream ends in the number.
+            CorruptError: it is too long, or the stream ends in the number.
         """
         if len(packed) != _LENGTH.size or _LENGTH.unpack(packed)[0] > _MAX_HEAD_BYTES:
             raise CorruptError(f"entry {self._entries} has no head")
@@ -230,7 +231,7 @@ class _Unpacker:
         return found
 
     def _exactly(self, size: int) -> bytes:
-        """So many bytes.
+        """Read exactly this many bytes.
 
         Raises:
             CorruptError: there are fewer.
@@ -249,7 +250,7 @@ class _Unpacker:
 
 
 def _check_depth(path: str) -> None:
-    """See that a path can be packed and unpacked.
+    """Check that a path can be packed and unpacked.
 
     Raises:
         TooLargeError: it lies in too many folders.

@@ -1,4 +1,4 @@
-"""What brokers and nodes are told at their start."""
+"""Settings of brokers and hosts, from environment variables."""
 
 import os
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from etude.common.sharding import Shard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Environment variables that both roles have, read once."""
+    """Settings that both roles have."""
 
     pool_file: Path
     """Resolved pool."""
@@ -26,7 +26,7 @@ class ServerSettings:
 
     @classmethod
     def from_env(cls, default_port: str, env: Mapping[str, str] = os.environ) -> Self:
-        """The settings, or what is wrong with them.
+        """Read the settings.
 
         Raises:
             KeyError: naming a variable that is not set.
@@ -46,15 +46,15 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
-    """Environment variables of a broker, read once."""
+    """Settings of a broker."""
 
     server: ServerSettings
     shard: Shard
-    """Which of the pool's brokers this is."""
+    """This broker's place among the pool's brokers."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
-        """The settings, or what is wrong with them.
+        """Read the settings.
 
         Raises:
             KeyError: naming a variable that is not set.
@@ -69,25 +69,25 @@ class BrokerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """Environment variables of a node, read once."""
+    """Settings of a host."""
 
     server: ServerSettings
     broker_targets: tuple[str, ...]
     """host:port of each broker of the pool, in their order."""
     advertise: str
-    """host:port where clients reach this node; empty: host and port that it listens on."""
+    """host:port where clients reach this host; empty: host and port that it listens on."""
     scratch: Path
     """Private folder; leases in it survive a restart."""
     images: Path
     """Folder of images for microVMs."""
     allow_weak_isolation: bool
-    """Whether untrusted templates may run behind a weak wall."""
+    """True to let untrusted templates run in weak isolation."""
     egress_secrets: Path | None = None
-    """Folder with a folder for each Secret that egress rules name, and a file for each key."""
+    """Folder with a folder for each Secret in egress rules, and a file for each key."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
-        """The settings, or what is wrong with them.
+        """Read the settings.
 
         Raises:
             KeyError: naming a variable that is not set.
@@ -113,12 +113,12 @@ class NodeSettings:
 def _port(env: Mapping[str, str], name: str, default: str) -> int:
     text = env.get(name, default)
     if not text.isdecimal() or int(text) > 65_535:
-        raise ValueError(f"{name}: {text!r} is no port")
+        raise ValueError(f"{name}: {text!r} is not a port number")
     return int(text)
 
 
 def _flag(env: Mapping[str, str], name: str) -> bool:
     text = env.get(name, "0")
     if text not in {"0", "1"}:
-        raise ValueError(f"{name}: {text!r} is neither 0 nor 1")
+        raise ValueError(f"{name}: {text!r} is not 0 or 1")
     return text == "1"

@@ -1,9 +1,9 @@
-"""Keeps a node daemon running, and ends its machines when it ends itself.
+"""Supervisor of a host daemon: restarts it, and ends its VMs when it ends itself.
 
-A daemon that was killed is started again at once and takes up the machines that it left. They must
-not outlive this process, though: it is the pod. In a container it is the first process, and the
-kernel sees to that; elsewhere it makes a cell. Where it may not, it adopts what the daemon leaves
-and ends it, unless it is killed itself.
+A daemon that was killed is restarted immediately and adopts the VMs that it left. They must not
+outlive this process, though: it is the pod. In a container it is the first process, and the kernel
+ends them with it; elsewhere it makes a PID namespace. Where it may not, it adopts the orphans of
+the daemon and ends them, unless it is killed itself.
 """
 
 import contextlib
@@ -25,21 +25,21 @@ log = logging.getLogger(__name__)
 CALM_S = 10.0
 """A daemon that lived this long did not fail at its start."""
 MAX_QUICK = 5
-"""Failures at the start, one after the other, until whoever runs this has to see to it."""
+"""Consecutive failures at the start after which the supervisor gives up."""
 CONFIGURATION_ERROR = 78
 _FIRST_DELAY_S = 0.1
 _STEP_S = 0.05
 
 
 def supervise(command: Sequence[str]) -> int:
-    """Run a daemon, and again whenever it dies; its exit code once it is over."""
+    """Run a daemon, restarting it whenever it dies; returns its last exit code."""
     keeper = Keeper(command)
     if os.getpid() == 1:
         return keeper.run()
     if cell.is_possible():
         return cell.run(keeper.run)
     log.warning(
-        "no PID namespace: machines stay if this process is killed; run as root, or allow user"
+        "no PID namespace: VMs stay if this process is killed; run as root, or allow user"
         " namespaces (sysctl user.max_user_namespaces=10000)"
     )
     kernel.adopt_orphans()
@@ -50,7 +50,7 @@ def supervise(command: Sequence[str]) -> int:
 
 
 class Keeper:
-    """One daemon, started again when it dies."""
+    """One daemon, restarted when it dies."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
@@ -58,7 +58,7 @@ class Keeper:
         self._stopping = False
 
     def run(self) -> int:
-        """Keep the daemon until it ends by itself or is told to; returns its exit code."""
+        """Keep the daemon running until it ends normally or is stopped; returns its exit code."""
         for number in cell.ENDING:
             signal.signal(number, self._told)
         signal.signal(signal.SIGUSR1, self._asked)
@@ -71,20 +71,24 @@ class Keeper:
                 return code if code >= 0 else 128 - code
             quick = quick + 1 if time.monotonic() - began_s < CALM_S else 0
             if quick >= MAX_QUICK:
-                log.error("the daemon ended with %d for the %d. time at its start", code, quick)
+                log.error(
+                    "the daemon failed at its start with exit code %d, %d times in a row: giving up",
+                    code,
+                    quick,
+                )
                 return code if code >= 0 else 128 - code
-            log.warning("the daemon ended with %d and is started again", code)
+            log.warning("the daemon ended with exit code %d and is restarted", code)
             self._wait(_FIRST_DELAY_S * 2**quick)
 
     def _live(self) -> int:
-        # It must not die of being asked for its stacks before it has a handler for that.
+        # A request for its stacks must not kill it before it has a handler for that signal.
         handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         self._daemon = subprocess.Popen(self._command)
         signal.signal(signal.SIGUSR1, handler)
         if self._stopping:
             self._daemon.terminate()
         while True:
-            # Also machines whose daemon has died are our children now.
+            # VMs whose daemon has died are children of this process, too.
             pid, status = os.waitpid(-1, 0)
             if pid == self._daemon.pid:
                 self._daemon = None
@@ -100,18 +104,18 @@ class Keeper:
         self._pass_on(number)
 
     def _asked(self, number: int, _: object) -> None:
-        """Somebody wants to see stacks: the daemon's, for these say nothing."""
+        """Forward a request for stacks: the daemon's are wanted."""
         self._pass_on(number)
 
     def _pass_on(self, number: int) -> None:
         daemon = self._daemon
         if daemon is not None:
-            # It is ours and not waited for, so the number is not another's.
+            # It is an unreaped child, so the PID is not another process's.
             os.kill(daemon.pid, number)
 
 
 def _end_children() -> None:
-    """Kill every child, and those that become ours when they die."""
+    """Kill every child, and the orphans that become children when those die."""
     with contextlib.suppress(ChildProcessError):
         while True:
             for pid in _children():
@@ -132,5 +136,5 @@ def _children() -> list[int]:
 
 
 def main() -> NoReturn:
-    """Supervise the daemon of a node."""
+    """Supervise the daemon of a host."""
     sys.exit(supervise([sys.executable, "-m", "etude.envserver.main", "node"]))

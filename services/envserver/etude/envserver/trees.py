@@ -23,7 +23,7 @@ Tree = Mapping[str, File]
 
 
 def identity(tree: Tree) -> str:
-    """The same for the same files, whatever their order, owner and age."""
+    """Digest of a tree: independent of order, owner and age of its files."""
     hasher = blake3()
     for path in sorted(tree):
         content, executable = tree[path]
@@ -35,7 +35,7 @@ def identity(tree: Tree) -> str:
 
 
 def difference(before: Tree, after: Tree) -> environments_pb2.WorkspaceDiff:
-    """What turns one tree into the other."""
+    """Changes that turn one tree into the other."""
     written = [path for path in sorted(after) if after[path] != before.get(path)]
     return environments_pb2.WorkspaceDiff(
         written=[
@@ -51,10 +51,10 @@ def difference(before: Tree, after: Tree) -> environments_pb2.WorkspaceDiff:
 def patched(
     tree: Tree, diff: environments_pb2.WorkspaceDiff, artefacts: Iterable[str]
 ) -> dict[str, File]:
-    """The tree with those changes whose paths match a pattern; no pattern allows all.
+    """Apply the changes whose paths match a pattern; no pattern allows all.
 
     Raises:
-        InvalidFieldError: a path or a pattern is no usable one.
+        InvalidFieldError: a path or a pattern is invalid.
     """
     allowed = _allowed([*(file.path for file in diff.written), *diff.deleted], artefacts)
     result = {path: file for path, file in tree.items() if path not in {*diff.deleted} & allowed}
@@ -78,10 +78,10 @@ def files_of(messages: Iterable[environments_pb2.WorkspaceFile], field: str) -> 
 
 
 def check_layout(tree: Tree, field: str) -> None:
-    """No path may be both a file and a folder.
+    """Check that no path is both a file and a folder.
 
     Raises:
-        InvalidFieldError: one is.
+        InvalidFieldError: one is both.
     """
     for path in tree:
         parent = path.rpartition("/")[0]
@@ -99,7 +99,7 @@ def _check_path(path: str, field: str) -> None:
     except WorkspaceError:
         is_clean = False
     if not is_clean:
-        raise InvalidFieldError(field, f"{path[:200]!r} is no path inside of the workspace")
+        raise InvalidFieldError(field, f"{path[:200]!r} is not a path inside the workspace")
 
 
 def _allowed(paths: list[str], artefacts: Iterable[str]) -> set[str]:

@@ -1,1 +1,1 @@
-"""How other systems reach environments over HTTP: each in the words of its own clients."""
+"""Environment API: environments over HTTP for clients of E2B, OpenEnv and MCP."""

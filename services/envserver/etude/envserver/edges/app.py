@@ -1,4 +1,4 @@
-"""All routes of the edge as one application."""
+"""The ASGI application with all routes of the environment API."""
 
 from dataclasses import dataclass
 
@@ -22,13 +22,13 @@ from etude.envserver.edges.sandboxes import Sandbox, Sandboxes
 
 @dataclass(frozen=True, slots=True)
 class Envd:
-    """What runs in a sandbox elsewhere: here one address for all, which a header tells apart."""
+    """Routes of envd, which elsewhere runs in each sandbox: a header names the sandbox here."""
 
     pool: Pool
     sandboxes: Sandboxes
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """List the routes."""
         return [
             Route("/process.Process/{method}", self._process, methods=["POST"]),
             Route("/filesystem.Filesystem/{method}", self._filesystem, methods=["POST"]),
@@ -58,7 +58,7 @@ class Envd:
         try:
             self._sandbox(request)
         except UnknownIdError as error:
-            # What its clients take for a sandbox that has ended.
+            # Its clients take 502 for a sandbox that has ended.
             return JSONResponse({"code": 502, "message": str(error)}, 502)
         return Response(status_code=204)
 
@@ -71,7 +71,7 @@ class Envd:
 def application(
     keys: Keys, pool: Pool, sandboxes: Sandboxes, mcp: McpEdge, *, memory_mib: int
 ) -> ASGIApp:
-    """Everything that the edge serves."""
+    """Build the application of the environment API."""
     routes = [
         *mcp.routes(),
         *OpenEnvEdge(keys, pool, sandboxes).routes(),

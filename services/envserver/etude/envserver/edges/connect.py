@@ -1,4 +1,4 @@
-"""The Connect protocol over HTTP/1.1, with JSON: what the clients of sandboxes speak.
+"""The Connect protocol over HTTP/1.1, with JSON, as envd's clients speak it.
 
 Source: https://connectrpc.com/docs/protocol.
 """
@@ -40,7 +40,7 @@ _STATUS = {
 
 
 def problem(error: EtudeError | grpc.aio.AioRpcError) -> Json:
-    """An error as a Connect client reads it."""
+    """Body of an error for a Connect client."""
     code, message = told(error)
     if isinstance(error, UnknownKeyError):
         return {"code": "unauthenticated", "message": message}
@@ -50,12 +50,12 @@ def problem(error: EtudeError | grpc.aio.AioRpcError) -> Json:
 
 
 def refused(found: Json) -> JSONResponse:
-    """A call that failed as a whole."""
+    """Response to a call that failed as a whole."""
     return JSONResponse(found, _STATUS.get(found["code"], 500))
 
 
 async def message(request: Request) -> Json:
-    """The one message of a request, whether or not it stands in an envelope.
+    """Read the one message of a request, with or without an envelope.
 
     Raises:
         InvalidFieldError: there is none.
@@ -67,18 +67,18 @@ async def message(request: Request) -> Json:
         flags, size = _HEADER.unpack_from(body)
         body = body[_HEADER.size :]
         if flags or size != len(body):
-            raise InvalidFieldError("body", "is no single uncompressed message")
+            raise InvalidFieldError("body", "is not one uncompressed message")
     try:
         found = json.loads(body or b"{}")
     except (ValueError, RecursionError) as error:
-        raise InvalidFieldError("body", "is no JSON") from error
+        raise InvalidFieldError("body", "is not JSON") from error
     if not isinstance(found, dict):
-        raise InvalidFieldError("body", "is no JSON object")
+        raise InvalidFieldError("body", "is not a JSON object")
     return found
 
 
 def streamed(events: AsyncIterator[Json], *, keepalive_s: float | None) -> StreamingResponse:
-    """Events as they come, and an empty one when none came for long."""
+    """Response that streams events, with keepalives in pauses."""
     return StreamingResponse(_enveloped(events, keepalive_s), media_type=STREAM_TYPE)
 
 
@@ -124,31 +124,31 @@ def _envelope(flags: int, content: Mapping[str, Any]) -> bytes:
 
 
 def text(content: Mapping[str, Any], name: str) -> str:
-    """A field that is text, empty where it is not there.
+    """A text field, empty if absent.
 
     Raises:
         InvalidFieldError: it is something else.
     """
     found = content.get(name, "")
     if not isinstance(found, str):
-        raise InvalidFieldError(name, "is no text")
+        raise InvalidFieldError(name, "is not text")
     return found
 
 
 def nested(content: Mapping[str, Any], name: str) -> Json:
-    """A field that is a message, empty where it is not there.
+    """An object field, empty if absent.
 
     Raises:
         InvalidFieldError: it is something else.
     """
     found = content.get(name) or {}
     if not isinstance(found, dict):
-        raise InvalidFieldError(name, "is no object")
+        raise InvalidFieldError(name, "is not an object")
     return found
 
 
 def number(content: Mapping[str, Any], name: str, *, most: int) -> int:
-    """A field that is a count, 0 where it is not there.
+    """A count, 0 if absent.
 
     Raises:
         InvalidFieldError: it is something else, or too large.
@@ -157,17 +157,17 @@ def number(content: Mapping[str, Any], name: str, *, most: int) -> int:
     if isinstance(found, str) and found.isdecimal():
         found = int(found[:20])
     if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= most:
-        raise InvalidFieldError(name, f"is no number from 0 to {most}")
+        raise InvalidFieldError(name, f"is not a number from 0 to {most}")
     return found
 
 
 def texts(content: Mapping[str, Any], name: str) -> dict[str, str]:
-    """A field that maps texts to texts.
+    """A field that maps text to text.
 
     Raises:
         InvalidFieldError: it is something else.
     """
     found = nested(content, name)
     if not all(isinstance(value, str) for value in found.values()):
-        raise InvalidFieldError(name, "maps to something that is no text")
+        raise InvalidFieldError(name, "has a value that is not text")
     return found

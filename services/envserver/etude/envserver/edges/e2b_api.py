@@ -1,4 +1,4 @@
-"""Sandboxes as E2B's clients ask for them: made, listed, kept, ended."""
+"""Control plane of E2B's API: create, list, extend, pause and end sandboxes."""
 
 import datetime
 import json
@@ -20,14 +20,14 @@ from etude.envserver.edges.keys import Caller, Keys, Role, UnknownKeyError
 from etude.envserver.edges.sandboxes import MAX_LIFE_S, Sandbox, Sandboxes, Wish
 
 ENVD_VERSION = "0.5.7"
-"""What its clients may expect of files and programs: uploads as they are, and input that ends."""
+"""Version whose features clients may expect: uploads as they are, and input that ends."""
 _DEFAULT_LIFE_S = 300
 _PAGE = 100
 _CPUS = 1
-"""A machine has one, and no pool gives more."""
+"""A VM has one, and no pool gives more."""
 _MAX_METADATA = 16 << 10
 _REFUSED = ("network", "mcp", "iam", "volumeMounts", "autoResume")
-"""What a sandbox here cannot have; said rather than passed over."""
+"""Options that sandboxes here do not support; rejected rather than ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class E2bApi:
     """Of each sandbox."""
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """List the routes."""
         one = "/sandboxes/{name}"
         return [
             Route("/v2/sandboxes", self._create, methods=["POST"]),
@@ -59,7 +59,7 @@ class E2bApi:
     def _caller(self, request: Request) -> Caller:
         caller = self.keys.caller(request.headers.get("x-api-key", ""))
         if caller.role is not Role.FULL:
-            raise UnknownKeyError(f"key {caller.name} opens tools only")
+            raise UnknownKeyError(f"key {caller.name} is valid for tools only")
         return caller
 
     async def _create(self, request: Request) -> Response:
@@ -67,7 +67,7 @@ class E2bApi:
         content = await _content(request)
         for name in _REFUSED:
             if content.get(name):
-                raise InvalidFieldError(name, "sandboxes here have no such thing")
+                raise InvalidFieldError(name, "is not supported by this API")
         if content.get("allow_internet_access"):
             raise InvalidFieldError("allow_internet_access", "sandboxes here have no network")
         wish = Wish(

@@ -1,4 +1,4 @@
-"""Files of a sandbox, as envd's clients list, move, send and fetch them."""
+"""Files of a sandbox over envd's API: list, move, upload and download."""
 
 import contextlib
 import zlib
@@ -36,7 +36,7 @@ class Files:
     """The files of one sandbox."""
 
     def __init__(self, pool: Pool, sandbox: Sandbox) -> None:
-        """Open the door.
+        """Prepare the calls.
 
         Args:
             pool: where the sandbox is from.
@@ -58,7 +58,7 @@ class Files:
         return JSONResponse(await answer(content))
 
     async def download(self, path: str) -> bytes:
-        """The whole of a file."""
+        """Read a whole file."""
         request = pb2.ReadFileRequest(**self._key, path=inside(path))
         chunks = [
             piece.chunk async for piece in self._access.ReadFile(request, timeout=_DEADLINE_S)
@@ -163,7 +163,7 @@ class Files:
 
 
 def _entry(entry: pb2.FileEntry, *, like: str) -> dict[str, Any]:
-    """An entry as envd shows it. Owner and modes are those that every file here has."""
+    """An entry in envd's form. Owner and modes are the same for every file here."""
     is_folder = entry.kind == pb2.FILE_KIND_FOLDER
     return {
         "name": entry.path.rpartition("/")[2] or shown("", like=like).rpartition("/")[2],
@@ -178,19 +178,19 @@ def _entry(entry: pb2.FileEntry, *, like: str) -> dict[str, Any]:
 
 
 def _unpacked(body: bytes, path: str) -> bytes:
-    """A gzip stream's content, of which no more is unpacked than a file may have.
+    """Decompress a gzip stream, up to the largest size of a file.
 
     Raises:
-        InvalidFieldError: it is none.
+        InvalidFieldError: it is not a gzip stream.
         WorkspaceError: it is larger.
     """
     unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
         data = unpacker.decompress(body, MAX_FILE_BYTES + 1)
     except zlib.error as error:
-        raise InvalidFieldError("body", "is no gzip stream") from error
+        raise InvalidFieldError("body", "is not a gzip stream") from error
     if len(data) > MAX_FILE_BYTES:
         raise WorkspaceError(PathFault.TOO_LARGE, path)
     if not unpacker.eof:
-        raise InvalidFieldError("body", "is half a gzip stream")
+        raise InvalidFieldError("body", "is a truncated gzip stream")
     return data

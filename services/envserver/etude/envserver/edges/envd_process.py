@@ -1,4 +1,4 @@
-"""Programs of a sandbox, as envd's clients start and feed them."""
+"""Programs of a sandbox over envd's API: start, connect, input and signals."""
 
 import base64
 import binascii
@@ -66,7 +66,7 @@ def _opened(sandbox: Sandbox, content: Json, headers: Mapping[str, str]) -> pb2.
     process = connect.nested(content, "process")
     arguments = process.get("args") or []
     if not isinstance(arguments, list) or not all(isinstance(each, str) for each in arguments):
-        raise InvalidFieldError("process.args", "is no list of texts")
+        raise InvalidFieldError("process.args", "is not a list of text")
     opened = pb2.ExecOpen(
         argv=pb2.ArgumentList(arguments=[connect.text(process, "cmd"), *arguments]),
         cwd=inside(connect.text(process, "cwd")),
@@ -105,13 +105,13 @@ def _input(content: Json) -> dict[str, Any]:
     try:
         return {"stdin": base64.b64decode(data, validate=True)}
     except (binascii.Error, ValueError) as error:
-        raise InvalidFieldError("input", "is no base64") from error
+        raise InvalidFieldError("input", "is not base64") from error
 
 
 def _signal(content: Json) -> dict[str, Any]:
     name = connect.text(content, "signal")
     if name not in _SIGNALS:
-        raise InvalidFieldError("signal", f"is none of {', '.join(_SIGNALS)}")
+        raise InvalidFieldError("signal", f"must be one of {', '.join(_SIGNALS)}")
     return {"signal": int(_SIGNALS[name])}
 
 

@@ -1,4 +1,4 @@
-"""What every request passes: its size, its patience, and what may be told of an error."""
+"""Middleware of the environment API: limits on size and time of requests, and error responses."""
 
 import asyncio
 import logging
@@ -24,20 +24,20 @@ log = logging.getLogger(__name__)
 BODY_S = 60.0
 """For the whole of a body: 8 MiB at 140 KiB a second."""
 SEND_S = 60.0
-"""For one piece of an answer; who takes it slower is not waited for."""
+"""For one piece of a response; slower clients are disconnected."""
 _BODY_BYTES = 1 << 20
 _FILES_BODY_BYTES = MAX_FILE_BYTES + (1 << 20)
-"""A file, and what a form puts around it."""
+"""A file, and a form's overhead."""
 
 
 @dataclass(slots=True)
 class Guard:
-    """Stands before all routes."""
+    """ASGI middleware that limits size and time of each request."""
 
     app: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through as long as it keeps to the limits."""
+        """Serve a request within the limits."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -52,7 +52,7 @@ class Guard:
 
 @dataclass(slots=True)
 class _Body:
-    """Counts what comes, and for how long."""
+    """A request body, limited in size and time."""
 
     inner: Receive
     most: int
@@ -82,7 +82,7 @@ class _Body:
 
 
 def handlers() -> Mapping[Any, Callable[[Request, Any], Awaitable[Response]]]:
-    """What answers an error, by its class."""
+    """Exception handlers by class."""
     return {
         EtudeError: _explained,
         grpc.aio.AioRpcError: _explained,
@@ -112,7 +112,7 @@ async def _refused(_: Request, error: HTTPException) -> Response:
 
 async def _unexpected(request: Request, error: Exception) -> Response:
     incident = uuid.uuid4().hex[:12]
-    # The route, for its address may hold a key.
+    # The route rather than the address, which may hold a key.
     route = getattr(request.scope.get("route"), "path", "no route")
     log.error("incident %s at %s", incident, route, exc_info=error)
     return _said(500, f"internal error, see incident {incident} in the log")

@@ -1,4 +1,4 @@
-"""API keys: who may do what. Only digests are kept, and every comparison takes the same time.
+"""API keys and their roles. Only digests are stored, and every comparison takes the same time.
 
 A file has one key a line: its name, its role, and the SHA-256 of the key. Keys have 32 random
 bytes, so their digests need no salt.
@@ -22,16 +22,16 @@ _MAX_KEY = 256
 
 
 class Role(StrEnum):
-    """What a key opens."""
+    """Permissions of a key."""
 
     FULL = "full"
-    """Sandboxes: made, changed, reset, ended."""
+    """Create, change, reset and end sandboxes."""
     TOOLS = "tools"
     """Tools of environments, as a policy in production has them; no reset, step or state."""
 
 
 class Caller(NamedTuple):
-    """Who a request comes from."""
+    """Owner of the key of a request."""
 
     name: str
     role: Role
@@ -43,7 +43,7 @@ class _Entry(NamedTuple):
 
 
 class UnknownKeyError(ForbiddenError):
-    """The request carries no key that is known here."""
+    """The request carries no known key."""
 
     reason = "Unauthenticated"
 
@@ -57,19 +57,19 @@ class BadKeysError(UserError):
 
 
 class Keys(NamedTuple):
-    """The keys of one edge."""
+    """The keys of one environment API."""
 
     entries: Sequence[_Entry]
 
     def caller(self, key: str) -> Caller:
-        """Who this key belongs to.
+        """Identify the owner of a key.
 
         Raises:
-            UnknownKeyError: nobody.
+            UnknownKeyError: the key is unknown.
         """
         digest = hashlib.sha256(key[:_MAX_KEY].encode("utf-8", "replace")).digest()
         found = None
-        for entry in self.entries:  # all of them: when one fits shall not show in the time
+        for entry in self.entries:  # all of them, so that the time does not tell which one fits
             if hmac.compare_digest(entry.digest, digest):
                 found = entry.caller
         if found is None:
@@ -78,10 +78,10 @@ class Keys(NamedTuple):
 
 
 def load(path: Path) -> Keys:
-    """The keys of a file.
+    """Read the keys of a file.
 
     Raises:
-        BadKeysError: the file cannot be read, has no key, or a line that is none.
+        BadKeysError: the file cannot be read, has no key, or has an invalid line.
     """
     try:
         lines = path.read_text().splitlines()
@@ -104,16 +104,16 @@ def _entry(words: Sequence[str], where: str) -> _Entry:
             name
         ) and _DIGEST.fullmatch(digest):
             return _Entry(Caller(name, Role(role)), bytes.fromhex(digest))
-    raise BadKeysError("is no `name role digest`", where)
+    raise BadKeysError("is not `name role digest`", where)
 
 
 def made(name: str, role: Role) -> tuple[str, str]:
-    """A new key, and the line that admits it.
+    """Make a key, and its line in the key file.
 
     Raises:
         BadKeysError: the name cannot be used.
     """
     if not _NAME.fullmatch(name):
-        raise BadKeysError("is no name: small letters, digits and dashes", name)
+        raise BadKeysError("is not a valid name: use small letters, digits and dashes", name)
     key = _PREFIX + secrets.token_urlsafe(32)
     return key, f"{name} {role} {hashlib.sha256(key.encode()).hexdigest()}"

@@ -1,6 +1,6 @@
-"""Tools over the Model Context Protocol: /mcp/SANDBOX is one sandbox's.
+"""MCP server with the tools of sandboxes: /mcp/SANDBOX is one sandbox's.
 
-Every request stands for itself: what lasts is the sandbox.
+Requests are stateless: the state is the sandbox's.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ class McpEdge:
         )
 
     def routes(self) -> list[Route]:
-        """The one that there is."""
+        """List the routes."""
         return [Route("/mcp/{name}", _Endpoint(self), methods=["GET", "POST", "DELETE"])]
 
     @contextlib.asynccontextmanager
@@ -57,7 +57,7 @@ class McpEdge:
             yield
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request of a client that may use the sandbox's tools."""
+        """Answer a request of a client that may use the sandbox's tools."""
         request = Request(scope)
         scope[_SANDBOX] = self._admitted(request)
         await self._manager.handle_request(scope, receive, send)
@@ -91,7 +91,7 @@ class McpEdge:
             MCPError: the platform failed; a tool's own refusal is an answer.
         """
         if context.request is None:
-            raise MCPError(INTERNAL_ERROR, "the message came in no request")
+            raise MCPError(INTERNAL_ERROR, "the message did not come in an HTTP request")
         sandbox: Sandbox = context.request.scope[_SANDBOX]
         try:
             answer = await toolbox.call(
@@ -105,7 +105,7 @@ class McpEdge:
 
 @dataclass(frozen=True, slots=True)
 class _Endpoint:
-    """An application, which a route does not wrap as it would wrap a function."""
+    """An ASGI application, which a route does not wrap as it would wrap a function."""
 
     edge: McpEdge
 

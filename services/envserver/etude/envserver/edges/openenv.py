@@ -54,7 +54,7 @@ class OpenEnvEdge:
     sandboxes: Sandboxes
 
     def routes(self) -> list[BaseRoute]:
-        """All of them."""
+        """List the routes."""
         answers: dict[str, Callable[[Session, Request], Awaitable[Response]]] = {
             "GET /health": _health,
             "GET /metadata": _metadata,
@@ -112,7 +112,7 @@ class OpenEnvEdge:
 
     @contextlib.asynccontextmanager
     async def _listening(self, socket: WebSocket) -> AsyncIterator[Session]:
-        """A session for as long as its client is there."""
+        """A session that lasts as long as its connection."""
         try:
             async with self._session(socket) as session:
                 await socket.accept()
@@ -127,7 +127,7 @@ class OpenEnvEdge:
 
 
 async def _received(socket: WebSocket) -> object:
-    """The next message; what is no JSON is answered and passed over.
+    """Receive the next message; what is not JSON is answered with an error and skipped.
 
     Raises:
         WebSocketDisconnect: the client has gone.

@@ -25,7 +25,7 @@ _FINISH = "finish"
 
 
 class ErrorCode(StrEnum):
-    """What went wrong, in the protocol's words."""
+    """Error codes of the protocol."""
 
     INVALID_JSON = "INVALID_JSON"
     UNKNOWN_TYPE = "UNKNOWN_TYPE"
@@ -50,7 +50,7 @@ class Action(_Model):
 
 
 class Observation(_Model):
-    """What the tool says."""
+    """Output of a tool."""
 
     text: str
     """For the policy to read."""
@@ -61,14 +61,14 @@ class Observation(_Model):
 
 
 class State(_Model):
-    """Where an episode is."""
+    """Progress of an episode."""
 
     episode_id: str | None = None
     step_count: int = 0
 
 
 class ResetRequest(_Model):
-    """How an episode begins."""
+    """Options of a reset."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -88,7 +88,7 @@ class StepRequest(_Model):
 
 
 class SessionError(EtudeError):
-    """Something that the client is told with a code of the protocol."""
+    """An error for the client, with a code of the protocol."""
 
     def __init__(self, code: ErrorCode, what: str, details: JsonValue = None) -> None:
         super().__init__(what)
@@ -108,10 +108,10 @@ class Session:
     _sandbox: Sandbox | None = None
 
     async def open(self) -> Sandbox:
-        """The environment, made if there is none.
+        """The environment, launched if there is none.
 
         Raises:
-            SessionError: there is none to be had.
+            SessionError: none can be launched.
         """
         if self._sandbox is None:
             wish = Wish(template=self.template, life_s=LIFE_S, metadata={}, env={})
@@ -140,7 +140,7 @@ class Session:
         """Call one tool.
 
         Raises:
-            SessionError: it makes no sense, the platform failed, or it took longer than it may.
+            SessionError: it is invalid, the platform failed, or it took too long.
         """
         action = parsed(Action, content)
         try:
@@ -174,7 +174,7 @@ class Session:
 
 
 async def rpc(session: Session, raw: object) -> dict[str, Any]:
-    """Answer one JSON-RPC message: tools are listed and called, and nothing else is done."""
+    """Answer one JSON-RPC message that lists or calls tools."""
     message = raw if isinstance(raw, dict) else {}
     number, params = message.get("id"), message.get("params") or {}
     try:
@@ -212,10 +212,10 @@ def _rpc_error(number: object, code: int, message: str) -> dict[str, Any]:
 
 
 def parsed(model: type[_M], content: object) -> _M:
-    """What a client sent, if it is what it should be.
+    """Parse the content of a client's message.
 
     Raises:
-        SessionError: saying what is wrong with it.
+        SessionError: naming the invalid fields.
     """
     try:
         return model.model_validate(content)

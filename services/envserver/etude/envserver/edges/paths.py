@@ -1,14 +1,14 @@
-"""Paths as the clients of sandboxes write them, and where they lead in a workspace."""
+"""Conversion between the paths of E2B's clients and those of a workspace."""
 
 from etude.agent.workspace import relative
 from etude.agent.workspace.protocol import HOME
 
 USER_HOME = "/home/user"
-"""Where such clients keep their files; here it is the workspace."""
+"""Home of E2B's sandboxes; here it is the workspace."""
 
 
 def inside(path: str) -> str:
-    """The path below the workspace; what is relative starts there.
+    """Path in the workspace of a client's path; relative paths start there.
 
     Raises:
         WorkspaceError: it leads out.
@@ -20,6 +20,6 @@ def inside(path: str) -> str:
 
 
 def shown(path: str, *, like: str) -> str:
-    """A path of the workspace, absolute, below the home that the client itself named."""
+    """Absolute path for a client, below the home that the client used."""
     home = HOME if like == HOME or like.startswith(HOME + "/") else USER_HOME
     return f"{home}/{path}" if path else home

@@ -1,4 +1,4 @@
-"""A connection that has to ask its question in time."""
+"""HTTP protocol with a time limit on request headers."""
 
 import asyncio
 from typing import Any
@@ -12,7 +12,7 @@ HEAD_S = 10.0
 
 
 class PatientProtocol(H11Protocol):
-    """Closes connections that send their headers too slowly; uvicorn itself waits for ever."""
+    """Closes connections that send their headers too slowly; uvicorn has no such limit."""
 
     head_s = HEAD_S
     _timer: asyncio.TimerHandle | None = None

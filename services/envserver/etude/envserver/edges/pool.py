@@ -1,4 +1,4 @@
-"""A pool as its clients use it: leases, kept alive as long as somebody here wants them."""
+"""Client of a pool: launches, renews and releases leases."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from etude.v1 import (
 log = logging.getLogger(__name__)
 
 TTL_S = 60
-"""A lease outlives this process by so much at most."""
+"""Longest time by which a lease outlives this process."""
 RENEW_S = 15.0
 QUEUE_S = 30
 TOOLSET = "Standard"
@@ -34,7 +34,7 @@ class NoPlaceError(UnavailableError):
 
 @dataclass(slots=True)
 class Pool:
-    """One broker, and the nodes that its leases lead to."""
+    """One broker, and the hosts of its leases."""
 
     target: str
     run_id: str = RUN_ID
@@ -42,10 +42,10 @@ class Pool:
     _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
 
     async def launch(self, template: str, uri: str, idempotency_key: str) -> environments_pb2.Lease:
-        """A new environment; the same key again gives the same.
+        """Launch an environment; the same key again gives the same.
 
         Raises:
-            NoPlaceError: there is none to be had.
+            NoPlaceError: the pool gave none.
         """
         request = environments_pb2.LaunchBatchRequest(
             run_id=self.run_id,
@@ -66,7 +66,7 @@ class Pool:
         raise NoPlaceError("the broker gave no answer")
 
     async def release(self, lease: environments_pb2.Lease) -> None:
-        """End an environment; if the broker does not hear of it, its time ends it."""
+        """End an environment; if the broker cannot be reached, it ends when its lease expires."""
         self._leases.pop(lease.lease_id, None)
         request = environments_pb2.ReleaseLeasesRequest(lease_ids=[lease.lease_id])
         try:
@@ -75,7 +75,7 @@ class Pool:
             log.warning("lease %s is not released: %s", lease.lease_id, error.details())
 
     def is_alive(self, lease: environments_pb2.Lease) -> bool:
-        """Whether the lease was renewed last time."""
+        """True if the lease was renewed last time."""
         return lease.lease_id in self._leases
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -92,19 +92,19 @@ class Pool:
     def tools(
         self, lease: environments_pb2.Lease
     ) -> "environments_pb2_grpc.EnvNodeServiceAsyncStub":
-        """Where the lease's tools run."""
+        """Stub of the service that runs the lease's tools."""
         return environments_pb2_grpc.EnvNodeServiceStub(self._channel(lease.endpoint))
 
     def access(
         self, lease: environments_pb2.Lease
     ) -> "environment_access_pb2_grpc.EnvAccessServiceAsyncStub":
-        """Where the lease's door is."""
+        """Stub of the service for the lease's files and programs."""
         return environment_access_pb2_grpc.EnvAccessServiceStub(self._channel(lease.endpoint))
 
     def state(
         self, lease: environments_pb2.Lease
     ) -> "environment_state_pb2_grpc.EnvStateServiceAsyncStub":
-        """Where the lease is paused and resumed."""
+        """Stub of the service that pauses and resumes the lease."""
         return environment_state_pb2_grpc.EnvStateServiceStub(self._channel(lease.endpoint))
 
     async def _renew(self) -> None:
@@ -143,12 +143,12 @@ _STATUS = {
 
 
 def http_status(code: grpc.StatusCode) -> int:
-    """What HTTP says for it."""
+    """HTTP status of a gRPC code."""
     return _STATUS.get(code, 500)
 
 
 def told(error: EtudeError | grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str]:
-    """What a caller may know of an error of ours, or of a part behind us."""
+    """Code and text of an error that a caller may see."""
     if isinstance(error, EtudeError):
         return error.code, str(error)
     return error.code(), error.details() or error.code().name

@@ -1,4 +1,4 @@
-"""Programs of one sandbox that go on while nobody listens, and can be listened to again."""
+"""Programs of a sandbox that outlive their listeners, and take new ones."""
 
 import asyncio
 import contextlib
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 MAX_LISTENERS = 16
 _PIECES = 64
-"""That wait for a listener; then the program waits for it too."""
+"""Pieces that wait for a listener; beyond that the program waits for it."""
 _STALL_S = 30.0
-"""A listener that takes nothing for so long is given up; the program goes on."""
+"""A listener that takes nothing for this long is dropped; the program goes on."""
 
 News = pb2.ExecResponse
 
 
 @dataclass(slots=True, eq=False)
 class RunningProgram:
-    """One program and whoever listens to it."""
+    """One program and its listeners."""
 
     opened: pb2.ExecOpen
     tag: str
@@ -52,7 +52,7 @@ class RunningProgram:
             raise UnknownIdError(f"process with pid {self.number} has ended") from error
 
     def subscribe(self) -> "asyncio.Queue[News | None]":
-        """Hear its news from now on; give the queue to listen().
+        """Add a listener; give the queue to listen().
 
         Raises:
             FullError: too many listen.
@@ -64,7 +64,7 @@ class RunningProgram:
         return queue
 
     async def listen(self, queue: "asyncio.Queue[News | None]") -> AsyncIterator[News]:
-        """What comes in a queue, to the program's exit."""
+        """Messages of a queue, up to the program's exit."""
         try:
             while (news := await queue.get()) is not None:
                 yield news
@@ -72,7 +72,7 @@ class RunningProgram:
             self._listeners.discard(queue)
 
     async def pump(self) -> None:
-        """Pass its news on, to the end."""
+        """Pass its messages on to the listeners, up to its exit."""
         with contextlib.suppress(grpc.aio.AioRpcError):  # the sandbox is gone
             while isinstance(news := await self.call.read(), News):
                 if news.HasField("exit"):
@@ -88,7 +88,7 @@ class RunningProgram:
                     await queue.put(news)
             except TimeoutError:
                 self._listeners.discard(queue)
-                # It hears no more, and has to hear that.
+                # The dropped listener has to see its end.
                 queue.get_nowait()
                 queue.put_nowait(None)
 
@@ -132,7 +132,7 @@ class Programs:
         return Started(program, queue)
 
     def running(self) -> Sequence[RunningProgram]:
-        """Those that have not ended."""
+        """Programs that have not ended."""
         return list(self._running.values())
 
     def find(self, number: int | None, tag: str | None) -> RunningProgram:

@@ -1,4 +1,4 @@
-"""Sandboxes that somebody asked for by hand: whose they are, and when they end."""
+"""Sandboxes of API clients: owners, tokens, lifetimes."""
 
 import asyncio
 import contextlib
@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 MAX_LIFE_S = 86_400
 TICK_S = 1.0
 STATE_S = 60.0
-"""To write a sandbox down, or to read it back."""
+"""To save or restore a sandbox."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What somebody asks for."""
+    """A client's request for a sandbox."""
 
     template: str
     life_s: int
@@ -35,7 +35,7 @@ class Wish:
     env: Mapping[str, str]
     """Variables of all its programs."""
     pauses: bool = False
-    """Whether its time pauses it rather than ends it."""
+    """True to pause it rather than end it when its time is over."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -47,16 +47,16 @@ class Sandbox:
     wish: Wish
     lease: environments_pb2.Lease
     token: str
-    """Opens this sandbox's files and programs."""
+    """Token for this sandbox's files and programs."""
     tools_token: str
-    """Opens this sandbox's tools, and nothing else."""
+    """Token for this sandbox's tools, and nothing else."""
     programs: Programs
     started_s: float = field(default_factory=time.time)
     ends_s: float = 0.0
     is_paused: bool = False
 
     def check_token(self, token: str) -> None:
-        """Admit whoever made it.
+        """Check the token of the sandbox's owner.
 
         Raises:
             UnknownKeyError: another token.
@@ -65,13 +65,13 @@ class Sandbox:
             raise UnknownKeyError("the sandbox's access token is missing or wrong")
 
     def is_tools_token(self, token: str) -> bool:
-        """Whether this is the token of its tools."""
+        """True if this is the token of its tools."""
         return hmac.compare_digest(self.tools_token.encode(), token.encode("utf-8", "replace"))
 
 
 @dataclass(slots=True)
 class Sandboxes:
-    """All sandboxes of this edge. They end with it: a lease outlives its edge by a minute."""
+    """All sandboxes of this process. They end with it: a lease outlives it by a minute at most."""
 
     pool: Pool
     workspace: str
@@ -87,7 +87,7 @@ class Sandboxes:
         *,
         request_key: str = "",
     ) -> Sandbox:
-        """Make one; the same request key again gives the same.
+        """Create one; the same request key again gives the same.
 
         Raises:
             FullError: there are too many.
@@ -117,7 +117,7 @@ class Sandboxes:
         return made
 
     def find(self, name: str) -> Sandbox:
-        """The sandbox of this name, whoever asks.
+        """The sandbox of this name, of any owner.
 
         Raises:
             UnknownIdError: it has ended, or never was.
@@ -131,7 +131,7 @@ class Sandboxes:
         """The caller's own sandbox of this name.
 
         Raises:
-            UnknownIdError: there is none; somebody else's is as unknown as nobody's.
+            UnknownIdError: there is none; another owner's is treated as unknown.
         """
         found = self.find(name)
         if found.owner != caller.name:
@@ -145,7 +145,7 @@ class Sandboxes:
                 yield self.of(caller, name)
 
     def keep(self, sandbox: Sandbox, life_s: int) -> None:
-        """Let it live for so long from now on.
+        """Set its remaining lifetime.
 
         Raises:
             UnknownIdError: it has ended.
@@ -153,7 +153,7 @@ class Sandboxes:
         self.find(sandbox.name).ends_s = time.time() + life_s
 
     async def pause(self, sandbox: Sandbox) -> None:
-        """Keep its files, and nothing that runs, until somebody resumes it or a day has passed."""
+        """Save its files, and nothing that runs, for a day or until it is resumed."""
         request = environment_state_pb2.PauseRequest(
             lease_id=sandbox.lease.lease_id, control_token=sandbox.lease.control_token
         )
@@ -161,7 +161,7 @@ class Sandboxes:
         sandbox.is_paused, sandbox.ends_s = True, time.time() + MAX_LIFE_S
 
     async def resume(self, sandbox: Sandbox, life_s: int) -> None:
-        """Let it go on for so long."""
+        """Resume it with this lifetime."""
         request = environment_state_pb2.ResumeRequest(
             lease_id=sandbox.lease.lease_id,
             control_token=sandbox.lease.control_token,
@@ -178,7 +178,7 @@ class Sandboxes:
             await self.pool.release(sandbox.lease)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """End what is over, until told to stop."""
+        """End expired sandboxes until told to stop."""
         while not stop.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):

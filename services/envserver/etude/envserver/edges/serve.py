@@ -1,4 +1,4 @@
-"""The edge's process: wiring, serve, drain."""
+"""The environment API's process: wiring, serving, draining."""
 
 import asyncio
 import contextlib
@@ -63,8 +63,8 @@ async def serve(settings: EdgeSettings) -> None:
 
 
 def config(app: ASGIApp) -> uvicorn.Config:
-    """How the edge speaks HTTP."""
-    # Neither tells of a connection by its address, which may hold a key.
+    """Configuration of the HTTP server."""
+    # Neither log may show an address, which may hold a key.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     return uvicorn.Config(
         app,
@@ -84,7 +84,7 @@ def config(app: ASGIApp) -> uvicorn.Config:
 
 @contextlib.contextmanager
 def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A listening socket; its port is taken at once, or this fails at once."""
+    """Open a listening socket; fails immediately if the port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family, backlog=_BACKLOG) as listener:
         yield listener

@@ -1,4 +1,4 @@
-"""What the edge is told at its start."""
+"""Settings of the environment API, from environment variables."""
 
 import os
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ from etude.common import sharding
 from etude.envserver.node.sources import EMPTY
 
 RUN_ID = "edge"
-"""What brokers know an edge's leases by, and share among themselves."""
+"""Run id of the environment API's leases, the same for all brokers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeSettings:
-    """Environment variables of an edge, read once."""
+    """Settings of the environment API."""
 
     host: str
     port: int
@@ -25,15 +25,15 @@ class EdgeSettings:
     keys_file: Path
     """One `name role digest` a line."""
     workspace: str
-    """URI of the first files of a sandbox that somebody asks for."""
+    """URI of the first files of a client's sandbox."""
     max_sandboxes: int
     """At a time, over all keys."""
     memory_mib: int
-    """Of each sandbox, as the pool's slot has it: what clients are told. 1,024 is Process's."""
+    """Memory of each sandbox, as the pool's slot has it, for clients. 1,024 is Process's."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
-        """The settings, or what is wrong with them.
+        """Read the settings.
 
         Raises:
             KeyError: naming a variable that is not set.
@@ -61,5 +61,5 @@ def _broker(text: str) -> str:
 def _number(env: Mapping[str, str], name: str, default: str, *, most: int) -> int:
     text = env.get(name, default)
     if not text.isdecimal() or int(text) > most:
-        raise ValueError(f"{name}: {text!r} is no number from 0 to {most}")
+        raise ValueError(f"{name}: {text!r} is not a number from 0 to {most}")
     return int(text)

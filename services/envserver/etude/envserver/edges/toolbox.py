@@ -1,6 +1,6 @@
-"""The tools of an environment, as other systems list and call them.
+"""Tools of an environment for other protocols: descriptions and calls.
 
-They go through the agent's token: nothing here can reset, snapshot, grade or open an environment.
+Calls use the agent's token: nothing here can reset, snapshot, grade or open an environment.
 """
 
 import json
@@ -26,14 +26,14 @@ class Description(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a tool says."""
+    """Output of a tool."""
 
     text: str
     is_error: bool
 
 
 def descriptions() -> Sequence[Description]:
-    """Every tool."""
+    """Describe every tool."""
     found = []
     for name, tool in toolset(TOOLSET).tools.items():
         function: Any = schema(name, tool)["function"]
@@ -44,7 +44,7 @@ def descriptions() -> Sequence[Description]:
 async def call(
     pool: Pool, lease: environments_pb2.Lease, name: str, arguments: Mapping[str, Any]
 ) -> Answer:
-    """Run one tool; what it refuses is an answer too."""
+    """Run one tool; its refusal is an answer, too."""
     wanted = environments_pb2.ToolCall(
         call_id=secrets.token_hex(8), name=name, arguments_json=json.dumps(arguments)
     )
