@@ -145,7 +145,7 @@ WELL = {
     *(Reason.CHECKPOINT_VERIFIED, Reason.NO_CHECKPOINT, Reason.VERIFYING, Reason.HEALTHY),
     *(Reason.NOT_SUSPENDED, Reason.NOT_FINISHED, Reason.BURST_FITS),
     # A pool that hands out environments all the same.
-    *(Reason.BURST_TOO_LARGE, Reason.MORE_THAN_DEMANDED),
+    *(Reason.BURST_TOO_LARGE, Reason.OVERPROVISIONED),
     # Of the conditions of a run that holds no pods; another condition says why it holds none.
     *(Reason.SUSPENDED, Reason.FINISHED, Reason.ALL_PHASES_DONE, Reason.TARGET_REACHED),
     # Of a checkpoint that somebody asked for; the run does not wait for it.

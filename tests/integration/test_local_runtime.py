@@ -184,7 +184,7 @@ def test_a_second_runtime_of_the_same_run_is_refused(tmp_path: Path) -> None:
     other = local.start()
     _, errors = other.communicate(timeout=LIMIT_S)
     assert other.returncode == 8
-    assert f"process {process.pid} runs this run already".encode() in errors
+    assert f"process {process.pid} already runs this run".encode() in errors
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGTERM)
     process.wait(LIMIT_S)

@@ -1,4 +1,4 @@
-"""Whether a run or pool can be undertaken: what no schema can judge, each with a way out."""
+"""Acceptance of runs and pools: checks beyond the schema, each finding with a suggested fix."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -29,13 +29,13 @@ from etude.operator.runs.seen import Seen
 
 ACCEPTED = "Accepted"
 _NEED_ROOT = (DriverName.FIRECRACKER, DriverName.GVISOR)
-"""Drivers for root, which no pod within the restricted Pod Security standard is."""
+"""Drivers that need root, which the restricted Pod Security standard forbids."""
 
 Parameters = Mapping[str, JsonValue]
 
 
 def run_problem(run: RLRun, seen: Seen, platform: Platform) -> Fact | None:
-    """The first thing that keeps the run from being accepted."""
+    """The first finding against a run."""
     for need in integrations.needs(run):
         missing = integrations.problem(need, platform.integrations, seen.served)
         if missing is not None:
@@ -55,7 +55,7 @@ def run_problem(run: RLRun, seen: Seen, platform: Platform) -> Fact | None:
 
 
 def pool_problem(pool: EnvPool, platform: Platform) -> Fact | None:
-    """The first thing that keeps the pool from being accepted."""
+    """The first finding against a pool."""
     if pool.spec.isolation.minimum == IsolationLevel.PROCESS and not platform.allows_weak_isolation:
         message = (
             "isolation.minimum Process shares the host's kernel, which is not allowed here:"
@@ -112,7 +112,7 @@ def _refused(
 
 
 def _uncounted(run: RLRun) -> Iterator[str]:
-    """A budget that would never be spent; a run that has begun is not stopped by it."""
+    """Budgets that would never be spent; a run that has started is not stopped by one."""
     if run.status.resolved is not None:
         return
     for role in desired.roles(run):
@@ -129,7 +129,7 @@ def _reserved_names(run: RLRun) -> Iterator[str]:
 
 
 def _wrong_templates(run: RLRun) -> Iterator[str]:
-    """What is laid over pods, and would take from them what the operator gives."""
+    """Pod templates that would override fields of the operator."""
     for role in desired.roles(run):
         spec, at = desired.role_spec(run, role).pod_template.spec, f"spec.roles.{role}.podTemplate"
         for message in malformed(spec, role):
@@ -162,5 +162,5 @@ def _wrong_pools(run: RLRun, seen: Seen, platform: Platform) -> Iterator[Fact]:
         known = [t.name for t in template.templates] if template is not None else []
         if role.template not in known:
             whose = f"EnvPool {role.pool_ref.name}" if role.pool_ref is not None else "poolTemplate"
-            message = f"{at}.template: {role.template} is none of {whose}.templates: {few(known)}"
+            message = f"{at}.template: {role.template} is not in {whose}.templates: {few(known)}"
             yield no(ACCEPTED, Reason.INVALID_PARAMETERS, message)

@@ -1,4 +1,4 @@
-"""Decisions, in terms of what they may ask for."""
+"""Decisions and their actions: the effects that a decision may list."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Moment(NamedTuple):
     """One reading of both clocks."""
 
     wall_s: float
-    """To show, and to compare with times in objects; never trusted to only grow."""
+    """For display and comparison with times in objects; may jump backwards."""
     monotonic_s: float
 
 
@@ -31,17 +31,17 @@ class Apply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delete:
-    """Ask an object to go."""
+    """Delete an object."""
 
     ref: Ref
     uid: str
     grace_s: int | None = None
-    """A pod's time to end in order; its own unless set."""
+    """A pod's termination grace period; its own unless set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finalizers:
-    """Set the finalizers of an object as it was seen."""
+    """Set the finalizers of an object as it was observed."""
 
     seen: Manifest
     finalizers: tuple[str, ...]
@@ -49,7 +49,7 @@ class Finalizers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopt:
-    """Take over an object that a user made, as it was seen."""
+    """Take over an object that a user made, as it was observed."""
 
     seen: Manifest
     metadata: Manifest
@@ -58,7 +58,7 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fulfil:
-    """Write into a checkpoint that was asked for what it holds."""
+    """Write the saved checkpoint into the status of its request."""
 
     ref: Ref
     uid: str
@@ -67,7 +67,7 @@ class Fulfil:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tell:
-    """Write the status of an object of somebody else, as it was seen."""
+    """Write the status of another controller's object, as it was observed."""
 
     seen: Manifest
     status: Manifest
@@ -75,7 +75,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """Hand a command to the run's controller."""
+    """Send a command to the run's controller."""
 
     target: str
     request: run_pb2.CommandRequest
@@ -83,11 +83,11 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vacate:
-    """Have brokers give these nodes nothing more, and delete those that all of them call empty."""
+    """Stop placements on pool hosts, and delete those that all brokers report empty."""
 
     brokers: tuple[str, ...]
     nodes: Mapping[Ref, str]
-    """Uids of the pods."""
+    """Uid of each host's pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class Note:
     """Publish a Kubernetes Event about the object."""
 
     name: str
-    """The same happening has the same name, however often it is told."""
+    """Identifies the occurrence: repeated recordings have the same name."""
     reason: str
     message: str
     is_warning: bool = False
@@ -103,7 +103,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DealtWith:
-    """Everything that the controller told up to here has been acted on."""
+    """Acknowledge all reports of the controller up to a position."""
 
     position: Position
 
@@ -113,12 +113,12 @@ Action = Apply | Delete | Finalizers | Adopt | Fulfil | Tell | Order | Vacate | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision(Generic[S]):
-    """What to do about one object, and what to say about it."""
+    """Actions and new status of one object."""
 
     status: S
     actions: tuple[Action, ...] = ()
-    """Performed in order, before the status is written."""
+    """Carried out in order, before the status is written."""
     requeue_after_s: float | None = None
-    """Look again after this, even if nothing happens."""
+    """Delay until the next pass even without an event."""
     is_passing: bool = False
-    """Whether what the status says is on its way to something else: told once it has held."""
+    """Whether the status is transient: written only once it has lasted."""

@@ -1,4 +1,4 @@
-"""Time as a parameter: wall time to show, monotonic time to decide."""
+"""Clocks: wall time for display, monotonic time for decisions."""
 
 import contextlib
 import time
@@ -19,7 +19,7 @@ class Clock(Protocol):
 
 @dataclass(slots=True)
 class SystemClock(Clock):
-    """The machine's own clocks."""
+    """The clocks of this computer."""
 
     @override
     def wall_s(self) -> float:
@@ -32,14 +32,14 @@ class SystemClock(Clock):
 
 @dataclass(slots=True)
 class ServerClock(Clock):
-    """The API server's time of day, which all replicas share, however wrong their own is.
+    """The API server's wall time, which all replicas share.
 
-    It is asked once: from then on time passes as this machine's monotonic clock says, so that no
-    clock that somebody sets ends a deadline of a run.
+    It is read once and then advanced by the local monotonic clock, so that setting a clock does not
+    end a deadline of a run.
     """
 
     _ahead_s: float | None = None
-    """Of the monotonic clock; unknown until the API server has answered."""
+    """Offset from the monotonic clock; unknown before the first answer."""
 
     @override
     def wall_s(self) -> float:
@@ -50,19 +50,19 @@ class ServerClock(Clock):
         return time.monotonic()
 
     def learn(self, date: str | None) -> None:
-        """Take over the time of an answer, as HTTP writes it; only the first one counts."""
+        """Take over the Date header of an answer; only the first one counts."""
         if self._ahead_s is None and date is not None:
-            with contextlib.suppress(ValueError):  # no API server of ours writes that
+            with contextlib.suppress(ValueError):  # an invalid header is ignored
                 self._ahead_s = parsedate_to_datetime(date).timestamp() - time.monotonic()
 
 
 @dataclass(slots=True)
 class ManualClock(Clock):
-    """Stands still until it is moved, for tests."""
+    """A clock that tests advance."""
 
     now_s: float = 1_700_000_000.0
     set_by_s: float = 0.0
-    """How far the wall clock was set by hand."""
+    """Offset of a wall clock that was set by hand."""
 
     @override
     def wall_s(self) -> float:
@@ -73,7 +73,7 @@ class ManualClock(Clock):
         return self.now_s
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance both clocks."""
         self.now_s += seconds
 
 

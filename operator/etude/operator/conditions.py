@@ -1,4 +1,4 @@
-"""Conditions: dated facts, each with its reason."""
+"""Status conditions: merged with their predecessors, filtered for Events and metrics."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -9,7 +9,7 @@ MAX_MESSAGE = 2_048
 
 
 class Fact(NamedTuple):
-    """What a condition says now."""
+    """The current state of a condition, without its times."""
 
     type: str
     holds: bool
@@ -30,7 +30,7 @@ def no(kind: str, reason: str, message: str = "") -> Fact:
 def conditions(
     facts: Iterable[Fact], before: Sequence[Condition], *, generation: int, now: str
 ) -> tuple[Condition, ...]:
-    """The facts as conditions; one that did not change keeps its time."""
+    """Conditions of these states; one with an unchanged status keeps its transition time."""
     known = {condition.type: condition for condition in before}
     return tuple(_condition(fact, known.get(fact.type), generation, now) for fact in facts)
 
@@ -49,14 +49,14 @@ def _condition(fact: Fact, before: Condition | None, generation: int, now: str) 
 
 
 def holds(status: Iterable[Condition], kind: str) -> bool:
-    """Whether this condition is True."""
+    """Return true if this condition is True."""
     return any(c.type == kind and c.status == "True" for c in status)
 
 
 def troubles(found: Iterable[Condition]) -> set[tuple[str, str]]:
-    """What is wrong and may come right again: conditions with their reasons.
+    """Unhealthy conditions that may recover, with their reasons.
 
-    Not what is over, and not what a user has to write differently.
+    Without final ones, and without those that need a change of the spec.
     """
     return {
         (each.type, each.reason)
@@ -67,7 +67,7 @@ def troubles(found: Iterable[Condition]) -> set[tuple[str, str]]:
 
 
 class Transition(NamedTuple):
-    """A condition that is worth an Event."""
+    """A changed condition that is recorded as an Event."""
 
     condition: Condition
     is_warning: bool
@@ -79,7 +79,7 @@ TELL_WHEN_TRUE = {"Accepted", "Ready", "Available", "Suspended", "Complete", "Ve
 
 
 def transitions(before: Sequence[Condition], after: Sequence[Condition]) -> list[Transition]:
-    """Conditions whose status changed in a way that somebody wants to hear of."""
+    """Changed conditions that are recorded as Events."""
     known = {condition.type: condition.status for condition in before}
     found = []
     for condition in after:

@@ -1,11 +1,11 @@
-"""Figures that are told as text: of a checkpoint, of a step."""
+"""Numbers in text: metrics of checkpoints and steps."""
 
 import math
 from contextlib import suppress
 
 
 def value_of(text: str) -> float | None:
-    """What a text says, None where that is no finite number."""
+    """The number in a text; None if it is not a finite number."""
     with suppress(ValueError):
         value = float(text)
         return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""What went wrong in the pods of a role."""
+"""Pod failures: ended containers, disruptions, pods that do not start."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
@@ -10,42 +10,42 @@ PULL_FAILURES = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrIma
 CRASHES = {"CrashLoopBackOff", "CreateContainerError", "CreateContainerConfigError", "RunError"}
 
 DISRUPTION = "DisruptionTarget"
-"""Condition of a pod that is evicted, drained away, preempted, or whose node is lost.
+"""Condition of a pod that is evicted, drained, preempted or lost with its node.
 
-It comes with the deletion of the pod, and never with one of ours.
+It precedes the deletion of the pod, but never a deletion by the operator.
 """
 
 
 class PodFailure(NamedTuple):
-    """One pod's container ended on its own, or a condition of the pod became True."""
+    """A container that ended on its own, or a condition of a pod that became True."""
 
     role: str
     pod: str
     reason: str
     exit_code: int | None
-    """Of the container; None for a condition, whose type is the reason."""
+    """Exit code of the container; None for a condition, whose type is the reason."""
     message: str
     restarts: int = 0
-    """How often the kubelet has restarted the container in place."""
+    """Restarts of the container by the kubelet."""
 
 
 def failures(role: str, pods: Iterable[Manifest], awaited: Iterable[str] = ()) -> list[PodFailure]:
-    """The failures of a role's pods; a pod that is told to go does not fail by going.
+    """The failures of a role's pods; a terminating pod does not fail by terminating.
 
-    Its disruption is one nevertheless, where somebody has a rule for it: between the condition and
-    the deletion lie milliseconds, and then all the time that the pod has to end in order.
+    Its disruption does count if a failure rule names it: the deletion follows the condition within
+    milliseconds, and the pod's grace period follows that.
 
     Args:
         role: the role.
         pods: its pods.
-        awaited: types of conditions that somebody has a rule for.
+        awaited: condition types that failure rules name.
     """
     found = []
     for pod in pods:
         is_going = is_deleting(pod)
         found += _met(role, pod, {DISRUPTION}.intersection(awaited) if is_going else set(awaited))
         if is_going or is_true(pod, DISRUPTION):
-            continue  # whatever ends in it was ended
+            continue  # its containers were told to end
         for container in pod.get("status", {}).get("containerStatuses") or ():
             ended = _ended(container)
             if ended is not None:
@@ -68,7 +68,7 @@ def _met(role: str, pod: Manifest, awaited: Set[str]) -> list[PodFailure]:
 
 
 def trouble(pods: Sequence[Manifest], reasons: set[str]) -> str:
-    """The first pod that waits for one of these reasons, as a sentence; empty if none does."""
+    """Name and message of the first pod that waits for one of these reasons; else empty."""
     for pod in pods:
         for container in _containers(pod):
             waiting = container.get("state", {}).get("waiting") or {}
@@ -81,14 +81,14 @@ def trouble(pods: Sequence[Manifest], reasons: set[str]) -> str:
 
 
 def _containers(pod: Manifest) -> Iterator[Mapping[str, Any]]:
-    """Every container that says something, those first that the others wait for."""
+    """Statuses of all containers, init containers first."""
     status = pod.get("status", {})
     for part in ("initContainerStatuses", "containerStatuses"):
         yield from status.get(part) or ()
 
 
 def unschedulable(pods: Sequence[Manifest]) -> str:
-    """The scheduler's words about the first pod without a node; empty if all have one."""
+    """The scheduler's message about the first pod without a node; empty if all have one."""
     for pod in pods:
         for condition in pod.get("status", {}).get("conditions") or ():
             if condition["type"] == "PodScheduled" and condition["status"] == "False":
@@ -102,7 +102,7 @@ def of_attempt(pods: Iterable[Manifest], attempt: int) -> list[Manifest]:
 
 
 def _ended(container: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """How a container ended, the present time or the time before."""
+    """The current or last termination of a container."""
     for state in (container.get("state"), container.get("lastState")):
         ended: Mapping[str, Any] | None = (state or {}).get("terminated")
         if ended:

@@ -1,4 +1,4 @@
-"""Whether an installed operator leads, answers and is served its kinds: `helm test` runs it."""
+"""Check of an installed operator, for `helm test`: kinds served, probe ready, one leader."""
 
 import argparse
 import asyncio
@@ -18,15 +18,15 @@ from etude.operator.settings import Settings
 
 REASON = "NotInstalled"
 PATIENCE_S = 60.0
-"""A release that was installed a moment ago still starts, and a lease of another's expires."""
+"""A new release takes time to start, and an old leader lease to expire."""
 PROBE_TIMEOUT_S = 5.0
-LOGS = "look at the log of the operator's pods"
+LOGS = "read the log of the operator's pods"
 
 
 async def problems(
     rest: Rest, leases: Leases, settings: Settings, probe: tuple[str, int]
 ) -> AsyncIterator[Problem]:
-    """Everything that does not hold, each with a way out."""
+    """All failed checks, each with a suggested fix."""
     for kind in KINDS:
         for namespace in settings.namespaces or ("",):
             problem = await unserved(rest, kind, namespace)
@@ -41,7 +41,7 @@ async def problems(
 
 
 async def unserved(rest: Rest, kind: str, namespace: str) -> Problem | None:
-    """Why objects of a kind cannot be listed with the operator's account."""
+    """The problem if objects of a kind cannot be listed with the operator's account."""
     where = f"{kind} in {namespace or 'all namespaces'}"
     try:
         reply = await rest.request("GET", path_of(kind, namespace), query=[("limit", "1")])
@@ -53,7 +53,7 @@ async def unserved(rest: Rest, kind: str, namespace: str) -> Problem | None:
 
 
 async def unled(leases: Leases, name: str, *, patience_s: float) -> Problem | None:
-    """Why nobody leads: a leader is one that holds the lease and renews it while we look."""
+    """The problem if no replica renews the leader lease in time."""
     deadline_s = time.monotonic() + patience_s
     what = "does not exist"
     before: LeaseRecord | None = None
@@ -65,14 +65,14 @@ async def unled(leases: Leases, name: str, *, patience_s: float) -> Problem | No
         if after is not None:
             if before is not None and after.holder and after.version != before.version:
                 return None
-            what = f"is not renewed by {after.holder}" if after.holder else "is held by nobody"
+            what = f"is not renewed by {after.holder}" if after.holder else "has no holder"
         before = after
         await asyncio.sleep(RETRY_S)
     return Problem(REASON, what, f"lease {name}", LOGS)
 
 
 async def unanswered(probe: tuple[str, int], *, patience_s: float) -> Problem | None:
-    """Why no ready replica answers."""
+    """The problem if no ready replica answers in time."""
     deadline_s = time.monotonic() + patience_s
     what = await asyncio.to_thread(_ask, probe)
     while what and time.monotonic() < deadline_s:
@@ -82,7 +82,7 @@ async def unanswered(probe: tuple[str, int], *, patience_s: float) -> Problem | 
 
 
 def _ask(probe: tuple[str, int]) -> str:
-    """What is wrong with the answer; empty if nothing is."""
+    """The fault of the answer; empty if there is none."""
     connection = http.client.HTTPConnection(*probe, timeout=PROBE_TIMEOUT_S)
     try:
         connection.request("GET", "/readyz")
@@ -95,10 +95,10 @@ def _ask(probe: tuple[str, int]) -> str:
 
 
 async def check(settings: Settings, probe: tuple[str, int]) -> list[Problem]:
-    """All problems of the release whose settings these are.
+    """All problems of a release.
 
     Raises:
-        UserError: the settings lead to no API server.
+        UserError: the settings name no API server.
     """
     rest = await Rest.connect(settings.kubeconfig)
     try:
@@ -109,10 +109,10 @@ async def check(settings: Settings, probe: tuple[str, int]) -> list[Problem]:
 
 
 def main() -> None:
-    """Print what does not hold, and fail if there is something.
+    """Print the failed checks.
 
     Raises:
-        SystemExit: with 1 where something does not hold.
+        SystemExit: with 1 if a check failed.
     """
     parser = argparse.ArgumentParser(prog="python -m etude.operator.installed", description=__doc__)
     parser.add_argument("host", help="address of the operator's Service")

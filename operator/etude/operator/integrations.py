@@ -1,4 +1,4 @@
-"""What other projects' APIs the operator can use, and which of them a run or a pool asks for."""
+"""Integrations: APIs of other projects that the operator can use and that specs ask for."""
 
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple, TypeGuard
@@ -15,11 +15,11 @@ class Integration(NamedTuple):
     """An API of another project."""
 
     name: str
-    """Its key below `integrations` in the chart's values."""
+    """Its key under `integrations` in the chart's values."""
     product: str
-    """Its name for people."""
+    """Its display name."""
     kinds: tuple[str, ...]
-    """What the operator reads or writes; all of them must be served."""
+    """Kinds that the operator reads or writes; all of them must be served."""
     absent: Reason
 
 
@@ -50,18 +50,18 @@ class Need(NamedTuple):
 
 
 def kinds(platform: Platform) -> tuple[str, ...]:
-    """The kinds of other projects that the operator was told to use."""
+    """The kinds of all integrations that the operator was installed with."""
     enabled = [each for each in INTEGRATIONS if each.name in platform.integrations]
     return (*(kind for each in enabled for kind in each.kinds), *cert_manager.kinds(platform.tls))
 
 
 def asked(needs: Iterable[Need]) -> set[str]:
-    """The kinds of other projects that somebody with these needs asks for."""
+    """The kinds of other projects that these needs include."""
     return {cert_manager.CERTIFICATE, *(kind for each in needs for kind in each.integration.kinds)}
 
 
 def needs(run: RLRun) -> Iterator[Need]:
-    """What a run asks for."""
+    """The integrations that a run asks for."""
     scheduling = run.spec.scheduling
     if scheduling.kind == "JobSet":
         asks = "admission" if scheduling.workload == "Auto" else "workload"
@@ -79,26 +79,26 @@ def needs(run: RLRun) -> Iterator[Need]:
 
 
 def pool_needs(pool: EnvPool) -> Iterator[Need]:
-    """What a pool asks for."""
+    """The integrations that a pool asks for."""
     if pool.spec.backend is Backend.AGENT_SANDBOX:
         yield Need(AGENT_SANDBOX, "spec.backend")
 
 
 def is_missing(fact: Fact | None) -> TypeGuard[Fact]:
-    """Whether this is a problem that ends by itself once somebody installs something."""
+    """Return true for the problem of a missing API, which ends when that is installed."""
     return fact is not None and fact.reason in {each.absent for each in INTEGRATIONS}
 
 
 def hides_pods(fact: Fact) -> bool:
-    """Whether what is missing made pods, or let them be."""
+    """Return true if the missing API creates pods or admits them."""
     return fact.reason in {each.absent for each in (JOBSET, KUEUE, KUBERAY)}
 
 
 def problem(need: Need, enabled: Collection[str], served: Collection[str]) -> Fact | None:
-    """Why a need is not met.
+    """The problem of a need that is not met.
 
     Args:
-        need: what a run or a pool asks for.
+        need: an integration that a run or a pool asks for.
         enabled: names of the integrations that the operator was installed with.
         served: kinds that the API server serves.
     """
@@ -111,8 +111,8 @@ def problem(need: Need, enabled: Collection[str], served: Collection[str]) -> Fa
         return no("Accepted", Reason.FEATURE_DISABLED, message)
     if not set(integration.kinds) <= set(served):
         message = (
-            f"{field}: {integration.product} is not installed in this cluster: install it, and all"
-            " goes on by itself, or remove the field"
+            f"{field}: {integration.product} is not installed in this cluster: install it, and"
+            " this continues without further action, or remove the field"
         )
         return no("Accepted", integration.absent, message)
     return None

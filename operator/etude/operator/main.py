@@ -13,8 +13,8 @@ EXIT_CONFIGURATION = 78
 
 
 def main() -> None:
-    """Run the operator until it is told to stop."""
-    end_at_once_when_told()  # else it would lead until its grace is over, with yesterday's settings
+    """Run the operator until SIGTERM."""
+    end_at_once_when_told()  # a SIGTERM during startup must not wait for the grace period
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         settings = Settings.from_env()
@@ -30,11 +30,11 @@ def main() -> None:
 
 
 def run(serving: Coroutine[None, None, None]) -> int:
-    """Serve to the end; returns the exit code. What we know how to name is said in a line."""
+    """Serve until the end; returns the exit code. Known errors print one line."""
     code = 0
     try:
         asyncio.run(serving)
-    except* EtudeError as caught:  # a task group wraps whatever ends one of its tasks
+    except* EtudeError as caught:  # a task group wraps errors of its tasks
         code = 1
         for error in _each(caught):
             sys.stderr.write(f"etude-operator: {error}\n")

@@ -1,4 +1,4 @@
-"""Kubernetes objects as dicts: what they are called, who owns them, what two of them share."""
+"""Manifests: Kubernetes objects as dicts, their kinds, identity, owners and comparison."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ Manifest = dict[str, Any]
 
 
 class Resource(NamedTuple):
-    """How the API server calls a kind."""
+    """API version and plural of a kind."""
 
     api_version: str
     plural: str
@@ -48,32 +48,32 @@ RESOURCES: Mapping[str, Resource] = {
 
 
 CLUSTER_WIDE = ("ResourceFlavor", "WorkloadPriorityClass", "PriorityClass")
-"""Kinds of others that lie in no namespace. The operator only reads them."""
+"""Cluster-scoped kinds of other projects, which the operator only reads."""
 
 ONLY_READ = (*CLUSTER_WIDE, "SandboxTemplate")
-"""Kinds of other projects that people make, and that carry no label of ours."""
+"""Kinds of other projects that users create, without the operator's labels."""
 
 MADE_ONCE = ("JobSet", "RayCluster", "Workload", "Sandbox")
-"""Kinds that are created and deleted and never changed: others write what we would undo."""
+"""Kinds that are created and deleted but never changed, since other controllers write to them."""
 
 STAYING = ("ConfigMap", "Certificate")
-"""Kinds that cost nothing and go with their owner: the operator has no right to delete them."""
+"""Cheap kinds that are garbage-collected with their owner: the operator may not delete them."""
 
 NEVER_CHANGED = (*MADE_ONCE, "Pod", "Job")
-"""Those and ours that are fixed once they are made: what would differ is made anew."""
+"""Kinds that are fixed once created: a different one replaces them."""
 
 CREATED = (
     *NEVER_CHANGED,
     *("StatefulSet", "Service", "ConfigMap", "PodDisruptionBudget", "NetworkPolicy"),
 )
-"""Kinds that are created, and applied only to be changed.
+"""Kinds that are created with POST and applied only for changes.
 
-Not custom resources that are changed: whoever creates one owns its defaults, and an apply that does
-not name them leaves null where a mapping of nothing else was, which their schemas refuse.
+Without custom resources that change: the creator owns their defaults, and an apply that omits them
+leaves null in place of a mapping, which their schemas reject.
 """
 
 KINDS = ("RLRun", "EnvPool", "Checkpoint")
-"""The kinds of ours: users make them, we reconcile them, and they outlive everything else."""
+"""The operator's own kinds: users create them, the operator reconciles them."""
 
 
 class Ref(NamedTuple):
@@ -91,13 +91,13 @@ def ref(manifest: Manifest) -> Ref:
 
 
 def uid(manifest: Manifest) -> str:
-    """The uid that the API server gave, empty before."""
+    """The uid that the API server assigned; empty before that."""
     text: str = manifest["metadata"].get("uid", "")
     return text
 
 
 def resource_version(manifest: Manifest) -> int:
-    """The object's version as a number, 0 before the API server gave one."""
+    """The object's version as a number; 0 before the API server assigned one."""
     return int(manifest["metadata"].get("resourceVersion", 0) or 0)
 
 
@@ -108,18 +108,18 @@ def labels(manifest: Manifest) -> Mapping[str, str]:
 
 
 def checkpoint_of(manifest: Manifest) -> str | None:
-    """The checkpoint that a Job or one of its pods is for; a label is too short for some names."""
+    """The checkpoint of a Job or its pod; an annotation, as labels are too short for some names."""
     annotations: Mapping[str, str] = manifest["metadata"].get("annotations") or {}
     return annotations.get(names.CHECKPOINT) or labels(manifest).get(names.CHECKPOINT)
 
 
 def is_deleting(manifest: Manifest) -> bool:
-    """Whether the object has been asked to go."""
+    """Return true if the object is terminating."""
     return bool(manifest["metadata"].get("deletionTimestamp"))
 
 
 def controller(manifest: Manifest) -> Mapping[str, Any]:
-    """Kind, name and uid of the object that controls this one, empty where none does."""
+    """Owner reference of the object that controls this one; empty if there is none."""
     for owner in manifest["metadata"].get("ownerReferences") or ():
         if owner.get("controller"):
             found: Mapping[str, Any] = owner
@@ -128,12 +128,12 @@ def controller(manifest: Manifest) -> Mapping[str, Any]:
 
 
 def controller_uid(manifest: Manifest) -> str:
-    """The uid of the object that controls this one, or nothing."""
+    """The uid of the object that controls this one; empty if there is none."""
     return str(controller(manifest).get("uid", ""))
 
 
 def condition(manifest: Manifest, kind: str) -> Mapping[str, Any]:
-    """One condition of the object's status, empty when it is not there."""
+    """One condition of the object's status; empty if it is missing."""
     for item in manifest.get("status", {}).get("conditions") or ():
         if item["type"] == kind:
             found: Mapping[str, Any] = item
@@ -142,12 +142,12 @@ def condition(manifest: Manifest, kind: str) -> Mapping[str, Any]:
 
 
 def is_true(manifest: Manifest, kind: str) -> bool:
-    """Whether this condition of the object holds."""
+    """Return true if this condition of the object is True."""
     return condition(manifest, kind).get("status") == "True"
 
 
 def digest(manifest: Manifest) -> str:
-    """What a manifest says, as 16 hexadecimal digits."""
+    """Hash of a manifest, 16 hexadecimal digits."""
     text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -160,17 +160,17 @@ def stamped(manifest: Manifest) -> Manifest:
 
 
 _WHOLE = frozenset({"selector", "podSelector", "matchLabels", "nodeSelector"})
-"""Maps that one writer has as a whole (k8s.io/api: mapType or structType atomic): a key that
-somebody adds makes them choose something else."""
+"""Maps that have one owner as a whole (k8s.io/api: mapType or structType atomic): an added key
+changes what they select."""
 
 
 def covers(live: object, desired: object, *, path: str = "") -> bool:
-    """Whether the live object says everything that the desired one says.
+    """Return true if the live object has every field of the desired one.
 
-    Defaults that the API server filled in do not matter; quantities are compared by value; lists
-    of named things are matched by name; what chooses is compared as a whole.
+    Defaults of the API server are ignored, quantities compared by value, lists of named items
+    matched by name, selectors compared whole.
     """
-    # Manifests are plain dicts; asking for Mapping would take half of the time of a pass.
+    # Manifests are plain dicts; isinstance with Mapping would take half the time of a pass.
     if isinstance(desired, dict):
         return isinstance(live, dict) and _mapping_covers(live, desired, path)
     if isinstance(desired, list):
@@ -193,12 +193,12 @@ def _mapping_covers(live: Manifest, desired: Manifest, path: str) -> bool:
 
 
 def _is_nothing(key: str, value: object) -> bool:
-    """Whether the API server keeps no trace of a field; a volume is told by its kind alone."""
+    """Return true for a field that the API server drops; a volume is empty but for its type."""
     return value is None or (value in ([], {}) and key != "emptyDir")
 
 
 def is_applied(live: Manifest, manifest: Manifest) -> bool:
-    """Whether the live object is what this stamped manifest made it, in full."""
+    """Return true if the live object is the full result of this stamped manifest."""
     stamps = [m["metadata"].get("annotations", {}).get(names.APPLIED) for m in (live, manifest)]
     return stamps[0] == stamps[1] and covers(live, manifest)
 
@@ -229,7 +229,7 @@ _SCALES |= {unit: Decimal(1000) ** (i + 2) for i, unit in enumerate("MGTP")}
 
 
 def quantity(text: str) -> Decimal | str:
-    """A Kubernetes quantity as a number; text that is none stays text."""
+    """A Kubernetes quantity as a number; other text stays text."""
     match = _QUANTITY.match(text)
     return Decimal(match[1]) * _SCALES[match[2]] if match else text
 

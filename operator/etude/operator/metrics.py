@@ -1,4 +1,4 @@
-"""What the operator counts, by the names that its /metrics shows."""
+"""Prometheus metrics of the operator."""
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -9,18 +9,18 @@ RECONCILE_SECONDS = Histogram(
     ["kind"],
     buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 30),
 )
-QUEUE_DEPTH = Gauge("etude_workqueue_depth", "Keys in line.")
+QUEUE_DEPTH = Gauge("etude_workqueue_depth", "Keys in the queue.")
 QUEUE_ADDS = Counter("etude_workqueue_adds", "Keys added, repeats included.")
-QUEUE_RETRIES = Counter("etude_workqueue_retries", "Keys put back after a pass that failed.")
+QUEUE_RETRIES = Counter("etude_workqueue_retries", "Keys queued again after a failed pass.")
 QUEUE_WAIT_SECONDS = Histogram(
     "etude_workqueue_wait_seconds",
-    "Time of a key in line, from when it was due to when a worker took it.",
+    "Time of a key in the queue, from its due time until a worker takes it.",
     buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30),
 )
 LEADER = Gauge("etude_leader", "1 while this replica acts.")
 API_REQUESTS = Counter(
     "etude_api_requests",
-    "Requests to the API server; the code of one without an answer is none.",
+    "Requests to the API server; code none is a request without an answer.",
     ["verb", "resource", "code"],
 )
 API_SECONDS = Histogram(
@@ -30,21 +30,20 @@ API_SECONDS = Histogram(
     buckets=(0.005, 0.01, 0.05, 0.1, 0.5, 1, 5),
 )
 API_WAITED = Counter(
-    "etude_api_wait_seconds", "Time in which requests waited for the operator's own rate limit."
+    "etude_api_wait_seconds", "Time that requests waited for the operator's own rate limit."
 )
 WATCH_LAST_EVENT = Gauge(
-    "etude_watch_last_event_timestamp_seconds", "When a watch last brought something.", ["kind"]
+    "etude_watch_last_event_timestamp_seconds", "Time of the last event of a watch.", ["kind"]
 )
 WATCH_GAPS = Counter(
-    "etude_watch_gap", "Objects that a watch had missed, found by listing.", ["kind"]
+    "etude_watch_gap", "Changes that a watch had missed, found by listing.", ["kind"]
 )
 EVENTS_DROPPED = Counter(
-    "etude_events_dropped", "Kubernetes Events that were not published: too many of one object."
+    "etude_events_dropped", "Kubernetes Events not published, because one object had too many."
 )
 STARTUP_SECONDS = Histogram(
     "etude_startup_seconds",
-    "Time of a pod's start by role and stage: until it is scheduled, its containers have started, "
-    "it is ready.",
+    "Startup time of a pod by role and stage: scheduled, started, ready.",
     ["role", "stage"],
     buckets=(1, 2, 5, 10, 30, 60, 120, 300, 600, 1800),
 )
@@ -62,32 +61,32 @@ RUN_PODS = Gauge(
     "Pods of each role by state: desired or ready.",
     ["namespace", "run", "role", "state"],
 )
-TROUBLE = Gauge(
-    "etude_trouble",
-    "1 while a condition of a run or pool says that something is wrong.",
+CONDITION_UNHEALTHY = Gauge(
+    "etude_condition_unhealthy",
+    "1 while a condition of a run or pool is unhealthy.",
     ["namespace", "kind", "name", "condition", "reason"],
 )
 POOL_SLOTS = Gauge("etude_pool_slots", "Environments by state.", ["namespace", "pool", "state"])
-POOL_DESIRED = Gauge("etude_pool_desired", "Nodes that there should be.", ["namespace", "pool"])
+POOL_DESIRED = Gauge("etude_pool_desired", "Desired hosts of a pool.", ["namespace", "pool"])
 POOL_CREATES = Counter(
-    "etude_pool_creates", "Nodes created, replacements included.", ["namespace", "pool"]
+    "etude_pool_creates", "Hosts created, replacements included.", ["namespace", "pool"]
 )
 POOL_WAIT = Gauge(
     "etude_pool_lease_wait_seconds",
-    "How long the newest leases were waited for.",
+    "Wait for the newest leases.",
     ["namespace", "pool", "quantile"],
 )
 POOL_WARM = Gauge(
     "etude_pool_warm_hit_ratio",
-    "Share of the newest starts that found something ready.",
+    "Share of the newest starts that the warm pool served.",
     ["namespace", "pool"],
 )
 POOL_IDLE = Counter(
-    "etude_pool_idle_slot_seconds", "Slots of ready nodes that nobody held.", ["namespace", "pool"]
+    "etude_pool_idle_slot_seconds", "Free slots of ready hosts over time.", ["namespace", "pool"]
 )
 CERTIFICATES = Counter(
     "etude_issuer_requests", "Requests to the issuer: issued, refused or failed.", ["result"]
 )
 CA_EXPIRY = Gauge(
-    "etude_issuer_ca_expiry_timestamp_seconds", "When the issuer's last CA ends, in Unix time."
+    "etude_issuer_ca_expiry_timestamp_seconds", "Expiry of the issuer's last CA, in Unix time."
 )

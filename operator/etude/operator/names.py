@@ -10,7 +10,7 @@ POOL = "etude.dev/pool"
 CHECKPOINT = "etude.dev/checkpoint"
 """As a label for selectors, and as an annotation with the whole name, which may be longer."""
 SAVED_BY = "etude.dev/saved-by"
-"""Label of the Jobs of a run's checkpoints: they may outlive the run, and are no role of it."""
+"""Label of the Jobs of a run's checkpoints, which may outlive the run and belong to no role."""
 ROLE = "etude.dev/role"
 ATTEMPT = "etude.dev/attempt"
 
@@ -18,16 +18,16 @@ RAY_NODE = "ray.io/node-type"
 """Label of KubeRay: head or worker."""
 
 APPLIED = "etude.dev/applied"
-"""Digest of what we applied last, so that a field that we stop sending is noticed."""
+"""Annotation with the digest of the last applied manifest, so that removed fields are noticed."""
 
 RESUME = "etude.dev/resume"
-"""Annotation by which a user overrules a hold of ours; its value is the time of that hold."""
+"""Annotation with which a user ends a hold; its value is the time of that hold."""
 
 ADOPTED_BY = "etude.dev/adopted-by"
-"""Annotation of a checkpoint that was asked for: the uid of the run that took it over, once."""
+"""Annotation of an on-demand checkpoint: the uid of the run that adopted it, once."""
 
 CHECKPOINT_DATA = "etude.dev/checkpoint-data"
-"""Finalizer of checkpoints whose data goes with them."""
+"""Finalizer of checkpoints whose data is deleted with them."""
 
 TRAINER = "trainer"
 INFERENCE = "inference"
@@ -36,10 +36,10 @@ BROKER = "broker"
 NODE = "node"
 EDGE = "edge"
 POLICY = "policy"
-"""What the outside reaches of a run; no role."""
+"""Name of a run's Service for clients outside; no role."""
 JANITOR = "janitor"
 ROLES = frozenset({TRAINER, INFERENCE, REWARDS, BROKER, NODE, EDGE, JANITOR})
-"""Of pods that we make; a label of somebody else's pod may say anything."""
+"""Roles of the operator's pods; labels of other pods may have any value."""
 
 RUN_FIELD_MANAGER = "etude/rlrun"
 POOL_FIELD_MANAGER = "etude/envpool"
@@ -60,12 +60,12 @@ def pod(workload: str, ordinal: int) -> str:
 
 
 def ordinal(pod: str) -> int:
-    """The place of a pod in its workload, as its name says."""
+    """The ordinal in a pod's name."""
     return int(pod.rpartition("-")[2])
 
 
 def label(name: str) -> str:
-    """A name as the value of a label: a long one is cut, and does not say whose it is alone."""
+    """A name as the value of a label; a long one is cut and no longer unique."""
     return name[:MAX_LABEL].rstrip("-._")
 
 
@@ -83,5 +83,5 @@ def own_pool(run: str, environment: str) -> str:
 
 
 def checkpoint(run: str, *, step: int, manifest_digest: str) -> str:
-    """A checkpoint: the same state is registered under the same name however often it is told."""
+    """A checkpoint; repeated reports of one state give one name."""
     return f"{run}-s{step:08d}-{manifest_digest[:6]}"

@@ -1,4 +1,4 @@
-"""Prints the manifests that a run or pool would become, for review and GitOps."""
+"""Renders the manifests of a run's or pool's children, for review and GitOps."""
 
 import argparse
 import sys
@@ -20,7 +20,7 @@ def rendered(manifest: object, platform: Platform) -> Iterator[Manifest]:
     """Everything that would be applied for one object, the children of its own pools included.
 
     Raises:
-        ValueError: the object is no RLRun and no EnvPool, or is not valid.
+        ValueError: the object is neither an RLRun nor an EnvPool, or is not valid.
     """
     match manifest.get("kind") if isinstance(manifest, dict) else None:
         case "RLRun":
@@ -31,7 +31,7 @@ def rendered(manifest: object, platform: Platform) -> Iterator[Manifest]:
                     yield from rendered(child, platform)
         case "EnvPool":
             pool = EnvPool.model_validate(manifest)
-            # Of a pool that sizes itself nobody knows how many: one shows what each is like.
+            # The number of hosts of an autoscaled pool is unknown: one host is rendered.
             ordinals = tuple(range(pool.spec.asked_replicas))
             yield from desired_pools.pool_children(pool, ordinals, platform.images, platform)
         case other:

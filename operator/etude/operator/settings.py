@@ -1,4 +1,4 @@
-"""What the operator reads from its environment."""
+"""Settings of the operator, from its environment."""
 
 import os
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from etude.operator.desired.certificates import Issuer, Mode, Tls
 from etude.operator.desired.runs import Platform
 
 RATE_PER_S = 500
-"""Enough for 20 new runs a second; API servers shed load by themselves before this harms them."""
+"""Enough for 20 new runs per second; API servers shed load before this harms them."""
 PARTS = ("trainer", "inference", "rewards", "envserver", "operator")
 
 
@@ -29,21 +29,21 @@ class Settings:
     lease: str
     """Name of the leader's Lease."""
     namespaces: tuple[str, ...]
-    """Namespaces that are served; all of them when empty."""
+    """Namespaces that the operator serves; all if empty."""
     host: str
     probe_port: int
     scaler_port: int | None
-    """Where KEDA asks about pools in mode External; unset, nobody can."""
+    """Port of the scaler for KEDA, of pools in mode External; unset disables it."""
     kubeconfig: Path | None
     """Used outside a cluster; unset inside one."""
     otlp_endpoint: str | None
-    """Collector of trace spans; without it there are none."""
+    """Collector of trace spans; unset disables them."""
     api_requests_per_s: float
-    """What the API server is asked at most in the long run."""
+    """Rate limit of requests to the API server."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
-        """The settings, or what is wrong with them.
+        """Read the settings.
 
         Raises:
             KeyError: naming a variable that is not set.
@@ -76,14 +76,14 @@ class Settings:
 
 
 def _tls(env: Mapping[str, str]) -> Tls:
-    """The platform's choice; the chart always makes one.
+    """The platform's TLS mode, which the chart always sets.
 
     Raises:
         ValueError: naming a variable that cannot be read.
     """
     text = env["ETUDE_TLS_MODE"]
     if text not in set(Mode):
-        raise ValueError(f"ETUDE_TLS_MODE: {text!r} is none of {', '.join(Mode)}")
+        raise ValueError(f"ETUDE_TLS_MODE: {text!r} is not one of {', '.join(Mode)}")
     mode = Mode(text)
     return Tls(
         mode=mode,
@@ -107,19 +107,19 @@ def _issuer(env: Mapping[str, str]) -> Issuer:
 def _hours(env: Mapping[str, str]) -> int:
     text = env.get("ETUDE_TLS_LIFETIME_HOURS", "24")
     if not text.isdecimal() or not int(text):
-        raise ValueError(f"ETUDE_TLS_LIFETIME_HOURS: {text!r} is no number of hours")
+        raise ValueError(f"ETUDE_TLS_LIFETIME_HOURS: {text!r} is not a positive number of hours")
     return int(text)
 
 
 def _trust(folder: Path) -> str:
-    """All certificates of a folder, in one.
+    """All certificates of a folder, as one PEM bundle.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the folder has none.
     """
     found = bundle(folder)
     if not found:
-        raise ValueError(f"ETUDE_TLS_TRUST: there is no certificate in {folder}")
+        raise ValueError(f"ETUDE_TLS_TRUST: no certificate in {folder}")
     return found.decode()
 
 
@@ -135,12 +135,12 @@ def _words(env: Mapping[str, str], name: str) -> tuple[str, ...]:
 def _port(env: Mapping[str, str], name: str, default: str) -> int:
     text = env.get(name, default)
     if not text.isdecimal() or int(text) > 65_535:
-        raise ValueError(f"{name}: {text!r} is no port")
+        raise ValueError(f"{name}: {text!r} is not a valid port")
     return int(text)
 
 
 def _rate(env: Mapping[str, str], name: str) -> float:
     text = env.get(name, str(RATE_PER_S))
     if not text.isdecimal() or not int(text):
-        raise ValueError(f"{name}: {text!r} is no whole number of requests above 0")
+        raise ValueError(f"{name}: {text!r} is not a positive whole number")
     return float(text)

@@ -1,4 +1,4 @@
-"""What the operator does, as OpenTelemetry spans: a pass over an object, and its requests."""
+"""Tracing: OpenTelemetry spans of reconcile passes and their API requests."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ tracer = trace.get_tracer("etude.operator")
 
 @contextlib.contextmanager
 def reconcile(key: Ref) -> Iterator[None]:
-    """One pass over one object."""
+    """Trace one pass over an object."""
     attributes = {
         "k8s.namespace.name": key.namespace,
         "etude.kind": key.kind,
@@ -24,12 +24,12 @@ def reconcile(key: Ref) -> Iterator[None]:
 
 
 def decided(actions: int) -> None:
-    """Tell how many actions the pass under way was to carry out."""
+    """Set the number of actions on the span of the current pass."""
     trace.get_current_span().set_attribute("etude.actions", actions)
 
 
 def ended(result: str) -> None:
-    """Tell what came of the pass under way; anything but ok is an error."""
+    """Set the result on the span of the current pass; anything but ok is an error."""
     span = trace.get_current_span()
     span.set_attribute("etude.result", result)
     if result != "ok":
@@ -38,7 +38,7 @@ def ended(result: str) -> None:
 
 @contextlib.contextmanager
 def request(verb: str, resource: str) -> Iterator[Callable[[int], None]]:
-    """One request to the API server inside a pass; those of watches and renewals are no spans."""
+    """Trace an API request of a pass; requests of watches and lease renewals have no span."""
     if not trace.get_current_span().is_recording():
         yield _tell_nobody
         return

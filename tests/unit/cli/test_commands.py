@@ -146,7 +146,7 @@ def test_a_folder_of_another_run_is_a_conflict_and_stays_as_it_is(
 def test_a_setting_that_is_no_assignment_is_a_usage_error(tmp_path: Path, manifest: Path) -> None:
     done = etude("run", str(manifest), "--set", "foo", cwd=tmp_path)
     assert done.returncode == 2
-    assert "is no assignment" in done.stderr
+    assert "is not an assignment" in done.stderr
 
 
 @pytest.mark.parametrize("more", [("lint",), ("run",), ("run", "--dir", "folder")])

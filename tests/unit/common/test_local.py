@@ -49,7 +49,7 @@ def test_the_process_id_of_a_runtime_that_died_is_not_that_of_the_next(tmp_path:
 def test_a_second_runtime_is_refused_with_the_process_of_the_first(tmp_path: Path) -> None:
     with (
         run_folder.locked(tmp_path),
-        pytest.raises(UserError, match=f"process {os.getpid()} runs this run already"),
+        pytest.raises(UserError, match=f"process {os.getpid()} already runs this run"),
         run_folder.locked(tmp_path),
     ):
         pass

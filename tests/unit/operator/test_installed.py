@@ -42,7 +42,7 @@ async def test_one_who_holds_the_lease_and_is_gone_does_not_lead() -> None:
     await leader.release()
     problem = await installed.unled(leases, "etude", patience_s=NONE_S)
     assert problem is not None
-    assert problem.what == "is held by nobody"
+    assert problem.what == "has no holder"
 
 
 async def test_without_a_lease_or_an_api_server_nobody_leads() -> None:

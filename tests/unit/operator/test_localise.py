@@ -70,11 +70,11 @@ def test_fields_are_set_by_name_by_index_and_where_nothing_was(run_body: Any) ->
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("spec.suspend", "is no assignment"),
-        ("=3", "is no assignment"),
+        ("spec.suspend", "is not an assignment"),
+        ("=3", "is not an assignment"),
         ("spec.phases[dpo].maxSteps=3", "has no item dpo"),
         ("spec.phases.7.maxSteps=3", "has no item 7"),
-        ("spec.model.uri.scheme=3", "has nothing below it that is called scheme"),
+        ("spec.model.uri.scheme=3", "has no field scheme"),
         ("spec.suspend={", "--set spec.suspend={"),
     ],
 )

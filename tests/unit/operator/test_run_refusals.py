@@ -38,7 +38,7 @@ async def test_a_name_that_is_taken_is_reported_and_left_alone(lab: Any, run_bod
         ("env", "InvalidParameters", "ETUDE_PORT is set by the operator"),
         ("home", "InvalidParameters", "spec.roles.rewards.env: HOME is set by the operator"),
         ("pool", "PoolNotFound", "spec.roles.environments[0].poolRef.name: no EnvPool shared"),
-        ("template", "InvalidParameters", "spec.roles.environments[0].template: rust is none"),
+        ("template", "InvalidParameters", "spec.roles.environments[0].template: rust is not in"),
         ("root", "InvalidParameters", "[0].poolTemplate.isolation.driver: Firecracker needs root"),
     ],
 )

@@ -27,7 +27,7 @@ def run_with(run_body: Build, *conditions: tuple[str, str, str]) -> RLRun:
 
 def shown() -> set[tuple[str, str]]:
     samples = [s for family in REGISTRY.collect() for s in family.samples]
-    ours = [s.labels for s in samples if s.name == "etude_trouble" and s.labels["name"] == NAME]
+    ours = [s.labels for s in samples if s.name == "etude_condition_unhealthy" and s.labels["name"] == NAME]
     return {(labels["condition"], labels["reason"]) for labels in ours}
 
 

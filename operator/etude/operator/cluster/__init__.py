@@ -1,1 +1,1 @@
-"""The seam to Kubernetes: what the operator asks of a cluster, and the real one."""
+"""The Kubernetes seam: the interface of a cluster, its API client and a cluster in memory."""

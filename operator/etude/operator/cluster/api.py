@@ -1,4 +1,4 @@
-"""What the operator asks of a cluster; reads come from caches, writes go to the API server."""
+"""Interface of a cluster: reads come from the watch cache, writes go to the API server."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar, Protocol
@@ -8,11 +8,11 @@ from etude.operator.manifests import Manifest, Ref
 from etude.operator.reasons import Reason
 
 Listener = Callable[[Manifest], None]
-"""Told of every object that changed, and of every one that is gone in its last known state."""
+"""Receives every changed object, and every deleted one in its last known state."""
 
 
 class ClusterError(UnavailableError):
-    """The API server did not do what was asked; ask again."""
+    """The API server did not carry out a request; retry."""
 
     reason: ClassVar[str] = Reason.CLUSTER_UNAVAILABLE
 
@@ -24,23 +24,23 @@ class ConflictError(ClusterError):
 
 
 class NameTakenError(EtudeError):
-    """An object of this name exists and belongs to somebody else."""
+    """An object of this name exists and has another controller."""
 
     reason = Reason.NAME_CONFLICT
 
     def __init__(self, ref: Ref) -> None:
-        super().__init__(f"{ref.kind} {ref.namespace}/{ref.name} exists and is not ours")
+        super().__init__(f"{ref.kind} {ref.namespace}/{ref.name} exists and has another owner")
         self.ref = ref
 
 
 class RefusedError(EtudeError):
-    """The API server refuses this object for good: a schema, a policy, a missing right."""
+    """The API server rejects this object permanently: a schema, a policy, a missing right."""
 
     reason = Reason.REFUSED
 
 
 class NamespaceClosingError(RefusedError):
-    """Nothing can be created any more in a namespace that is going away."""
+    """Nothing can be created in a namespace that is terminating."""
 
     reason = Reason.NAMESPACE_CLOSING
 
@@ -49,29 +49,29 @@ class Cluster(Protocol):
     """One cluster. A write that returns is visible to every later read of this process."""
 
     async def apply(self, manifest: Manifest, *, manager: str) -> Manifest:
-        """Create or change an object so that it says this, and forget what we said before.
+        """Create or change an object so that it has these fields and no other of this manager.
 
-        One of a kind that is made once stays as it is.
+        An object of a kind that is never changed stays as it is.
 
         Raises:
             NameTakenError: the name belongs to an object with another controller.
-            RefusedError: the object is not acceptable.
-            ClusterError: try again.
+            RefusedError: the object is not valid.
+            ClusterError: retry.
         """
         ...
 
     async def delete(self, ref: Ref, *, uid: str, grace_s: int | None = None) -> None:
-        """Ask this very object to go; one that is gone already is fine.
+        """Delete the object of this uid, if it exists.
 
         Raises:
-            ConflictError: it is still there; try again.
+            ConflictError: it still exists; retry.
             RefusedError: it may not be deleted.
-            ClusterError: try again.
+            ClusterError: retry.
         """
         ...
 
     async def replace_status(self, seen: Manifest, status: Manifest) -> Manifest:
-        """Write the status of the object as it was seen.
+        """Write the status of the object as it was observed.
 
         Raises:
             ConflictError: it has changed since.
@@ -79,7 +79,7 @@ class Cluster(Protocol):
         ...
 
     async def set_finalizers(self, seen: Manifest, finalizers: Sequence[str]) -> None:
-        """Write the finalizers of the object as it was seen.
+        """Write the finalizers of the object as it was observed.
 
         Raises:
             ConflictError: it has changed since.
@@ -87,15 +87,15 @@ class Cluster(Protocol):
         ...
 
     async def adopt(self, seen: Manifest, metadata: Manifest) -> None:
-        """Write owners, labels, annotations and finalizers of an object that somebody else made.
+        """Write owners, labels, annotations and finalizers of an object that a user made.
 
         Raises:
-            ConflictError: it has changed since it was seen.
+            ConflictError: it has changed since it was observed.
         """
         ...
 
     async def record(self, event: Manifest) -> None:
-        """Publish a Kubernetes Event; one of the same name says the same and is left alone."""
+        """Publish a Kubernetes Event, unless one of its name exists."""
         ...
 
     def get(self, ref: Ref) -> Manifest | None: ...
@@ -105,15 +105,15 @@ class Cluster(Protocol):
 
     def every(self, kind: str) -> Sequence[Manifest]: ...
     def owned(self, uid: str) -> Sequence[Manifest]:
-        """Objects whose controller has this uid."""
+        """Objects that the object of this uid controls."""
         ...
 
     def address(self, namespace: str, target: str) -> str:
-        """Where this process reaches `pod.service:port` of a namespace."""
+        """Address under which this process reaches `pod.service:port` of a namespace."""
         ...
 
     def served(self, kinds: Collection[str]) -> frozenset[str]:
-        """Which of these kinds of other projects can be used; those that cannot are looked for."""
+        """The usable ones of these kinds of other projects; discovery looks for the others."""
         ...
 
     def subscribe(self, listener: Listener) -> None: ...

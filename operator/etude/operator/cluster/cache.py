@@ -1,4 +1,4 @@
-"""What this process knows of the cluster: every object it watches, never older than its writes."""
+"""Watch cache: every watched object, never older than the writes of this process."""
 
 import math
 from collections import OrderedDict, defaultdict
@@ -10,35 +10,35 @@ from etude.operator.cluster.slim import unmanaged
 from etude.operator.manifests import Manifest, Ref, controller_uid, ref, resource_version, uid
 
 REMEMBERED_DELETIONS = 10_000
-"""Late events of objects that are gone arrive within seconds; this many deletions take longer."""
+"""Late events of deleted objects arrive within seconds; this many deletions take longer."""
 
 
 @dataclass(slots=True)
 class Cache:
     """Objects by name and by owner.
 
-    Versions only grow: an event that is older than what is known, such as one that left before
-    our own last write, is dropped. So is any event from before an object went.
+    Versions only grow: an event older than the cached object, such as one sent before this
+    process's last write, is dropped. So is any event from before a deletion.
     """
 
     slim: Callable[[Manifest], Manifest] = unmanaged
-    """What of an object is kept."""
+    """Reduces an object to the cached part."""
     _objects: defaultdict[str, dict[Ref, Manifest]] = field(
         default_factory=lambda: defaultdict(dict)
     )
-    """By kind: most readers want all objects of one, and pods are the many."""
+    """By kind, since most readers want all objects of one kind."""
     _names: dict[str, Ref] = field(default_factory=dict)
     """By uid."""
     _owned: defaultdict[str, set[Ref]] = field(default_factory=lambda: defaultdict(set))
     _gone: OrderedDict[str, float] = field(default_factory=OrderedDict)
-    """The version at which an object went, by uid. One that only left what is watched, because
-    somebody took a label off it, has a newer one when it comes back."""
+    """Version at which an object was deleted, by uid. An object that only left the watch, because
+    a label was removed, has a newer version when it returns."""
     _lost: OrderedDict[Ref, None] = field(default_factory=OrderedDict)
-    """What has gone and is not there again."""
+    """Names of deleted objects that were not created again."""
     _listeners: list[Listener] = field(default_factory=list)
 
     def subscribe(self, listener: Listener) -> None:
-        """Tell this listener of every change from now on."""
+        """Call a listener for every change from now on."""
         self._listeners.append(listener)
 
     def get(self, key: Ref) -> Manifest | None:
@@ -59,7 +59,7 @@ class Cache:
         return [self._objects[key.kind][key] for key in sorted(self._owned.get(owner_uid, ()))]
 
     def see(self, manifest: Manifest) -> bool:
-        """Take over a version of an object; False when it is old news."""
+        """Store a version of an object; returns False if it is not newer than the cached one."""
         key = ref(manifest)
         known = self.get(key)
         if self.is_gone(uid(manifest), at=resource_version(manifest)):
@@ -80,7 +80,7 @@ class Cache:
         return True
 
     def amend(self, key: Ref, **metadata: object) -> None:
-        """Remember what a write of ours did to an object's metadata, until the watch says so."""
+        """Apply the effect of a write to cached metadata, until the watch brings it."""
         known = self.get(key)
         if known is not None:
             amended = {**known, "metadata": {**known["metadata"], **metadata}}
@@ -88,12 +88,12 @@ class Cache:
             self._tell(amended)
 
     def lose(self, key: Ref, gone_uid: str, *, at: float = math.inf) -> None:
-        """Forget an object; a newer one of the same name stays.
+        """Remove a deleted object; a newer one of the same name stays.
 
         Args:
             key: its name.
-            gone_uid: which one of that name.
-            at: the version as of which it is not there; for good if that is not known.
+            gone_uid: its uid.
+            at: the version at which it was deleted; final if that is not known.
         """
         known = self.get(key)
         if known is not None and uid(known) == gone_uid and resource_version(known) > at:
@@ -110,24 +110,24 @@ class Cache:
             self._tell(known)
 
     def drop(self, kind: str) -> None:
-        """Forget the objects of a kind that is not served; it may be served again, with them."""
+        """Remove the objects of a kind that is no longer served; they may return with it."""
         for key, known in list(self._objects[kind].items()):
             self._unlink(key, known)
             del self._objects[kind][key]
             self._tell(known)
 
     def is_gone(self, uid: str, *, at: int) -> bool:
-        """Whether an object is known to have gone, as of a version of it."""
+        """Return true if an object was deleted at or after a version."""
         return at <= self._gone.get(uid, -math.inf)
 
     def is_lost(self, key: Ref) -> bool:
-        """Whether an object of this name was there lately and is not any more."""
+        """Return true if an object of this name was deleted recently."""
         return key in self._lost
 
     def relist(
         self, kind: str, manifests: Iterable[Manifest], *, version: int, namespace: str = ""
     ) -> None:
-        """Take over a complete list of a kind, in one namespace or all, made at a version."""
+        """Replace the objects of a kind, in one namespace or all, by a list made at a version."""
         listed = {ref(manifest): manifest for manifest in manifests}
         for manifest in listed.values():
             self.see(manifest)

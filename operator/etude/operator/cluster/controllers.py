@@ -1,4 +1,4 @@
-"""What Kubernetes' own controllers would do next, for clusters without them."""
+"""StatefulSet and Job controllers as pure functions, for clusters in memory."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,14 +11,14 @@ JOB_FAILED = "Failed"
 
 
 class Changes(NamedTuple):
-    """Pods to make and to take away."""
+    """Pods to create and to delete."""
 
     creates: list[Manifest]
     deletes: list[Ref]
 
 
 def stateful_set_changes(stateful_set: Manifest, pods: Sequence[Manifest]) -> Changes:
-    """Ordinals 0 to replicas exist; an ordinal is free only once its last pod is gone."""
+    """Keep pods of all ordinals; an ordinal is free once its last pod is deleted."""
     wanted = [
         f"{stateful_set['metadata']['name']}-{ordinal}"
         for ordinal in range(stateful_set["spec"].get("replicas", 1))
@@ -34,7 +34,7 @@ def stateful_set_changes(stateful_set: Manifest, pods: Sequence[Manifest]) -> Ch
 
 
 def job_changes(job: Manifest, pods: Sequence[Manifest]) -> Changes:
-    """One pod at a time until one succeeds or too many failed."""
+    """Run one pod at a time until one succeeds or too many failed."""
     if is_deleting(job) or job_status(job, pods) is not None:
         return Changes([], [])
     phases = [pod.get("status", {}).get("phase", "Pending") for pod in pods]
@@ -44,7 +44,7 @@ def job_changes(job: Manifest, pods: Sequence[Manifest]) -> Changes:
 
 
 def job_status(job: Manifest, pods: Sequence[Manifest]) -> str | None:
-    """Complete or Failed once a Job is over."""
+    """Complete or Failed of a finished Job."""
     for kind in (JOB_COMPLETE, JOB_FAILED):
         if is_true(job, kind):
             return kind
@@ -57,7 +57,7 @@ def job_status(job: Manifest, pods: Sequence[Manifest]) -> str | None:
 
 
 def ready_status(pod: Manifest) -> Manifest:
-    """The status of a pod whose containers all answer."""
+    """The status of a pod with only ready containers."""
     return {
         "phase": "Running",
         "podIP": "127.0.0.1",
@@ -70,7 +70,7 @@ def ready_status(pod: Manifest) -> Manifest:
 
 
 def finished_job(kind: str, now_s: float) -> Manifest:
-    """The status of a Job that is over."""
+    """The status of a finished Job."""
     condition = {"type": kind, "status": "True", "lastTransitionTime": rfc3339(now_s)}
     return {"conditions": [condition], "completionTime": rfc3339(now_s)}
 

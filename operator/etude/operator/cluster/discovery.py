@@ -1,4 +1,4 @@
-"""Which kinds of other projects an API server serves now."""
+"""Discovery of the kinds of other projects that an API server serves."""
 
 import asyncio
 from collections.abc import Collection, Iterable
@@ -9,24 +9,24 @@ from etude.operator.cluster.rest import Rest
 from etude.operator.manifests import RESOURCES
 
 EVERY_S = 600.0
-"""What was installed or removed is noticed after this, if nobody asks."""
+"""Interval of discovery while no reader misses a kind."""
 LEAST_S = 10.0
-"""However often somebody asks, the API server is not asked again before this."""
+"""Least time between two discoveries, however many readers miss a kind."""
 
 
 @dataclass(slots=True)
 class Discovery:
-    """Kinds that the operator would use, and those of them that it can use."""
+    """The kinds that the operator may use, and the usable ones of them."""
 
     kinds: tuple[str, ...] = ()
-    """What may be there."""
+    """Kinds to look for."""
     _served: frozenset[str] = frozenset()
     _asked: asyncio.Event = field(default_factory=asyncio.Event)
 
     def among(self, kinds: Collection[str]) -> frozenset[str]:
-        """Which of these are served, with their objects in the cache.
+        """The usable ones of these kinds: served, with their objects in the cache.
 
-        The others are looked for, but for those that the operator would not use.
+        A missing one triggers discovery, if the operator may use it.
         """
         usable = self._served & frozenset(kinds)
         if usable < frozenset(kinds) & frozenset(self.kinds):
@@ -34,11 +34,11 @@ class Discovery:
         return usable
 
     def found(self, kinds: Iterable[str]) -> None:
-        """Take over what is served, once its objects are known."""
+        """Record the served kinds, once their objects are cached."""
         self._served = frozenset(kinds)
 
     async def wait(self) -> None:
-        """Return when it is time for another look."""
+        """Return when the next discovery is due."""
         await asyncio.sleep(LEAST_S)
         try:
             async with asyncio.timeout(EVERY_S - LEAST_S):
@@ -49,15 +49,15 @@ class Discovery:
             self._asked.clear()
 
     async def look(self, rest: Rest) -> set[str]:
-        """Ask the API server.
+        """Ask the API server for the served kinds.
 
         Raises:
-            ClusterError: it does not say.
+            ClusterError: no answer.
         """
         wanted = {RESOURCES[kind].api_version for kind in self.kinds}
         if not wanted:
             return set()
-        # A version that is not served is answered with words, and not with a status.
+        # The answer for a version that is not served is text, not a Status object.
         groups = answered(await rest.request("GET", "/apis"), "discover groups")["groups"]
         served = {version["groupVersion"] for group in groups for version in group["versions"]}
         found: set[str] = set()

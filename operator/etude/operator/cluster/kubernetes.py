@@ -1,4 +1,4 @@
-"""The real cluster: reads from a cache, writes through a gate that only a leader opens."""
+"""Client of an API server: reads from the watch cache, writes only while leading."""
 
 import asyncio
 import logging
@@ -51,16 +51,16 @@ log = logging.getLogger(__name__)
 WITH_PODS = (*MADE_ONCE, "StatefulSet")
 
 SECOND_TRY_S = 2.0
-"""An API server that has just started may not have read its roles yet, and then forbids all."""
+"""Delay before a forbidden write is repeated: an API server that starts forbids everything."""
 
 
 class GateClosedError(ClusterError):
-    """This replica does not lead any more: it must not write."""
+    """This replica no longer leads and must not write."""
 
 
 @dataclass(slots=True)
 class KubernetesCluster(Cluster):
-    """One API server, seen through a cache that somebody else keeps fresh."""
+    """One API server, read through a cache that `Watches` keeps fresh."""
 
     rest: Rest
     cache: Cache
@@ -90,7 +90,7 @@ class KubernetesCluster(Cluster):
 
     @override
     async def delete(self, ref: Ref, *, uid: str, grace_s: int | None = None) -> None:
-        # What makes pods stays until they are gone, so that they are known.
+        # Owners of pods stay until their pods are deleted, so that these stay known.
         body: Manifest = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -140,10 +140,10 @@ class KubernetesCluster(Cluster):
         except GateClosedError:
             raise
         except ClusterError as error:
-            log.warning("an Event was lost: %s", error)  # it only tells what the status says too
+            log.warning("an Event was lost: %s", error)  # the status has the same content
             return
         if reply.status >= 300 and reply.status != 409:
-            log.warning("an Event was refused: %s", reply.body.get("message", reply.status))
+            log.warning("an Event was rejected: %s", reply.body.get("message", reply.status))
 
     @override
     def get(self, ref: Ref) -> Manifest | None:
@@ -163,9 +163,9 @@ class KubernetesCluster(Cluster):
 
     @override
     def address(self, namespace: str, target: str) -> str:
-        """By the pod's own address where it is known: a DNS name lags behind a new pod.
+        """The pod's IP if it is known, since a DNS name lags behind a new pod.
 
-        Its Service's name goes with it, which the certificate there must have.
+        With its Service's name, which the certificate must have.
         """
         host, _, port = target.rpartition(":")
         pod = self._pod(namespace, host.partition(".")[0])
@@ -183,7 +183,7 @@ class KubernetesCluster(Cluster):
         self.cache.subscribe(listener)
 
     def _pod(self, namespace: str, host: str) -> Manifest | None:
-        """The pod of this host name, which is its own name but for those of Jobs."""
+        """The pod of this host name, which differs from the pod's name only for Jobs."""
         named = self.cache.get(Ref("Pod", namespace, host))
         if named is not None:
             return named
@@ -195,11 +195,11 @@ class KubernetesCluster(Cluster):
         return next((pod for pod in found if not is_deleting(pod)), None)
 
     async def _is_another(self, key: Ref, known: str) -> bool:
-        """Whether an object has gone, another of its name or none in its place.
+        """Return true if the object of this uid no longer exists under its name.
 
-        A conflict alone does not say: a server may also have lost a race for the object, which
-        then stays, and no event would ever have it deleted again. Listed, because not every kind
-        that is watched may be read one by one.
+        A conflict alone does not prove it: the server may have lost a race for an object that
+        stays, and no event would trigger its deletion again. The request is a list, because the
+        operator may not get every watched kind by name.
         """
         reply = await self.rest.request(
             "GET",
@@ -211,13 +211,13 @@ class KubernetesCluster(Cluster):
         return all(uid(item) != known for item in items)
 
     async def _check_owner(self, key: Ref, manifest: Manifest) -> None:
-        """Make sure that the owner of a child that went is there to have it again.
+        """Check that the owner of a deleted child still exists before the child is created again.
 
-        A deleted object takes its children along, and the watch of the children may tell of that
-        before the watch of the object does.
+        Garbage collection deletes the children of a deleted owner, and their watch may report that
+        before the owner's watch does.
 
         Raises:
-            ConflictError: it is not; the child is not missing.
+            ConflictError: the owner is deleted.
         """
         owner = controller(manifest)
         if not owner:
@@ -225,13 +225,14 @@ class KubernetesCluster(Cluster):
         at = Ref(owner["kind"], key.namespace, owner["name"])
         if await self._is_another(at, owner["uid"]):
             self.cache.lose(at, owner["uid"])
-            raise ConflictError(f"{key.kind} {key.name} went away with {at.kind} {at.name}")
+            raise ConflictError(
+                f"{key.kind} {key.name} was garbage-collected with its owner, {at.kind} {at.name}"
+            )
 
     async def _create(self, key: Ref, manifest: Manifest, manager: str) -> Manifest | None:
-        """Make an object; None if its name is taken.
+        """Create an object; returns None if its name is taken.
 
-        For an API server it is half the work of an apply, and it says by itself that a name is
-        taken: nobody has to look first.
+        For an API server a create is half the work of an apply, and needs no read before it.
         """
         query = [("fieldManager", manager), ("fieldValidation", "Strict")]
         path = path_of(key.kind, key.namespace)
@@ -243,27 +244,29 @@ class KubernetesCluster(Cluster):
     async def _change(
         self, key: Ref, manifest: Manifest, live: Manifest | None, manager: str
     ) -> Manifest:
-        """Apply, to what is there as the owner also of what its creation wrote."""
+        """Apply a manifest, after taking over the fields that the creation wrote."""
         if live is not None and key.kind in CREATED:
             await self._take_over(key, live, manager)
         if live is not None:
-            # With a uid, server-side apply refuses to create what has gone in between.
+            # With a uid, server-side apply does not recreate an object deleted in between.
             manifest = {**manifest, "metadata": {**manifest["metadata"], "uid": uid(live)}}
         return await self._write(
             key, manifest, query=[("fieldManager", manager), ("force", "true")]
         )
 
     async def _take_over(self, key: Ref, known: Manifest, manager: str) -> None:
-        """See to it that an apply takes away what a create wrote and is not wanted any more.
+        """Take over field ownership from the create, so that an apply can remove fields.
 
         Raises:
-            ConflictError: the object has changed, or another one has its name by now.
+            ConflictError: the object has changed or was replaced.
         """
         live: Manifest | None = known
         if "managedFields" not in known["metadata"]:  # a cache does not keep them
             live = await self._read(key)
         if live is None or uid(live) != uid(known):
-            raise ConflictError(f"{key.kind} {key.namespace}/{key.name} is not the one of before")
+            raise ConflictError(
+                f"{key.kind} {key.namespace}/{key.name} was deleted or replaced (uid changed)"
+            )
         owners = ownership.taken_over(live["metadata"].get("managedFields") or (), manager)
         if owners is not None:
             at = live["metadata"]["resourceVersion"]
@@ -286,7 +289,7 @@ class KubernetesCluster(Cluster):
         path = object_path(key, subresource)
         reply = await self._send("PATCH", path, body, query=query, content=content)
         if reply.status == 404 and content == MERGE:
-            raise ConflictError(f"{key.kind} {key.namespace}/{key.name} is gone")
+            raise ConflictError(f"{key.kind} {key.namespace}/{key.name} was deleted")
         return accepted(reply, f"{key.kind} {key.namespace}/{key.name}")
 
     async def _send(
@@ -298,7 +301,7 @@ class KubernetesCluster(Cluster):
         query: Query = (),
         content: str = JSON,
     ) -> Reply:
-        """One write, and a second one where the first met a right that may only be missing yet."""
+        """Send a write, and repeat it once if an authorizer refused it."""
         reply = await self._through_gate(verb, path, body, query=query, content=content)
         if not _lacks_a_right(reply):
             return reply
@@ -314,14 +317,14 @@ class KubernetesCluster(Cluster):
         query: Query = (),
         content: str = JSON,
     ) -> Reply:
-        """One write. The gate is asked last: in line it may wait for longer than a lease lasts.
+        """Send a write, if this replica leads after the wait for the rate limit.
 
         Raises:
-            GateClosedError: this replica does not lead any more.
+            GateClosedError: this replica no longer leads.
         """
         await self.rest.budget.take()
         if not self.may_write():
-            raise GateClosedError("another replica may lead by now")
+            raise GateClosedError("this replica no longer leads; another may")
         headers = {"Content-Type": content}
         return await self.rest.request(
             verb, path, query=query, body=body, headers=headers, is_urgent=True
@@ -329,5 +332,5 @@ class KubernetesCluster(Cluster):
 
 
 def _lacks_a_right(reply: Reply) -> bool:
-    """Whether an authorizer refused, and not a quota or a policy, which look at the object."""
+    """Return true if an authorizer refused, not a quota or a policy, which judge the object."""
     return reply.status == 403 and "is forbidden: User" in str(reply.body.get("message"))

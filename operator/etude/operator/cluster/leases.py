@@ -1,4 +1,4 @@
-"""The leader's Lease as the API server keeps it."""
+"""Leader lease: the Lease object of leader election."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ class KubernetesLeases(Leases):
         if reply.status == 404:
             return None
         manifest = answered(reply, "read lease")
-        spec = manifest.get("spec") or {}  # optional: whoever made it need not lead
+        spec = manifest.get("spec") or {}  # optional in the schema
         return LeaseRecord(
             holder=spec.get("holderIdentity") or "",
             duration_s=spec.get("leaseDurationSeconds") or 0,
@@ -48,7 +48,7 @@ class KubernetesLeases(Leases):
         return Ref("Lease", self.namespace, self.name)
 
     def _manifest(self, record: LeaseRecord) -> Manifest:
-        # Shown to people; nobody decides by it, because clocks differ.
+        # Only for people: no candidate decides by it, because clocks differ.
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         metadata = {"name": self.name, "namespace": self.namespace}
         if record.version:

@@ -25,17 +25,17 @@ from etude.operator.manifests import (
 
 
 class Kubelet(Protocol):
-    """Runs the pods that a MemoryCluster holds."""
+    """Runs the pods of a MemoryCluster."""
 
     def start(self, cluster: "MemoryCluster", pod: Manifest) -> None: ...
     def stop(self, cluster: "MemoryCluster", pod: Manifest) -> None:
-        """End the pod, then have the cluster forget it."""
+        """End the pod, then call `forget` of the cluster."""
         ...
 
 
 @dataclass(slots=True)
 class InstantKubelet(Kubelet):
-    """Pods are Ready as soon as they exist and gone as soon as they should be, for tests."""
+    """Makes pods Ready when they are created and removes them when they are deleted, for tests."""
 
     @override
     def start(self, cluster: "MemoryCluster", pod: Manifest) -> None:
@@ -47,7 +47,7 @@ class InstantKubelet(Kubelet):
 
 
 Write = Callable[[str, Ref], None]
-"""Told the verb and the object of every write of the operator; may raise, to simulate a fault."""
+"""Receives verb and object of every write of the operator; may raise, to simulate a fault."""
 
 
 def no_fault(verb: str, ref: Ref) -> None:
@@ -60,8 +60,8 @@ class MemoryCluster(Cluster):
 
     Manifests are never changed in place, here or by the operator, and so they are shared.
 
-    With is_lagging, the operator reads a cache that holds its own writes and what deliver() has
-    brought it, as behind a slow watch.
+    With is_lagging, the operator reads a cache that holds its own writes and the events that
+    deliver() has delivered, as behind a slow watch.
     """
 
     clock: Clock = field(default_factory=ManualClock)
@@ -70,7 +70,7 @@ class MemoryCluster(Cluster):
     after_write: Write = no_fault
     events: list[Manifest] = field(default_factory=list)
     integrations: frozenset[str] = frozenset()
-    """Kinds of other projects that are served."""
+    """Served kinds of other projects."""
     _objects: dict[Ref, Manifest] = field(default_factory=dict)
     _applied: dict[tuple[Ref, str], Manifest] = field(default_factory=dict)
     _cache: Cache = field(default_factory=Cache)
@@ -169,7 +169,7 @@ class MemoryCluster(Cluster):
         self._cache.subscribe(listener)
 
     def put(self, manifest: Manifest) -> Manifest:
-        """Create an object or replace its labels and spec, as a user does; keeps its status."""
+        """Create an object or replace its labels and spec, as a user does; its status stays."""
         live = self._objects.get(ref(manifest), {})
         metadata = {**live.get("metadata", {}), **manifest["metadata"]}
         status = live.get("status", manifest.get("status"))
@@ -177,7 +177,7 @@ class MemoryCluster(Cluster):
         return self._store(body if status is None else {**body, "status": status})
 
     def objects(self) -> dict[Ref, Manifest]:
-        """Everything that exists, whatever the operator has seen of it."""
+        """All objects, including those that the operator's cache does not have yet."""
         return dict(self._objects)
 
     def set_status(self, ref: Ref, status: Manifest) -> None:
@@ -187,7 +187,7 @@ class MemoryCluster(Cluster):
             self._store({**live, "status": status})
 
     def remove(self, ref: Ref, *, grace_s: int | None = None) -> None:
-        """Ask an object to go; pods and objects with finalizers take their time."""
+        """Delete an object; pods and objects with finalizers get a deletion timestamp first."""
         live = self._objects.get(ref)
         if live is None or is_deleting(live):
             return
@@ -200,7 +200,7 @@ class MemoryCluster(Cluster):
             self.forget(ref)
 
     def forget(self, ref: Ref) -> None:
-        """Take an object away, and with it everything that it owns."""
+        """Remove an object and everything that it owns."""
         live = self._objects.pop(ref, None)
         if live is None:
             return
@@ -214,7 +214,7 @@ class MemoryCluster(Cluster):
         self._settle()
 
     def deliver(self, count: int | None = None) -> int:
-        """Let the operator's cache see the oldest changes; returns how many are left."""
+        """Deliver the oldest events to the operator's cache; returns the number of those left."""
         for _ in range(len(self._news) if count is None else min(count, len(self._news))):
             self._news.popleft()()
         return len(self._news)
@@ -239,11 +239,11 @@ class MemoryCluster(Cluster):
         return self._objects.get(key, stored)
 
     def _versioned(self, manifest: Manifest, live: Manifest | None) -> Manifest:
-        """The manifest with what the API server fills in; the live one if nothing differs."""
+        """The manifest with the API server's own fields; the live object if nothing differs."""
         metadata = dict(manifest["metadata"])
         if live is None:
             metadata.setdefault("namespace", "default")
-            # A restored object keeps who it was.
+            # A restored object keeps its identity.
             metadata["uid"] = metadata.get("uid") or str(uuid.uuid4())
             metadata["generation"] = metadata.get("generation") or 1
             metadata.setdefault("creationTimestamp", self._now())
@@ -269,7 +269,7 @@ class MemoryCluster(Cluster):
         return [key for key, m in self._objects.items() if owner and uid(m) == owner]
 
     def _settle(self) -> None:
-        """Run the controllers and the kubelet until nothing is left to do."""
+        """Run controllers and kubelet until nothing changes."""
         if self._is_settling:
             return
         self._is_settling = True
@@ -317,11 +317,11 @@ class MemoryCluster(Cluster):
 
 
 _MAPS = ("labels", "annotations")
-"""Parts of metadata of which a merge patch leaves what it does not name."""
+"""Maps in metadata that a merge patch merges by key."""
 
 
 def _merged(live: Manifest, before: Manifest, desired: Manifest) -> Manifest:
-    """Server-side apply with one list rule: a list is replaced as a whole."""
+    """Server-side apply; lists are replaced whole."""
     kept = {key: value for key, value in live.items() if key in desired or key not in before}
     for key, value in desired.items():
         theirs, ours = kept.get(key), before.get(key)

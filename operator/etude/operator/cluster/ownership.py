@@ -1,4 +1,4 @@
-"""Whose the fields of an object are, as the API server writes it down (managedFields)."""
+"""Field ownership: the managers of an object's fields (managedFields)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,10 +7,10 @@ from etude.operator.manifests import Manifest
 
 
 def taken_over(managed: Sequence[Manifest], manager: str) -> list[Manifest] | None:
-    """The entries in which whoever applies also owns what was created under the same name.
+    """The entries with the fields of a manager's create moved to its apply.
 
-    A create leaves an owner that no later apply can speak for: a field that is not wanted any more
-    would stay, as the creator's. None where a manager owns nothing of that kind.
+    A create is a separate owner: later applies could not remove its fields. None if the manager
+    has no create entry.
 
     Source: https://pkg.go.dev/k8s.io/client-go/util/csaupgrade, which does it for kubectl.
     """

@@ -1,4 +1,4 @@
-"""What the answer of an API server means."""
+"""Replies of an API server, translated into errors."""
 
 from typing import Any, NamedTuple
 
@@ -12,12 +12,12 @@ from etude.operator.manifests import Manifest
 
 _FOR_GOOD = {400, 403, 404, 405, 413, 415, 422}
 _UNREADABLE = ("failed to convert new object", "failed to create typed patch object")
-"""How server-side apply says, as an error of its own, that a manifest is no object of its kind:
-a quantity that is none, a text for a number, an unknown field."""
+"""Messages with which server-side apply, as an internal error, rejects a manifest that does not fit
+its schema: a bad quantity, text for a number, an unknown field."""
 
 
 class Reply(NamedTuple):
-    """What the API server answered."""
+    """Status and body of an answer."""
 
     status: int
     body: dict[str, Any]
@@ -28,9 +28,9 @@ def accepted(reply: Reply, what: str) -> Manifest:
 
     Raises:
         ConflictError: it has changed since it was read.
-        NamespaceClosingError: its namespace is going away.
-        RefusedError: it is not acceptable.
-        ClusterError: anything that may be different next time.
+        NamespaceClosingError: its namespace is terminating.
+        RefusedError: it is not valid.
+        ClusterError: a retry may succeed.
     """
     if reply.status < 300:
         return reply.body
@@ -51,12 +51,13 @@ def _is_no_such_object(reply: Reply) -> bool:
 
 
 def answered(reply: Reply, what: str) -> Manifest:
-    """The object in the answer to a read, a list or a renewal, which nobody refuses for good.
+    """The object in the answer to a read, a list or a renewal.
 
-    An API server that has just started forbids everything until it has read its roles.
+    Every error may be retried: an API server that starts forbids everything until it has read its
+    roles.
 
     Raises:
-        ClusterError: anything but an object.
+        ClusterError: any error.
     """
     try:
         return accepted(reply, what)

@@ -1,4 +1,4 @@
-"""Requests to the API server: paths, budget, time-outs."""
+"""HTTP requests to the API server: paths, rate limit, timeouts."""
 
 import asyncio
 import time
@@ -23,14 +23,14 @@ from etude.operator.cluster.replies import Reply
 from etude.operator.manifests import RESOURCES, Ref
 
 WRITE_TIMEOUT_S = 3.0
-"""Shorter than what is left of a lease when the write gate closes."""
+"""Shorter than the rest of a leader lease when the write gate closes."""
 READ_TIMEOUT_S = 30.0
 WATCH_SERVER_S = 300
 WATCH_SILENCE_S = 330.0
-"""The server ends a watch before this; one that is still silent is dead."""
+"""Longest silence of a watch, which the server ends before."""
 
 RATE_PER_S = 500.0
-"""Requests a second, unless the settings say otherwise; twice as many at once after a rest."""
+"""Default requests per second; bursts are twice as large."""
 LONGEST_PAUSE_S = 10.0
 
 JSON = "application/json"
@@ -40,7 +40,7 @@ METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v
 
 NO_LIMITS = aiohttp.ClientTimeout(total=None)
 LONGEST_EVENT = 2**21
-"""Bytes of one line of a watch: an object is 1.5 MiB at most."""
+"""Bytes of the longest line of a watch: an object is 1.5 MiB at most."""
 
 Query = Sequence[tuple[str, str]]
 
@@ -51,7 +51,7 @@ class GoneError(ClusterError):
 
 @dataclass(slots=True)
 class Budget:
-    """A token bucket: the operator alone must not keep an API server busy."""
+    """Token bucket of requests: the operator alone must not saturate an API server."""
 
     rate_per_s: float = RATE_PER_S
     tokens: float = field(init=False)
@@ -61,11 +61,11 @@ class Budget:
         self.tokens = 2 * self.rate_per_s
 
     def pause(self, seconds: float) -> None:
-        """Send nothing for a while: the API server asked for it."""
+        """Stop requests for a while, as the API server asked."""
         self.tokens = min(self.tokens, -min(seconds, LONGEST_PAUSE_S) * self.rate_per_s)
 
     async def take(self) -> None:
-        """Wait for the right to one request."""
+        """Wait for a token."""
         now = time.monotonic()
         earned = (now - self.at_s) * self.rate_per_s
         self.tokens = min(2 * self.rate_per_s, self.tokens + earned) - 1
@@ -80,22 +80,22 @@ class Budget:
 class Rest:
     """One connection pool to one API server.
 
-    Where it is and who we are comes from the client library. Its requests are our own: the library
-    copies every body twice before it sends it.
+    Address and credentials come from the client library. Requests are sent without it, because it
+    copies every body twice.
     """
 
     client: ApiClient
     session: aiohttp.ClientSession
     budget: Budget
     clock: ServerClock = field(default_factory=ServerClock)
-    """Learns the time of day from the first answer."""
+    """Set from the first answer."""
 
     @classmethod
     async def connect(cls, kubeconfig: Path | None, *, rate_per_s: float = RATE_PER_S) -> "Rest":
-        """Reach the API server of a kubeconfig, or the one whose pod this is.
+        """Connect to the API server of a kubeconfig, or to that of this pod.
 
         Raises:
-            UserError: there is no such file, or it does not say where.
+            UserError: the file does not exist or names no API server.
         """
         settings = Configuration()
         try:
@@ -116,10 +116,10 @@ class Rest:
             ) from cause
         client = ApiClient(configuration=settings)
         connector = aiohttp.TCPConnector(ssl=client.rest_client.ssl_context, limit=0)
-        # Not trust_env: it reads a file in another thread before every request.
+        # Not trust_env, which reads a file in another thread before every request.
         settings.proxy = settings.proxy or _proxy_of(settings.host)
-        # Uncompressed: an API server squeezes every long list by itself where a client lets it, for
-        # processor time that it needs more than a network inside a cluster needs the bytes.
+        # Uncompressed: an API server compresses every long list if the client accepts it, and
+        # its processor time is scarcer than the bandwidth inside a cluster.
         plain = {"Accept-Encoding": "identity"}
         session = aiohttp.ClientSession(
             connector=connector, read_bufsize=LONGEST_EVENT, headers=plain
@@ -127,7 +127,7 @@ class Rest:
         return cls(client, session, Budget(rate_per_s))
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self.session.close()
         await self.client.close()
 
@@ -141,7 +141,7 @@ class Rest:
         headers: Mapping[str, str] | None = None,
         is_urgent: bool = False,
     ) -> Reply:
-        """One request and its answer, whatever its status; an urgent one does not wait in line.
+        """Send a request and return its answer of any status; an urgent one skips the rate limit.
 
         Raises:
             ClusterError: there was no answer.
@@ -154,8 +154,8 @@ class Rest:
         with spans.request(verb, resource) as told:
             try:
                 async with (
-                    # Ours, not aiohttp's, which takes a cancellation that comes with it for its
-                    # own: a worker that should end would go on.
+                    # Not aiohttp's timeout, which swallows a cancellation that coincides with it:
+                    # a cancelled worker would continue.
                     asyncio.timeout(timeout_s),
                     await self._send(verb, path, query, body, headers, NO_LIMITS) as answer,
                 ):
@@ -173,11 +173,11 @@ class Rest:
         return Reply(answer.status, _json(data))
 
     async def watch(self, path: str, query: Query) -> AsyncIterator[dict[str, Any]]:
-        """The events of one watch, until the server ends it.
+        """Yield the events of one watch until the server ends it.
 
         Raises:
             GoneError: the version is too old.
-            ClusterError: the connection broke or fell silent.
+            ClusterError: the connection broke or timed out.
         """
         await self.budget.take()
         everything = [*query, ("watch", "1"), ("timeoutSeconds", str(WATCH_SERVER_S))]
@@ -204,12 +204,12 @@ class Rest:
     ) -> aiohttp.ClientResponse:
         settings = self.client.configuration
         sent = {"Accept": JSON, "Content-Type": JSON, **(headers or {})}
-        # Not read once and for all: the token of a pod's account changes every hour.
+        # Read for each request: the token of a pod's account changes every hour.
         await self.client.update_params_for_auth(sent, None, ["BearerToken"], path, verb, None)
         ending = f"?{urlencode(query)}" if query else ""
         return await self.session.request(
             verb,
-            # Encoded here: the session would decode and encode it once more.
+            # Encoded here: the session would decode and encode it again.
             URL(f"{settings.host}{path}{ending}", encoded=True),
             data=None if body is None else to_json(body),
             headers=sent,
@@ -229,7 +229,7 @@ def _proxy_of(server: str) -> str | None:
 
 
 def path_of(kind: str, namespace: str = "", name: str = "", subresource: str = "") -> str:
-    """The API server's path of a kind, an object or a part of one."""
+    """The API server's path of a kind, an object or a subresource."""
     resource = RESOURCES[kind]
     root = "/api" if "/" not in resource.api_version else "/apis"
     parts = [root, resource.api_version]
@@ -255,7 +255,7 @@ def _event(path: str, line: bytes) -> dict[str, Any]:
 
 def _json(data: bytes) -> dict[str, Any]:
     try:
-        # Twice as fast as json, and equal strings of many objects are one in memory.
+        # Twice as fast as json, and shares equal strings in memory.
         found: dict[str, Any] = from_json(data)
     except ValueError as cause:
         raise ClusterError(f"no JSON: {data[:80]!r}") from cause
@@ -263,7 +263,7 @@ def _json(data: bytes) -> dict[str, Any]:
 
 
 def resource_of(path: str) -> str:
-    """The plural in a path, without the names around it."""
+    """The plural of the resource in a path."""
     parts = path.split("/")
     after = parts.index("namespaces") + 2 if "namespaces" in parts else 3
     if parts[1] == "apis" and "namespaces" not in parts:

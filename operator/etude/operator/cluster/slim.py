@@ -1,14 +1,14 @@
-"""What of an object is worth keeping in memory."""
+"""Reduction of objects to the part that the cache keeps."""
 
 from etude.operator.manifests import Manifest
 
 POD_SPEC = ("nodeName",)
-"""All that anybody here asks of a pod's spec, but for a host name that is not the pod's own name.
-The rest is most of what ten thousand pods weigh."""
+"""Fields of a pod's spec that the operator reads, with a host name unlike the pod's name. The rest
+is most of the memory of ten thousand pods."""
 
 
 def unmanaged(manifest: Manifest) -> Manifest:
-    """The object without what nobody here reads and every write lengthens."""
+    """The object without managedFields, which every write lengthens."""
     if "managedFields" not in manifest["metadata"]:
         return manifest
     metadata = {k: v for k, v in manifest["metadata"].items() if k != "managedFields"}
@@ -16,7 +16,7 @@ def unmanaged(manifest: Manifest) -> Manifest:
 
 
 def slim(manifest: Manifest) -> Manifest:
-    """The object as a cache of a large cluster keeps it."""
+    """The object as the cache of a large cluster keeps it."""
     if manifest["kind"] == "Pod" and "spec" in manifest:
         spec = {key: manifest["spec"][key] for key in POD_SPEC if key in manifest["spec"]}
         host = manifest["spec"].get("hostname")

@@ -1,4 +1,4 @@
-"""Keeps a cache as fresh as the API server's watches can."""
+"""Watches (informers) of the API server that keep the cache fresh."""
 
 import asyncio
 import logging
@@ -32,31 +32,32 @@ CHILDREN = (
     *("StatefulSet", "Service", "ConfigMap", "PodDisruptionBudget", "NetworkPolicy", "Job"),
     "Pod",
 )
-"""Watched here. Our own kinds are watched by kopf: listed here at the start and in every check."""
+"""Kinds watched here. kopf watches the operator's own kinds; this module lists those at the start
+and checks them for gaps."""
 SELECTOR = ("labelSelector", f"{names.MANAGED_BY}={names.OURS}")
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 CHECK_EVERY_S = 300.0
-"""A watch that silently lost something is found out after this."""
+"""Interval of the check for events that a watch has lost."""
 CHECK_GRACE_S = 5.0
-"""What a watch has not brought by then, it has missed."""
+"""An event that a watch has not brought after this is lost."""
 PAGE = 500
-"""Objects of one answer to a list: all pods of a large cluster at once would not fit in memory."""
+"""Objects per page of a list: all pods of a large cluster in one page would not fit in memory."""
 
 
 class Listed(NamedTuple):
-    """What the API server had of a kind."""
+    """Versions of all objects of a kind, as the API server listed them."""
 
     versions: Mapping[str, int]
     """By uid."""
     at: int
-    """Version of the list."""
+    """Resource version of the list."""
 
 
 @dataclass(slots=True)
 class Watches:
-    """Lists and watches of the namespaces that are served."""
+    """Lists and watches of the namespaces that the operator serves."""
 
     rest: Rest
     cache: Cache
@@ -65,10 +66,10 @@ class Watches:
     children: tuple[str, ...] = CHILDREN
     discovery: Discovery = field(default_factory=Discovery)
     _extra: dict[str, list[asyncio.Task[None]]] = field(default_factory=dict)
-    """Who follows each kind of other projects that is served."""
+    """Watch tasks of each served kind of other projects."""
 
     def observe(self, kind: str, manifest: Manifest) -> None:
-        """Take over one event of a watch."""
+        """Apply one watch event to the cache."""
         metrics.WATCH_LAST_EVENT.labels(manifest["kind"]).set_to_current_time()
         if kind == "DELETED":
             self.cache.lose(ref(manifest), uid(manifest), at=resource_version(manifest))
@@ -78,8 +79,8 @@ class Watches:
     async def sync(self) -> None:
         """Fill the caches; afterwards keep_watching() keeps them filled.
 
-        Children before whom they belong to: a child that is missing then was not taken along by an
-        owner that went while we listed.
+        Children before their owners: a missing child was then not garbage-collected with an owner
+        that was deleted between the lists.
         """
         for kind in (*self.children, *KINDS):
             for scope in self._scopes(kind):
@@ -87,7 +88,7 @@ class Watches:
         await self._patiently(self._discover)
 
     async def keep_watching(self) -> None:
-        """Follow every child, and check everything now and then, until cancelled."""
+        """Watch all children and check all watches for gaps, until cancelled."""
         async with asyncio.TaskGroup() as group:
             for kind in self.children:
                 for scope in self._scopes(kind):
@@ -96,12 +97,12 @@ class Watches:
             group.create_task(self._keep_discovering(group), name="discovery")
 
     async def _keep_discovering(self, group: asyncio.TaskGroup) -> None:
-        """Follow kinds of other projects from when they are installed until they are removed."""
+        """Watch kinds of other projects from their installation to their removal."""
         while True:
             try:
                 usable = await self._discover()
             except ClusterError as error:
-                log.warning("%s; again when somebody asks", error)
+                log.warning("%s; retries when a kind is missed", error)
             else:
                 self._follow_only(usable, group)
             await self.discovery.wait()
@@ -118,7 +119,7 @@ class Watches:
             self.cache.drop(kind)
 
     async def _discover(self) -> set[str]:
-        """Which kinds of other projects can be used: served, and their objects in the cache."""
+        """Discover the usable kinds of other projects: served, with their objects in the cache."""
         served = await self.discovery.look(self.rest)
         usable = {kind for kind in served if kind in self._extra or await self._can_list(kind)}
         self.discovery.found(usable)
@@ -129,18 +130,18 @@ class Watches:
             for scope in self._scopes(kind):
                 await self._list(kind, scope)
         except ClusterError as error:
-            log.warning("%s is served, but of no use: %s", kind, error)
+            log.warning("%s is served but cannot be listed: %s", kind, error)
             return False
         return True
 
     async def _patiently(self, ask: Callable[[], Awaitable[object]]) -> None:
-        """Ask until there is an answer: the storage of a new CRD is not there at once."""
+        """Retry with backoff until there is an answer: the storage of a new CRD takes time."""
         delay_s = FIRST_DELAY_S
         while True:
             try:
                 await ask()
             except ClusterError as error:
-                log.warning("%s; again in %.1f s", error, delay_s)
+                log.warning("%s; retries in %.1f s", error, delay_s)
             else:
                 return
             await asyncio.sleep(delay_s)
@@ -155,14 +156,14 @@ class Watches:
                 async for reached in self._stream(kind, namespace, version):
                     version, delay_s = reached, FIRST_DELAY_S
             except ClusterError as error:
-                # Unless it is too old the version is still good: no need to list again.
+                # Unless it is too old, the version is still valid and saves a list.
                 version = "" if isinstance(error, GoneError) else version
-                log.warning("%s: %s; again in %.1f s", kind, error, delay_s)
+                log.warning("watch of %s: %s; retries in %.1f s", kind, error, delay_s)
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
     async def _stream(self, kind: str, namespace: str, version: str) -> AsyncIterator[str]:
-        """Take over the events of one watch; yields the versions to go on from."""
+        """Apply the events of one watch; yields the versions to resume from."""
         query = [*_query(kind), ("resourceVersion", version), ("allowWatchBookmarks", "true")]
         async for event in self.rest.watch(path_of(kind, namespace), query):
             manifest = event["object"]
@@ -182,10 +183,10 @@ class Watches:
         kept: Callable[[Manifest], Manifest],
         headers: Mapping[str, str] | None = None,
     ) -> tuple[list[Manifest], str]:
-        """All objects of a kind, page by page, and the version of the list.
+        """List all objects of a kind, page by page; returns them and the version of the list.
 
         Raises:
-            GoneError: the next page is too old; begin again.
+            GoneError: the next page has expired; start again.
         """
         listed: list[Manifest] = []
         query = [*_query(kind), ("limit", str(PAGE))]
@@ -207,9 +208,9 @@ class Watches:
             await self._check()
 
     async def _check(self) -> None:
-        """Compare versions with the API server's, and list again where a watch missed one.
+        """Compare versions with the API server's, and list kinds again whose watch has a gap.
 
-        All are asked for before the pause: many namespaces must not make a round longer.
+        All versions are read before the pause, so that many namespaces take one pause.
         """
         found: dict[tuple[str, str], Listed] = {}
         for kind in (*KINDS, *self.children, *self._extra):
@@ -217,7 +218,7 @@ class Watches:
                 try:
                     found[kind, scope] = await self._versions(kind, scope)
                 except ClusterError as error:
-                    log.warning("check of %s: %s", kind, error)
+                    log.warning("check of the watch of %s: %s", kind, error)
         await asyncio.sleep(CHECK_GRACE_S)
         for (kind, scope), listed in found.items():
             missed = sum(1 for _ in self._missed(kind, scope, listed))
@@ -227,7 +228,7 @@ class Watches:
                 try:
                     await self._list(kind, scope)
                 except ClusterError as error:
-                    log.warning("%s; again with the next check", error)
+                    log.warning("%s; retries with the next check", error)
 
     async def _versions(self, kind: str, namespace: str) -> Listed:
         accept = {"Accept": METADATA_ONLY}
@@ -256,5 +257,5 @@ def _query(kind: str) -> list[tuple[str, str]]:
 
 
 def _typed(kind: str) -> Manifest:
-    """Items of a list do not say what they are."""
+    """The type fields, which items of a list do not have."""
     return {"apiVersion": RESOURCES[kind].api_version, "kind": kind}

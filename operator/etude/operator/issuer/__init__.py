@@ -1,1 +1,1 @@
-"""Signs certificates for pods where the cluster has nobody else for it."""
+"""The issuer: signs the certificates of pods in clusters without cert-manager."""

@@ -1,4 +1,4 @@
-"""The CAs of an issuer: which of them signs, and which of them are to be believed."""
+"""Certificate authorities of the issuer: the signing one and the trusted ones."""
 
 import datetime
 import functools
@@ -25,15 +25,15 @@ class Authority:
     certificate: x509.Certificate
     key: CertificateIssuerPrivateKeyTypes = field(repr=False)
     since: datetime.datetime
-    """When this issuer was given it; later than that after a restart."""
+    """Time at which this issuer received it, or of the last restart."""
 
     @property
     def pem(self) -> bytes:
-        """Its certificate."""
+        """Its certificate in PEM."""
         return self.certificate.public_bytes(Encoding.PEM)
 
     def is_valid(self, now: datetime.datetime) -> bool:
-        """Whether what it signs can be believed now."""
+        """Return true while its certificate is valid."""
         begins, ends = self.certificate.not_valid_before_utc, self.certificate.not_valid_after_utc
         return begins <= now < ends
 
@@ -41,11 +41,11 @@ class Authority:
 def signing(
     authorities: Sequence[Authority], now: datetime.datetime, lifetime: datetime.timedelta
 ) -> Authority | None:
-    """The one that signs: the last that every holder of a certificate has heard of.
+    """The signing CA: the last one that every holder of a certificate trusts.
 
-    Who got a certificate learned with it of every CA of that moment. One that was told of for the
-    life of a certificate is therefore known to everybody; until the last one is, its predecessor
-    signs. So a CA is replaced by adding another, however old that one is.
+    A certificate is issued with all CAs of that time. A CA that is older than the lifetime of a
+    certificate is therefore known to all holders; before that its predecessor signs. So a CA is
+    replaced by adding another one.
 
     Args:
         authorities: in the order in which they were added.
@@ -58,27 +58,27 @@ def signing(
 
 
 def trust(authorities: Sequence[Authority], now: datetime.datetime) -> bytes:
-    """PEM of everyone to be believed, those included that have not begun: they may sign later."""
+    """PEM of all trusted CAs, with those not valid yet, which may sign later."""
     return b"".join(each.pem for each in authorities if now < each.certificate.not_valid_after_utc)
 
 
 def read(folder: Path) -> Sequence[Authority]:
-    """Those of a folder, ca-1.crt and ca-1.key and so on, in the order of their numbers.
+    """Read the CAs of a folder, ca-1.crt and ca-1.key and so on, in the order of their numbers.
 
-    Called for each certificate and each handshake: files that have not changed are not parsed
-    again, for a key's numbers are tested for being prime.
+    Called for each certificate and each handshake: unchanged files are not parsed again, since
+    loading a key tests its numbers for primality.
 
     Raises:
-        UserError: there is none, or one cannot be read.
+        UserError: the folder has none, or one cannot be read.
     """
     return _read(folder, _stamp(folder))
 
 
 def _stamp(folder: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """Changes whenever a file of the folder does, also where it is replaced behind a link."""
+    """A value that changes with every file of the folder, also if one is replaced behind a link."""
     found = []
     for path in sorted(folder.glob("ca-*")):
-        with suppress(OSError):  # replaced just now: what is read then says so
+        with suppress(OSError):  # replaced just now: reading it reports that
             stat = path.stat()
             found.append((path.name, stat.st_ino, stat.st_mtime_ns, stat.st_size))
     return tuple(found)
@@ -99,13 +99,13 @@ def _read(folder: Path, _stamp: object) -> Sequence[Authority]:
 def _pair(path: Path) -> Authority:
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
-        # The kubelet writes all files anew when one changes: then all are young, as after a
-        # restart, and the first goes on signing.
+        # The kubelet rewrites all files when one changes: then all are young, as after a
+        # restart, and the first continues to sign.
         since = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC)
         key = load_pem_private_key(path.with_suffix(".key").read_bytes(), password=None)
     except (OSError, ValueError, TypeError) as cause:
-        fix = "PEM without a password, a certificate and its key"
-        raise UserError(Problem("InvalidTls", f"is no CA: {cause}", str(path), fix)) from cause
+        fix = "give a certificate and its key, in PEM without a password"
+        raise UserError(Problem("InvalidTls", f"is not a CA: {cause}", str(path), fix)) from cause
     if key.public_key() != certificate.public_key():
         fix = "replace both at once"
         raise UserError(Problem("InvalidTls", "and its key do not belong together", str(path), fix))

@@ -22,9 +22,9 @@ class Settings:
     """Environment variables, read once."""
 
     folder: Path
-    """CAs and their keys."""
+    """Folder of the CAs and their keys."""
     identity: Identity
-    """The issuer's own: its name is that of its Service."""
+    """The issuer's own, named after its Service."""
     operator: str
     """The operator's account, NAMESPACE:NAME."""
     operator_hosts: tuple[str, ...]
@@ -38,11 +38,11 @@ class Settings:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
-        """The settings, or what is wrong with them.
+        """Read the settings.
 
         Raises:
             KeyError: naming a variable that is not set.
-            ValueError: a number is none.
+            ValueError: a number cannot be read.
         """
         namespace, service = env["ETUDE_NAMESPACE"], env["ETUDE_ISSUER_SERVICE"]
         host = f"{env['ETUDE_OPERATOR_SERVICE']}.{namespace}"
@@ -65,7 +65,7 @@ class Settings:
 
 
 def main() -> None:
-    """Sign certificates until told to stop."""
+    """Sign certificates until SIGTERM."""
     end_at_once_when_told()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:

@@ -1,4 +1,4 @@
-"""The issuer's own certificate, which it signs itself."""
+"""The issuer's own certificate, signed by its own CA."""
 
 import datetime
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from etude.operator.issuer.service import utc_now
 
 @dataclass(slots=True)
 class Own:
-    """Shows a certificate that is at most half-way through its life, of the CA that signs now."""
+    """Serves a certificate of the present signing CA that is in the first half of its lifetime."""
 
     folder: Path
     identity: Identity
@@ -27,7 +27,7 @@ class Own:
     _by: x509.Certificate | None = None
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Asks no client for a certificate: who comes has none yet."""
+        """Server credentials without client certificates: clients have none yet."""
         return grpc.dynamic_ssl_server_credentials(
             self._configuration(self._authority()),
             self._fetch,  # type: ignore[arg-type]  # None, for no change, is missing in the stubs

@@ -1,4 +1,4 @@
-"""Everything of an issuer, from its start to its end."""
+"""The issuer's server, from start to end."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from etude.v1 import certificates_pb2, certificates_pb2_grpc
 
 DRAIN_S = 5.0
 MOST_CALLS = 64
-"""Who comes has shown no certificate, and each call asks the API server."""
+"""Limit of concurrent calls: clients are not authenticated, and each call asks the API server."""
 
 
 async def serve(settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""Answers those who ask for certificates."""
+"""Certificate service: answers certificate requests of pods."""
 
 import datetime
 import logging
@@ -24,25 +24,25 @@ from etude.v1 import certificates_pb2, certificates_pb2_grpc
 log = logging.getLogger(__name__)
 
 LONGEST = 16_384
-"""Bytes of a part of a request; a token of a cluster has about a thousand."""
+"""Most bytes of a field of a request; a token has about a thousand."""
 REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 
 
 class Reviews(Protocol):
-    """Says whose a token is."""
+    """Reviews tokens."""
 
     async def reviewed(self, review: Manifest) -> Manifest:
         """The status of a TokenReview.
 
         Raises:
-            ClusterError: nobody answers.
+            ClusterError: no answer.
         """
         ...
 
 
 @dataclass(slots=True)
 class ApiReviews(Reviews):
-    """Asks the API server, which also knows whether the token's pod is still there."""
+    """Asks the API server, which also checks that the token's pod exists."""
 
     rest: Rest
 
@@ -55,10 +55,10 @@ class ApiReviews(Reviews):
 
 @dataclass(slots=True)
 class MemoryReviews(Reviews):
-    """Knows the tokens that a test gives it, for the audiences that it gives them for."""
+    """Knows tokens and their audiences from a test."""
 
     tokens: dict[str, tuple[str, str]]
-    """Of each token: audience and user name."""
+    """Audience and user name by token."""
 
     @override
     async def reviewed(self, review: Manifest) -> Manifest:
@@ -71,13 +71,13 @@ class MemoryReviews(Reviews):
 
 
 def utc_now() -> datetime.datetime:
-    """This machine's time."""
+    """The local time in UTC."""
     return datetime.datetime.now(datetime.UTC)
 
 
 @dataclass(slots=True, kw_only=True)
 class CertificateService(certificates_pb2_grpc.CertificateServiceServicer):
-    """Signs for whoever the API server knows."""
+    """Signs for pods whose tokens the API server confirms."""
 
     reviews: Reviews
     folder: Path
@@ -138,7 +138,7 @@ class CertificateService(certificates_pb2_grpc.CertificateServiceServicer):
             return await self.reviews.reviewed(judging.review(token, identity))
         except ClusterError as cause:
             metrics.CERTIFICATES.labels("failed").inc()
-            raise UnavailableError(f"the API server does not review tokens: {cause}") from cause
+            raise UnavailableError(f"the API server did not review the token: {cause}") from cause
 
     def _signing(self, known: Sequence[Authority], now: datetime.datetime) -> Authority:
         found = authorities.signing(known, now, self.lifetime)
@@ -149,10 +149,10 @@ class CertificateService(certificates_pb2_grpc.CertificateServiceServicer):
 
 
 def _require_short(request: certificates_pb2.IssueCertificateRequest) -> None:
-    """Who asks has shown no certificate, and what they send goes to the API server.
+    """Check the length of all fields: clients are not authenticated, and the API server gets them.
 
     Raises:
-        InvalidFieldError: it is longer than anything that is meant.
+        InvalidFieldError: a field is too long.
     """
     for where in ("signing_request", "identity", "token"):
         if len(getattr(request, where)) > LONGEST:

@@ -1,4 +1,4 @@
-"""Turns a key into a certificate."""
+"""Signing of certificates: checks a signing request and builds the certificate."""
 
 import datetime
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from etude.common.tls.identity import Identity
 from etude.operator.issuer.authorities import Authority
 
 CLOCK_SKEW = datetime.timedelta(minutes=5)
-"""A certificate is good for a machine whose clock is behind by this."""
+"""A certificate is valid on a host whose clock is behind by this."""
 
 
 def public_key(signing_request: bytes) -> ec.EllipticCurvePublicKey:
-    """The key of a PKCS #10 request, whose holder signed it.
+    """The key of a PKCS #10 request that its holder signed.
 
     Raises:
-        InvalidFieldError: it is none, or not one that we sign.
+        InvalidFieldError: the request is malformed, or its key is not supported.
     """
     where = "signing_request"
     try:
@@ -30,11 +30,11 @@ def public_key(signing_request: bytes) -> ec.EllipticCurvePublicKey:
         is_signed = request.is_signature_valid
         key = request.public_key()
     except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as cause:
-        raise InvalidFieldError(where, "is no PKCS #10 request in DER") from cause
+        raise InvalidFieldError(where, "is not a PKCS #10 request in DER") from cause
     if not is_signed:
         raise InvalidFieldError(where, "is not signed by its own key")
     if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != ec.SECP256R1.name:
-        raise InvalidFieldError(where, "has another key than one of P-256")
+        raise InvalidFieldError(where, "must have a key of P-256")
     return key
 
 
@@ -50,15 +50,15 @@ def certificate(
     """PEM of a certificate that names this identity and nothing else; never outlives its CA.
 
     Args:
-        authority: signs it.
-        key: its holder's.
-        identity: whom it names.
-        now: it begins a little before that.
-        lifetime: at most.
-        also: further DNS names under which the holder is reached.
+        authority: the signing CA.
+        key: public key of the holder.
+        identity: the name in it.
+        now: it is valid from a little before.
+        lifetime: the longest validity.
+        also: further DNS names of the holder.
     """
     ends = min(now + lifetime, authority.certificate.not_valid_after_utc)
-    usage = x509.KeyUsage(*(number == 0 for number in range(9)))  # signs, and nothing else
+    usage = x509.KeyUsage(*(number == 0 for number in range(9)))  # only digital signatures
     both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     issuer = authority.certificate
     built = (
@@ -85,7 +85,7 @@ def _names(identity: Identity, also: Sequence[str]) -> x509.SubjectAlternativeNa
 
 
 def _key_of(issuer: x509.Certificate) -> x509.AuthorityKeyIdentifier:
-    """Which key of its issuer signed it, as the issuer calls that."""
+    """Identifier of the signing key, as in the issuer's certificate."""
     try:
         named = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     except x509.ExtensionNotFound:

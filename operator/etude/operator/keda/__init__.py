@@ -1,1 +1,1 @@
-"""What KEDA asks about pools that it sizes."""
+"""External scaler for KEDA."""

@@ -1,4 +1,4 @@
-"""What a pool in mode External needs, for whoever sizes it."""
+"""Demand of pools in mode External."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,56 +13,56 @@ from etude.operator.manifests import Ref
 
 METRIC = "etude-slots"
 POOL, UTILIZATION = "pool", "targetUtilizationPercent"
-"""What a trigger's metadata may say."""
+"""Keys of a trigger's metadata."""
 USUAL_PERCENT = 80
 
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """Those of all pools, as every replica of the operator knows them: from their statuses."""
+    """Demand of all pools, read from their statuses, which every replica caches."""
 
     cluster: Cluster
 
     def slots(self, namespace: str, metadata: Mapping[str, str]) -> int:
-        """Slots of the pool that a trigger names which are leased, opened or waited for now.
+        """Slots of a trigger's pool that are leased, opening or waited for now.
 
-        Or that plans ask for within the time that a replica takes to be ready.
+        Or that plans ask for within the startup time of a replica, if those are more.
 
         Raises:
-            InvalidFieldError: the trigger's metadata cannot be acted on.
-            UnknownIdError: there is no such pool.
-            WrongStateError: somebody else sizes it.
-            UnavailableError: its brokers say nothing, so that nobody can know.
+            InvalidFieldError: the trigger's metadata is not valid.
+            UnknownIdError: the pool does not exist.
+            WrongStateError: the pool is not in mode External.
+            UnavailableError: its brokers do not report.
         """
         pool = self._external(namespace, metadata)
         told, slots = pool.status.autoscaler, pool.status.slots
         if told.mode != ScalingMode.EXTERNAL or slots is None:
-            raise UnavailableError(f"the brokers of EnvPool {pool.metadata.name} say nothing yet")
+            raise UnavailableError(f"the brokers of EnvPool {pool.metadata.name} do not report yet")
         return max(slots.leased + slots.opening + slots.queued, told.plan_peak)
 
     def per_replica(self, namespace: str, metadata: Mapping[str, str]) -> float:
-        """Slots that one replica is to serve, of which no broker has to say anything.
+        """Slots that one replica should serve; needs no report of a broker.
 
         Raises:
-            InvalidFieldError: the trigger's metadata cannot be acted on.
-            UnknownIdError: there is no such pool.
-            WrongStateError: somebody else sizes it.
+            InvalidFieldError: the trigger's metadata is not valid.
+            UnknownIdError: the pool does not exist.
+            WrongStateError: the pool is not in mode External.
         """
         pool = self._external(namespace, metadata)
         return _percent(metadata) / 100 * pool.spec.slots_per_replica
 
     def _external(self, namespace: str, metadata: Mapping[str, str]) -> EnvPool:
-        """The pool that a trigger names, in the namespace of its ScaledObject.
+        """A trigger's pool, in the namespace of its ScaledObject.
 
         Raises:
-            InvalidFieldError: the trigger's metadata cannot be acted on.
-            UnknownIdError: there is no such pool.
-            WrongStateError: somebody else sizes it.
+            InvalidFieldError: the trigger's metadata is not valid.
+            UnknownIdError: the pool does not exist.
+            WrongStateError: the pool is not in mode External.
         """
         name = metadata.get(POOL, "")
         if not name:
             raise InvalidFieldError(f"scalerMetadata.{POOL}", "is missing: name an EnvPool")
-        # Whatever is asked: else half of the questions would not tell of a trigger that is wrong.
+        # Checked by every RPC, so that each of them reports an invalid trigger.
         _percent(metadata)
         pool = self._pool(namespace, name)
         if pool.spec.mode is not ScalingMode.EXTERNAL:

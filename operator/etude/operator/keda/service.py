@@ -1,4 +1,4 @@
-"""The operator as an external scaler of KEDA."""
+"""KEDA external scaler: serves the demand of pools that KEDA sizes."""
 
 import asyncio
 import contextlib
@@ -19,17 +19,17 @@ from etude.operator.keda.demand import METRIC, Demands
 
 SERVICE = keda.DESCRIPTOR.services_by_name["ExternalScaler"].full_name
 LOOK_S = 0.5
-"""How often a stream looks for changes."""
+"""Polling interval of a stream."""
 DRAIN_S = 1.0
 
 
 @dataclass(slots=True)
 class ScalerService(external_scaler_pb2_grpc.ExternalScalerServicer):
-    """Answers from what is cached: any replica of the operator can."""
+    """Answers from the watch cache, on every replica of the operator."""
 
     demands: Demands
     stop: asyncio.Event = field(default_factory=asyncio.Event)
-    """Ends the streams, which have no end of their own."""
+    """Ends the streams."""
 
     def _slots(self, about: keda.ScaledObjectRef) -> int:
         return self.demands.slots(about.namespace, about.scalerMetadata)
@@ -50,7 +50,7 @@ class ScalerService(external_scaler_pb2_grpc.ExternalScalerServicer):
     ) -> AsyncIterator[keda.IsActiveResponse]:
         last: bool | None = None
         while not self.stop.is_set():
-            # While brokers are silent there is nothing to tell.
+            # While brokers do not report, the state is unknown.
             with contextlib.suppress(UnavailableError):
                 present = self._slots(request) > 0
                 if present != last:
@@ -88,13 +88,13 @@ class ScalerService(external_scaler_pb2_grpc.ExternalScalerServicer):
 async def serving(
     cluster: Cluster, host: str, port: int | None, *, wire: Wire | None = None
 ) -> AsyncIterator[Server | None]:
-    """The scaler for as long as the block runs; none without a port.
+    """Serve the scaler for the duration of the block; does nothing without a port.
 
     Args:
-        cluster: where the pools are.
+        cluster: the cluster of the pools.
         host: address to listen on.
         port: 0 picks a free one.
-        wire: certificates or none; this process's own unless given.
+        wire: transport security; by default that of this process.
 
     Raises:
         OSError: the port is taken.
@@ -102,8 +102,8 @@ async def serving(
     if port is None:
         yield None
         return
-    # KEDA has no certificate of ours, and is asked for none: it learns who answers, and nobody else
-    # reads along. It hears of counts alone, and NetworkPolicy says who asks.
+    # KEDA has no certificate of this trust domain, and needs none: TLS proves the server and
+    # encrypts. Only counts are served, and a NetworkPolicy limits the clients.
     told = wire or own()
     credentials = told.credentials.for_server(asks=False) if told.credentials is not None else None
     unasked = Wire(leaves_machine=told.leaves_machine)

@@ -1,1 +1,1 @@
-"""The local runtime: the same loop over the processes of one machine."""
+"""The local runtime: the operator over the processes of one host."""

@@ -1,4 +1,4 @@
-"""What a manifest means on one machine: folders instead of buckets, and fields set by hand."""
+"""Localization of manifests: folders instead of buckets, and fields set on the command line."""
 
 import re
 from collections.abc import Sequence
@@ -18,17 +18,17 @@ _STEP = re.compile(r"\.?([^.\[\]]+)|\[([^\[\]]+)\]")
 
 
 _FOR_CLUSTERS = ("ttlSecondsAfterFinished", "deletionRules")
-"""What goes from a cluster after the end of a run: on one machine everything but its folder goes
-with the runtime, and the folder is the user's."""
+"""Fields about the cleanup of a cluster after a run: on one host only the user's run folder stays
+after the runtime."""
 
 
 def on_this_machine(manifest: Object, folder: Path) -> Object:
-    """The manifest with its store in the run folder and its inputs below it.
+    """The manifest with its object store and inputs in the run folder.
 
-    A run that names an S3 endpoint keeps its URIs: that store can be reached from here.
+    A run with an S3 endpoint keeps its URIs: this host can reach that store.
 
     Raises:
-        UserError: another manager than this operator is to look after the run.
+        UserError: spec.managedBy names another manager.
     """
     spec = manifest.get("spec")
     if isinstance(spec, dict) and manifest.get("kind") == "RLRun":
@@ -46,13 +46,13 @@ def on_this_machine(manifest: Object, folder: Path) -> Object:
 def _check_manager(spec: Object) -> None:
     manager = spec.get("managedBy", OPERATOR)
     if manager != OPERATOR:
-        what = f"spec.managedBy is {manager}: on one machine nobody else looks after a run"
+        what = f"spec.managedBy is {manager}: the local runtime is the only manager here"
         fix = f"remove the field, or add --set spec.managedBy={OPERATOR}"
         raise UserError(Problem("InvalidSpec", what, "spec.managedBy", fix))
 
 
 def input_folder(uri: str, folder: Path) -> Path:
-    """Where the run folder holds what lies at an s3:// URI."""
+    """The folder in the run folder for the content of an s3:// URI."""
     parts = urlparse(uri)
     return folder / "inputs" / parts.netloc / parts.path.strip("/")
 
@@ -61,14 +61,14 @@ def with_settings(manifest: Object, settings: Sequence[str]) -> Object:
     """The manifest with fields replaced: spec.phases[rl].maxSteps=3, by index or by name.
 
     Raises:
-        UserError: a setting is no assignment, or leads nowhere.
+        UserError: a setting is not an assignment, or its path does not exist.
     """
     changed: JsonValue = manifest
     for setting in settings:
         path, separator, text = setting.partition("=")
         steps = [match[1] or match[2] for match in _STEP.finditer(path)]
         if not separator or not steps:
-            raise UserError(_problem(setting, "is no assignment"))
+            raise UserError(_problem(setting, "is not an assignment"))
         changed = _set(changed, steps, text, setting)
     assert isinstance(changed, dict), "a mapping stays one"  # noqa: S101 - our own mistake
     return changed
@@ -105,7 +105,7 @@ def _set(value: JsonValue, steps: Sequence[str], text: str, setting: str) -> Jso
     if value is None or isinstance(value, dict):
         before = value or {}
         return {**before, first: _set(before.get(first), rest, text, setting)}
-    raise UserError(_problem(setting, f"has nothing below it that is called {first}"))
+    raise UserError(_problem(setting, f"has no field {first}"))
 
 
 def _index(items: list[JsonValue], name: str) -> int | None:
@@ -119,7 +119,7 @@ def _like(before: JsonValue, text: str, setting: str) -> JsonValue:
     """The text as YAML, unless it replaces text: 1e-3 is a learning rate there, not a number.
 
     Raises:
-        UserError: it is no YAML.
+        UserError: the text is not valid YAML.
     """
     if isinstance(before, str):
         return text

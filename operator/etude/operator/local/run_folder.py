@@ -1,4 +1,4 @@
-"""The run folder: one runtime at a time, and what a run remembers between two of them."""
+"""Run folder: its lock, and the objects that persist between two runtimes."""
 
 import fcntl
 import json
@@ -16,12 +16,12 @@ from etude.operator.manifests import KINDS, Manifest, condition, is_true, ref
 
 OBJECTS = "objects.json"
 LOCK_TRIES, LOCK_PAUSE_S = 5, 0.05
-"""Whoever asks whether a run is running holds the lock for an instant."""
+"""Commands that ask for the state of a run hold the lock for an instant."""
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder; the lock goes with the process, however it ends.
+    """Lock the folder; the lock ends with the process.
 
     Raises:
         UserError: another runtime holds it.
@@ -34,7 +34,7 @@ def locked(folder: Path) -> Iterator[None]:
             raise UserError(
                 Problem(
                     reason="Conflict",
-                    what=f"process {holder} runs this run already",
+                    what=f"process {holder} already runs this run",
                     where=str(folder),
                     fix=f"etude watch {folder}, or etude stop {folder}",
                 )
@@ -60,7 +60,7 @@ def _take(lock: TextIO) -> bool:
 
 
 def remembered(folder: Path) -> list[Manifest]:
-    """The objects of the last runtime; none in a new folder."""
+    """Load the objects of the last runtime; none in a new folder."""
     path = folder / OBJECTS
     if not path.exists():
         return []
@@ -69,7 +69,7 @@ def remembered(folder: Path) -> list[Manifest]:
 
 
 def last_of(folder: Path, run: Manifest) -> Manifest | None:
-    """The run as its last runtime left it; None in a new folder.
+    """The run of the last runtime; None in a new folder.
 
     Raises:
         UserError: the folder holds another run.
@@ -83,7 +83,7 @@ def last_of(folder: Path, run: Manifest) -> Manifest | None:
 
 
 def remember(folder: Path, objects: Sequence[Manifest]) -> None:
-    """Keep the objects that outlive the runtime, all or nothing."""
+    """Save the objects that outlive the runtime, atomically."""
     kept = [manifest for manifest in objects if manifest["kind"] in KINDS]
     partial = folder / f"{OBJECTS}.partial"
     partial.write_text(json.dumps(kept, separators=(",", ":")))
@@ -91,7 +91,7 @@ def remember(folder: Path, objects: Sequence[Manifest]) -> None:
 
 
 def outcome(run: Manifest) -> str | None:
-    """Complete, Failed or Suspended, once the run as it is specified now is at rest."""
+    """Complete, Failed or Suspended, once that holds for the present spec of the run."""
     generation = run.get("metadata", {}).get("generation")
     for kind in ("Complete", "Failed", "Suspended"):
         fact = condition(run, kind)
@@ -101,18 +101,17 @@ def outcome(run: Manifest) -> str | None:
 
 
 def ending(run: Manifest) -> str:
-    """Why the run rests, in its own words."""
+    """Reason and message of the outcome."""
     found = outcome(run)
     fact = condition(run, found) if found else {}
     return ": ".join(part for part in (fact.get("reason", ""), fact.get("message", "")) if part)
 
 
 def _awake(manifest: Manifest, last_s: float) -> Manifest:
-    """The object as a new runtime goes on with it.
+    """The object as a new runtime continues it.
 
-    A runtime that was killed held no pods from then on. A run that failed is tried again, from
-    its last checkpoint: whoever starts it anew has put right what was wrong. What a rule suspended
-    is resumed by the same hand.
+    A killed runtime held pods until its last write. A failed run is retried from its last
+    checkpoint, and a hold ends: the user who starts it again has fixed the cause.
     """
     status = {key: value for key, value in manifest.get("status", {}).items() if key != "hold"}
     if manifest["kind"] != "RLRun" or is_true(manifest, "Complete"):

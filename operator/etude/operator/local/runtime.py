@@ -1,8 +1,8 @@
-"""The local runtime: the operator's loop over the processes of one machine.
+"""The local runtime: runs one RLRun as processes of this host.
 
-SIGINT or SIGTERM saves a checkpoint and stops; a second one stops at once; the same command
+SIGINT or SIGTERM saves a checkpoint and stops; a second one stops immediately; the same command
 resumes. Exit code 0: complete; 1: failed; 2: bad --set; 4: invalid manifest; 8: the folder is in
-use or another run's; 70: a bug of ours, in the log; 130: stopped before its end.
+use or has another run; 70: a bug, in the log; 130: stopped before its end.
 """
 
 import argparse
@@ -37,30 +37,30 @@ log = logging.getLogger("etude.operator.local")
 EXIT_FAILED = 1
 EXIT_INVALID = 4
 EXITS = {"Usage": 2, "Conflict": 8}
-"""By reason; every other problem is an invalid manifest."""
+"""Exit codes by reason; every other problem is an invalid manifest."""
 EXIT_BUG = 70
 EXIT_STOPPED = 130
 
 IMAGES = ("trainer", "inference", "rewards", "envserver", "operator")
 STATUS_PACE_S = 0.5
 LAST_JOBS_S = 60.0
-"""A checkpoint is read back in a second or two; nobody waits longer than this for it."""
+"""Longest wait for the verification of checkpoints, which takes a second or two."""
 
 
 @dataclass(slots=True)
 class Runtime:
-    """One run on this machine."""
+    """One run on this host."""
 
     folder: Path
     run: Manifest
     others: Sequence[Manifest]
     base_env: Mapping[str, str]
-    """What its processes inherit."""
+    """Environment that its processes inherit."""
     _signals: int = 0
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self) -> int:
-        """Run to the end, or until told to stop; returns the exit code."""
+        """Run to the end or to a signal; returns the exit code."""
         async with ProcessKubelet(folder=self.folder, base_env=self.base_env) as kubelet:
             cluster = process_cluster(kubelet)
             state_files = StateFiles(self.folder, os.getpid(), cluster, kubelet, ref(self.run))
@@ -105,7 +105,7 @@ class Runtime:
         return self._exit_code(cluster, outcome)
 
     async def _outcome(self, cluster: ProcessCluster) -> str | None:
-        """How the run came to rest; None when somebody was in a hurry."""
+        """Wait for the outcome of the run; None after a second signal."""
         outcome = None
         while outcome is None and self._signals < 2:
             self._news.clear()
@@ -143,7 +143,7 @@ class Runtime:
                 how = (
                     "--set spec.suspend=false" if run["spec"].get("suspend") else "the same command"
                 )
-                log.info("suspended: %s; %s goes on", run_folder.ending(run), how)
+                log.info("suspended: %s; %s resumes", run_folder.ending(run), how)
                 return EXIT_STOPPED
             case _:
                 log.info("stopped; the same command resumes")
@@ -151,7 +151,7 @@ class Runtime:
 
 
 def main() -> None:
-    """Run one RLRun on this machine."""
+    """Run one RLRun on this host."""
     parser = argparse.ArgumentParser(prog="python -m etude.operator.local", description=__doc__)
     parser.add_argument("--file", type=Path, required=True, help="manifest of one RLRun")
     parser.add_argument("--dir", type=Path, required=True, help="run folder")
@@ -170,16 +170,16 @@ def main() -> None:
         sys.stderr.write(f"{folder}: {error}\n  fix: give --dir a folder with space to write in\n")
         code = EXIT_FAILED
     except Exception:
-        log.exception("the runtime failed; the run resumes when it is started again")
+        log.exception("the runtime failed; the same command resumes the run")
         code = EXIT_BUG
     sys.exit(code)
 
 
 def read(file: Path, settings: Sequence[str]) -> list[Object]:
-    """The objects of a manifest file, checked as the API server would.
+    """Read the objects of a manifest file, checked as by the API server.
 
     Raises:
-        UserError: naming everything that is wrong.
+        UserError: naming all errors.
     """
     try:
         data = documents.content(file)
@@ -193,7 +193,7 @@ def read(file: Path, settings: Sequence[str]) -> list[Object]:
         localise.with_settings(value, settings) if value.get("kind") == "RLRun" else value
         for value in objects
     ]
-    # The text is only written anew when it was changed, so that positions stay those of the file.
+    # Rewritten only if settings changed it, so that positions in findings are those of the file.
     checked = documents.write(objects).encode() if settings else data
     findings = lint_bytes(checked, name=str(file))
     if findings:
@@ -202,7 +202,7 @@ def read(file: Path, settings: Sequence[str]) -> list[Object]:
         what = f"has {count} problem{'s' if count > 1 else ''}, listed above"
         raise UserError(Problem("InvalidSpec", what, str(file), f"etude lint {file}"))
     if sum(value.get("kind") == "RLRun" for value in objects) != 1:
-        what = "must hold exactly one RLRun; EnvPools may stand beside it"
+        what = "must contain exactly one RLRun, and may contain EnvPools"
         raise UserError(Problem("InvalidSpec", what, str(file), "split the file"))
     return objects
 
@@ -226,9 +226,9 @@ def _named(value: Object) -> Manifest:
 
 
 def _base_env() -> dict[str, str]:
-    """What roles inherit: everything but our own settings; the virtual environment comes first.
+    """Environment of roles: without ETUDE_ settings, with the virtual environment first in PATH.
 
-    Images are the user's: a role's own home is its scratch folder.
+    Images are the user's, while a role's home is its scratch folder.
     """
     env = {key: value for key, value in os.environ.items() if not key.startswith("ETUDE_")}
     env[IMAGES_VARIABLE] = str(images_folder())
@@ -237,7 +237,7 @@ def _base_env() -> dict[str, str]:
 
 
 def _has_work(cluster: ProcessCluster) -> bool:
-    """Whether a checkpoint is still being read back or taken away."""
+    """Return true while a checkpoint is being verified or deleted."""
     facts = [condition(m, "Ready") for m in cluster.every("Checkpoint")]
     return any(f.get("status") != "True" and f.get("reason") != Reason.CORRUPT for f in facts)
 
@@ -250,7 +250,7 @@ def _warn_of_weak_isolation(run: Manifest, others: Sequence[Manifest]) -> None:
     for name, spec in pools.items():
         if spec.get("isolation", {}).get("minimum") == "Process":
             log.warning(
-                "environments of %s are processes of this machine's kernel (isolation Weak):"
+                "environments of %s are processes on this host's kernel (isolation Weak):"
                 " run only tasks that you trust",
                 name,
             )

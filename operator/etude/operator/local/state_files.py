@@ -1,4 +1,4 @@
-"""Keeps the files up to date from which the command line draws its picture."""
+"""State files: local.json and objects.json, which the command line reads."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ SHOWN_EVENTS = 20
 
 @dataclass(slots=True)
 class StateFiles:
-    """Writes local.json and objects.json when something changed, at most twice a second."""
+    """Writes local.json and objects.json after changes, at most twice a second."""
 
     folder: Path
     pid: int
@@ -38,7 +38,7 @@ class StateFiles:
             await asyncio.sleep(INTERVAL_S)
 
     def write(self) -> None:
-        """Write what changed since the last time; a full disk costs the picture, not the run."""
+        """Write the changed files; a full disk does not stop the run."""
         try:
             self._write()
         except OSError as error:

@@ -99,7 +99,7 @@ class Measures:
     def _tell(self, key: Ref, found: set[tuple[str, str]]) -> None:
         about = (key.namespace, key.kind, key.name)
         for trouble in self._troubles.get(key, set()) - found:
-            metrics.TROUBLE.remove(*about, *trouble)
+            metrics.CONDITION_UNHEALTHY.remove(*about, *trouble)
         for trouble in found:
-            metrics.TROUBLE.labels(*about, *trouble).set(1)
+            metrics.CONDITION_UNHEALTHY.labels(*about, *trouble).set(1)
         self._troubles[key] = found

@@ -1,1 +1,1 @@
-"""The local runtime's kubelet: pods as processes of this machine."""
+"""The local runtime's kubelet: pods as processes of this host."""

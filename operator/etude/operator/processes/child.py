@@ -1,4 +1,4 @@
-"""One operating-system process that never outlives this one."""
+"""Child processes that never outlive this process."""
 
 import asyncio
 import contextlib
@@ -13,12 +13,12 @@ from pathlib import Path
 from etude.operator.processes import tether
 
 LAST_WORDS_BYTES = 2_048
-"""What Kubernetes keeps of a container's log as its termination message."""
+"""Size of Kubernetes' termination message from a container's log."""
 
 
 @dataclass(slots=True)
 class Child:
-    """A started process and its group."""
+    """A child process and its group."""
 
     _popen: subprocess.Popen[bytes]
     _pidfd: int
@@ -32,7 +32,7 @@ class Child:
         """Start a command in a session of its own, its output appended to a log.
 
         Raises:
-            OSError: the log or the process cannot be had.
+            OSError: the log cannot be opened or the process not started.
         """
         # A bare interpreter ties itself to us and becomes the command (30 ms). A preexec_fn would
         # run Python between fork and exec, which can deadlock beside gRPC's threads.
@@ -51,13 +51,13 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id, which is its group's too."""
+        """Its process id, also that of its group."""
         return self._popen.pid
 
     async def wait(self) -> int:
-        """Its exit code once it has ended; 128 + n after signal n, as container runtimes say it.
+        """Wait for its end; returns the exit code, 128 + n after signal n.
 
-        Whatever it left behind in its group ends with it, as in a container.
+        The rest of its group is killed, as in a container.
         """
         loop = asyncio.get_running_loop()
         over = asyncio.Event()
@@ -73,19 +73,19 @@ class Child:
         return code if code >= 0 else 128 - code
 
     def ask_to_end(self) -> None:
-        """SIGTERM, to the process alone, as Kubernetes does."""
-        # Popen.send_signal may reap, and then wait() would kill whoever has the id next.
+        """Send SIGTERM to the process alone, as Kubernetes does."""
+        # Popen.send_signal may reap, and then wait() could kill another process of the same id.
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL, to the whole group; nothing once it is over."""
+        """Send SIGKILL to the whole group, unless the process has ended."""
         if self._popen.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._popen.pid, signal.SIGKILL)
 
     def last_words(self) -> str:
-        """The end of what it printed."""
+        """The end of its output."""
         with self._log.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, size - LAST_WORDS_BYTES))

@@ -1,4 +1,4 @@
-"""The local runtime: a cluster in memory whose pods are processes of this machine."""
+"""Process cluster: a cluster in memory whose pods are processes of this host."""
 
 import asyncio
 import logging
@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 
 CLOSING_GRACE_S = 5.0
 CLOSING_LIMIT_S = 20.0
-"""A pod that is still not over then is left to the kernel, which ends it with this process."""
+"""A pod that has not ended after this is left to the kernel, which kills it with this process."""
 
 
 @dataclass(slots=True)
 class ProcessKubelet(Kubelet):
-    """Runs every pod as a process; use it as a context manager, which ends them all."""
+    """Runs every pod as a process, and ends all when its context ends."""
 
     folder: Path
     base_env: Mapping[str, str]
@@ -51,7 +51,7 @@ class ProcessKubelet(Kubelet):
         trace: TracebackType | None,
     ) -> None:
         self._is_closing = True
-        # Whatever is still up has nothing left to do: somebody waits for the prompt.
+        # The remaining processes have nothing left to do, and the user waits for the prompt.
         loop = asyncio.get_running_loop()
         hurry = loop.call_later(CLOSING_GRACE_S, self.hurry)
         give_up = loop.call_later(CLOSING_LIMIT_S, self._give_up)
@@ -72,7 +72,7 @@ class ProcessKubelet(Kubelet):
             tell=lambda status: cluster.set_status(key, status),
         )
         self._runners[key] = runner
-        # The pod counts as taken on from here, before its first status.
+        # The pod is started from here on, before its first status.
         cluster.set_status(key, {"phase": "Pending"})
         task = self._tasks.create_task(self._run(cluster, key, runner), name=key.name)
         self._lives.add(task)
@@ -93,11 +93,11 @@ class ProcessKubelet(Kubelet):
 
     def _give_up(self) -> None:
         for task in self._lives:
-            log.warning("pod %s does not end and is given up", task.get_name())
+            log.warning("pod %s did not end within %.0f s", task.get_name(), CLOSING_LIMIT_S)
             task.cancel()
 
     def pods(self, cluster: MemoryCluster) -> list[LocalPod]:
-        """Every pod as the command line shows it."""
+        """All pods in the form of local.json."""
         pods = sorted(cluster.every("Pod"), key=lambda pod: str(pod["metadata"]["name"]))
         return [_shown(pod, self._runners.get(ref(pod)), self.folder) for pod in pods]
 
@@ -128,7 +128,7 @@ class ProcessKubelet(Kubelet):
 
 @dataclass(slots=True)
 class ProcessCluster(MemoryCluster):
-    """A cluster of one machine: Service names are loopback ports, volumes are folders."""
+    """A cluster of one host: Services are loopback ports, volumes are folders."""
 
     @override
     def address(self, namespace: str, target: str) -> str:
@@ -141,7 +141,7 @@ class ProcessCluster(MemoryCluster):
 
 
 def process_cluster(kubelet: ProcessKubelet) -> ProcessCluster:
-    """A cluster over this kubelet, on the machine's own clocks."""
+    """Create a cluster over a kubelet, with the system clock."""
     return ProcessCluster(clock=SystemClock(), kubelet=kubelet)
 
 

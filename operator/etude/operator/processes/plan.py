@@ -1,4 +1,4 @@
-"""From a pod to the process that stands for it: command, environment, files, ports, probes."""
+"""Process spec of a pod: command, environment, files, ports and probes on this host."""
 
 import re
 import shutil
@@ -13,14 +13,14 @@ from etude.operator.names import ATTEMPT, ordinal
 from etude.operator.processes.ports import LOOPBACK, PortBook, pod_behind, rewritten
 
 OF_THE_MACHINE = {"/tmp", "/dev/shm"}  # noqa: S108 - mount points, not files of ours
-"""Mounts that stay what they are: every process may use them, and socket paths must be short."""
+"""Mounts of the host itself: shared by all processes, and short enough for socket paths."""
 
 _VARIABLE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One HTTP probe of a container, on its loopback port."""
+    """An HTTP probe of a container on its loopback port."""
 
     path: str
     port: int
@@ -31,16 +31,16 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """Everything needed to run one container here."""
+    """A container as a process of this host."""
 
     command: tuple[str, ...]
     env: Mapping[str, str]
     files: Mapping[Path, str]
-    """Content of mounted ConfigMaps."""
+    """Content of mounted ConfigMaps by path."""
     folder: Path
-    """Holds its volumes; goes with the pod."""
+    """Folder of its volumes, deleted with the pod."""
     volumes: tuple[Path, ...]
-    """Where they are mounted."""
+    """Folders of its mounts."""
     log: Path
     ports: Mapping[str, int]
     """Loopback port of each named container port."""
@@ -49,12 +49,12 @@ class Process:
     readiness: Probe | None
     grace_s: float
     restarts: bool
-    """Whether it is started again after it ended."""
+    """Whether it is restarted after it ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Where pods of this runtime find their things."""
+    """Resources of pods of this runtime: folder, ports, ConfigMaps, Services."""
 
     folder: Path
     """The run folder."""
@@ -62,15 +62,15 @@ class Machine:
     config_map: Callable[[str], Mapping[str, str]]
     """Content of a ConfigMap by name.
 
-    Raises KeyError when there is none yet.
+    Raises KeyError if it does not exist yet.
     """
     is_service: Callable[[str], bool]
     base_env: Mapping[str, str] = field(default_factory=dict)
-    """What every process inherits, like an image's own environment."""
+    """Environment that every process inherits, like that of an image."""
 
 
 def process(pod: Manifest, machine: Machine) -> Process:
-    """The process that stands for a pod.
+    """The process of a pod.
 
     Raises:
         KeyError: a ConfigMap that it mounts does not exist yet.
@@ -107,7 +107,7 @@ def process(pod: Manifest, machine: Machine) -> Process:
 def _environment(
     pod: Manifest, container: Manifest, machine: Machine, mounts: Mapping[str, Path]
 ) -> dict[str, str]:
-    """The container's variables as they must read on this machine."""
+    """The container's variables, with ports, addresses and paths of this host."""
     name = pod["metadata"]["name"]
     own = {port["containerPort"] for port in container.get("ports", ())}
 
@@ -174,5 +174,5 @@ def _probe(probe: Manifest | None, ports: Mapping[int, int]) -> Probe | None:
 
 
 def _executable(name: str, machine: Machine) -> str:
-    """The command as this machine's PATH knows it; left as it is where there is none."""
+    """The path of a command; unchanged if PATH has none."""
     return shutil.which(name, path=machine.base_env.get("PATH")) or name

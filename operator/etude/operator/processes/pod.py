@@ -1,4 +1,4 @@
-"""One pod: its process, started again when it ends, until it should go."""
+"""Pod runner: starts, probes, restarts and ends the process of one pod."""
 
 import asyncio
 import contextlib
@@ -18,19 +18,19 @@ log = logging.getLogger(__name__)
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
 STARTING_GRACE_S = 5.0
-"""One that was never ready or no longer answers saves nothing: a person need not wait for it."""
+"""Grace period of a process that was never ready or no longer answers, and has nothing to save."""
 
 CALM_AFTER_S = 600.0
-"""A process that lived this long starts again without delay, as under a kubelet."""
+"""A process that ran this long restarts without backoff, as with a kubelet."""
 
 
 @dataclass(slots=True)
 class PodRunner:
-    """Runs the process of one pod and tells its status."""
+    """Runs the process of one pod and reports its status."""
 
     name: str
     plan: Callable[[], Process]
-    """Asked before every start; KeyError means that something it mounts is not there yet."""
+    """Called before every start; raises KeyError if a mounted ConfigMap does not exist yet."""
     tell: Callable[[Manifest], None]
     process: Process | None = field(default=None, init=False)
     child: Child | None = field(default=None, init=False)
@@ -43,7 +43,7 @@ class PodRunner:
     _told: Manifest | None = field(default=None, init=False)
 
     async def run(self) -> None:
-        """Start, probe, restart, until stop() is called or the pod has done its work."""
+        """Start, probe and restart until stop() is called or the pod is finished."""
         delay_s = FIRST_DELAY_S
         while not self._stop.is_set():
             began = asyncio.get_running_loop().time()
@@ -59,7 +59,7 @@ class PodRunner:
                     await self._stop.wait()
                     break
                 self.restarts += 1
-                self._waiting("CrashLoopBackOff", f"exit code {code}, starts again in {delay_s} s")
+                self._waiting("CrashLoopBackOff", f"exit code {code}, restarts in {delay_s} s")
             if asyncio.get_running_loop().time() - began > CALM_AFTER_S:
                 delay_s = FIRST_DELAY_S
             with contextlib.suppress(TimeoutError):
@@ -68,23 +68,23 @@ class PodRunner:
 
     @property
     def process_plan(self) -> Process:
-        """The plan of the present or last start."""
+        """The process of the present or last start."""
         assert self.process is not None, "asked before the first start"  # noqa: S101 - our mistake
         return self.process
 
     def stop(self, *, now: bool = False, grace_s: float | None = None) -> None:
-        """Ask the process to end, and the pod with it; now skips the grace period."""
+        """Ask the process and its pod to end; now skips the grace period."""
         self._grace_s = grace_s
         self._stop.set()
         if now:
             self.hurry()
 
     def hurry(self) -> None:
-        """Cut the grace period of the stop that is going on or will come."""
+        """End the grace period of the present or a later stop."""
         self._hurry.set()
 
     async def _live(self) -> int:
-        """One life of the process; returns its exit code."""
+        """Run the process once; returns its exit code."""
         self._was_ready = False
         process = self.process = self.plan()
         _prepare(process, self.name, self.restarts)
@@ -113,7 +113,7 @@ class PodRunner:
             if not over.done():
                 self._say_why(probes)
                 given_s = process.grace_s if self._grace_s is None else self._grace_s
-                # One that does not answer, or never did, has nothing to end in order.
+                # A process that does not answer, or never did, has nothing to save.
                 is_sound = self._was_ready and not probes.done()
                 limit_s = given_s if is_sound else STARTING_GRACE_S
                 await self._end(child, over, min(given_s, limit_s))
@@ -131,18 +131,18 @@ class PodRunner:
             return
         error = probes.exception()
         if isinstance(error, probing.UnresponsiveError):
-            log.warning("%s is started again: %s", self.name, error)
+            log.warning("%s restarts: %s", self.name, error)
         elif error is not None:
             raise error
 
     async def _end(self, child: Child, over: "asyncio.Task[int]", grace_s: float) -> None:
-        """SIGTERM, then SIGKILL after the grace period or as soon as somebody is in a hurry."""
+        """Send SIGTERM, then SIGKILL after the grace period or after hurry()."""
         child.ask_to_end()
         hurry = asyncio.create_task(self._hurry.wait(), name=f"{self.name}-hurry")
         await asyncio.wait({over, hurry}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         if not over.done():
-            log.warning("%s did not end in time and is killed", self.name)
+            log.warning("%s did not end within its grace period and is killed", self.name)
             child.kill()
 
     def _running(self, *, is_ready: bool) -> None:
@@ -188,7 +188,7 @@ class PodRunner:
 
 
 def _prepare(process: Process, name: str, restarts: int) -> None:
-    """Folders and files, and a line in the log that tells the lives apart."""
+    """Create folders and files, and mark the start in the log."""
     for folder in (process.folder, *process.volumes, process.log.parent):
         folder.mkdir(parents=True, exist_ok=True)
     for path, text in process.files.items():

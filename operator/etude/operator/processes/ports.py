@@ -1,4 +1,4 @@
-"""Loopback ports for container ports, and addresses that use them."""
+"""Loopback ports of container ports, and addresses with them."""
 
 import errno
 import random
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 LOOPBACK = "127.0.0.1"
 
-# Below the range from which Linux takes ports for outgoing connections: a port that is free now
-# is still free when the role gets round to binding it.
+# Below the range from which Linux takes ports of outgoing connections: a port that is free now
+# is still free when the role binds it.
 FIRST, LAST = 15_000, 32_000
 
 _ADDRESS = re.compile(r"(?<![\w.-])([a-z0-9][-a-z0-9]*(?:\.[a-z0-9][-a-z0-9]*)*):(\d{2,5})(?!\d)")
@@ -19,7 +19,7 @@ _ORDINAL = re.compile(r"^(?P<workload>.+)-\d+$")
 
 @dataclass(slots=True)
 class PortBook:
-    """Gives every container port of every pod one loopback port, the first time it is named."""
+    """Assigns a loopback port to each container port of each pod at its first use."""
 
     _ports: dict[tuple[str, int], int] = field(default_factory=dict)
 
@@ -52,7 +52,7 @@ def _can_bind(port: int) -> bool:
 
 
 def pod_behind(host: str, *, is_service: Callable[[str], bool]) -> str | None:
-    """The pod that a cluster name means: pod.service, or a Service of one pod; else None."""
+    """The pod of a DNS name, pod.service or a Service of one pod; else None."""
     first, *rest = host.split(".")
     match = _ORDINAL.match(first)
     if match is not None and rest and rest[0] == match["workload"]:
@@ -61,7 +61,7 @@ def pod_behind(host: str, *, is_service: Callable[[str], bool]) -> str | None:
 
 
 def rewritten(text: str, resolve: Callable[[str, int], str | None]) -> str:
-    """The text with every address that resolves replaced by its loopback address."""
+    """The text with every resolvable address replaced by its loopback address."""
 
     def replace(match: re.Match[str]) -> str:
         return resolve(match[1], int(match[2])) or match[0]

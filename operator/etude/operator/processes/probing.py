@@ -1,4 +1,4 @@
-"""Asks a process over HTTP whether it is up, alive, ready."""
+"""HTTP probes of a process: startup, liveness, readiness."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from etude.operator.processes.plan import Probe, Process
 from etude.operator.processes.ports import LOOPBACK
 
 EAGER_PERIOD_S = 0.25
-"""A role that is starting is asked more often than a kubelet would: somebody is watching."""
+"""Probe interval while a role starts, shorter than a kubelet's: a user waits."""
 
 
 class UnresponsiveError(Exception):
@@ -15,7 +15,7 @@ class UnresponsiveError(Exception):
 
 
 async def passes(probe: Probe) -> bool:
-    """Whether one probe is answered with a success in time."""
+    """Send one probe; returns true if it succeeds in time."""
     try:
         async with asyncio.timeout(probe.timeout_s):
             reader, writer = await asyncio.open_connection(LOOPBACK, probe.port)
@@ -30,10 +30,10 @@ async def passes(probe: Probe) -> bool:
 
 
 async def watch(process: Process, tell_ready: Callable[[bool], None]) -> None:
-    """Probe until something is wrong or this is cancelled.
+    """Probe a process until cancelled.
 
     Raises:
-        UnresponsiveError: the process does not answer and should be started again.
+        UnresponsiveError: the process does not answer and should be restarted.
     """
     await _until_started(process.startup)
     try:

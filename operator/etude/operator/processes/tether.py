@@ -1,6 +1,6 @@
-"""Ties a command to its parent: it dies when the parent dies.
+"""Parent-death signal: runs a command that is killed when its parent ends.
 
-Run as a script with the bare interpreter: it must start fast and import nothing of ours.
+Runs as a script in a bare interpreter, for a fast start, and imports nothing of this package.
 """
 
 import ctypes
@@ -12,11 +12,11 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Tie this process to the parent named first, then run the rest of the command line."""
+    """Bind this process to the parent in the first argument, then run the other arguments."""
     parent, command = int(sys.argv[1]), sys.argv[2:]
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        # It died before we asked to be told.
+        # It ended before the prctl call.
         os._exit(137)
     try:
         os.execvp(command[0], command)  # noqa: S606 - the container's own command

@@ -1,1 +1,1 @@
-"""What controllers and brokers say, and how they are told what to do."""
+"""Reports of run controllers and pool brokers, and commands to them."""

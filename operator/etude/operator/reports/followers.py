@@ -1,4 +1,4 @@
-"""Follows the reports of every controller and broker whose pod is up."""
+"""Followers: report streams of every ready controller and broker."""
 
 import asyncio
 import logging
@@ -14,26 +14,26 @@ from etude.operator.reports.peers import PeerError, Peers
 log = logging.getLogger(__name__)
 
 PACE_S = 1.0
-"""Figures that only move are looked at this often; anything else at once."""
+"""Delay of a pass for reports that only change figures; all others trigger one immediately."""
 FIRST_DELAY_S = 0.2
 LONGEST_DELAY_S = 5.0
 MOST_HAPPENINGS = 1_000
-"""That wait to be registered: a controller that tells more is told to begin again after them."""
+"""Most unacknowledged reports of a controller; its stream is restarted after more."""
 
 News = Callable[[Ref, float], None]
-"""Told which object to look at, and within how many seconds."""
+"""Receives the object to reconcile, and a delay in seconds."""
 
 
 class Peer(NamedTuple):
-    """Who speaks for an object."""
+    """The source of reports about an object."""
 
     uid: str
     place: int = 0
-    """Among the brokers of a pool."""
+    """Ordinal of a pool's broker."""
 
 
 class Following(NamedTuple):
-    """Who is listened to, and the task that does it."""
+    """A followed pod and the task that reads its stream."""
 
     pod_uid: str
     task: asyncio.Task[None]
@@ -41,7 +41,7 @@ class Following(NamedTuple):
 
 @dataclass(slots=True)
 class Followers:
-    """One task per peer; use it as part of a running task group."""
+    """One task per controller or broker, in a running task group."""
 
     cluster: Cluster
     book: ReportBook
@@ -51,7 +51,7 @@ class Followers:
     _following: dict[Peer, Following] = field(default_factory=dict)
 
     def follow(self, key: Ref, peer: Peer, target: str, *, pod_uid: str) -> None:
-        """Listen to a peer from now on; another pod under the same name is another peer."""
+        """Follow a peer; a new pod of the same name restarts its stream."""
         known = self._following.get(peer)
         if known is not None and known.pod_uid != pod_uid:
             self.leave(peer)
@@ -63,7 +63,7 @@ class Followers:
                 self.book.began(peer.uid)
 
     def leave(self, peer: Peer) -> None:
-        """Stop listening: the peer's pod is not there."""
+        """Stop following a peer whose pod is not ready."""
         known = self._following.pop(peer, None)
         if known is not None:
             known.task.cancel()
@@ -73,17 +73,17 @@ class Followers:
                 self.book.pools[peer.uid].said.pop(peer.place, None)
 
     def leave_object(self, uid: str) -> None:
-        """Stop listening to every peer of a run or pool."""
+        """Stop following every peer of a run or pool."""
         for peer in [peer for peer in self._following if peer.uid == uid]:
             self.leave(peer)
 
     def leave_all(self) -> None:
-        """Stop listening to anybody."""
+        """Stop following all peers."""
         for peer in list(self._following):
             self.leave(peer)
 
     async def _follow(self, key: Ref, peer: Peer, target: str) -> None:
-        """Listen until cancelled; what breaks off is listened to anew."""
+        """Read the stream until cancelled; a broken one is reopened with backoff."""
         hear = self._hear_run if key.kind == "RLRun" else self._hear_pool
         delay_s = FIRST_DELAY_S
         while True:
@@ -94,14 +94,14 @@ class Followers:
                 log.info("%s/%s: %s", key.namespace, key.name, error)
                 delay_s = FIRST_DELAY_S if self._break(key, peer) else delay_s
             except Exception:
-                # One peer that we do not understand must not end the operator.
+                # A bug with one peer must not end the operator.
                 log.exception("%s/%s cannot be followed", key.namespace, key.name)
                 self._break(key, peer)
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
     def _break(self, key: Ref, peer: Peer) -> bool:
-        """A stream has ended; whether it was a run's, and open."""
+        """Record the end of a stream; returns true if it was open and a run's."""
         if key.kind != "RLRun" or not self.book.run(peer.uid).is_connected:
             return False
         self.book.disconnected(peer.uid)
@@ -116,7 +116,9 @@ class Followers:
             if response.run_uid != uid:
                 raise PeerError(f"{address} serves run {response.run_uid}, not {uid}")
             if len(self.book.run(uid).happenings) >= MOST_HAPPENINGS:
-                raise PeerError(f"{address} tells more than can be written down")
+                raise PeerError(
+                    f"{address} has sent {MOST_HAPPENINGS} reports that are not acknowledged yet"
+                )
             was_connected = self.book.run(uid).is_connected
             if not was_connected:
                 self.book.connected(uid)

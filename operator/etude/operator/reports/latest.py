@@ -1,4 +1,4 @@
-"""What every controller or broker has said."""
+"""Report store: the newest reports of every controller and broker."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -9,84 +9,84 @@ from etude.operator.reports.plausible import plausible, plausible_record
 from etude.v1 import environments_pb2, run_pb2
 
 RESUMED = "Resumed"
-"""Event of a controller that has told of all that it found in the store."""
+"""Event of a controller that has reported everything that it found in the object store."""
 
 
 class Position(NamedTuple):
-    """A place in a controller's stream of reports."""
+    """A position in a controller's stream of reports."""
 
     epoch: int = 0
     sequence: int = 0
 
 
 class Happening(NamedTuple):
-    """A checkpoint or an event, told once and replayed until it is dealt with."""
+    """A checkpoint or an event of a controller, replayed until it is acknowledged."""
 
     position: Position
     checkpoint: run_pb2.CheckpointRecord | None
     event: run_pb2.RunEvent | None
     may_be_old: bool
-    """Whether the checkpoint may have been found in the store; else it is newly saved."""
+    """Whether the checkpoint may be an old one from the object store; else it is newly saved."""
 
 
 @dataclass(slots=True)
 class RunReport:
-    """What one run's controller has said."""
+    """Reports of one run's controller."""
 
     is_connected: bool = False
     silent_since_s: float | None = None
-    """Since when no stream is open; None while one is."""
+    """Time since which no stream is open; None while one is."""
     status: run_pb2.RunStatus | None = None
-    """Newest status, also of a controller that is gone."""
+    """Newest status, also of a controller that has ended."""
     epoch: int = 0
-    """Epoch of the controller that was heard last; each store counts its own."""
+    """Epoch of the last message; each object store counts its own."""
     status_epoch: int = 0
-    """Epoch of the controller that said the status."""
+    """Epoch of the controller that reported the status."""
     resumed_epoch: int = 0
-    """Epoch of the controller that said last that it resumed."""
+    """Epoch of the last controller that reported its resume."""
     progressed_s: float = 0.0
-    """Monotonic time at which it last said something new."""
+    """Monotonic time of the last progress."""
     silent_work_s: float | None = None
-    """The same before its stream broke, until its words tell whether it worked meanwhile."""
+    """The same before the stream broke, until a status shows whether there was progress since."""
     happenings: list[Happening] = field(default_factory=list)
-    """Not dealt with yet, oldest first."""
+    """Unacknowledged reports, oldest first."""
     done: Position = field(default_factory=Position)
-    """Everything up to here has been dealt with."""
+    """Position of the last acknowledged report."""
 
     @property
     def is_current(self) -> bool:
-        """Whether the controller that is connected has said the status itself."""
+        """Return true if the connected controller itself reported the status."""
         return self.is_connected and self.status is not None and self.status_epoch == self.epoch
 
 
 class Words(NamedTuple):
-    """What one broker said last."""
+    """The last report of one broker."""
 
     said: environments_pb2.WatchPoolResponse
     heard_s: float
-    """On our monotonic clock."""
+    """Monotonic time of its arrival."""
 
     def at_s(self, unix_ms: int) -> float:
-        """A moment that it named, on our monotonic clock, however its own clock is set."""
+        """A time of the broker on the local monotonic clock, independent of clock skew."""
         return self.heard_s + (unix_ms - self.said.told_unix_ms) / 1000
 
 
 @dataclass(slots=True)
 class PoolReport:
-    """What one pool's brokers have said."""
+    """Reports of one pool's brokers."""
 
     said: dict[int, Words] = field(default_factory=dict)
-    """The newest words of each, by its place among them."""
+    """The newest report of each broker, by its ordinal."""
 
     @property
     def newest(self) -> environments_pb2.WatchPoolResponse | None:
-        """All of it as one report."""
+        """All brokers' reports combined into one."""
         return pool_figures.combined([self.said[place].said for place in sorted(self.said)])
 
 
 @dataclass(slots=True)
 class ReportBook:
-    """Reports by uid."""
+    """Reports by uid of their run or pool."""
 
     clock: Clock
     runs: dict[str, RunReport] = field(default_factory=dict)
@@ -104,11 +104,11 @@ class ReportBook:
         return self.pools.setdefault(uid, PoolReport())
 
     def hear(self, uid: str, place: int, said: environments_pb2.WatchPoolResponse) -> None:
-        """Note what one of a pool's brokers says."""
+        """Store a report of one of a pool's brokers."""
         self.pool(uid).said[place] = Words(said, self.clock.monotonic_s())
 
     def take(self, uid: str, response: run_pb2.WatchRunResponse) -> bool:
-        """Note one message of a controller; True when it should be acted on at once."""
+        """Store a message of a controller; returns True if it needs an immediate pass."""
         report = self.run(uid)
         position = Position(max(0, response.epoch), max(0, response.sequence))
         report.epoch = position.epoch
@@ -128,7 +128,7 @@ class ReportBook:
         return True
 
     def connected(self, uid: str) -> None:
-        """The stream is open; what was done while it was not is heard next."""
+        """Record an opened stream; the next status shows the progress made without one."""
         report = self.run(uid)
         report.is_connected = True
         report.silent_since_s = None
@@ -136,31 +136,31 @@ class ReportBook:
         report.progressed_s = self.clock.monotonic_s()
 
     def began(self, uid: str) -> None:
-        """Another controller is up: what was done last was another's doing."""
+        """Record a new controller, with its progress counted from now."""
         self.run(uid).progressed_s = self.clock.monotonic_s()
 
     def disconnected(self, uid: str) -> None:
-        """The stream broke or could not be opened."""
+        """Record a stream that broke or could not be opened."""
         report = self.run(uid)
         if report.is_connected:
             report.silent_since_s = self.clock.monotonic_s()
         report.is_connected = False
 
     def ended(self, uid: str) -> None:
-        """The controller and its pod are gone; the next may count anew, in another store."""
+        """Record a deleted controller pod; the next may count from zero, in another store."""
         report = self.run(uid)
         report.status_epoch = report.resumed_epoch = 0
         if not report.happenings:
             report.done = Position()
 
     def dealt_with(self, uid: str, position: Position) -> None:
-        """Everything up to this position is registered or recorded."""
+        """Acknowledge all reports up to a position."""
         report = self.run(uid)
         report.done = max(report.done, position)
         report.happenings = [h for h in report.happenings if h.position > report.done]
 
     def forget(self, uid: str) -> None:
-        """The object is gone."""
+        """Drop the reports of a deleted object."""
         self.runs.pop(uid, None)
         self.pools.pop(uid, None)
 
@@ -178,11 +178,11 @@ class ReportBook:
 
 
 def _stage(status: run_pb2.RunStatus) -> tuple[object, ...]:
-    """What changes rarely, and matters at once when it does."""
+    """Fields that change rarely and need an immediate pass."""
     return (status.state, status.phase, status.reason, status.observed_generation)
 
 
 def _work(status: run_pb2.RunStatus) -> tuple[object, ...]:
-    """What moves while a run makes progress."""
+    """Fields that change while a run makes progress."""
     counts = status.rollouts
     return (status.step, status.policy_version, counts.completed, counts.masked, counts.dropped)

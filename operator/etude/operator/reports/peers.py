@@ -1,4 +1,4 @@
-"""How the operator talks to controllers and brokers: it dials, they report, it orders."""
+"""RPC clients of run controllers and pool brokers."""
 
 import asyncio
 import contextlib
@@ -18,40 +18,43 @@ from etude.v1 import environments_pb2, environments_pb2_grpc, run_pb2, run_pb2_g
 T = TypeVar("T")
 
 STREAM_LIMIT_S = 600.0
-"""A stream is opened anew after this, so that none is ever forgotten half-open."""
+"""A stream is reopened after this, so that none stays half-open."""
 
 HOLD_S = 15
-"""So long a broker keeps a node free that shall go, unless it is named again, which it is every
-two seconds: what an operator leaves behind is of use again soon."""
+"""Time for which a broker keeps a draining host free. Requests repeat every two seconds; without an
+operator the host is soon used again."""
 DRAIN_DEADLINE_S = 3.0
-"""A pass over a pool waits for this."""
+"""Longest wait of a pass over a pool."""
 
 
 class PeerError(UnavailableError):
-    """A controller or broker did not answer as it should."""
+    """A controller or broker did not answer, or not as expected."""
 
     reason = "ControllerUnreachable"
 
 
 class Peers(Protocol):
-    """Streams end with PeerError when the peer goes, and quietly when it is time to reopen."""
+    """Client of controllers and brokers.
+
+    Streams end with PeerError if the peer ends, and without an error when they are to be reopened.
+    """
 
     def watch_run(
         self, target: str, after: Position
     ) -> AsyncIterator[run_pb2.WatchRunResponse]: ...
     def watch_pool(self, target: str) -> AsyncIterator[environments_pb2.WatchPoolResponse]: ...
     async def order(self, target: str, request: run_pb2.CommandRequest) -> None:
-        """Hand an order over.
+        """Send a command.
 
         Raises:
-            PeerError: it was not taken.
+            PeerError: it was not accepted.
         """
         ...
 
     async def drain(self, target: str, nodes: Sequence[str]) -> frozenset[str]:
-        """Have a broker give these nodes nothing more; returns those that hold nothing of its.
+        """Stop a broker's placements on these hosts; returns those that are empty of its leases.
 
-        Nodes that were named before and are not named now get environments again.
+        Hosts that were named before and are not named now get environments again.
 
         Raises:
             PeerError: it did not answer, or cannot know.
@@ -61,7 +64,7 @@ class Peers(Protocol):
 
 @dataclass(slots=True)
 class GrpcPeers(Peers):
-    """The real ones."""
+    """Client over gRPC."""
 
     @override
     async def watch_run(
@@ -106,10 +109,10 @@ class GrpcPeers(Peers):
 
 @contextlib.asynccontextmanager
 async def _reached(target: str) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel for as long as the block runs.
+    """Open a channel for the duration of the block.
 
     Raises:
-        PeerError: this one must not be spoken to; of the others that says nothing.
+        PeerError: TLS settings forbid this target; other targets are not affected.
     """
     try:
         channel = dial(target)
@@ -130,19 +133,19 @@ async def _until_reopened(stream: AsyncIterable[T]) -> AsyncIterator[T]:
 
 @dataclass(slots=True)
 class Said(Generic[T]):
-    """What a peer has said so far; whoever listens later hears all of it."""
+    """Messages of a peer so far, replayed to later listeners."""
 
     messages: list[T] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def say(self, message: T) -> None:
-        """Say one more thing."""
+        """Append a message."""
         self.messages.append(message)
         self._news.set()
         self._news = asyncio.Event()
 
     async def listen(self) -> AsyncIterator[T]:
-        """Everything from the start, then whatever comes."""
+        """Yield all messages from the start, then new ones."""
         heard = 0
         while True:
             while heard < len(self.messages):
@@ -153,7 +156,7 @@ class Said(Generic[T]):
 
 @dataclass(slots=True)
 class MemoryPeers(Peers):
-    """Controllers and brokers that say what a test puts in their mouths."""
+    """Client of scripted controllers and brokers, for tests."""
 
     runs: defaultdict[str, Said[run_pb2.WatchRunResponse]] = field(
         default_factory=lambda: defaultdict(Said)
@@ -163,9 +166,9 @@ class MemoryPeers(Peers):
     )
     orders: list[run_pb2.CommandRequest] = field(default_factory=list)
     drained: dict[str, frozenset[str]] = field(default_factory=dict)
-    """By broker, the nodes that were named last."""
+    """Hosts of the last request, by broker."""
     holding: set[str] = field(default_factory=set)
-    """Nodes that are not empty."""
+    """Hosts that are not empty."""
     deaf: set[str] = field(default_factory=set)
     """Brokers that do not answer."""
 

@@ -1,4 +1,4 @@
-"""A controller's words, cut to what can be: they come from an image of the user's own choice."""
+"""Sanitizing of a controller's reports, which come from an image of the user's choice."""
 
 import math
 from itertools import islice
@@ -10,26 +10,25 @@ from etude.operator.decimals import value_of
 from etude.v1 import run_pb2
 
 LARGEST = 2**53 - 1
-"""What every reader of JSON keeps whole."""
+"""Largest integer that every JSON reader keeps exact."""
 LAST_MS = 253_402_300_799_000
-"""The end of the year 9999, after which there are no dates."""
+"""The end of the year 9999, the last date."""
 
 FIGURES = {"reward_mean", "reward_ewma", "tokens_per_second", "eval_success", "loss", "mismatch"}
-"""Only shown, and left out where they are no numbers; every other double is an amount."""
+"""Doubles that are only shown, and omitted if not finite; every other double is an amount."""
 LONGEST = {"phase": 63, "reason": 64, "message": 1024}
 LONGEST_FIGURE, MOST_FIGURES = 64, 32
-"""As the schema of Checkpoints has it; of a name, so that it is no page."""
+"""Limits of the schema of Checkpoints."""
 GATES = {"Pending", "Met", "NotMet"}
-"""What a phase that has a gate says of it; one that has none says nothing."""
+"""States of a phase's gate; a phase without a gate has none."""
 
 _INTEGERS = {FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64}
 
 
 def plausible(said: run_pb2.RunStatus) -> run_pb2.RunStatus:
-    """The status with impossible amounts as zero, and with texts that a status has room for.
+    """The status with impossible amounts as zero and with texts cut to length.
 
-    One that could not be written down would keep the run from everything: its suspension, its
-    deadlines, its budget.
+    A status that the API server rejects would block the run's suspension, deadlines and budget.
     """
     found = run_pb2.RunStatus()
     found.CopyFrom(said)
@@ -41,10 +40,9 @@ def plausible(said: run_pb2.RunStatus) -> run_pb2.RunStatus:
 
 
 def plausible_record(said: run_pb2.CheckpointRecord) -> run_pb2.CheckpointRecord:
-    """The record with impossible amounts as zero, and of its figures those that are some.
+    """The record with impossible amounts as zero and without invalid metrics.
 
-    What an object has no room for would be refused again and again, and all that was told after
-    it would wait.
+    A record that the API server rejects would block all later reports.
     """
     found = run_pb2.CheckpointRecord()
     found.CopyFrom(said)

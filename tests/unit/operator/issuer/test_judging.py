@@ -44,15 +44,15 @@ def test_a_token_is_reviewed_for_the_one_identity_that_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("status", "why"),
     [
-        ({}, "not one of this cluster's"),
-        ({"authenticated": False, "error": "expired"}, "not one of this cluster's"),
-        ({**reviewed(), "audiences": []}, "for something else"),
-        (reviewed(uri=URI.replace("trainer", "rewards")), "for something else"),
-        (reviewed("system:serviceaccount:other:default"), "nobody in lab"),
-        (reviewed("system:serviceaccount:lab2:default"), "nobody in lab"),
+        ({}, "not valid in this cluster"),
+        ({"authenticated": False, "error": "expired"}, "not valid in this cluster"),
+        ({**reviewed(), "audiences": []}, "another audience"),
+        (reviewed(uri=URI.replace("trainer", "rewards")), "another audience"),
+        (reviewed("system:serviceaccount:other:default"), "no identity in lab"),
+        (reviewed("system:serviceaccount:lab2:default"), "no identity in lab"),
         (reviewed("kubernetes-admin"), "not a ServiceAccount's"),
         (reviewed("system:node:lab"), "not a ServiceAccount's"),
-        (unbound(), "bound to no pod"),
+        (unbound(), "not bound to a pod"),
     ],
 )
 def test_everybody_else_is_refused(status: dict[str, Any], why: str) -> None:
@@ -83,4 +83,4 @@ def test_the_operator_is_one_account_and_no_other(account: str, uri: str, is_giv
 @pytest.mark.parametrize("path", ["", "/role/issuer", "/run/r/role/janitor"])
 def test_nobody_is_a_whole_namespace_or_has_a_role_that_there_is_not(path: str) -> None:
     uri = f"spiffe://etude.dev/ns/lab{path}"
-    assert judged(reviewed(uri=uri), uri) == "nobody has that role"
+    assert judged(reviewed(uri=uri), uri) == f"no pod has the role {Identity.parse(uri).role!r}"
